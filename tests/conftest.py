@@ -1,0 +1,21 @@
+"""Options and plugins of the test suite."""
+
+from __future__ import annotations
+
+import pytest
+
+from gdq.embedded import MAJORS
+
+pytest_plugins = ["tests.fix_server"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--pg",
+        type=int,
+        choices=MAJORS,
+        default=max(MAJORS),
+        metavar="MAJOR",
+        help=f"PostgreSQL to test with: {MAJORS[0]} to {MAJORS[-1]} (default %(default)s);"
+        " GDQ_TEST_BIN=FOLDER names the programs of another one",
+    )
