@@ -1,0 +1,104 @@
+"""Errors of gdq, all below one base class.
+
+    GdqError
+     +-- InstallError          the schema cannot be installed here
+     +-- NotInstalled          schema gdq is missing in this database
+     +-- UnsupportedValue      a column or value has no faithful Arrow or Spark form
+     +-- HandlerError          a consumer's handler cannot be loaded
+     +-- ServerError           raised by gdq's SQL functions with an SQLSTATE of its own
+          +-- StaleBatch       GDQ01
+          +-- TruncatedPosition  GDQ02
+          +-- ResyncRequired   GDQ03
+          +-- WrongIsolation   GDQ04
+
+Other errors of the server pass through as psycopg.Error. The message of a class defaults to its docstring.
+"""
+
+# ruff: noqa: N818 (as in psycopg, an error's name says what happened: StaleBatch)
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import ClassVar
+
+import psycopg
+
+
+class GdqError(Exception):
+    """gdq failed."""
+
+    def __init__(self, message: str | None = None, *, detail: str | None = None, hint: str | None = None) -> None:
+        super().__init__(message or type(self).__doc__)
+        self.detail = detail
+        self.hint = hint
+
+
+class InstallError(GdqError):
+    """gdq cannot be installed here."""
+
+
+class NotInstalled(GdqError):
+    """Schema gdq is missing in this database."""
+
+
+class UnsupportedValue(GdqError):
+    """A column or value has no faithful form in Arrow or Spark."""
+
+
+class HandlerError(GdqError):
+    """The handler cannot be loaded."""
+
+
+class ServerError(GdqError):
+    """A function of gdq refused."""
+
+    sqlstate: ClassVar[str] = ""
+
+
+class StaleBatch(ServerError):
+    """The batch is not open any more under this token: another session took it over or its rows are gone."""
+
+    sqlstate = "GDQ01"
+
+
+class TruncatedPosition(ServerError):
+    """The position is below the truncation horizon: rows after it are gone."""
+
+    sqlstate = "GDQ02"
+
+
+class ResyncRequired(ServerError):
+    """Capture had a gap: changes are missing and the consumer must read its tables afresh."""
+
+    sqlstate = "GDQ03"
+
+
+class WrongIsolation(ServerError):
+    """Ticks and positions need a READ COMMITTED transaction that has not written yet."""
+
+    sqlstate = "GDQ04"
+
+
+_BY_SQLSTATE = {error.sqlstate: error for error in (StaleBatch, TruncatedPosition, ResyncRequired, WrongIsolation)}
+
+
+def from_server(error: psycopg.Error) -> GdqError | None:
+    """The error of gdq that a server error's SQLSTATE stands for, None when it is not one of gdq's own."""
+    kind = _BY_SQLSTATE.get(error.sqlstate or "")
+    if kind is None:
+        return None
+    diag = error.diag
+    return kind(diag.message_primary, detail=diag.message_detail, hint=diag.message_hint)
+
+
+@contextlib.contextmanager
+def mapped() -> Iterator[None]:
+    """Turn server errors with an SQLSTATE of gdq's into the classes above; let all others pass."""
+    try:
+        yield
+    except psycopg.Error as error:
+        own = from_server(error)
+        if own is None:
+            raise
+        raise own from error

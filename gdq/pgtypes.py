@@ -1,0 +1,200 @@
+"""What a PostgreSQL column becomes in JSON, Python, Arrow and Spark, and the SQL that reads it so.
+
+Pure data and functions: needs neither a connection nor pyarrow. docs/types.md is printed from TYPES.
+
+Every Arrow type here has exactly one Spark type, so what is read into Arrow goes into Spark unchanged. A number or a
+time that one of the two cannot hold is refused, or read as PostgreSQL's text where the caller says so
+(unsupported="text"); it never becomes another value.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from gdq.errors import UnsupportedValue
+
+Unsupported = Literal["error", "text"]
+
+# A session that reads values as text sets these first: the same text then comes out whatever the role or database
+# has as its defaults, and equals the text in events.
+READ_SETTINGS = {
+    "bytea_output": "hex",
+    "datestyle": "ISO, YMD",
+    "extra_float_digits": "1",
+    "intervalstyle": "postgres",
+    "lc_monetary": "C",
+    "search_path": "pg_catalog",
+    "timezone": "UTC",
+    "xmlbinary": "base64",
+}
+
+DECIMAL_DIGITS_MAX = 38
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnType:
+    """How one column is read: its Arrow type (as pyarrow prints it), its Spark type (DDL) and the reading expression.
+
+    `read_sql` is a format string with the place {c} for the quoted column. Arrow gets the value of that expression
+    cast to `arrow`: decimals are read as text and cast, since no driver reads numeric as a decimal.
+    """
+
+    arrow: str
+    spark: str
+    read_sql: str
+    note: str = ""
+
+    def sql(self, column: str) -> str:
+        """The expression that reads `column`, a quoted identifier."""
+        return self.read_sql.format(c=column)
+
+
+@dataclass(frozen=True, slots=True)
+class TypeRow:
+    """One line of the table in docs/types.md. `by_option`: read as text only with unsupported="text"."""
+
+    postgres: str
+    json: str
+    python: str
+    column: ColumnType
+    by_option: bool = False
+
+
+_TEXT = "({c})::text"
+AS_TEXT = ColumnType("string", "string", _TEXT)
+
+_TIMESTAMP_NOTE = "infinity and what comes after 294246-12-31 is an error"
+
+TYPES = (
+    TypeRow("boolean", "true, false", "bool", ColumnType("bool", "boolean", "{c}")),
+    TypeRow("smallint", "number", "int", ColumnType("int16", "smallint", "{c}")),
+    TypeRow("integer", "number", "int", ColumnType("int32", "int", "{c}")),
+    TypeRow("bigint", "text", "str", ColumnType("int64", "bigint", "{c}")),
+    TypeRow("oid", "text", "str", ColumnType("int64", "bigint", "({c})::bigint")),
+    TypeRow(
+        "real",
+        "number; NaN, Infinity, -Infinity, -0 as text",
+        "float or str",
+        ColumnType("float", "float", "{c}"),
+    ),
+    TypeRow(
+        "double precision",
+        "number; NaN, Infinity, -Infinity, -0 as text",
+        "float or str",
+        ColumnType("double", "double", "{c}"),
+    ),
+    TypeRow(
+        "numeric(p,s)",
+        "text",
+        "str",
+        ColumnType("decimal128(p, s)", "decimal(p,s)", _TEXT, "up to 38 digits; NaN is an error"),
+    ),
+    TypeRow(
+        "numeric",
+        "text",
+        "str",
+        ColumnType("string", "string", _TEXT, "also numeric(p,s) above 38 digits"),
+        by_option=True,
+    ),
+    TypeRow("money", "text", "str", ColumnType("string", "string", _TEXT, "as with lc_monetary C"), by_option=True),
+    TypeRow("text", "text", "str", ColumnType("string", "string", "{c}")),
+    TypeRow("character varying", "text", "str", ColumnType("string", "string", "{c}")),
+    # A cast to text would cut the blanks that pad it.
+    TypeRow("character", "text", "str", ColumnType("string", "string", "{c}", "with its padding")),
+    TypeRow('"char"', "text", "str", AS_TEXT),
+    TypeRow("name", "text", "str", AS_TEXT),
+    TypeRow("bytea", "text, hex", "str", ColumnType("binary", "binary", "{c}")),
+    TypeRow("uuid", "text", "str", AS_TEXT),
+    TypeRow("date", "text, ISO", "str", ColumnType("date32[day]", "date", "{c}", "infinity is an error")),
+    TypeRow(
+        "timestamp without time zone",
+        "text, ISO",
+        "str",
+        ColumnType("timestamp[us]", "timestamp_ntz", "{c}", _TIMESTAMP_NOTE),
+    ),
+    TypeRow(
+        "timestamp with time zone",
+        "text, ISO, UTC",
+        "str",
+        ColumnType("timestamp[us, tz=UTC]", "timestamp", "{c}", _TIMESTAMP_NOTE),
+    ),
+    TypeRow("time without time zone", "text", "str", ColumnType("string", "string", _TEXT), by_option=True),
+    TypeRow("time with time zone", "text", "str", ColumnType("string", "string", _TEXT), by_option=True),
+    TypeRow("interval", "text", "str", ColumnType("string", "string", _TEXT), by_option=True),
+    TypeRow("json", "text", "str", AS_TEXT),
+    TypeRow("jsonb", "text", "str", AS_TEXT),
+    # The cast of inet to text adds a /32 that its output does not have.
+    TypeRow("inet", "text", "str", ColumnType("string", "string", "pg_catalog.textin(pg_catalog.inet_out({c}))")),
+    TypeRow("any other type of PostgreSQL, any array", "text", "str", AS_TEXT),
+    TypeRow(
+        "enum, composite, extension type, user range",
+        "text",
+        "str",
+        ColumnType("string", "string", "{c}", "logged as text"),
+    ),
+)
+
+_ROWS = {row.postgres: row for row in TYPES}
+_ALIASES = {"bpchar": "character"}
+LOGGED_AS_TEXT = _ROWS["enum, composite, extension type, user range"].column
+
+_TYPMOD = re.compile(r"\((-?\d+)(?:,(-?\d+))?\)")
+
+
+def base_name(pg_type: str) -> str:
+    """A type's name as format_type() gives it, without its typmod: `timestamp(3) with time zone` loses the `(3)`."""
+    name = _TYPMOD.sub("", pg_type)
+    return _ALIASES.get(name, name)
+
+
+def column_type(
+    pg_type: str,
+    as_text: bool = False,
+    *,
+    log_type: str | None = None,
+    column: str = "",
+    unsupported: Unsupported = "error",
+) -> ColumnType:
+    """How to read a column of type `pg_type` (format_type() with typmod, search_path pg_catalog).
+
+    `as_text`: the log holds the column as text already (a user type). `log_type`: the type in the log, for a domain,
+    whose own name says nothing. `column` is named in the error. UnsupportedValue when Arrow or Spark has no type that
+    holds every value, unless `unsupported` is "text".
+    """
+    if as_text:
+        return LOGGED_AS_TEXT
+    if log_type is not None and base_name(pg_type) != base_name(log_type):
+        pg_type = log_type
+    name = base_name(pg_type)
+    if name.endswith("[]"):
+        return AS_TEXT
+    if name == "numeric" and (decimal := _decimal(pg_type)) is not None:
+        return decimal
+    row = _ROWS.get(name)
+    if row is None:
+        return AS_TEXT
+    if row.by_option and unsupported == "error":
+        raise UnsupportedValue(
+            f'column "{column}" has type {pg_type}, which Arrow and Spark have no type for',
+            hint='Read it as text: unsupported="text".',
+        )
+    return row.column
+
+
+def _decimal(pg_type: str) -> ColumnType | None:
+    """The decimal that holds every finite value of numeric(p,s); None without a typmod or when 38 digits are few.
+
+    PostgreSQL's scale may be negative (p digits followed by -s zeros) or above the precision; Spark's may not.
+    """
+    typmod = _TYPMOD.search(pg_type)
+    if typmod is None:
+        return None
+    precision, scale = int(typmod[1]), int(typmod[2] or 0)
+    digits = max(precision, scale) if scale >= 0 else precision - scale
+    if digits > DECIMAL_DIGITS_MAX:
+        return None
+    note = _ROWS["numeric(p,s)"].column.note
+    scale = max(scale, 0)
+    return ColumnType(f"decimal128({digits}, {scale})", f"decimal({digits},{scale})", _TEXT, note)
