@@ -93,6 +93,8 @@ class Server:
         self.settings |= settings or {}
         self.port = 0
         self.folder = self._make_folder(name or secrets.token_hex(4))
+        if self.account.run(self.binaries.program("pg_ctl"), "status", "-D", self.data, check=False).returncode == 0:
+            raise EmbeddedError(f"the server {self.folder.name} is running already: stop it first, or use another name")
         self.socket_folder = self._socket_folder()
         self.password = self._initialise()
         self._watcher: subprocess.Popen[str] | None = None
@@ -115,7 +117,7 @@ class Server:
     def start(self) -> Self:
         """Start the server and wait until it takes connections; it keeps its port from an earlier start.
 
-        EmbeddedError with the last line of the log when it does not start.
+        EmbeddedError with the last messages of the log when it does not start.
         """
         if self.running:
             return self
@@ -127,9 +129,10 @@ class Server:
                 self._pg_ctl("start", f"--log={self.log}", f"--timeout={_START_SECONDS}")
             except EmbeddedError as error:
                 self._unwatch()
-                if not self.port and "Address already in use" in self._log_tail(20):
+                complaint = self._complaint()
+                if not self.port and "TCP/IP" in complaint:
                     continue  # somebody took the port meanwhile
-                raise EmbeddedError(f"PostgreSQL {self.binaries.major} did not start: {self._log_tail(1)}") from error
+                raise EmbeddedError(f"PostgreSQL {self.binaries.major} did not start: {complaint}") from error
             self.port = port
             atexit.register(self.stop)
             return self
@@ -258,9 +261,11 @@ class Server:
             self._watcher.communicate("done\n")
             self._watcher = None
 
-    def _log_tail(self, lines: int) -> str:
+    def _complaint(self) -> str:
+        """The last two messages of the log in one line: the last alone may only say that something was wrong."""
         text = self.log.read_text(errors="replace") if self.log.exists() else ""
-        return "\n".join(text.splitlines()[-lines:]) or f"nothing in {self.log}"
+        messages = re.findall(r"\b(?:LOG|WARNING|ERROR|FATAL|PANIC): +(.+)", text)
+        return "; ".join(messages[-2:]) or f"nothing in {self.log}"
 
 
 def _free_port() -> int:

