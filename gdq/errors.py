@@ -2,7 +2,6 @@
 
     GdqError
      +-- InstallError          the schema cannot be installed here
-     +-- NotInstalled          schema gdq is missing in this database
      +-- UnsupportedValue      a column or value has no faithful Arrow or Spark form
      +-- HandlerError          a consumer's handler cannot be loaded
      +-- ServerError           raised by gdq's SQL functions with an SQLSTATE of its own
@@ -36,10 +35,6 @@ class GdqError(Exception):
 
 class InstallError(GdqError):
     """gdq cannot be installed here."""
-
-
-class NotInstalled(GdqError):
-    """Schema gdq is missing in this database."""
 
 
 class UnsupportedValue(GdqError):

@@ -1,0 +1,47 @@
+"""Which database: libpq decides, gdq only says in which order its hints count."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+_DRIVER = re.compile(r"^(postgres(?:ql)?)\+\w+://")
+
+
+def resolve(dsn: str | None = None, environ: Mapping[str, str] = os.environ) -> str:
+    """The connection string to use: `dsn`, else GDQ_DSN, else DATABASE_URL, else "" (libpq's PG* and service file).
+
+    An empty value counts as not given. Takes libpq's key=value form and URIs; SQLAlchemy's postgresql+psycopg:// is
+    read as postgresql://. psycopg.ProgrammingError when libpq cannot parse it.
+    """
+    chosen = dsn or environ.get("GDQ_DSN") or environ.get("DATABASE_URL") or ""
+    chosen = _DRIVER.sub(r"\1://", chosen)
+    conninfo_to_dict(chosen)
+    return chosen
+
+
+def connect(
+    dsn: str | None = None, *, application_name: str = "gdq", autocommit: bool = False, **parameters: Any
+) -> psycopg.Connection[Any]:
+    """Connect to the database that resolve() names; transactions are READ COMMITTED, as gdq's functions demand.
+
+    `application_name` counts unless the connection string or PGAPPNAME has one. `parameters` are libpq's.
+    """
+    conninfo = make_conninfo(resolve(dsn), fallback_application_name=application_name)
+    connection = psycopg.connect(conninfo, autocommit=autocommit, **parameters)
+    connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+    return connection
+
+
+def conninfo_of(connection: psycopg.Connection[Any]) -> str:
+    """The connection string of a live connection, with its password: for a second connection to the same database."""
+    info = connection.info
+    parameters: dict[str, Any] = info.get_parameters()
+    if info.password:
+        parameters["password"] = info.password
+    return make_conninfo(**parameters)

@@ -1,0 +1,285 @@
+"""Install, upgrade and remove gdq's schemas: Alembic revisions for tables, repeatable files for functions.
+
+One transaction holds everything. The same statements are run online by install() and printed by script().
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import psycopg
+
+from gdq.conninfo import connect
+from gdq.errors import InstallError
+
+if TYPE_CHECKING:
+    from alembic.config import Config
+
+_FOLDER = Path(__file__).parent
+
+# perform, so that psql prints nothing.
+_LOCK = """do $lock$
+begin
+  perform pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('gdq schema', 0));
+end
+$lock$"""
+
+# create or replace runs in name order, so a body may name a function that comes later. What a revision tells the
+# installer is a NOTICE and comes through; the server's own remarks about the replaced functions do not.
+_SETTINGS = """set local search_path = pg_catalog, pg_temp;
+set local check_function_bodies = off"""
+_QUIET = "set local client_min_messages = warning"
+
+_OWNERS = """
+  select n.nspname, pg_catalog.pg_get_userbyid(n.nspowner) into other
+    from pg_catalog.pg_namespace n
+   where n.nspname in ('gdq', 'gdq_log') and pg_catalog.pg_get_userbyid(n.nspowner) <> current_user
+   order by 1 limit 1;
+  if found then
+    raise exception 'schema % belongs to role %', other.nspname, other.pg_get_userbyid
+      using errcode = 'insufficient_privilege', hint = pg_catalog.format('Do this as %I.', other.pg_get_userbyid);
+  end if;"""
+
+_PREFLIGHT = f"""do $preflight$
+declare
+  other record;
+begin
+  if pg_catalog.current_setting('server_version_num')::integer < 150000 then
+    raise exception 'gdq needs PostgreSQL 15 or later, this server is %', pg_catalog.current_setting('server_version')
+      using errcode = 'feature_not_supported';
+  elsif pg_catalog.pg_is_in_recovery() then
+    raise exception 'this server is a standby' using errcode = 'read_only_sql_transaction',
+      hint = 'Install gdq on the primary; the standby follows.';
+  end if;{_OWNERS}
+  if pg_catalog.to_regnamespace('gdq') is null then
+    create schema gdq;
+  end if;
+end
+$preflight$"""
+
+# Alembic's offline script knows no state: it can only make what is not there.
+_FRESH = """do $fresh$
+declare
+  revision text;
+begin
+  if pg_catalog.to_regclass('gdq.schema_version') is not null then
+    execute 'select version_num from gdq.schema_version' into revision;
+    raise exception 'gdq is installed here already, at revision %', revision
+      using errcode = 'duplicate_object', hint = 'gdq install upgrades it.';
+  end if;
+end
+$fresh$"""
+
+_REVOKE = "revoke execute on all functions in schema gdq from public"
+
+_EVENT_TRIGGERS_HINT = "Have a superuser run gdq create-event-triggers; add-table is refused until then."
+_EVENT_TRIGGERS = f"""do $triggers$
+begin
+  perform gdq.create_event_triggers();
+exception when insufficient_privilege then
+  raise warning 'the event triggers that follow DDL are missing: % may not make them', current_user
+    using hint = '{_EVENT_TRIGGERS_HINT}';
+end
+$triggers$"""
+
+# Dropping the capture functions takes their triggers off the user's tables, which waits for writers. One command,
+# so that the DDL guard is gone before it would look at what is dropped.
+_UNINSTALL = f"""set local search_path = pg_catalog, pg_temp;
+set local lock_timeout = '1s';
+{_QUIET};
+do $owner$
+declare
+  other record;
+begin{_OWNERS}
+end
+$owner$;
+drop schema if exists gdq, gdq_log cascade;
+do $role$
+begin
+  drop role if exists gdq_capture;
+exception when dependent_objects_still_exist or insufficient_privilege then
+  null;  -- other databases of the cluster use it, or somebody else made it
+end
+$role$"""
+
+
+@dataclass(frozen=True, slots=True)
+class InstallResult:
+    """What install() found and did. `changed`: something was written; `event_triggers`: the DDL guard is on.
+
+    `notices`: lines of the server for the person who installs.
+    """
+
+    revision: str
+    changed: bool
+    event_triggers: bool
+    notices: tuple[str, ...]
+
+
+def install(dsn: str | None = None) -> InstallResult:
+    """Install or upgrade gdq in one transaction; safe when several run at once.
+
+    Writes: schemas gdq and gdq_log, role gdq_capture, and the event triggers where the role may make them.
+    InstallError when a newer gdq installed the schema; psycopg.Error with the reason when the server refuses.
+    """
+    from sqlalchemy import NullPool, create_engine  # noqa: PLC0415 (slow to load)
+
+    notices: list[str] = []
+
+    def creator() -> psycopg.Connection[Any]:
+        connection = connect(dsn, application_name="gdq install")
+        connection.add_notice_handler(lambda diag: notices.append(notice_line(diag)))
+        return connection
+
+    engine = create_engine("postgresql+psycopg://", creator=creator, poolclass=NullPool)
+    with _native_errors(), engine.begin() as connection:
+        raw = cast("psycopg.Connection[Any]", connection.connection.driver_connection)
+        _run(raw, _LOCK, _SETTINGS, _PREFLIGHT)
+        config = _config()
+        head, before = _head(config), _revision(raw)
+        changed = before != head or _schema_comment(raw) != _comment()
+        if changed:
+            config.attributes["connection"] = connection
+            _upgrade(config, before)
+            _run(raw, *_function_statements())
+        _run(raw, _QUIET, _EVENT_TRIGGERS)
+        row = raw.execute("select gdq.event_triggers_on()").fetchone()
+        return InstallResult(head, changed, bool(row and row[0]), tuple(notices))
+
+
+def script() -> str:
+    """The SQL of a first install, for psql: one transaction with the refusals of install(). Connects to nothing."""
+    buffer = io.StringIO()
+    _upgrade(_config(buffer), None, offline=True)
+    statements = (_LOCK, _SETTINGS, _PREFLIGHT, _FRESH, buffer.getvalue(), *_function_statements(), _EVENT_TRIGGERS)
+    return _transaction(statements)
+
+
+def uninstall(connection: psycopg.Connection[Any]) -> bool:
+    """Drop everything of gdq; the user's tables lose its triggers and nothing else. False when there was nothing.
+
+    The role gdq_capture stays when another database of the cluster uses it. psycopg.errors.LockNotAvailable when
+    writers hold a captured table for a second: nothing is changed, try again.
+    """
+    row = connection.execute("select to_regnamespace('gdq') is null and to_regnamespace('gdq_log') is null").fetchone()
+    _run(connection, _LOCK, _UNINSTALL)
+    return not (row and row[0])
+
+
+def uninstall_script() -> str:
+    """The SQL that uninstall() runs, for psql. Connects to nothing."""
+    return _transaction((_LOCK, _UNINSTALL))
+
+
+def create_event_triggers(connection: psycopg.Connection[Any]) -> bool:
+    """Make the event triggers that follow DDL, which most servers let only a superuser do; False when they were on."""
+    row = connection.execute("select gdq.create_event_triggers()").fetchone()
+    return bool(row and row[0])
+
+
+def run_revision(python_file: str) -> None:
+    """Run the SQL file frozen beside a revision's Python file, or print it in offline mode.
+
+    op.execute() would read :name as a parameter and double every % in a script, and an ordinary execute fails on %.
+    """
+    from alembic import op  # noqa: PLC0415
+
+    text = Path(python_file).with_suffix(".sql").read_text(encoding="utf-8")
+    context = op.get_context()
+    if context.as_sql:
+        context.impl.static_output(text)
+    else:
+        op.get_bind().exec_driver_sql(text, execution_options={"no_parameters": True})
+
+
+def notice_line(diag: psycopg.errors.Diagnostic) -> str:
+    """A NOTICE or WARNING of the server as one line, with its hint."""
+    line = f"{diag.severity}: {diag.message_primary}"
+    return f"{line} ({diag.message_hint})" if diag.message_hint else line
+
+
+def _config(buffer: io.StringIO | None = None) -> Config:
+    from alembic.config import Config  # noqa: PLC0415 (slow to load)
+
+    config = Config(output_buffer=buffer) if buffer else Config()
+    config.set_main_option("script_location", str(_FOLDER / "migrations").replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    return config
+
+
+def _head(config: Config) -> str:
+    from alembic.script import ScriptDirectory  # noqa: PLC0415
+
+    head = ScriptDirectory.from_config(config).get_current_head()
+    if head is None:
+        raise InstallError(f"no revisions in {_FOLDER / 'migrations'}: this copy of gdq is incomplete")
+    return head
+
+
+def _upgrade(config: Config, before: str | None, *, offline: bool = False) -> None:
+    from alembic import command  # noqa: PLC0415
+    from alembic.util import CommandError  # noqa: PLC0415
+
+    try:
+        command.upgrade(config, "head", sql=offline)
+    except CommandError as error:
+        raise InstallError(
+            f"the schema is at revision {before}, which this gdq does not know", hint="Upgrade gdq itself."
+        ) from error
+
+
+def _revision(connection: psycopg.Connection[Any]) -> str | None:
+    row = connection.execute("select pg_catalog.to_regclass('gdq.schema_version') is not null").fetchone()
+    if not (row and row[0]):
+        return None
+    row = connection.execute("select version_num from gdq.schema_version").fetchone()
+    return row[0] if row else None
+
+
+def _function_texts() -> list[str]:
+    return [path.read_text(encoding="utf-8") for path in sorted((_FOLDER / "sql").glob("*.sql"))]
+
+
+def _function_statements() -> tuple[str, ...]:
+    """Every function, then who may run them, then the mark by which the next install knows them."""
+    comment = _comment().replace("'", "''")
+    return (_QUIET, *_function_texts(), _REVOKE, f"comment on schema gdq is '{comment}'")
+
+
+def _comment() -> str:
+    digest = hashlib.sha256("\0".join(_function_texts()).encode()).hexdigest()
+    return f"Queues of row changes: control tables and the functions that are the API. Functions {digest[:16]}."
+
+
+def _schema_comment(connection: psycopg.Connection[Any]) -> str | None:
+    row = connection.execute("select pg_catalog.obj_description('gdq'::regnamespace, 'pg_namespace')").fetchone()
+    return row[0] if row else None
+
+
+def _run(connection: psycopg.Connection[Any], *statements: str) -> None:
+    for statement in statements:
+        connection.execute(statement)
+
+
+def _transaction(statements: tuple[str, ...]) -> str:
+    ended = "".join(statement.strip().removesuffix(";") + ";\n\n" for statement in statements)
+    return f"begin isolation level read committed;\n\n{ended}commit;\n"
+
+
+@contextlib.contextmanager
+def _native_errors() -> Iterator[None]:
+    """Let the driver's errors out as they are, without SQLAlchemy's wrapping."""
+    from sqlalchemy.exc import DBAPIError  # noqa: PLC0415
+
+    try:
+        yield
+    except DBAPIError as error:
+        if isinstance(error.orig, psycopg.Error):
+            raise error.orig from None
+        raise
