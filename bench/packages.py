@@ -1,0 +1,68 @@
+"""The server of the benchmark: PostgreSQL 15 and PgQ from Debian's packages."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from gdq.embedded import Binaries, Server, binaries_in
+
+PACKAGES = ("postgresql-15", "postgresql-15-pgq3")
+
+_PROGRAMS = Path("/usr/lib/postgresql/15/bin")
+_PGQ = (Path("/usr/lib/postgresql/15/lib/pgq_triggers.so"), Path("/usr/share/postgresql/15/extension/pgq.control"))
+
+# Autovacuum stays as it is by default; the measured tables and the logs are out of its reach (see contenders.py).
+SETTINGS: dict[str, str | float | bool] = {
+    "fsync": True,
+    "full_page_writes": True,
+    "synchronous_commit": False,
+    "shared_buffers": "512MB",
+    "max_wal_size": "8GB",
+    "checkpoint_timeout": "1h",
+}
+
+
+class BenchError(RuntimeError):
+    """The benchmark cannot run here, or did not measure what it says; the message is one line."""
+
+
+def provide(progress: Callable[[str], None]) -> Binaries:
+    """Debian's PostgreSQL 15 with PgQ, installed with apt-get when missing and the caller is root.
+
+    `progress` gets one line before an installation. Result: the programs of that PostgreSQL. BenchError when the
+    packages are missing and cannot be installed.
+    """
+    if not _present():
+        wanted = f"apt-get install -y --no-install-recommends {' '.join(PACKAGES)}"
+        if shutil.which("apt-get") is None:
+            raise BenchError(f"{' and '.join(PACKAGES)} are missing: the benchmark needs Debian's packages")
+        if os.getuid() != 0:
+            raise BenchError(f"{' and '.join(PACKAGES)} are missing: as root, run {wanted}")
+        progress(f"installing {' '.join(PACKAGES)}")
+        _install(wanted.split())
+    return binaries_in(_PROGRAMS)
+
+
+def start(binaries: Binaries) -> Server:
+    """A temporary server with SETTINGS; the caller stops it."""
+    return Server(binaries=binaries, settings=SETTINGS).start()
+
+
+def _present() -> bool:
+    # pgbench comes with the server's package, not with the client's.
+    return all(path.exists() for path in (_PROGRAMS / "postgres", _PROGRAMS / "pgbench", *_PGQ))
+
+
+def _install(command: list[str]) -> None:
+    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    for step in (["apt-get", "update"], command):
+        done = subprocess.run([*step, "-qq"], check=False, capture_output=True, text=True, env=environment)
+        if done.returncode != 0:
+            said = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
+            raise BenchError(f"{' '.join(step)} failed with exit code {done.returncode}: {said}")
+    if not _present():
+        raise BenchError(f"{' '.join(command)} ended well, but PostgreSQL 15 with PgQ is not in {_PROGRAMS.parent}")
