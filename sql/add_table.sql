@@ -1,0 +1,223 @@
+-- column_numbers(tbl, names, what): attribute numbers of named columns, in the order given; NULL for NULL.
+-- Writes: nothing. Errors: 42703 for a name that the table does not have.
+create or replace function gdq.column_numbers(tbl regclass, names text[], what text) returns smallint[]
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  missing text;
+begin
+  select n into missing from unnest(names) n
+   where not exists (select from pg_attribute a
+                      where a.attrelid = tbl and a.attname = n and a.attnum > 0 and not a.attisdropped) limit 1;
+  if missing is not null then
+    raise exception '%: table % has no column "%"', what, gdq.table_name(tbl), missing using errcode = 'undefined_column';
+  end if;
+  return (select array_agg(a.attnum order by o)
+            from unnest(names) with ordinality u(n, o) join pg_attribute a on a.attrelid = tbl and a.attname = n);
+end
+$$;
+comment on function gdq.column_numbers(regclass, text[], text) is 'Attribute numbers of named columns; error 42703 for an unknown one.';
+
+-- refuse_table(queue_id, tbl, allow_rls): error when triggers cannot record every change of a table.
+-- Writes: nothing. Errors: 42809, 0A000, 42501, 42710, 55000, each with the reason and the cure.
+create or replace function gdq.refuse_table(queue_id integer, tbl regclass, allow_rls boolean) returns void
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  c pg_class;
+  name text := gdq.table_name(tbl);
+  owner text;
+  other regclass;
+begin
+  select * into c from pg_class where oid = tbl;
+  if c.oid is null then
+    raise exception 'table % does not exist', tbl using errcode = 'undefined_table';
+  elsif c.relkind not in ('r', 'p') then
+    raise exception '% is a %, only tables can be captured', name,
+      case c.relkind when 'v' then 'view' when 'm' then 'materialized view' when 'f' then 'foreign table'
+                     when 'S' then 'sequence' when 'i' then 'index' else 'relation of another kind' end
+      using errcode = 'wrong_object_type', hint = 'Capture the tables that it is made of.';
+  elsif c.relpersistence = 't' then
+    raise exception '% is a temporary table: its rows end with its session', name using errcode = 'feature_not_supported';
+  elsif c.relpersistence = 'u' then
+    raise exception '% is unlogged: a crash empties it without any event', name
+      using errcode = 'feature_not_supported', hint = 'ALTER TABLE ... SET LOGGED first.';
+  elsif c.oid < 16384 or c.relnamespace::regnamespace::text in ('gdq', 'gdq_log', 'pg_catalog', 'information_schema', 'pg_toast') then
+    raise exception '% is a system table', name using errcode = 'feature_not_supported';
+  elsif c.relrowsecurity and not allow_rls then
+    raise exception '% has row level security, which consumers of the queue would pass by', name
+      using errcode = 'feature_not_supported', hint = 'Say allow_rls => true to capture it all the same.';
+  end if;
+  select i.inhrelid into other from pg_inherits i
+   where c.relkind = 'r' and i.inhparent = tbl
+     and not exists (select from gdq.captured_table ct where ct.queue_id = refuse_table.queue_id and ct.relid = i.inhrelid) limit 1;
+  if other is not null then
+    raise exception '% has the inheritance child %, whose rows its triggers do not see', name, gdq.table_name(other)
+      using errcode = 'feature_not_supported', hint = 'Add the children first.';
+  end if;
+  select ct.relid into other from gdq.captured_table ct
+   where ct.queue_id = refuse_table.queue_id
+     and (ct.relid = tbl or exists (select from pg_partition_ancestors(tbl) a where a.relid = ct.relid)
+          or exists (select from pg_partition_tree(tbl) p where p.relid = ct.relid)) limit 1;
+  if other is not null then
+    raise exception 'table % is already captured by this queue%', name,
+      case when other = tbl then '' else ' through ' || gdq.table_name(other) end using errcode = 'duplicate_object';
+  end if;
+  select pg_get_userbyid(c.relowner) into owner;
+  if not has_table_privilege(tbl, 'TRIGGER') then
+    raise exception 'no right to put triggers on %', name using errcode = 'insufficient_privilege',
+      hint = format('GRANT TRIGGER ON %s TO %I; as %I.', name, current_user, owner);
+  elsif gdq.capture_owner() <> 'gdq_capture' and not pg_has_role(current_user, c.relowner, 'usage') then
+    raise exception '% belongs to %: without the role gdq_capture only tables of % can be captured', name, owner, current_user
+      using errcode = 'insufficient_privilege', hint = 'Have a role with CREATEROLE create gdq_capture and grant it, then install again.';
+  end if;
+  if not gdq.event_triggers_on() then
+    raise exception 'the event triggers of gdq are missing or off: an ALTER TABLE of % could make its writes fail', name
+      using errcode = 'object_not_in_prerequisite_state',
+            hint = 'As a superuser: gdq create-event-triggers, or SELECT gdq.create_event_triggers(). From 17 on also event_triggers = on.';
+  end if;
+end
+$$;
+comment on function gdq.refuse_table(integer, regclass, boolean) is 'Error when the changes of a table cannot be captured.';
+
+-- create_capture(queue_id, tbl): the capture functions of a table, doing nothing yet, and its triggers. CREATE TRIGGER
+-- takes the lock that waits for the writers of the moment, so it comes before anything is read about the table.
+-- AFTER ROW and a name that sorts first: before RI triggers and the application's own. The name holds the table's oid,
+-- since ATTACH PARTITION fails when root and leaf have triggers of one name.
+-- Writes: four functions, triggers on the table and (TRUNCATE) on its partitions. Errors: 55P03.
+create or replace function gdq.create_capture(queue_id integer, tbl regclass) returns void
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '500ms'
+as $$
+declare
+  op record;
+begin
+  -- two sessions that hand functions over at once would meet in the schema's ACL
+  perform pg_advisory_xact_lock(gdq.lock_key('capture', 0));
+  for op in select * from (values ('i', 'insert'), ('u', 'update'), ('d', 'delete'), ('t', null)) v(code, event) loop
+    if op.code = 't' then
+      perform gdq.replace_capture(queue_id, tbl, 't', gdq.truncate_body(queue_id, tbl));
+    else
+      perform gdq.replace_capture(queue_id, tbl, op.code, E'begin\n  return null;\nend');
+      execute format('create trigger %I after %s on %s for each row execute function gdq_log.%I()',
+        format('!gdq_%s_%s_%s', tbl::oid, queue_id, op.code), op.event, gdq.table_name(tbl),
+        gdq.capture_name(queue_id, tbl, op.code));
+    end if;
+    perform gdq.own_capture(format('gdq_log.%I()', gdq.capture_name(queue_id, tbl, op.code))::regprocedure);
+  end loop;
+  perform gdq.create_truncate_triggers(queue_id, tbl, tbl);
+end
+$$;
+comment on function gdq.create_capture(integer, regclass) is 'Makes the capture functions and triggers of a table.';
+
+-- warn_wide(tbl, mode): WARNING when full images will copy large out-of-line values. Writes: nothing.
+create or replace function gdq.warn_wide(tbl regclass, mode text, logged smallint[]) returns void
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  wide text;
+begin
+  select string_agg(quote_ident(a.attname), ', ' order by a.attnum) into wide
+    from pg_attribute a
+   where a.attrelid = tbl and a.attnum = any (logged) and a.attstorage in ('x', 'e')
+     and a.atttypid = any (array['text', 'bytea', 'json', 'jsonb', 'xml', 'varchar', 'tsvector']::regtype[]);
+  if mode = 'full' and wide is not null and exists (
+       select from (select tbl as relid union select p.relid from pg_partition_tree(tbl) p) r
+         join pg_class c on c.oid = r.relid where c.reltoastrelid <> 0 and pg_relation_size(c.reltoastrelid) > 0) then
+    raise warning 'table % holds large out-of-line values (%): an UPDATE of any other column logs them twice', gdq.table_name(tbl), wide
+      using hint = 'Leave them out with exclude, or capture in pk mode.';
+  end if;
+end
+$$;
+comment on function gdq.warn_wide(regclass, text, smallint[]) is 'WARNING when full images will copy large out-of-line values.';
+
+-- add_table(queue, tbl, mode, key, include, columns, exclude, allow_rls): captures a table from now on.
+--   mode full: both images of every change; columns or exclude choose the logged columns.
+--   mode pk: the key, and old and new values of the columns in include.
+--   key: the identifying columns when they are not the primary key; they need a unique index and NOT NULL.
+-- A partitioned table is captured at its root, with all partitions that it has and will have.
+-- Writes: control rows, log segments, functions, triggers. Errors: as refuse_table(); 22023 for options that do not go
+-- together; 54000 when an image cannot fit; 55P03 when writers hold the table: nothing is changed, try again.
+create or replace function gdq.add_table(queue text, tbl regclass, mode text default 'full', key text[] default null,
+  include text[] default null, columns text[] default null, exclude text[] default null, allow_rls boolean default false)
+  returns void
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set client_min_messages = warning
+as $$
+declare
+  queue_of integer := gdq.find_queue(queue);
+  name text := gdq.table_name(tbl);
+  id integer;
+  version bigint;
+  described jsonb;
+begin
+  perform gdq.require_read_committed('add_table');
+  if mode is null or mode not in ('full', 'pk') then
+    raise exception 'unknown mode "%"', mode using errcode = 'invalid_parameter_value', hint = 'mode is full or pk.';
+  elsif mode = 'full' and include is not null then
+    raise exception 'include goes with mode pk: mode full logs every column' using errcode = 'invalid_parameter_value';
+  elsif mode = 'pk' and (columns is not null or exclude is not null) then
+    raise exception 'columns and exclude go with mode full' using errcode = 'invalid_parameter_value',
+      hint = 'Name the columns to log beside the key with include.';
+  elsif columns is not null and exclude is not null then
+    raise exception 'give columns or exclude, not both' using errcode = 'invalid_parameter_value';
+  end if;
+  perform gdq.refuse_table(queue_of, tbl, allow_rls);
+  begin
+    perform gdq.create_capture(queue_of, tbl);
+  exception when lock_not_available then
+    raise exception 'table % is busy: no lock within 500 ms', name using errcode = 'lock_not_available',
+      hint = 'Nothing was changed. Try again when no long transaction holds the table.';
+  end;
+  perform pg_advisory_xact_lock(gdq.lock_key('capture', tbl));
+  insert into gdq.captured_table (queue_id, relid, table_name, mode, key_attnums, include_attnums, column_attnums, exclude_attnums)
+    values (queue_of, tbl, name, mode, gdq.column_numbers(tbl, key, 'key'), gdq.column_numbers(tbl, include, 'include'),
+            gdq.column_numbers(tbl, columns, 'columns'), gdq.column_numbers(tbl, exclude, 'exclude'))
+    returning table_id into id;
+  described := gdq.describe_table(id);
+  perform gdq.check_key(id, described);
+  version := gdq.create_version(id, described, 3);
+  perform gdq.arm(version, 0);
+  insert into gdq.captured_leaf (table_id, leaf) select id, p.relid from pg_partition_tree(tbl) p where p.relid <> tbl;
+  perform gdq.warn_wide(tbl, mode, (select array_agg((c->>'attnum')::smallint) from jsonb_array_elements(described) c));
+end
+$$;
+comment on function gdq.add_table(text, regclass, text, text[], text[], text[], text[], boolean) is 'Captures the changes of a table from now on, in mode full or pk.';
+
+-- check_key(table_id, described): error when the key of a captured table cannot identify its rows.
+-- Writes: nothing. Errors: 0A000 pk mode without a key; 22023 a key without a unique index, nullable or not logged.
+create or replace function gdq.check_key(table_id integer, described jsonb) returns void
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  t gdq.captured_table;
+  bad text;
+begin
+  select * into strict t from gdq.captured_table ct where ct.table_id = check_key.table_id;
+  if t.mode = 'pk' and not exists (select from jsonb_array_elements(described) c where (c->>'key')::boolean) then
+    raise exception 'table % has no primary key, which mode pk logs', t.table_name using errcode = 'feature_not_supported',
+      hint = 'Use mode full, or name the columns of a unique index with key.';
+  end if;
+  select string_agg(quote_ident(a.attname), ', ' order by a.attnum) into bad
+    from pg_attribute a where a.attrelid = t.relid and a.attnum = any (t.key_attnums) and not a.attnotnull;
+  if bad is not null then
+    raise exception 'key column % of % may be null', bad, t.table_name using errcode = 'invalid_parameter_value';
+  end if;
+  if t.key_attnums is not null and not exists (
+       select from pg_index i
+        where i.indrelid = t.relid and i.indisunique and i.indisvalid and i.indimmediate and i.indpred is null
+          and (select array_agg(k order by k) from unnest(i.indkey::smallint[]) with ordinality u(k, n) where n <= i.indnkeyatts)
+              = (select array_agg(k order by k) from unnest(t.key_attnums) k)) then
+    raise exception 'no unique index of % has exactly the key columns', t.table_name using errcode = 'invalid_parameter_value',
+      hint = 'Create one (not partial, not deferrable), or leave key out.';
+  end if;
+  select string_agg(quote_ident(a.attname), ', ') into bad
+    from pg_attribute a
+   where a.attrelid = t.relid
+     and a.attnum = any (coalesce(t.key_attnums, (select i.indkey::smallint[] from pg_index i where i.indrelid = t.relid and i.indisprimary)))
+     and not exists (select from jsonb_array_elements(described) c where (c->>'attnum')::int = a.attnum);
+  if bad is not null then
+    raise exception 'key column % of % must be logged', bad, t.table_name using errcode = 'invalid_parameter_value',
+      hint = 'Leave key columns out of exclude, and name them in columns.';
+  end if;
+end
+$$;
+comment on function gdq.check_key(integer, jsonb) is 'Error when the key of a captured table cannot identify its rows.';

@@ -1,0 +1,99 @@
+-- replace_capture(queue_id, relid, op, body, pinned): CREATE OR REPLACE of one capture function; an existing one keeps
+-- its owner. pinned: the function renders user types as text and pins the settings that text output follows.
+-- Writes: pg_proc. The caller holds lock_key('capture', relid): two replacements at once would fail.
+create or replace function gdq.replace_capture(queue_id integer, relid oid, op text, body text, pinned boolean default false)
+  returns void
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set check_function_bodies = off
+as $$
+begin
+  execute format('create or replace function gdq_log.%I() returns trigger language plpgsql security definer%s as %L',
+    gdq.capture_name(queue_id, relid, op),
+    case when pinned then ' set search_path = pg_catalog, pg_temp set datestyle = ''ISO, YMD'' set intervalstyle = postgres'
+      ' set timezone = ''UTC'' set extra_float_digits = 1 set bytea_output = hex set lc_monetary = ''C'''
+      ' set quote_all_identifiers = off set xmlbinary = base64' else '' end,
+    body);
+end
+$$;
+comment on function gdq.replace_capture(integer, oid, text, text, boolean) is 'CREATE OR REPLACE of one capture function.';
+
+-- arm(version_id, slot): points the capture functions of a table at one segment of one version. No lock on the
+-- captured table is taken and writers read nothing: one that still runs the old function writes to the old segment,
+-- which batches read too.
+-- Writes: replaces three functions; the caller holds lock_key('capture', relid).
+create or replace function gdq.arm(version_id bigint, slot integer) returns void
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  t record;
+  op text;
+begin
+  select ct.queue_id, ct.relid, s.segment,
+         exists (select from jsonb_to_recordset(v.columns) c(as_text boolean) where as_text) as pinned
+    into strict t
+    from gdq.table_version v
+    join gdq.captured_table ct using (table_id)
+    join gdq.log_segment s using (version_id)
+   where v.version_id = arm.version_id and s.slot = arm.slot;
+  foreach op in array array['i', 'u', 'd'] loop
+    perform gdq.replace_capture(t.queue_id, t.relid, op, gdq.capture_body(version_id, t.segment, op), t.pinned);
+  end loop;
+end
+$$;
+comment on function gdq.arm(bigint, integer) is 'Points the capture functions of a table at one segment of one version.';
+
+-- disarm(queue_id, relid): makes the capture functions of a table do nothing. Needs no right and no lock on the table,
+-- unlike dropping the triggers, and works in an old snapshot: functions are looked up outside MVCC.
+-- Result: whether the queue has capture functions for the table. Writes: replaces the functions that exist.
+create or replace function gdq.disarm(queue_id integer, relid oid) returns boolean
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  op text;
+  found_any boolean := false;
+begin
+  foreach op in array array['i', 'u', 'd'] loop
+    if to_regprocedure(format('gdq_log.%I()', gdq.capture_name(queue_id, relid, op))) is not null then
+      found_any := true;
+      for attempt in 1 .. 5 loop
+        begin
+          perform gdq.replace_capture(queue_id, relid, op, E'begin\n  return null;\nend');
+          exit;
+        exception when internal_error or lock_not_available then
+          -- a rotation replaced the same function in this moment; it has committed by now
+          if attempt = 5 then
+            raise;
+          end if;
+        end;
+      end loop;
+    end if;
+  end loop;
+  return found_any;
+end
+$$;
+comment on function gdq.disarm(integer, oid) is 'Makes the capture functions of a table do nothing.';
+
+-- log_event(queue_id, kind, relid, data): one row in a queue's event log, numbered by the queue's sequence.
+-- kind: truncate, ddl, resync or message. Result: its ev_id. Writes: the event log.
+create or replace function gdq.log_event(queue_id integer, kind text, relid oid, data jsonb) returns bigint
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  id bigint;
+begin
+  execute format('select gdq_log.%I($1, $2, $3)', 'q' || queue_id || '_event') into id using kind, relid, data;
+  return id;
+end
+$$;
+comment on function gdq.log_event(integer, text, oid, jsonb) is 'Writes one event into a queue''s event log.';
+
+-- note_resync(queue_id, relid, kind, reason): records what capture has missed, and tells consumers in order.
+-- Writes: inserts into resync and a resync event into the event log.
+create or replace function gdq.note_resync(queue_id integer, relid oid, kind text, reason text) returns void
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+begin
+  insert into gdq.resync (queue_id, relid, kind, reason) values (queue_id, relid, kind, reason);
+  perform gdq.log_event(queue_id, 'resync', relid, jsonb_build_object('kind', kind, 'reason', reason));
+end
+$$;
+comment on function gdq.note_resync(integer, oid, text, text) is 'Records a gap of capture and puts a resync event into the event log.';

@@ -1,0 +1,91 @@
+-- segment_is(segment, filenode): true, or error GDQ01 when the segment has been truncated since a batch was cut from it.
+-- pg_relation_filenode() is fresh in any snapshot, and as a one-time filter this runs after the reader has its lock: an
+-- emptied segment can never read as one without rows. Writes: nothing.
+create or replace function gdq.segment_is(segment regclass, filenode oid) returns boolean
+language plpgsql stable parallel unsafe security definer set search_path = pg_catalog, pg_temp
+as $$
+begin
+  if pg_relation_filenode(segment) is distinct from filenode then
+    raise exception 'log segment % was truncated since the batch was cut', segment using errcode = 'GDQ01',
+      hint = 'The batch was finished elsewhere. Ask for the next batch.';
+  end if;
+  return true;
+end
+$$;
+comment on function gdq.segment_is(regclass, oid) is 'True, or error GDQ01 when a segment was truncated since a batch was cut from it.';
+
+-- changes_sql(segment, columns, s0, s1): a SELECT of columns (text) for the rows of one segment in (s0, s1]: written by
+-- transactions that count as finished in s1 and did not in s0. Plain bigint arithmetic, so that BRIN serves it: the
+-- window between the two xmax, and the list of those that were open at s0 and have ended since. Its cost follows the
+-- window, not the age of the oldest transaction. (Slony and PgQ cut batches by snapshots likewise.) Writes: nothing.
+create or replace function gdq.changes_sql(segment regclass, columns text, s0 pg_snapshot, s1 pg_snapshot) returns text
+language sql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+  select format('select %s from %s where ev_txid >= %s and ev_txid < %s%s and gdq.segment_is(%s, %s)',
+                columns, gdq.table_name(segment), pg_snapshot_xmax(s0), pg_snapshot_xmax(s1),
+                (select format(' and ev_txid <> all (''{%s}''::bigint[])', string_agg(x::text, ',' order by x)) from pg_snapshot_xip(s1) x having count(*) > 0),
+                quote_literal(segment::oid) || '::pg_catalog.oid', quote_literal(pg_relation_filenode(segment)) || '::pg_catalog.oid')
+      || coalesce((select format(' union all select %s from %s where ev_txid = any (''{%s}''::bigint[]) and gdq.segment_is(%s, %s)',
+                columns, gdq.table_name(segment), string_agg(x::text, ',' order by x),
+                quote_literal(segment::oid) || '::pg_catalog.oid', quote_literal(pg_relation_filenode(segment)) || '::pg_catalog.oid')
+           from pg_snapshot_xip(s0) x where pg_visible_in_snapshot(x, s1) having count(*) > 0), '')
+$$;
+comment on function gdq.changes_sql(regclass, text, pg_snapshot, pg_snapshot) is 'SELECT of one log segment''s rows between two snapshots.';
+
+-- version_segments(version_id): the segments that a batch reads of one version: all that hold rows, whatever was
+-- current when. A writer with an old snapshot or an old function may have written to any of them. Writes: nothing.
+create or replace function gdq.version_segments(version_id bigint) returns setof regclass
+language sql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+  select s.segment from gdq.log_segment s
+   where s.version_id = version_segments.version_id and pg_relation_size(s.segment) > 0 order by s.slot
+$$;
+comment on function gdq.version_segments(bigint) is 'The segments of a version that hold rows.';
+
+-- table_changes_sql(table_id, s0, s1): the typed SELECT of a captured table's rows in (s0, s1], with the columns of its
+-- newest version; a column that an older version did not have is NULL there. Not sorted.
+-- Writes: nothing. Errors: 55000 when the interval holds rows of a version in which a column had another type.
+create or replace function gdq.table_changes_sql(table_id integer, s0 pg_snapshot, s1 pg_snapshot) returns text
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
+as $$
+declare
+  newest gdq.table_version;
+  v record;
+  segment regclass;
+  names text;
+  changed text;
+  rows_there boolean;
+  parts text[] := '{}';
+begin
+  select * into strict newest from gdq.table_version tv where tv.version_id = gdq.current_version(table_changes_sql.table_id);
+  for v in select tv.version_id, tv.columns from gdq.table_version tv where tv.table_id = table_changes_sql.table_id order by tv.version_id loop
+    select string_agg(format(', %s as %I', coalesce(quote_ident(source), 'null::' || n.log_type), target), '' order by place, n.attnum),
+           string_agg(quote_ident(n.name), ', ') filter (where o.log_type <> n.log_type)
+      into names, changed
+      from jsonb_to_recordset(newest.columns) n(attnum int, name text, log_type text, log_key text, log_old text, log_new text)
+      left join jsonb_to_recordset(v.columns) o(attnum int, log_type text, log_key text, log_old text, log_new text) using (attnum),
+           lateral (values (1, n.log_key, o.log_key), (2, n.log_old, o.log_old), (3, n.log_new, o.log_new)) image(place, target, source)
+     where target is not null;
+    for segment in select s from gdq.version_segments(v.version_id) s loop
+      if changed is not null then
+        execute format('select exists (%s)', gdq.changes_sql(segment, '1', s0, s1)) into rows_there;
+        if rows_there then
+          raise exception 'table % changed the type of % inside the interval', (select ct.table_name from gdq.captured_table ct where ct.table_id = table_changes_sql.table_id), changed
+            using errcode = 'object_not_in_prerequisite_state', hint = 'Read this batch with gdq.get_batch(), which gives each row with its own columns.';
+        end if;
+        continue;
+      end if;
+      parts := parts || gdq.changes_sql(segment, 'ev_id, ev_txid, ev_time, ev_op::text as ev_op' || names, s0, s1);
+    end loop;
+  end loop;
+  if parts = '{}' then
+    select string_agg(format(', null::%s as %I', log_type, target), '' order by place, attnum) into names
+      from jsonb_to_recordset(newest.columns) n(attnum int, log_type text, log_key text, log_old text, log_new text),
+           lateral (values (1, log_key), (2, log_old), (3, log_new)) image(place, target)
+     where target is not null;
+    return format('select null::bigint as ev_id, null::bigint as ev_txid, null::timestamptz as ev_time, null::text as ev_op%s where false', names);
+  end if;
+  return array_to_string(parts, ' union all ');
+end
+$$;
+comment on function gdq.table_changes_sql(integer, pg_snapshot, pg_snapshot) is 'Typed SELECT of a captured table''s log rows between two snapshots.';

@@ -1,0 +1,50 @@
+-- create_version(table_id, columns, slots): a new version of a captured table's log with its first segments.
+-- columns as from describe_columns(), slots = how many segments now (one inside the application's DDL, which may hold
+-- hundreds of locks already; maintain() adds the others). Result: the version's id.
+-- Errors: 54000 when an image cannot fit a page or the log would have too many columns.
+-- Writes: inserts into table_version, log_ring, log_segment; creates the segments.
+create or replace function gdq.create_version(table_id integer, columns jsonb, slots integer) returns bigint
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  -- what a heap page of 8 kB holds, less tuple header, null bitmap and the four ev_ columns
+  page constant integer := 8000;
+  id bigint;
+  n integer;
+  old_width integer;
+  new_width integer;
+begin
+  select count(log_key) + count(log_old) + count(log_new),
+         coalesce(sum(width) filter (where log_key is not null or log_old is not null), 0),
+         coalesce(sum(width) filter (where log_key is not null or log_new is not null), 0)
+    into n, old_width, new_width
+    from jsonb_to_recordset(columns) c(log_key text, log_old text, log_new text, width int);
+  if n + 4 > 1600 then
+    raise exception 'table % cannot be captured: its log would need % columns, a table holds 1600',
+      (select ct.table_name from gdq.captured_table ct where ct.table_id = create_version.table_id), n + 4
+      using errcode = 'program_limit_exceeded', hint = 'Leave columns out with exclude, or capture in pk mode.';
+  end if;
+  if 64 + n / 8 + greatest(old_width, new_width) > page then
+    raise exception 'table % cannot be captured: one row image may take % bytes, a page holds %',
+      (select ct.table_name from gdq.captured_table ct where ct.table_id = create_version.table_id),
+      64 + n / 8 + greatest(old_width, new_width), page
+      using errcode = 'program_limit_exceeded', hint = 'Leave columns out with exclude, or capture in pk mode.';
+  end if;
+  insert into gdq.table_version (table_id, columns, split)
+    values (table_id, columns, 64 + n / 8 + old_width + new_width > page) returning version_id into id;
+  insert into gdq.log_ring (version_id) values (id);
+  for slot in 0 .. slots - 1 loop
+    perform gdq.create_segment(id, slot);
+  end loop;
+  return id;
+end
+$$;
+comment on function gdq.create_version(integer, jsonb, integer) is 'Creates a new version of a captured table''s log with its first segments.';
+
+-- current_version(table_id): id of the newest version of a captured table. Writes: nothing.
+create or replace function gdq.current_version(table_id integer) returns bigint
+language sql stable security definer set search_path = pg_catalog, pg_temp
+as $$
+  select max(v.version_id) from gdq.table_version v where v.table_id = current_version.table_id
+$$;
+comment on function gdq.current_version(integer) is 'Id of the newest version of a captured table.';

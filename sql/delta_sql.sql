@@ -1,0 +1,75 @@
+-- check_horizon(queue_id, s0): error when rows after the position s0 may have been truncated. Writes: nothing. Errors: GDQ02.
+create or replace function gdq.check_horizon(queue_id integer, s0 pg_snapshot) returns void
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+begin
+  if not gdq.snapshot_le((select h.snapshot from gdq.horizon h where h.queue_id = check_horizon.queue_id), s0) then
+    raise exception 'changes after position % are no longer all there', s0 using errcode = 'GDQ02', hint = 'Load in full, and go on from there.';
+  end if;
+end
+$$;
+comment on function gdq.check_horizon(integer, pg_snapshot) is 'Error GDQ02 when rows after a position may be gone.';
+
+-- delta_sql(queue, tbl, s0, s1): the typed SELECT of a table's log rows in (s0, s1], columns as batch_sql(). For refreshes,
+-- whose consumer holds s0 by begin_refresh(). Writes: nothing. Errors: 42704, GDQ02, 55000.
+create or replace function gdq.delta_sql(queue text, tbl regclass, s0 pg_snapshot, s1 pg_snapshot) returns text
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  changes text := gdq.table_changes_sql(gdq.find_table(queue, tbl), s0, s1);
+begin
+  perform gdq.check_horizon(gdq.find_queue(queue), s0);
+  return changes;
+end
+$$;
+comment on function gdq.delta_sql(text, regclass, pg_snapshot, pg_snapshot) is 'Typed SELECT of a table''s log rows between two snapshots.';
+
+-- delta_events(queue, s0, s1, tables): the truncate, ddl, resync and message events of a queue in (s0, s1], in order;
+-- tables NULL: of all captured tables. Writes: nothing. Errors: 42704, GDQ02.
+create or replace function gdq.delta_events(queue text, s0 pg_snapshot, s1 pg_snapshot, tables regclass[] default null)
+  returns table (ev_id bigint, kind text, tbl text, data jsonb)
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
+as $$
+declare
+  queue_of integer := gdq.find_queue(queue);
+  events text := gdq.queue_events_sql(queue_of, coalesce(tables::oid[], array(select ct.relid::oid from gdq.captured_table ct where ct.queue_id = queue_of)), s0, s1);
+begin
+  perform gdq.check_horizon(queue_of, s0);
+  if events is not null then
+    return query execute 'select ev_id, op, tbl, new from (' || events || ') e order by ev_id';
+  end if;
+end
+$$;
+comment on function gdq.delta_events(text, pg_snapshot, pg_snapshot, regclass[]) is 'Truncate, ddl, resync and message events of a queue between two snapshots.';
+
+-- log_segments(queue, tables): every change and event log segment of these tables (NULL: all), for a reader that locks
+-- them ACCESS SHARE before its first snapshot. Writes: nothing. Errors: 42704.
+create or replace function gdq.log_segments(queue text, tables regclass[] default null) returns setof regclass
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  queue_of integer := gdq.find_queue(queue);
+begin
+  return query
+    select s.segment from gdq.captured_table ct join gdq.table_version v using (table_id) join gdq.log_segment s using (version_id)
+     where ct.queue_id = queue_of and (tables is null or ct.relid = any (tables))
+    union all
+    select e from gdq.event_segments(queue_of) e;
+end
+$$;
+comment on function gdq.log_segments(text, regclass[]) is 'The log segments of captured tables, to lock before a first snapshot.';
+
+-- table_columns(queue, tbl): the logged columns of a captured table, newest version, in column order. Writes: nothing. Errors: 42704.
+create or replace function gdq.table_columns(queue text, tbl regclass)
+  returns table (attnum int, name text, type text, log_type text, as_text boolean, is_key boolean, log_key text, log_old text, log_new text)
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp
+as $$
+begin
+  return query
+    select c.attnum, c.name, c.type, c.log_type, c.as_text, c.key, c.log_key, c.log_old, c.log_new
+      from gdq.table_version v, jsonb_to_recordset(v.columns)
+             c(attnum int, name text, type text, log_type text, as_text boolean, key boolean, log_key text, log_old text, log_new text)
+     where v.version_id = gdq.current_version(gdq.find_table(queue, tbl)) order by c.attnum;
+end
+$$;
+comment on function gdq.table_columns(text, regclass) is 'The logged columns of a captured table.';

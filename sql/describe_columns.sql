@@ -1,0 +1,71 @@
+-- describe_columns(relid, mode, key, include, columns, exclude): what the log of a table holds, from the catalog of
+-- the moment. Arguments after mode are attribute numbers or NULL (key NULL: the primary key; columns NULL: all).
+-- Result: a jsonb array in column order of objects
+--   attnum, name, type (with typmod), log_type, as_text, output (text output function when it is one of pg_catalog and
+--   the column is no domain: another schema may not be open to the capture role), key, log_key, log_old, log_new,
+--   width (bytes of one image in the worst case, in the page).
+-- Two equal results mean that the same capture function fits: this is the fingerprint that DDL is compared by.
+--   A pg_catalog type is logged as itself without typmod (a typmod would fail writes once the source is widened), a
+--   domain as its base type, any other type as the text of its output function (a dependency on the type would block
+--   the application's DROP, a cast could run its owner's code). Virtual generated columns are never computed for
+--   triggers and are left out. Writes: nothing.
+create or replace function gdq.describe_columns(relid oid, mode text, key smallint[], include smallint[],
+                                                columns smallint[], exclude smallint[]) returns jsonb
+language sql stable security definer set search_path = pg_catalog, pg_temp
+as $$
+  with recursive key_of as (
+    select coalesce(key, (select array_agg(k order by n)
+                            from pg_index i, unnest(i.indkey::smallint[]) with ordinality u(k, n)
+                           where i.indrelid = relid and i.indisprimary and n <= i.indnkeyatts)) as k
+  ), base(attnum, typid) as (
+    select a.attnum, a.atttypid
+      from pg_attribute a
+     where a.attrelid = relid and a.attnum > 0 and not a.attisdropped and a.attgenerated <> 'v'
+    union all
+    select b.attnum, t.typbasetype from base b join pg_type t on t.oid = b.typid where t.typtype = 'd'
+  ), described as (
+    select a.attnum, a.attname, a.atttypid, a.atttypmod, t.oid as base, t.typlen,
+           case when p.pronamespace = 'pg_catalog'::regnamespace then format('pg_catalog.%I', p.proname) end as output,
+           t.oid >= 16384 or t.typtype = 'c' as as_text,
+           a.attnum = any (key_of.k) as is_key,
+           case mode when 'pk' then a.attnum = any (include)
+                     else (columns is null or a.attnum = any (columns)) and (exclude is null or a.attnum <> all (exclude))
+           end as imaged,
+           case when octet_length(a.attname) > 59 or a.attname ~ '^[0-9]+$' then a.attnum::text else a.attname end as suffix
+      from base b
+      join pg_type t on t.oid = b.typid and t.typtype <> 'd'
+      join pg_attribute a on a.attrelid = relid and a.attnum = b.attnum
+      join pg_proc p on p.oid = t.typoutput
+      cross join key_of
+  )
+  select coalesce(jsonb_agg(jsonb_build_object(
+           'attnum', attnum, 'name', attname, 'type', format_type(atttypid, atttypmod),
+           'log_type', case when as_text then 'text' else format_type(base, -1) end,
+           'as_text', as_text,
+           'output', case when base = atttypid then output end,
+           'key', coalesce(is_key, false),
+           'log_key', case when mode = 'pk' and is_key then 'key_' || suffix end,
+           'log_old', case when imaged then 'old_' || suffix end,
+           'log_new', case when imaged then 'new_' || suffix end,
+           'width', case when as_text or typlen < 0 then 18 else (typlen + 7) / 8 * 8 end) order by attnum), '[]')
+    from described
+   where imaged or (mode = 'pk' and is_key)
+$$;
+comment on function gdq.describe_columns(oid, text, smallint[], smallint[], smallint[], smallint[]) is 'The logged columns of a table as the catalog has them now; also the fingerprint that tells whether DDL changed them.';
+
+-- describe_table(table_id): describe_columns() of a captured table with its own options. Writes: nothing.
+create or replace function gdq.describe_table(table_id integer) returns jsonb
+language sql stable security definer set search_path = pg_catalog, pg_temp
+as $$
+  select gdq.describe_columns(ct.relid, ct.mode, ct.key_attnums, ct.include_attnums, ct.column_attnums, ct.exclude_attnums)
+    from gdq.captured_table ct where ct.table_id = describe_table.table_id
+$$;
+comment on function gdq.describe_table(integer) is 'describe_columns() of a captured table with its own options.';
+
+-- table_name(relid): %I.%I of a table whatever the search_path; NULL when it is gone. Writes: nothing.
+create or replace function gdq.table_name(relid oid) returns text
+language sql stable security definer set search_path = pg_catalog, pg_temp
+as $$
+  select format('%I.%I', n.nspname, c.relname) from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = relid
+$$;
+comment on function gdq.table_name(oid) is 'Schema-qualified, quoted name of a table; NULL when it is gone.';

@@ -1,0 +1,154 @@
+-- json_value(name, log_type, as_text): an SQL expression for one log column as JSON: bool, smallint, integer, text and
+-- finite floats natively; all else as PostgreSQL's own text, since JSON would lose it (numeric scale, bigint beyond
+-- 2^53, NaN, -0, infinity). Rendered by output functions, never by casts. Writes: nothing.
+create or replace function gdq.json_value(log_column text, log_type text) returns text
+language sql immutable security definer set search_path = pg_catalog, pg_temp
+as $$
+  select case
+    when log_type in ('boolean', 'smallint', 'integer', 'text', 'character varying', 'name') then format('to_jsonb(%I)', log_column)
+    when log_type in ('real', 'double precision') then
+      format('case when %1$I in (''NaN'', ''Infinity'', ''-Infinity'') or textin(%2$s(%1$I)) = ''-0'' then to_jsonb(textin(%2$s(%1$I))) else to_jsonb(%1$I) end',
+             log_column, case log_type when 'real' then 'float4out' else 'float8out' end)
+    else format('to_jsonb(textin(%s(%I)))', (select p.oid::regproc from pg_type t join pg_proc p on p.oid = t.typoutput where t.oid = log_type::regtype), log_column)
+  end
+$$;
+comment on function gdq.json_value(text, text) is 'SQL expression for one log column as JSON.';
+
+-- json_image(columns, which): an SQL expression for one image of a log row as a jsonb object; which is key, old or new;
+-- NULL text when the version logs no such image. Writes: nothing.
+create or replace function gdq.json_image(columns jsonb, which text) returns text
+language sql immutable security definer set search_path = pg_catalog, pg_temp
+as $$
+  -- jsonb_build_object takes at most 100 arguments
+  select string_agg(part, ' || ' order by chunk)
+    from (select (n - 1) / 50 as chunk, format('jsonb_build_object(%s)', string_agg(format('%L::text, %s', name, gdq.json_value(col, log_type)), ', ' order by n)) as part
+            from (select row_number() over (order by attnum) as n, name, log_type,
+                         case which when 'key' then coalesce(log_key, log_new) when 'old_key' then coalesce(log_key, log_old)
+                                    when 'old' then log_old else log_new end as col
+                    from jsonb_to_recordset(columns) c(attnum int, name text, log_type text, key boolean, log_key text, log_old text, log_new text)
+                   where case when which in ('key', 'old_key') then key when which = 'old' then log_old is not null else log_new is not null end) numbered
+           group by (n - 1) / 50) chunks
+$$;
+comment on function gdq.json_image(jsonb, text) is 'SQL expression for one image of a log row as jsonb.';
+
+-- version_events_sql(version_id, s0, s1): SELECT of one version's rows in (s0, s1] as get_batch() gives them; NULL when
+-- its log is empty. An UPDATE that was split over two log rows is joined again. Writes: nothing.
+create or replace function gdq.version_events_sql(version_id bigint, s0 pg_snapshot, s1 pg_snapshot) returns text
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v gdq.table_version;
+  tbl text;
+  rows_sql text;
+  key_sql text;
+begin
+  select string_agg(gdq.changes_sql(s, '*', s0, s1), ' union all ') into rows_sql from gdq.version_segments(version_id) s;
+  if rows_sql is null then
+    return null;
+  end if;
+  select * into strict v from gdq.table_version tv where tv.version_id = version_events_sql.version_id;
+  select coalesce(gdq.table_name(ct.relid), ct.table_name) into tbl from gdq.captured_table ct where ct.table_id = v.table_id;
+  if v.split then
+    rows_sql := format('with r as (%s) select * from r where ev_op not in (''o'', ''n'') union all '
+      'select n.ev_id, n.ev_txid, n.ev_time, ''U'' %s from r o join r n using (ev_id) where o.ev_op = ''o'' and n.ev_op = ''n''', rows_sql,
+      (select string_agg(format(', %s.%I', case place when 1 then 'o' else 'n' end, col), '' order by place, attnum)
+         from jsonb_to_recordset(v.columns) c(attnum int, log_old text, log_new text), lateral (values (1, log_old), (2, log_new)) i(place, col)
+        where col is not null));
+  end if;
+  key_sql := gdq.json_image(v.columns, 'key');
+  return format('select ev_id, ev_txid, ev_time, case ev_op when ''I'' then ''insert'' when ''U'' then ''update'' else ''delete'' end as op, %L::text as tbl, '
+    '%s as key, case when ev_op <> ''I'' then %s end as old, case when ev_op <> ''D'' then %s end as new from (%s) r',
+    tbl, coalesce(format('case when ev_op = ''D'' then %s else %s end', gdq.json_image(v.columns, 'old_key'), key_sql), 'null::jsonb'),
+    coalesce(gdq.json_image(v.columns, 'old'), 'null::jsonb'), coalesce(gdq.json_image(v.columns, 'new'), 'null::jsonb'), rows_sql);
+end
+$$;
+comment on function gdq.version_events_sql(bigint, pg_snapshot, pg_snapshot) is 'SELECT of one version''s log rows between two snapshots, as events.';
+
+-- queue_events_sql(queue_id, relids, s0, s1): SELECT of the truncate, ddl, resync and message rows of the event log in
+-- (s0, s1] that concern these tables. Writes: nothing.
+create or replace function gdq.queue_events_sql(queue_id integer, relids oid[], s0 pg_snapshot, s1 pg_snapshot) returns text
+language sql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+  select format('select ev_id, ev_txid, ev_time, ev_kind as op, coalesce(gdq.table_name(ev_table), ev_data->>''table'') as tbl, null::jsonb as key, '
+                'null::jsonb as old, ev_data as new from (%s) e where ev_table is null or ev_table = any (%L::oid[])',
+                string_agg(gdq.changes_sql(s, '*', s0, s1), ' union all '), relids)
+    from gdq.event_segments(queue_id) s where pg_relation_size(s) > 0 having count(*) > 0
+$$;
+comment on function gdq.queue_events_sql(integer, oid[], pg_snapshot, pg_snapshot) is 'SELECT of a queue''s event log between two snapshots, as events.';
+
+-- subscription_events_sql(subscription_id, s0, s1): SELECT of all that a subscription takes in (s0, s1], unsorted; an
+-- empty SELECT when there is nothing. Writes: nothing.
+create or replace function gdq.subscription_events_sql(subscription_id integer, s0 pg_snapshot, s1 pg_snapshot) returns text
+language sql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+  select coalesce(string_agg(part, ' union all '), 'select null::bigint as ev_id, null::bigint as ev_txid, null::timestamptz as ev_time, '
+           'null::text as op, null::text as tbl, null::jsonb as key, null::jsonb as old, null::jsonb as new where false')
+    from (select gdq.version_events_sql(v.version_id, s0, s1) as part
+            from gdq.subscribed_tables(subscription_id) t join gdq.table_version v using (table_id)
+           union all
+          select gdq.queue_events_sql(s.queue_id, array(select t.relid::oid from gdq.subscribed_tables(s.subscription_id) t), s0, s1)
+            from gdq.subscription s where s.subscription_id = subscription_events_sql.subscription_id) parts
+$$;
+comment on function gdq.subscription_events_sql(integer, pg_snapshot, pg_snapshot) is 'SELECT of all events that a subscription takes between two snapshots.';
+
+-- get_batch(batch_id, token): the events of an open batch in ev_id order. For one row that is version order.
+-- op: insert, update, delete, truncate, ddl or resync; key, old and new as the mode logs them; old and new are NULL
+-- where there is no such image. Whole transactions only; reading again gives the same rows.
+-- Writes: nothing. Errors: GDQ01 for a stale token or a finished batch, also while reading.
+create or replace function gdq.get_batch(batch_id bigint, token uuid)
+  returns table (ev_id bigint, ev_txid bigint, ev_time timestamptz, op text, tbl text, key jsonb, old jsonb, new jsonb)
+language plpgsql volatile rows 1000 security definer
+  set search_path = pg_catalog, pg_temp set enable_seqscan = off set max_parallel_workers_per_gather = 0
+  set datestyle = 'ISO, YMD' set intervalstyle = postgres set timezone = 'UTC' set extra_float_digits = 1 set bytea_output = hex
+  set lc_monetary = 'C' set quote_all_identifiers = off set xmlbinary = base64
+as $$
+declare
+  b gdq.batch := gdq.open_batch(batch_id, token);
+  events text;
+begin
+  events := gdq.subscription_events_sql(b.subscription_id, b.snapshot_from, b.snapshot_to);
+  -- checked after the segments were looked up: while the batch is open they cannot have been truncated
+  perform gdq.open_batch(batch_id, token);
+  return query execute 'select * from (' || events || ') e order by ev_id';
+end
+$$;
+comment on function gdq.get_batch(bigint, uuid) is 'The events of an open batch, in order.';
+
+-- batch_tables(batch_id, token): the captured tables whose logs may hold rows of the batch. Writes: nothing. Errors: GDQ01.
+create or replace function gdq.batch_tables(batch_id bigint, token uuid) returns table (tbl regclass, table_name text)
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  b gdq.batch := gdq.open_batch(batch_id, token);
+begin
+  return query
+    select t.relid, coalesce(gdq.table_name(t.relid), t.table_name)
+      from gdq.subscribed_tables(b.subscription_id) t
+     where exists (select from gdq.table_version v, gdq.version_segments(v.version_id) where v.table_id = t.table_id)
+     order by 2;
+end
+$$;
+comment on function gdq.batch_tables(bigint, uuid) is 'The captured tables whose logs may hold rows of the batch.';
+
+-- batch_sql(batch_id, token, tbl): the typed SELECT of one table's rows in an open batch: ev_id, ev_txid, ev_time, ev_op
+-- (I, U, D; o and n: the two halves of a split update), then the logged columns. Not sorted. Run it with enable_seqscan
+-- and max_parallel_workers_per_gather off. Writes: nothing. Errors: GDQ01, 42704, 55000 (see table_changes_sql).
+create or replace function gdq.batch_sql(batch_id bigint, token uuid, tbl regclass) returns text
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  b gdq.batch := gdq.open_batch(batch_id, token);
+  id integer;
+  changes text;
+begin
+  select t.table_id into id from gdq.subscribed_tables(b.subscription_id) t where t.relid = tbl;
+  if id is null then
+    raise exception 'table % is not among those of batch %', tbl, batch_id using errcode = 'undefined_object';
+  end if;
+  changes := gdq.table_changes_sql(id, b.snapshot_from, b.snapshot_to);
+  perform gdq.open_batch(batch_id, token);
+  return changes;
+end
+$$;
+comment on function gdq.batch_sql(bigint, uuid, regclass) is 'Typed SELECT of one table''s rows in an open batch.';

@@ -1,0 +1,283 @@
+-- held_snapshot(queue_id, table_id): the oldest snapshot that rows of a table (NULL: of the event log) are held for: the
+-- positions of the subscriptions that take it, the last tick, and the tick that is retention old.
+-- Writes: nothing. Errors: 55000 when a subscription has no position.
+create or replace function gdq.held_snapshot(queue_id integer, table_id integer) returns pg_snapshot
+language sql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+  select h
+    from (select (gdq.position_of(s.subscription_id)).snapshot as h
+            from gdq.subscription s
+           where s.queue_id = held_snapshot.queue_id
+             and (s.all_tables or held_snapshot.table_id is null
+                  or exists (select from gdq.subscription_table st
+                              where st.subscription_id = s.subscription_id and st.table_id = held_snapshot.table_id))
+           union all
+          select (gdq.last_tick(held_snapshot.queue_id)).snapshot
+           union all
+          (select t.snapshot from gdq.queue q join gdq.tick t using (queue_id)
+            where q.queue_id = held_snapshot.queue_id and not t.refresh and q.retention > interval '0'
+            order by t.created_at > clock_timestamp() - q.retention,
+                     case when t.created_at > clock_timestamp() - q.retention then t.tick_id else -t.tick_id end limit 1)) held
+   order by pg_snapshot_xmax(h), (select count(*) from pg_snapshot_xip(h)) desc limit 1
+$$;
+comment on function gdq.held_snapshot(integer, integer) is 'The oldest snapshot that rows of a log are held for.';
+
+-- segment_is_consumed(segment, held): whether every row of a segment counts as finished in a snapshot. Sees all that
+-- has committed, so it must run in READ COMMITTED. Writes: nothing.
+create or replace function gdq.segment_is_consumed(segment regclass, held pg_snapshot) returns boolean
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
+as $$
+declare
+  consumed boolean;
+begin
+  execute format('select not exists (select from %s where ev_txid >= $1) and not exists (select from %1$s where ev_txid = any ($2))', gdq.table_name(segment))
+    into consumed using pg_snapshot_xmax(held)::text::bigint, array(select x::text::bigint from pg_snapshot_xip(held) x);
+  return consumed;
+end
+$$;
+comment on function gdq.segment_is_consumed(regclass, pg_snapshot) is 'Whether every row of a segment counts as finished in a snapshot.';
+
+-- truncate_segment(queue_id, table_id, segment): empties a log segment whose rows nobody needs any more. Never waits:
+-- a writer that has not committed, or a reader, holds the segment, and it is left for the next time. The check runs
+-- again under the lock, with a snapshot taken after it: a late writer may have committed in between.
+-- Result: whether it was emptied. Writes: TRUNCATE of the segment; horizon. Errors: GDQ04.
+create or replace function gdq.truncate_segment(queue_id integer, table_id integer, segment regclass) returns boolean
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  held pg_snapshot;
+begin
+  perform gdq.require_read_committed('truncation');
+  if not gdq.segment_is_consumed(segment, gdq.held_snapshot(queue_id, table_id))
+     or not pg_try_advisory_xact_lock(gdq.lock_key('position', queue_id)) then
+    return false;
+  end if;
+  begin
+    execute format('lock table only %s in access exclusive mode nowait', gdq.table_name(segment));
+  exception when lock_not_available then
+    return false;
+  end;
+  held := gdq.held_snapshot(queue_id, table_id);
+  if not gdq.segment_is_consumed(segment, held) then
+    return false;
+  end if;
+  execute format('truncate only %s', gdq.table_name(segment));
+  update gdq.horizon h set snapshot = held
+   where h.queue_id = truncate_segment.queue_id and not gdq.snapshot_le(held, h.snapshot);
+  return true;
+end
+$$;
+comment on function gdq.truncate_segment(integer, integer, regclass) is 'Empties a log segment whose rows nobody needs any more; never waits.';
+
+-- rotate_logs(): switches every log that is due to its next segment, if that is empty: CREATE OR REPLACE of the capture
+-- functions, no lock on any captured table. DDL of a table excludes its rotation by an advisory lock; rotation gives way.
+-- Result: how many logs were switched. Writes: capture and event functions, log_ring, event_ring, BRIN summaries.
+create or replace function gdq.rotate_logs() returns integer
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  r record;
+  rotated integer := 0;
+begin
+  for r in select ct.table_id, ct.queue_id, ct.relid, lr.version_id, (lr.current_slot + 1) % 3 as next_slot
+             from gdq.queue q join gdq.captured_table ct using (queue_id)
+             join gdq.log_ring lr on lr.version_id = gdq.current_version(ct.table_id)
+             join gdq.log_segment cur on cur.version_id = lr.version_id and cur.slot = lr.current_slot
+             join gdq.log_segment nxt on nxt.version_id = lr.version_id and nxt.slot = (lr.current_slot + 1) % 3
+            where pg_relation_size(cur.segment) > 0 and pg_relation_size(nxt.segment) = 0
+              and (lr.switched_at <= clock_timestamp() - q.rotation_period or pg_total_relation_size(cur.segment) >= q.rotation_bytes) loop
+    if pg_try_advisory_xact_lock(gdq.lock_key('capture', r.relid))
+       and gdq.current_version(r.table_id) = r.version_id and gdq.capture_state(r.queue_id, r.relid) = 'armed' then
+      perform gdq.arm(r.version_id, r.next_slot);
+      update gdq.log_ring lr set current_slot = r.next_slot, switched_at = clock_timestamp() where lr.version_id = r.version_id;
+      rotated := rotated + 1;
+    end if;
+  end loop;
+  for r in select er.queue_id, (er.current_slot + 1) % 3 as next_slot
+             from gdq.queue q join gdq.event_ring er using (queue_id)
+            where pg_relation_size(format('gdq_log.q%s_s%s', q.queue_id, er.current_slot)::regclass) > 0
+              and pg_relation_size(format('gdq_log.q%s_s%s', q.queue_id, (er.current_slot + 1) % 3)::regclass) = 0
+              and (er.switched_at <= clock_timestamp() - q.rotation_period
+                   or pg_total_relation_size(format('gdq_log.q%s_s%s', q.queue_id, er.current_slot)::regclass) >= q.rotation_bytes) loop
+    if pg_try_advisory_xact_lock(gdq.lock_key('tick', r.queue_id)) then
+      perform gdq.arm_event_log(r.queue_id, r.next_slot);
+      update gdq.event_ring er set current_slot = r.next_slot, switched_at = clock_timestamp() where er.queue_id = r.queue_id;
+      rotated := rotated + 1;
+    end if;
+  end loop;
+  return rotated;
+end
+$$;
+comment on function gdq.rotate_logs() is 'Switches every log that is due to its next segment.';
+
+-- rearm(table_id): switches capture of a table on again after it was off: triggers (which waits for the writers of the
+-- moment, so that none of them is half seen), columns, functions; then records up to where changes were missed.
+-- Result: whether it is on. Writes: triggers, functions, perhaps a version; resync and the event log.
+create or replace function gdq.rearm(table_id integer) returns boolean
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+  set default_table_access_method = 'heap' set default_tablespace = '' set lock_timeout = '200ms'
+as $$
+declare
+  t gdq.captured_table;
+  columns jsonb;
+  version bigint := gdq.current_version(table_id);
+  op record;
+begin
+  select * into strict t from gdq.captured_table ct where ct.table_id = rearm.table_id;
+  for op in select * from (values ('i', 'insert'), ('u', 'update'), ('d', 'delete')) v(code, event) loop
+    execute format('create or replace trigger %I after %s on %s for each row execute function gdq_log.%I()',
+      format('!gdq_%s_%s_%s', t.relid::oid, t.queue_id, op.code), op.event, gdq.table_name(t.relid),
+      gdq.capture_name(t.queue_id, t.relid, op.code));
+  end loop;
+  perform gdq.create_truncate_triggers(t.queue_id, t.relid, t.relid);
+  perform pg_advisory_xact_lock(gdq.lock_key('capture', t.relid));
+  columns := gdq.describe_table(table_id);
+  perform gdq.check_key(table_id, columns);
+  if columns <> (select v.columns from gdq.table_version v where v.version_id = version) then
+    version := gdq.create_version(table_id, columns, 3);
+  end if;
+  perform gdq.arm(version, (select lr.current_slot from gdq.log_ring lr where lr.version_id = version));
+  perform gdq.note_resync(t.queue_id, t.relid, 'armed', 'changes before this point were missed');
+  return true;
+exception when others then
+  raise log 'gdq: capture of % stays off: %', t.relid, sqlerrm;
+  return false;
+end
+$$;
+comment on function gdq.rearm(integer) is 'Switches capture of a table on again and records what was missed.';
+
+-- complete_rings(): gives versions that DDL made with one segment their others. Writes: creates segments.
+create or replace function gdq.complete_rings() returns void
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  r record;
+begin
+  for r in select v.version_id, slot, ct.relid
+             from gdq.captured_table ct join gdq.table_version v on v.version_id = gdq.current_version(ct.table_id), generate_series(0, 2) slot
+            where not exists (select from gdq.log_segment s where s.version_id = v.version_id and s.slot = slot.slot) loop
+    if pg_try_advisory_xact_lock(gdq.lock_key('capture', r.relid)) then
+      perform gdq.create_segment(r.version_id, r.slot);
+    end if;
+  end loop;
+end
+$$;
+comment on function gdq.complete_rings() is 'Gives versions that DDL made with one segment their others.';
+
+-- drop_old_versions(): drops the logs of versions that are no longer written and hold no rows, and forgets captured
+-- tables that are gone. Never waits. Writes: drops segments and functions, deletes control rows.
+create or replace function gdq.drop_old_versions() returns void
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set client_min_messages = warning
+as $$
+declare
+  v record;
+  s regclass;
+begin
+  for v in select tv.version_id, ct.table_id, ct.queue_id, ct.relid, gdq.capture_state(ct.queue_id, ct.relid) in ('dropped', 'covered') as ended,
+                  tv.version_id = gdq.current_version(ct.table_id) as newest
+             from gdq.captured_table ct join gdq.table_version tv using (table_id) order by tv.version_id loop
+    if (v.newest and not v.ended) or exists (select from gdq.version_segments(v.version_id)) then
+      continue;
+    end if;
+    begin
+      for s in select ls.segment from gdq.log_segment ls where ls.version_id = v.version_id loop
+        execute format('lock table only %s in access exclusive mode nowait', gdq.table_name(s));
+      end loop;
+      if exists (select from gdq.version_segments(v.version_id)) then
+        continue;
+      end if;
+      for s in select ls.segment from gdq.log_segment ls where ls.version_id = v.version_id loop
+        execute format('drop table %s', gdq.table_name(s));
+      end loop;
+      if v.newest then
+        perform gdq.remove_table((select q.queue_name from gdq.queue q where q.queue_id = v.queue_id), v.relid);
+      else
+        delete from gdq.table_version tv where tv.version_id = v.version_id;
+      end if;
+    exception when lock_not_available then
+      null;
+    end;
+  end loop;
+end
+$$;
+comment on function gdq.drop_old_versions() is 'Drops the logs of versions that are no longer written and hold no rows.';
+
+-- trim(): deletes ticks, positions and batches that no subscription and no retention needs. Writes: tick, position, batch.
+create or replace function gdq.trim() returns void
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+begin
+  delete from gdq.position p using gdq.position newer
+   where newer.subscription_id = p.subscription_id and newer.batch_no = p.batch_no + 1;
+  delete from gdq.batch b using gdq.position p where p.subscription_id = b.subscription_id and p.batch_no > b.batch_no;
+  delete from gdq.tick t using gdq.queue q
+   where q.queue_id = t.queue_id and t.created_at < clock_timestamp() - greatest(q.retention, interval '1 minute')
+     and t.tick_id < (select coalesce(min(needed.tick_id), 0)
+                        from (select p.tick_id from gdq.subscription s, gdq.position_of(s.subscription_id) p where s.queue_id = q.queue_id
+                              union all select (gdq.last_tick(q.queue_id)).tick_id) needed)
+     and (not t.refresh or not exists (select from gdq.subscription s, gdq.position_of(s.subscription_id) p
+                                        where s.queue_id = q.queue_id and p.tick_id = t.tick_id));
+end
+$$;
+comment on function gdq.trim() is 'Deletes ticks, positions and batches that nobody needs.';
+
+-- maintain(): the work of all queues beside ticks: switches capture on again where it was off, completes, rotates,
+-- summarises and drops logs, and empties at most one consumed segment, since a late writer of that segment waits until
+-- this transaction ends. Call it in a transaction of its own, again while it returns true.
+-- Result: whether more is due. Writes: as the functions that it calls. Errors: GDQ04.
+create or replace function gdq.maintain() returns boolean
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set client_min_messages = warning
+as $$
+declare
+  t record;
+  s record;
+  cleared boolean := false;
+begin
+  perform gdq.require_read_committed('maintain');
+  for t in select ct.table_id from gdq.captured_table ct where gdq.capture_state(ct.queue_id, ct.relid) = 'disarmed' loop
+    perform gdq.rearm(t.table_id);
+  end loop;
+  perform gdq.complete_rings();
+  perform gdq.rotate_logs();
+  perform gdq.summarise_logs();
+  perform gdq.drop_old_versions();
+  perform gdq.trim();
+  for s in select * from gdq.idle_segments() loop
+    cleared := gdq.truncate_segment(s.queue_id, s.table_id, s.segment);
+    exit when cleared;
+  end loop;
+  return cleared;
+end
+$$;
+comment on function gdq.maintain() is 'Rotates, summarises and empties logs; at most one segment a call: call again while it returns true.';
+
+-- idle_segments(): the segments that hold rows and are not written now. Writes: nothing.
+create or replace function gdq.idle_segments() returns table (queue_id integer, table_id integer, segment regclass)
+language sql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+  select ct.queue_id, ct.table_id, s.segment
+    from gdq.captured_table ct join gdq.table_version v using (table_id) join gdq.log_ring r using (version_id) join gdq.log_segment s using (version_id)
+   where (s.slot <> r.current_slot or v.version_id <> gdq.current_version(ct.table_id) or gdq.capture_state(ct.queue_id, ct.relid) in ('dropped', 'covered'))
+     and pg_relation_size(s.segment) > 0
+  union all
+  select er.queue_id, null, e
+    from gdq.event_ring er, gdq.event_segments(er.queue_id) e
+   where pg_relation_size(e) > 0 and e <> format('gdq_log.q%s_s%s', er.queue_id, er.current_slot)::regclass
+$$;
+comment on function gdq.idle_segments() is 'The log segments that hold rows and are not written now.';
+
+-- summarise_logs(): brings the BRIN index of growing segments up to date, which autovacuum, off for logs, does not.
+-- Writes: BRIN summaries.
+create or replace function gdq.summarise_logs() returns void
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  log record;
+begin
+  for log in select i.indexrelid from pg_index i
+              where i.indrelid in (select gdq.queue_segments(q.queue_id) from gdq.queue q) and pg_relation_size(i.indrelid) >= 1048576 loop
+    perform brin_summarize_new_values(log.indexrelid);
+  end loop;
+end
+$$;
+comment on function gdq.summarise_logs() is 'Brings the BRIN index of growing logs up to date.';

@@ -1,0 +1,105 @@
+-- register_consumer(queue, consumer, at_tick, tables): a consumer that gets every change after a tick.
+--   at_tick: an existing tick; NULL: a tick taken now. tables: the captured tables that it takes; NULL: all, also those
+--   that are added later.
+-- Result: true; false when it was registered already (and is left as it is).
+-- Writes: consumer, subscription, subscription_table, position, tick. Errors: 42704; GDQ02 when the tick's changes may
+-- be gone already; GDQ04.
+create or replace function gdq.register_consumer(queue text, consumer text, at_tick bigint default null, tables regclass[] default null)
+  returns boolean
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  queue_of integer := gdq.find_queue(queue);
+  start_tick gdq.tick;
+  id integer;
+  tbl regclass;
+begin
+  perform gdq.require_read_committed('register_consumer');
+  if consumer is null or octet_length(consumer) not between 1 and 63 then
+    raise exception 'a consumer name has 1 to 63 bytes' using errcode = 'invalid_parameter_value';
+  end if;
+  -- Truncation takes the same lock: a position is either seen by it, or checked against what it has truncated.
+  perform pg_advisory_xact_lock(gdq.lock_key('position', queue_of));
+  if exists (select from gdq.subscription s join gdq.consumer c using (consumer_id)
+              where s.queue_id = queue_of and c.consumer_name = consumer) then
+    return false;
+  end if;
+  if at_tick is null then
+    at_tick := gdq.make_tick(queue_of);
+  end if;
+  select * into start_tick from gdq.tick t where t.tick_id = at_tick and t.queue_id = queue_of and not t.refresh;
+  if start_tick.tick_id is null then
+    raise exception 'queue "%" has no tick %', queue, at_tick using errcode = 'undefined_object',
+      hint = 'Leave the tick out to start from now.';
+  elsif not gdq.snapshot_le((select h.snapshot from gdq.horizon h where h.queue_id = queue_of), start_tick.snapshot) then
+    raise exception 'changes after tick % of queue "%" are no longer all there', at_tick, queue using errcode = 'GDQ02',
+      hint = 'Start from now, or set a retention for the queue.';
+  end if;
+  insert into gdq.consumer (consumer_name) values (consumer) on conflict do nothing;
+  insert into gdq.subscription (queue_id, consumer_id, all_tables)
+    select queue_of, c.consumer_id, tables is null from gdq.consumer c where c.consumer_name = consumer
+    returning subscription_id into id;
+  foreach tbl in array coalesce(tables, '{}') loop
+    insert into gdq.subscription_table values (id, gdq.find_table(queue, tbl)) on conflict do nothing;
+  end loop;
+  insert into gdq.position (subscription_id, batch_no, tick_id, snapshot, event_seq)
+    values (id, 0, start_tick.tick_id, start_tick.snapshot, start_tick.event_seq);
+  return true;
+end
+$$;
+comment on function gdq.register_consumer(text, text, bigint, regclass[]) is 'Registers a consumer on a queue from a tick or from now on; false when it was registered.';
+
+-- unregister_consumer(queue, consumer): forgets a consumer and its position. Result: true; false when there was none.
+-- Writes: deletes the subscription, and the consumer with its last one. Errors: 42704 for the queue; 55006 for the
+-- consumer of a view.
+create or replace function gdq.unregister_consumer(queue text, consumer text) returns boolean
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  queue_of integer := gdq.find_queue(queue);
+  used_by text;
+begin
+  select v.view_name into used_by from gdq.view v where v.queue_id = queue_of and v.consumer_name = consumer;
+  if used_by is not null then
+    raise exception 'consumer "%" refreshes the view "%"', consumer, used_by using errcode = 'object_in_use', hint = 'Drop the view.';
+  end if;
+  delete from gdq.subscription s using gdq.consumer c
+   where s.queue_id = queue_of and s.consumer_id = c.consumer_id and c.consumer_name = consumer;
+  if not found then
+    return false;
+  end if;
+  delete from gdq.consumer c
+   where c.consumer_name = consumer and not exists (select from gdq.subscription s where s.consumer_id = c.consumer_id);
+  return true;
+end
+$$;
+comment on function gdq.unregister_consumer(text, text) is 'Forgets a consumer of a queue; false when there was none.';
+
+-- position_of(subscription_id): where a subscription stands. Writes: nothing. Errors: 55000 when it has no position:
+-- that is never read as "from the start".
+create or replace function gdq.position_of(subscription_id integer) returns gdq.position
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  pos gdq.position;
+begin
+  select * into pos from gdq.position p where p.subscription_id = position_of.subscription_id order by p.batch_no desc limit 1;
+  if pos.batch_no is null then
+    raise exception 'subscription % has no position', subscription_id using errcode = 'object_not_in_prerequisite_state';
+  end if;
+  return pos;
+end
+$$;
+comment on function gdq.position_of(integer) is 'The current position of a subscription.';
+
+-- subscribed_tables(subscription_id): the captured tables that a subscription takes. Writes: nothing.
+create or replace function gdq.subscribed_tables(subscription_id integer) returns setof gdq.captured_table
+language sql stable security definer set search_path = pg_catalog, pg_temp
+as $$
+  select ct.*
+    from gdq.subscription s join gdq.captured_table ct using (queue_id)
+   where s.subscription_id = subscribed_tables.subscription_id
+     and (s.all_tables or exists (select from gdq.subscription_table st
+                                   where st.subscription_id = s.subscription_id and st.table_id = ct.table_id))
+$$;
+comment on function gdq.subscribed_tables(integer) is 'The captured tables that a subscription takes.';

@@ -1,0 +1,92 @@
+-- has_changes(queue_id, since): whether a row is visible now that was not visible in the snapshot since. Reads the end
+-- of every log that holds rows. Writes: nothing.
+create or replace function gdq.has_changes(queue_id integer, since pg_snapshot) returns boolean
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
+as $$
+declare
+  log regclass;
+  found_row boolean;
+  open_then bigint[] := array(select x::text::bigint from pg_snapshot_xip(since) x);
+begin
+  for log in select s from gdq.queue_segments(queue_id) s loop
+    execute format('select exists (select from %s where ev_txid >= $1) or exists (select from %1$s where ev_txid = any ($2))', gdq.table_name(log))
+      into found_row using pg_snapshot_xmax(since)::text::bigint, open_then;
+    if found_row then
+      return true;
+    end if;
+  end loop;
+  return false;
+end
+$$;
+comment on function gdq.has_changes(integer, pg_snapshot) is 'Whether a change has become visible since a snapshot.';
+
+-- queue_segments(queue_id): the change and event log segments of a queue that hold rows. Writes: nothing.
+create or replace function gdq.queue_segments(queue_id integer) returns setof regclass
+language sql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+  select s.segment from gdq.captured_table ct join gdq.table_version v using (table_id) join gdq.log_segment s using (version_id)
+   where ct.queue_id = queue_segments.queue_id and pg_relation_size(s.segment) > 0
+  union all
+  select s from gdq.event_segments(queue_id) s where pg_relation_size(s) > 0
+$$;
+comment on function gdq.queue_segments(integer) is 'The log segments of a queue that hold rows.';
+
+-- event_segments(queue_id): the segments of a queue's event log. Writes: nothing.
+create or replace function gdq.event_segments(queue_id integer) returns setof regclass
+language sql stable security definer set search_path = pg_catalog, pg_temp
+as $$
+  select format('gdq_log.%I', format('q%s_s%s', queue_id, slot))::regclass from generate_series(0, 2) slot
+$$;
+comment on function gdq.event_segments(integer) is 'The segments of a queue''s event log.';
+
+-- tick_due(queue_id): whether the queue's settings ask for a tick now. New numbers show new events; a long transaction
+-- that commits moves no number, so after ticker_max_lag the logs are looked at too. Writes: nothing.
+create or replace function gdq.tick_due(queue_id integer) returns boolean
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  q gdq.queue;
+  last gdq.tick := gdq.last_tick(queue_id);
+  fresh bigint := gdq.last_event(queue_id) - last.event_seq;
+  lag interval := clock_timestamp() - last.created_at;
+begin
+  select * into strict q from gdq.queue qq where qq.queue_id = tick_due.queue_id;
+  if fresh > 0 then
+    return fresh >= q.ticker_max_count or lag >= q.ticker_max_lag;
+  end if;
+  return lag >= q.ticker_idle_period
+      or (lag >= q.ticker_max_lag and pg_current_snapshot()::text <> last.snapshot::text and gdq.has_changes(queue_id, last.snapshot));
+end
+$$;
+comment on function gdq.tick_due(integer) is 'Whether a queue''s settings ask for a tick now.';
+
+-- ticker(queue): takes the ticks that are due, of one queue or of all. Never waits: a queue that another ticker has in
+-- hand is left to it. Result: how many ticks were made. Writes: tick. Errors: 42704, GDQ04, 55000.
+create or replace function gdq.ticker(queue text default null) returns integer
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  made integer := 0;
+  q record;
+  due integer[] := '{}';
+begin
+  perform gdq.require_read_committed('ticker');
+  for q in select qq.queue_id from gdq.queue qq
+            where queue is null or qq.queue_id = gdq.find_queue(queue) order by qq.queue_id loop
+    if gdq.tick_due(q.queue_id) then
+      due := due || q.queue_id;
+    end if;
+  end loop;
+  foreach q.queue_id in array due loop
+    -- a first tick of this transaction gives it an xid, so the others wait for the next call
+    if pg_current_xact_id_if_assigned() is not null then
+      exit;
+    elsif pg_try_advisory_xact_lock(gdq.lock_key('tick', q.queue_id)) and gdq.tick_due(q.queue_id) then
+      perform gdq.make_tick(q.queue_id);
+      made := made + 1;
+    end if;
+  end loop;
+  return made;
+end
+$$;
+comment on function gdq.ticker(text) is 'Takes a tick that is due, if any; returns how many were made. Call again until 0.';
