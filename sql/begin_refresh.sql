@@ -66,10 +66,11 @@ begin
   if not gdq.snapshot_le(pos.snapshot, snapshot) or not gdq.snapshot_le(snapshot, pg_current_snapshot()) then
     raise exception 'snapshot % does not lie between the position % and now', snapshot, pos.snapshot using errcode = 'invalid_parameter_value';
   end if;
+  -- The tick of the refresh itself, which the target names: trim() keeps what a position points at.
   insert into gdq.position (subscription_id, batch_no, tick_id, snapshot, event_seq)
     select id, b.batch_no, coalesce(max(t.tick_id), pos.tick_id), set_position.snapshot, coalesce(max(t.event_seq), pos.event_seq)
       from gdq.tick t
-     where t.queue_id = gdq.find_queue(queue) and gdq.snapshot_le(t.snapshot, set_position.snapshot) and t.tick_id >= pos.tick_id;
+     where t.queue_id = gdq.find_queue(queue) and t.refresh and t.snapshot::text = set_position.snapshot::text and t.tick_id >= pos.tick_id;
 end
 $$;
 comment on function gdq.set_position(text, text, uuid, pg_snapshot) is 'Ends a refresh: moves its consumer to the snapshot that the target holds.';

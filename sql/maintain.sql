@@ -214,9 +214,7 @@ begin
    where q.queue_id = t.queue_id and t.created_at < clock_timestamp() - greatest(q.retention, interval '1 minute')
      and t.tick_id < (select coalesce(min(needed.tick_id), 0)
                         from (select p.tick_id from gdq.subscription s, gdq.position_of(s.subscription_id) p where s.queue_id = q.queue_id
-                              union all select (gdq.last_tick(q.queue_id)).tick_id) needed)
-     and (not t.refresh or not exists (select from gdq.subscription s, gdq.position_of(s.subscription_id) p
-                                        where s.queue_id = q.queue_id and p.tick_id = t.tick_id));
+                              union all select (gdq.last_tick(q.queue_id)).tick_id) needed);
 end
 $$;
 comment on function gdq.trim() is 'Deletes ticks, positions and batches that nobody needs.';
