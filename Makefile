@@ -35,7 +35,7 @@ lint: .venv/ready ## ruff and mypy
 	$(say) '== ruff, mypy'
 	@$(py) -m ruff check --quiet .
 	@$(py) -m ruff format --quiet --check .
-	@$(py) -m mypy --no-error-summary gdq tests $(patsubst %/__main__.py,%,$(wildcard bench/__main__.py))
+	@$(py) -m mypy --no-error-summary gdq tests bench
 
 format: .venv/ready ## rewrite the Python files as lint wants them
 	@$(py) -m ruff check --quiet --fix . ; $(py) -m ruff format .
