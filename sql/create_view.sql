@@ -1,0 +1,38 @@
+-- create_view(view, queue, definition, target, tables, options): registers a materialized view that is refreshed from a
+-- queue, and a consumer for it that takes only its tables.
+--   definition: its SELECT; target: schema.table that the refresh fills; options: settings of the refresh.
+-- Result: true; false when the very same view existed. Writes: view, and what register_consumer() writes.
+-- Errors: 22023 for a bad name; 42710 when another view has the name or the target; 42704 for queue or tables; GDQ04.
+create or replace function gdq.create_view(view text, queue text, definition text, target text, tables regclass[], options jsonb default '{}')
+  returns boolean
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  queue_of integer := gdq.find_queue(queue);
+  existing gdq.view;
+  other text;
+begin
+  perform gdq.require_read_committed('create_view');
+  if view is null or octet_length(view) not between 1 and 58 then
+    raise exception 'a view name has 1 to 58 bytes' using errcode = 'invalid_parameter_value';
+  end if;
+  select * into existing from gdq.view v where v.view_name = view;
+  if existing.view_id is not null then
+    if existing.queue_id = queue_of and existing.definition = create_view.definition and existing.target = create_view.target
+       and existing.options - 'source' = create_view.options - 'source' then
+      return false;
+    end if;
+    raise exception 'view "%" exists with another definition or target', view using errcode = 'duplicate_object', hint = 'Drop it first.';
+  end if;
+  select v.view_name into other from gdq.view v
+   where v.target = create_view.target and v.options->>'target_dsn' is not distinct from create_view.options->>'target_dsn';
+  if other is not null then
+    raise exception 'table % is the target of view "%"', target, other using errcode = 'duplicate_object';
+  end if;
+  perform gdq.register_consumer(queue, 'view:' || view, tables => tables);
+  insert into gdq.view (view_name, queue_id, consumer_name, definition, target, options)
+    values (view, queue_of, 'view:' || view, definition, target, options);
+  return true;
+end
+$$;
+comment on function gdq.create_view(text, text, text, text, regclass[], jsonb) is 'Registers a materialized view that is refreshed from a queue; false when the very same one existed.';

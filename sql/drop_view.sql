@@ -1,0 +1,17 @@
+-- drop_view(view): forgets a view, its history and its consumer; the target is not touched. Result: true; false when
+-- there was none. Writes: deletes from view and view_run, and what unregister_consumer() deletes.
+create or replace function gdq.drop_view(view text) returns boolean
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  old gdq.view;
+begin
+  delete from gdq.view v where v.view_name = view returning * into old;
+  if old.view_id is null then
+    return false;
+  end if;
+  perform gdq.unregister_consumer((select q.queue_name from gdq.queue q where q.queue_id = old.queue_id), old.consumer_name);
+  return true;
+end
+$$;
+comment on function gdq.drop_view(text) is 'Forgets a view and its consumer; false when there was none.';

@@ -1,0 +1,20 @@
+-- finish_view_run(run_id, action, reason, snapshot_from, snapshot_to, rows_changed, error): notes how a refresh ended.
+--   action: full, delta, none (nothing had changed) or failed; reason: why full; rows_changed: rows deleted from and
+--   inserted into the target. Writes: view_run, of which a view keeps its last 1,000 rows.
+create or replace function gdq.finish_view_run(run_id bigint, action text, reason text default null, snapshot_from pg_snapshot default null,
+  snapshot_to pg_snapshot default null, rows_changed bigint default null, error text default null) returns void
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  id integer;
+begin
+  update gdq.view_run r
+     set finished_at = clock_timestamp(), action = finish_view_run.action, reason = finish_view_run.reason,
+         snapshot_from = finish_view_run.snapshot_from, snapshot_to = finish_view_run.snapshot_to,
+         rows_changed = finish_view_run.rows_changed, error = finish_view_run.error
+   where r.run_id = finish_view_run.run_id returning r.view_id into id;
+  delete from gdq.view_run r
+   where r.view_id = id and r.run_id <= (select o.run_id from gdq.view_run o where o.view_id = id order by o.run_id desc offset 1000 limit 1);
+end
+$$;
+comment on function gdq.finish_view_run(bigint, text, text, pg_snapshot, pg_snapshot, bigint, text) is 'Notes how a refresh ended.';

@@ -1,0 +1,24 @@
+-- view_info(view): one row a view (NULL: all), with how its last refresh went: last_action is full, delta, none or
+-- failed. Writes: nothing. Errors: 42704.
+create or replace function gdq.view_info(view text default null)
+  returns table (view_name text, queue_name text, consumer_name text, tables text[], target text, definition text, options jsonb,
+                 created_at timestamptz, last_refresh timestamptz, last_action text, last_reason text, rows_changed bigint, error text)
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp
+as $$
+begin
+  if view is not null and not exists (select from gdq.view v where v.view_name = view) then
+    raise exception 'view "%" does not exist', view using errcode = 'undefined_object', hint = 'gdq views lists them.';
+  end if;
+  return query
+    select v.view_name, q.queue_name, v.consumer_name,
+           array(select coalesce(gdq.table_name(ct.relid), ct.table_name)
+                   from gdq.subscription s join gdq.consumer c using (consumer_id), gdq.subscribed_tables(s.subscription_id) ct
+                  where s.queue_id = v.queue_id and c.consumer_name = v.consumer_name order by 1),
+           v.target, v.definition, v.options, v.created_at, r.finished_at, r.action, r.reason, r.rows_changed, r.error
+      from gdq.view v join gdq.queue q using (queue_id)
+      left join lateral (select * from gdq.view_run vr where vr.view_id = v.view_id and vr.finished_at is not null
+                          order by vr.run_id desc limit 1) r on true
+     where view is null or v.view_name = view order by v.view_name;
+end
+$$;
+comment on function gdq.view_info(text) is 'Views with the outcome of their last refresh.';
