@@ -1,1 +1,65 @@
+"""A queue of row changes inside PostgreSQL, and the consumers that read it.
+
+    with gdq.Consumer(dsn, "orders", "mirror") as consumer:
+        for batch in consumer.batches():
+            for event in batch.events():
+                print(event.op, event.table, event.new)
+
+Importing gdq loads nothing but this file; a name loads its module when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gdq.batch import Batch
+    from gdq.conninfo import connect
+    from gdq.consumer import Consumer, register_consumer, unregister_consumer
+    from gdq.errors import GdqError, ResyncRequired, StaleBatch, UnsupportedValue
+    from gdq.queue import add_table, create_queue, drop_queue, force_tick, remove_table
+    from gdq.schema import install, uninstall
+    from gdq.source import BatchSource, Event, Position, SourceBatch
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "Batch",
+    "BatchSource",
+    "Consumer",
+    "Event",
+    "GdqError",
+    "Position",
+    "ResyncRequired",
+    "SourceBatch",
+    "StaleBatch",
+    "UnsupportedValue",
+    "add_table",
+    "connect",
+    "create_queue",
+    "drop_queue",
+    "force_tick",
+    "install",
+    "register_consumer",
+    "remove_table",
+    "uninstall",
+    "unregister_consumer",
+]
+
+_MODULES = {
+    "batch": ["Batch"],
+    "conninfo": ["connect"],
+    "consumer": ["Consumer", "register_consumer", "unregister_consumer"],
+    "errors": ["GdqError", "ResyncRequired", "StaleBatch", "UnsupportedValue"],
+    "queue": ["add_table", "create_queue", "drop_queue", "force_tick", "remove_table"],
+    "schema": ["install", "uninstall"],
+    "source": ["BatchSource", "Event", "Position", "SourceBatch"],
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

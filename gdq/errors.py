@@ -87,6 +87,17 @@ def from_server(error: psycopg.Error) -> GdqError | None:
     return kind(diag.message_primary, detail=diag.message_detail, hint=diag.message_hint)
 
 
+def by_sqlstate(sqlstate: str | None, message: str, *, hint: str | None = None) -> Exception:
+    """The error for an SQLSTATE that came through another driver: gdq's own class, or psycopg's."""
+    own = _BY_SQLSTATE.get(sqlstate or "")
+    if own is not None:
+        return own(message, hint=hint)
+    try:
+        return psycopg.errors.lookup(sqlstate or "")(message)
+    except KeyError:
+        return psycopg.OperationalError(message)
+
+
 @contextlib.contextmanager
 def mapped() -> Iterator[None]:
     """Turn server errors with an SQLSTATE of gdq's into the classes above; let all others pass."""
@@ -97,3 +108,9 @@ def mapped() -> Iterator[None]:
         if own is None:
             raise
         raise own from error
+
+
+def notice_line(diag: psycopg.errors.Diagnostic) -> str:
+    """A NOTICE or WARNING of the server as one line, with its hint."""
+    line = f"{diag.severity}: {diag.message_primary}"
+    return f"{line} ({diag.message_hint})" if diag.message_hint else line

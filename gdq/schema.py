@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import psycopg
 
 from gdq.conninfo import connect
-from gdq.errors import InstallError
+from gdq.errors import InstallError, notice_line
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -196,12 +196,6 @@ def run_revision(python_file: str) -> None:
         context.impl.static_output(text)
     else:
         op.get_bind().exec_driver_sql(text, execution_options={"no_parameters": True})
-
-
-def notice_line(diag: psycopg.errors.Diagnostic) -> str:
-    """A NOTICE or WARNING of the server as one line, with its hint."""
-    line = f"{diag.severity}: {diag.message_primary}"
-    return f"{line} ({diag.message_hint})" if diag.message_hint else line
 
 
 def _config(buffer: io.StringIO | None = None) -> Config:

@@ -1,0 +1,129 @@
+"""Typed reading: a SELECT over PostgreSQL into Arrow, exactly or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
+
+from gdq.errors import UnsupportedValue, by_sqlstate
+from gdq.pgtypes import READ_SETTINGS, ColumnType
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# Log rows: a BRIN range is never worth a sequential scan or starting workers, but the planner thinks so.
+LOG_SETTINGS = READ_SETTINGS | {"enable_seqscan": "off", "max_parallel_workers_per_gather": "0"}
+
+# The driver adds the distance of the epochs without looking: infinity and the last years of PostgreSQL's range come out
+# below its first day, 4713 BC, where no value can be.
+_FIRST_DAY = -2440588
+_FIRST_MICROSECOND = _FIRST_DAY * 86_400_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a typed SELECT: the name of its source, how to read it, and its name in Arrow."""
+
+    source: str
+    type: ColumnType
+    name: str = ""
+
+    @property
+    def label(self) -> str:
+        return self.name or self.source
+
+
+def select_sql(relation: str, columns: Sequence[Column]) -> str:
+    """A SELECT that reads `columns` from a subquery or table so that read() gets exact values."""
+    expressions = ", ".join(
+        f"{column.type.sql(_quoted(column.source))} as {_quoted(column.label)}" for column in columns
+    )
+    return f"select {expressions} from {relation}"
+
+
+def schema_of(columns: Sequence[Column]) -> pa.Schema:
+    """The Arrow schema that read() gives for these columns."""
+    import pyarrow as pa  # noqa: PLC0415 (an extra, and slow to load)
+
+    return pa.schema([pa.field(column.label, _arrow_type(column.type.arrow)) for column in columns])
+
+
+@contextlib.contextmanager
+def read(
+    conninfo: str, query: str, columns: Sequence[Column], settings: dict[str, str] = LOG_SETTINGS
+) -> Iterator[Iterator[pa.RecordBatch]]:
+    """Run `query`, made by select_sql(), on a connection of its own; its rows as record batches, streamed.
+
+    Errors of the server are raised as psycopg's, values that Arrow cannot hold as UnsupportedValue naming the column.
+    """
+    from adbc_driver_postgresql import dbapi  # noqa: PLC0415
+
+    with _server_errors(), dbapi.connect(conninfo) as connection, connection.cursor() as cursor:
+        for name, value in settings.items():
+            cursor.execute(f"set local {name} = '{value}'")
+        cursor.execute(query)
+        reader = cursor.fetch_record_batch()
+        yield (convert(batch, columns) for batch in reader)
+
+
+def convert(batch: pa.RecordBatch, columns: Sequence[Column]) -> pa.RecordBatch:
+    """A batch as the driver gave it, as a batch of the schema of `columns`. UnsupportedValue for what does not fit."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    arrays = [_convert_array(array, column) for array, column in zip(batch.columns, columns, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema_of(columns))
+
+
+def _convert_array(array: pa.Array, column: Column) -> pa.Array:
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.compute as pc  # noqa: PLC0415
+
+    wanted = _arrow_type(column.type.arrow)
+    if pa.types.is_date(wanted) or pa.types.is_timestamp(wanted):
+        integers, first = (pa.int32(), _FIRST_DAY) if pa.types.is_date(wanted) else (pa.int64(), _FIRST_MICROSECOND)
+        smallest = pc.min(array.view(integers)).as_py()
+        if smallest is not None and smallest < first:
+            _refuse(column, "infinity, or a time that Arrow cannot hold")
+    if array.type == wanted:
+        return array
+    try:
+        return array.cast(wanted)
+    except pa.ArrowInvalid as error:
+        _refuse(column, "a value such as NaN that its Arrow type cannot hold", error)
+
+
+def _refuse(column: Column, what: str, cause: Exception | None = None) -> NoReturn:
+    raise UnsupportedValue(
+        f'column "{column.label}" holds {what} ({column.type.arrow})',
+        hint=f'Read it as text: as_text=["{column.source}"].',
+    ) from cause
+
+
+def _arrow_type(name: str) -> pa.DataType:
+    """The type that pyarrow prints as `name`."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    if name.startswith("decimal128("):
+        precision, scale = name.removeprefix("decimal128(").removesuffix(")").split(", ")
+        return pa.decimal128(int(precision), int(scale))
+    special = {"timestamp[us]": pa.timestamp("us"), "timestamp[us, tz=UTC]": pa.timestamp("us", "UTC")}
+    return special.get(name) or pa.type_for_alias(name)
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+@contextlib.contextmanager
+def _server_errors() -> Iterator[None]:
+    """Raise the driver's errors as psycopg's class for their SQLSTATE, or as gdq's own."""
+    from adbc_driver_manager import Error  # noqa: PLC0415
+
+    try:
+        yield
+    except Error as error:
+        details = {str(name): text.decode(errors="replace") for name, text in error.details or []}
+        message = details.get("PG_DIAG_MESSAGE_PRIMARY", str(error))
+        raise by_sqlstate(error.sqlstate, message, hint=details.get("PG_DIAG_MESSAGE_HINT")) from error

@@ -1,0 +1,230 @@
+"""One open batch of a consumer: its events, its typed rows, its net change."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from psycopg import Connection
+from psycopg.rows import class_row, dict_row, scalar_row
+
+from gdq.arrow import Column, read, schema_of, select_sql
+from gdq.conninfo import conninfo_of
+from gdq.errors import GdqError, ResyncRequired, mapped
+from gdq.pgtypes import AS_TEXT, ColumnType, Unsupported, column_type
+from gdq.source import Event, Position
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+WEIGHT = "_weight"
+
+# Rows fetched from the cursor at a time: a row may hold two images of megabytes.
+_FETCH_ROWS = 500
+
+_EVENTS = """select ev_id as id, ev_txid as xid, ev_time as time, op, tbl as "table", key, old, new
+               from gdq.get_batch(%s, %s)"""
+
+# Which images a log row holds, by ev_op; o and n are the halves of an update that did not fit one row.
+_OLD_IMAGE = ["U", "D", "o"]
+_NEW_IMAGE = ["I", "U", "n"]
+
+_HEADER = [
+    Column("ev_id", column_type("bigint")),
+    Column("ev_txid", column_type("bigint")),
+    Column("ev_time", column_type("timestamp with time zone")),
+    Column("ev_op", column_type("text")),
+]
+
+
+class Batch:
+    """The changes of one consumer between two ticks, open in the transaction of `connection`.
+
+    Other programs see no other batch of this consumer until that transaction ends. Reading again gives the same.
+    Typed rows are read on a second connection to the same database, since only that driver is fast; what it reads was
+    committed before the batch was cut.
+    """
+
+    def __init__(
+        self, connection: Connection[Any], queue: str, row: dict[str, Any], transaction: ExitStack | None = None
+    ) -> None:
+        self.connection = connection
+        self._transaction = transaction
+        self.queue = queue
+        self.id: int = row["batch_id"]
+        self.token: UUID = row["token"]
+        self.tick_from: int | None = row["tick_from"]
+        self.tick_to: int = row["tick_to"]
+        self.snapshot_from: str = str(row["snapshot_from"])
+        self.snapshot_to: str = str(row["snapshot_to"])
+        self.finished = False
+
+    @classmethod
+    def open(
+        cls,
+        connection: Connection[Any],
+        queue: str,
+        consumer: str,
+        max_events: int,
+        transaction: ExitStack | None = None,
+    ) -> Batch | None:
+        """The consumer's next batch, or None; locks the subscription until the caller's transaction ends.
+
+        `transaction` is closed by commit(); without it the caller commits.
+        """
+        with mapped(), connection.cursor(row_factory=dict_row) as cursor:
+            query = "select * from gdq.next_batch(%s, %s, max_events => %s)"
+            row = cursor.execute(query, [queue, consumer, max_events]).fetchone()
+        return cls(connection, queue, row, transaction) if row else None
+
+    @property
+    def position(self) -> Position:
+        """Where the consumer stands once the batch is finished."""
+        nonce = self._scalar("select gdq.tick_nonce(%s)", self.tick_to)
+        return Position("queue", self.snapshot_to, self.tick_to, str(nonce))
+
+    def tables(self) -> list[str]:
+        """The captured tables whose logs may hold rows of the batch, as `%I.%I`."""
+        with mapped(), self.connection.cursor(row_factory=scalar_row) as cursor:
+            return cursor.execute("select table_name from gdq.batch_tables(%s, %s)", [self.id, self.token]).fetchall()
+
+    def events(self) -> Iterator[Event]:
+        """All changes in the order of their numbers, streamed through a cursor of the server.
+
+        ResyncRequired where capture had a gap: what comes after it does not build on what came before.
+        """
+        with (
+            mapped(),
+            self.connection.cursor(f"gdq_batch_{self.id}", row_factory=class_row(Event)) as cursor,
+        ):
+            cursor.itersize = _FETCH_ROWS
+            for event in cursor.execute(_EVENTS, [self.id, self.token]):
+                if event.op == "resync":
+                    raise _resync(event.table, event.new)
+                yield event
+
+    def arrow(self, table: str, *, unsupported: Unsupported = "error", as_text: Collection[str] = ()) -> pa.Table:
+        """All log rows of one table as one Arrow table; see arrow_batches()."""
+        import pyarrow as pa  # noqa: PLC0415
+
+        columns = self._log_columns(table, unsupported, as_text)
+        return pa.Table.from_batches(self._read(table, columns), schema=schema_of(columns))
+
+    def arrow_batches(
+        self, table: str, *, unsupported: Unsupported = "error", as_text: Collection[str] = ()
+    ) -> Iterator[pa.RecordBatch]:
+        """The log rows of one table, typed, in no order, streamed.
+
+        Columns: ev_id, ev_txid, ev_time, ev_op (I, U, D; o and n: the old and new half of an update that did not fit
+        one row), then key_, old_ and new_ with the column's name. A TRUNCATE is no row: it is in events().
+        UnsupportedValue names the column that Arrow cannot hold, unless `unsupported` is "text" (types without a home
+        in Arrow) or `as_text` names it (any). ResyncRequired when capture had a gap.
+        """
+        return self._read(table, self._log_columns(table, unsupported, as_text))
+
+    def delta(self, table: str, *, unsupported: Unsupported = "error", as_text: Collection[str] = ()) -> pa.Table:
+        """The net change of a table in full mode: its row images, each with a signed count in `_weight`.
+
+        Old images count -1, new ones +1, equal images are added up and zeros left out: no order is needed, and a row
+        that was changed and changed back is not there. ResyncRequired when rows were changed that no image shows: by
+        a gap in capture, a TRUNCATE or DDL.
+        """
+        import pyarrow as pa  # noqa: PLC0415
+        import pyarrow.compute as pc  # noqa: PLC0415
+
+        self._refuse_gaps(table, ("resync", "truncate", "ddl"))
+        sources = self._sources(table)
+        if any(source["log_old"] is None for source in sources):
+            raise GdqError(f"table {table} is captured in pk mode: its log has no row images")
+        names = [source["name"] for source in sources]
+        if WEIGHT in names:
+            raise GdqError(f'table {table} has a column "{WEIGHT}" itself')
+        types = [_type_of(source, unsupported, as_text) for source in sources]
+        old = [Column(s["log_old"], t, s["name"]) for s, t in zip(sources, types, strict=True)]
+        new = [Column(s["log_new"], t, s["name"]) for s, t in zip(sources, types, strict=True)]
+        schema = schema_of(old).append(pa.field(WEIGHT, pa.int64()))
+        images: list[pa.Table] = [schema.empty_table()]
+        columns = _HEADER + [Column(c.source, c.type) for c in old + new]
+        for batch in self._read(table, columns):
+            ops = batch.column("ev_op")
+            for side, wanted, weight in ((old, _OLD_IMAGE, -1), (new, _NEW_IMAGE, 1)):
+                some = batch.filter(pc.is_in(ops, pa.array(wanted)))
+                arrays = [some.column(column.source) for column in side]
+                weights = pa.repeat(pa.scalar(weight, pa.int64()), some.num_rows)
+                images.append(pa.Table.from_arrays([*arrays, weights], schema=schema))
+        return _net(pa.concat_tables(images), names)
+
+    def commit(self) -> None:
+        """Move the consumer past the batch, and commit this with all that was done in its transaction.
+
+        Once is enough. StaleBatch when another worker took the batch over: nothing is committed.
+        """
+        if self.finished:
+            return
+        self._scalar("select gdq.finish_batch(%s, %s)", self.id, self.token)
+        if self._transaction is not None:
+            self._transaction.close()
+        self.finished = True
+
+    def _read(self, table: str, columns: list[Column]) -> Iterator[pa.RecordBatch]:
+        self._refuse_gaps(table, ("resync",))
+        rows = self._scalar("select gdq.batch_sql(%s, %s, %s::pg_catalog.regclass)", self.id, self.token, table)
+        with read(conninfo_of(self.connection), select_sql(f"({rows}) r", columns), columns) as batches:
+            yield from batches
+
+    def _log_columns(self, table: str, unsupported: Unsupported, as_text: Collection[str]) -> list[Column]:
+        columns = list(_HEADER)
+        sources = [(source, _type_of(source, unsupported, as_text)) for source in self._sources(table)]
+        for image in ("log_key", "log_old", "log_new"):
+            columns += [Column(source[image], kind) for source, kind in sources if source[image] is not None]
+        return columns
+
+    def _sources(self, table: str) -> list[dict[str, Any]]:
+        with mapped(), self.connection.cursor(row_factory=dict_row) as cursor:
+            query = "select * from gdq.table_columns(%s, %s::pg_catalog.regclass)"
+            return cursor.execute(query, [self.queue, table]).fetchall()
+
+    def _refuse_gaps(self, table: str, kinds: Collection[str]) -> None:
+        """ResyncRequired when the batch holds an event of one of these kinds for the table."""
+        query = """select tbl, kind, data from gdq.delta_events(%s, %s::pg_snapshot, %s::pg_snapshot,
+                     array[%s::pg_catalog.regclass])"""
+        with mapped(), self.connection.cursor(row_factory=dict_row) as cursor:
+            cursor.execute(query, [self.queue, self.snapshot_from, self.snapshot_to, table])
+            for row in cursor:
+                if row["kind"] in kinds:
+                    raise _resync(row["tbl"], row["data"], row["kind"])
+
+    def _scalar(self, query: str, *values: Any) -> Any:
+        with mapped(), self.connection.cursor(row_factory=scalar_row) as cursor:
+            return cursor.execute(query, values).fetchone()
+
+
+def _type_of(source: dict[str, Any], unsupported: Unsupported, as_text: Collection[str]) -> ColumnType:
+    chosen = source["name"] in as_text
+    kind = column_type(
+        source["type"],
+        source["as_text"],
+        log_type=source["log_type"],
+        column=source["name"],
+        unsupported="text" if chosen else unsupported,
+    )
+    return AS_TEXT if chosen and kind.arrow != "string" else kind
+
+
+def _net(images: pa.Table, names: list[str]) -> pa.Table:
+    """Equal images added up, zeros left out."""
+    import pyarrow.compute as pc  # noqa: PLC0415
+
+    summed = images.group_by(names).aggregate([(WEIGHT, "sum")]).rename_columns([*names, WEIGHT])
+    return summed.filter(pc.not_equal(summed.column(WEIGHT), 0)).cast(images.schema)
+
+
+def _resync(table: str | None, data: dict[str, Any] | None, kind: str = "resync") -> ResyncRequired:
+    what = {"truncate": "was truncated", "ddl": "was altered"}.get(kind, "has a gap in its capture")
+    reason = (data or {}).get("reason")
+    return ResyncRequired(
+        f"table {table} {what}{f': {reason}' if reason else ''}",
+        hint="Load it afresh and go on from there.",
+    )

@@ -1,0 +1,266 @@
+"""The command `gdq`: each command parses, calls one function of the library, and prints."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gdq import __version__
+from gdq.cli_base import (
+    Group,
+    dsn_option,
+    fields,
+    json_option,
+    names,
+    print_rows,
+    retry_locked,
+    session,
+    sql_option,
+    talk,
+)
+from gdq.cli_run import consume, peek, ticker
+
+if TYPE_CHECKING:
+    from gdq.queue import Mode
+
+QUEUE_SETTINGS = (
+    "ticker_max_count",
+    "ticker_max_lag",
+    "ticker_idle_period",
+    "rotation_period",
+    "rotation_bytes",
+    "retention",
+)
+
+
+class _Logfmt(logging.Formatter):
+    """One line of key=value pairs, for a log collector."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        message = super().format(record).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        return f'time={self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z")} level={record.levelname.lower()} msg="{message}"'
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="gdq")
+@click.option("-v", "--verbose", is_flag=True, help="Log more.")
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def main(verbose: bool, quiet: bool, debug: bool) -> None:  # noqa: ARG001 (read from the context)
+    """A queue of row changes inside PostgreSQL, and the consumers that read it.
+
+    Exit codes: 0 done or already so, 1 failed, 2 wrong usage, 3 checked and found wanting.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s") if sys.stderr.isatty() else _Logfmt())
+    level = logging.DEBUG if verbose else logging.ERROR if quiet else logging.INFO
+    logger = logging.getLogger("gdq")
+    logger.handlers[:] = [handler]
+    logger.setLevel(level)
+
+
+@main.command()
+@dsn_option
+@sql_option
+def install(dsn: str | None, as_sql: bool) -> None:
+    """Install gdq in the database, or upgrade it."""
+    from gdq import schema  # noqa: PLC0415
+
+    if as_sql:
+        click.echo(schema.script(), nl=False)
+        return
+    result = schema.install(dsn)
+    for notice in result.notices:
+        talk(notice)
+    talk(f"{'installed' if result.changed else 'already at'} {result.revision}")
+
+
+@main.command()
+@dsn_option
+@sql_option
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def uninstall(dsn: str | None, as_sql: bool, yes: bool) -> None:
+    """Remove gdq with all queues and logs; the tables stay as they are."""
+    from gdq import schema  # noqa: PLC0415
+
+    if as_sql:
+        click.echo(schema.uninstall_script(), nl=False)
+        return
+    if not yes:
+        click.confirm("Remove gdq with all its queues, consumers and unread changes?", abort=True, err=True)
+    talk("uninstalled" if retry_locked(dsn, schema.uninstall) else "already gone: gdq is not installed here")
+
+
+@main.command("create-event-triggers")
+@dsn_option
+def create_event_triggers(dsn: str | None) -> None:
+    """Make the event triggers that keep capture in step with DDL.
+
+    Most servers let only a superuser make them: connect as one, after `gdq install`.
+    """
+    from gdq import schema  # noqa: PLC0415
+
+    with session(dsn) as connection:
+        made = schema.create_event_triggers(connection)
+    talk("created event triggers" if made else "already on: the event triggers of gdq")
+
+
+@main.command("create-queue")
+@click.argument("queue")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help=f"One of {', '.join(QUEUE_SETTINGS)}.")
+@dsn_option
+def create_queue(queue: str, settings: tuple[str, ...], dsn: str | None) -> None:
+    """Create a queue.
+
+    \b
+    Example: gdq create-queue orders --set ticker_max_lag='1 s' --set retention='1 day'
+    """
+    from gdq import queue as queues  # noqa: PLC0415
+
+    pairs = dict(setting.partition("=")[::2] for setting in settings)
+    for name, value in pairs.items():
+        if name not in QUEUE_SETTINGS or not value:
+            raise click.BadParameter(f"{name!r}: want KEY=VALUE with a key of {', '.join(QUEUE_SETTINGS)}")
+    with session(dsn) as connection:
+        made = queues.create_queue(connection, queue, **pairs)
+    talk(f"created queue {queue}" if made else f"already there: queue {queue}")
+
+
+@main.command("drop-queue")
+@click.argument("queue")
+@click.option("--force", is_flag=True, help="Also with tables, consumers and views.")
+@dsn_option
+def drop_queue(queue: str, force: bool, dsn: str | None) -> None:
+    """Drop a queue with its logs."""
+    from gdq import queue as queues  # noqa: PLC0415
+
+    dropped = retry_locked(dsn, lambda connection: queues.drop_queue(connection, queue, force=force))
+    talk(f"dropped queue {queue}" if dropped else f"already gone: queue {queue}")
+
+
+@main.command("queues")
+@json_option
+@dsn_option
+def list_queues(as_json: bool, dsn: str | None) -> None:
+    """List queues with their settings and the age of the last tick."""
+    from gdq import queue as queues  # noqa: PLC0415
+
+    with session(dsn) as connection:
+        rows = queues.queue_info(connection)
+    print_rows(rows, fields(queues.QueueInfo), as_json=as_json)
+
+
+@main.command("add-table")
+@click.argument("queue")
+@click.argument("table")
+@click.option(
+    "--mode", type=click.Choice(["full", "pk"]), default="full", show_default=True, help="Row images or keys."
+)
+@click.option("--key", metavar="C1,C2", help="Identifying columns, when not the primary key.")
+@click.option("--include", metavar="C1,C2", help="pk: log old and new values of these too.")
+@click.option("--columns", metavar="C1,C2", help="full: log only these.")
+@click.option("--exclude", metavar="C1,C2", help="full: log all but these.")
+@click.option("--allow-rls", is_flag=True, help="Capture a table with row level security.")
+@dsn_option
+def add_table(queue: str, table: str, mode: Mode, allow_rls: bool, dsn: str | None, **lists: str | None) -> None:
+    """Capture a table from now on.
+
+    \b
+    Example: gdq add-table orders public.orders --mode pk --include status
+    """
+    from gdq import queue as queues  # noqa: PLC0415
+
+    options: dict[str, Any] = {name: names(value) for name, value in lists.items()}
+    retry_locked(
+        dsn,
+        lambda connection: queues.add_table(connection, queue, table, mode, allow_rls=allow_rls, **options),
+    )
+    talk(f"added table {table} to {queue}")
+
+
+@main.command("remove-table")
+@click.argument("queue")
+@click.argument("table")
+@dsn_option
+def remove_table(queue: str, table: str, dsn: str | None) -> None:
+    """Stop capturing a table and drop its logs."""
+    from gdq import queue as queues  # noqa: PLC0415
+
+    retry_locked(dsn, lambda connection: queues.remove_table(connection, queue, table))
+    talk(f"removed table {table} from {queue}")
+
+
+@main.command("tables")
+@click.argument("queue", required=False)
+@json_option
+@dsn_option
+def list_tables(queue: str | None, as_json: bool, dsn: str | None) -> None:
+    """List captured tables."""
+    from gdq import queue as queues  # noqa: PLC0415
+
+    with session(dsn) as connection:
+        rows = queues.table_info(connection, queue)
+    print_rows(rows, fields(queues.TableInfo), as_json=as_json)
+
+
+@main.command("register-consumer")
+@click.argument("queue")
+@click.argument("consumer")
+@click.option("--at", default="now", metavar="TICK|now", show_default=True, help="Changes after this tick.")
+@click.option("--tables", metavar="T1,T2", help="Only these captured tables.")
+@dsn_option
+def register_consumer(queue: str, consumer: str, at: str, tables: str | None, dsn: str | None) -> None:
+    """Register a consumer, which gets every change from then on."""
+    from gdq import consumer as consumers  # noqa: PLC0415
+
+    if at != "now" and not at.isdecimal():
+        raise click.BadParameter(f"{at!r}: want the number of a tick, or now", param_hint="--at")
+    tick = None if at == "now" else int(at)
+    with session(dsn) as connection:
+        new = consumers.register_consumer(connection, queue, consumer, at_tick=tick, tables=names(tables))
+    talk(f"registered consumer {consumer} on {queue}" if new else f"already registered: {consumer} on {queue}")
+
+
+@main.command("unregister-consumer")
+@click.argument("queue")
+@click.argument("consumer")
+@dsn_option
+def unregister_consumer(queue: str, consumer: str, dsn: str | None) -> None:
+    """Forget a consumer and its position."""
+    from gdq import consumer as consumers  # noqa: PLC0415
+
+    with session(dsn) as connection:
+        known = consumers.unregister_consumer(connection, queue, consumer)
+    talk(f"unregistered consumer {consumer} from {queue}" if known else f"already gone: {consumer} on {queue}")
+
+
+@main.command("consumers")
+@click.argument("queue", required=False)
+@json_option
+@dsn_option
+def list_consumers(queue: str | None, as_json: bool, dsn: str | None) -> None:
+    """List consumers with their lag in time and events."""
+    from gdq import consumer as consumers  # noqa: PLC0415
+
+    with session(dsn) as connection:
+        rows = consumers.consumer_info(connection, queue)
+    print_rows(rows, fields(consumers.ConsumerInfo), as_json=as_json)
+
+
+@main.command()
+@click.argument("queue")
+@dsn_option
+def tick(queue: str, dsn: str | None) -> None:
+    """Take a tick now and print its number."""
+    from gdq import queue as queues  # noqa: PLC0415
+
+    with session(dsn) as connection:
+        number = queues.force_tick(connection, queue)
+    click.echo(number)
+
+
+for _command in (ticker, consume, peek):
+    main.add_command(_command)

@@ -1,0 +1,197 @@
+"""Consumers: who reads a queue, and the loop that hands out batches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import islice
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import psycopg
+from psycopg import Connection, sql
+from psycopg.pq import TransactionStatus
+from psycopg.rows import class_row, scalar_row
+
+from gdq import queue as queues
+from gdq.batch import Batch
+from gdq.conninfo import connect
+from gdq.errors import GdqError, mapped
+from gdq.source import Event
+from gdq.ticker import INTERVAL_SECONDS, Housekeeping
+
+MAX_EVENTS = 50_000
+
+# The notification of a tick ends the wait at once; this is for ticks that nobody but this consumer would take.
+_POLL_SECONDS_MAX = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerInfo:
+    """One consumer of a queue: how far it is behind in time and events. `tables` None: it takes all."""
+
+    queue_name: str
+    consumer_name: str
+    lag: timedelta
+    lag_events: int
+    last_seen: datetime | None
+    last_tick: int | None
+    tables: list[str] | None
+
+
+class Handler(Protocol):
+    """What `gdq consume` runs for every batch, in the transaction that finishes it. It must not commit."""
+
+    def __call__(self, connection: Connection[Any], events: Iterator[Event], /) -> object:
+        """Apply the events; an exception rolls everything back and the batch comes again."""
+
+
+def register_consumer(
+    connection: Connection[Any],
+    queue: str,
+    consumer: str,
+    *,
+    at_tick: int | None = None,
+    tables: Sequence[str] | None = None,
+) -> bool:
+    """Register a consumer that gets every change after a tick (None: now); False when it was registered already.
+
+    `tables`: the captured tables that it takes, None for all, also those added later. TruncatedPosition when changes
+    after the tick may be gone; WrongIsolation when the transaction has written.
+    """
+    query = "select gdq.register_consumer(%s, %s, at_tick => %s, tables => %s::text[]::pg_catalog.regclass[])"
+    names = None if tables is None else list(tables)
+    with mapped(), connection.cursor(row_factory=scalar_row) as cursor:
+        return bool(cursor.execute(query, [queue, consumer, at_tick, names]).fetchone())
+
+
+def unregister_consumer(connection: Connection[Any], queue: str, consumer: str) -> bool:
+    """Forget a consumer and its position; False when there was none."""
+    with mapped(), connection.cursor(row_factory=scalar_row) as cursor:
+        return bool(cursor.execute("select gdq.unregister_consumer(%s, %s)", [queue, consumer]).fetchone())
+
+
+def consumer_info(connection: Connection[Any], queue: str | None = None) -> list[ConsumerInfo]:
+    """The consumers of all queues, or of one."""
+    with mapped(), connection.cursor(row_factory=class_row(ConsumerInfo)) as cursor:
+        return cursor.execute("select * from gdq.consumer_info(%s)", [queue]).fetchall()
+
+
+def peek(connection: Connection[Any], queue: str, consumer: str | None = None, *, limit: int) -> list[Event]:
+    """The next events of a consumer, at most `limit`, without consuming them; None: the one furthest behind.
+
+    Takes a tick first. Needs an idle autocommit connection. psycopg.errors.LockNotAvailable while a worker holds the
+    consumer; GdqError when the queue has none.
+    """
+    with connection.transaction():
+        queues.force_tick(connection, queue)
+    if consumer is None:
+        consumers = consumer_info(connection, queue)
+        if not consumers:
+            raise GdqError(f'queue "{queue}" has no consumer to look for', hint="Register one first.")
+        consumer = max(consumers, key=lambda info: info.lag_events).consumer_name
+    # What opens the batch is undone, so a worker's own token stays good.
+    with connection.transaction(force_rollback=True):
+        connection.execute("set local lock_timeout = '2s'")
+        batch = Batch.open(connection, queue, consumer, limit)
+        return list(islice(batch.events(), limit)) if batch else []
+
+
+class Consumer:
+    """Reads the batches of one registered consumer; a BatchSource.
+
+        with Consumer(dsn, "orders", "mirror") as consumer:
+            for batch in consumer.batches():
+                for event in batch.events():
+                    ...
+
+    Given a connection it takes that over: switched to autocommit, so that every batch is a READ COMMITTED transaction
+    of its own; the connection must be idle and stays open at the end. While it waits it does a ticker's work too.
+    `max_events`: ticks are joined into one batch up to so many events.
+    """
+
+    def __init__(
+        self,
+        source: Connection[Any] | str | None,
+        queue: str,
+        consumer: str,
+        *,
+        max_events: int = MAX_EVENTS,
+    ) -> None:
+        self.queue = queue
+        self.consumer = consumer
+        self._max_events = max_events
+        self._owned = not isinstance(source, Connection)
+        if isinstance(source, Connection):
+            self.connection = source
+        else:
+            self.connection = connect(source, application_name=f"gdq:{queue}/{consumer}")
+        if self.connection.info.transaction_status != TransactionStatus.IDLE:
+            raise GdqError("a consumer needs a connection that is not in a transaction")
+        self.connection.autocommit = True
+        self.connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+        self._housekeeping = Housekeeping(queue)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._owned:
+            self.connection.close()
+
+    def batches(
+        self,
+        *,
+        once: bool = False,
+        timeout: float | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> Iterator[Batch]:
+        """The batches from the consumer's position on, each in a transaction of its own.
+
+        Asking for the next batch finishes the one before and commits (batch.commit() does it earlier); an exception or
+        a `break` rolls back, and the batch comes again. `once`: force a tick and end with the batch that holds it.
+        `timeout`: end when there was no batch for so many seconds. `stop` is asked between batches and while waiting.
+        """
+        last_tick = self._force_tick() if once else None
+        if not once:
+            self._listen()
+        waiting_since = time.monotonic()
+        pause = INTERVAL_SECONDS
+        while not stop():
+            with ExitStack() as transaction:
+                transaction.enter_context(self.connection.transaction())
+                batch = Batch.open(self.connection, self.queue, self.consumer, self._max_events, transaction)
+                if batch is not None:
+                    yield batch
+                    batch.commit()
+            if batch is not None:
+                waiting_since, pause = time.monotonic(), INTERVAL_SECONDS
+                if last_tick is not None and batch.tick_to >= last_tick:
+                    return
+            elif last_tick is not None or self._waited_too_long(waiting_since, timeout):
+                return
+            elif not self._housekeeping.step(self.connection):
+                self._wait(pause)
+                pause = min(pause * 2, _POLL_SECONDS_MAX)
+
+    def _force_tick(self) -> int:
+        with self.connection.transaction():
+            return queues.force_tick(self.connection, self.queue)
+
+    def _listen(self) -> None:
+        queue = queues.queue_info(self.connection, self.queue)[0]
+        self.connection.execute(sql.SQL("listen {}").format(sql.Identifier(f"gdq_{queue.queue_id}")))
+
+    def _wait(self, seconds: float) -> None:
+        """Sleep until a tick is notified, at most for `seconds`."""
+        for _ in self.connection.notifies(timeout=seconds, stop_after=1):
+            pass
+
+    @staticmethod
+    def _waited_too_long(since: float, timeout: float | None) -> bool:
+        return timeout is not None and time.monotonic() - since >= timeout

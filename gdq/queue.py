@@ -1,0 +1,140 @@
+"""Queues and the tables that they capture: one function for each SQL function of the same name.
+
+All take a connection and leave the transaction to the caller; errors of the server pass through as psycopg.Error,
+those with an SQLSTATE of gdq's as the classes in gdq.errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+from psycopg import Connection, sql
+from psycopg.rows import class_row, scalar_row
+
+from gdq.errors import mapped
+
+Mode = Literal["full", "pk"]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueInfo:
+    """One queue: its settings, and how far its ticks are behind."""
+
+    queue_name: str
+    queue_id: int
+    tables: int
+    consumers: int
+    last_tick: int | None
+    last_tick_lag: timedelta | None
+    events_since_tick: int | None
+    ticker_max_count: int
+    ticker_max_lag: timedelta
+    ticker_idle_period: timedelta
+    rotation_period: timedelta
+    rotation_bytes: int
+    retention: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class TableInfo:
+    """One captured table. `state` is "resync" while capture has a gap that some consumer has not passed."""
+
+    queue_name: str
+    table_name: str
+    mode: Mode
+    key: list[str] | None
+    columns: list[str]
+    version: int
+    state: Literal["ok", "resync"]
+    reason: str | None
+    log_bytes: int
+
+
+def create_queue(connection: Connection[Any], queue: str, **settings: Any) -> bool:
+    """Make a queue; False when it existed, and is left as it is.
+
+    `settings` are the named arguments of the SQL function: ticker_max_count (events), ticker_max_lag,
+    ticker_idle_period, rotation_period, retention (intervals), rotation_bytes.
+    """
+    return bool(_call(connection, "create_queue", queue, **settings))
+
+
+def drop_queue(connection: Connection[Any], queue: str, *, force: bool = False) -> bool:
+    """Remove a queue with its logs; False when there was none. With tables or consumers only by `force`."""
+    return bool(_call(connection, "drop_queue", queue, force=force))
+
+
+def queue_info(connection: Connection[Any], queue: str | None = None) -> list[QueueInfo]:
+    """All queues, or one."""
+    with mapped(), connection.cursor(row_factory=class_row(QueueInfo)) as cursor:
+        return cursor.execute("select * from gdq.queue_info(%s)", [queue]).fetchall()
+
+
+def add_table(
+    connection: Connection[Any],
+    queue: str,
+    table: str,
+    mode: Mode = "full",
+    *,
+    key: Sequence[str] | None = None,
+    include: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
+    exclude: Sequence[str] | None = None,
+    allow_rls: bool = False,
+) -> None:
+    """Capture a table from the end of this transaction on.
+
+    `mode` full logs both images of a change (of `columns`, or all but `exclude`); pk the key, and old and new values
+    of the columns in `include`. `key`: the identifying columns when they are not the primary key.
+    psycopg.errors.LockNotAvailable when writers hold the table: nothing is changed, try again.
+    """
+    lists = {"key": key, "include": include, "columns": columns, "exclude": exclude}
+    options = {name: list(value) for name, value in lists.items() if value is not None}
+    _call(connection, "add_table", queue, _Table(table), mode=mode, allow_rls=allow_rls, **options)
+
+
+def remove_table(connection: Connection[Any], queue: str, table: str) -> None:
+    """Stop capturing a table and drop its logs, consumed or not."""
+    _call(connection, "remove_table", queue, _Table(table))
+
+
+def table_info(connection: Connection[Any], queue: str | None = None) -> list[TableInfo]:
+    """The captured tables of all queues, or of one."""
+    with mapped(), connection.cursor(row_factory=class_row(TableInfo)) as cursor:
+        return cursor.execute("select * from gdq.table_info(%s)", [queue]).fetchall()
+
+
+def force_tick(connection: Connection[Any], queue: str) -> int:
+    """Take a tick now, due or not; its id. WrongIsolation when the transaction has written already."""
+    return int(_call(connection, "force_tick", queue))
+
+
+def ticker(connection: Connection[Any], queue: str | None = None) -> int:
+    """Take a tick that is due, of one queue or all; how many were made: call again until 0."""
+    return int(_call(connection, "ticker", queue))
+
+
+def maintain(connection: Connection[Any]) -> bool:
+    """Rotate and empty logs, in a transaction of its own; True when more is due: call again."""
+    return bool(_call(connection, "maintain"))
+
+
+class _Table(str):
+    """A table's name as SQL has it, which the server resolves with the session's search_path."""
+
+    __slots__ = ()
+
+
+def _call(connection: Connection[Any], function: str, *arguments: str | None, **named: Any) -> Any:
+    """Call a SQL function of gdq with a scalar result."""
+    parts: list[sql.Composable] = [
+        sql.SQL("%s::pg_catalog.regclass" if isinstance(argument, _Table) else "%s") for argument in arguments
+    ]
+    parts += [sql.SQL("{} => %s").format(sql.Identifier(name)) for name in named]
+    query = sql.SQL("select gdq.{}({})").format(sql.Identifier(function), sql.SQL(", ").join(parts))
+    values = [str(argument) if argument is not None else None for argument in arguments] + list(named.values())
+    with mapped(), connection.cursor(row_factory=scalar_row) as cursor:
+        return cursor.execute(query, values).fetchone()

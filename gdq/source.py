@@ -1,0 +1,110 @@
+"""The seam between what reads changes and where they come from.
+
+A reader is written against BatchSource and SourceBatch. The queue is one source (gdq.consumer.Consumer); another one,
+such as a logical replication slot, gives the same batches and the reader does not notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from gdq.errors import GdqError
+from gdq.pgtypes import Unsupported
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One change, in the order of the queue.
+
+    `op` is insert, update, delete, truncate or ddl. `key` is the new key of an insert or update, the old one of a
+    delete; `old` and `new` are row images, or the included columns in pk mode; None where there is none. Values are
+    JSON's: what JSON cannot hold is PostgreSQL's text (docs/types.md). `time` has a time zone.
+    """
+
+    id: int
+    xid: int
+    time: datetime
+    op: str
+    table: str | None
+    key: dict[str, Any] | None
+    old: dict[str, Any] | None
+    new: dict[str, Any] | None
+
+
+def iso_utc(time: datetime) -> str:
+    """A time in UTC, as it is printed everywhere."""
+    return time.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a reader stands; opaque to it, and text outside the server.
+
+    `kind` names the source ("queue"), `snapshot` is what has been read, `tick` the place in the source. `nonce` was
+    drawn for that tick: a source that lost its tail in a failover may give the number again, but not the nonce.
+    """
+
+    kind: str
+    snapshot: str
+    tick: int
+    nonce: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}/{self.tick}/{self.nonce}/{self.snapshot}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The position that str() wrote; GdqError for any other text."""
+        parts = text.split("/")
+        if len(parts) != 4 or not parts[1].isdecimal():
+            raise GdqError(f"not a position: {text!r}")
+        kind, tick, nonce, snapshot = parts
+        return cls(kind, snapshot, int(tick), nonce)
+
+
+class SourceBatch(Protocol):
+    """The changes between two positions: whole transactions, the same again when read again."""
+
+    @property
+    def position(self) -> Position:
+        """Where a reader stands once it has applied the batch."""
+
+    def tables(self) -> list[str]:
+        """The tables that have rows in the batch, as `schema.table` quoted where needed."""
+
+    def events(self) -> Iterator[Event]:
+        """All changes in order, streamed."""
+
+    def arrow(self, table: str, *, unsupported: Unsupported = "error", as_text: Collection[str] = ()) -> pa.Table:
+        """The log rows of one table, typed, in no order.
+
+        What Arrow cannot hold is an error, or text: for types with unsupported="text", for values by naming the
+        column in `as_text`.
+        """
+
+    def arrow_batches(
+        self, table: str, *, unsupported: Unsupported = "error", as_text: Collection[str] = ()
+    ) -> Iterator[pa.RecordBatch]:
+        """The same, streamed."""
+
+    def delta(self, table: str, *, unsupported: Unsupported = "error", as_text: Collection[str] = ()) -> pa.Table:
+        """The net change of one table: row images with a signed count in `_weight`, zeros left out."""
+
+    def commit(self) -> None:
+        """Move the reader past the batch."""
+
+
+class BatchSource(Protocol):
+    """Gives batches, one after the other, each open until the next is asked for."""
+
+    def batches(self, *, once: bool = False, timeout: float | None = None) -> Iterator[SourceBatch]:
+        """The batches from the reader's position on.
+
+        `once`: those up to now, then end. `timeout`: end when there was none for so many seconds; None: wait for ever.
+        """

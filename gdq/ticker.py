@@ -1,0 +1,122 @@
+"""The ticker: ticks and maintenance of all queues of a database. Any number of them may run."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+
+from gdq import queue as queues
+
+log = logging.getLogger(__name__)
+
+INTERVAL_SECONDS = 0.05
+
+# Maintenance looks at every log, a tick only at what moved.
+MAINTENANCE_SECONDS = 1.0
+
+# Bounds how long ticks wait behind a pile of them.
+_MAINTENANCE_CALLS_MAX = 100
+
+_BACK_OFF_SECONDS_MAX = 10.0
+
+
+def tick_all(connection: psycopg.Connection[Any], queue: str | None = None) -> int:
+    """Take every tick that is due, each in a transaction of its own; how many. Needs an idle connection."""
+    made = 0
+    while True:
+        with connection.transaction():
+            more = queues.ticker(connection, queue)
+        if not more:
+            return made
+        made += more
+
+
+def maintain_all(connection: psycopg.Connection[Any], calls_max: int | None = None) -> None:
+    """Rotate and empty logs until nothing is due, each step in a transaction of its own. Needs an idle connection.
+
+    `calls_max` bounds the steps: one of them empties one log segment.
+    """
+    for _ in itertools.count() if calls_max is None else range(calls_max):
+        with connection.transaction():
+            if not queues.maintain(connection):
+                return
+
+
+class Housekeeping:
+    """The work of a ticker in small portions, for a loop that has other things to do."""
+
+    def __init__(self, queue: str | None = None) -> None:
+        self._queue = queue
+        self._maintained_at = float("-inf")
+
+    def step(self, connection: psycopg.Connection[Any]) -> int:
+        """Take the ticks that are due, and maintain when it was a while ago; how many ticks."""
+        made = tick_all(connection, self._queue)
+        if time.monotonic() - self._maintained_at >= MAINTENANCE_SECONDS:
+            maintain_all(connection, _MAINTENANCE_CALLS_MAX)
+            self._maintained_at = time.monotonic()
+        return made
+
+
+def run(
+    connect: Callable[[], psycopg.Connection[Any]],
+    *,
+    interval_seconds: float = INTERVAL_SECONDS,
+    stop: Callable[[float], bool],
+) -> None:
+    """Tick and maintain until `stop(seconds)`, which sleeps for that long, returns True. Reconnects when cut off."""
+    housekeeping = Housekeeping()
+
+    def work(connection: psycopg.Connection[Any]) -> None:
+        while not stop(interval_seconds):
+            housekeeping.step(connection)
+
+    reconnecting(connect, work, stop)
+
+
+def reconnecting(
+    connect: Callable[[], psycopg.Connection[Any]],
+    work: Callable[[psycopg.Connection[Any]], None],
+    stop: Callable[[float], bool],
+) -> None:
+    """Call `work` with a connection until it returns; again with a new one whenever the connection was lost.
+
+    Waits longer from try to try and logs the loss once. The first connection is not retried: a wrong address or
+    password is the caller's to hear.
+    """
+    connection = connect()
+    while _lost(connection, work):
+        delay = 0.0
+        while True:
+            delay = min(max(delay * 2, 0.1), _BACK_OFF_SECONDS_MAX)
+            if stop(delay):
+                return
+            try:
+                connection = connect()
+            except psycopg.OperationalError:
+                continue
+            log.warning("connected again")
+            break
+
+
+def _lost(connection: psycopg.Connection[Any], work: Callable[[psycopg.Connection[Any]], None]) -> bool:
+    """Do the work; True when it ended because the connection was cut off. Closes the connection."""
+    with connection:
+        connection.autocommit = True
+        try:
+            work(connection)
+        except psycopg.OperationalError as error:
+            if not connection.broken:
+                raise
+            log.warning("connection lost: %s", _first_line(error))
+            return True
+    return False
+
+
+def _first_line(error: psycopg.Error) -> str:
+    return str(error).partition("\n")[0]
