@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from uuid import UUID
 
 from psycopg import Connection
 from psycopg.rows import class_row, dict_row, scalar_row
+from psycopg.types.json import set_json_loads
 
 from gdq.arrow import Column, read, schema_of, select_sql
 from gdq.conninfo import conninfo_of
@@ -23,6 +25,8 @@ WEIGHT = "_weight"
 
 # Rows fetched from the cursor at a time: a row may hold two images of megabytes.
 _FETCH_ROWS = 500
+
+_FLOAT_DIGITS = 16
 
 _EVENTS = """select ev_id as id, ev_txid as xid, ev_time as time, op, tbl as "table", key, old, new
                from gdq.get_batch(%s, %s)"""
@@ -100,6 +104,7 @@ class Batch:
             self.connection.cursor(f"gdq_batch_{self.id}", row_factory=class_row(Event)) as cursor,
         ):
             cursor.itersize = _FETCH_ROWS
+            set_json_loads(_loads, cursor)
             for event in cursor.execute(_EVENTS, [self.id, self.token]):
                 if event.op == "resync":
                     raise _resync(event.table, event.new)
@@ -226,5 +231,14 @@ def _resync(table: str | None, data: dict[str, Any] | None, kind: str = "resync"
     reason = (data or {}).get("reason")
     return ResyncRequired(
         f"table {table} {what}{f': {reason}' if reason else ''}",
-        hint="Load it afresh and go on from there.",
+        hint="Register the consumer again, then load the table afresh.",
     )
+
+
+def _integer(text: str) -> int | float:
+    # bigint comes as text, so what does not fit 2^53 is a float of the server's without a fraction, such as 1e300.
+    return int(text) if len(text) < _FLOAT_DIGITS else float(text)
+
+
+def _loads(data: str | bytes) -> Any:
+    return json.loads(data, parse_int=_integer)

@@ -65,7 +65,7 @@ class TypeRow:
 _TEXT = "({c})::text"
 AS_TEXT = ColumnType("string", "string", _TEXT)
 
-_TIMESTAMP_NOTE = "infinity and what comes after 294246-12-31 is an error"
+_TIMESTAMP_NOTE = "infinity and times after 294247-01-10 are an error"
 
 TYPES = (
     TypeRow("boolean", "true, false", "bool", ColumnType("bool", "boolean", "{c}")),
@@ -76,13 +76,13 @@ TYPES = (
     TypeRow(
         "real",
         "number; NaN, Infinity, -Infinity, -0 as text",
-        "float or str",
+        "float (int when whole) or str",
         ColumnType("float", "float", "{c}"),
     ),
     TypeRow(
         "double precision",
         "number; NaN, Infinity, -Infinity, -0 as text",
-        "float or str",
+        "float (int when whole) or str",
         ColumnType("double", "double", "{c}"),
     ),
     TypeRow(
@@ -198,3 +198,20 @@ def _decimal(pg_type: str) -> ColumnType | None:
     note = _ROWS["numeric(p,s)"].column.note
     scale = max(scale, 0)
     return ColumnType(f"decimal128({digits}, {scale})", f"decimal({digits},{scale})", _TEXT, note)
+
+
+def markdown() -> str:
+    """The table of docs/types.md."""
+    lines = ["| PostgreSQL | JSON | Python | Arrow | Spark | |", "|---|---|---|---|---|---|"]
+    for row in TYPES:
+        column = row.column
+        arrow, spark = column.arrow, column.spark
+        if row.by_option:
+            arrow, spark = f"{arrow} by option", f"{spark} by option"
+        cells = (f"`{row.postgres}`", row.json, row.python, arrow, spark, column.note)
+        lines.append(f"| {' | '.join(cells)} |".replace("  |", " |"))
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")
