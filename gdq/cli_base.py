@@ -56,14 +56,16 @@ class Group(click.Group):
     """Turns errors of gdq and of the server into a Failure, unless --debug asks for the traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        import psycopg  # noqa: PLC0415 (help and usage errors come without it)
-
-        from gdq.errors import GdqError  # noqa: PLC0415
-
         try:
             return super().invoke(ctx)
-        except (psycopg.Error, GdqError) as error:
-            if ctx.params.get("debug"):
+        except (click.ClickException, click.Abort, click.exceptions.Exit, OSError):
+            raise
+        except Exception as error:
+            from psycopg import Error  # noqa: PLC0415 (help and usage errors come without it)
+
+            from gdq.errors import GdqError  # noqa: PLC0415
+
+            if ctx.params.get("debug") or not isinstance(error, (Error, GdqError)):
                 raise
             raise failure(error) from error
 
