@@ -1,22 +1,51 @@
 -- column_numbers(tbl, names, what): attribute numbers of named columns, in the order given; NULL for NULL.
--- Writes: nothing. Errors: 42703 for a name that the table does not have.
+-- Writes: nothing. Errors: 42703 for a name that the table does not have; 22023 for a column that no trigger sees.
 create or replace function gdq.column_numbers(tbl regclass, names text[], what text) returns smallint[]
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
-  missing text;
+  bad record;
 begin
-  select n into missing from unnest(names) n
-   where not exists (select from pg_attribute a
-                      where a.attrelid = tbl and a.attname = n and a.attnum > 0 and not a.attisdropped) limit 1;
-  if missing is not null then
-    raise exception '%: table % has no column "%"', what, gdq.table_name(tbl), missing using errcode = 'undefined_column';
-  end if;
+  for bad in select n as name, a.attgenerated as generated
+               from unnest(names) n left join pg_attribute a on a.attrelid = tbl and a.attname = n and a.attnum > 0 and not a.attisdropped loop
+    if bad.generated is null then
+      raise exception '%: table % has no column "%"', what, gdq.table_name(tbl), bad.name using errcode = 'undefined_column';
+    elsif bad.generated = 'v' then
+      raise exception '%: column "%" of % is a virtual generated column, which triggers cannot see', what, bad.name, gdq.table_name(tbl)
+        using errcode = 'invalid_parameter_value';
+    end if;
+  end loop;
   return (select array_agg(a.attnum order by o)
             from unnest(names) with ordinality u(n, o) join pg_attribute a on a.attrelid = tbl and a.attname = n);
 end
 $$;
 comment on function gdq.column_numbers(regclass, text[], text) is 'Attribute numbers of named columns; error 42703 for an unknown one.';
+
+-- refuse_partitions(tbl): error when triggers cannot record every change of some partition of a table.
+-- Writes: nothing. Errors: 0A000, 42501.
+create or replace function gdq.refuse_partitions(tbl regclass) returns void
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  leaf record;
+begin
+  for leaf in select gdq.table_name(c.oid) as name, c.relkind, c.relpersistence, pg_get_userbyid(c.relowner) as owner,
+                     has_table_privilege(c.oid, 'TRIGGER') as may_trigger
+                from pg_partition_tree(tbl) p join pg_class c on c.oid = p.relid where p.relid <> tbl loop
+    if leaf.relkind = 'f' then
+      raise exception 'partition % of % is a foreign table: changes at its server are not seen', leaf.name, gdq.table_name(tbl)
+        using errcode = 'feature_not_supported', hint = 'Capture the other partitions one by one.';
+    elsif leaf.relkind = 'r' and leaf.relpersistence = 'u' then
+      raise exception 'partition % of % is unlogged: a crash empties it without any event', leaf.name, gdq.table_name(tbl)
+        using errcode = 'feature_not_supported', hint = 'ALTER TABLE ... SET LOGGED first.';
+    elsif not leaf.may_trigger then
+      raise exception 'no right to put triggers on %, a partition of %', leaf.name, gdq.table_name(tbl)
+        using errcode = 'insufficient_privilege', hint = format('GRANT TRIGGER ON %s TO %I; as %I.', leaf.name, current_user, leaf.owner);
+    end if;
+  end loop;
+end
+$$;
+comment on function gdq.refuse_partitions(regclass) is 'Error when the changes of some partition of a table cannot be captured.';
 
 -- refuse_table(queue_id, tbl, allow_rls): error when triggers cannot record every change of a table.
 -- Writes: nothing. Errors: 42809, 0A000, 42501, 42710, 55000, each with the reason and the cure.
@@ -161,6 +190,7 @@ begin
     raise exception 'give columns or exclude, not both' using errcode = 'invalid_parameter_value';
   end if;
   perform gdq.refuse_table(queue_of, tbl, allow_rls);
+  perform gdq.refuse_partitions(tbl);
   begin
     perform gdq.create_capture(queue_of, tbl);
   exception when lock_not_available then

@@ -31,9 +31,9 @@ comment on function gdq.capture_values(jsonb, text, text, text, text, text, bool
 
 -- capture_body(version_id, segment, op): the PL/pgSQL body of one capture function: static, fully qualified INSERTs
 -- into the current segment and nothing else. op is i, u or d. Writes: nothing.
---   full: an UPDATE is one row with both images, or two rows 'o' and 'n' under one number when they may not fit a page.
---   pk: the key, and old and new values of the included columns; an UPDATE that changes the key is a D and an I. Keys
---   are compared as images, which runs no operator of the application's and tells 1.0 from 1.00.
+--   An UPDATE is one row with both images, or two rows 'o' and 'n' under one number when they may not fit a page.
+--   pk: the images are the key and the included columns; an UPDATE that changes the key is a D and an I. Keys are
+--   compared as images, which runs no operator of the application's and tells 1.0 from 1.00.
 create or replace function gdq.capture_body(version_id bigint, segment regclass, op text) returns text
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -44,6 +44,7 @@ declare
   old_keys text;
   new_keys text;
   next_id text;
+  updated text;
 begin
   select * into strict v from gdq.table_version tv where tv.version_id = capture_body.version_id;
   select ct.mode, format('pg_catalog.nextval(''gdq_log.q%s_ev''::pg_catalog.regclass)', ct.queue_id) into mode, next_id
@@ -55,24 +56,26 @@ begin
   elsif op = 'd' then
     return (select format(E'begin\n  insert into %s (%s)\n  values (%s);\n  return null;\nend', log, names, vals)
               from gdq.capture_values(v.columns, 'D', 'OLD', 'OLD', null, next_id, false));
-  elsif mode = 'full' and not v.split then
-    return (select format(E'begin\n  insert into %s (%s)\n  values (%s);\n  return null;\nend', log, names, vals)
-              from gdq.capture_values(v.columns, 'U', null, 'OLD', 'NEW', next_id, false));
-  elsif mode = 'full' then
-    return (select format(E'declare\n  ev_number bigint := %s;\nbegin\n  insert into %s (%s)\n  values (%s), (%s);\n  return null;\nend',
-                          next_id, log, o.names, o.vals, n.vals)
-              from gdq.capture_values(v.columns, 'o', null, 'OLD', null, 'ev_number', true) o,
-                   gdq.capture_values(v.columns, 'n', null, null, 'NEW', 'ev_number', true) n);
+  elsif v.split then
+    select format(E'  declare\n    ev_number bigint := %s;\n  begin\n    insert into %s (%s)\n    values (%s), (%s);\n  end;\n',
+                  next_id, log, o.names, o.vals, n.vals) into updated
+      from gdq.capture_values(v.columns, 'o', 'NEW', 'OLD', null, 'ev_number', true) o,
+           gdq.capture_values(v.columns, 'n', 'NEW', null, 'NEW', 'ev_number', true) n;
+  else
+    select format(E'  insert into %s (%s)\n  values (%s);\n', log, names, vals) into updated
+      from gdq.capture_values(v.columns, 'U', 'NEW', 'OLD', 'NEW', next_id, false);
+  end if;
+  if mode = 'full' then
+    return format(E'begin\n%s  return null;\nend', updated);
   end if;
   select string_agg(format('OLD.%I', name), ', ' order by attnum), string_agg(format('NEW.%I', name), ', ' order by attnum)
     into old_keys, new_keys
     from jsonb_to_recordset(v.columns) c(attnum int, name text, log_key text) where log_key is not null;
-  return (select format(E'begin\n  if pg_catalog.record_image_ne(row(%s), row(%s)) then\n    insert into %s (%s)\n    values (%s), (%s);\n'
-                        || E'  else\n    insert into %s (%s)\n    values (%s);\n  end if;\n  return null;\nend',
-                        old_keys, new_keys, log, d.names, d.vals, i.vals, log, u.names, u.vals)
+  return (select format(E'begin\n  if pg_catalog.record_image_ne(row(%s), row(%s)) then\n  insert into %s (%s)\n  values (%s), (%s);\n'
+                        || E'  else\n%s  end if;\n  return null;\nend',
+                        old_keys, new_keys, log, d.names, d.vals, i.vals, updated)
             from gdq.capture_values(v.columns, 'D', 'OLD', 'OLD', null, next_id, true) d,
-                 gdq.capture_values(v.columns, 'I', 'NEW', null, 'NEW', next_id, true) i,
-                 gdq.capture_values(v.columns, 'U', 'NEW', 'OLD', 'NEW', next_id, false) u);
+                 gdq.capture_values(v.columns, 'I', 'NEW', null, 'NEW', next_id, true) i);
 end
 $$;
 comment on function gdq.capture_body(bigint, regclass, text) is 'PL/pgSQL body of one capture function: static INSERTs into the current segment.';

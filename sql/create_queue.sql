@@ -19,14 +19,20 @@ end
 $$;
 comment on function gdq.arm_event_log(integer, integer) is 'Points the event function of a queue at one segment of its event log.';
 
--- own_capture(function): hands a generated function over to the capture role, where the installer has it, and takes
--- EXECUTE from PUBLIC. The role may create in gdq_log only while this runs, so nobody ever sees it hold that right.
+-- own_capture(function): hands a generated function over to the capture role, where the installer has it. The role may
+-- create in gdq_log only while this runs, so nobody ever sees it hold that right. EXECUTE is taken from PUBLIC, but for
+-- trigger functions: CREATE TABLE ... PARTITION OF and ATTACH clone the triggers of a root and check EXECUTE of whoever
+-- does that. Nobody else can use it: a trigger function cannot be called, and naming one takes USAGE on gdq_log.
 -- Writes: owner and ACL of the function.
 create or replace function gdq.own_capture(function regprocedure) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
-  execute format('revoke execute on function %s from public', function);
+  if exists (select from pg_proc p where p.oid = function and p.prorettype = 'trigger'::regtype) then
+    execute format('grant execute on function %s to public', function);
+  else
+    execute format('revoke execute on function %s from public', function);
+  end if;
   if gdq.capture_owner() = 'gdq_capture' then
     grant create on schema gdq_log to gdq_capture;
     execute format('alter function %s owner to gdq_capture', function);

@@ -131,6 +131,7 @@ begin
     if exists (select from gdq.captured_table ct where ct.queue_id = t.queue_id and ct.relid = leaf.relid)
        and gdq.capture_state(t.queue_id, leaf.relid) <> 'covered' then
       perform gdq.disarm(t.queue_id, leaf.relid);
+      perform gdq.replace_capture(t.queue_id, leaf.relid, 't', E'begin\n  return null;\nend');
       perform gdq.note_resync(t.queue_id, leaf.relid, 'covered', format('attached to %s, which is captured', gdq.table_name(t.relid)));
     end if;
   end loop;
@@ -138,6 +139,8 @@ begin
                where l.table_id = t.table_id and l.leaf in (select gdq.locked_tables())
                  and not exists (select from pg_partition_tree(t.relid) p where p.relid = l.leaf) loop
     perform gdq.note_once(t.queue_id, t.relid, 'gap', format('partition %s was detached or dropped', coalesce(gdq.table_name(leaf.relid), leaf.relid::text)));
+    -- the one row that this deletes is the concern of nobody else: the transaction holds the partition
+    delete from gdq.captured_leaf l where l.table_id = t.table_id and l.leaf = leaf.relid;
   end loop;
   for leaf in select i.inhrelid as relid from pg_inherits i join pg_class c on c.oid = i.inhparent
                where i.inhparent = t.relid and c.relkind = 'r' and i.inhrelid in (select gdq.locked_tables())

@@ -7,11 +7,13 @@
 -- Two equal results mean that the same capture function fits: this is the fingerprint that DDL is compared by.
 --   A pg_catalog type is logged as itself without typmod (a typmod would fail writes once the source is widened), a
 --   domain as its base type, any other type as the text of its output function (a dependency on the type would block
---   the application's DROP, a cast could run its owner's code). Virtual generated columns are never computed for
---   triggers and are left out. Writes: nothing.
+--   the application's DROP, a cast could run its owner's code), and so a type that is never stored out of line (tsquery):
+--   two images of it might not fit. Any other value of variable length takes 24 bytes of the page at most: what is
+--   longer is moved out. Virtual generated columns are never computed for triggers and are left out.
+--   The settings that names and types are printed by are pinned. Writes: nothing.
 create or replace function gdq.describe_columns(relid oid, mode text, key smallint[], include smallint[],
                                                 columns smallint[], exclude smallint[]) returns jsonb
-language sql stable security definer set search_path = pg_catalog, pg_temp
+language sql stable security definer set search_path = pg_catalog, pg_temp set quote_all_identifiers = off
 as $$
   with recursive key_of as (
     select coalesce(key, (select array_agg(k order by n)
@@ -26,7 +28,7 @@ as $$
   ), described as (
     select a.attnum, a.attname, a.atttypid, a.atttypmod, t.oid as base, t.typlen,
            case when p.pronamespace = 'pg_catalog'::regnamespace then format('pg_catalog.%I', p.proname) end as output,
-           t.oid >= 16384 or t.typtype = 'c' as as_text,
+           t.oid >= 16384 or t.typtype = 'c' or (t.typlen < 0 and t.typstorage = 'p') as as_text,
            a.attnum = any (key_of.k) as is_key,
            case mode when 'pk' then a.attnum = any (include)
                      else (columns is null or a.attnum = any (columns)) and (exclude is null or a.attnum <> all (exclude))
@@ -47,7 +49,7 @@ as $$
            'log_key', case when mode = 'pk' and is_key then 'key_' || suffix end,
            'log_old', case when imaged then 'old_' || suffix end,
            'log_new', case when imaged then 'new_' || suffix end,
-           'width', case when as_text or typlen < 0 then 18 else (typlen + 7) / 8 * 8 end) order by attnum), '[]')
+           'width', case when as_text or typlen < 0 then 24 else (typlen + 7) / 8 * 8 end) order by attnum), '[]')
     from described
    where imaged or (mode = 'pk' and is_key)
 $$;
@@ -64,7 +66,7 @@ comment on function gdq.describe_table(integer) is 'describe_columns() of a capt
 
 -- table_name(relid): %I.%I of a table whatever the search_path; NULL when it is gone. Writes: nothing.
 create or replace function gdq.table_name(relid oid) returns text
-language sql stable security definer set search_path = pg_catalog, pg_temp
+language sql stable security definer set search_path = pg_catalog, pg_temp set quote_all_identifiers = off
 as $$
   select format('%I.%I', n.nspname, c.relname) from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = relid
 $$;

@@ -51,15 +51,15 @@ begin
   if v.split then
     rows_sql := format('with r as (%s) select * from r where ev_op not in (''o'', ''n'') union all '
       'select n.ev_id, n.ev_txid, n.ev_time, ''U'' %s from r o join r n using (ev_id) where o.ev_op = ''o'' and n.ev_op = ''n''', rows_sql,
-      (select string_agg(format(', %s.%I', case place when 1 then 'o' else 'n' end, col), '' order by place, attnum)
-         from jsonb_to_recordset(v.columns) c(attnum int, log_old text, log_new text), lateral (values (1, log_old), (2, log_new)) i(place, col)
+      (select string_agg(format(', %s.%I', case place when 2 then 'o' else 'n' end, col), '' order by place, attnum)
+         from jsonb_to_recordset(v.columns) c(attnum int, log_key text, log_old text, log_new text),
+              lateral (values (1, log_key), (2, log_old), (3, log_new)) i(place, col)
         where col is not null));
   end if;
-  key_sql := gdq.json_image(v.columns, 'key');
+  key_sql := 'case when ev_op = ''D'' then ' || gdq.json_image(v.columns, 'old_key') || ' else ' || gdq.json_image(v.columns, 'key') || ' end';
   return format('select ev_id, ev_txid, ev_time, case ev_op when ''I'' then ''insert'' when ''U'' then ''update'' else ''delete'' end as op, %L::text as tbl, '
     '%s as key, case when ev_op <> ''I'' then %s end as old, case when ev_op <> ''D'' then %s end as new from (%s) r',
-    tbl, coalesce(format('case when ev_op = ''D'' then %s else %s end', gdq.json_image(v.columns, 'old_key'), key_sql), 'null::jsonb'),
-    coalesce(gdq.json_image(v.columns, 'old'), 'null::jsonb'), coalesce(gdq.json_image(v.columns, 'new'), 'null::jsonb'), rows_sql);
+    tbl, coalesce(key_sql, 'null::jsonb'), coalesce(gdq.json_image(v.columns, 'old'), 'null::jsonb'), coalesce(gdq.json_image(v.columns, 'new'), 'null::jsonb'), rows_sql);
 end
 $$;
 comment on function gdq.version_events_sql(bigint, pg_snapshot, pg_snapshot) is 'SELECT of one version''s log rows between two snapshots, as events.';

@@ -1,12 +1,13 @@
 -- truncate_body(queue_id, relid): body of the TRUNCATE trigger function of a captured table and its partitions.
 -- One event per statement and captured root: TRUNCATE of a root also fires the triggers of its partitions. All BEFORE
 -- triggers of a statement run before all its AFTER triggers, so the relations met since the last AFTER are this
--- statement's; they are kept in a transaction-local setting, which savepoints roll back too. Writes: nothing.
+-- statement's; they are kept in a transaction-local setting, which savepoints roll back too. A partition that was
+-- detached still has the triggers: it is no event of the root any more. Writes: nothing.
 create or replace function gdq.truncate_body(queue_id integer, relid oid) returns text
 language sql immutable security definer set search_path = pg_catalog, pg_temp
 as $$
   select format($f$declare
-  met text := coalesce(pg_catalog.current_setting('gdq.truncate_%2$s_%1$s', true), '');
+  met pg_catalog.text := coalesce(pg_catalog.current_setting('gdq.truncate_%2$s_%1$s', true), '');
 begin
   if TG_WHEN = 'BEFORE' then
     if pg_catalog.left(met, 1) operator(pg_catalog.<>) 'b' then
@@ -16,7 +17,10 @@ begin
     return null;
   end if;
   perform pg_catalog.set_config('gdq.truncate_%2$s_%1$s', pg_catalog.concat('a', pg_catalog.substr(met, 2)), true);
-  if exists (select from pg_catalog.pg_partition_ancestors(TG_RELID) a
+  if TG_RELID operator(pg_catalog.<>) %2$s::pg_catalog.oid
+     and not exists (select from pg_catalog.pg_partition_ancestors(TG_RELID) a where a.relid::pg_catalog.oid operator(pg_catalog.=) %2$s::pg_catalog.oid) then
+    return null;
+  elsif exists (select from pg_catalog.pg_partition_ancestors(TG_RELID) a
               where a.relid operator(pg_catalog.<>) TG_RELID
                 and pg_catalog.strpos(met, pg_catalog.concat(',', a.relid::pg_catalog.oid, ',')) operator(pg_catalog.>) 0) then
     return null;
