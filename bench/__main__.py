@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -45,6 +46,7 @@ def _about(connection: psycopg.Connection[Any], rows: int, rounds: int) -> dict[
         "row_bytes": round(versions[2]),
         "rows": rows,
         "rounds": rounds,
+        "cpus": os.cpu_count(),
     }
 
 
@@ -61,6 +63,7 @@ def measure(
         about = _about(connection, rows, rounds)
     meter = Meter(conninfo, logs, progress)
     costs = report.Costs(meter.statements(rows, rounds), rows)
+    about["load"] = round(os.getloadavg()[0], 1)  # 1 is the benchmark's own: more, and the times are worth less
     runs = meter.runs(server.binaries.program("pgbench"), seconds, rounds) if seconds else []
     return costs, runs, about
 

@@ -22,18 +22,21 @@ from bench.packages import BenchError
 OPERATIONS = ("insert", "update", "delete")
 CLIENTS = (1, 2)
 
+# The row keeps its size.
+_SET = "amount = amount + 1, changed = changed + interval '1 s', note = 'changed ' || right(note, -8)"
 _STATEMENTS = {
     "insert": "insert into app.{} select * from app.feed",
-    "update": "update app.{} set amount = amount + 1, changed = changed + interval '1 s', note = name",
+    "update": "update app.{} set " + _SET,
     "delete": "delete from app.{}",
 }
+_HEX = "0123456789abcdef"
 # Three transactions of one row each.
-_SCRIPT = """\
+_SCRIPT = f"""\
 \\set id random(1, 9000000000000000000)
-insert into app.{table} values
-  (:id, 17, 4711.25, '2024-01-01', 'C-4711', 'customer of the benchmark', 'a note', true);
-update app.{table} set amount = amount + 1, changed = changed + interval '1 s', note = name where id = :id;
-delete from app.{table} where id = :id;
+insert into app.{{table}}
+  values (:id, 17, 4711.25, '2024-01-01', 'C-4711', 'customer {_HEX * 2}', '{_HEX * 4} note', true);
+update app.{{table}} set {_SET} where id = :id;
+delete from app.{{table}} where id = :id;
 """
 
 
