@@ -10,10 +10,15 @@ from pathlib import Path
 
 from gdq.embedded import Binaries, Server, binaries_in
 
-PACKAGES = ("postgresql-15", "postgresql-15-pgq3")
-
 _PROGRAMS = Path("/usr/lib/postgresql/15/bin")
-_PGQ = (Path("/usr/lib/postgresql/15/lib/pgq_triggers.so"), Path("/usr/share/postgresql/15/extension/pgq.control"))
+# Files by which a package is known to be there; pgbench comes with the server's package, not with the client's.
+_FILES = {
+    "postgresql-15": (_PROGRAMS / "postgres", _PROGRAMS / "pgbench"),
+    "postgresql-15-pgq3": (
+        Path("/usr/lib/postgresql/15/lib/pgq_triggers.so"),
+        Path("/usr/share/postgresql/15/extension/pgq.control"),
+    ),
+}
 
 # Autovacuum stays as it is by default; the measured tables and the logs are out of its reach (see contenders.py).
 SETTINGS: dict[str, str | float | bool] = {
@@ -33,17 +38,20 @@ class BenchError(RuntimeError):
 def provide(progress: Callable[[str], None]) -> Binaries:
     """Debian's PostgreSQL 15 with PgQ, installed with apt-get when missing and the caller is root.
 
-    `progress` gets one line before an installation. Result: the programs of that PostgreSQL. BenchError when the
-    packages are missing and cannot be installed.
+    `progress` gets one line before an installation. Result: the programs of that PostgreSQL. BenchError when packages
+    are missing and cannot be installed.
     """
-    if not _present():
-        wanted = f"apt-get install -y --no-install-recommends {' '.join(PACKAGES)}"
+    if missing := _missing():
+        # Only what is missing: naming an installed package would upgrade it below running servers.
+        command = f"apt-get install -y --no-install-recommends {' '.join(missing)}"
         if shutil.which("apt-get") is None:
-            raise BenchError(f"{' and '.join(PACKAGES)} are missing: the benchmark needs Debian's packages")
+            raise BenchError(f"{' and '.join(missing)} missing: the benchmark needs Debian's packages")
         if os.getuid() != 0:
-            raise BenchError(f"{' and '.join(PACKAGES)} are missing: as root, run {wanted}")
-        progress(f"installing {' '.join(PACKAGES)}")
-        _install(wanted.split())
+            raise BenchError(f"{' and '.join(missing)} missing: as root, run {command}")
+        progress(f"installing {' '.join(missing)}")
+        _install(command.split())
+        if missing := _missing():
+            raise BenchError(f"{command} ended well, but files of {' and '.join(missing)} are not in their place")
     return binaries_in(_PROGRAMS)
 
 
@@ -52,9 +60,8 @@ def start(binaries: Binaries) -> Server:
     return Server(binaries=binaries, settings=SETTINGS).start()
 
 
-def _present() -> bool:
-    # pgbench comes with the server's package, not with the client's.
-    return all(path.exists() for path in (_PROGRAMS / "postgres", _PROGRAMS / "pgbench", *_PGQ))
+def _missing() -> list[str]:
+    return [package for package, files in _FILES.items() if not all(file.exists() for file in files)]
 
 
 def _install(command: list[str]) -> None:
@@ -64,5 +71,3 @@ def _install(command: list[str]) -> None:
         if done.returncode != 0:
             said = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
             raise BenchError(f"{' '.join(step)} failed with exit code {done.returncode}: {said}")
-    if not _present():
-        raise BenchError(f"{' '.join(command)} ended well, but PostgreSQL 15 with PgQ is not in {_PROGRAMS.parent}")
