@@ -7,28 +7,35 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
-from gdq.errors import UnsupportedValue, by_sqlstate
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from gdq.errors import GdqError, UnsupportedValue, by_sqlstate
 from gdq.pgtypes import READ_SETTINGS, ColumnType
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from adbc_driver_postgresql.dbapi import Connection
 
 # Log rows: a BRIN range is never worth a sequential scan or starting workers, but the planner thinks so.
 LOG_SETTINGS = READ_SETTINGS | {"enable_seqscan": "off", "max_parallel_workers_per_gather": "0"}
 
 # The driver adds the distance of the epochs without looking: infinity and the last years of PostgreSQL's range come out
-# below its first day, 4713 BC, where no value can be.
+# below its first day, in 4714 BC, where no value can be.
 _FIRST_DAY = -2440588
 _FIRST_MICROSECOND = _FIRST_DAY * 86_400_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a typed SELECT: the name of its source, how to read it, and its name in Arrow."""
+    """One column of a typed SELECT: its name there, how to read it, and its name in Arrow if that is another one.
+
+    `column`: the column of the user's table that it comes from, for errors.
+    """
 
     source: str
     type: ColumnType
     name: str = ""
+    column: str = ""
 
     @property
     def label(self) -> str:
@@ -58,14 +65,32 @@ def read(
 
     Errors of the server are raised as psycopg's, values that Arrow cannot hold as UnsupportedValue naming the column.
     """
-    from adbc_driver_postgresql import dbapi  # noqa: PLC0415
-
-    with _server_errors(), dbapi.connect(conninfo) as connection, connection.cursor() as cursor:
+    with _server_errors(), connect(conninfo) as connection, connection.cursor() as cursor:
         for name, value in settings.items():
             cursor.execute(f"set local {name} = '{value}'")
         cursor.execute(query)
         reader = cursor.fetch_record_batch()
         yield (convert(batch, columns) for batch in reader)
+
+
+def connect(conninfo: str) -> Connection:
+    """A connection of the Arrow driver that reads types right.
+
+    It learns the types of the server when it connects, from names that come quoted where quote_all_identifiers is on:
+    then it knows none, and gives raw bytes. Startup options mend that, but poolers refuse them, so only then.
+    """
+    import pyarrow as pa  # noqa: PLC0415
+    from adbc_driver_postgresql import dbapi  # noqa: PLC0415
+
+    connection = dbapi.connect(conninfo)
+    with connection.cursor() as cursor:
+        cursor.execute("select 'text'::pg_catalog.text")
+        if cursor.fetch_arrow_table().schema.field(0).type == pa.string():
+            return connection
+    connection.close()
+    parameters = conninfo_to_dict(conninfo)
+    options = f"{parameters.pop('options', None) or ''} -c quote_all_identifiers=off"
+    return dbapi.connect(make_conninfo("", **parameters, options=options))
 
 
 def convert(batch: pa.RecordBatch, columns: Sequence[Column]) -> pa.RecordBatch:
@@ -81,13 +106,15 @@ def _convert_array(array: pa.Array, column: Column) -> pa.Array:
     import pyarrow.compute as pc  # noqa: PLC0415
 
     wanted = _arrow_type(column.type.arrow)
-    if pa.types.is_date(wanted) or pa.types.is_timestamp(wanted):
+    if array.type == wanted and (pa.types.is_date(wanted) or pa.types.is_timestamp(wanted)):
         integers, first = (pa.int32(), _FIRST_DAY) if pa.types.is_date(wanted) else (pa.int64(), _FIRST_MICROSECOND)
         smallest = pc.min(array.view(integers)).as_py()
         if smallest is not None and smallest < first:
             _refuse(column, "infinity, or a time that Arrow cannot hold")
     if array.type == wanted:
         return array
+    if not (pa.types.is_decimal(wanted) and array.type == pa.string()):
+        raise GdqError(f'the Arrow driver gave {array.type} for column "{column.label}", not {wanted}')
     try:
         return array.cast(wanted)
     except pa.ArrowInvalid as error:
@@ -95,9 +122,9 @@ def _convert_array(array: pa.Array, column: Column) -> pa.Array:
 
 
 def _refuse(column: Column, what: str, cause: Exception | None = None) -> NoReturn:
+    name = column.column or column.label
     raise UnsupportedValue(
-        f'column "{column.label}" holds {what} ({column.type.arrow})',
-        hint=f'Read it as text: as_text=["{column.source}"].',
+        f'column "{name}" holds {what} ({column.type.arrow})', hint=f"Read it as text: as_text={[name]!r}."
     ) from cause
 
 

@@ -105,7 +105,7 @@ class Batch:
         ):
             cursor.itersize = _FETCH_ROWS
             set_json_loads(_loads, cursor)
-            for event in cursor.execute(_EVENTS, [self.id, self.token]):
+            for event in cursor.execute(_EVENTS, [self.id, self.token], binary=True):
                 if event.op == "resync":
                     raise _resync(event.table, event.new)
                 yield event
@@ -151,7 +151,7 @@ class Batch:
         new = [Column(s["log_new"], t, s["name"]) for s, t in zip(sources, types, strict=True)]
         schema = schema_of(old).append(pa.field(WEIGHT, pa.int64()))
         images: list[pa.Table] = [schema.empty_table()]
-        columns = _HEADER + [Column(c.source, c.type) for c in old + new]
+        columns = _HEADER + [Column(c.source, c.type, column=c.name) for c in old + new]
         for batch in self._read(table, columns):
             ops = batch.column("ev_op")
             for side, wanted, weight in ((old, _OLD_IMAGE, -1), (new, _NEW_IMAGE, 1)):
@@ -183,7 +183,11 @@ class Batch:
         columns = list(_HEADER)
         sources = [(source, _type_of(source, unsupported, as_text)) for source in self._sources(table)]
         for image in ("log_key", "log_old", "log_new"):
-            columns += [Column(source[image], kind) for source, kind in sources if source[image] is not None]
+            columns += [
+                Column(source[image], kind, column=source["name"])
+                for source, kind in sources
+                if source[image] is not None
+            ]
         return columns
 
     def _sources(self, table: str) -> list[dict[str, Any]]:

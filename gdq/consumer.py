@@ -76,7 +76,7 @@ def unregister_consumer(connection: Connection[Any], queue: str, consumer: str) 
 
 def consumer_info(connection: Connection[Any], queue: str | None = None) -> list[ConsumerInfo]:
     """The consumers of all queues, or of one."""
-    with mapped(), connection.cursor(row_factory=class_row(ConsumerInfo)) as cursor:
+    with mapped(), connection.cursor(row_factory=class_row(ConsumerInfo), binary=True) as cursor:
         return cursor.execute("select * from gdq.consumer_info(%s)", [queue]).fetchall()
 
 

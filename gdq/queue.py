@@ -69,7 +69,7 @@ def drop_queue(connection: Connection[Any], queue: str, *, force: bool = False) 
 
 def queue_info(connection: Connection[Any], queue: str | None = None) -> list[QueueInfo]:
     """All queues, or one."""
-    with mapped(), connection.cursor(row_factory=class_row(QueueInfo)) as cursor:
+    with mapped(), connection.cursor(row_factory=class_row(QueueInfo), binary=True) as cursor:
         return cursor.execute("select * from gdq.queue_info(%s)", [queue]).fetchall()
 
 

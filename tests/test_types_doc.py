@@ -57,7 +57,7 @@ def test_types_with_a_home(pg_type: str, arrow: str, spark: str) -> None:
     assert (column.arrow, column.spark) == (arrow, spark)
 
 
-@pytest.mark.parametrize("pg_type", ["numeric", "numeric(39,0)", "numeric(5,-34)", "interval", "time without time zone"])
+@pytest.mark.parametrize("pg_type", ["numeric", "numeric(39,0)", "numeric(5,-34)", "interval", "time with time zone"])
 def test_types_without_a_home_are_refused_by_name_or_text(pg_type: str) -> None:
     with pytest.raises(UnsupportedValue, match='"amount"'):
         column_type(pg_type, column="amount")
