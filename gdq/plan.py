@@ -152,7 +152,8 @@ class RefreshPlan:
     `delta` reads the changes; `compute` is what Spark makes of them: rows for the target, or for the recompute
     strategies the touched keys, by which `rows` then reads the rows from the table. `key_columns` are the columns of
     the table that the touched keys hold. `aggregates` are the names of output columns that PostgreSQL adds up in an
-    order of its own, which matters to floats only. `reason` says why this strategy.
+    order of its own, which matters to floats only. `expressions` are all that the view computes row by row, over
+    the alias of its table. `reason` says why this strategy.
     """
 
     strategy: Strategy
@@ -165,6 +166,7 @@ class RefreshPlan:
     rows: Read | None
     key_columns: tuple[str, ...]
     aggregates: tuple[str, ...]
+    expressions: tuple[str, ...]
     merge: MergeSpec
 
     def as_dict(self) -> dict[str, object]:

@@ -149,6 +149,7 @@ def _plan_delta(view: ParsedView, keys: dict[str, str], arguments: dict[str, _Ar
         rows=None,
         key_columns=(),
         aggregates=(),
+        expressions=view.expressions,
         merge=MergeSpec(
             "state",
             tuple(keys.values()),
@@ -194,7 +195,7 @@ def _visible(output: Output, names: dict[str, str], prefixes: dict[str, str], ar
     prefix = prefixes[argument.sql]
     if isinstance(call, exp.Count):
         return f"{prefix}_n"
-    total = f"{prefix}_s" if isinstance(call, exp.Sum) else f"{prefix}_s / {prefix}_n"
+    total = f"{prefix}_s" if isinstance(call, exp.Sum) else f"{prefix}_s::numeric / {prefix}_n"
     nan = (
         f"when {prefix}_z > 0 then 'NaN' " if argument.number is not None and argument.number.type == "numeric" else ""
     )
@@ -233,6 +234,7 @@ def _plan_recompute(
         ),
         key_columns=tuple(keys),
         aggregates=tuple(aggregates),
+        expressions=view.expressions,
         merge=MergeSpec("keys", tuple(keys.values()), _nullable(view, keys)),
     )
 

@@ -12,7 +12,7 @@ from sqlglot.errors import SqlglotError
 
 from gdq.plan import PlanError, TableColumn, TableSchema, quote
 
-# What may stand in a select list, a WHERE or an aggregate, beside PostgreSQL's own functions. The server decides whether
+# What may stand in a select list, a WHERE or an aggregate beside PostgreSQL's own functions. The server decides whether
 # it is immutable; this list keeps out what is no plain expression of one row.
 _ALLOWED: tuple[type[exp.Expr], ...] = (
     exp.Column, exp.Identifier, exp.Literal, exp.Null, exp.Boolean, exp.Paren, exp.Tuple, exp.Neg,
@@ -94,6 +94,15 @@ class ParsedView:
             + (f" where {self.where_sql}" if self.where is not None else "")
             + (f" group by {', '.join(self.column_sql(name) for name in self.group)}" if self.group else "")
         )
+
+    @property
+    def expressions(self) -> tuple[str, ...]:
+        """What is computed for one row: outputs or arguments of aggregates, and the condition; no bare columns."""
+        found = [] if self.where is None else [self.where]
+        for output in self.outputs:
+            call = output.expression
+            found.append(call.this if isinstance(call, exp.AggFunc) else call)
+        return tuple(render(e) for e in found if not isinstance(e, exp.Column | exp.Star))
 
     def column_sql(self, name: str) -> str:
         """A column of the table as the view writes it."""

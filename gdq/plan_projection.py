@@ -63,6 +63,7 @@ def _plan_delta(view: ParsedView) -> RefreshPlan:
         rows=None,
         key_columns=(),
         aggregates=(),
+        expressions=view.expressions,
         merge=MergeSpec("keys" if keys else "bag", keys),
     )
 
@@ -84,5 +85,6 @@ def _plan_recompute(view: ParsedView, keys: tuple[str, ...]) -> RefreshPlan:
         rows=Read("rows", ", ".join(outputs), f"{table.name}__new", view.alias, view.where_sql, "", keys=table.key),
         key_columns=table.key,
         aggregates=(),
+        expressions=view.expressions,
         merge=MergeSpec("keys", keys),
     )

@@ -1,0 +1,94 @@
+"""The one transaction whose snapshot all readers of a refresh share, and connection strings that carry no password."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from gdq.conninfo import connect
+from gdq.errors import GdqError, mapped
+
+_LOCK_TRIES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """An open REPEATABLE READ transaction that holds ACCESS SHARE on everything its readers read.
+
+    `snapshot` is the pg_snapshot that all of them see, `exported` the name under which they import it.
+    """
+
+    connection: psycopg.Connection[Any]
+    snapshot: str
+    exported: str
+
+
+@contextlib.contextmanager
+def lead(
+    dsn: str, queue: str, tables: Sequence[str], *, batch_id: int | None = None, token: str | None = None
+) -> Iterator[Leader]:
+    """Lock the tables and their log segments, take and export a snapshot, and hold it until the block ends.
+
+    Locks come before the snapshot: a TRUNCATE or rewrite after it would make a table read as empty. `batch_id` and
+    `token`, of begin_refresh(), are checked under the locks: StaleBatch when another refresh has taken over.
+    """
+    with connect(dsn, application_name=f"gdq:{queue}/leader") as connection:
+        for _ in range(_LOCK_TRIES):
+            segments = _segments(connection, queue, tables)
+            connection.rollback()
+            connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            connection.read_only = True
+            names = ", ".join([*tables, *segments])
+            connection.execute(f"lock table {names} in access share mode")
+            row = connection.execute(
+                "select pg_catalog.pg_current_snapshot()::text, pg_catalog.pg_export_snapshot()"
+            ).fetchone()
+            if row is not None and set(_segments(connection, queue, tables)) <= set(segments):
+                if batch_id is not None:
+                    with mapped():
+                        connection.execute("select gdq.batch_tables(%s, %s)", [batch_id, token])
+                yield Leader(connection, *row)
+                connection.rollback()
+                return
+            # A table got a new version between the list and the locks.
+            connection.rollback()
+            connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+            connection.read_only = False
+    raise GdqError(f"the logs of {', '.join(tables)} changed {_LOCK_TRIES} times while they were being locked")
+
+
+def _segments(connection: psycopg.Connection[Any], queue: str, tables: Sequence[str]) -> list[str]:
+    query = """select pg_catalog.format('%%I.%%I', n.nspname, c.relname)
+                 from gdq.log_segments(%s, %s::text[]::pg_catalog.regclass[]) s
+                 join pg_catalog.pg_class c on c.oid = s join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+                order by 1"""
+    with mapped():
+        return [name for (name,) in connection.execute(query, [queue, list(tables)])]
+
+
+@contextlib.contextmanager
+def without_password(dsn: str) -> Iterator[str]:
+    """`dsn` with its password in a file that only this account can read, for plans, logs and worker processes.
+
+    The file is removed when the block ends. A connection string without a password stays as it is: workers on other
+    machines find theirs by PGPASSFILE or a connection service.
+    """
+    parameters: dict[str, Any] = dict(conninfo_to_dict(dsn))
+    password = parameters.pop("password", None)
+    if not password:
+        yield dsn
+        return
+    with tempfile.TemporaryDirectory(prefix="gdq-") as folder:
+        path = Path(folder) / "pgpass"
+        path.touch(mode=0o600)
+        escaped = str(password).replace("\\", "\\\\").replace(":", "\\:")
+        path.write_text(f"*:*:*:*:{escaped}{os.linesep}")
+        yield make_conninfo(**(parameters | {"passfile": str(path)}))

@@ -1,0 +1,387 @@
+"""Refreshes materialized views with Apache Spark: `gdq refresh [VIEW...]`, or spark-submit of this file.
+
+One refresh:
+
+    1. take the view's consumer, which fences older refreshes off
+    2. read S0, the position in the target, and find out whether the changes since then suffice
+    3. lock what will be read, take a snapshot S1 and export it: all readers import it
+    4. Spark reads the delta (S0, S1], or the table at S1 for a full load, nets it and writes a staging table
+    5. record S1 as a tick; its nonce goes into the position
+    6. in one transaction of the target: position still S0? merge the staged rows, write the position
+    7. let the queue drop what is consumed
+
+Killed anywhere, it leaves the target at S0 or at S1, and the next refresh goes on from there.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import psycopg
+from psycopg import Connection
+from psycopg.rows import scalar_row
+
+from gdq.arrow import LOG_SETTINGS, Column, select_sql
+from gdq.conninfo import connect, conninfo_of
+from gdq.consumers.leader import Leader, lead, without_password
+from gdq.consumers.relations import base, block_ranges, changes, key_condition, log_columns, weighted
+from gdq.errors import GdqError, TruncatedPosition, mapped
+from gdq.pgtypes import READ_SETTINGS, ColumnType
+from gdq.plan import Read, RefreshPlan
+from gdq.source import Position
+from gdq.target import Diverged, OutputType, StoredPosition, Target, target_types
+from gdq.target_merge import Merge
+from gdq.view import ViewInfo, apply_settings, describe, load_plan, load_schema, view_info
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Action = Literal["full", "delta", "none"]
+Point = Literal["begun", "exported", "staged", "ticked", "applied", "committed", "done"]
+
+_KEYS_MAX = 200_000
+_KEYS_EACH = 10_000
+_PARTITION_BYTES = 64 * 2**20
+_LONG = ColumnType("int64", "bigint", "({c})::bigint")
+
+
+@dataclass(frozen=True, slots=True)
+class RefreshResult:
+    """One refresh: what was done and why, the rows deleted and inserted, and how long it took."""
+
+    view_name: str
+    action: Action
+    reason: str | None
+    rows_changed: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What Spark has written: a staging table in schema gdq_target, and the touched keys of a recompute."""
+
+    table: str
+    keys: list[tuple[str | None, ...]]
+
+
+class NeedsFull(GdqError):  # noqa: N818
+    """The delta cannot be used."""
+
+
+class Refresher:
+    """Refreshes views of one source database; its Spark session starts at the first one that needs it.
+
+    `at` is called at the points of a refresh, in order; an exception from it ends the refresh there.
+    """
+
+    def __init__(self, dsn: str | None = None, *, at: Callable[[Point], None] = lambda _: None) -> None:
+        self._stack = ExitStack()
+        self.at = at
+        self.control = self._stack.enter_context(connect(dsn, autocommit=True, application_name="gdq:refresh"))
+        self.dsn = conninfo_of(self.control)
+        self.worker_dsn = self._stack.enter_context(without_password(self.dsn))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @cached_property
+    def spark(self) -> SparkSession:
+        """The Spark session, which knows the data source gdq."""
+        from gdq.consumers.spark_session import spark_session  # noqa: PLC0415
+        from gdq.consumers.spark_source import register  # noqa: PLC0415
+        from gdq.consumers.spark_stage import register_stage  # noqa: PLC0415
+
+        session = spark_session()
+        register(session)
+        register_stage(session)
+        return session
+
+    def refresh(
+        self, name: str, *, full: bool = False, check: Callable[[ViewRefresh, Leader], None] | None = None
+    ) -> RefreshResult:
+        """Bring one view up to the present; `full`: by loading it afresh. `check` is called before the target commits.
+
+        Writes the target and its position, the queue's position and a row of the view's history. PlanError when the
+        view can no longer be planned, RefreshConflict when another refresh has overtaken this one.
+        """
+        (view,) = view_info(self.control, name)
+        run = self._scalar("select gdq.start_view_run(%s)", name)
+        started = time.monotonic()
+        try:
+            with ViewRefresh(self, view) as work:
+                action, reason, rows = work.run(full=full, check=check)
+        except BaseException as error:
+            text = str(error).strip() or type(error).__name__
+            if not self.control.closed:
+                self._scalar("select gdq.finish_view_run(%s, 'failed', error => %s)", run, text.splitlines()[0])
+            raise
+        self._scalar(
+            "select gdq.finish_view_run(%s, %s, %s, %s::pg_snapshot, %s::pg_snapshot, %s)",
+            *(run, action, reason, *work.snapshots, rows),
+        )
+        return RefreshResult(name, action, reason, rows, time.monotonic() - started)
+
+    def _scalar(self, query: str, *values: object) -> Any:
+        with mapped(), self.control.cursor(row_factory=scalar_row) as cursor:
+            return cursor.execute(query, values).fetchone()
+
+
+class ViewRefresh:
+    """One refresh of one view."""
+
+    def __init__(self, refresher: Refresher, view: ViewInfo) -> None:
+        self._stack = ExitStack()
+        self.refresher = refresher
+        self.control = refresher.control
+        self.view = view
+        self.snapshots: tuple[str | None, str | None] = (None, None)
+        self.target = Target(view.view_name, view.source, view.target)
+        self.output: Connection[Any]
+        self.plan: RefreshPlan
+        self.types: tuple[OutputType, ...]
+
+    def __enter__(self) -> Self:
+        dsn = self.refresher.dsn if self.view.target_dsn is None else self.view.target_dsn
+        self.output = self._stack.enter_context(
+            psycopg.connect(dsn, autocommit=True, application_name=f"gdq:refresh {self.view.view_name}"[:63])
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def run(self, *, full: bool, check: Callable[[ViewRefresh, Leader], None] | None) -> tuple[Action, str | None, int]:
+        """The whole refresh; returns what was done, why in full, and the rows changed."""
+        reason = "asked for" if full else None
+        while True:
+            try:
+                return self._run(reason, check)
+            except NeedsFull as why:
+                reason = str(why)
+            except Diverged as why:
+                if reason is not None:
+                    raise
+                reason = f"the target was changed by another: {why}"
+
+    def _run(
+        self, reason: str | None, check: Callable[[ViewRefresh, Leader], None] | None
+    ) -> tuple[Action, str | None, int]:
+        at = self.refresher.at
+        queue, consumer = self.view.queue_name, self.view.consumer_name
+        with mapped():
+            row = self.control.execute("select * from gdq.begin_refresh(%s, %s)", [queue, consumer]).fetchone()
+        batch_id, token, _ = row or (None, None, None)
+        with self.output.transaction():
+            self.target.prepare(self.output)
+            stored = self.target.position(self.output)
+            there = self.target.exists(self.output)
+        at("begun")
+        with lead(self.refresher.dsn, queue, self.view.tables, batch_id=batch_id, token=token) as leader:
+            at("exported")
+            self._load_plan(leader.connection)
+            reason = reason or self._why_full(stored, there)
+            s0 = None if stored is None or reason else Position.parse(stored.position).snapshot
+            self.snapshots = (s0, leader.snapshot)
+            changed = True
+            if s0 is not None:
+                changed = self._check_delta(leader, s0)
+            staged = self._stage(leader, s0) if changed else None
+            at("staged")
+            position = self._tick(leader.snapshot)
+            at("ticked")
+            with self.output.transaction():
+                rows = self._apply(staged, full=s0 is None)
+                self.target.move(self.output, stored, self.plan, position)
+                if check is not None:
+                    check(self, leader)
+                at("applied")
+        at("committed")
+        with mapped():
+            self.control.execute(
+                "select gdq.set_position(%s, %s, %s, %s::pg_snapshot)", [queue, consumer, token, leader.snapshot]
+            )
+        with self.output.transaction():
+            self.target.sweep(self.output)
+        at("done")
+        return ("full" if s0 is None else "delta" if changed else "none"), reason, rows
+
+    def _load_plan(self, connection: Connection[Any]) -> None:
+        """Plan under the leader's locks: the table cannot change until the refresh ends."""
+        self.plan = load_plan(connection, self.view)
+        self.table = self.view.tables[0]
+        columns = describe(connection, self.plan.query, self.view.settings)
+        self.types = target_types(columns, same_database=self.view.target_dsn is None)
+
+    def _why_full(self, stored: StoredPosition | None, there: bool) -> str | None:
+        """Why the changes since the stored position cannot do, as far as the position tells; None when they may."""
+        if stored is None:
+            return "first load"
+        if not there:
+            return "the target table is gone"
+        if stored.plan != self.plan.fingerprint():
+            return "the plan has changed"
+        position = Position.parse(stored.position)
+        with self.control.cursor(row_factory=scalar_row) as cursor:
+            nonce = cursor.execute("select gdq.tick_nonce(%s)::text", [position.tick]).fetchone()
+        return None if nonce == position.nonce else "the source does not know the target's position"
+
+    def _check_delta(self, leader: Leader, s0: str) -> bool:
+        """Whether anything changed since s0. NeedsFull when something did that no log row shows."""
+        connection, queue = leader.connection, self.view.queue_name
+        try:
+            with mapped(), connection.transaction():
+                events = connection.execute(
+                    """select kind, tbl from gdq.delta_events(%s, %s::pg_snapshot, %s::pg_snapshot,
+                         %s::text[]::pg_catalog.regclass[]) where kind <> 'message' limit 1""",
+                    [queue, s0, leader.snapshot, self.view.tables],
+                ).fetchone()
+                if events is not None:
+                    raise NeedsFull(f"{events[0]} of {events[1]}")
+                rows = changes(connection, queue, self.table, s0, leader.snapshot)
+                connection.execute("set local enable_seqscan = off")
+                found = connection.execute(f"select exists (select from ({rows}) as c)").fetchone()
+        except TruncatedPosition as error:
+            raise NeedsFull("the changes since the target's position are gone") from error
+        return found is not None and bool(found[0])
+
+    def _stage(self, leader: Leader, s0: str | None) -> Staged:
+        """Let Spark compute, from s0 or (None) from the whole table, and write the staging table."""
+        plan = self.plan
+        if s0 is None and plan.rows is not None:
+            return self._write(self._read_rows(leader, None), [])
+        data = self._compute(leader, s0)
+        if plan.rows is None:
+            return self._write(data, [])
+        keys = [tuple(row) for row in data.limit(_KEYS_MAX + 1).collect()]
+        if len(keys) > _KEYS_MAX:
+            raise NeedsFull(f"more than {_KEYS_MAX} keys changed")
+        return self._write(self._read_rows(leader, keys), keys)
+
+    def _compute(self, leader: Leader, s0: str | None) -> DataFrame:
+        """The plan's Spark statement over the delta since s0, or over the whole table as one."""
+        queue = self.view.queue_name
+        if s0 is None:
+            ranges = block_ranges(leader.connection, self.table, _PARTITION_BYTES)
+            relations = [base(self.table, part) for part in ranges]
+        else:
+            columns = log_columns(leader.connection, queue, self.table)
+            relations = [weighted(changes(leader.connection, queue, self.table, s0, leader.snapshot), columns)]
+        self._read(leader, self.plan.delta, relations, log=s0 is not None).createOrReplaceTempView("delta")
+        return self.refresher.spark.sql(self.plan.compute.sql)
+
+    def _read_rows(self, leader: Leader, keys: Sequence[tuple[str | None, ...]] | None) -> DataFrame:
+        """The rows of the view for these keys, or (None) all of them."""
+        read = self.plan.rows
+        if read is None:
+            raise AssertionError("the plan recomputes nothing")
+        relation = base(self.table)
+        if keys is None:
+            if not read.group:
+                parts = block_ranges(leader.connection, self.table, _PARTITION_BYTES)
+                return self._read(leader, read, [base(self.table, part) for part in parts])
+            return self._read(leader, read, [relation])
+        schema = load_schema(leader.connection, self.view.queue_name, self.table)
+        columns = [(column.name, column.type) for name in read.keys if (column := schema.column(name))]
+        chunks = [keys[n : n + _KEYS_EACH] for n in range(0, len(keys), _KEYS_EACH)] or [[]]
+        conditions = [key_condition(read.alias, columns, chunk) for chunk in chunks]
+        return self._read(leader, read, [relation], conditions=conditions)
+
+    def _read(
+        self,
+        leader: Leader,
+        read: Read,
+        relations: Sequence[str],
+        *,
+        conditions: Sequence[str] = ("",),
+        log: bool = False,
+    ) -> DataFrame:
+        """A reading statement of the plan as a DataFrame, one partition for each relation and condition."""
+        from gdq.consumers.spark_source import read_statements  # noqa: PLC0415
+
+        columns = self._columns(leader.connection, read)
+        queries = [read.render(relation, condition) for relation in relations for condition in conditions]
+        settings = (LOG_SETTINGS if log else READ_SETTINGS) | self.view.settings
+        return read_statements(
+            self.refresher.spark,
+            self.refresher.worker_dsn,
+            [select_sql(f"({query}) as q", columns) for query in queries],
+            columns,
+            settings=settings,
+            snapshot=leader.exported,
+        )
+
+    def _columns(self, connection: Connection[Any], read: Read) -> list[Column]:
+        """How the columns of a statement travel: numbers that Spark adds as such, all else as PostgreSQL's text."""
+        numbers = {column.name: column.spark for column in self.plan.merge.state} | {"w": "bigint"}
+        described = describe(connection, read.render(base(self.table)), self.view.settings)
+        query = """select t.oid, pg_catalog.format('pg_catalog.textin(%%I.%%I({c}))', n.nspname, p.proname)
+                     from pg_catalog.pg_type t join pg_catalog.pg_proc p on p.oid = t.typoutput
+                     join pg_catalog.pg_namespace n on n.oid = p.pronamespace where t.oid = any (%s::oid[])"""
+        outputs = dict(connection.execute(query, [[oid for _, oid, _ in described]]).fetchall())
+        columns = []
+        for name, oid, _ in described:
+            spark = numbers.get(name)
+            if spark is None:
+                columns.append(Column(name, ColumnType("string", "string", outputs[oid])))
+            elif spark == "bigint":
+                columns.append(Column(name, _LONG))
+            else:
+                arrow = spark.replace("decimal", "decimal128").replace(",", ", ")
+                columns.append(Column(name, ColumnType(arrow, spark, "({c})::text")))
+        return columns
+
+    def _write(self, data: DataFrame, keys: list[tuple[str | None, ...]]) -> Staged:
+        from gdq.consumers.spark_stage import write_stage  # noqa: PLC0415
+
+        stage = self.target.stage(secrets.token_hex(4))
+        with self.output.transaction():
+            self.target.create_stage(self.output, stage, data.columns)
+        dsn = self.refresher.worker_dsn if self.view.target_dsn is None else self.view.target_dsn
+        write_stage(data, dsn, stage)
+        return Staged(stage, keys)
+
+    def _tick(self, snapshot: str) -> str:
+        """Record the refresh's snapshot as a tick; returns the position that names it."""
+        with mapped():
+            query = "select tick_id, nonce::text from gdq.add_tick(%s, %s::pg_snapshot)"
+            row = self.control.execute(query, [self.view.queue_name, snapshot]).fetchone()
+        tick, nonce = row or (0, "")
+        return str(Position("queue", snapshot, tick, nonce))
+
+    def _apply(self, staged: Staged | None, *, full: bool) -> int:
+        if staged is None:
+            return 0
+        apply_settings(self.output, READ_SETTINGS | self.view.settings)
+        merge = Merge(self.output, self.target, self.plan, self.types, staged.table)
+        return merge.full() if full else merge.difference(staged.keys)
+
+
+def refresh_views(
+    names: Sequence[str], dsn: str | None = None, *, full: bool = False, done: Callable[[RefreshResult], None]
+) -> None:
+    """Refresh these views, or all without names, in one Spark session; `done` is called after each."""
+    with Refresher(dsn) as refresher:
+        for name in names or [view.view_name for view in view_info(refresher.control)]:
+            done(refresher.refresh(name, full=full))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """spark-submit consumers/refresh.py [--dsn CONNINFO] [--full] [VIEW...]: the command `gdq refresh`."""
+    from gdq.cli import main as cli  # noqa: PLC0415
+
+    cli(["refresh", *arguments])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,141 @@
+"""SQL for what a reader of a captured table reads: its signed changes, or its rows by blocks or by keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg import Connection, sql
+from psycopg.rows import class_row, scalar_row
+
+from gdq.errors import mapped
+from gdq.plan import WEIGHT, quote
+
+BLOCK_BYTES = 8192
+_OLD_OPS, _NEW_OPS = "('D', 'U', 'o')", "('I', 'U', 'n')"
+
+
+@dataclass(frozen=True, slots=True)
+class LogColumn:
+    """A column of a captured table and where its log holds it. `collation` when it is not the type's own."""
+
+    name: str
+    type: str
+    log_type: str
+    as_text: bool
+    is_key: bool
+    log_key: str | None
+    log_old: str | None
+    log_new: str | None
+    collation: str | None
+
+    def image(self, new: bool) -> str | None:
+        """The log column with the old or new value: for a key column of mode pk the key; None when there is none."""
+        return (self.log_new if new else self.log_old) or self.log_key
+
+
+def log_columns(connection: Connection[Any], queue: str, table: str) -> list[LogColumn]:
+    """The logged columns of a captured table."""
+    query = """
+        select l.name, l.type, l.log_type, l.as_text, l.is_key, l.log_key, l.log_old, l.log_new,
+               case when a.attcollation <> t.typcollation
+                    then pg_catalog.format('%%I.%%I', n.nspname, c.collname) end as collation
+          from gdq.table_columns(%(queue)s, %(table)s::pg_catalog.regclass) l
+          join pg_catalog.pg_attribute a on a.attrelid = %(table)s::pg_catalog.regclass and a.attnum = l.attnum
+          join pg_catalog.pg_type t on t.oid = a.atttypid
+          left join pg_catalog.pg_collation c on c.oid = a.attcollation
+          left join pg_catalog.pg_namespace n on n.oid = c.collnamespace
+         order by l.attnum"""
+    with mapped(), connection.cursor(row_factory=class_row(LogColumn)) as cursor:
+        return cursor.execute(query, {"queue": queue, "table": table}).fetchall()
+
+
+def changes(connection: Connection[Any], queue: str, table: str, s0: str, s1: str) -> str:
+    """The SELECT of a table's log rows in (s0, s1]. TruncatedPosition when rows after s0 are gone."""
+    query = "select gdq.delta_sql(%s, %s::pg_catalog.regclass, %s::pg_snapshot, %s::pg_snapshot)"
+    with mapped(), connection.cursor(row_factory=scalar_row) as cursor:
+        return str(cursor.execute(query, [queue, table, s0, s1]).fetchone())
+
+
+def weighted(rows: str, columns: Sequence[LogColumn]) -> str:
+    """Log rows as signed images: WEIGHT -1 or 1, then the table's columns in the table's own types, for FROM."""
+    parts = []
+    for new, weight, ops in ((False, -1, _OLD_OPS), (True, 1, _NEW_OPS)):
+        images = [f", {_typed(column, new)} as {quote(column.name)}" for column in columns if column.image(new)]
+        parts.append(f"select {weight} as {quote(WEIGHT)}{''.join(images)} where d.ev_op in {ops}")
+    return f"(select i.* from ({rows}) as d cross join lateral ({' union all '.join(parts)}) as i)"
+
+
+def signed_form(rows: str, columns: Sequence[LogColumn]) -> str:
+    """Log rows in signed long form: _change_type, _commit_version, _commit_timestamp, ev_id, the columns as logged."""
+    kinds = (
+        (False, "case d.ev_op when 'D' then 'delete' else 'update_preimage' end", _OLD_OPS),
+        (True, "case d.ev_op when 'I' then 'insert' else 'update_postimage' end", _NEW_OPS),
+    )
+    parts = []
+    for new, kind, ops in kinds:
+        header = f"{kind} as _change_type, d.ev_txid as _commit_version, d.ev_time as _commit_timestamp, d.ev_id"
+        images = [f", d.{quote(name)} as {quote(c.name)}" for c in columns if (name := c.image(new))]
+        parts.append(f"select {header}{''.join(images)} where d.ev_op in {ops}")
+    return f"(select i.* from ({rows}) as d cross join lateral ({' union all '.join(parts)}) as i)"
+
+
+def base(table: str, condition: str = "") -> str:
+    """The rows of a table with WEIGHT 1, for FROM; `condition` is over the alias t."""
+    where = f" where {condition}" if condition else ""
+    return f"(select 1 as {quote(WEIGHT)}, t.* from {table} as t{where})"
+
+
+def block_ranges(connection: Connection[Any], table: str, bytes_each: int) -> list[str]:
+    """Conditions over t.ctid that divide a table into parts of about `bytes_each`; the last has no end.
+
+    The partitions of a partitioned table share the ranges, so that reading them takes no right on each.
+    """
+    query = """select coalesce(max(pg_catalog.pg_relation_size(relid)), 0)::bigint
+                 from pg_catalog.pg_partition_tree(%s::pg_catalog.regclass)"""
+    with connection.cursor(row_factory=scalar_row) as cursor:
+        size = int(cursor.execute(query, [table]).fetchone() or 0)
+    step = max(bytes_each // BLOCK_BYTES, 1)
+    starts = list(range(0, max(size // BLOCK_BYTES, 1), step))
+    conditions = []
+    for start, end in zip(starts, [*starts[1:], None], strict=True):
+        parts = [f"t.ctid >= '({start},0)'"] if start else []
+        parts += [f"t.ctid < '({end},0)'"] if end is not None else []
+        conditions.append(" and ".join(parts))
+    return conditions
+
+
+def key_condition(alias: str, columns: Sequence[tuple[str, str]], keys: Sequence[Sequence[str | None]]) -> str:
+    """The condition that columns (name and type) of `alias` are one of `keys`, values in PostgreSQL's text.
+
+    Keys without NULL go as arrays, which an index on the first column serves; the others need a comparison that takes
+    NULL for a value.
+    """
+    whole = [key for key in keys if None not in key]
+    partial = [key for key in keys if None in key]
+    names = [f"{quote(alias)}.{quote(name)}" for name, _ in columns]
+    parts = []
+    if whole:
+        arrays = _arrays(columns, whole)
+        parts.append(f"{names[0]} = any ({arrays[0]})")
+        if len(columns) > 1:
+            parts[0] += f" and ({', '.join(names)}) in (select * from unnest({', '.join(arrays)}))"
+    if partial:
+        labels = [f"k{n}" for n in range(1, len(columns) + 1)]
+        same = " and ".join(f"{name} is not distinct from k.{label}" for name, label in zip(names, labels, strict=True))
+        listed = f"unnest({', '.join(_arrays(columns, partial))}) as k({', '.join(labels)})"
+        parts.append(f"exists (select from {listed} where {same})")
+    return " or ".join(f"({part})" for part in parts) or "false"
+
+
+def _arrays(columns: Sequence[tuple[str, str]], keys: Sequence[Sequence[str | None]]) -> list[str]:
+    values = zip(*keys, strict=True)
+    return [
+        f"{sql.Literal(list(some)).as_string(None)}::{kind}[]" for (_, kind), some in zip(columns, values, strict=True)
+    ]
+
+
+def _typed(column: LogColumn, new: bool) -> str:
+    collate = f" collate {column.collation}" if column.collation else ""
+    return f"(d.{quote(column.image(new) or '')})::{column.type}{collate}"

@@ -1,0 +1,41 @@
+"""A local Spark session for refreshes, quiet and without a web interface."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from gdq.embedded import java_home
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_SETTINGS = {
+    "spark.log.level": "ERROR",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "4",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
+}
+
+
+def spark_session(name: str = "gdq") -> SparkSession:
+    """The running session, or a new one with two local threads.
+
+    spark-submit's own settings (master, memory) win. Sets PYSPARK_PYTHON, SPARK_LOCAL_IP and JAVA_HOME where they are
+    not set: workers otherwise run whatever python3 is on the path.
+    """
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    if "JAVA_HOME" not in os.environ and "PYSPARK_GATEWAY_PORT" not in os.environ:
+        os.environ["JAVA_HOME"] = str(java_home())
+    from pyspark import SparkConf  # noqa: PLC0415 (half a gigabyte of package)
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    conf = SparkConf()
+    for key, value in {"spark.master": "local[2]", "spark.app.name": name, **_SETTINGS}.items():
+        conf.setIfMissing(key, value)
+    return SparkSession.builder.config(conf=conf).getOrCreate()

@@ -1,0 +1,215 @@
+"""The Python Data Source `gdq` of Apache Spark: changes or rows of a captured table, typed, under one snapshot.
+
+    from gdq.consumers.spark_source import register
+    register(spark)
+    spark.read.format("gdq").option("queue", "shop").option("table", "public.orders")
+         .option("from", s0).option("to", s1).load()
+
+Options:
+    dsn or service   the connection; neither: GDQ_DSN, DATABASE_URL or libpq's own variables. No password goes here:
+                     use PGPASSFILE, a connection service, or leader.without_password()
+    queue, table     a captured table
+    from, to         two snapshots: read the changes after `from` up to `to`, in signed long form: _change_type
+                     (insert, delete, update_preimage, update_postimage), _commit_version (transaction id),
+                     _commit_timestamp, ev_id, then the columns. Without them: the rows of the table itself
+    snapshot         the name of an exported snapshot that every partition imports (see leader.lead()); the rows of a
+                     table are read in one partition without it
+    keys             JSON array of keys (arrays of text or null): only the rows with these
+    as_text          columns, comma-separated, to read as PostgreSQL's text: for what Spark has no type for
+    partition_bytes  size of the part of a table that one partition reads (default 64 MB)
+
+Columns that a given .schema() leaves out are not read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from psycopg import sql
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from gdq.arrow import LOG_SETTINGS, Column, convert, select_sql
+from gdq.conninfo import connect
+from gdq.consumers.relations import base, block_ranges, changes, key_condition, log_columns, signed_form
+from gdq.errors import GdqError, by_sqlstate
+from gdq.pgtypes import AS_TEXT, READ_SETTINGS, ColumnType, column_type
+from gdq.view import load_schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+_PARTITION_BYTES = 64 * 2**20
+_HEADER = (
+    Column("_change_type", ColumnType("string", "string", "{c}")),
+    Column("_commit_version", ColumnType("int64", "bigint", "{c}")),
+    Column("_commit_timestamp", ColumnType("timestamp[us, tz=UTC]", "timestamp", "{c}")),
+    Column("ev_id", ColumnType("int64", "bigint", "{c}")),
+)
+
+
+@dataclass
+class Statement(InputPartition):
+    """One partition: a SELECT of the columns of the schema."""
+
+    query: str
+
+
+class GdqDataSource(DataSource):
+    """spark.read.format("gdq")"""
+
+    @classmethod
+    def name(cls) -> str:
+        return "gdq"
+
+    def schema(self) -> str:
+        return spark_schema(_table_columns(self.options))
+
+    def reader(self, schema: StructType) -> GdqReader:
+        return GdqReader(dict(self.options), schema.names)
+
+
+class GdqReader(DataSourceReader):
+    """Reads statements, each on a connection of its own that imports the shared snapshot."""
+
+    def __init__(self, options: Mapping[str, str], names: Sequence[str]) -> None:
+        self.options = options
+        if "statements" in options:
+            self.columns = [Column(*_column(part)) for part in json.loads(options["columns"])]
+        else:
+            known = {column.label: column for column in _table_columns(options)}
+            missing = [name for name in names if name not in known]
+            if missing:
+                raise GdqError(f"table {options['table']} has no captured column {', '.join(missing)}")
+            self.columns = [known[name] for name in names]
+
+    def partitions(self) -> Sequence[Statement]:
+        if "statements" in self.options:
+            return [Statement(query) for query in json.loads(self.options["statements"])]
+        return [Statement(select_sql(f"{relation} as r", self.columns)) for relation in _relations(self.options)]
+
+    def read(self, partition: Statement) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+        settings = json.loads(self.options.get("settings", "{}"))
+        if not settings:
+            settings = LOG_SETTINGS if "from" in self.options else READ_SETTINGS
+        yield from read_statement(
+            _conninfo(self.options), partition.query, self.columns, settings, self.options.get("snapshot")
+        )
+
+
+def register(spark: SparkSession) -> None:
+    """Make the data source known to a session."""
+    spark.dataSource.register(GdqDataSource)
+
+
+def read_statements(
+    spark: SparkSession,
+    dsn: str,
+    statements: Sequence[str],
+    columns: Sequence[Column],
+    *,
+    settings: Mapping[str, str],
+    snapshot: str,
+) -> DataFrame:
+    """The rows of SELECTs that were made for `columns`, one partition each, as a DataFrame."""
+    parts = [[c.source, c.type.arrow, c.type.spark, c.type.read_sql] for c in columns]
+    reader = spark.read.format("gdq").schema(spark_schema(columns))
+    options = {
+        "dsn": dsn,
+        "statements": json.dumps(list(statements)),
+        "columns": json.dumps(parts),
+        "settings": json.dumps(dict(settings)),
+        "snapshot": snapshot,
+    }
+    return reader.options(**options).load()
+
+
+def spark_schema(columns: Sequence[Column]) -> str:
+    """The columns as a Spark schema in DDL."""
+    return ", ".join(f"`{column.label.replace('`', '``')}` {column.type.spark}" for column in columns)
+
+
+def read_statement(
+    conninfo: str, query: str, columns: Sequence[Column], settings: Mapping[str, str], snapshot: str | None
+) -> Iterator[pa.RecordBatch]:
+    """Run one SELECT in REPEATABLE READ, in the exported `snapshot` if given; its rows as record batches."""
+    from adbc_driver_manager import Error  # noqa: PLC0415 (slow to load, and only needed in workers)
+    from adbc_driver_postgresql import dbapi  # noqa: PLC0415
+
+    try:
+        with dbapi.connect(conninfo) as connection, connection.cursor() as cursor:
+            cursor.execute("set transaction isolation level repeatable read, read only")
+            if snapshot is not None:
+                cursor.execute(f"set transaction snapshot '{snapshot}'")
+            for name, value in settings.items():
+                text = sql.Literal(value).as_string(None)
+                cursor.execute(f"select pg_catalog.set_config('{name}', {text}, true)")
+            cursor.execute(query)
+            for batch in cursor.fetch_record_batch():
+                yield convert(batch, columns)
+    except Error as error:
+        details = {str(name): text.decode(errors="replace") for name, text in error.details or []}
+        message = details.get("PG_DIAG_MESSAGE_PRIMARY", str(error))
+        raise by_sqlstate(error.sqlstate, message) from error
+
+
+def _column(part: Sequence[str]) -> tuple[str, ColumnType]:
+    source, arrow, spark, read_sql = part
+    return source, ColumnType(arrow, spark, read_sql)
+
+
+def _conninfo(options: Mapping[str, str]) -> str:
+    if "dsn" in options:
+        return options["dsn"]
+    return f"service={options['service']}" if "service" in options else ""
+
+
+def _option(options: Mapping[str, str], name: str) -> str:
+    if name not in options:
+        raise GdqError(f'the data source gdq needs the option "{name}"')
+    return options[name]
+
+
+def _table_columns(options: Mapping[str, str]) -> list[Column]:
+    """All columns that the options name, in order."""
+    as_text = {name.strip() for name in options.get("as_text", "").split(",")}
+    queue, table = _option(options, "queue"), _option(options, "table")
+    with connect(_conninfo(options), application_name="gdq:spark") as connection:
+        if "from" in options:
+            found = [
+                Column(c.name, _type(c.name, c.type, as_text, c.as_text, c.log_type))
+                for c in log_columns(connection, queue, table)
+            ]
+            return [*_HEADER, *found]
+        schema = load_schema(connection, queue, table)
+        return [Column(c.name, _type(c.name, c.type, as_text)) for c in schema.columns]
+
+
+def _type(
+    name: str, pg_type: str, as_text: set[str], logged_as_text: bool = False, log_type: str | None = None
+) -> ColumnType:
+    if name in as_text:
+        kind = column_type(pg_type, logged_as_text, log_type=log_type, column=name, unsupported="text")
+        return kind if kind.arrow == "string" else AS_TEXT
+    return column_type(pg_type, logged_as_text, log_type=log_type, column=name)
+
+
+def _relations(options: Mapping[str, str]) -> list[str]:
+    """What each partition reads, for FROM."""
+    queue, table = _option(options, "queue"), _option(options, "table")
+    with connect(_conninfo(options), application_name="gdq:spark") as connection:
+        if "from" in options:
+            rows = changes(connection, queue, table, options["from"], _option(options, "to"))
+            return [signed_form(rows, log_columns(connection, queue, table))]
+        if "keys" in options:
+            schema = load_schema(connection, queue, table)
+            columns = [(c.name, c.type) for c in schema.columns if c.key]
+            return [base(table, key_condition("t", columns, json.loads(options["keys"])))]
+        if "snapshot" not in options:
+            return [base(table)]
+        size = int(options.get("partition_bytes", _PARTITION_BYTES))
+        return [base(table, condition) for condition in block_ranges(connection, table, size)]

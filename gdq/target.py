@@ -1,0 +1,188 @@
+"""The target of a view: its table, the position that moves with it, and the staging tables of its refreshes.
+
+Everything here runs in the target's database, on a connection whose transaction belongs to the caller.
+"""
+
+# ruff: noqa: N818 (an error's name says what happened, as in gdq.errors)
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, LiteralString
+
+import psycopg
+from psycopg import Connection
+from psycopg.rows import class_row, scalar_row
+
+from gdq.errors import GdqError
+from gdq.plan import RefreshPlan, quote
+
+_FIRST_USER_OID = 16384
+
+_CREATE_POSITION = """
+create table if not exists gdq_target.position (
+  view        text primary key,
+  source      text not null,
+  target      text not null,
+  plan        text not null,
+  position    text not null,
+  updated_at  timestamptz not null default pg_catalog.now()
+)"""
+
+
+class RefreshConflict(GdqError):
+    """Another refresh of the view has moved its position meanwhile."""
+
+
+class Diverged(GdqError):
+    """The target does not hold the rows that its position says it holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPosition:
+    """What a target's rows stand for: the view's `source`, the fingerprint of its `plan`, and the position in text."""
+
+    source: str
+    target: str
+    plan: str
+    position: str
+
+
+@dataclass(frozen=True, slots=True)
+class OutputType:
+    """A column of the view and its type in the target."""
+
+    name: str
+    type: str
+
+
+def target_types(columns: Sequence[tuple[str, int, str]], *, same_database: bool) -> tuple[OutputType, ...]:
+    """Types of the target's columns for (name, type oid, type) of the view's; user types are text elsewhere."""
+    return tuple(
+        OutputType(name, kind if same_database or oid < _FIRST_USER_OID else "text") for name, oid, kind in columns
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The table of one view. `table` is quoted and qualified, `source` the view's own mark."""
+
+    view: str
+    source: str
+    table: str
+
+    @property
+    def state(self) -> str:
+        """The private table beside the target that holds a group's numbers."""
+        return self._beside("gdq_state_")
+
+    @property
+    def key_index(self) -> str:
+        """The unique index on the target's key columns."""
+        return self._beside("gdq_key_")
+
+    @property
+    def comment(self) -> str:
+        """The comment by which a table is known as this view's target."""
+        return f"gdq: target of view {self.view}, {self.source}"
+
+    def _beside(self, prefix: str) -> str:
+        schema = self.table[: self.table.index('".') + 1]
+        return f"{schema}.{quote(prefix + self._mark)}"
+
+    @property
+    def _mark(self) -> str:
+        return hashlib.sha256(self.source.encode()).hexdigest()[:12]
+
+    def stage(self, attempt: str) -> str:
+        """The staging table of one refresh, in schema gdq_target; its name starts with the view's own mark."""
+        return f"stage_{self._mark}_{attempt}"
+
+    def prepare(self, connection: Connection[Any]) -> None:
+        """Create schema gdq_target and its position table where they are missing."""
+        if _scalar(connection, "select pg_catalog.to_regclass('gdq_target.position')") is not None:
+            return
+        connection.execute("select pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('gdq target', 0))")
+        connection.execute("create schema if not exists gdq_target")
+        connection.execute(_CREATE_POSITION)
+
+    def position(self, connection: Connection[Any], *, lock: bool = False) -> StoredPosition | None:
+        """The stored position, None before the first load. GdqError when another view of this name has it."""
+        query = "select source, target, plan, position from gdq_target.position where view = %s"
+        with connection.cursor(row_factory=class_row(StoredPosition)) as cursor:
+            stored = cursor.execute(query + (" for update" if lock else ""), [self.view]).fetchone()
+        if stored is not None and stored.source != self.source:
+            raise GdqError(
+                f'the target database holds a view "{self.view}" of another origin, in {stored.target}',
+                hint="Give the view another name; or, if that one is gone, delete its row from gdq_target.position.",
+            )
+        return stored
+
+    def move(
+        self, connection: Connection[Any], before: StoredPosition | None, plan: RefreshPlan, position: str
+    ) -> None:
+        """Move the position in the caller's transaction. RefreshConflict unless it is still `before`."""
+        connection.execute(
+            "select pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('gdq target ' || %s, 0))", [self.view]
+        )
+        if self.position(connection, lock=True) != before:
+            raise RefreshConflict(f'another refresh of view "{self.view}" has moved its position meanwhile')
+        connection.execute(
+            """insert into gdq_target.position (view, source, target, plan, position) values (%s, %s, %s, %s, %s)
+               on conflict (view) do update set target = excluded.target, plan = excluded.plan,
+                 position = excluded.position, updated_at = pg_catalog.now()""",
+            [self.view, self.source, self.table, plan.fingerprint(), position],
+        )
+
+    def exists(self, connection: Connection[Any]) -> bool:
+        """Whether the target table is there. GdqError when a table of that name is not this view's target."""
+        query = """select pg_catalog.obj_description(c.oid, 'pg_class')
+                     from pg_catalog.pg_class c where c.oid = pg_catalog.to_regclass(%s)"""
+        row = connection.execute(query, [self.table]).fetchone()
+        if row is not None and row[0] != self.comment:
+            raise GdqError(
+                f"table {self.table} exists and is not the target of view {self.view}", hint="Choose another target."
+            )
+        return row is not None
+
+    def create_stage(self, connection: Connection[Any], stage: str, columns: Sequence[str]) -> None:
+        """Create a staging table after dropping what earlier refreshes of this view have left."""
+        self.sweep(connection)
+        listed = ", ".join(f"{column} text" for column in columns)
+        run(connection, f"create unlogged table gdq_target.{stage} ({listed}, attempt text)")
+
+    def sweep(self, connection: Connection[Any]) -> None:
+        """Drop staging tables of this view; one that a dying writer still holds is left for the next time."""
+        query = r"""select pg_catalog.format('gdq_target.%%I', c.relname) from pg_catalog.pg_class c
+                     where c.relnamespace = pg_catalog.to_regnamespace('gdq_target')
+                       and pg_catalog.starts_with(c.relname, %s) and c.relkind = 'r'"""
+        for (name,) in connection.execute(query, [f"stage_{self._mark}_"]).fetchall():
+            try:
+                with connection.transaction():
+                    connection.execute("set local lock_timeout = '1s'")
+                    run(connection, f"drop table if exists {name}")
+            except psycopg.errors.LockNotAvailable:
+                continue
+
+    def drop(self, connection: Connection[Any]) -> None:
+        """Drop the target table with its state and staging tables, and forget the position."""
+        if self.exists(connection):
+            run(connection, f"drop table {self.table}")
+        run(connection, f"drop table if exists {self.state}")
+        self.sweep(connection)
+        if _scalar(connection, "select pg_catalog.to_regclass('gdq_target.position')") is not None:
+            connection.execute(
+                "delete from gdq_target.position where view = %s and source = %s", [self.view, self.source]
+            )
+
+
+def run(connection: Connection[Any], statement: str) -> int:
+    """Execute SQL built from a plan and quoted names; the number of rows that it touched, -1 when it counts none."""
+    return connection.execute(statement).rowcount
+
+
+def _scalar(connection: Connection[Any], query: LiteralString, *values: object) -> Any:
+    with connection.cursor(row_factory=scalar_row) as cursor:
+        return cursor.execute(query, values).fetchone()

@@ -1,0 +1,252 @@
+"""Views that are refreshed from a queue: making, listing and dropping them, and planning their refresh.
+
+The functions take a connection to the source and leave the transaction to the caller.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import psycopg
+from psycopg import Connection, sql
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.rows import class_row, dict_row, scalar_row
+
+from gdq.errors import GdqError, mapped
+from gdq.plan import PlanError, RefreshPlan, TableColumn, TableSchema, plan_view, quote, referenced_table
+
+# Settings of the session that made the view and that its SQL may depend on: every refresh uses them.
+_KEPT_SETTINGS = ("search_path", "timezone", "datestyle")
+
+
+@dataclass(frozen=True, slots=True)
+class ViewInfo:
+    """One view and the outcome of its last refresh. `last_action`: full, delta, none or failed."""
+
+    view_name: str
+    queue_name: str
+    consumer_name: str
+    tables: list[str]
+    target: str
+    definition: str
+    options: dict[str, Any]
+    created_at: datetime
+    last_refresh: datetime | None
+    last_action: str | None
+    last_reason: str | None
+    rows_changed: int | None
+    error: str | None
+
+    @property
+    def source(self) -> str:
+        """Drawn when the view was made: tells its position in a target from that of another view of the same name."""
+        return str(self.options["source"])
+
+    @property
+    def target_dsn(self) -> str | None:
+        """Where the target is; None: in the source's own database."""
+        return self.options.get("target_dsn")
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Session settings under which the view's SQL is run."""
+        return {name: str(self.options[name]) for name in _KEPT_SETTINGS}
+
+
+def create_view(
+    connection: Connection[Any], name: str, queue: str, query: str, target: str, *, target_dsn: str | None = None
+) -> RefreshPlan | None:
+    """Register the view `query` over a table that `queue` captures; its first refresh fills `target`.
+
+    `target` is a table name, with a schema; `target_dsn` a connection string without a password, None for the source's
+    own database. The session's search_path and TimeZone are kept for all refreshes. Returns the plan, None when the
+    very same view existed. Writes the view and a consumer for its table. PlanError for a query that cannot be
+    refreshed from changes, GdqError for a bad target.
+    """
+    _check_target_dsn(target_dsn)
+    table = _resolve(connection, query)
+    schema = load_schema(connection, queue, table)
+    plan = plan_view(query, [schema])
+    _check_on_server(connection, query, plan)
+    options: dict[str, str] = {
+        setting: _scalar(connection, "select pg_catalog.current_setting(%s)", setting) for setting in _KEPT_SETTINGS
+    }
+    # Dates are read in the order of the session, and written so that they can be read back.
+    options["datestyle"] = f"ISO, {options['datestyle'].rpartition(' ')[2]}"
+    options["source"] = str(uuid.uuid4())
+    if target_dsn is not None:
+        options["target_dsn"] = target_dsn
+    # A star means the columns of today, as in PostgreSQL's own views.
+    definition = plan.query if "*" in query.replace("(*)", "") else query.strip()
+    created = _scalar(
+        connection,
+        "select gdq.create_view(%s, %s, %s, %s, array[%s::pg_catalog.regclass], %s)",
+        name,
+        queue,
+        definition,
+        qualified_target(connection, target),
+        table,
+        json.dumps(options),
+    )
+    return plan if created else None
+
+
+def drop_view(connection: Connection[Any], name: str) -> bool:
+    """Forget a view with its history and consumer; False when there was none. The target is left alone."""
+    return bool(_scalar(connection, "select gdq.drop_view(%s)", name))
+
+
+def view_info(connection: Connection[Any], name: str | None = None) -> list[ViewInfo]:
+    """All views, or one. psycopg.errors.UndefinedObject when there is no such view."""
+    with mapped(), connection.cursor(row_factory=class_row(ViewInfo)) as cursor:
+        return cursor.execute("select * from gdq.view_info(%s)", [name]).fetchall()
+
+
+def load_plan(connection: Connection[Any], view: ViewInfo) -> RefreshPlan:
+    """The view's plan by the schema and the capture of its table as they are now. PlanError when there is none."""
+    if not view.tables:
+        raise PlanError("unknown-table", f"the table of view {view.view_name} is no longer captured")
+    schemas = [load_schema(connection, view.queue_name, table) for table in view.tables]
+    return plan_view(view.definition, schemas)
+
+
+def explain_view(connection: Connection[Any], queue: str, query: str) -> RefreshPlan:
+    """The plan that create_view() would make; nothing is written. PlanError as there."""
+    table = _resolve(connection, query)
+    plan = plan_view(query, [load_schema(connection, queue, table)])
+    _check_on_server(connection, query, plan)
+    return plan
+
+
+def load_schema(connection: Connection[Any], queue: str, table: str) -> TableSchema:
+    """A captured table's columns and what its log holds of them. psycopg.errors.UndefinedObject when not captured."""
+    query = """
+        select n.nspname, c.relname, a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod) as type, a.attnotnull,
+               coalesce(l.is_key, false) as is_key, l.log_key is not null as log_key, l.log_old is not null as images
+          from pg_catalog.pg_class c
+          join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+          join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+          left join gdq.table_columns(%(queue)s, %(table)s::pg_catalog.regclass) l on l.attnum = a.attnum
+         where c.oid = %(table)s::pg_catalog.regclass order by a.attnum"""
+    with mapped(), connection.cursor(row_factory=dict_row) as cursor:
+        rows = cursor.execute(query, {"queue": queue, "table": table}).fetchall()
+    columns = tuple(
+        TableColumn(row["attname"], row["type"], row["attnotnull"], row["is_key"], row["images"]) for row in rows
+    )
+    mode = "pk" if any(row["log_key"] for row in rows) else "full"
+    return TableSchema(rows[0]["nspname"], rows[0]["relname"], "pk" if mode == "pk" else "full", columns)
+
+
+def qualified_target(connection: Connection[Any], target: str) -> str:
+    """`target`, schema.table as in SQL, in PostgreSQL's own spelling. GdqError when it is no such name."""
+    try:
+        with connection.transaction():
+            parts: list[str] = _scalar(connection, "select pg_catalog.parse_ident(%s)", target)
+    except psycopg.errors.InvalidParameterValue as error:
+        raise GdqError(f"{target!r} is no table name", hint="Write schema.table.") from error
+    if len(parts) != 2:
+        raise GdqError(f"target {target!r}: write schema.table")
+    return f"{quote(parts[0])}.{quote(parts[1])}"
+
+
+def describe(connection: Connection[Any], query: str, settings: Mapping[str, str]) -> list[tuple[str, int, str]]:
+    """Name, type oid and type with typmod (schema-qualified unless in pg_catalog) of each column of `query`.
+
+    Run under `settings`; nothing is read or written.
+    """
+    with connection.transaction(force_rollback=True):
+        apply_settings(connection, settings)
+        with connection.cursor() as cursor:
+            cursor.execute(sql.SQL("select * from ({}) as q limit 0").format(_raw(query)))
+            result = cursor.pgresult
+            columns = [(c.name, c.type_code, result.fmod(n)) for n, c in enumerate(cursor.description or ()) if result]
+        connection.execute("set local search_path = pg_catalog")
+        return [
+            (name, oid, _scalar(connection, "select pg_catalog.format_type(%s::oid, %s)", oid, typmod))
+            for name, oid, typmod in columns
+        ]
+
+
+def apply_settings(connection: Connection[Any], settings: Mapping[str, str]) -> None:
+    """Set these until the transaction ends."""
+    for name, value in settings.items():
+        connection.execute("select pg_catalog.set_config(%s, %s, true)", [name, value])
+
+
+def _check_target_dsn(target_dsn: str | None) -> None:
+    if target_dsn is not None and conninfo_to_dict(target_dsn).get("password"):
+        raise GdqError(
+            "the target's connection string holds a password, which would be stored with the view",
+            hint="Leave it to PGPASSFILE or a connection service (service=NAME).",
+        )
+
+
+def _resolve(connection: Connection[Any], query: str) -> str:
+    """The table of the view, found as the server does it, as a quoted qualified name."""
+    schema, name = referenced_table(query)
+    written = quote(name) if schema is None else f"{quote(schema)}.{quote(name)}"
+    found = _scalar(
+        connection,
+        """select pg_catalog.format('%%I.%%I', n.nspname, c.relname)
+             from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+            where c.oid = pg_catalog.to_regclass(%s)""",
+        written,
+    )
+    if found is None:
+        raise PlanError("unknown-table", f"table {written} does not exist")
+    return str(found)
+
+
+def _check_on_server(connection: Connection[Any], query: str, plan: RefreshPlan) -> None:
+    """PlanError unless the server reads `query` and the plan's own text alike, and its expressions are immutable.
+
+    A temporary view of each shows the server's parse tree; an index predicate takes immutable expressions only. All
+    is rolled back.
+    """
+    delta = plan.rows or plan.delta
+    with connection.transaction(force_rollback=True):
+        trees = []
+        for text in (query, plan.query):
+            connection.execute(sql.SQL("create temp view gdq_check as {}").format(_raw(text.strip().rstrip(";"))))
+            trees.append(_scalar(connection, "select pg_catalog.pg_get_viewdef('pg_temp.gdq_check'::regclass)"))
+            connection.execute("drop view pg_temp.gdq_check")
+        if trees[0] != trees[1]:
+            raise PlanError(
+                "expression",
+                "an expression of the view is not read as PostgreSQL reads it",
+                hint=f"PostgreSQL: {' '.join(trees[0].split())} planner: {' '.join(trees[1].split())}",
+            )
+        connection.execute("set local client_min_messages = error")
+        alias = sql.Identifier(delta.alias)
+        connection.execute(sql.SQL("create temp table {} (like {})").format(alias, _raw(plan.table)))
+        for expression in plan.expressions:
+            try:
+                with connection.transaction():
+                    connection.execute(
+                        sql.SQL("create index on pg_temp.{} ((1)) where ({}) is not null").format(
+                            alias, _raw(expression)
+                        )
+                    )
+            except psycopg.errors.InvalidObjectDefinition as error:
+                raise PlanError(
+                    "nondeterministic",
+                    f"{expression} depends on more than the row",
+                    hint="Use immutable functions only; for a timestamptz write AT TIME ZONE with a zone.",
+                ) from error
+            except (psycopg.errors.FeatureNotSupported, psycopg.errors.GroupingError) as error:
+                raise PlanError("expression", f"{expression}: {error.diag.message_primary}") from error
+
+
+def _raw(text: str) -> sql.SQL:
+    """SQL that was checked before, for a statement without parameters."""
+    return sql.SQL(text)
+
+
+def _scalar(connection: Connection[Any], query: str, *values: object) -> Any:
+    with mapped(), connection.cursor(row_factory=scalar_row) as cursor:
+        return cursor.execute(query, values or None).fetchone()
