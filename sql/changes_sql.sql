@@ -14,21 +14,72 @@ end
 $$;
 comment on function gdq.segment_is(regclass, oid) is 'True, or error GDQ01 when a segment was truncated since a batch was cut from it.';
 
+-- holds_rows(segment): whether a reader must look at a segment: it holds rows, or did in the transaction's snapshot,
+-- which pin_segment() then reports. Writes: nothing.
+create or replace function gdq.holds_rows(segment regclass) returns boolean
+language sql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+  select coalesce(pg_relation_size(segment), 0) > 0
+      or (select c.relfilenode from pg_class c where c.oid = segment) is distinct from pg_relation_filenode(segment)
+$$;
+comment on function gdq.holds_rows(regclass) is 'Whether a segment holds rows, or did in the transaction''s snapshot.';
+
+-- pin_segment(segment): keeps a segment from truncation until the transaction ends. Truncation never waits, so this
+-- waits at most for one under way. In REPEATABLE READ the position that let it be truncated may be invisible; but
+-- then pg_class shows another file than the segment has. Result: its filenode. Writes: a lock. Errors: GDQ01.
+create or replace function gdq.pin_segment(segment regclass) returns oid
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  name text := gdq.table_name(segment);
+  filenode oid;
+begin
+  if name is not null then
+    begin
+      execute format('lock table only %s in access share mode', name);
+      filenode := pg_relation_filenode(segment);
+    exception when undefined_table then
+      null;  -- dropped with its version, empty
+    end;
+  end if;
+  if filenode is null or filenode <> (select c.relfilenode from pg_class c where c.oid = segment) then
+    raise exception 'log segment % was truncated after the snapshot of this transaction', segment using errcode = 'GDQ01',
+      hint = 'The batch was finished elsewhere. Roll back, and ask for the next batch.';
+  end if;
+  return filenode;
+end
+$$;
+comment on function gdq.pin_segment(regclass) is 'Keeps a log segment from truncation until the transaction ends; its filenode.';
+
 -- changes_sql(segment, columns, s0, s1): a SELECT of columns (text) for the rows of one segment in (s0, s1]: written by
 -- transactions that count as finished in s1 and did not in s0. Plain bigint arithmetic, so that BRIN serves it: the
 -- window between the two xmax, and the list of those that were open at s0 and have ended since. Its cost follows the
--- window, not the age of the oldest transaction. (Slony and PgQ cut batches by snapshots likewise.) Writes: nothing.
+-- window, not the age of the oldest transaction. (Slony and PgQ cut batches by snapshots likewise.)
+-- NULL when the segment has no such row: all of them are there by now. Such a segment is let go again, by rolling a
+-- subtransaction back; readers that never pause would else keep consumed segments from ever being truncated.
+-- Writes: a lock, see pin_segment(). Errors: GDQ01.
 create or replace function gdq.changes_sql(segment regclass, columns text, s0 pg_snapshot, s1 pg_snapshot) returns text
-language sql volatile security definer set search_path = pg_catalog, pg_temp
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
-  select format('select %s from %s where ev_txid >= %s and ev_txid < %s%s and gdq.segment_is(%s, %s)',
-                columns, gdq.table_name(segment), pg_snapshot_xmax(s0), pg_snapshot_xmax(s1),
-                (select format(' and ev_txid <> all (''{%s}''::bigint[])', string_agg(x::text, ',' order by x)) from pg_snapshot_xip(s1) x having count(*) > 0),
-                quote_literal(segment::oid) || '::pg_catalog.oid', quote_literal(pg_relation_filenode(segment)) || '::pg_catalog.oid')
-      || coalesce((select format(' union all select %s from %s where ev_txid = any (''{%s}''::bigint[]) and gdq.segment_is(%s, %s)',
-                columns, gdq.table_name(segment), string_agg(x::text, ',' order by x),
-                quote_literal(segment::oid) || '::pg_catalog.oid', quote_literal(pg_relation_filenode(segment)) || '::pg_catalog.oid')
-           from pg_snapshot_xip(s0) x where pg_visible_in_snapshot(x, s1) having count(*) > 0), '')
+declare
+  finished text := format('ev_txid >= %s and ev_txid < %s', pg_snapshot_xmax(s0), pg_snapshot_xmax(s1))
+    || coalesce((select format(' and ev_txid <> all (''{%s}''::bigint[])', string_agg(x::text, ',' order by x)) from pg_snapshot_xip(s1) x having count(*) > 0), '');
+  ended text := (select format('ev_txid = any (''{%s}''::bigint[])', string_agg(x::text, ',' order by x))
+                   from pg_snapshot_xip(s0) x where pg_visible_in_snapshot(x, s1) having count(*) > 0);
+  same_file text;
+  rows_there boolean;
+begin
+  same_file := format('gdq.segment_is(%s, %s)', quote_literal(segment::oid) || '::pg_catalog.oid', quote_literal(gdq.pin_segment(segment)) || '::pg_catalog.oid');
+  execute format('select exists (select from %1$s where %2$s) or exists (select from %1$s where %3$s)', gdq.table_name(segment), finished, coalesce(ended, 'false'))
+    into rows_there;
+  if not rows_there then
+    raise exception using errcode = 'GDQ00';
+  end if;
+  return format('select %s from %s where %s and %s', columns, gdq.table_name(segment), finished, same_file)
+      || case when ended is not null then format(' union all select %s from %s where %s and %s', columns, gdq.table_name(segment), ended, same_file) else '' end;
+exception when sqlstate 'GDQ00' then
+  return null;
+end
 $$;
 comment on function gdq.changes_sql(regclass, text, pg_snapshot, pg_snapshot) is 'SELECT of one log segment''s rows between two snapshots.';
 
@@ -38,7 +89,7 @@ create or replace function gdq.version_segments(version_id bigint) returns setof
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
   select s.segment from gdq.log_segment s
-   where s.version_id = version_segments.version_id and pg_relation_size(s.segment) > 0 order by s.slot
+   where s.version_id = version_segments.version_id and gdq.holds_rows(s.segment) order by s.slot
 $$;
 comment on function gdq.version_segments(bigint) is 'The segments of a version that hold rows.';
 
@@ -46,7 +97,7 @@ comment on function gdq.version_segments(bigint) is 'The segments of a version t
 -- newest version; a column that an older version did not have is NULL there. Not sorted.
 -- Writes: nothing. Errors: 55000 when the interval holds rows of a version in which a column had another type.
 create or replace function gdq.table_changes_sql(table_id integer, s0 pg_snapshot, s1 pg_snapshot) returns text
-language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   newest gdq.table_version;
@@ -54,7 +105,7 @@ declare
   segment regclass;
   names text;
   changed text;
-  rows_there boolean;
+  part text;
   parts text[] := '{}';
 begin
   select * into strict newest from gdq.table_version tv where tv.version_id = gdq.current_version(table_changes_sql.table_id);
@@ -67,15 +118,13 @@ begin
            lateral (values (1, n.log_key, o.log_key), (2, n.log_old, o.log_old), (3, n.log_new, o.log_new)) image(place, target, source)
      where target is not null;
     for segment in select s from gdq.version_segments(v.version_id) s loop
-      if changed is not null then
-        execute format('select exists (%s)', gdq.changes_sql(segment, '1', s0, s1)) into rows_there;
-        if rows_there then
-          raise exception 'table % changed the type of % inside the interval', (select ct.table_name from gdq.captured_table ct where ct.table_id = table_changes_sql.table_id), changed
-            using errcode = 'object_not_in_prerequisite_state', hint = 'Read this batch with gdq.get_batch(), which gives each row with its own columns.';
-        end if;
-        continue;
+      part := gdq.changes_sql(segment, 'ev_id, ev_txid, ev_time, ev_op::text as ev_op' || names, s0, s1);
+      if part is not null and changed is not null then
+        raise exception 'table % changed the type of % inside the interval', (select ct.table_name from gdq.captured_table ct where ct.table_id = table_changes_sql.table_id), changed
+          using errcode = 'object_not_in_prerequisite_state', hint = 'Read this batch with gdq.get_batch(), which gives each row with its own columns.';
+      elsif part is not null then
+        parts := parts || part;
       end if;
-      parts := parts || gdq.changes_sql(segment, 'ev_id, ev_txid, ev_time, ev_op::text as ev_op' || names, s0, s1);
     end loop;
   end loop;
   if parts = '{}' then

@@ -92,9 +92,10 @@ begin
   perform gdq.arm_event_log(id, 0);
   perform gdq.own_capture(format('gdq_log.%I(text, oid, jsonb)', 'q' || id || '_event')::regprocedure);
   -- This transaction has an xid by now, and its own snapshot would count it as finished: rows that it goes on to
-  -- write into a table that it adds would be lost. So the first tick ends below it.
+  -- write into a table that it adds would be lost. So the first tick ends below it, and not above what the snapshot
+  -- knows either: older transactions may be running between its xmax and this one.
   insert into gdq.tick (queue_id, snapshot, event_seq)
-    select id, format('%s:%s:%s', least(pg_snapshot_xmin(now), own), own,
+    select id, format('%s:%s:%s', least(pg_snapshot_xmin(now), own), least(pg_snapshot_xmax(now), own),
                       (select string_agg(x::text, ',' order by x) from pg_snapshot_xip(now) x where x < own))::pg_snapshot, 0
       from (select pg_current_snapshot() as now, pg_current_xact_id() as own) xact;
   insert into gdq.horizon (queue_id, snapshot) select id, t.snapshot from gdq.tick t where t.queue_id = id;

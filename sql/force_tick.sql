@@ -3,7 +3,7 @@
 create or replace function gdq.last_event(queue_id integer) returns bigint
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
-  select coalesce(pg_sequence_last_value(format('gdq_log.%I', 'q' || queue_id || '_ev')::regclass), 0)
+  select coalesce(pg_sequence_last_value(to_regclass(format('gdq_log.%I', 'q' || queue_id || '_ev'))), 0)
 $$;
 comment on function gdq.last_event(integer) is 'Last event number given out by a queue.';
 

@@ -71,8 +71,8 @@ language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
   select format('select ev_id, ev_txid, ev_time, ev_kind as op, coalesce(gdq.table_name(ev_table), ev_data->>''table'') as tbl, null::jsonb as key, '
                 'null::jsonb as old, ev_data as new from (%s) e where ev_table is null or ev_table = any (%L::oid[])',
-                string_agg(gdq.changes_sql(s, '*', s0, s1), ' union all '), relids)
-    from gdq.event_segments(queue_id) s where pg_relation_size(s) > 0 having count(*) > 0
+                string_agg(part, ' union all '), relids)
+    from gdq.event_segments(queue_id) s, gdq.changes_sql(s, '*', s0, s1) part where gdq.holds_rows(s) having count(part) > 0
 $$;
 comment on function gdq.queue_events_sql(integer, oid[], pg_snapshot, pg_snapshot) is 'SELECT of a queue''s event log between two snapshots, as events.';
 

@@ -1,12 +1,40 @@
+-- retained_tick(queue_id, age): the newest tick of a queue that is at least so old, else its oldest. A binary search:
+-- there may be a million ticks. Writes: nothing.
+create or replace function gdq.retained_tick(queue_id integer, age interval) returns bigint
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  oldest bigint;
+  newest bigint;
+  middle bigint;
+  t gdq.tick;
+begin
+  select min(tt.tick_id), max(tt.tick_id) into oldest, newest from gdq.tick tt where tt.queue_id = retained_tick.queue_id and not tt.refresh;
+  while oldest < newest loop
+    middle := oldest + (newest - oldest + 1) / 2;
+    select * into t from gdq.tick tt
+     where tt.queue_id = retained_tick.queue_id and not tt.refresh and tt.tick_id between middle and newest order by tt.tick_id limit 1;
+    if t.created_at <= clock_timestamp() - age then
+      oldest := t.tick_id;
+    else
+      newest := middle - 1;
+    end if;
+  end loop;
+  return oldest;
+end
+$$;
+comment on function gdq.retained_tick(integer, interval) is 'The newest tick of a queue that is at least so old, else its oldest.';
+
 -- held_snapshot(queue_id, table_id): the oldest snapshot that rows of a table (NULL: of the event log) are held for: the
--- positions of the subscriptions that take it, the last tick, and the tick that is retention old.
--- Writes: nothing. Errors: 55000 when a subscription has no position.
+-- positions of the subscriptions that take it, the last tick, and the tick that is retention old. A subscription
+-- without a position would hold everything. Writes: nothing.
 create or replace function gdq.held_snapshot(queue_id integer, table_id integer) returns pg_snapshot
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
   select h
-    from (select (gdq.position_of(s.subscription_id)).snapshot as h
+    from (select coalesce(p.snapshot, '1:1:') as h
             from gdq.subscription s
+            left join lateral (select pp.snapshot from gdq.position pp where pp.subscription_id = s.subscription_id order by pp.batch_no desc limit 1) p on true
            where s.queue_id = held_snapshot.queue_id
              and (s.all_tables or held_snapshot.table_id is null
                   or exists (select from gdq.subscription_table st
@@ -14,10 +42,9 @@ as $$
            union all
           select (gdq.last_tick(held_snapshot.queue_id)).snapshot
            union all
-          (select t.snapshot from gdq.queue q join gdq.tick t using (queue_id)
-            where q.queue_id = held_snapshot.queue_id and not t.refresh and q.retention > interval '0'
-            order by t.created_at > clock_timestamp() - q.retention,
-                     case when t.created_at > clock_timestamp() - q.retention then t.tick_id else -t.tick_id end limit 1)) held
+          select t.snapshot
+            from (select gdq.retained_tick(q.queue_id, q.retention) as tick_id from gdq.queue q
+                   where q.queue_id = held_snapshot.queue_id and q.retention > interval '0') kept join gdq.tick t using (tick_id)) held
    order by pg_snapshot_xmax(h), (select count(*) from pg_snapshot_xip(h)) desc limit 1
 $$;
 comment on function gdq.held_snapshot(integer, integer) is 'The oldest snapshot that rows of a log are held for.';
@@ -73,7 +100,7 @@ comment on function gdq.truncate_segment(integer, integer, regclass) is 'Empties
 -- functions, no lock on any captured table. DDL of a table excludes its rotation by an advisory lock; rotation gives way.
 -- Result: how many logs were switched. Writes: capture and event functions, log_ring, event_ring, BRIN summaries.
 create or replace function gdq.rotate_logs() returns integer
-language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms'
 as $$
 declare
   r record;
@@ -88,17 +115,21 @@ begin
               and (lr.switched_at <= clock_timestamp() - q.rotation_period or pg_total_relation_size(cur.segment) >= q.rotation_bytes) loop
     if pg_try_advisory_xact_lock(gdq.lock_key('capture', r.relid))
        and gdq.current_version(r.table_id) = r.version_id and gdq.capture_state(r.queue_id, r.relid) = 'armed' then
-      perform gdq.arm(r.version_id, r.next_slot);
-      update gdq.log_ring lr set current_slot = r.next_slot, switched_at = clock_timestamp() where lr.version_id = r.version_id;
-      rotated := rotated + 1;
+      begin
+        perform gdq.arm(r.version_id, r.next_slot);
+        update gdq.log_ring lr set current_slot = r.next_slot, switched_at = clock_timestamp() where lr.version_id = r.version_id;
+        rotated := rotated + 1;
+      exception when lock_not_available or internal_error then
+        null;  -- DDL in an old snapshot is switching capture off, without the advisory lock
+      end;
     end if;
   end loop;
   for r in select er.queue_id, (er.current_slot + 1) % 3 as next_slot
              from gdq.queue q join gdq.event_ring er using (queue_id)
-            where pg_relation_size(format('gdq_log.q%s_s%s', q.queue_id, er.current_slot)::regclass) > 0
-              and pg_relation_size(format('gdq_log.q%s_s%s', q.queue_id, (er.current_slot + 1) % 3)::regclass) = 0
+            where pg_relation_size(to_regclass(format('gdq_log.q%s_s%s', q.queue_id, er.current_slot))) > 0
+              and pg_relation_size(to_regclass(format('gdq_log.q%s_s%s', q.queue_id, (er.current_slot + 1) % 3))) = 0
               and (er.switched_at <= clock_timestamp() - q.rotation_period
-                   or pg_total_relation_size(format('gdq_log.q%s_s%s', q.queue_id, er.current_slot)::regclass) >= q.rotation_bytes) loop
+                   or pg_total_relation_size(to_regclass(format('gdq_log.q%s_s%s', q.queue_id, er.current_slot))) >= q.rotation_bytes) loop
     if pg_try_advisory_xact_lock(gdq.lock_key('tick', r.queue_id)) then
       perform gdq.arm_event_log(r.queue_id, r.next_slot);
       update gdq.event_ring er set current_slot = r.next_slot, switched_at = clock_timestamp() where er.queue_id = r.queue_id;
@@ -210,18 +241,18 @@ begin
   delete from gdq.position p using gdq.position newer
    where newer.subscription_id = p.subscription_id and newer.batch_no = p.batch_no + 1;
   delete from gdq.batch b using gdq.position p where p.subscription_id = b.subscription_id and p.batch_no > b.batch_no;
-  delete from gdq.tick t using gdq.queue q
-   where q.queue_id = t.queue_id and t.created_at < clock_timestamp() - greatest(q.retention, interval '1 minute')
-     and t.tick_id < (select coalesce(min(needed.tick_id), 0)
-                        from (select p.tick_id from gdq.subscription s, gdq.position_of(s.subscription_id) p where s.queue_id = q.queue_id
-                              union all select (gdq.last_tick(q.queue_id)).tick_id) needed);
+  delete from gdq.tick t
+   using (select q.queue_id, least(gdq.retained_tick(q.queue_id, greatest(q.retention, interval '1 minute')),
+                                   (select min(p.tick_id) from gdq.subscription s join gdq.position p using (subscription_id) where s.queue_id = q.queue_id)) as tick_id
+            from gdq.queue q) oldest
+   where t.queue_id = oldest.queue_id and t.tick_id < oldest.tick_id;
 end
 $$;
 comment on function gdq.trim() is 'Deletes ticks, positions and batches that nobody needs.';
 
--- maintain(): the work of all queues beside ticks: switches capture on again where it was off, completes, rotates,
--- summarises and drops logs, and empties at most one consumed segment, since a late writer of that segment waits until
--- this transaction ends. Call it in a transaction of its own, again while it returns true.
+-- maintain(): the work of all queues beside ticks: switches capture of one table on again where it was off, or else
+-- completes, rotates, summarises and drops logs, and empties at most one consumed segment, since a late writer of that
+-- segment waits until this transaction ends. Call it in a transaction of its own, again while it returns true.
 -- Result: whether more is due. Writes: as the functions that it calls. Errors: GDQ04.
 create or replace function gdq.maintain() returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set client_min_messages = warning
@@ -233,7 +264,10 @@ declare
 begin
   perform gdq.require_read_committed('maintain');
   for t in select ct.table_id from gdq.captured_table ct where gdq.capture_state(ct.queue_id, ct.relid) = 'disarmed' loop
-    perform gdq.rearm(t.table_id);
+    -- its lock on the table makes writers wait, so nothing else is done in this transaction
+    if gdq.rearm(t.table_id) then
+      return true;
+    end if;
   end loop;
   perform gdq.complete_rings();
   perform gdq.rotate_logs();
@@ -260,7 +294,7 @@ as $$
   union all
   select er.queue_id, null, e
     from gdq.event_ring er, gdq.event_segments(er.queue_id) e
-   where pg_relation_size(e) > 0 and e <> format('gdq_log.q%s_s%s', er.queue_id, er.current_slot)::regclass
+   where pg_relation_size(e) > 0 and e <> to_regclass(format('gdq_log.q%s_s%s', er.queue_id, er.current_slot))
 $$;
 comment on function gdq.idle_segments() is 'The log segments that hold rows and are not written now.';
 

@@ -14,7 +14,7 @@ $$;
 comment on function gdq.lock_subscription(text, text) is 'Locks a subscription until the transaction ends.';
 
 -- next_batch(queue, consumer, max_events): opens the next batch of a consumer, or hands out the open one again.
--- A batch ends at a tick; ticks are joined while they hold at most max_events events by number. Who calls it holds the
+-- A batch ends at a tick; up to 1,000 ticks are joined while they hold at most max_events events by number. Who calls it holds the
 -- batch from then on: an older token is stale.
 -- Result: one row (batch_id, token, tick_from, tick_to, snapshot_from, snapshot_to); none when there is no newer tick.
 -- Writes: batch, batch_token. Errors: 42704, GDQ04; 55000 for the consumer of a view.
@@ -28,17 +28,22 @@ declare
   pos gdq.position := gdq.position_of(id);
   b gdq.batch;
   till gdq.tick;
+  -- a consumer that is far behind must not read all its ticks for every batch
+  ticks_max constant integer := 1000;
 begin
   select * into b from gdq.batch where subscription_id = id and batch_no = pos.batch_no + 1;
   if b.batch_id is not null and b.snapshot_to is null then
     raise exception 'consumer "%" of queue "%" belongs to a refresh', consumer, queue
       using errcode = 'object_not_in_prerequisite_state', hint = 'Register another consumer to read batches.';
   elsif b.batch_id is null then
-    select t.* into till from gdq.tick t
-     where t.queue_id = (select s.queue_id from gdq.subscription s where s.subscription_id = id)
-       and not t.refresh and t.tick_id > pos.tick_id
-     order by t.event_seq - pos.event_seq > max_events,
-              case when t.event_seq - pos.event_seq > max_events then t.tick_id else -t.tick_id end
+    -- A tick that was taken before the position but committed after it would lead backwards: it is passed over.
+    select (t).* into till
+      from (select t from gdq.tick t
+             where t.queue_id = (select s.queue_id from gdq.subscription s where s.subscription_id = id)
+               and not t.refresh and t.tick_id > pos.tick_id and gdq.snapshot_le(pos.snapshot, t.snapshot)
+             order by t.tick_id limit ticks_max) later(t)
+     order by (t).event_seq - pos.event_seq > max_events,
+              case when (t).event_seq - pos.event_seq > max_events then (t).tick_id else -(t).tick_id end
      limit 1;
     if till.tick_id is null then
       return;

@@ -63,6 +63,8 @@ begin
   if used_by is not null then
     raise exception 'consumer "%" refreshes the view "%"', consumer, used_by using errcode = 'object_in_use', hint = 'Drop the view.';
   end if;
+  -- a registration on another queue at this moment holds the name
+  perform from gdq.consumer c where c.consumer_name = consumer for update;
   delete from gdq.subscription s using gdq.consumer c
    where s.queue_id = queue_of and s.consumer_id = c.consumer_id and c.consumer_name = consumer;
   if not found then

@@ -31,11 +31,11 @@ as $$
 $$;
 comment on function gdq.queue_segments(integer) is 'The log segments of a queue that hold rows.';
 
--- event_segments(queue_id): the segments of a queue's event log. Writes: nothing.
+-- event_segments(queue_id): the segments of a queue's event log; none when the queue is being dropped. Writes: nothing.
 create or replace function gdq.event_segments(queue_id integer) returns setof regclass
 language sql stable security definer set search_path = pg_catalog, pg_temp
 as $$
-  select format('gdq_log.%I', format('q%s_s%s', queue_id, slot))::regclass from generate_series(0, 2) slot
+  select s from generate_series(0, 2) slot, to_regclass(format('gdq_log.%I', format('q%s_s%s', queue_id, slot))) s where s is not null
 $$;
 comment on function gdq.event_segments(integer) is 'The segments of a queue''s event log.';
 
@@ -50,7 +50,7 @@ declare
   fresh bigint := gdq.last_event(queue_id) - last.event_seq;
   lag interval := clock_timestamp() - last.created_at;
 begin
-  select * into strict q from gdq.queue qq where qq.queue_id = tick_due.queue_id;
+  select * into q from gdq.queue qq where qq.queue_id = tick_due.queue_id;
   if fresh > 0 then
     return fresh >= q.ticker_max_count or lag >= q.ticker_max_lag;
   end if;
@@ -61,7 +61,7 @@ $$;
 comment on function gdq.tick_due(integer) is 'Whether a queue''s settings ask for a tick now.';
 
 -- ticker(queue): takes the ticks that are due, of one queue or of all. Never waits: a queue that another ticker has in
--- hand is left to it. Result: how many ticks were made. Writes: tick. Errors: 42704, GDQ04, 55000.
+-- hand is left to it. Result: how many ticks were made: one at most, so call it again until 0. Writes: tick. Errors: 42704, GDQ04, 55000.
 create or replace function gdq.ticker(queue text default null) returns integer
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -71,6 +71,9 @@ declare
   due integer[] := '{}';
 begin
   perform gdq.require_read_committed('ticker');
+  if pg_current_xact_id_if_assigned() is not null then
+    raise exception 'ticker cannot run in a transaction that has written' using errcode = 'GDQ04', hint = 'Commit first.';
+  end if;
   for q in select qq.queue_id from gdq.queue qq
             where queue is null or qq.queue_id = gdq.find_queue(queue) order by qq.queue_id loop
     if gdq.tick_due(q.queue_id) then

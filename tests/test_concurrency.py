@@ -1,0 +1,20 @@
+"""Every committed change exactly once for every consumer, whatever happens at the same time."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.concurrency import Scene
+from tests.fix_server import Database
+from tests.workload import Workload
+
+pytestmark = pytest.mark.server
+
+
+def test_exactly_once_under_load(db: Database, request: pytest.FixtureRequest) -> None:
+    scene = Scene(db)
+    workload = Workload(scene, seed=request.session.config.getoption("--pg"))
+    workload.run()
+    with db.connect() as owner:
+        scene.check(owner)
+    assert not workload.vacuous(), workload.vacuous()
