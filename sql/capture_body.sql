@@ -34,8 +34,9 @@ comment on function gdq.capture_values(jsonb, text, text, text, text, text, bool
 --   An UPDATE is one row with both images, or two rows 'o' and 'n' under one number when they may not fit a page.
 --   pk: the images are the key and the included columns; an UPDATE that changes the key is a D and an I. Keys are
 --   compared as images, which runs no operator of the application's and tells 1.0 from 1.00.
+--   Every name is quoted: a column may be called like a word that PL/pgSQL reserves and SQL does not (begin, if).
 create or replace function gdq.capture_body(version_id bigint, segment regclass, op text) returns text
-language plpgsql stable security definer set search_path = pg_catalog, pg_temp
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set quote_all_identifiers = on
 as $$
 declare
   v gdq.table_version;
