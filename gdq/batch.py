@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack
@@ -34,6 +35,9 @@ _EVENTS = """select ev_id as id, ev_txid as xid, ev_time as time, op, tbl as "ta
 # Which images a log row holds, by ev_op; o and n are the halves of an update that did not fit one row.
 _OLD_IMAGE = ["U", "D", "o"]
 _NEW_IMAGE = ["I", "U", "n"]
+
+# A cursor that was not read to its end still holds its name.
+_cursor_numbers = itertools.count()
 
 _HEADER = [
     Column("ev_id", column_type("bigint")),
@@ -101,7 +105,7 @@ class Batch:
         """
         with (
             mapped(),
-            self.connection.cursor(f"gdq_batch_{self.id}", row_factory=class_row(Event)) as cursor,
+            self.connection.cursor(f"gdq_events_{next(_cursor_numbers)}", row_factory=class_row(Event)) as cursor,
         ):
             cursor.itersize = _FETCH_ROWS
             set_json_loads(_loads, cursor)

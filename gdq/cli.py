@@ -19,9 +19,11 @@ from gdq.cli_base import (
     retry_locked,
     session,
     sql_option,
+    table_names,
     talk,
 )
 from gdq.cli_run import consume, peek, ticker
+from gdq.cli_view import commands as view_commands
 
 if TYPE_CHECKING:
     from gdq.queue import Mode
@@ -220,7 +222,7 @@ def register_consumer(queue: str, consumer: str, at: str, tables: str | None, ds
         raise click.BadParameter(f"{at!r}: want the number of a tick, or now", param_hint="--at")
     tick = None if at == "now" else int(at)
     with session(dsn) as connection:
-        new = consumers.register_consumer(connection, queue, consumer, at_tick=tick, tables=names(tables))
+        new = consumers.register_consumer(connection, queue, consumer, at_tick=tick, tables=table_names(tables))
     talk(f"registered consumer {consumer} on {queue}" if new else f"already registered: {consumer} on {queue}")
 
 
@@ -262,5 +264,5 @@ def tick(queue: str, dsn: str | None) -> None:
     click.echo(number)
 
 
-for _command in (ticker, consume, peek):
+for _command in (ticker, consume, peek, *view_commands):
     main.add_command(_command)

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import os
 import random
+import re
 import select
 import signal
 import sys
@@ -125,6 +126,13 @@ def names(text: str | None) -> list[str] | None:
     if text is None:
         return None
     return [name.strip() for name in next(csv.reader([text], skipinitialspace=True), [])]
+
+
+def table_names(text: str | None) -> list[str] | None:
+    """A comma-separated list of tables as SQL has them: quoted where their names need it."""
+    if text is None:
+        return None
+    return [name.strip() for name in re.findall(r'(?:"[^"]*"|[^,"])+', text)]
 
 
 @contextlib.contextmanager

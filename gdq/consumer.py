@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -27,6 +28,7 @@ MAX_EVENTS = 50_000
 
 # The notification of a tick ends the wait at once; this is for ticks that nobody but this consumer would take.
 _POLL_SECONDS_MAX = 0.5
+_LOOK_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +136,8 @@ class Consumer:
         self.connection.autocommit = True
         self.connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         self._housekeeping = Housekeeping(queue)
+        self._notified = False
+        self.connection.add_notify_handler(self._notice)
 
     def __enter__(self) -> Self:
         return self
@@ -143,6 +147,8 @@ class Consumer:
     ) -> None:
         if self._owned:
             self.connection.close()
+        else:
+            self.connection.remove_notify_handler(self._notice)
 
     def batches(
         self,
@@ -163,6 +169,8 @@ class Consumer:
         waiting_since = time.monotonic()
         pause = INTERVAL_SECONDS
         while not stop():
+            self._notified = False
+            looked_at = time.monotonic()
             with ExitStack() as transaction:
                 transaction.enter_context(self.connection.transaction())
                 batch = Batch.open(self.connection, self.queue, self.consumer, self._max_events, transaction)
@@ -171,13 +179,16 @@ class Consumer:
                     batch.commit()
             if batch is not None:
                 waiting_since, pause = time.monotonic(), INTERVAL_SECONDS
-                if last_tick is not None and batch.tick_to >= last_tick:
-                    return
-            elif last_tick is not None or self._waited_too_long(waiting_since, timeout):
+            if last_tick is not None and (batch is None or batch.tick_to >= last_tick):
                 return
-            elif not self._housekeeping.step(self.connection):
-                self._wait(pause)
-                pause = min(pause * 2, _POLL_SECONDS_MAX)
+            # Looking for a batch locks, and so costs a transaction number: only when there is a tick, or for safety.
+            while batch is None and not (self._notified or stop() or _since(looked_at) > _LOOK_SECONDS):
+                if timeout is not None and _since(waiting_since) >= timeout:
+                    return
+                if not self._housekeeping.step(self.connection) and not self._notified:
+                    # What wakes it is read by the next command.
+                    select.select([self.connection.fileno()], [], [], pause)
+                    pause = min(pause * 2, _POLL_SECONDS_MAX)
 
     def _force_tick(self) -> int:
         with self.connection.transaction():
@@ -187,11 +198,10 @@ class Consumer:
         queue = queues.queue_info(self.connection, self.queue)[0]
         self.connection.execute(sql.SQL("listen {}").format(sql.Identifier(f"gdq_{queue.queue_id}")))
 
-    def _wait(self, seconds: float) -> None:
-        """Sleep until a tick is notified, at most for `seconds`."""
-        for _ in self.connection.notifies(timeout=seconds, stop_after=1):
-            pass
+    def _notice(self, _notify: psycopg.Notify) -> None:
+        # Called whatever the connection is busy with when the notification arrives.
+        self._notified = True
 
-    @staticmethod
-    def _waited_too_long(since: float, timeout: float | None) -> bool:
-        return timeout is not None and time.monotonic() - since >= timeout
+
+def _since(moment: float) -> float:
+    return time.monotonic() - moment

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from gdq.cli import main
-from gdq.cli_base import names
+from gdq.cli_base import names, table_names
 from tests.fix_server import Database
 from tests.programs import gdq, start_gdq
 
@@ -53,14 +53,14 @@ def test_quiet_says_nothing(db: Database) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-@pytest.mark.parametrize("command", ["queues", "tables", "consumers", "views"])
-def test_listings_are_tables_with_a_header_or_json(shop: Database, db: Database, command: str) -> None:
-    text = gdq(command, dsn=shop.dsn)
-    parsed = json.loads(gdq(command, "--json", dsn=shop.dsn).stdout)
-    header = text.stdout.splitlines()[0].split()
-    assert isinstance(parsed, list)
-    assert len(text.stdout.splitlines()) == len(parsed) + 1
-    assert all(list(record) == header for record in parsed)
+def test_listings_are_tables_with_a_header_or_json(shop: Database) -> None:
+    for command in ("queues", "tables", "consumers", "views"):
+        text = gdq(command, dsn=shop.dsn)
+        parsed = json.loads(gdq(command, "--json", dsn=shop.dsn).stdout)
+        header = text.stdout.splitlines()[0].split()
+        assert isinstance(parsed, list)
+        assert len(text.stdout.splitlines()) == len(parsed) + 1
+        assert all(list(record) == header for record in parsed)
 
 
 def test_empty_listing_is_an_empty_array(db: Database) -> None:
@@ -128,27 +128,24 @@ def test_wrong_usage_exits_2_and_says_what(arguments: list[str], says: str) -> N
     assert says in result.output
 
 
-@pytest.mark.parametrize(
-    ("arguments", "first_line"),
-    [
-        (["tick", "none"], 'Error: queue "none" does not exist'),
-        (["add-table", "q", "none"], 'Error: relation "none" does not exist'),
-        (["add-table", "q", "orders"], "Error: table public.orders is already captured by this queue"),
-        (["drop-queue", "q"], 'Error: queue "q" still has 2 table(s), 1 consumer(s) and 0 view(s)'),
-        (["consume", "q", "nobody", "--once"], 'Error: consumer "nobody" is not registered on queue "q"'),
-        (
-            ["consume", "q", "c", "no_such_module:f"],
-            "Error: no handler no_such_module:f: No module named 'no_such_module'",
-        ),
-        (["peek", "none"], 'Error: queue "none" does not exist'),
-        (["create-queue", "x", "--set", "retention=soon"], 'Error: invalid input syntax for type interval: "soon"'),
-    ],
-)
-def test_failure_is_one_line_and_hints(shop: Database, arguments: list[str], first_line: str) -> None:
-    done = gdq(*arguments, dsn=shop.dsn)
-    lines = done.stderr.splitlines()
-    assert (done.returncode, done.stdout, lines[0]) == (1, "", first_line)
-    assert all(line.startswith(("Detail: ", "Hint: ")) for line in lines[1:])
+FAILURES = [
+    (["tick", "none"], 'queue "none" does not exist'),
+    (["add-table", "q", "none"], 'relation "none" does not exist'),
+    (["add-table", "q", "orders"], "table public.orders is already captured by this queue"),
+    (["drop-queue", "q"], 'queue "q" still has 2 table(s), 1 consumer(s) and 0 view(s)'),
+    (["consume", "q", "nobody", "--once"], 'consumer "nobody" is not registered on queue "q"'),
+    (["consume", "q", "c", "no_such:f"], "no handler no_such:f: No module named 'no_such'"),
+    (["peek", "none"], 'queue "none" does not exist'),
+    (["create-queue", "x", "--set", "retention=soon"], 'invalid input syntax for type interval: "soon"'),
+]
+
+
+def test_failure_is_one_line_and_hints(shop: Database) -> None:
+    for arguments, message in FAILURES:
+        done = gdq(*arguments, dsn=shop.dsn)
+        first, *others = done.stderr.splitlines()
+        assert (done.returncode, done.stdout, first) == (1, "", f"Error: {message}")
+        assert all(line.startswith(("Detail: ", "Hint: ")) for line in others)
 
 
 def test_debug_shows_the_traceback(shop: Database) -> None:
@@ -211,3 +208,15 @@ def test_every_command_has_help_and_every_listing_json() -> None:
 )
 def test_names(text: str | None, parsed: list[str] | None) -> None:
     assert names(text) == parsed
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        (None, None),
+        ("orders, public.log", ["orders", "public.log"]),
+        ('"Odd, ""one""",public."B c"', ['"Odd, ""one"""', 'public."B c"']),
+    ],
+)
+def test_table_names_keep_their_quotes(text: str | None, parsed: list[str] | None) -> None:
+    assert table_names(text) == parsed

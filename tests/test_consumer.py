@@ -207,9 +207,30 @@ def test_a_waiting_consumer_takes_the_ticks_itself(shop: Database) -> None:
     assert len(events) == 3
 
 
+def test_waiting_costs_no_transaction_numbers(shop: Database) -> None:
+    with Consumer(shop.dsn, "q", "c") as consumer, shop.connect() as connection:
+        list(consumer.batches(timeout=0.1))
+        before = connection.execute("select pg_snapshot_xmax(pg_current_snapshot())::text::bigint").fetchone()
+        list(consumer.batches(timeout=2))
+        after = connection.execute("select pg_snapshot_xmax(pg_current_snapshot())::text::bigint").fetchone()
+    assert before is not None
+    assert after is not None
+    assert after[0] - before[0] < 5
+
+
+def test_events_may_be_read_in_part_and_again(shop: Database) -> None:
+    insert(shop, 1, 5)
+    with Consumer(shop.dsn, "q", "c") as consumer:
+        for batch in consumer.batches(once=True):
+            first, again = batch.events(), batch.events()
+            assert next(first) == next(again)
+            assert len(list(batch.events())) == 5
+
+
 def test_a_tick_wakes_the_consumer(shop: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gdq.consumer._POLL_SECONDS_MAX", 60.0)
     monkeypatch.setattr("gdq.consumer.INTERVAL_SECONDS", 60.0)
+    monkeypatch.setattr("gdq.consumer._LOOK_SECONDS", 120.0)
     with shop.connect() as connection, Consumer(shop.dsn, "q", "c") as consumer:
         connection.execute("select gdq.drop_queue('q', true)")
         connection.execute("select gdq.create_queue('q', ticker_max_lag => '1 hour', ticker_idle_period => '1 hour')")
