@@ -366,22 +366,12 @@ class ViewRefresh:
         return merge.full() if full else merge.difference(staged.keys)
 
 
-def refresh_views(
-    names: Sequence[str], dsn: str | None = None, *, full: bool = False, done: Callable[[RefreshResult], None]
-) -> None:
-    """Refresh these views, or all without names, in one Spark session; `done` is called after each."""
-    with Refresher(dsn) as refresher:
-        for name in names or [view.view_name for view in view_info(refresher.control)]:
-            done(refresher.refresh(name, full=full))
-
-
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> None:
     """spark-submit consumers/refresh.py [--dsn CONNINFO] [--full] [VIEW...]: the command `gdq refresh`."""
-    from gdq.cli import main as cli  # noqa: PLC0415
+    from gdq.cli import main as gdq  # noqa: PLC0415
 
-    cli(["refresh", *arguments])
-    return 0
+    gdq(["refresh", *arguments])
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

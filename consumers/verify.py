@@ -1,0 +1,113 @@
+"""Compares a view with its query at one snapshot, while writers go on: `gdq verify-view NAME`."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg import Connection
+
+from gdq.consumers.leader import Leader
+from gdq.consumers.refresh import Refresher, ViewRefresh
+from gdq.pgtypes import READ_SETTINGS
+from gdq.plan import quote
+from gdq.target import run
+from gdq.view import apply_settings
+
+_EXPECTED = "pg_temp.gdq_expected"
+
+# Types of PostgreSQL without an equality that EXCEPT can use: they are compared as text.
+_NO_EQUALITY = {"json", "xml", "jsonpath", "point", "line", "lseg", "box", "path", "polygon", "circle", "pg_snapshot"}
+_FLOATS = {"real", "double precision"}
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyResult:
+    """A comparison: rows of the target, rows of the query that it lacks, rows that it has and the query has not."""
+
+    view_name: str
+    rows: int
+    missing: int
+    unexpected: int
+
+    @property
+    def equal(self) -> bool:
+        return not self.missing and not self.unexpected
+
+
+def verify_view(refresher: Refresher, name: str) -> VerifyResult:
+    """Refresh a view and, before that is committed, compare its target with its query at the refresh's snapshot.
+
+    Both sides are multisets and compared by PostgreSQL (EXCEPT ALL, both ways). Sums of floats may differ by one part
+    in 10^9: PostgreSQL adds them up in no fixed order. Writes what a refresh writes.
+    """
+    found: list[VerifyResult] = []
+    refresher.refresh(name, check=lambda work, leader: found.append(_compare(work, leader)))
+    return found[-1]
+
+
+def _compare(work: ViewRefresh, leader: Leader) -> VerifyResult:
+    """Copy the query's rows at the leader's snapshot beside the target, and compare the two there."""
+    output = work.output
+    apply_settings(output, READ_SETTINGS | work.view.settings)
+    columns = ", ".join(f"{quote(column.name)} {column.type}" for column in work.types)
+    run(output, f"create temp table gdq_expected ({columns}) on commit drop")
+    with leader.connection.transaction():
+        apply_settings(leader.connection, READ_SETTINGS | work.view.settings)
+        apply_settings(leader.connection, {"max_parallel_workers_per_gather": "0", "synchronize_seqscans": "off"})
+        with (
+            leader.connection.cursor().copy(f"copy ({work.plan.query}) to stdout") as source,
+            output.cursor().copy(f"copy {_EXPECTED} from stdin") as sink,
+        ):
+            for block in source:
+                sink.write(block)
+    values = ", ".join(
+        f"{quote(column.name)}::text" if column.type in _NO_EQUALITY else quote(column.name) for column in work.types
+    )
+    target = f"select {values} from {work.view.target}"
+    expected = f"select {values} from {_EXPECTED}"
+    missing, unexpected = f"{expected} except all {target}", f"{target} except all {expected}"
+    if _float_columns(work):
+        lacking, surplus = _tell_apart(work, output, missing, unexpected)
+    else:
+        lacking, surplus = _count(output, missing), _count(output, unexpected)
+    return VerifyResult(work.view.view_name, _count(output, target), lacking, surplus)
+
+
+def _count(connection: Connection[Any], query: str) -> int:
+    row = connection.execute(f"select count(*) from ({query}) as q").fetchone()
+    return 0 if row is None else int(row[0])
+
+
+def _float_columns(work: ViewRefresh) -> set[int]:
+    summed = work.plan.aggregates
+    return {n for n, column in enumerate(work.types) if column.name in summed and column.type in _FLOATS}
+
+
+def _tell_apart(work: ViewRefresh, output: Connection[Any], missing: str, unexpected: str) -> tuple[int, int]:
+    """The rows that differ by more than the last digits of a float sum: how many are missing and unexpected."""
+    floats = _float_columns(work)
+    lacking = output.execute(missing).fetchall()
+    surplus = output.execute(unexpected).fetchall()
+    left: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
+    for row in surplus:
+        left.setdefault(_without(row, floats), []).append(row)
+    close: Counter[bool] = Counter()
+    for row in lacking:
+        rivals = left.get(_without(row, floats), [])
+        twin = next((other for other in rivals if _close(row, other, floats)), None)
+        if twin is not None:
+            rivals.remove(twin)
+        close[twin is not None] += 1
+    return close[False], len(surplus) - close[True]
+
+
+def _without(row: tuple[Any, ...], floats: set[int]) -> tuple[Any, ...]:
+    return tuple(value for n, value in enumerate(row) if n not in floats)
+
+
+def _close(row: tuple[Any, ...], other: tuple[Any, ...], floats: set[int]) -> bool:
+    pairs = [(row[n], other[n]) for n in floats]
+    return all(a is not None and b is not None and math.isclose(a, b, rel_tol=1e-9) for a, b in pairs)

@@ -1,0 +1,161 @@
+"""Commands for views. Only `refresh` and `verify-view` load Apache Spark."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import IO, TYPE_CHECKING
+
+import click
+
+from gdq.cli_base import Wanting, dsn_option, failure, json_option, print_rows, session, talk
+
+if TYPE_CHECKING:
+    from gdq.plan import RefreshPlan
+    from gdq.view import ViewInfo
+
+_VIEW_COLUMNS = (
+    "view_name",
+    "queue_name",
+    "tables",
+    "target",
+    "last_refresh",
+    "last_action",
+    "last_reason",
+    "rows_changed",
+    "error",
+)
+
+
+@click.command("create-view")
+@click.argument("name")
+@click.option("--queue", required=True, metavar="QUEUE", help="The queue that captures the view's table.")
+@click.option("--sql", "file", required=True, type=click.File(), help="File with the view's SELECT; - for stdin.")
+@click.option("--target", required=True, metavar="SCHEMA.TABLE", help="The table that refreshes fill.")
+@click.option("--target-dsn", metavar="CONNINFO", help="Database of the target, without a password; default: this one.")
+@dsn_option
+def create_view(
+    *, name: str, queue: str, file: IO[str], target: str, target_dsn: str | None, dsn: str | None
+) -> None:
+    """Register a materialized view that is refreshed from a queue."""
+    from gdq import view  # noqa: PLC0415
+
+    with session(dsn) as connection:
+        plan = view.create_view(connection, name, queue, file.read(), target, target_dsn=target_dsn)
+    talk(f"view {name} exists already" if plan is None else f"created view {name}: {plan.strategy}")
+
+
+@click.command()
+@dsn_option
+@json_option
+def views(dsn: str | None, as_json: bool) -> None:
+    """List views and how their last refresh went."""
+    from gdq import view  # noqa: PLC0415
+
+    with session(dsn) as connection:
+        print_rows(view.view_info(connection), _VIEW_COLUMNS, as_json=as_json)
+
+
+@click.command("drop-view")
+@click.argument("name")
+@click.option("--keep-target", is_flag=True, help="Leave the target table and its rows.")
+@dsn_option
+def drop_view(name: str, keep_target: bool, dsn: str | None) -> None:
+    """Forget a view, and drop its target."""
+    from gdq import view  # noqa: PLC0415
+
+    with session(dsn) as connection:
+        known = {info.view_name: info for info in view.view_info(connection)}
+        if name not in known:
+            talk(f"there is no view {name} already")
+            return
+        if not keep_target:
+            _drop_target(known[name], dsn)
+        view.drop_view(connection, name)
+    talk(f"dropped view {name}")
+
+
+def _drop_target(info: ViewInfo, dsn: str | None) -> None:
+    from gdq.target import Target  # noqa: PLC0415
+
+    with session(info.target_dsn or dsn) as connection:
+        Target(info.view_name, info.source, info.target).drop(connection)
+
+
+@click.command("explain-view")
+@click.argument("name", required=False)
+@click.option("--queue", metavar="QUEUE", help="With --sql: the queue that captures the table.")
+@click.option("--sql", "file", type=click.File(), help="File with a SELECT to explain instead of a view; - for stdin.")
+@dsn_option
+@json_option
+def explain_view(name: str | None, queue: str | None, file: IO[str] | None, dsn: str | None, as_json: bool) -> None:
+    """Show how a view is refreshed and why; exit code 3 when it cannot be refreshed from changes."""
+    from gdq import view  # noqa: PLC0415
+    from gdq.plan import PlanError  # noqa: PLC0415
+
+    if (name is None) == (file is None) or (file is None) != (queue is None):
+        raise click.UsageError("give the NAME of a view, or --queue and --sql")
+    with session(dsn) as connection:
+        try:
+            if file is not None:
+                plan = view.explain_view(connection, str(queue), file.read())
+            else:
+                (info,) = view.view_info(connection, name)
+                plan = view.load_plan(connection, info)
+        except PlanError as error:
+            if as_json:
+                click.echo(json.dumps({"strategy": None, "code": error.code, "reason": str(error)}))
+            raise Wanting(str(error), error.detail, error.hint) from error
+    _print_plan(plan, as_json)
+
+
+def _print_plan(plan: RefreshPlan, as_json: bool) -> None:
+    click.echo(json.dumps(plan.as_dict(), indent=1) if as_json else str(plan))
+
+
+@click.command()
+@click.argument("view", nargs=-1)
+@click.option("--full", is_flag=True, help="Load afresh instead of applying the changes.")
+@dsn_option
+@json_option
+def refresh(view: tuple[str, ...], full: bool, dsn: str | None, as_json: bool) -> None:
+    """Bring views up to the present with Apache Spark; all of them without VIEW."""
+    import psycopg  # noqa: PLC0415
+
+    from gdq.consumers.refresh import Refresher, RefreshResult  # noqa: PLC0415
+    from gdq.errors import GdqError  # noqa: PLC0415
+    from gdq.view import view_info  # noqa: PLC0415
+
+    results: list[RefreshResult] = []
+    failed = 0
+    with Refresher(dsn) as refresher:
+        for name in view or [info.view_name for info in view_info(refresher.control)]:
+            try:
+                results.append(refresher.refresh(name, full=full))
+            except (GdqError, psycopg.Error) as error:  # the other views are refreshed all the same
+                failure(error).show()
+                failed += 1
+    columns = ("view_name", "action", "reason", "rows_changed", "seconds")
+    print_rows(results, columns, as_json=as_json)
+    if failed:
+        sys.exit(1)
+
+
+@click.command("verify-view")
+@click.argument("name")
+@dsn_option
+@json_option
+def verify_view(name: str, dsn: str | None, as_json: bool) -> None:
+    """Refresh a view and compare it with its query at the same snapshot; exit code 3 when they differ."""
+    from gdq.consumers import verify  # noqa: PLC0415
+    from gdq.consumers.refresh import Refresher  # noqa: PLC0415
+
+    with Refresher(dsn) as refresher:
+        result = verify.verify_view(refresher, name)
+    print_rows([result], ("view_name", "rows", "missing", "unexpected"), as_json=as_json)
+    if not result.equal:
+        hint = f"gdq refresh --full {name} loads it afresh."
+        raise Wanting(f"view {name} differs from its query", hint=hint)
+
+
+commands: list[click.Command] = [create_view, views, drop_view, explain_view, refresh, verify_view]
