@@ -9,10 +9,11 @@ begin
   for bad in select n as name, a.attgenerated as generated
                from unnest(names) n left join pg_attribute a on a.attrelid = tbl and a.attname = n and a.attnum > 0 and not a.attisdropped loop
     if bad.generated is null then
-      raise exception '%: table % has no column "%"', what, gdq.table_name(tbl), bad.name using errcode = 'undefined_column';
+      raise exception '%: table % has no column "%"', what, gdq.table_name(tbl), bad.name
+        using errcode = 'undefined_column', hint = 'Write the name as it is stored, without quotes.';
     elsif bad.generated = 'v' then
       raise exception '%: column "%" of % is a virtual generated column, which triggers cannot see', what, bad.name, gdq.table_name(tbl)
-        using errcode = 'invalid_parameter_value';
+        using errcode = 'invalid_parameter_value', hint = 'Name the columns that it is made of.';
     end if;
   end loop;
   return (select array_agg(a.attnum order by o)
@@ -62,17 +63,19 @@ begin
   if c.oid is null then
     raise exception 'table % does not exist', tbl using errcode = 'undefined_table';
   elsif c.relkind not in ('r', 'p') then
-    raise exception '% is a %, only tables can be captured', name,
-      case c.relkind when 'v' then 'view' when 'm' then 'materialized view' when 'f' then 'foreign table'
-                     when 'S' then 'sequence' when 'i' then 'index' else 'relation of another kind' end
+    raise exception '% is %, only tables can be captured', name,
+      case c.relkind when 'v' then 'a view' when 'm' then 'a materialized view' when 'f' then 'a foreign table'
+                     when 'S' then 'a sequence' else 'no table' end
       using errcode = 'wrong_object_type', hint = 'Capture the tables that it is made of.';
   elsif c.relpersistence = 't' then
-    raise exception '% is a temporary table: its rows end with its session', name using errcode = 'feature_not_supported';
+    raise exception '% is a temporary table: its rows end with its session', name
+      using errcode = 'feature_not_supported', hint = 'Make it an ordinary table.';
   elsif c.relpersistence = 'u' then
     raise exception '% is unlogged: a crash empties it without any event', name
       using errcode = 'feature_not_supported', hint = 'ALTER TABLE ... SET LOGGED first.';
-  elsif c.oid < 16384 or c.relnamespace::regnamespace::text in ('gdq', 'gdq_log', 'pg_catalog', 'information_schema', 'pg_toast') then
-    raise exception '% is a system table', name using errcode = 'feature_not_supported';
+  elsif c.oid < 16384 or c.relnamespace in ('gdq'::regnamespace, 'gdq_log'::regnamespace, 'pg_catalog'::regnamespace) then
+    raise exception '% is a system table', name
+      using errcode = 'feature_not_supported', hint = 'Only tables of applications can be captured.';
   elsif c.relrowsecurity and not allow_rls then
     raise exception '% has row level security, which consumers of the queue would pass by', name
       using errcode = 'feature_not_supported', hint = 'Say allow_rls => true to capture it all the same.';
@@ -90,7 +93,8 @@ begin
           or exists (select from pg_partition_tree(tbl) p where p.relid = ct.relid)) limit 1;
   if other is not null then
     raise exception 'table % is already captured by this queue%', name,
-      case when other = tbl then '' else ' through ' || gdq.table_name(other) end using errcode = 'duplicate_object';
+      case when other = tbl then '' else ' through ' || gdq.table_name(other) end
+      using errcode = 'duplicate_object', hint = format('Remove %s first, or use another queue.', gdq.table_name(other));
   end if;
   select pg_get_userbyid(c.relowner) into owner;
   if not has_table_privilege(tbl, 'TRIGGER') then
@@ -182,12 +186,17 @@ begin
   if mode is null or mode not in ('full', 'pk') then
     raise exception 'unknown mode "%"', mode using errcode = 'invalid_parameter_value', hint = 'mode is full or pk.';
   elsif mode = 'full' and include is not null then
-    raise exception 'include goes with mode pk: mode full logs every column' using errcode = 'invalid_parameter_value';
+    raise exception 'include goes with mode pk: mode full logs every column'
+      using errcode = 'invalid_parameter_value', hint = 'Leave include out, or say mode pk.';
   elsif mode = 'pk' and (columns is not null or exclude is not null) then
     raise exception 'columns and exclude go with mode full' using errcode = 'invalid_parameter_value',
       hint = 'Name the columns to log beside the key with include.';
   elsif columns is not null and exclude is not null then
-    raise exception 'give columns or exclude, not both' using errcode = 'invalid_parameter_value';
+    raise exception 'give columns or exclude, not both'
+      using errcode = 'invalid_parameter_value', hint = 'columns names those to log, exclude those not to.';
+  elsif columns = '{}' then
+    raise exception 'columns: name at least one column'
+      using errcode = 'invalid_parameter_value', hint = 'Leave columns out to log them all.';
   end if;
   perform gdq.refuse_table(queue_of, tbl, allow_rls);
   perform gdq.refuse_partitions(tbl);
@@ -229,7 +238,8 @@ begin
   select string_agg(quote_ident(a.attname), ', ' order by a.attnum) into bad
     from pg_attribute a where a.attrelid = t.relid and a.attnum = any (t.key_attnums) and not a.attnotnull;
   if bad is not null then
-    raise exception 'key column % of % may be null', bad, t.table_name using errcode = 'invalid_parameter_value';
+    raise exception 'key column % of % may be null', bad, t.table_name
+      using errcode = 'invalid_parameter_value', hint = 'ALTER COLUMN ... SET NOT NULL first, or leave key out.';
   end if;
   if t.key_attnums is not null and not exists (
        select from pg_index i

@@ -9,7 +9,7 @@ as $$
   select format($f$declare
   met pg_catalog.text := coalesce(pg_catalog.current_setting('gdq.truncate_%2$s_%1$s', true), '');
 begin
-  if TG_WHEN = 'BEFORE' then
+  if TG_WHEN operator(pg_catalog.=) 'BEFORE' then
     if pg_catalog.left(met, 1) operator(pg_catalog.<>) 'b' then
       met := 'b,';
     end if;
