@@ -248,6 +248,21 @@ class Scene:
         return history
 
 
+def next_batch(
+    connection: psycopg.Connection[Any], consumer: str, max_events: int = 50_000
+) -> tuple[int, str, Applied] | None:
+    """A consumer's next batch: its id and token, and where it lies."""
+    row = connection.execute(
+        """select batch_id, token::text, tick_from, tick_to, snapshot_from::text, snapshot_to::text
+             from gdq.next_batch('q', %s, %s)""",
+        [consumer, max_events],
+    ).fetchone()
+    if row is None:
+        return None
+    batch_id, token, tick_from, tick_to, snapshot_from, snapshot_to = row
+    return batch_id, token, Applied(tick_from, tick_to, Snapshot.parse(snapshot_from), Snapshot.parse(snapshot_to), [])
+
+
 def read_events(connection: psycopg.Connection[Any], batch_id: int, token: str) -> list[Change]:
     """A batch by gdq.get_batch()."""
     rows = connection.execute("select ev_txid, tbl, op, key, old, new from gdq.get_batch(%s, %s)", [batch_id, token])

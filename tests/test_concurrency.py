@@ -6,6 +6,7 @@ import pytest
 
 from tests.concurrency import Scene
 from tests.fix_server import Database
+from tests.schedules import SCHEDULES, play
 from tests.workload import Workload
 
 pytestmark = pytest.mark.server
@@ -18,3 +19,8 @@ def test_exactly_once_under_load(db: Database, request: pytest.FixtureRequest) -
     with db.connect() as owner:
         scene.check(owner)
     assert not workload.vacuous(), workload.vacuous()
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_exactly_once_in_a_schedule(db: Database, schedule: str) -> None:
+    play(db, schedule)

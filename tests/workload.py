@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 from psycopg import errors
 
-from tests.concurrency import Applied, Change, Scene, Snapshot, Stream, read_events, read_typed
+from tests.concurrency import Scene, Stream, next_batch, read_events, read_typed
 
 # What a run must have seen; below that it would pass for want of anything to go wrong.
 NEEDED = {
@@ -58,9 +58,8 @@ class Workload:
                 self.scene.register(owner, consumer)
             try:
                 writers = [self._start(self._writer(name, n)) for n, name in enumerate(WRITERS)]
-                for body in (self._resolver, self._ticker, self._ticker, self._maintainer):
-                    self._start(body)
-                for body in (self._one_transaction("a"), self._separate_transactions("a"), self._one_transaction("b")):
+                workers = (self._one_transaction("a"), self._separate_transactions("a"), self._one_transaction("b"))
+                for body in (self._resolver, self._ticker, self._ticker, self._maintainer, *workers):
                     self._start(body)
                 self._watch(owner)
                 self._stop_writers.set()
@@ -207,7 +206,7 @@ class Workload:
         gives_up = rng.random() < 0.1
         with connection.transaction(force_rollback=gives_up):
             connection.execute("set local enable_seqscan = off")
-            batch = _next_batch(connection, consumer)
+            batch = next_batch(connection, consumer, 2000)
             if batch is None:
                 return False
             batch_id, token, applied = batch
@@ -226,7 +225,7 @@ class Workload:
 
         def work(connection: psycopg.Connection[Any], rng: random.Random) -> None:
             while not self._stop.wait(rng.random() * 0.01):
-                batch = _next_batch(connection, consumer)
+                batch = next_batch(connection, consumer, 2000)
                 if batch is None:
                     continue
                 batch_id, token, applied = batch
@@ -243,20 +242,6 @@ class Workload:
                     stream.applied.append(applied._replace(changes=changes))
 
         return work
-
-
-def _next_batch(connection: psycopg.Connection[Any], consumer: str) -> tuple[int, str, Applied] | None:
-    row = connection.execute(
-        """select batch_id, token::text, tick_from, tick_to, snapshot_from::text, snapshot_to::text
-             from gdq.next_batch('q', %s, 2000)""",
-        [consumer],
-    ).fetchone()
-    if row is None:
-        return None
-    batch_id, token, tick_from, tick_to, snapshot_from, snapshot_to = row
-    no_changes: list[Change] = []
-    applied = Applied(tick_from, tick_to, Snapshot.parse(snapshot_from), Snapshot.parse(snapshot_to), no_changes)
-    return batch_id, token, applied
 
 
 def _changes(rng: random.Random, fresh: int, own: int, *, shared: bool) -> list[str]:

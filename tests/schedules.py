@@ -1,0 +1,363 @@
+"""Schedules that a queue may break on, step by step. Each ends with the check of everything that was delivered."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, Self
+
+import psycopg
+
+from tests.concurrency import Scene, Violation, next_batch, read_events
+from tests.fix_server import Database
+
+# Runs in the session named "slow" in front of what a function does, in all others never.
+GATE = "if current_setting('application_name') = 'slow' then perform pg_advisory_xact_lock(7); end if;"
+
+WAIT_SECONDS = 20
+
+
+class Call:
+    """A statement under way in a session of its own."""
+
+    def __init__(self, connection: psycopg.Connection[Any], statement: str) -> None:
+        self.connection = connection
+        self.pid = connection.info.backend_pid
+        self.error: psycopg.Error | None = None
+        self._thread = threading.Thread(target=self._run, args=[statement])
+        self._thread.start()
+
+    def _run(self, statement: str) -> None:
+        try:
+            self.connection.execute(statement.encode())
+        except psycopg.Error as error:
+            self.error = error
+
+    @property
+    def done(self) -> bool:
+        return not self._thread.is_alive()
+
+    def join(self) -> None:
+        self._thread.join(WAIT_SECONDS)
+        assert self.done
+        if self.error:
+            raise self.error
+
+
+class Stage:
+    """A scene with the consumer `c`, whose segments rotate as soon as they hold rows; settings for one schedule."""
+
+    def __init__(self, db: Database) -> None:
+        self.db = db
+        self.scene = Scene(db)
+        self._stack = ExitStack()
+        self._key = 0
+
+    def __enter__(self) -> Self:
+        self.owner = self.session()
+        self.owner.execute("update gdq.queue set rotation_period = '1 microsecond'")
+        self.stream = self.scene.register(self.owner, "c")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def session(self, name: str = "quick") -> psycopg.Connection[Any]:
+        return self._stack.enter_context(self.db.connect(application_name=name))
+
+    def settled(self, call: Call) -> None:
+        """Wait until a call is done or waits for a lock."""
+        self.until(lambda: call.done or self.value("select cardinality(pg_blocking_pids(%s)) > 0", call.pid))
+
+    def until(self, condition: Callable[[], Any]) -> None:
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not condition():
+            assert time.monotonic() < deadline, "waited in vain"
+            time.sleep(0.002)
+
+    def value(self, query: str, *values: Any) -> Any:
+        row = self.owner.execute(query.encode(), values or None).fetchone()
+        return row[0] if row else None
+
+    def insert(self, connection: psycopg.Connection[Any] | None = None) -> int:
+        """One new row in `acct`."""
+        self._key += 1
+        (connection or self.owner).execute("insert into acct values (%s, nextval('label'))", [self._key])
+        return self._key
+
+    def tick(self) -> None:
+        self.owner.execute("select gdq.force_tick('q')")
+
+    def slot(self) -> int:
+        """Which segment of `acct` is written."""
+        return int(
+            self.value(
+                "select current_slot from gdq.log_ring join gdq.table_version using (version_id) where table_id = 1"
+            )
+        )
+
+    def insert_log(self) -> str:
+        """The log table that an INSERT into `acct` writes to now."""
+        source = self.value(
+            "select prosrc from pg_proc where oid = format('gdq_log.t%s_q1_i', 'acct'::regclass::oid)::regproc"
+        )
+        found = re.search(r"insert into (\S+)", source)
+        assert found
+        return found[1]
+
+    def maintain(self) -> int:
+        """All maintenance that is due; how many segments were emptied."""
+        emptied = 0
+        while self.value("select gdq.maintain()"):
+            emptied += 1
+        return emptied
+
+    def consume(self) -> None:
+        """Apply all batches that there are."""
+        while batch := next_batch(self.owner, "c"):
+            batch_id, token, applied = batch
+            changes = read_events(self.owner, batch_id, token)
+            self.owner.execute("select gdq.finish_batch(%s, %s)", [batch_id, token])
+            self.stream.applied.append(applied._replace(changes=changes))
+
+    def finish(self) -> None:
+        """Let the consumer catch up and check what it got."""
+        self.tick()
+        self.consume()
+        self.scene.check(self.owner)
+
+    def gate(self, function: str, body: str) -> Callable[[], object]:
+        """Give `function` a body that stops the session named "slow" until the result is called."""
+        definition = f"create or replace function {function} language plpgsql volatile as $$ begin {body} end $$"
+        self.owner.execute(definition.encode())
+        keeper = self.session()
+        keeper.execute("select pg_advisory_lock(7)")
+        return lambda: keeper.execute("select pg_advisory_unlock(7)")
+
+
+def snapshot_before_rotation(stage: Stage, isolation: str) -> None:
+    """A transaction takes its snapshot; rotations, ticks, truncations; it writes for the first time, and commits."""
+    late = stage.session()
+    for first_write_after in range(4):
+        stage.insert()
+        late.execute(f"begin isolation level {isolation}; select count(*) from acct where id < 0".encode())
+        emptied = rotations = 0
+        for _ in range(first_write_after):
+            before = stage.slot()
+            stage.insert()
+            stage.tick()
+            stage.consume()
+            emptied += stage.maintain()
+            rotations += stage.slot() != before
+        assert rotations == first_write_after
+        assert emptied >= first_write_after - 1
+        stage.insert(late)
+        stage.maintain()
+        stage.tick()
+        stage.consume()
+        stage.maintain()
+        late.execute("commit")
+        stage.maintain()
+        stage.tick()
+        stage.maintain()
+        stage.consume()
+    stage.finish()
+
+
+def late_writer(stage: Stage) -> None:
+    """A writer stands inside the capture function of a segment while the log rotates twice, and writes there then."""
+    stage.insert()
+    late = stage.session()
+    stage.insert(late)
+    keeper = stage.session()
+    home, log = stage.slot(), stage.insert_log()
+    rows = stage.value(f"select count(*) from {log}")
+    keeper.execute(f"begin; lock table {log} in share mode".encode())
+    writing = Call(late, "insert into acct values (1000, nextval('label'))")
+    stage.settled(writing)
+    assert not writing.done
+    for step in (1, 2):
+        stage.maintain()
+        assert stage.slot() == (home + step) % 3
+        stage.insert()
+        stage.tick()
+        stage.consume()
+    keeper.execute("commit")
+    writing.join()
+    assert stage.insert_log() != log
+    assert stage.value(f"select count(*) from {log}") == rows + 1
+    stage.finish()
+    stage.maintain()
+    assert stage.value(f"select count(*) from {log}") == 0
+
+
+def tick_overtaken(stage: Stage) -> None:
+    """A ticker takes a snapshot and is held up before it stores it; another one takes a tick meanwhile."""
+    body = f"""{GATE} return pg_snapshot_xmax(a) <= pg_snapshot_xmax(b)
+              and not exists (select from pg_snapshot_xip(b) x where pg_visible_in_snapshot(x, a));"""
+    open_gate = stage.gate("gdq.snapshot_le(a pg_snapshot, b pg_snapshot) returns boolean", body)
+    slow = Call(stage.session("slow"), "select gdq.force_tick('q')")
+    stage.settled(slow)
+    assert not slow.done
+    stage.insert()
+    quick = Call(stage.session(), "select gdq.force_tick('q')")
+    stage.settled(quick)
+    stage.consume()
+    open_gate()
+    slow.join()
+    quick.join()
+    stage.consume()
+    stage.insert()
+    stage.finish()
+
+
+def worker_taken_over(stage: Stage) -> None:
+    """A worker reads a batch and pauses; another takes it over and finishes; the first goes on."""
+    stage.insert()
+    stage.tick()
+    first, second = stage.session(), stage.session()
+    one = next_batch(first, "c")
+    assert one
+    changes = read_events(first, one[0], one[1])
+    second.execute("begin")
+    two = next_batch(second, "c")
+    assert two
+    assert two[0] == one[0]
+    third = Call(stage.session(), "select * from gdq.next_batch('q', 'c')")
+    stage.settled(third)
+    held = not third.done
+    try:
+        second.execute("select gdq.finish_batch(%s, %s)", two[:2])
+    except psycopg.Error as error:
+        raise Violation("a worker lost the batch that it held") from error
+    stage.stream.applied.append(two[2]._replace(changes=changes))
+    second.execute("commit")
+    third.join()
+    try:
+        first.execute("select gdq.finish_batch(%s, %s)", one[:2])
+    except psycopg.Error as error:
+        if error.sqlstate != "GDQ01":
+            raise
+    else:
+        stage.stream.applied.append(one[2]._replace(changes=changes))
+    stage.finish()
+    if not held:
+        raise Violation("two workers held the consumer at once")
+
+
+def old_snapshot_maintains(stage: Stage) -> None:
+    """Maintenance is called in a transaction whose snapshot is older than a rotation and a row."""
+    stage.insert()
+    maintainer = stage.session()
+    maintainer.execute("begin isolation level repeatable read; select 1")
+    before = stage.slot()
+    stage.maintain()
+    assert stage.slot() != before
+    stage.insert()
+    try:
+        maintainer.execute("select gdq.maintain()")
+        maintainer.execute("commit")
+    except psycopg.Error as error:
+        if error.sqlstate != "GDQ04":
+            raise
+        maintainer.execute("rollback")
+    stage.finish()
+
+
+def commit_before_truncation(stage: Stage) -> None:
+    """A late writer commits between the look at a segment and the lock on it."""
+    stage.insert()
+    stage.tick()
+    stage.consume()
+    late = stage.session()
+    late.execute("begin")
+    stage.insert(late)
+    home = stage.slot()
+    stage.owner.execute("begin")
+    stage.value("select gdq.rotate_logs()")
+    stage.owner.execute("commit")
+    assert stage.slot() != home
+    body = f"""if class = 'position' then {GATE} end if; return (x'676471'::bigint << 40)
+      | (case class when 'tick' then 1 when 'position' then 2 when 'capture' then 3 end::bigint << 32) | id::bigint;"""
+    open_gate = stage.gate("gdq.lock_key(class text, id oid) returns bigint", body)
+    slow = Call(stage.session("slow"), "select gdq.maintain()")
+    stage.settled(slow)
+    assert not slow.done
+    late.execute("commit")
+    open_gate()
+    slow.join()
+    stage.finish()
+
+
+def row_versions(stage: Stage) -> None:
+    """Updates in both modes and moves between partitions, replayed by their images."""
+    stage.owner.execute(
+        "insert into item values (1, nextval('label')); insert into part values (1, 0, nextval('label'))"
+    )
+    key = stage.insert()
+    for region in (1, 2, 0):
+        stage.owner.execute("update acct set label = nextval('label') where id = %s", [key])
+        stage.owner.execute("update item set label = nextval('label'), id = id + 1")
+        stage.owner.execute("update item set label = nextval('label')")
+        stage.owner.execute("update part set label = nextval('label'), region = %s", [region])
+    stage.owner.execute("delete from acct; delete from item; delete from part")
+    stage.finish()
+
+
+def long_writer(stage: Stage) -> None:
+    """A transaction is open over several ticks, beside others that come and go, one of them prepared."""
+    long, other = stage.session(), stage.session()
+    long.execute("begin")
+    stage.insert(long)
+    other.execute("begin")
+    stage.insert(other)
+    for _ in range(3):
+        stage.insert()
+        stage.insert(long)
+        stage.tick()
+        stage.consume()
+        stage.maintain()
+    other.execute("prepare transaction 'other'")
+    stage.tick()
+    stage.consume()
+    new = stage.session()
+    new.execute("begin")
+    stage.insert(new)
+    stage.insert()
+    stage.tick()
+    new.execute("commit")
+    long.execute("commit")
+    stage.consume()
+    stage.insert()
+    stage.tick()
+    stage.consume()
+    stage.maintain()
+    stage.owner.execute("commit prepared 'other'")
+    stage.finish()
+
+
+SCHEDULES: dict[str, Callable[[Stage], None]] = {
+    "repeatable_read_before_rotation": lambda stage: snapshot_before_rotation(stage, "repeatable read"),
+    "serializable_before_rotation": lambda stage: snapshot_before_rotation(stage, "serializable"),
+    **{
+        schedule.__name__: schedule
+        for schedule in (
+            late_writer,
+            tick_overtaken,
+            worker_taken_over,
+            old_snapshot_maintains,
+            commit_before_truncation,
+            row_versions,
+            long_writer,
+        )
+    },
+}
+
+
+def play(db: Database, schedule: str) -> None:
+    """Run one schedule on a database without queues; Violation when the queue got it wrong."""
+    with Stage(db) as stage:
+        SCHEDULES[schedule](stage)
