@@ -7,76 +7,62 @@ as $$
 $$;
 comment on function gdq.capture_name(integer, oid, text) is 'Name of a capture function in gdq_log.';
 
--- capture_values(columns, op, key_row, old_row, new_row, ev_id, pad): the column list and the VALUES row of one log row,
--- as text. key_row, old_row and new_row say where the key and the images come from: OLD, NEW, or NULL for a row without
--- them, whose columns are left out, or padded with nulls where several rows share one column list. Writes: nothing.
-create or replace function gdq.capture_values(columns jsonb, op text, key_row text, old_row text, new_row text,
-                                              ev_id text, pad boolean, out names text, out vals text)
-language sql immutable security definer set search_path = pg_catalog, pg_temp
+-- image_columns(columns, prefix): the log columns of one image, as text that goes on after a comma. Writes: nothing.
+-- Every name is quoted: a column may be called like a word that PL/pgSQL reserves and SQL does not (begin, if).
+create or replace function gdq.image_columns(columns jsonb, prefix text) returns text
+language sql immutable security definer set search_path = pg_catalog, pg_temp set quote_all_identifiers = on
 as $$
-  select 'ev_id, ev_txid, ev_time, ev_op' || coalesce(string_agg(format(', %I', col), '' order by place, attnum), ''),
-         format('%s, pg_catalog.txid_current(), pg_catalog.clock_timestamp(), %L', ev_id, op)
-         || coalesce(string_agg(', ' || case
-              when source is null then 'null'
-              when not as_text then format('%s.%I', source, name)
-              when output is not null then format('pg_catalog.textin(%s(%s.%I))', output, source, name)
-              else format('case when pg_catalog.num_nulls(%1$s.%2$I) operator(pg_catalog.=) 0 then pg_catalog.format(''%%s'', %1$s.%2$I) end', source, name)
-            end, '' order by place, attnum), '')
-    from jsonb_to_recordset(columns)
-           c(attnum int, name text, as_text boolean, output text, log_key text, log_old text, log_new text),
-         lateral (values (1, log_key, key_row), (2, log_old, old_row), (3, log_new, new_row)) image(place, col, source)
-   where col is not null and (pad or source is not null)
+  select coalesce(string_agg(format(', %I', prefix || suffix), '' order by attnum), '')
+    from jsonb_to_recordset(columns) c(attnum int, suffix text)
 $$;
-comment on function gdq.capture_values(jsonb, text, text, text, text, text, boolean) is 'Column list and VALUES row of one log row.';
+comment on function gdq.image_columns(jsonb, text) is 'The log columns of one image.';
 
--- capture_body(version_id, segment, op): the PL/pgSQL body of one capture function: static, fully qualified INSERTs
--- into the current segment and nothing else. op is i, u or d. Writes: nothing.
---   An UPDATE is one row with both images, or two rows 'o' and 'n' under one number when they may not fit a page.
---   pk: the images are the key and the included columns; an UPDATE that changes the key is a D and an I. Keys are
---   compared as images, which runs no operator of the application's and tells 1.0 from 1.00.
---   Every name is quoted: a column may be called like a word that PL/pgSQL reserves and SQL does not (begin, if).
-create or replace function gdq.capture_body(version_id bigint, segment regclass, op text) returns text
-language plpgsql stable security definer set search_path = pg_catalog, pg_temp set quote_all_identifiers = on
+-- image_values(columns, source): the values of one image in a capture function, source being OLD or NEW, as text that
+-- goes on after a comma. User types become text by their output function, looked up by name only in pg_catalog: another
+-- schema may not be open to the capture role. Writes: nothing.
+create or replace function gdq.image_values(columns jsonb, source text) returns text
+language sql immutable security definer set search_path = pg_catalog, pg_temp set quote_all_identifiers = on
+as $$
+  select coalesce(string_agg(', ' || case
+           when not as_text then format('%s.%I', source, name)
+           when output is not null then format('pg_catalog.textin(%s(%s.%I))', output, source, name)
+           else format('case when pg_catalog.num_nulls(%1$s.%2$I) operator(pg_catalog.=) 0 then pg_catalog.format(''%%s'', %1$s.%2$I) end', source, name)
+         end, '' order by attnum), '')
+    from jsonb_to_recordset(columns) c(attnum int, name text, as_text boolean, output text)
+$$;
+comment on function gdq.image_values(jsonb, text) is 'The values of one image in a capture function.';
+
+-- capture_body(version_id, slot, op): the PL/pgSQL body of one capture function: one static, fully qualified INSERT into
+-- the current segment and nothing else. op is i, u or d. Writes: nothing.
+--   INSERT and DELETE go to the table of single images, an UPDATE to that of pairs; where both may not fit a page it is
+--   two single images, o and n, under one number. Whether an UPDATE changed the key is left to the reader: a branch
+--   would cost the writer more than the key's old value does.
+create or replace function gdq.capture_body(version_id bigint, slot integer, op text) returns text
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   v gdq.table_version;
-  mode text;
   log text;
-  old_keys text;
-  new_keys text;
   next_id text;
-  updated text;
+  header constant text := '(ev_id, ev_txid, ev_time, ev_op%s)';
+  stamp constant text := '(%s, pg_catalog.txid_current(), pg_catalog.clock_timestamp(), %L%s)';
 begin
   select * into strict v from gdq.table_version tv where tv.version_id = capture_body.version_id;
-  select ct.mode, format('pg_catalog.nextval(''gdq_log.q%s_ev''::pg_catalog.regclass)', ct.queue_id) into mode, next_id
+  select format('pg_catalog.nextval(''gdq_log.q%s_ev''::pg_catalog.regclass)', ct.queue_id) into next_id
     from gdq.captured_table ct where ct.table_id = v.table_id;
-  log := gdq.table_name(segment);
-  if op = 'i' then
-    return (select format(E'begin\n  insert into %s (%s)\n  values (%s);\n  return null;\nend', log, names, vals)
-              from gdq.capture_values(v.columns, 'I', 'NEW', null, 'NEW', next_id, false));
-  elsif op = 'd' then
-    return (select format(E'begin\n  insert into %s (%s)\n  values (%s);\n  return null;\nend', log, names, vals)
-              from gdq.capture_values(v.columns, 'D', 'OLD', 'OLD', null, next_id, false));
-  elsif v.split then
-    select format(E'  declare\n    ev_number bigint := %s;\n  begin\n    insert into %s (%s)\n    values (%s), (%s);\n  end;\n',
-                  next_id, log, o.names, o.vals, n.vals) into updated
-      from gdq.capture_values(v.columns, 'o', 'NEW', 'OLD', null, 'ev_number', true) o,
-           gdq.capture_values(v.columns, 'n', 'NEW', null, 'NEW', 'ev_number', true) n;
-  else
-    select format(E'  insert into %s (%s)\n  values (%s);\n', log, names, vals) into updated
-      from gdq.capture_values(v.columns, 'U', 'NEW', 'OLD', 'NEW', next_id, false);
+  select gdq.table_name(s.segment) into strict log from gdq.log_segment s
+   where s.version_id = v.version_id and s.slot = capture_body.slot and s.pair = (op = 'u' and not v.split);
+  if op = 'u' and v.split then
+    return format(E'declare\n  ev_number bigint := %s;\nbegin\n  insert into %s %s\n  values %s, %s;\n  return null;\nend', next_id, log,
+      format(header, gdq.image_columns(v.columns, 'row_')),
+      format(stamp, 'ev_number', 'o', gdq.image_values(v.columns, 'OLD')), format(stamp, 'ev_number', 'n', gdq.image_values(v.columns, 'NEW')));
   end if;
-  if mode = 'full' then
-    return format(E'begin\n%s  return null;\nend', updated);
-  end if;
-  select string_agg(format('OLD.%I', name), ', ' order by attnum), string_agg(format('NEW.%I', name), ', ' order by attnum)
-    into old_keys, new_keys
-    from jsonb_to_recordset(v.columns) c(attnum int, name text, log_key text) where log_key is not null;
-  return (select format(E'begin\n  if pg_catalog.record_image_ne(row(%s), row(%s)) then\n  insert into %s (%s)\n  values (%s), (%s);\n'
-                        || E'  else\n%s  end if;\n  return null;\nend',
-                        old_keys, new_keys, log, d.names, d.vals, i.vals, updated)
-            from gdq.capture_values(v.columns, 'D', 'OLD', 'OLD', null, next_id, true) d,
-                 gdq.capture_values(v.columns, 'I', 'NEW', null, 'NEW', next_id, true) i);
+  return format(E'begin\n  insert into %s %s\n  values %s;\n  return null;\nend', log,
+    case op when 'u' then format(header, gdq.image_columns(v.columns, 'old_') || gdq.image_columns(v.columns, 'new_'))
+            else format(header, gdq.image_columns(v.columns, 'row_')) end,
+    case op when 'i' then format(stamp, next_id, 'I', gdq.image_values(v.columns, 'NEW'))
+            when 'd' then format(stamp, next_id, 'D', gdq.image_values(v.columns, 'OLD'))
+            else format(stamp, next_id, 'U', gdq.image_values(v.columns, 'OLD') || gdq.image_values(v.columns, 'NEW')) end);
 end
 $$;
-comment on function gdq.capture_body(bigint, regclass, text) is 'PL/pgSQL body of one capture function: static INSERTs into the current segment.';
+comment on function gdq.capture_body(bigint, integer, text) is 'PL/pgSQL body of one capture function: one static INSERT into the current segment.';

@@ -93,6 +93,53 @@ as $$
 $$;
 comment on function gdq.version_segments(bigint) is 'The segments of a version that hold rows.';
 
+-- key_changes_sql(columns, pairs): of a SELECT of pairs of images, the same rows, but an UPDATE that changed the key as a
+-- D and an I, both under its number. Keys are compared as images, which tells 1.0 from 1.00 and runs no operator of the
+-- application's. Writes: nothing.
+create or replace function gdq.key_changes_sql(columns jsonb, pairs text) returns text
+language sql immutable security definer set search_path = pg_catalog, pg_temp set quote_all_identifiers = off
+as $$
+  select format('select ev_id, ev_txid, ev_time, op as ev_op%s%s from (%s) r, lateral unnest(case when r.ev_op = ''U'' and '
+           'pg_catalog.record_image_ne(row(%s), row(%s)) then array[''D'', ''I''] else array[r.ev_op::text] end) op',
+           string_agg(format(', case when op <> ''I'' then %I end as %1$I', 'old_' || suffix), '' order by attnum),
+           string_agg(format(', case when op <> ''D'' then %I end as %1$I', 'new_' || suffix), '' order by attnum), pairs,
+           string_agg(quote_ident('old_' || suffix), ', ' order by attnum) filter (where key),
+           string_agg(quote_ident('new_' || suffix), ', ' order by attnum) filter (where key))
+    from jsonb_to_recordset(columns) c(attnum int, suffix text, key boolean)
+$$;
+comment on function gdq.key_changes_sql(jsonb, text) is 'Makes a D and an I of every UPDATE that changed the key.';
+
+-- images_sql(segment, s0, s1): the rows of one change log segment in (s0, s1], whichever table of its slot it is: ev_id,
+-- ev_txid, ev_time, ev_op, then old_<suffix> and new_<suffix> of every logged column, NULL for an image that the row
+-- does not have; NULL when there is no such row. In mode pk an UPDATE that changed the key becomes a D and an I.
+-- Writes: a lock, see pin_segment(). Errors: GDQ01.
+create or replace function gdq.images_sql(segment regclass, s0 pg_snapshot, s1 pg_snapshot) returns text
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  s record;
+  names text;
+  pairs text;
+begin
+  select ls.pair, v.columns, ct.mode into strict s
+    from gdq.log_segment ls join gdq.table_version v using (version_id) join gdq.captured_table ct using (table_id)
+   where ls.segment = images_sql.segment;
+  if not s.pair then
+    select string_agg(format(', case when ev_op in (%s) then %I end as %I', ops, 'row_' || suffix, prefix || suffix), '' order by prefix desc, attnum)
+      into names
+      from jsonb_to_recordset(s.columns) c(attnum int, suffix text), (values ('old_', '''D'', ''o'''), ('new_', '''I'', ''n''')) image(prefix, ops);
+    return gdq.changes_sql(segment, 'ev_id, ev_txid, ev_time, ev_op::text as ev_op' || names, s0, s1);
+  end if;
+  names := gdq.image_columns(s.columns, 'old_') || gdq.image_columns(s.columns, 'new_');
+  if s.mode = 'full' then
+    return gdq.changes_sql(segment, 'ev_id, ev_txid, ev_time, ev_op::text as ev_op' || names, s0, s1);
+  end if;
+  pairs := gdq.changes_sql(segment, '*', s0, s1);
+  return case when pairs is not null then gdq.key_changes_sql(s.columns, pairs) end;
+end
+$$;
+comment on function gdq.images_sql(regclass, pg_snapshot, pg_snapshot) is 'SELECT of one change log segment''s rows between two snapshots, in one shape for both tables of a slot.';
+
 -- table_changes_sql(table_id, s0, s1): the typed SELECT of a captured table's rows in (s0, s1], with the columns of its
 -- newest version; a column that an older version did not have is NULL there. Not sorted.
 -- Writes: nothing. Errors: 55000 when the interval holds rows of a version in which a column had another type.
@@ -110,20 +157,21 @@ declare
 begin
   select * into strict newest from gdq.table_version tv where tv.version_id = gdq.current_version(table_changes_sql.table_id);
   for v in select tv.version_id, tv.columns from gdq.table_version tv where tv.table_id = table_changes_sql.table_id order by tv.version_id loop
-    select string_agg(format(', %s as %I', coalesce(quote_ident(source), 'null::' || n.log_type), target), '' order by place, n.attnum),
+    select string_agg(format(', %s as %I', coalesce(source, 'null::' || n.log_type), target), '' order by place, n.attnum),
            string_agg(quote_ident(n.name), ', ') filter (where o.log_type <> n.log_type)
       into names, changed
       from jsonb_to_recordset(newest.columns) n(attnum int, name text, log_type text, log_key text, log_old text, log_new text)
-      left join jsonb_to_recordset(v.columns) o(attnum int, log_type text, log_key text, log_old text, log_new text) using (attnum),
-           lateral (values (1, n.log_key, o.log_key), (2, n.log_old, o.log_old), (3, n.log_new, o.log_new)) image(place, target, source)
+      left join jsonb_to_recordset(v.columns) o(attnum int, log_type text, suffix text) using (attnum),
+           lateral (values (1, n.log_key, 'case when ev_op in (''D'', ''o'') then ' || quote_ident('old_' || o.suffix) || ' else ' || quote_ident('new_' || o.suffix) || ' end'),
+                           (2, n.log_old, quote_ident('old_' || o.suffix)), (3, n.log_new, quote_ident('new_' || o.suffix))) image(place, target, source)
      where target is not null;
     for segment in select s from gdq.version_segments(v.version_id) s loop
-      part := gdq.changes_sql(segment, 'ev_id, ev_txid, ev_time, ev_op::text as ev_op' || names, s0, s1);
+      part := gdq.images_sql(segment, s0, s1);
       if part is not null and changed is not null then
         raise exception 'table % changed the type of % inside the interval', (select ct.table_name from gdq.captured_table ct where ct.table_id = table_changes_sql.table_id), changed
           using errcode = 'object_not_in_prerequisite_state', hint = 'Read this batch with gdq.get_batch(), which gives each row with its own columns.';
       elsif part is not null then
-        parts := parts || part;
+        parts := parts || format('select ev_id, ev_txid, ev_time, ev_op%s from (%s) r', names, part);
       end if;
     end loop;
   end loop;

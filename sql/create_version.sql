@@ -1,5 +1,5 @@
 -- create_version(table_id, columns, slots): a new version of a captured table's log with its first segments.
--- columns as from describe_columns(), slots = how many segments now (one inside the application's DDL, which may hold
+-- columns as from describe_columns(), slots = how many slots of its ring now (one inside the application's DDL, which may hold
 -- hundreds of locks already; maintain() adds the others). Result: the version's id.
 -- Errors: 54000 when an image cannot fit a page or the log would have too many columns.
 -- Writes: inserts into table_version, log_ring, log_segment; creates the segments.
@@ -11,27 +11,16 @@ declare
   page constant integer := 8000;
   id bigint;
   n integer;
-  old_width integer;
-  new_width integer;
+  width integer;
 begin
-  select count(log_key) + count(log_old) + count(log_new),
-         coalesce(sum(width) filter (where log_key is not null or log_old is not null), 0),
-         coalesce(sum(width) filter (where log_key is not null or log_new is not null), 0)
-    into n, old_width, new_width
-    from jsonb_to_recordset(columns) c(log_key text, log_old text, log_new text, width int);
-  if n + 4 > 1600 then
-    raise exception 'table % cannot be captured: its log would need % columns, a table holds 1600',
-      (select ct.table_name from gdq.captured_table ct where ct.table_id = create_version.table_id), n + 4
-      using errcode = 'program_limit_exceeded', hint = 'Leave columns out with exclude, or capture in pk mode.';
-  end if;
-  if 64 + n / 8 + greatest(old_width, new_width) > page then
-    raise exception 'table % cannot be captured: one row image may take % bytes, a page holds %',
-      (select ct.table_name from gdq.captured_table ct where ct.table_id = create_version.table_id),
-      64 + n / 8 + greatest(old_width, new_width), page
+  select count(*), 64 + count(*) / 8 + coalesce(sum(c.width), 0) into n, width from jsonb_to_recordset(columns) c(width int);
+  if n + 4 > 1600 or width > page then
+    raise exception 'table % cannot be captured: one row image may take % columns and % bytes in a page, which holds 1600 and %',
+      (select ct.table_name from gdq.captured_table ct where ct.table_id = create_version.table_id), n + 4, width, page
       using errcode = 'program_limit_exceeded', hint = 'Leave columns out with exclude, or capture in pk mode.';
   end if;
   insert into gdq.table_version (table_id, columns, split)
-    values (table_id, columns, 64 + n / 8 + old_width + new_width > page) returning version_id into id;
+    values (table_id, columns, 2 * n + 4 > 1600 or 2 * width > page) returning version_id into id;
   insert into gdq.log_ring (version_id) values (id);
   for slot in 0 .. slots - 1 loop
     perform gdq.create_segment(id, slot);

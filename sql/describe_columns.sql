@@ -2,8 +2,9 @@
 -- the moment. Arguments after mode are attribute numbers or NULL (key NULL: the primary key; columns NULL: all).
 -- Result: a jsonb array in column order of objects
 --   attnum, name, type (with typmod), log_type, as_text, output (text output function when it is one of pg_catalog and
---   the column is no domain: another schema may not be open to the capture role), key, log_key, log_old, log_new,
---   width (bytes of one image in the worst case, in the page).
+--   the column is no domain: another schema may not be open to the capture role), key, suffix (of its columns in the
+--   log: row_, old_ and new_), log_key, log_old, log_new (its columns in what readers are given; NULL where it has
+--   none), width (bytes of one image in the worst case, in the page).
 -- Two equal results mean that the same capture function fits: this is the fingerprint that DDL is compared by.
 --   A pg_catalog type is logged as itself without typmod (a typmod would fail writes once the source is widened), a
 --   domain as its base type, any other type as the text of its output function (a dependency on the type would block
@@ -46,6 +47,7 @@ as $$
            'as_text', as_text,
            'output', case when base = atttypid then output end,
            'key', coalesce(is_key, false),
+           'suffix', suffix,
            'log_key', case when mode = 'pk' and is_key then 'key_' || suffix end,
            'log_old', case when imaged then 'old_' || suffix end,
            'log_new', case when imaged then 'new_' || suffix end,

@@ -9,7 +9,11 @@ as $$
     when log_type in ('real', 'double precision') then
       format('case when %1$I in (''NaN'', ''Infinity'', ''-Infinity'') or textin(%2$s(%1$I)) = ''-0'' then to_jsonb(textin(%2$s(%1$I))) else to_jsonb(%1$I) end',
              log_column, case log_type when 'real' then 'float4out' else 'float8out' end)
-    else format('to_jsonb(textin(%s(%I)))', (select p.oid::regproc from pg_type t join pg_proc p on p.oid = t.typoutput where t.oid = log_type::regtype), log_column)
+    else (select case when p.proargtypes[0] = t.oid or p.proargtypes[0]::regtype::text like 'any%'
+                      then format('to_jsonb(textin(%s(%I)))', p.oid::regproc, log_column)
+                      -- refcursor borrows the output function of text
+                      else format('case when %1$I is not null then to_jsonb(format(''%%s'', %1$I)) end', log_column) end
+            from pg_type t join pg_proc p on p.oid = t.typoutput where t.oid = log_type::regtype)
   end
 $$;
 comment on function gdq.json_value(text, text) is 'SQL expression for one log column as JSON.';
@@ -23,10 +27,9 @@ as $$
   select string_agg(part, ' || ' order by chunk)
     from (select (n - 1) / 50 as chunk, format('jsonb_build_object(%s)', string_agg(format('%L::text, %s', name, gdq.json_value(col, log_type)), ', ' order by n)) as part
             from (select row_number() over (order by attnum) as n, name, log_type,
-                         case which when 'key' then coalesce(log_key, log_new) when 'old_key' then coalesce(log_key, log_old)
-                                    when 'old' then log_old else log_new end as col
-                    from jsonb_to_recordset(columns) c(attnum int, name text, log_type text, key boolean, log_key text, log_old text, log_new text)
-                   where case when which in ('key', 'old_key') then key when which = 'old' then log_old is not null else log_new is not null end) numbered
+                         case when which in ('old', 'old_key') then 'old_' else 'new_' end || suffix as col
+                    from jsonb_to_recordset(columns) c(attnum int, name text, log_type text, key boolean, suffix text, log_old text)
+                   where case when which in ('key', 'old_key') then key else log_old is not null end) numbered
            group by (n - 1) / 50) chunks
 $$;
 comment on function gdq.json_image(jsonb, text) is 'SQL expression for one image of a log row as jsonb.';
@@ -42,7 +45,7 @@ declare
   rows_sql text;
   key_sql text;
 begin
-  select string_agg(gdq.changes_sql(s, '*', s0, s1), ' union all ') into rows_sql from gdq.version_segments(version_id) s;
+  select string_agg(gdq.images_sql(s, s0, s1), ' union all ') into rows_sql from gdq.version_segments(version_id) s;
   if rows_sql is null then
     return null;
   end if;
@@ -51,10 +54,11 @@ begin
   if v.split then
     rows_sql := format('with r as (%s) select * from r where ev_op not in (''o'', ''n'') union all '
       'select n.ev_id, n.ev_txid, n.ev_time, ''U'' %s from r o join r n using (ev_id) where o.ev_op = ''o'' and n.ev_op = ''n''', rows_sql,
-      (select string_agg(format(', %s.%I', case place when 2 then 'o' else 'n' end, col), '' order by place, attnum)
-         from jsonb_to_recordset(v.columns) c(attnum int, log_key text, log_old text, log_new text),
-              lateral (values (1, log_key), (2, log_old), (3, log_new)) i(place, col)
-        where col is not null));
+      (select string_agg(format(', %s.%I', letter, prefix || suffix), '' order by prefix desc, attnum)
+         from jsonb_to_recordset(v.columns) c(attnum int, suffix text), (values ('o', 'old_'), ('n', 'new_')) image(letter, prefix)));
+    if (select ct.mode from gdq.captured_table ct where ct.table_id = v.table_id) = 'pk' then
+      rows_sql := gdq.key_changes_sql(v.columns, rows_sql);
+    end if;
   end if;
   key_sql := 'case when ev_op = ''D'' then ' || gdq.json_image(v.columns, 'old_key') || ' else ' || gdq.json_image(v.columns, 'key') || ' end';
   return format('select ev_id, ev_txid, ev_time, case ev_op when ''I'' then ''insert'' when ''U'' then ''update'' else ''delete'' end as op, %L::text as tbl, '
@@ -109,7 +113,8 @@ begin
   events := gdq.subscription_events_sql(b.subscription_id, b.snapshot_from, b.snapshot_to);
   -- checked after the segments were looked up: while the batch is open they cannot have been truncated
   perform gdq.open_batch(batch_id, token);
-  return query execute 'select * from (' || events || ') e order by ev_id';
+  -- op: the delete and the insert that a changed key gives in mode pk have one number
+  return query execute 'select * from (' || events || ') e order by ev_id, op';
 end
 $$;
 comment on function gdq.get_batch(bigint, uuid) is 'The events of an open batch, in order.';

@@ -106,7 +106,7 @@ class Tap:
             assert typed
             with self.owner.cursor(row_factory=dict_row) as cursor:
                 rows[table] = cursor.execute(
-                    f"select * from ({typed[0]}) r order by ev_id, ev_op desc".encode()
+                    f"select * from ({typed[0]}) r order by ev_id, ev_op in ('I', 'n')".encode()
                 ).fetchall()
         self.owner.execute("select gdq.finish_batch(%s, %s)", found)
         return Batch([Event(*row) for row in fetched], rows)

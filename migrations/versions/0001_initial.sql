@@ -100,7 +100,7 @@ create table gdq.table_version (
   created_at  timestamptz not null default pg_catalog.clock_timestamp()
 );
 create index table_version_table on gdq.table_version (table_id, version_id);
-comment on table gdq.table_version is 'The column lists that a captured table has had; each version owns a ring of log segments. INSERT-only, since DDL in the application''s transaction adds to it. split: both images may not fit a page, so an UPDATE is two log rows.';
+comment on table gdq.table_version is 'The column lists that a captured table has had; each version owns a ring of log segments. INSERT-only, since DDL in the application''s transaction adds to it. split: both images of an UPDATE may not fit a page, so it is two rows.';
 
 create table gdq.log_ring (
   version_id    bigint primary key references gdq.table_version on delete cascade,
@@ -112,10 +112,11 @@ comment on table gdq.log_ring is 'Which segment of a version''s log is written n
 create table gdq.log_segment (
   version_id  bigint not null references gdq.table_version on delete cascade,
   slot        integer not null,
+  pair        boolean not null,
   segment     pg_catalog.regclass not null unique,
-  primary key (version_id, slot)
+  primary key (version_id, slot, pair)
 );
-comment on table gdq.log_segment is 'The log tables of a version.';
+comment on table gdq.log_segment is 'The log tables of a version: in every slot one for rows with one image and, unless the version is split, one for pairs of images.';
 
 create table gdq.resync (
   resync_id   bigint generated always as identity primary key,
