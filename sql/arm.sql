@@ -16,7 +16,7 @@ end
 $$;
 comment on function gdq.replace_capture(integer, oid, text, text, boolean) is 'CREATE OR REPLACE of one capture function.';
 
--- arm(version_id, slot): points the capture functions of a table at one segment of one version. No lock on the
+-- arm(version_id, slot): points the capture functions of a table at one slot of one version's log. No lock on the
 -- captured table is taken and writers read nothing: one that still runs the old function writes to the old segment,
 -- which batches read too.
 -- Writes: replaces three functions; the caller holds lock_key('capture', relid).
@@ -27,19 +27,18 @@ declare
   t record;
   op text;
 begin
-  select ct.queue_id, ct.relid, s.segment,
+  select ct.queue_id, ct.relid,
          exists (select from jsonb_to_recordset(v.columns) c(as_text boolean) where as_text) as pinned
     into strict t
     from gdq.table_version v
     join gdq.captured_table ct using (table_id)
-    join gdq.log_segment s using (version_id)
-   where v.version_id = arm.version_id and s.slot = arm.slot;
+   where v.version_id = arm.version_id;
   foreach op in array array['i', 'u', 'd'] loop
-    perform gdq.replace_capture(t.queue_id, t.relid, op, gdq.capture_body(version_id, t.segment, op), t.pinned);
+    perform gdq.replace_capture(t.queue_id, t.relid, op, gdq.capture_body(version_id, slot, op), t.pinned);
   end loop;
 end
 $$;
-comment on function gdq.arm(bigint, integer) is 'Points the capture functions of a table at one segment of one version.';
+comment on function gdq.arm(bigint, integer) is 'Points the capture functions of a table at one slot of one version''s log.';
 
 -- disarm(queue_id, relid): makes the capture functions of a table do nothing. Needs no right and no lock on the table,
 -- unlike dropping the triggers, and works in an old snapshot: functions are looked up outside MVCC.

@@ -96,6 +96,16 @@ end
 $$;
 comment on function gdq.truncate_segment(integer, integer, regclass) is 'Empties a log segment whose rows nobody needs any more; never waits.';
 
+-- slot_size(version_id, slot): bytes of the log tables of one slot, without and with indexes and out-of-line values;
+-- NULL when the slot has not been made yet. Writes: nothing.
+create or replace function gdq.slot_size(version_id bigint, slot integer, out heap bigint, out total bigint)
+language sql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+  select sum(pg_relation_size(s.segment)), sum(pg_total_relation_size(s.segment))
+    from gdq.log_segment s where s.version_id = slot_size.version_id and s.slot = slot_size.slot
+$$;
+comment on function gdq.slot_size(bigint, integer) is 'Bytes of the log tables of one slot.';
+
 -- rotate_logs(): switches every log that is due to its next segment, if that is empty: CREATE OR REPLACE of the capture
 -- functions, no lock on any captured table. DDL of a table excludes its rotation by an advisory lock; rotation gives way.
 -- Result: how many logs were switched. Writes: capture and event functions, log_ring, event_ring, BRIN summaries.
@@ -109,10 +119,9 @@ begin
   for r in select ct.table_id, ct.queue_id, ct.relid, lr.version_id, (lr.current_slot + 1) % 3 as next_slot
              from gdq.queue q join gdq.captured_table ct using (queue_id)
              join gdq.log_ring lr on lr.version_id = gdq.current_version(ct.table_id)
-             join gdq.log_segment cur on cur.version_id = lr.version_id and cur.slot = lr.current_slot
-             join gdq.log_segment nxt on nxt.version_id = lr.version_id and nxt.slot = (lr.current_slot + 1) % 3
-            where pg_relation_size(cur.segment) > 0 and pg_relation_size(nxt.segment) = 0
-              and (lr.switched_at <= clock_timestamp() - q.rotation_period or pg_total_relation_size(cur.segment) >= q.rotation_bytes) loop
+            cross join lateral gdq.slot_size(lr.version_id, lr.current_slot) cur
+            where cur.heap > 0 and (gdq.slot_size(lr.version_id, (lr.current_slot + 1) % 3)).heap = 0
+              and (lr.switched_at <= clock_timestamp() - q.rotation_period or cur.total >= q.rotation_bytes) loop
     if pg_try_advisory_xact_lock(gdq.lock_key('capture', r.relid))
        and gdq.current_version(r.table_id) = r.version_id and gdq.capture_state(r.queue_id, r.relid) = 'armed' then
       begin
