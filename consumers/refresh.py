@@ -15,6 +15,7 @@ Killed anywhere, it leaves the target at S0 or at S1, and the next refresh goes 
 
 from __future__ import annotations
 
+import re
 import secrets
 import sys
 import time
@@ -49,6 +50,7 @@ Point = Literal["begun", "exported", "staged", "ticked", "applied", "committed",
 _KEYS_MAX = 200_000
 _KEYS_EACH = 10_000
 _PARTITION_BYTES = 64 * 2**20
+_WORKER_ERROR = re.compile(r"(?:psycopg|gdq)\.errors\.(\w+): (.+)")
 _LONG = ColumnType("int64", "bigint", "({c})::bigint")
 
 
@@ -65,9 +67,11 @@ class RefreshResult:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """What Spark has written: a staging table in schema gdq_target, and the touched keys of a recompute."""
+    """What Spark has computed: columns and rows, or the table where it wrote them; the touched keys of a recompute."""
 
-    table: str
+    columns: list[str]
+    rows: list[tuple[str | None, ...]]
+    table: str | None
     keys: list[tuple[str | None, ...]]
 
 
@@ -78,11 +82,19 @@ class NeedsFull(GdqError):  # noqa: N818
 class Refresher:
     """Refreshes views of one source database; its Spark session starts at the first one that needs it.
 
+    What reads at most `driver_bytes` passes its result through this process, more goes through a staging table.
     `at` is called at the points of a refresh, in order; an exception from it ends the refresh there.
     """
 
-    def __init__(self, dsn: str | None = None, *, at: Callable[[Point], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        dsn: str | None = None,
+        *,
+        driver_bytes: int = 16 * 2**20,
+        at: Callable[[Point], None] = lambda _: None,
+    ) -> None:
         self._stack = ExitStack()
+        self.driver_bytes = driver_bytes
         self.at = at
         self.control = self._stack.enter_context(connect(dsn, autocommit=True, application_name="gdq:refresh"))
         self.dsn = conninfo_of(self.control)
@@ -195,7 +207,7 @@ class ViewRefresh:
             changed = True
             if s0 is not None:
                 changed = self._check_delta(leader, s0)
-            staged = self._stage(leader, s0) if changed else None
+            staged = self._computed(leader, s0) if changed else None
             at("staged")
             position = self._tick(leader.snapshot)
             at("ticked")
@@ -254,18 +266,36 @@ class ViewRefresh:
             raise NeedsFull("the changes since the target's position are gone") from error
         return found is not None and bool(found[0])
 
+    def _computed(self, leader: Leader, s0: str | None) -> Staged:
+        """_stage(), with the errors of Spark and its workers in one line.
+
+        An image that is gone again may raise what no row of the table does, a division by zero; then the table decides.
+        """
+        try:
+            return self._stage(leader, s0)
+        except Exception as error:
+            if not type(error).__module__.startswith(("pyspark.", "py4j.")):
+                raise
+            cause = _WORKER_ERROR.search(str(error))
+            if cause is None:
+                raise GdqError(f"Spark failed: {str(error).strip().splitlines()[0]}") from error
+            kind = getattr(psycopg.errors, cause[1], None)
+            if s0 is not None and kind is not None and issubclass(kind, psycopg.DataError):
+                raise NeedsFull(f"a changed row cannot be computed: {cause[2]}") from error
+            raise GdqError(cause[2]) from error
+
     def _stage(self, leader: Leader, s0: str | None) -> Staged:
         """Let Spark compute, from s0 or (None) from the whole table, and write the staging table."""
         plan = self.plan
         if s0 is None and plan.rows is not None:
-            return self._write(self._read_rows(leader, None), [])
+            return self._write(leader, self._read_rows(leader, None), [], full=True)
         data = self._compute(leader, s0)
         if plan.rows is None:
-            return self._write(data, [])
+            return self._write(leader, data, [], full=s0 is None)
         keys = [tuple(row) for row in data.limit(_KEYS_MAX + 1).collect()]
         if len(keys) > _KEYS_MAX:
             raise NeedsFull(f"more than {_KEYS_MAX} keys changed")
-        return self._write(self._read_rows(leader, keys), keys)
+        return self._write(leader, self._read_rows(leader, keys), keys, full=False)
 
     def _compute(self, leader: Leader, s0: str | None) -> DataFrame:
         """The plan's Spark statement over the delta since s0, or over the whole table as one."""
@@ -340,15 +370,29 @@ class ViewRefresh:
                 columns.append(Column(name, ColumnType(arrow, spark, "({c})::text")))
         return columns
 
-    def _write(self, data: DataFrame, keys: list[tuple[str | None, ...]]) -> Staged:
-        from gdq.consumers.spark_stage import write_stage  # noqa: PLC0415
+    def _write(self, leader: Leader, data: DataFrame, keys: list[tuple[str | None, ...]], *, full: bool) -> Staged:
+        """Compute `data`: a small result into this process, another into a staging table, written by Spark's tasks."""
+        from gdq.consumers.spark_stage import text_rows, write_stage  # noqa: PLC0415
 
+        if self._bytes(leader, full=full) <= self.refresher.driver_bytes:
+            return Staged(data.columns, text_rows(data), None, keys)
         stage = self.target.stage(secrets.token_hex(4))
         with self.output.transaction():
             self.target.create_stage(self.output, stage, data.columns)
         dsn = self.refresher.worker_dsn if self.view.target_dsn is None else self.view.target_dsn
-        write_stage(data, dsn, stage)
-        return Staged(stage, keys)
+        write_stage(data, dsn, stage.partition(".")[2].strip('"'))
+        return Staged(data.columns, [], stage, keys)
+
+    def _bytes(self, leader: Leader, *, full: bool) -> int:
+        """What a refresh reads at most: the table, or the log segments."""
+        query = """select coalesce(sum(pg_catalog.pg_relation_size(relid)), 0)::bigint
+                     from pg_catalog.pg_partition_tree(%s::pg_catalog.regclass)"""
+        if not full:
+            query = """select coalesce(sum(pg_catalog.pg_relation_size(s)), 0)::bigint
+                         from gdq.log_segments(%s, %s::text[]::pg_catalog.regclass[]) s"""
+        with leader.connection.cursor(row_factory=scalar_row) as cursor:
+            values = [self.table] if full else [self.view.queue_name, self.view.tables]
+            return int(cursor.execute(query, values).fetchone() or 0)
 
     def _tick(self, snapshot: str) -> str:
         """Record the refresh's snapshot as a tick; returns the position that names it."""
@@ -362,7 +406,8 @@ class ViewRefresh:
         if staged is None:
             return 0
         apply_settings(self.output, READ_SETTINGS | self.view.settings)
-        merge = Merge(self.output, self.target, self.plan, self.types, staged.table)
+        table = staged.table or self.target.temporary_stage(self.output, staged.columns, staged.rows)
+        merge = Merge(self.output, self.target, self.plan, self.types, table)
         return merge.full() if full else merge.difference(staged.keys)
 
 

@@ -85,6 +85,15 @@ def register_stage(spark: SparkSession) -> None:
 
 
 def write_stage(data: DataFrame, dsn: str, table: str) -> None:
-    """Write `data` into the staging table gdq_target.<table>."""
-    text = data.selectExpr(*(f"cast({column} as string) as {column}" for column in data.columns))
-    text.write.format("gdq_stage").options(dsn=dsn, table=table).mode("append").save()
+    """Write `data` into the staging table gdq_target.`table`."""
+    _text(data).write.format("gdq_stage").options(dsn=dsn, table=table).mode("append").save()
+
+
+def text_rows(data: DataFrame) -> list[tuple[str | None, ...]]:
+    """The rows of `data` as text, in this process: for small results, which need no table to pass through."""
+    columns = [column.to_pylist() for column in _text(data).toArrow().columns]
+    return list(zip(*columns, strict=True))
+
+
+def _text(data: DataFrame) -> DataFrame:
+    return data.selectExpr(*(f"cast({column} as string) as {column}" for column in data.columns))

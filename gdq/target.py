@@ -8,7 +8,7 @@ Everything here runs in the target's database, on a connection whose transaction
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, LiteralString
 
@@ -97,8 +97,8 @@ class Target:
         return hashlib.sha256(self.source.encode()).hexdigest()[:12]
 
     def stage(self, attempt: str) -> str:
-        """The staging table of one refresh, in schema gdq_target; its name starts with the view's own mark."""
-        return f"stage_{self._mark}_{attempt}"
+        """The staging table of one refresh; its name starts with the view's own mark."""
+        return f"gdq_target.{quote(f'stage_{self._mark}_{attempt}')}"
 
     def prepare(self, connection: Connection[Any]) -> None:
         """Create schema gdq_target and its position table where they are missing."""
@@ -151,7 +151,18 @@ class Target:
         """Create a staging table after dropping what earlier refreshes of this view have left."""
         self.sweep(connection)
         listed = ", ".join(f"{column} text" for column in columns)
-        run(connection, f"create unlogged table gdq_target.{stage} ({listed}, attempt text)")
+        run(connection, f"create unlogged table {stage} ({listed}, attempt text)")
+
+    def temporary_stage(
+        self, connection: Connection[Any], columns: Sequence[str], rows: Iterable[Sequence[str | None]]
+    ) -> str:
+        """Put `rows` into a staging table that ends with the transaction; returns its name."""
+        listed = ", ".join(f"{column} text" for column in columns)
+        run(connection, f"create temp table gdq_stage ({listed}) on commit drop")
+        with connection.cursor().copy("copy pg_temp.gdq_stage from stdin") as copy:
+            for row in rows:
+                copy.write_row(row)
+        return "pg_temp.gdq_stage"
 
     def sweep(self, connection: Connection[Any]) -> None:
         """Drop staging tables of this view; one that a dying writer still holds is left for the next time."""

@@ -32,7 +32,7 @@ class Merge:
 
     def full(self) -> int:
         """Replace all rows of the target, made if missing; the rows deleted plus the rows inserted."""
-        run(self.connection, f"analyze {self._stage}")
+        run(self.connection, f"analyze {self.stage}")
         deleted = self._empty()
         self._make_index()
         if self.plan.merge.rule == "state":
@@ -45,7 +45,7 @@ class Merge:
 
         `keys` are the touched keys, in text, where the plan recomputes. Diverged when rows that should go are missing.
         """
-        run(self.connection, f"analyze {self._stage}")
+        run(self.connection, f"analyze {self.stage}")
         if self.plan.merge.rule == "bag":
             return self._delete_copies() + self._insert()
         if self.plan.merge.rule == "state":
@@ -55,10 +55,6 @@ class Merge:
             return self._delete_net() + self._insert()
         self._load_keys(keys)
         return self._delete_keys(_KEYS) + self._insert()
-
-    @property
-    def _stage(self) -> str:
-        return f"gdq_target.{quote(self.stage)}"
 
     def _empty(self) -> int:
         table = self.target.table
@@ -113,7 +109,7 @@ class Merge:
         run(
             self.connection,
             f"create temp table gdq_sums on commit drop as "
-            f"select {keys}, {sums} from {self._stage} group by {group} having {some}",
+            f"select {keys}, {sums} from {self.stage} group by {group} having {some}",
         )
         run(self.connection, f"analyze {_SUMS}")
         columns = ", ".join([*names, *numbers])
@@ -140,7 +136,7 @@ class Merge:
         run(
             self.connection,
             f"create temp table gdq_keys on commit drop as "
-            f"select {keys}, bool_or(w::bigint < 0) as gone from {self._stage} group by {group}",
+            f"select {keys}, bool_or(w::bigint < 0) as gone from {self.stage} group by {group}",
         )
         run(self.connection, f"analyze {_KEYS}")
         row = self.connection.execute("select count(*) filter (where gone) from pg_temp.gdq_keys").fetchone()
@@ -168,7 +164,7 @@ class Merge:
     def _delete_copies(self) -> int:
         """Delete exactly as many copies of each row as the delta takes away, rows compared by their text."""
         casts = ", ".join(f"c{n}::{column.type}" for n, column in enumerate(self.types, 1))
-        gone = f"select row({casts})::text as image, -sum(w::bigint) as n from {self._stage} where w::bigint < 0"
+        gone = f"select row({casts})::text as image, -sum(w::bigint) as n from {self.stage} where w::bigint < 0"
         columns = ", ".join(f"t.{quote(column.name)}" for column in self.types)
         run(self.connection, f"create temp table gdq_keys on commit drop as {gone} group by 1")
         run(self.connection, f"analyze {_KEYS}")
@@ -194,7 +190,7 @@ class Merge:
         else:
             values = ", ".join(f"c{n}::{column.type}" for n, column in enumerate(self.types, 1))
             copies = ", generate_series(1, w::bigint) where w::bigint > 0" if self.plan.rows is None else ""
-            rows = self._stage + copies
+            rows = self.stage + copies
         return run(self.connection, f"insert into {self.target.table} ({columns}) select {values} from {rows}")
 
     def _keys(self) -> list[tuple[str, bool]]:
