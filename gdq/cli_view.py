@@ -40,7 +40,8 @@ def create_view(
     """Register a materialized view that is refreshed from a queue."""
     from gdq import view  # noqa: PLC0415
 
-    with session(dsn) as connection:
+    # the checks write temporary objects, after which a transaction can take no tick
+    with session(dsn, autocommit=True) as connection:
         plan = view.create_view(connection, name, queue, file.read(), target, target_dsn=target_dsn)
     talk(f"view {name} exists already" if plan is None else f"created view {name}: {plan.strategy}")
 
