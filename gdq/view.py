@@ -6,6 +6,7 @@ The functions take a connection to the source and leave the transaction to the c
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from gdq.plan import PlanError, RefreshPlan, TableColumn, TableSchema, plan_view
 
 # Settings of the session that made the view and that its SQL may depend on: every refresh uses them.
 _KEPT_SETTINGS = ("search_path", "timezone", "datestyle")
+
+# The planner writes the unit in capitals, which is the same.
+_UNIT = re.compile(r"date_trunc\('\w+'")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +74,7 @@ def create_view(
     """
     _check_target_dsn(target_dsn)
     table = _resolve(connection, query)
-    schema = load_schema(connection, queue, table)
-    plan = plan_view(query, [schema])
-    _check_on_server(connection, query, plan)
+    plan = plan_view(query, [load_schema(connection, queue, table)])
     options: dict[str, str] = {
         setting: _scalar(connection, "select pg_catalog.current_setting(%s)", setting) for setting in _KEPT_SETTINGS
     }
@@ -83,16 +85,20 @@ def create_view(
         options["target_dsn"] = target_dsn
     # A star means the columns of today, as in PostgreSQL's own views.
     definition = plan.query if "*" in query.replace("(*)", "") else query.strip()
-    created = _scalar(
-        connection,
-        "select gdq.create_view(%s, %s, %s, %s, array[%s::pg_catalog.regclass], %s)",
-        name,
-        queue,
-        definition,
-        qualified_target(connection, target),
-        table,
-        json.dumps(options),
-    )
+    qualified = qualified_target(connection, target)
+    with connection.transaction():
+        # The consumer comes first: its tick wants a transaction that has written nothing.
+        created = _scalar(
+            connection,
+            "select gdq.create_view(%s, %s, %s, %s, array[%s::pg_catalog.regclass], %s)",
+            name,
+            queue,
+            definition,
+            qualified,
+            table,
+            json.dumps(options),
+        )
+        _check_on_server(connection, query, plan)
     return plan if created else None
 
 
@@ -213,7 +219,8 @@ def _check_on_server(connection: Connection[Any], query: str, plan: RefreshPlan)
         trees = []
         for text in (query, plan.query):
             connection.execute(sql.SQL("create temp view gdq_check as {}").format(_raw(text.strip().rstrip(";"))))
-            trees.append(_scalar(connection, "select pg_catalog.pg_get_viewdef('pg_temp.gdq_check'::regclass)"))
+            tree = _scalar(connection, "select pg_catalog.pg_get_viewdef('pg_temp.gdq_check'::regclass)")
+            trees.append(_UNIT.sub(lambda unit: unit[0].lower(), tree))
             connection.execute("drop view pg_temp.gdq_check")
         if trees[0] != trees[1]:
             raise PlanError(
