@@ -138,7 +138,7 @@ def test_tables_and_schemas_of_odd_names(tap: Tap, mode: str) -> None:
 
 def test_queues_and_consumers_of_odd_names(tap: Tap) -> None:
     tap.write("create table t (id int primary key)")
-    odd = [*ODD, "null", " "]
+    odd = [*ODD[2:6], *ODD[10:13], "null", " "]
     for name in odd:
         tap.owner.execute("select gdq.create_queue(%s)", [name])
         tap.owner.execute("select gdq.add_table(%s, 'shop.t')", [name])

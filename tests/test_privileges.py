@@ -30,6 +30,11 @@ ATTEMPTS = (
     "grant gdq_capture to app",
     "grant gdq_owner to gdq_capture",
     "create role mine",
+    "alter function gdq_log.q1_event(text, oid, jsonb) security invoker",
+    "grant execute on function gdq_log.q1_event(text, oid, jsonb) to public",
+    "drop function gdq_log.q1_event(text, oid, jsonb)",
+    "drop owned by gdq_capture",
+    "create temp table mine (a int)",
     "copy (select 1) to program 'true'",
     "set session authorization gdq_owner",
 )
