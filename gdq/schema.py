@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 _FOLDER = Path(__file__).parent
+
+# Alembic keeps the migration at hand in module globals: one at a time in a process.
+_ALEMBIC = threading.Lock()
 
 # perform, so that psql prints nothing.
 _LOCK = """do $lock$
@@ -210,7 +214,8 @@ def _config(buffer: io.StringIO | None = None) -> Config:
 def _head(config: Config) -> str:
     from alembic.script import ScriptDirectory  # noqa: PLC0415
 
-    head = ScriptDirectory.from_config(config).get_current_head()
+    with _ALEMBIC:
+        head = ScriptDirectory.from_config(config).get_current_head()
     if head is None:
         raise InstallError(f"no revisions in {_FOLDER / 'migrations'}: this copy of gdq is incomplete")
     return head
@@ -221,7 +226,8 @@ def _upgrade(config: Config, before: str | None, *, offline: bool = False) -> No
     from alembic.util import CommandError  # noqa: PLC0415
 
     try:
-        command.upgrade(config, "head", sql=offline)
+        with _ALEMBIC:
+            command.upgrade(config, "head", sql=offline)
     except CommandError as error:
         raise InstallError(
             f"the schema is at revision {before}, which this gdq does not know", hint="Upgrade gdq itself."

@@ -53,6 +53,15 @@ def test_six_installs_at_once(empty_db: Database) -> None:
     assert {result.revision for result in results} == {"0001"}
 
 
+def test_installs_in_two_databases_at_once(empty_db: Database, db: Database) -> None:
+    """They meet in the role of the cluster, and in Alembic's globals when one process runs both."""
+    with db.connect() as connection, connection.transaction():
+        schema.uninstall(connection)
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(schema.install, [empty_db.dsn, db.dsn]))
+    assert [result.changed for result in results] == [True, True]
+
+
 def test_changed_functions_alone_are_applied_again(db: Database) -> None:
     with db.connect() as connection:
         connection.execute(
