@@ -34,9 +34,7 @@ _VIEW_COLUMNS = (
 @click.option("--target", required=True, metavar="SCHEMA.TABLE", help="The table that refreshes fill.")
 @click.option("--target-dsn", metavar="CONNINFO", help="Database of the target, without a password; default: this one.")
 @dsn_option
-def create_view(
-    *, name: str, queue: str, file: IO[str], target: str, target_dsn: str | None, dsn: str | None
-) -> None:
+def create_view(*, name: str, queue: str, file: IO[str], target: str, target_dsn: str | None, dsn: str | None) -> None:
     """Register a materialized view that is refreshed from a queue."""
     from gdq import view  # noqa: PLC0415
 
