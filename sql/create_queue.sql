@@ -119,6 +119,7 @@ begin
   if id is null then
     return false;
   end if;
+  perform pg_advisory_xact_lock(gdq.lock_key('tick', id));
   if not force and (exists (select from gdq.captured_table ct where ct.queue_id = id)
                     or exists (select from gdq.subscription s where s.queue_id = id)
                     or exists (select from gdq.view v where v.queue_id = id)) then

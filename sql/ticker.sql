@@ -61,35 +61,29 @@ $$;
 comment on function gdq.tick_due(integer) is 'Whether a queue''s settings ask for a tick now.';
 
 -- ticker(queue): takes the ticks that are due, of one queue or of all. Never waits: a queue that another ticker has in
--- hand is left to it. Result: how many ticks were made: one at most, so call it again until 0. Writes: tick. Errors: 42704, GDQ04, 55000.
+-- hand is left to it. Call it in a transaction of its own, since other tickers wait for that to end.
+-- Result: how many ticks were made: one at most, so call it again until 0. Writes: tick. Errors: 42704, GDQ04, 55000.
 create or replace function gdq.ticker(queue text default null) returns integer
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
-  made integer := 0;
   q record;
-  due integer[] := '{}';
 begin
   perform gdq.require_read_committed('ticker');
   if pg_current_xact_id_if_assigned() is not null then
     raise exception 'ticker cannot run in a transaction that has written' using errcode = 'GDQ04', hint = 'Commit first.';
   end if;
+  -- the one without a tick for longest first, or a busy queue would keep the others waiting
   for q in select qq.queue_id from gdq.queue qq
-            where queue is null or qq.queue_id = gdq.find_queue(queue) order by qq.queue_id loop
-    if gdq.tick_due(q.queue_id) then
-      due := due || q.queue_id;
-    end if;
-  end loop;
-  foreach q.queue_id in array due loop
-    -- a first tick of this transaction gives it an xid, so the others wait for the next call
-    if pg_current_xact_id_if_assigned() is not null then
-      exit;
-    elsif pg_try_advisory_xact_lock(gdq.lock_key('tick', q.queue_id)) and gdq.tick_due(q.queue_id) then
+            where queue is null or qq.queue_id = gdq.find_queue(queue) order by (gdq.last_tick(qq.queue_id)).created_at loop
+    -- who drops a queue holds the lock too, and nothing of the queue may be looked at then
+    if pg_try_advisory_xact_lock(gdq.lock_key('tick', q.queue_id)) and gdq.tick_due(q.queue_id) then
       perform gdq.make_tick(q.queue_id);
-      made := made + 1;
+      -- the tick has given this transaction an xid, so other queues have to wait for the next call
+      return 1;
     end if;
   end loop;
-  return made;
+  return 0;
 end
 $$;
 comment on function gdq.ticker(text) is 'Takes a tick that is due, if any; returns how many were made. Call again until 0.';

@@ -54,6 +54,7 @@ class Stage:
         self.db = db
         self.scene = Scene(db)
         self._stack = ExitStack()
+        self._sessions: list[psycopg.Connection[Any]] = []
         self._key = 0
 
     def __enter__(self) -> Self:
@@ -63,10 +64,13 @@ class Stage:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for session in self._sessions:
+            session.cancel_safe()  # a call may still be waiting when a schedule has failed
         self._stack.close()
 
     def session(self, name: str = "quick") -> psycopg.Connection[Any]:
-        return self._stack.enter_context(self.db.connect(application_name=name))
+        self._sessions.append(self._stack.enter_context(self.db.connect(application_name=name)))
+        return self._sessions[-1]
 
     def settled(self, call: Call) -> None:
         """Wait until a call is done or waits for a lock."""
