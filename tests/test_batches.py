@@ -295,19 +295,25 @@ def test_unregister(stage: Stage) -> None:
 
 @pytest.mark.server
 def test_window_is_read_by_brin(stage: Stage) -> None:
-    """A small batch out of a big log costs a small read, also with a long writer interleaved."""
+    """A small batch amid a big log costs a small read, also with a long writer interleaved."""
     stage.owner.execute("drop trigger history on acct")
     long = stage.session()
     long.execute("begin")
     rows = "insert into acct select n, n, repeat('x', 200) from generate_series(%s::int, %s) n"
-    for part in range(20):
-        stage.owner.execute(rows, [part * 2000, part * 2000 + 1980])
-        long.execute("insert into acct values (%s, 0)", [1_000_000 + part])
+
+    def bulk(first: int) -> None:
+        for key in range(first, first + 20_000, 2000):
+            stage.owner.execute(rows, [key, key + 1900])
+            # more than a page of them, or they would all go to the page that its session has begun
+            long.execute(rows, [key + 1901, key + 1980])
+
+    bulk(0)
     stage.tick()
     stage.owner.execute(FINISH, open_batch(stage))
-    stage.owner.execute("select gdq.summarise_logs()")
     stage.owner.execute(rows, [100_000, 100_050])
     stage.tick()
+    bulk(200_000)
+    stage.owner.execute("select gdq.summarise_logs()")
     text = stage.value("select gdq.batch_sql(%s, %s, 'acct')", *open_batch(stage))
     with stage.owner.transaction():
         stage.owner.execute("set local enable_seqscan = off")
