@@ -32,7 +32,7 @@ from psycopg.rows import scalar_row
 from gdq.arrow import LOG_SETTINGS, Column, select_sql
 from gdq.conninfo import connect, conninfo_of
 from gdq.consumers.leader import Leader, lead, without_password
-from gdq.consumers.relations import base, block_ranges, changes, key_condition, log_columns, weighted
+from gdq.consumers.relations import base, block_ranges, changes, key_condition, log_columns, table_bytes, weighted
 from gdq.errors import GdqError, TruncatedPosition, mapped
 from gdq.pgtypes import READ_SETTINGS, ColumnType
 from gdq.plan import Read, RefreshPlan
@@ -50,7 +50,7 @@ Point = Literal["begun", "exported", "staged", "ticked", "applied", "committed",
 _KEYS_MAX = 200_000
 _KEYS_EACH = 10_000
 _PARTITION_BYTES = 64 * 2**20
-_WORKER_ERROR = re.compile(r"(?:psycopg|gdq)\.errors\.(\w+): (.+)")
+_WORKER_ERROR = re.compile(r"(?:psycopg|gdq)\.(?:errors\.)?(\w+): (.+)")
 _LONG = ColumnType("int64", "bigint", "({c})::bigint")
 
 
@@ -385,14 +385,12 @@ class ViewRefresh:
 
     def _bytes(self, leader: Leader, *, full: bool) -> int:
         """What a refresh reads at most: the table, or the log segments."""
-        query = """select coalesce(sum(pg_catalog.pg_relation_size(relid)), 0)::bigint
-                     from pg_catalog.pg_partition_tree(%s::pg_catalog.regclass)"""
-        if not full:
-            query = """select coalesce(sum(pg_catalog.pg_relation_size(s)), 0)::bigint
-                         from gdq.log_segments(%s, %s::text[]::pg_catalog.regclass[]) s"""
+        if full:
+            return table_bytes(leader.connection, self.table)[1]
+        query = """select coalesce(sum(pg_catalog.pg_relation_size(s)), 0)::bigint
+                     from gdq.log_segments(%s, %s::text[]::pg_catalog.regclass[]) s"""
         with leader.connection.cursor(row_factory=scalar_row) as cursor:
-            values = [self.table] if full else [self.view.queue_name, self.view.tables]
-            return int(cursor.execute(query, values).fetchone() or 0)
+            return int(cursor.execute(query, [self.view.queue_name, self.view.tables]).fetchone() or 0)
 
     def _tick(self, snapshot: str) -> str:
         """Record the refresh's snapshot as a tick; returns the position that names it."""

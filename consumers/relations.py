@@ -87,15 +87,21 @@ def base(table: str, condition: str = "") -> str:
     return f"(select 1 as {quote(WEIGHT)}, t.* from {table} as t{where})"
 
 
+def table_bytes(connection: Connection[Any], table: str) -> tuple[int, int]:
+    """Size of a table, of its largest partition and in all, in bytes."""
+    query = """select max(pg_catalog.pg_relation_size(r))::bigint, sum(pg_catalog.pg_relation_size(r))::bigint
+                 from (select %(table)s::pg_catalog.regclass
+                       union select relid from pg_catalog.pg_partition_tree(%(table)s::pg_catalog.regclass)) as t(r)"""
+    largest, total = connection.execute(query, {"table": table}).fetchone() or (0, 0)
+    return int(largest), int(total)
+
+
 def block_ranges(connection: Connection[Any], table: str, bytes_each: int) -> list[str]:
     """Conditions over t.ctid that divide a table into parts of about `bytes_each`; the last has no end.
 
     The partitions of a partitioned table share the ranges, so that reading them takes no right on each.
     """
-    query = """select coalesce(max(pg_catalog.pg_relation_size(relid)), 0)::bigint
-                 from pg_catalog.pg_partition_tree(%s::pg_catalog.regclass)"""
-    with connection.cursor(row_factory=scalar_row) as cursor:
-        size = int(cursor.execute(query, [table]).fetchone() or 0)
+    size, _ = table_bytes(connection, table)
     step = max(bytes_each // BLOCK_BYTES, 1)
     starts = list(range(0, max(size // BLOCK_BYTES, 1), step))
     conditions = []

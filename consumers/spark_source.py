@@ -28,11 +28,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import psycopg
 from psycopg import sql
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from gdq.arrow import LOG_SETTINGS, Column, convert, select_sql
+from gdq.arrow import connect as connect_arrow
 from gdq.conninfo import connect
 from gdq.consumers.relations import base, block_ranges, changes, key_condition, log_columns, signed_form
 from gdq.errors import GdqError, by_sqlstate
@@ -81,7 +83,7 @@ class GdqReader(DataSourceReader):
         if "statements" in options:
             self.columns = [Column(*_column(part)) for part in json.loads(options["columns"])]
         else:
-            known = {column.label: column for column in _table_columns(options)}
+            known = {column.label: column for column in _table_columns(options, names)}
             missing = [name for name in names if name not in known]
             if missing:
                 raise GdqError(f"table {options['table']} has no captured column {', '.join(missing)}")
@@ -138,10 +140,10 @@ def read_statement(
 ) -> Iterator[pa.RecordBatch]:
     """Run one SELECT in REPEATABLE READ, in the exported `snapshot` if given; its rows as record batches."""
     from adbc_driver_manager import Error  # noqa: PLC0415 (slow to load, and only needed in workers)
-    from adbc_driver_postgresql import dbapi  # noqa: PLC0415
 
     try:
-        with dbapi.connect(conninfo) as connection, connection.cursor() as cursor:
+        with connect_arrow(conninfo) as connection, connection.cursor() as cursor:
+            connection.rollback()  # connecting has read something already
             cursor.execute("set transaction isolation level repeatable read, read only")
             if snapshot is not None:
                 cursor.execute(f"set transaction snapshot '{snapshot}'")
@@ -155,6 +157,12 @@ def read_statement(
         details = {str(name): text.decode(errors="replace") for name, text in error.details or []}
         message = details.get("PG_DIAG_MESSAGE_PRIMARY", str(error))
         raise by_sqlstate(error.sqlstate, message) from error
+    except OSError as error:
+        # What goes wrong while rows stream comes without an SQLSTATE; the statement was fine, so it is a row.
+        message = str(error)
+        if "ERROR:  " not in message:
+            raise
+        raise psycopg.DataError(message.partition("ERROR:  ")[2].splitlines()[0]) from error
 
 
 def _column(part: Sequence[str]) -> tuple[str, ColumnType]:
@@ -174,19 +182,22 @@ def _option(options: Mapping[str, str], name: str) -> str:
     return options[name]
 
 
-def _table_columns(options: Mapping[str, str]) -> list[Column]:
-    """All columns that the options name, in order."""
+def _table_columns(options: Mapping[str, str], names: Sequence[str] | None = None) -> list[Column]:
+    """The columns that can be read, in order; only those in `names`, if given."""
     as_text = {name.strip() for name in options.get("as_text", "").split(",")}
     queue, table = _option(options, "queue"), _option(options, "table")
     with connect(_conninfo(options), application_name="gdq:spark") as connection:
         if "from" in options:
-            found = [
-                Column(c.name, _type(c.name, c.type, as_text, c.as_text, c.log_type))
-                for c in log_columns(connection, queue, table)
+            return [
+                *_HEADER,
+                *(
+                    Column(c.name, _type(c.name, c.type, as_text, c.as_text, c.log_type))
+                    for c in log_columns(connection, queue, table)
+                    if names is None or c.name in names
+                ),
             ]
-            return [*_HEADER, *found]
-        schema = load_schema(connection, queue, table)
-        return [Column(c.name, _type(c.name, c.type, as_text)) for c in schema.columns]
+        columns = load_schema(connection, queue, table).columns
+        return [Column(c.name, _type(c.name, c.type, as_text)) for c in columns if names is None or c.name in names]
 
 
 def _type(
@@ -205,8 +216,9 @@ def _relations(options: Mapping[str, str]) -> list[str]:
         if "from" in options:
             rows = changes(connection, queue, table, options["from"], _option(options, "to"))
             return [signed_form(rows, log_columns(connection, queue, table))]
+        schema = load_schema(connection, queue, table)
+        table = schema.qualified
         if "keys" in options:
-            schema = load_schema(connection, queue, table)
             columns = [(c.name, c.type) for c in schema.columns if c.key]
             return [base(table, key_condition("t", columns, json.loads(options["keys"])))]
         if "snapshot" not in options:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 QUEUE = "q"
+
+# Spark leaves its sockets for the garbage collector to close.
+SPARK_MARKS = [
+    pytest.mark.spark,
+    pytest.mark.usefixtures("spark", "closed_sockets"),
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
 
 
 @pytest.fixture(scope="session")
@@ -34,6 +42,13 @@ def spark() -> Iterator[SparkSession]:
         gateway.shutdown()
         gateway.proc.stdin.close()
         gateway.proc.wait()
+
+
+@pytest.fixture
+def closed_sockets() -> Iterator[None]:
+    """Collect what Spark has left before another test would be blamed for it."""
+    yield
+    gc.collect()
 
 
 @dataclass(frozen=True, slots=True)
