@@ -107,12 +107,12 @@ class Load:
                         connection.execute(statement, values)
                 fresh += WRITERS
                 self.transactions[number] += 1
-                self.stop.wait(0.002)
+                self.stop.wait(0.01)
 
     def keep_house(self, conninfo: str) -> None:
         """Tick, rotate and empty logs until stopped."""
         with psycopg.connect(conninfo, autocommit=True) as connection:
-            while not self.stop.wait(0.1):
+            while not self.stop.wait(0.25):
                 while queues.ticker(connection):
                     pass
                 while queues.maintain(connection):

@@ -32,7 +32,16 @@ from psycopg.rows import scalar_row
 from gdq.arrow import LOG_SETTINGS, Column, select_sql
 from gdq.conninfo import connect, conninfo_of
 from gdq.consumers.leader import Leader, lead, without_password
-from gdq.consumers.relations import base, block_ranges, changes, key_condition, log_columns, table_bytes, weighted
+from gdq.consumers.relations import (
+    base,
+    block_ranges,
+    changes,
+    key_condition,
+    log_columns,
+    split_changes,
+    table_bytes,
+    weighted,
+)
 from gdq.errors import GdqError, TruncatedPosition, mapped
 from gdq.pgtypes import READ_SETTINGS, ColumnType
 from gdq.plan import Read, RefreshPlan
@@ -305,7 +314,9 @@ class ViewRefresh:
             relations = [base(self.table, part) for part in ranges]
         else:
             columns = log_columns(leader.connection, queue, self.table)
-            relations = [weighted(changes(leader.connection, queue, self.table, s0, leader.snapshot), columns)]
+            rows = changes(leader.connection, queue, self.table, s0, leader.snapshot)
+            parts = split_changes(leader.connection, queue, self.table, rows, _PARTITION_BYTES)
+            relations = [weighted(part, columns) for part in parts]
         self._read(leader, self.plan.delta, relations, log=s0 is not None).createOrReplaceTempView("delta")
         return self.refresher.spark.sql(self.plan.compute.sql)
 

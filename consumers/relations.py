@@ -102,14 +102,41 @@ def block_ranges(connection: Connection[Any], table: str, bytes_each: int) -> li
     The partitions of a partitioned table share the ranges, so that reading them takes no right on each.
     """
     size, _ = table_bytes(connection, table)
+    return _ranges("t.ctid", size, bytes_each)
+
+
+def _ranges(ctid: str, size: int, bytes_each: int) -> list[str]:
     step = max(bytes_each // BLOCK_BYTES, 1)
     starts = list(range(0, max(size // BLOCK_BYTES, 1), step))
     conditions = []
     for start, end in zip(starts, [*starts[1:], None], strict=True):
-        parts = [f"t.ctid >= '({start},0)'"] if start else []
-        parts += [f"t.ctid < '({end},0)'"] if end is not None else []
+        parts = [f"{ctid} >= '({start},0)'"] if start else []
+        parts += [f"{ctid} < '({end},0)'"] if end is not None else []
         conditions.append(" and ".join(parts))
     return conditions
+
+
+def split_changes(connection: Connection[Any], queue: str, table: str, rows: str, bytes_each: int) -> list[str]:
+    """The SELECT of changes() in parts: each reads one log segment, or a range of its blocks of about `bytes_each`.
+
+    Logs are only ever appended to, so their blocks hold the same rows for every reader.
+    """
+    query = """select pg_catalog.format('%%I.%%I', n.nspname, c.relname), pg_catalog.pg_relation_size(c.oid)
+                 from gdq.log_segments(%s, array[%s::pg_catalog.regclass]) s
+                 join pg_catalog.pg_class c on c.oid = s join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+                order by 1"""
+    found = connection.execute(query, [queue, table]).fetchall()
+    sizes = {f" from {name} where ": size for name, size in found if f" from {name} where " in rows}
+    if sum(sizes.values()) <= bytes_each:
+        return [rows]
+    parts = []
+    for clause, size in sizes.items():
+        own = rows
+        for other in sizes.keys() - {clause}:
+            own = own.replace(other, f"{other}false and ")
+        conditions = _ranges("ctid", size, bytes_each)
+        parts += [own.replace(clause, f"{clause}{part} and ") if part else own for part in conditions]
+    return parts
 
 
 def key_condition(alias: str, columns: Sequence[tuple[str, str]], keys: Sequence[Sequence[str | None]]) -> str:

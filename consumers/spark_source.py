@@ -16,7 +16,7 @@ Options:
                      table are read in one partition without it
     keys             JSON array of keys (arrays of text or null): only the rows with these
     as_text          columns, comma-separated, to read as PostgreSQL's text: for what Spark has no type for
-    partition_bytes  size of the part of a table that one partition reads (default 64 MB)
+    partition_bytes  size of the part of a table or log segment that one partition reads (default 64 MB)
 
 Columns that a given .schema() leaves out are not read.
 """
@@ -36,7 +36,7 @@ from pyspark.sql.types import StructType
 from gdq.arrow import LOG_SETTINGS, Column, convert, select_sql
 from gdq.arrow import connect as connect_arrow
 from gdq.conninfo import connect
-from gdq.consumers.relations import base, block_ranges, changes, key_condition, log_columns, signed_form
+from gdq.consumers.relations import base, block_ranges, changes, key_condition, log_columns, signed_form, split_changes
 from gdq.errors import GdqError, by_sqlstate
 from gdq.pgtypes import AS_TEXT, READ_SETTINGS, ColumnType, column_type
 from gdq.view import load_schema
@@ -212,16 +212,17 @@ def _type(
 def _relations(options: Mapping[str, str]) -> list[str]:
     """What each partition reads, for FROM."""
     queue, table = _option(options, "queue"), _option(options, "table")
+    size = int(options.get("partition_bytes", _PARTITION_BYTES))
     with connect(_conninfo(options), application_name="gdq:spark") as connection:
         if "from" in options:
             rows = changes(connection, queue, table, options["from"], _option(options, "to"))
-            return [signed_form(rows, log_columns(connection, queue, table))]
+            columns = log_columns(connection, queue, table)
+            return [signed_form(part, columns) for part in split_changes(connection, queue, table, rows, size)]
         schema = load_schema(connection, queue, table)
         table = schema.qualified
         if "keys" in options:
-            columns = [(c.name, c.type) for c in schema.columns if c.key]
-            return [base(table, key_condition("t", columns, json.loads(options["keys"])))]
+            key = [(c.name, c.type) for c in schema.columns if c.key]
+            return [base(table, key_condition("t", key, json.loads(options["keys"])))]
         if "snapshot" not in options:
             return [base(table)]
-        size = int(options.get("partition_bytes", _PARTITION_BYTES))
         return [base(table, condition) for condition in block_ranges(connection, table, size)]

@@ -48,6 +48,25 @@ def test_changes_in_signed_long_form(shop: Shop, spark: SparkSession) -> None:
     assert rows[0].asDict()["_commit_timestamp"] is not None
 
 
+@pytest.mark.parametrize("mode", ["full", "pk"])
+def test_log_in_segments_and_block_ranges(shop: Shop, spark: SparkSession, mode: str) -> None:
+    include = ["note"] if mode == "pk" else None
+    shop.capture("orders", mode=mode, include=include)
+    shop.execute(f"select gdq.register_consumer('{QUEUE}', 'keeps the rows')")
+    before = snapshot(shop)
+    for _ in range(2):
+        shop.execute("update orders set note = repeat('y', 60), id = id + 1000")
+        shop.keep_house()
+    with without_password(shop.db.dsn) as dsn:
+        after = snapshot(shop)
+        whole = read(spark, dsn, "orders", from_=before, to=after)
+        parts = read(spark, dsn, "orders", from_=before, to=after, partition_bytes="65536")
+        assert whole.rdd.getNumPartitions() == 1
+        assert parts.rdd.getNumPartitions() > 3
+        assert sorted(map(str, parts.collect())) == sorted(map(str, whole.collect()))
+        assert whole.count() == 1600
+
+
 def test_partitions_share_one_snapshot(shop: Shop, spark: SparkSession) -> None:
     shop.capture("orders")
     shop.execute("update orders set note = repeat('x', 200)")
