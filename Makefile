@@ -4,6 +4,8 @@
 PYTHON ?= python3
 EXTRAS := arrow,views,spark,embedded,demo,dev
 MAJORS := 15 16 17 18
+# a server and its databases for each of two workers; the tests of one file stay together
+PARALLEL := -n 2 --dist loadfile
 SPARK43 := 4.3.0
 
 py := .venv/bin/python
@@ -18,7 +20,7 @@ help: ## show this list
 demo: .venv/ready ## show gdq at work on an embedded server
 	@$(py) -m gdq.consumers.demo
 
-bench: .venv/ready ## measure, and write the results to bench/
+bench: .venv/ready ## measure capture beside PgQ
 	@$(py) -m bench
 
 test: lint ## lint, all tests on PostgreSQL 18, the server tests on 16 and 15
@@ -47,7 +49,7 @@ clean: ## remove what the other targets made in this folder
 define pytest
 printf '== PostgreSQL %s\n' '$(1) $(2)'; \
 $(py) -m gdq.embedded $(1) >/dev/null; found=$$?; \
-if [ $$found -eq 0 ]; then $(py) -m pytest -q --pg $(1) $(2); \
+if [ $$found -eq 0 ]; then $(py) -m pytest -q $(PARALLEL) --pg $(1) $(2); \
 elif [ $$found -eq 3 ] && [ $(1) != 18 ]; then printf 'PASSED OVER: PostgreSQL %s\n' $(1); \
 else exit $$found; fi
 endef
