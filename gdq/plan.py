@@ -45,7 +45,8 @@ class PlanError(GdqError):
 class TableColumn:
     """A column of a captured table. `type` as format_type() prints it.
 
-    `images`: the log holds its old and its new value. `key`: it is part of the table's key.
+    `images`: the log holds its old and its new value. `key`: it is part of the table's key. `folded`: its collation
+    takes different values for equal.
     """
 
     name: str
@@ -53,6 +54,7 @@ class TableColumn:
     not_null: bool = False
     key: bool = False
     images: bool = True
+    folded: bool = False
 
 
 @dataclass(frozen=True, slots=True)

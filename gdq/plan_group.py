@@ -57,6 +57,8 @@ def _key_outputs(view: ParsedView) -> dict[str, str]:
         column = view.table.column(name)
         if column is not None and column.type.endswith("[]"):
             raise PlanError("group-by-array", f"GROUP BY {quote(name)}, an array, is not refreshed from changes")
+        if column is not None and column.folded:
+            raise PlanError("group-by-collation", f"the collation of {quote(name)} takes different values for equal")
     return {name: plain[name] for name in view.group}
 
 

@@ -37,9 +37,10 @@ def _read_columns(view: ParsedView) -> list[str]:
 
 
 def _key_outputs(view: ParsedView) -> tuple[str, ...]:
-    """The view's columns that hold the table's key, in the key's order; none unless all of it is there."""
+    """The view's columns that hold the table's key, in the key's order; none unless all of it is there, exactly."""
     plain = {o.expression.name: o.name for o in reversed(view.outputs) if isinstance(o.expression, exp.Column)}
-    if not view.table.key or any(name not in plain for name in view.table.key):
+    folded = any(column.key and column.folded for column in view.table.columns)
+    if not view.table.key or folded or any(name not in plain for name in view.table.key):
         return ()
     return tuple(plain[name] for name in view.table.key)
 

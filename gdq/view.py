@@ -99,6 +99,8 @@ def create_view(
             json.dumps(options),
         )
         _check_on_server(connection, query, plan)
+        if target_dsn is not None:
+            _check_group_types(connection, plan)
     return plan if created else None
 
 
@@ -133,16 +135,19 @@ def load_schema(connection: Connection[Any], queue: str, table: str) -> TableSch
     """A captured table's columns and what its log holds of them. psycopg.errors.UndefinedObject when not captured."""
     query = """
         select n.nspname, c.relname, a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod) as type, a.attnotnull,
-               coalesce(l.is_key, false) as is_key, l.log_key is not null as log_key, l.log_old is not null as images
+               coalesce(l.is_key, false) as is_key, l.log_key is not null as log_key, l.log_old is not null as images,
+               coalesce(not o.collisdeterministic, false) as folded
           from pg_catalog.pg_class c
           join pg_catalog.pg_namespace n on n.oid = c.relnamespace
           join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+          left join pg_catalog.pg_collation o on o.oid = a.attcollation
           left join gdq.table_columns(%(queue)s, %(table)s::pg_catalog.regclass) l on l.attnum = a.attnum
          where c.oid = %(table)s::pg_catalog.regclass order by a.attnum"""
     with mapped(), connection.cursor(row_factory=dict_row) as cursor:
         rows = cursor.execute(query, {"queue": queue, "table": table}).fetchall()
     columns = tuple(
-        TableColumn(row["attname"], row["type"], row["attnotnull"], row["is_key"], row["images"]) for row in rows
+        TableColumn(row["attname"], row["type"], row["attnotnull"], row["is_key"], row["images"], row["folded"])
+        for row in rows
     )
     mode = "pk" if any(row["log_key"] for row in rows) else "full"
     return TableSchema(rows[0]["nspname"], rows[0]["relname"], "pk" if mode == "pk" else "full", columns)
@@ -190,6 +195,18 @@ def _check_target_dsn(target_dsn: str | None) -> None:
             "the target's connection string holds a password, which would be stored with the view",
             hint="Leave it to PGPASSFILE or a connection service (service=NAME).",
         )
+
+
+def _check_group_types(connection: Connection[Any], plan: RefreshPlan) -> None:
+    """PlanError when groups are told apart by a type that another database has as text, such as citext."""
+    described = {name: (oid, kind) for name, oid, kind in describe(connection, plan.query, {})}
+    if not plan.strategy.startswith("group"):
+        return
+    for name in plan.merge.keys:
+        oid, kind = described[name]
+        query = "select typtype from pg_catalog.pg_type where oid = %s and oid >= 16384"
+        if _scalar(connection, query, oid) not in (None, "e"):
+            raise PlanError("group-by-type", f"GROUP BY {quote(name)}: another database does not compare {kind} alike")
 
 
 def _resolve(connection: Connection[Any], query: str) -> str:

@@ -143,6 +143,15 @@ def test_column_that_is_not_captured() -> None:
         assert error.value.code == "column-not-captured"
 
 
+def test_collation_that_takes_different_values_for_equal() -> None:
+    columns = tuple(dataclasses.replace(c, folded=c.name in ("id", "status")) for c in COLUMNS)
+    table = TableSchema("public", "orders", "full", columns)
+    with pytest.raises(PlanError) as error:
+        plan("select status, count(*) from orders group by status", table)
+    assert error.value.code == "group-by-collation"
+    assert plan("select id, n from orders", table).merge.rule == "bag"
+
+
 def test_names_are_folded_and_quoted_as_in_postgresql() -> None:
     odd = TableSchema("S", 'we"ird', "full", (TableColumn("Id", "integer", True, True), TableColumn("É", "text")))
     found = plan('select X."Id", x."É" as É from "S"."we""ird" x', odd)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -68,10 +72,12 @@ def test_every_shape_stays_equal(shop: Shop, driver_bytes: int) -> None:
         shop.execute("insert into orders (id, status) values (1, null)")
         results = shop.check(refresher, VIEWS)
         assert {result.reason for result in results.values()} == {"truncate of public.orders"}
-    leftovers = shop.execute(
-        "select relname from pg_class where relnamespace = 'gdq_target'::regnamespace and relkind = 'r'"
-    )
-    assert leftovers == [("position",)]
+    assert staging_and_position(shop) == ["position"]
+
+
+def staging_and_position(shop: Shop) -> list[str]:
+    query = "select relname from pg_class where relnamespace = 'gdq_target'::regnamespace and relkind = 'r'"
+    return [name for (name,) in shop.execute(query)]
 
 
 def test_pk_modes(shop: Shop) -> None:
@@ -173,6 +179,7 @@ def test_ended_at_any_point(shop: Shop, driver_bytes: int) -> None:
             change(shop, number + 1)
             shop.keep_house()
         shop.check(refresher, views)
+    assert staging_and_position(shop) == ["position"]
     failed = shop.execute("select count(*) from gdq.view_run where action = 'failed'")
     assert failed == [(len(get_args(Point)),)]
 
@@ -197,6 +204,46 @@ def test_connections_cut_off(shop: Shop, point: Point) -> None:
     change(shop, 1)
     with Refresher(shop.db.dsn) as refresher:
         shop.check(refresher, {"sums": SUMS})
+
+
+VICTIM = """
+import sys
+from gdq.consumers.refresh import Refresher
+
+def at(point):
+    print(point, flush=True)
+    if point == "applied":
+        sys.stdin.readline()
+
+with Refresher(driver_bytes=0, at=at) as refresher:
+    refresher.refresh("sums")
+"""
+
+
+def test_process_killed_before_the_target_commits(shop: Shop) -> None:
+    shop.capture("orders")
+    shop.view("sums", SUMS)
+    environment = os.environ | {"GDQ_DSN": shop.db.dsn}
+    with Refresher(shop.db.dsn, driver_bytes=0) as refresher:
+        refresher.refresh("sums")
+        before = shop.execute("select * from sums order by status")
+        change(shop, 1)
+        with subprocess.Popen(
+            [sys.executable, "-c", VICTIM],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        ) as victim:
+            assert victim.stdout is not None
+            assert "applied\n" in iter(victim.stdout.readline, "")
+            os.killpg(victim.pid, signal.SIGKILL)
+        assert len(staging_and_position(shop)) == 2
+        assert shop.execute("select * from sums order by status") == before
+        shop.check(refresher, {"sums": SUMS})
+    assert staging_and_position(shop) == ["position"]
 
 
 def test_overtaken_refresh_changes_nothing(shop: Shop) -> None:

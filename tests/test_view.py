@@ -127,6 +127,18 @@ def test_expressions_that_the_server_reads_as_the_planner(captured: Shop) -> Non
     assert explain_view(captured.connection, QUEUE, f"select id, {columns} from orders").strategy == "projection-delta"
 
 
+def test_group_by_a_type_of_the_source_alone(shop: Shop) -> None:
+    shop.execute("create type span as range (subtype = int)")
+    shop.execute("alter table orders add period span")
+    shop.capture("orders")
+    query = "select period, count(*) from orders group by period"
+    with pytest.raises(PlanError) as error:
+        create_view(shop.connection, "v", QUEUE, query, "public.v", target_dsn="service=elsewhere")
+    assert error.value.code == "group-by-type"
+    assert shop.execute("select * from gdq.view_info()") == []
+    assert create_view(shop.connection, "v", QUEUE, query, "public.v") is not None
+
+
 def test_target_dsn_holds_no_password(captured: Shop) -> None:
     with pytest.raises(GdqError, match="password"):
         create_view(
