@@ -179,6 +179,7 @@ class Target:
 
     def drop(self, connection: Connection[Any]) -> None:
         """Drop the target table with its state and staging tables, and forget the position."""
+        connection.execute("set local client_min_messages = warning")
         if self.exists(connection):
             run(connection, f"drop table {self.table}")
         run(connection, f"drop table if exists {self.state}")
