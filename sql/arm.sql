@@ -41,30 +41,33 @@ $$;
 comment on function gdq.arm(bigint, integer) is 'Points the capture functions of a table at one slot of one version''s log.';
 
 -- disarm(queue_id, relid): makes the capture functions of a table do nothing. Needs no right and no lock on the table,
--- unlike dropping the triggers, and works in an old snapshot: functions are looked up outside MVCC.
+-- unlike dropping the triggers, and works in an old snapshot: functions are looked up outside MVCC. A rotation may be
+-- replacing the same function: it is over in a moment, and is waited for, since writes would fail otherwise.
 -- Result: whether the queue has capture functions for the table. Writes: replaces the functions that exist.
+-- Errors: any after 10 s, or half of the session's statement_timeout.
 create or replace function gdq.disarm(queue_id integer, relid oid) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   op text;
   found_any boolean := false;
+  patience interval := coalesce(least(interval '10 s', nullif(current_setting('statement_timeout')::interval, interval '0') / 2), interval '10 s');
 begin
   foreach op in array array['i', 'u', 'd'] loop
-    if to_regprocedure(format('gdq_log.%I()', gdq.capture_name(queue_id, relid, op))) is not null then
-      found_any := true;
-      for attempt in 1 .. 5 loop
-        begin
-          perform gdq.replace_capture(queue_id, relid, op, E'begin\n  return null;\nend');
-          exit;
-        exception when internal_error or lock_not_available then
-          -- a rotation replaced the same function in this moment; it has committed by now
-          if attempt = 5 then
-            raise;
-          end if;
-        end;
-      end loop;
-    end if;
+    continue when to_regprocedure(format('gdq_log.%I()', gdq.capture_name(queue_id, relid, op))) is null;
+    found_any := true;
+    loop
+      begin
+        -- held to the end of this transaction, it keeps rotations away; not waited for, as its holder may be stuck
+        perform pg_try_advisory_xact_lock(gdq.lock_key('capture', relid));
+        perform gdq.replace_capture(queue_id, relid, op, E'begin\n  return null;\nend');
+        exit;
+      exception when internal_error or lock_not_available or deadlock_detected then
+        if clock_timestamp() > statement_timestamp() + patience then
+          raise;
+        end if;
+      end;
+    end loop;
   end loop;
   return found_any;
 end

@@ -1,6 +1,8 @@
 -- create_event_triggers(): makes the event triggers that keep capture in step with DDL. Runs with the caller's rights:
--- most servers let only a superuser make them. ENABLE ALWAYS, since DDL of a replication role must be seen too.
--- Result: true; false when they were on already. Writes: the event triggers gdq_ddl, gdq_rewrite and gdq_capture_role.
+-- most servers let only a superuser make them. ENABLE ALWAYS, since DDL of a replication role must be seen too. Named
+-- so that they fire before the application's own, which may write to the table that has just changed.
+-- Result: true; false when they were on already.
+-- Writes: the event triggers !gdq_ddl, !gdq_drop, !gdq_rewrite and !gdq_capture_role.
 -- Errors: 42501 when the caller may not make event triggers.
 create or replace function gdq.create_event_triggers() returns boolean
 language plpgsql volatile security invoker set search_path = pg_catalog, pg_temp set client_min_messages = warning
@@ -9,15 +11,18 @@ begin
   if gdq.event_triggers_on() then
     return false;
   end if;
-  drop event trigger if exists gdq_ddl;
-  drop event trigger if exists gdq_rewrite;
-  drop event trigger if exists gdq_capture_role;
-  create event trigger gdq_ddl on ddl_command_end execute function gdq.ddl_guard();
-  create event trigger gdq_rewrite on table_rewrite execute function gdq.rewrite_guard();
-  create event trigger gdq_capture_role on ddl_command_start execute function gdq.capture_role_guard();
-  alter event trigger gdq_ddl enable always;
-  alter event trigger gdq_rewrite enable always;
-  alter event trigger gdq_capture_role enable always;
+  drop event trigger if exists "!gdq_ddl";
+  drop event trigger if exists "!gdq_drop";
+  drop event trigger if exists "!gdq_rewrite";
+  drop event trigger if exists "!gdq_capture_role";
+  create event trigger "!gdq_ddl" on ddl_command_end execute function gdq.ddl_guard();
+  create event trigger "!gdq_drop" on sql_drop execute function gdq.ddl_guard();
+  create event trigger "!gdq_rewrite" on table_rewrite execute function gdq.rewrite_guard();
+  create event trigger "!gdq_capture_role" on ddl_command_start execute function gdq.capture_role_guard();
+  alter event trigger "!gdq_ddl" enable always;
+  alter event trigger "!gdq_drop" enable always;
+  alter event trigger "!gdq_rewrite" enable always;
+  alter event trigger "!gdq_capture_role" enable always;
   return true;
 end
 $$;
@@ -29,10 +34,12 @@ create or replace function gdq.event_triggers_on() returns boolean
 language sql stable security definer set search_path = pg_catalog, pg_temp
 as $$
   select coalesce(current_setting('event_triggers', true), 'on') = 'on'
-     and 3 = (select count(*) from pg_event_trigger e
+     and 4 = (select count(*) from pg_event_trigger e
                where e.evtenabled = 'A'
-                 and (e.evtname, e.evtfoid) in (('gdq_ddl', 'gdq.ddl_guard'::regproc), ('gdq_rewrite', 'gdq.rewrite_guard'::regproc),
-                                            ('gdq_capture_role', 'gdq.capture_role_guard'::regproc)))
+                 and (e.evtname, e.evtevent, e.evtfoid) in (
+                   ('!gdq_ddl', 'ddl_command_end', 'gdq.ddl_guard'::regproc), ('!gdq_drop', 'sql_drop', 'gdq.ddl_guard'::regproc),
+                   ('!gdq_rewrite', 'table_rewrite', 'gdq.rewrite_guard'::regproc),
+                   ('!gdq_capture_role', 'ddl_command_start', 'gdq.capture_role_guard'::regproc)))
 $$;
 comment on function gdq.event_triggers_on() is 'Whether the event triggers of gdq exist and fire.';
 

@@ -150,94 +150,70 @@ end
 $$;
 comment on function gdq.rotate_logs() is 'Switches every log that is due to its next segment.';
 
--- rearm(table_id): switches capture of a table on again after it was off: triggers (which waits for the writers of the
--- moment, so that none of them is half seen), columns, functions; then records up to where changes were missed.
--- Result: whether it is on. Writes: triggers, functions, perhaps a version; resync and the event log.
-create or replace function gdq.rearm(table_id integer) returns boolean
-language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
-  set default_table_access_method = 'heap' set default_tablespace = '' set lock_timeout = '200ms'
-as $$
-declare
-  t gdq.captured_table;
-  columns jsonb;
-  version bigint := gdq.current_version(table_id);
-  op record;
-begin
-  select * into strict t from gdq.captured_table ct where ct.table_id = rearm.table_id;
-  for op in select * from (values ('i', 'insert'), ('u', 'update'), ('d', 'delete')) v(code, event) loop
-    execute format('create or replace trigger %I after %s on %s for each row execute function gdq_log.%I()',
-      format('!gdq_%s_%s_%s', t.relid::oid, t.queue_id, op.code), op.event, gdq.table_name(t.relid),
-      gdq.capture_name(t.queue_id, t.relid, op.code));
-  end loop;
-  perform gdq.create_truncate_triggers(t.queue_id, t.relid, t.relid);
-  perform pg_advisory_xact_lock(gdq.lock_key('capture', t.relid));
-  columns := gdq.describe_table(table_id);
-  perform gdq.check_key(table_id, columns);
-  if columns <> (select v.columns from gdq.table_version v where v.version_id = version) then
-    version := gdq.create_version(table_id, columns, 3);
-  end if;
-  perform gdq.arm(version, (select lr.current_slot from gdq.log_ring lr where lr.version_id = version));
-  perform gdq.note_resync(t.queue_id, t.relid, 'armed', 'changes before this point were missed');
-  return true;
-exception when others then
-  raise log 'gdq: capture of % stays off: %', t.relid, sqlerrm;
-  return false;
-end
-$$;
-comment on function gdq.rearm(integer) is 'Switches capture of a table on again and records what was missed.';
-
--- complete_rings(): gives versions that DDL made with one segment their others. Writes: creates segments.
-create or replace function gdq.complete_rings() returns void
+-- complete_rings(): gives versions that DDL made with one segment their others; a few at a time, since each takes locks.
+-- Result: whether it did any. Writes: creates segments.
+create or replace function gdq.complete_rings() returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   r record;
+  made boolean := false;
 begin
   for r in select v.version_id, slot, ct.relid
              from gdq.captured_table ct join gdq.table_version v on v.version_id = gdq.current_version(ct.table_id), generate_series(0, 2) slot
-            where not exists (select from gdq.log_segment s where s.version_id = v.version_id and s.slot = slot.slot) loop
+            where not exists (select from gdq.log_segment s where s.version_id = v.version_id and s.slot = slot.slot)
+            order by 1, 2 limit 40 loop
     if pg_try_advisory_xact_lock(gdq.lock_key('capture', r.relid)) then
       perform gdq.create_segment(r.version_id, r.slot);
+      made := true;
     end if;
   end loop;
+  return made;
 end
 $$;
-comment on function gdq.complete_rings() is 'Gives versions that DDL made with one segment their others.';
+comment on function gdq.complete_rings() is 'Gives versions that DDL made with one segment their others; false when there were none.';
 
 -- drop_old_versions(): drops the logs of versions that are no longer written and hold no rows, and forgets captured
--- tables that are gone. Never waits. Writes: drops segments and functions, deletes control rows.
-create or replace function gdq.drop_old_versions() returns void
+-- tables that are gone once every consumer has passed their end. Never waits for a log.
+-- Result: whether it dropped any; a few at a time, since each takes locks. Writes: drops segments and functions, deletes control rows.
+create or replace function gdq.drop_old_versions() returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set client_min_messages = warning
 as $$
 declare
   v record;
   s regclass;
+  dropped integer := 0;
 begin
-  for v in select tv.version_id, ct.table_id, ct.queue_id, ct.relid, gdq.capture_state(ct.queue_id, ct.relid) in ('dropped', 'covered') as ended,
-                  tv.version_id = gdq.current_version(ct.table_id) as newest
-             from gdq.captured_table ct join gdq.table_version tv using (table_id) order by tv.version_id loop
-    if (v.newest and not v.ended) or exists (select from gdq.version_segments(v.version_id)) then
-      continue;
-    end if;
+  for v in select tv.version_id, ct.queue_id, ct.relid, tv.version_id = gdq.current_version(ct.table_id) as newest
+             from gdq.captured_table ct join gdq.table_version tv using (table_id)
+            where not exists (select from gdq.version_segments(tv.version_id))
+              and (tv.version_id <> gdq.current_version(ct.table_id)
+                   or (gdq.capture_state(ct.queue_id, ct.relid) in ('dropped', 'covered')
+                       and not exists (select from gdq.table_version o where o.table_id = ct.table_id and o.version_id <> tv.version_id)
+                       and pg_visible_in_snapshot((select max(r.txid) from gdq.resync r where r.queue_id = ct.queue_id and r.relid = ct.relid)::text::xid8,
+                                                  gdq.held_snapshot(ct.queue_id, ct.table_id))))
+            order by tv.version_id loop
     begin
       for s in select ls.segment from gdq.log_segment ls where ls.version_id = v.version_id loop
         execute format('lock table only %s in access exclusive mode nowait', gdq.table_name(s));
       end loop;
-      if exists (select from gdq.version_segments(v.version_id)) then
-        continue;
+      continue when exists (select from gdq.version_segments(v.version_id));
+      if v.newest then
+        -- it locks a partition that is captured through its root now, so nothing else is done in this transaction
+        perform gdq.remove_table((select q.queue_name from gdq.queue q where q.queue_id = v.queue_id), v.relid);
+        return true;
       end if;
       for s in select ls.segment from gdq.log_segment ls where ls.version_id = v.version_id loop
         execute format('drop table %s', gdq.table_name(s));
       end loop;
-      if v.newest then
-        perform gdq.remove_table((select q.queue_name from gdq.queue q where q.queue_id = v.queue_id), v.relid);
-      else
-        delete from gdq.table_version tv where tv.version_id = v.version_id;
-      end if;
+      delete from gdq.table_version tv where tv.version_id = v.version_id;
+      dropped := dropped + 1;
+      exit when dropped = 20;
     exception when lock_not_available then
       null;
     end;
   end loop;
+  return dropped > 0;
 end
 $$;
 comment on function gdq.drop_old_versions() is 'Drops the logs of versions that are no longer written and hold no rows.';
@@ -278,10 +254,14 @@ begin
       return true;
     end if;
   end loop;
-  perform gdq.complete_rings();
-  perform gdq.rotate_logs();
+  -- these two hold locks that DDL of the application waits for, so they end here too
+  if gdq.complete_rings() or gdq.rotate_logs() > 0 then
+    return true;
+  end if;
   perform gdq.summarise_logs();
-  perform gdq.drop_old_versions();
+  if gdq.drop_old_versions() then
+    return true;
+  end if;
   perform gdq.trim();
   for s in select * from gdq.idle_segments() loop
     cleared := gdq.truncate_segment(s.queue_id, s.table_id, s.segment);

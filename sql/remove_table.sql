@@ -12,6 +12,8 @@ declare
   s record;
 begin
   perform gdq.require_read_committed('remove_table');
+  -- tells the DDL guard that what follows is no accident
+  insert into gdq.resync (queue_id, relid, kind, reason) values (queue_of, tbl, 'dropped', 'remove_table');
   begin
     -- dropping the functions takes the triggers along, and needs no ownership of the table
     foreach op in array array['i', 'u', 'd', 't'] loop

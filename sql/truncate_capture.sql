@@ -40,8 +40,9 @@ as $$
 declare
   r record;
 begin
-  for r in select rel as relid, exists (select from pg_class c where c.oid = root and c.relkind = 'p') as partitioned
-           union select p.relid, true from pg_partition_tree(rel) p loop
+  -- from the top: the DDL guard looks on, and finds the partitions below by itself
+  for r in select rel as relid, exists (select from pg_class c where c.oid = root and c.relkind = 'p') as partitioned, 0 as level
+           union all select p.relid, true, p.level from pg_partition_tree(rel) p where p.level > 0 order by level loop
     execute format('create or replace trigger %I after truncate on %s for each statement execute function gdq_log.%I()',
       format('!gdq_%s_%s_t', root, queue_id), gdq.table_name(r.relid), gdq.capture_name(queue_id, root, 't'));
     if r.partitioned then

@@ -135,9 +135,9 @@ def test_without_event_triggers_nothing_is_captured(tap: Tap) -> None:
     tap.write("create table t (id int)")
     with tap.db.connect("su") as su:
         for spoil, mend in (
-            ("alter event trigger gdq_ddl disable", "alter event trigger gdq_ddl enable always"),
-            ("drop event trigger gdq_rewrite", "select gdq.create_event_triggers()"),
-            ("alter event trigger gdq_ddl enable", "select gdq.create_event_triggers()"),
+            ('alter event trigger "!gdq_ddl" disable', 'alter event trigger "!gdq_ddl" enable always'),
+            ('drop event trigger "!gdq_rewrite"', "select gdq.create_event_triggers()"),
+            ('alter event trigger "!gdq_ddl" enable', "select gdq.create_event_triggers()"),
         ):
             su.execute(spoil)
             with pytest.raises(

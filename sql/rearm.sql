@@ -1,0 +1,60 @@
+-- rearm(table_id): switches capture of a table on again after it was off, then records up to where changes were missed.
+-- What may be refused or takes time comes first. Then the triggers: making them waits for the writers of the moment, so
+-- that none of them is half seen, and makes later ones wait until this transaction ends.
+-- Result: whether it is on. A new reason why it is not is recorded; without one (no lock in 100 ms, a race) try again.
+-- Writes: triggers, functions, perhaps a version; resync and the event log.
+create or replace function gdq.rearm(table_id integer) returns boolean
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms'
+as $$
+declare
+  t gdq.captured_table;
+  columns jsonb;
+  version bigint := gdq.current_version(table_id);
+  op record;
+  fault text;
+begin
+  select * into strict t from gdq.captured_table ct where ct.table_id = rearm.table_id;
+  if not exists (select from pg_class c where c.oid = t.relid) then
+    perform gdq.note_dropped(t.table_id, 'DROP');
+    return false;
+  end if;
+  perform gdq.refuse_partitions(t.relid);
+  fault := gdq.capture_fault(table_id);
+  if fault is not null then
+    raise exception '%', fault;
+  end if;
+  columns := gdq.describe_table(table_id);
+  perform gdq.check_key(table_id, columns);
+  if columns <> (select v.columns from gdq.table_version v where v.version_id = version) then
+    version := gdq.create_version(table_id, columns, 3);
+  end if;
+  for op in select * from (values ('i', 'insert'), ('u', 'update'), ('d', 'delete')) v(code, event) loop
+    execute format('create or replace trigger %I after %s on %s for each row execute function gdq_log.%I()',
+      format('!gdq_%s_%s_%s', t.relid::oid, t.queue_id, op.code), op.event, gdq.table_name(t.relid),
+      gdq.capture_name(t.queue_id, t.relid, op.code));
+  end loop;
+  perform gdq.create_truncate_triggers(t.queue_id, t.relid, t.relid);
+  perform pg_advisory_xact_lock(gdq.lock_key('capture', t.relid));
+  if gdq.capture_state(t.queue_id, t.relid) <> 'disarmed' or gdq.describe_table(table_id) <> columns or gdq.current_version(table_id) <> version then
+    raise exception 'the table changed meanwhile' using errcode = 'serialization_failure';
+  end if;
+  perform gdq.guard_leaves(table_id);
+  fault := coalesce(gdq.capture_fault(table_id), gdq.trigger_fault(table_id));
+  if fault is not null then
+    raise exception '%', fault;
+  end if;
+  perform gdq.arm(version, (select lr.current_slot from gdq.log_ring lr where lr.version_id = version));
+  perform gdq.note_resync(t.queue_id, t.relid, 'armed', 'changes before this point were missed');
+  return true;
+exception
+  when lock_not_available or serialization_failure or deadlock_detected or internal_error then
+    return false;
+  when others then
+    fault := 'capture stays off: ' || sqlerrm;
+    if fault is distinct from (select r.reason from gdq.resync r where r.queue_id = t.queue_id and r.relid = t.relid order by r.resync_id desc limit 1) then
+      perform gdq.note_resync(t.queue_id, t.relid, 'disarmed', fault);
+    end if;
+    return false;
+end
+$$;
+comment on function gdq.rearm(integer) is 'Switches capture of a table on again and records what was missed.';
