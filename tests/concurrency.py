@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import psycopg
+from psycopg.types.json import Jsonb
 
 from tests.fix_server import Database
 
@@ -295,3 +296,18 @@ def _key(image: dict[str, Any]) -> str | None:
 
 def _label(image: dict[str, Any]) -> int | None:
     return int(image["label"]) if image else None
+
+
+def maintain(connection: psycopg.Connection[Any]) -> tuple[bool, int]:
+    """One call of gdq.maintain(): whether more is due, and how many segments with rows it emptied."""
+    with_rows = """select coalesce(jsonb_object_agg(s::text, pg_relation_filenode(s)), '{}')
+                     from gdq.queue q, gdq.queue_segments(q.queue_id) s"""
+    emptied = """select count(*) from jsonb_each_text(%s) before(log, file)
+                  where pg_relation_filenode(log::regclass) <> file::oid"""
+    before = connection.execute(with_rows).fetchone()
+    more = connection.execute("select gdq.maintain()").fetchone()
+    assert before
+    assert more
+    found = connection.execute(emptied, [Jsonb(before[0])]).fetchone()
+    assert found
+    return more[0], found[0]

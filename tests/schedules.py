@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import psycopg
 
-from tests.concurrency import Scene, Violation, next_batch, read_events
+from tests.concurrency import Scene, Violation, maintain, next_batch, read_events
 from tests.fix_server import Database
 
 # Runs in the session named "slow" in front of what a function does, in all others never.
@@ -115,8 +115,10 @@ class Stage:
     def maintain(self) -> int:
         """All maintenance that is due; how many segments were emptied."""
         emptied = 0
-        while self.value("select gdq.maintain()"):
-            emptied += 1
+        more = True
+        while more:
+            more, cleared = maintain(self.owner)
+            emptied += cleared
         return emptied
 
     def consume(self) -> None:
