@@ -180,7 +180,7 @@ class Workload:
         rings = "select table_id, switched_at from gdq.log_ring join gdq.table_version using (version_id)"
         before = set(connection.execute(rings).fetchall())
         while not self._stop.wait(0.01):
-            _, emptied = maintain(connection)
+            emptied = maintain(connection)[1]
             self._count("truncations", emptied)
             after = set(connection.execute(rings).fetchall())
             with self._rotated:
