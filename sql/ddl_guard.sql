@@ -241,14 +241,16 @@ language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   t gdq.captured_table;
+  rels oid[];
   fault text;
 begin
   select * into strict t from gdq.captured_table ct where ct.table_id = capture_fault.table_id;
+  rels := t.relid::oid || array(select p.relid from pg_partition_tree(t.relid) p);
   select case when c.relpersistence <> 'p' then format('%s is unlogged: a crash empties it without any event', gdq.table_name(c.oid))
               when c.relkind = 'f' then format('partition %s is a foreign table: changes at its server are not seen', gdq.table_name(c.oid)) end
     into fault
-    from (select t.relid::oid union select p.relid from pg_partition_tree(t.relid) p) r(relid) join pg_class c on c.oid = r.relid
-   where (c.relkind = 'r' and c.relpersistence <> 'p') or c.relkind = 'f' limit 1;
+    from pg_class c
+   where c.oid = any (rels) and ((c.relkind = 'r' and c.relpersistence <> 'p') or c.relkind = 'f') limit 1;
   if fault is null then
     -- a child that only one session sees is no part of what others read
     select format('inheritance child %s is not captured', gdq.table_name(i.inhrelid)) into fault
@@ -352,11 +354,12 @@ declare
   t record;
   locked oid[] := gdq.locked_tables('AccessExclusiveLock', 'ShareRowExclusiveLock');
 begin
-  for t in select ct.table_id, ct.queue_id, ct.relid from gdq.captured_table ct
-            where ct.relid = any (locked)
-               or ct.relid in (select a.relid from unnest(locked) l, pg_partition_ancestors(l) a)
-               or ct.relid in (select i.inhparent from pg_inherits i where i.inhrelid = any (locked))
-               or ct.table_id in (select cl.table_id from gdq.captured_leaf cl where cl.leaf = any (locked))
+  for t in select ct.table_id, ct.queue_id, ct.relid
+             from (select unnest(locked) as relid
+                   union select a.relid from unnest(locked) l, pg_partition_ancestors(l) a
+                   union select i.inhparent from pg_inherits i where i.inhrelid = any (locked)
+                   union select ct.relid from gdq.captured_leaf cl join gdq.captured_table ct using (table_id) where cl.leaf = any (locked)) near
+             join gdq.captured_table ct using (relid)
             order by ct.relid, ct.queue_id loop
     begin
       perform gdq.guard_table(t.table_id, tag);
@@ -384,6 +387,8 @@ begin
   if tag = 'CREATE TABLE' and not exists (select from pg_event_trigger_ddl_commands() c
                                            where c.object_type = 'table' and c.schema_name not in ('pg_temp', 'gdq_log')) then
     return;
+  elsif event = 'sql_drop' and not exists (select from pg_event_trigger_dropped_objects() o where not o.is_temporary) then
+    return;
   elsif tag = 'ALTER TYPE' and event = 'ddl_command_end' then
     perform gdq.guard_types();
   end if;
@@ -403,7 +408,8 @@ $$;
 comment on function gdq.follow_ddl(text, text) is 'Keeps capture functions in step with one DDL command, or switches them off; never lets an error out.';
 
 -- ddl_guard(): event trigger on ddl_command_end, and on sql_drop, which comes before it: event triggers of the
--- application that write to a captured table must not meet functions that do not fit it. Without SET clauses and with
+-- application that write to a captured table must not meet functions that do not fit it. What a DROP did, sql_drop has
+-- seen. Without SET clauses and with
 -- qualified operators, as it runs for every DDL of the database. Writes and errors: as follow_ddl().
 create or replace function gdq.ddl_guard() returns event_trigger
 language plpgsql volatile security definer
@@ -413,7 +419,9 @@ begin
   if TG_TAG operator(pg_catalog.=) any (pg_catalog.string_to_array('CREATE INDEX,REINDEX,GRANT,REVOKE,COMMENT,SECURITY LABEL,CREATE FUNCTION,'
        'CREATE PROCEDURE,ALTER FUNCTION,ALTER PROCEDURE,ALTER ROUTINE,CREATE AGGREGATE,CREATE VIEW,CREATE SEQUENCE,CREATE TYPE,CREATE DOMAIN,'
        'CREATE TABLE AS,SELECT INTO,CREATE MATERIALIZED VIEW,REFRESH MATERIALIZED VIEW,ALTER DEFAULT PRIVILEGES,CREATE POLICY,CREATE STATISTICS,'
-       'CREATE CAST,CREATE OPERATOR', ',')) is not true then
+       'CREATE CAST,CREATE OPERATOR', ',')) is not true
+     and (TG_EVENT operator(pg_catalog.=) 'sql_drop' or pg_catalog.starts_with(TG_TAG, 'DROP ') is not true
+          or TG_TAG operator(pg_catalog.=) 'DROP OWNED') then
     perform gdq.follow_ddl(TG_EVENT, TG_TAG);
   end if;
 end

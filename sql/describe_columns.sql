@@ -14,8 +14,11 @@
 --   The settings that names and types are printed by are pinned. Writes: nothing.
 create or replace function gdq.describe_columns(relid oid, mode text, key smallint[], include smallint[],
                                                 columns smallint[], exclude smallint[]) returns jsonb
-language sql stable security definer set search_path = pg_catalog, pg_temp set quote_all_identifiers = off
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set quote_all_identifiers = off
 as $$
+begin
+  -- PL/pgSQL keeps the plan: the DDL guard calls this often
+  return (
   with recursive key_of as (
     select coalesce(key, (select array_agg(k order by n)
                             from pg_index i, unnest(i.indkey::smallint[]) with ordinality u(k, n)
@@ -54,6 +57,8 @@ as $$
            'width', case when as_text or typlen < 0 then 24 else (typlen + 7) / 8 * 8 end) order by attnum), '[]')
     from described
    where imaged or (mode = 'pk' and is_key)
+  );
+end
 $$;
 comment on function gdq.describe_columns(oid, text, smallint[], smallint[], smallint[], smallint[]) is 'The logged columns of a table as the catalog has them now; also the fingerprint that tells whether DDL changed them.';
 
