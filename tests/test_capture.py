@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 from typing import Any
 
 import pytest
 from psycopg import errors
 
 from tests.events import SCHEMA, Event, Tap, drain
-from tests.fix_server import Database
+from tests.programs import dump
 
 pytestmark = pytest.mark.server
 
@@ -420,7 +419,7 @@ def test_capture_leaves_no_trace(tap: Tap) -> None:
         "grant select on t to public",
         "create index on t (v)",
     )
-    before = _definitions(tap.db)
+    before = dump(tap.db, "-s", "-n", SCHEMA)
     for end in (
         "gdq.remove_table('q', 'shop.t'), gdq.remove_table('q', 'shop.p')",
         "gdq.drop_queue('q', force => true)",
@@ -433,19 +432,12 @@ def test_capture_leaves_no_trace(tap: Tap) -> None:
             "create table if not exists p2 partition of p default",
         )
         tap.write("drop table p2")
-        assert _definitions(tap.db) != before
+        assert dump(tap.db, "-s", "-n", SCHEMA) != before
         tap.owner.execute(f"select {end}".encode())
-        assert _definitions(tap.db) == before
+        assert dump(tap.db, "-s", "-n", SCHEMA) == before
         tap.write("delete from t", "delete from p", "truncate t, p")
     assert tap.owner.execute("select from pg_class where relnamespace = 'gdq_log'::regnamespace").rowcount == 0
     assert tap.owner.execute("select from pg_proc where pronamespace = 'gdq_log'::regnamespace").rowcount == 0
-
-
-def _definitions(db: Database) -> list[str]:
-    """`pg_dump -s` of the schema shop, without its random key."""
-    dump = [str(db.server.binaries.folder / "pg_dump"), "-s", "-n", SCHEMA, "-d", db.su_dsn]
-    text = subprocess.run(dump, check=True, capture_output=True, text=True).stdout
-    return [line for line in text.splitlines() if not line.startswith(("\\restrict", "\\unrestrict"))]
 
 
 def test_drop_queue_wants_force_while_it_is_used(tap: Tap) -> None:
