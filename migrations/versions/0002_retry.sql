@@ -1,0 +1,1 @@
+-- Retries, dead letters and members of consumers.

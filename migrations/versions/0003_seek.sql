@@ -1,0 +1,1 @@
+-- Pause, size limits and resynchronised tables.

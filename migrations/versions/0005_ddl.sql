@@ -1,0 +1,1 @@
+-- DDL events and logs in JSON.

@@ -1,0 +1,12 @@
+"""Eras."""
+
+from __future__ import annotations
+
+from gdq.schema import run_revision
+
+revision = "0006"
+down_revision = "0005"
+
+
+def upgrade() -> None:
+    run_revision(__file__)

@@ -1,0 +1,12 @@
+"""Sequences."""
+
+from __future__ import annotations
+
+from gdq.schema import run_revision
+
+revision = "0008"
+down_revision = "0007"
+
+
+def upgrade() -> None:
+    run_revision(__file__)
