@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
 
+from gdq import schema_functions
 from gdq.conninfo import connect
 from gdq.errors import InstallError, notice_line
 
@@ -34,8 +35,8 @@ begin
 end
 $lock$"""
 
-# create or replace runs in name order, so a body may name a function that comes later. What a revision tells the
-# installer is a NOTICE and comes through; the server's own remarks about the replaced functions do not.
+# The files run in name order, so a body may name a function that comes later. What a revision tells the installer is a
+# NOTICE and comes through; the server's own remarks about the functions do not.
 _SETTINGS = """set local search_path = pg_catalog, pg_temp;
 set local check_function_bodies = off"""
 _QUIET = "set local client_min_messages = warning"
@@ -79,8 +80,6 @@ begin
   end if;
 end
 $fresh$"""
-
-_REVOKE = "revoke execute on all functions in schema gdq from public"
 
 _EVENT_TRIGGERS_HINT = "Have a superuser run gdq create-event-triggers; add-table is refused until then."
 _EVENT_TRIGGERS = f"""do $triggers$
@@ -150,8 +149,12 @@ def install(dsn: str | None = None) -> InstallResult:
         changed = before != head or _schema_comment(raw) != _comment()
         if changed:
             config.attributes["connection"] = connection
+            # first, since a function may hold on to the row type of a table that a revision changes
+            _run(raw, schema_functions.DROP)
+            kept = dict(raw.execute(schema_functions.KEPT).fetchall())
             _upgrade(config, before)
-            _run(raw, *_function_statements())
+            with _named_users(kept):
+                _run(raw, *_function_statements())
         _run(raw, _QUIET, _EVENT_TRIGGERS)
         row = raw.execute("select gdq.event_triggers_on()").fetchone()
         return InstallResult(head, changed, bool(row and row[0]), tuple(notices))
@@ -161,8 +164,8 @@ def script() -> str:
     """The SQL of a first install, for psql: one transaction with the refusals of install(). Connects to nothing."""
     buffer = io.StringIO()
     _upgrade(_config(buffer), None, offline=True)
-    statements = (_LOCK, _SETTINGS, _PREFLIGHT, _FRESH, buffer.getvalue(), *_function_statements(), _EVENT_TRIGGERS)
-    return _transaction(statements)
+    begin = (_LOCK, _SETTINGS, _PREFLIGHT, _FRESH, schema_functions.DROP)
+    return _transaction((*begin, buffer.getvalue(), *_function_statements(), _EVENT_TRIGGERS))
 
 
 def uninstall(connection: psycopg.Connection[Any]) -> bool:
@@ -249,7 +252,7 @@ def _function_texts() -> list[str]:
 def _function_statements() -> tuple[str, ...]:
     """Every function, then who may run them, then the mark by which the next install knows them."""
     comment = _comment().replace("'", "''")
-    return (_QUIET, *_function_texts(), _REVOKE, f"comment on schema gdq is '{comment}'")
+    return (_QUIET, *_function_texts(), schema_functions.RESTORE, f"comment on schema gdq is '{comment}'")
 
 
 def _comment() -> str:
@@ -270,6 +273,20 @@ def _run(connection: psycopg.Connection[Any], *statements: str) -> None:
 def _transaction(statements: tuple[str, ...]) -> str:
     ended = "".join(statement.strip().removesuffix(";") + ";\n\n" for statement in statements)
     return f"begin isolation level read committed;\n\n{ended}commit;\n"
+
+
+@contextlib.contextmanager
+def _named_users(kept: dict[str, str]) -> Iterator[None]:
+    """Say what stands in the way of a function that cannot be replaced; `kept`: functions and what depends on them."""
+    try:
+        yield
+    except psycopg.errors.InvalidFunctionDefinition as error:
+        name = (error.diag.message_hint or "").removeprefix("Use DROP FUNCTION ").removesuffix(" first.")
+        raise InstallError(
+            f"function {name} changes, and is used by {kept.get(name, 'something')}",
+            detail=error.diag.message_primary,
+            hint="Drop what uses it, install, and make it again.",
+        ) from error
 
 
 @contextlib.contextmanager
