@@ -218,23 +218,6 @@ end
 $$;
 comment on function gdq.drop_old_versions() is 'Drops the logs of versions that are no longer written and hold no rows.';
 
--- trim(): deletes ticks, positions and batches that no subscription and no retention needs. Writes: tick, position, batch.
-create or replace function gdq.trim() returns void
-language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
-as $$
-begin
-  delete from gdq.position p using gdq.position newer
-   where newer.subscription_id = p.subscription_id and newer.batch_no = p.batch_no + 1;
-  delete from gdq.batch b using gdq.position p where p.subscription_id = b.subscription_id and p.batch_no > b.batch_no;
-  delete from gdq.tick t
-   using (select q.queue_id, least(gdq.retained_tick(q.queue_id, greatest(q.retention, interval '1 minute')),
-                                   (select min(p.tick_id) from gdq.subscription s join gdq.position p using (subscription_id) where s.queue_id = q.queue_id)) as tick_id
-            from gdq.queue q) oldest
-   where t.queue_id = oldest.queue_id and t.tick_id < oldest.tick_id;
-end
-$$;
-comment on function gdq.trim() is 'Deletes ticks, positions and batches that nobody needs.';
-
 -- maintain(): the work of all queues beside ticks: switches capture of one table on again where it was off, or else
 -- completes, rotates, summarises and drops logs, and empties at most one consumed segment, since a late writer of that
 -- segment waits until this transaction ends. Call it in a transaction of its own, again while it returns true.
@@ -262,7 +245,7 @@ begin
   if gdq.drop_old_versions() then
     return true;
   end if;
-  perform gdq.trim();
+  perform gdq.rotate_control();
   for s in select * from gdq.idle_segments() loop
     cleared := gdq.truncate_segment(s.queue_id, s.table_id, s.segment);
     exit when cleared;

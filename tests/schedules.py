@@ -287,7 +287,7 @@ def commit_before_truncation(stage: Stage) -> None:
     stage.owner.execute("commit")
     assert stage.slot() != home
     body = f"""if class = 'position' then {GATE} end if; return (x'676471'::bigint << 40)
-      | (case class when 'tick' then 1 when 'position' then 2 when 'capture' then 3 end::bigint << 32) | id::bigint;"""
+      | (array_position(array['tick', 'position', 'capture', 'control'], class)::bigint << 32) | id::bigint;"""
     open_gate = stage.gate("gdq.lock_key(class text, id oid) returns bigint", body)
     slow = Call(stage.session("slow"), "select gdq.maintain()")
     stage.settled(slow)
@@ -295,6 +295,26 @@ def commit_before_truncation(stage: Stage) -> None:
     late.execute("commit")
     open_gate()
     slow.join()
+    stage.finish()
+
+
+def finish_before_control_rotation(stage: Stage) -> None:
+    """A consumer finishes and has not committed when the slot that its position went to is to be emptied."""
+    stage.owner.execute("alter function gdq.clear_control set lock_timeout = '10s'")
+    stage.insert()
+    stage.tick()
+    worker = stage.session()
+    worker.execute("begin")
+    batch = next_batch(worker, "c")
+    assert batch
+    stage.stream.applied.append(batch[2]._replace(changes=read_events(worker, batch[0], batch[1])))
+    worker.execute("select gdq.finish_batch(%s, %s)", batch[:2])
+    assert stage.value("select gdq.rotate_control(true, 1)") == 0
+    emptying = Call(stage.session(), "select gdq.clear_control('position', 0, true)")
+    stage.settled(emptying)
+    assert not emptying.done
+    worker.execute("commit")
+    emptying.join()
     stage.finish()
 
 
@@ -356,6 +376,7 @@ SCHEDULES: dict[str, Callable[[Stage], None]] = {
             worker_taken_over,
             old_snapshot_maintains,
             commit_before_truncation,
+            finish_before_control_rotation,
             row_versions,
             long_writer,
         )

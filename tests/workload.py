@@ -19,6 +19,7 @@ NEEDED = {
     "commits": 5000,
     "rotations": 50,
     "truncations": 20,
+    "emptied slots of control tables": 20,
     "repeatable read over a rotation": 10,
     "serializable over a rotation": 10,
     "prepared": 20,
@@ -182,6 +183,9 @@ class Workload:
         while not self._stop.wait(0.01):
             emptied = maintain(connection)[1]
             self._count("truncations", emptied)
+            found = connection.execute("select gdq.rotate_control(true, 1)").fetchone()
+            assert found
+            self._count("emptied slots of control tables", found[0])
             after = set(connection.execute(rings).fetchall())
             with self._rotated:
                 self._count("rotations", len(after - before))

@@ -131,15 +131,29 @@ create table gdq.resync (
 create index resync_table on gdq.resync (queue_id, relid, resync_id);
 comment on table gdq.resync is 'What capture has missed, INSERT-only. gap: changes without events; disarmed/armed: capture went off/came back; dropped: the table is gone; covered: a partition that is now captured through its root.';
 
+-- Rows that come with every tick and batch (tick, position, batch, batch_token) are only ever inserted, and lie in two
+-- partitions of which one is written. rotate_control() switches to the other, carries forward what is still needed and
+-- truncates: while somebody holds a snapshot for hours, deleted rows would pile up and slow every batch. The slot that
+-- is written is a sequence's value: read outside MVCC, and nothing depends on which slot holds a row.
+create sequence gdq.tick_slot minvalue 0 start 1;
+create sequence gdq.position_slot minvalue 0 start 1;
+create sequence gdq.batch_slot minvalue 0 start 1;
+create sequence gdq.batch_token_slot minvalue 0 start 1;
+
+create sequence gdq.tick_id;
 create table gdq.tick (
-  tick_id     bigint generated always as identity primary key,
+  tick_id     bigint not null default pg_catalog.nextval('gdq.tick_id'),
   queue_id    integer not null references gdq.queue on delete cascade,
   nonce       uuid not null default pg_catalog.gen_random_uuid(),
   snapshot    pg_catalog.pg_snapshot not null,
   event_seq   bigint not null,
   refresh     boolean not null default false,
-  created_at  timestamptz not null default pg_catalog.clock_timestamp()
-);
+  created_at  timestamptz not null default pg_catalog.clock_timestamp(),
+  slot        bigint not null default coalesce(pg_catalog.pg_sequence_last_value('gdq.tick_slot'), 0) % 2,
+  primary key (tick_id, slot)
+) partition by list (slot);
+create table gdq.tick_0 partition of gdq.tick for values in (0);
+create table gdq.tick_1 partition of gdq.tick for values in (1);
 create index tick_queue on gdq.tick (queue_id, tick_id);
 comment on table gdq.tick is 'Stored snapshots. event_seq: last event number given out before the snapshot. refresh: the snapshot of a view refresh, not a step of next_batch.';
 
@@ -174,12 +188,16 @@ create table gdq.position (
   snapshot         pg_catalog.pg_snapshot not null,
   event_seq        bigint not null,
   finished_at      timestamptz not null default pg_catalog.clock_timestamp(),
-  primary key (subscription_id, batch_no)
-);
-comment on table gdq.position is 'Where a subscription stands: its row with the highest batch_no. INSERT-only; the primary key makes a race raise.';
+  slot             bigint not null default coalesce(pg_catalog.pg_sequence_last_value('gdq.position_slot'), 0) % 2,
+  primary key (subscription_id, batch_no, slot)
+) partition by list (slot);
+create table gdq.position_0 partition of gdq.position for values in (0);
+create table gdq.position_1 partition of gdq.position for values in (1);
+comment on table gdq.position is 'Where a subscription stands: its row with the highest batch_no. INSERT-only; the lock on the subscription keeps workers apart, the primary key makes a race in one slot raise.';
 
+create sequence gdq.batch_id;
 create table gdq.batch (
-  batch_id         bigint generated always as identity primary key,
+  batch_id         bigint not null default pg_catalog.nextval('gdq.batch_id'),
   subscription_id  integer not null references gdq.subscription on delete cascade,
   batch_no         bigint not null,
   tick_from        bigint,
@@ -188,18 +206,29 @@ create table gdq.batch (
   snapshot_to      pg_catalog.pg_snapshot,
   event_seq        bigint,
   opened_at        timestamptz not null default pg_catalog.clock_timestamp(),
-  unique (subscription_id, batch_no)
-);
+  slot             bigint not null default coalesce(pg_catalog.pg_sequence_last_value('gdq.batch_slot'), 0) % 2,
+  primary key (batch_id, slot),
+  unique (subscription_id, batch_no, slot)
+) partition by list (slot);
+create table gdq.batch_0 partition of gdq.batch for values in (0);
+create table gdq.batch_1 partition of gdq.batch for values in (1);
 comment on table gdq.batch is 'Batches handed out. snapshot_to is NULL for the refresh of a view, which chooses its own end.';
 
+create sequence gdq.grant_id;
 create table gdq.batch_token (
-  grant_id    bigint generated always as identity primary key,
-  batch_id    bigint not null references gdq.batch on delete cascade,
+  grant_id    bigint not null default pg_catalog.nextval('gdq.grant_id'),
+  batch_id    bigint not null,
   token       uuid not null default pg_catalog.gen_random_uuid(),
-  granted_at  timestamptz not null default pg_catalog.clock_timestamp()
-);
+  granted_at  timestamptz not null default pg_catalog.clock_timestamp(),
+  slot        bigint not null default coalesce(pg_catalog.pg_sequence_last_value('gdq.batch_token_slot'), 0) % 2
+) partition by list (slot);
+create table gdq.batch_token_0 partition of gdq.batch_token for values in (0);
+create table gdq.batch_token_1 partition of gdq.batch_token for values in (1);
 create index batch_token_batch on gdq.batch_token (batch_id, grant_id);
 comment on table gdq.batch_token is 'Who holds a batch: its newest token. An older one is stale, so a worker that was given up for dead can neither read nor finish.';
+
+create table gdq.pin ();
+comment on table gdq.pin is 'Never holds a row. Whoever reads control rows in a snapshot that it keeps locks this table before it takes the snapshot: TRUNCATE takes rows from old snapshots too.';
 
 create table gdq.view (
   view_id        integer generated always as identity primary key,
@@ -228,3 +257,4 @@ create table gdq.view_run (
 comment on table gdq.view_run is 'History of refreshes.';
 
 revoke all on all tables in schema gdq from public;
+grant select on gdq.pin to public;
