@@ -143,7 +143,8 @@ def test_every_function_and_table_has_a_comment(db: Database) -> None:
                 where p.pronamespace = 'gdq'::regnamespace and obj_description(p.oid, 'pg_proc') is null
                union all
                select c.oid::regclass::text from pg_class c
-                where c.relnamespace = 'gdq'::regnamespace and c.relkind in ('r', 'p') and not c.relispartition and c.relname <> 'schema_version'
+                where c.relnamespace = 'gdq'::regnamespace and c.relkind in ('r', 'p') and not c.relispartition
+                      and c.relname <> 'schema_version'
                   and obj_description(c.oid, 'pg_class') is null"""
         ).fetchall()
     assert rows == []
