@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gdq.conninfo import connect
     from gdq.consumer import Consumer, register_consumer, unregister_consumer
     from gdq.errors import GdqError, ResyncRequired, StaleBatch, UnsupportedValue
+    from gdq.message import Message, insert_event, insert_events
     from gdq.queue import add_table, create_queue, drop_queue, force_tick, remove_table
     from gdq.schema import install, uninstall
     from gdq.source import BatchSource, Event, Position, SourceBatch
@@ -30,6 +31,7 @@ __all__ = [
     "Consumer",
     "Event",
     "GdqError",
+    "Message",
     "Position",
     "ResyncRequired",
     "SourceBatch",
@@ -40,6 +42,8 @@ __all__ = [
     "create_queue",
     "drop_queue",
     "force_tick",
+    "insert_event",
+    "insert_events",
     "install",
     "register_consumer",
     "remove_table",
@@ -52,6 +56,7 @@ _MODULES = {
     "conninfo": ["connect"],
     "consumer": ["Consumer", "register_consumer", "unregister_consumer"],
     "errors": ["GdqError", "ResyncRequired", "StaleBatch", "UnsupportedValue"],
+    "message": ["Message", "insert_event", "insert_events"],
     "queue": ["add_table", "create_queue", "drop_queue", "force_tick", "remove_table"],
     "schema": ["install", "uninstall"],
     "source": ["BatchSource", "Event", "Position", "SourceBatch"],

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from psycopg import Connection
-from psycopg.rows import class_row, dict_row, scalar_row
+from psycopg.rows import dict_row, scalar_row
 from psycopg.types.json import set_json_loads
 
 from gdq.arrow import Column, read, schema_of, select_sql
@@ -29,7 +29,9 @@ _FETCH_ROWS = 500
 
 _FLOAT_DIGITS = 16
 
-_EVENTS = """select ev_id as id, ev_txid as xid, ev_time as time, op, tbl as "table", key, old, new
+# A message's numbers are kept as they were sent; those of a row may stand for a float.
+_EVENTS = """select ev_id, ev_txid, ev_time, op, tbl, key, old, case when op <> 'message' then new end,
+                    case when op = 'message' then new::text end
                from gdq.get_batch(%s, %s)"""
 
 # Which images a log row holds, by ev_op; o and n are the halves of an update that did not fit one row.
@@ -105,7 +107,7 @@ class Batch:
         """
         with (
             mapped(),
-            self.connection.cursor(f"gdq_events_{next(_cursor_numbers)}", row_factory=class_row(Event)) as cursor,
+            self.connection.cursor(f"gdq_events_{next(_cursor_numbers)}", row_factory=_event_row) as cursor,
         ):
             cursor.itersize = _FETCH_ROWS
             set_json_loads(_loads, cursor)
@@ -212,6 +214,14 @@ class Batch:
     def _scalar(self, query: str, *values: Any) -> Any:
         with mapped(), self.connection.cursor(row_factory=scalar_row) as cursor:
             return cursor.execute(query, values).fetchone()
+
+
+def _event_row(_cursor: Any) -> Callable[[Sequence[Any]], Event]:
+    def event(row: Sequence[Any]) -> Event:
+        number, xid, time, op, table, key, old, new, message = row
+        return Event(number, xid, time, op, table, key, old, new if message is None else json.loads(message))
+
+    return event
 
 
 def _type_of(source: dict[str, Any], unsupported: Unsupported, as_text: Collection[str]) -> ColumnType:

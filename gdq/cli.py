@@ -22,6 +22,7 @@ from gdq.cli_base import (
     table_names,
     talk,
 )
+from gdq.cli_message import commands as message_commands
 from gdq.cli_run import consume, peek, ticker
 from gdq.cli_view import commands as view_commands
 
@@ -212,17 +213,23 @@ def list_tables(queue: str | None, as_json: bool, dsn: str | None) -> None:
 @click.argument("queue")
 @click.argument("consumer")
 @click.option("--at", default="now", metavar="TICK|now", show_default=True, help="Changes after this tick.")
-@click.option("--tables", metavar="T1,T2", help="Only these captured tables.")
+@click.option("--tables", metavar="T1,T2", help="Only these captured tables, and no messages.")
+@click.option("--messages", is_flag=True, help="With --tables: messages too.")
 @dsn_option
-def register_consumer(queue: str, consumer: str, at: str, tables: str | None, dsn: str | None) -> None:
+def register_consumer(
+    queue: str, consumer: str, *, at: str, tables: str | None, messages: bool, dsn: str | None
+) -> None:
     """Register a consumer, which gets every change from then on."""
     from gdq import consumer as consumers  # noqa: PLC0415
+    from gdq.message import take_messages  # noqa: PLC0415
 
     if at != "now" and not at.isdecimal():
         raise click.BadParameter(f"{at!r}: want the number of a tick, or now", param_hint="--at")
     tick = None if at == "now" else int(at)
     with session(dsn) as connection:
         new = consumers.register_consumer(connection, queue, consumer, at_tick=tick, tables=table_names(tables))
+        if new and messages:
+            take_messages(connection, queue, consumer)
     talk(f"registered consumer {consumer} on {queue}" if new else f"already registered: {consumer} on {queue}")
 
 
@@ -264,5 +271,5 @@ def tick(queue: str, dsn: str | None) -> None:
     click.echo(number)
 
 
-for _command in (ticker, consume, peek, *view_commands):
+for _command in (ticker, consume, peek, *message_commands, *view_commands):
     main.add_command(_command)

@@ -81,6 +81,13 @@ begin
 end
 $fresh$"""
 
+# What is generated for the queues that there are.
+_WRITERS = """do $writers$
+begin
+  perform gdq.replace_writers();
+end
+$writers$"""
+
 _EVENT_TRIGGERS_HINT = "Have a superuser run gdq create-event-triggers; add-table is refused until then."
 _EVENT_TRIGGERS = f"""do $triggers$
 begin
@@ -252,7 +259,7 @@ def _function_texts() -> list[str]:
 def _function_statements() -> tuple[str, ...]:
     """Every function, then who may run them, then the mark by which the next install knows them."""
     comment = _comment().replace("'", "''")
-    return (_QUIET, *_function_texts(), schema_functions.RESTORE, f"comment on schema gdq is '{comment}'")
+    return (_QUIET, *_function_texts(), _WRITERS, schema_functions.RESTORE, f"comment on schema gdq is '{comment}'")
 
 
 def _comment() -> str:

@@ -1,5 +1,5 @@
 -- arm_event_log(queue_id, slot): points the event function of a queue at one segment of its event log.
--- Writes: replaces gdq_log.q<queue>_event(kind, relid, data), the one writer of the event log.
+-- Writes: replaces gdq_log.q<queue>_event(kind, relid, data), the writer of gdq itself; those of messages: see arm_messages().
 create or replace function gdq.arm_event_log(queue_id integer, slot integer) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -15,6 +15,7 @@ begin
   values (id, pg_catalog.txid_current(), pg_catalog.clock_timestamp(), kind, relid, data);
   return id;
 end$f$, queue_id, slot));
+  perform gdq.arm_messages(queue_id, slot);
 end
 $$;
 comment on function gdq.arm_event_log(integer, integer) is 'Points the event function of a queue at one segment of its event log.';
@@ -99,6 +100,7 @@ begin
                       (select string_agg(x::text, ',' order by x) from pg_snapshot_xip(now) x where x < own))::pg_snapshot, 0
       from (select pg_current_snapshot() as now, pg_current_xact_id() as own) xact;
   insert into gdq.horizon (queue_id, snapshot) select id, t.snapshot from gdq.tick t where t.queue_id = id;
+  perform gdq.create_producers();
   return true;
 end
 $$;
@@ -115,6 +117,7 @@ declare
   id integer;
   t record;
 begin
+  perform pg_advisory_xact_lock(gdq.lock_key('tick', 0));
   select q.queue_id into id from gdq.queue q where q.queue_name = queue for update;
   if id is null then
     return false;
@@ -135,7 +138,9 @@ begin
   delete from gdq.view v where v.queue_id = id;
   delete from gdq.resync r where r.queue_id = id;
   delete from gdq.queue q where q.queue_id = id;
-  execute format('drop function gdq_log.%I(text, oid, jsonb)', 'q' || id || '_event');
+  perform gdq.create_producers();
+  execute format('drop function gdq_log.q%1$s_event(text, oid, jsonb), gdq_log.q%1$s_message(text, jsonb, text, text, text, text), '
+                 'gdq_log.q%1$s_messages(text[], jsonb[], text[], text[], text[], text[])', id);
   for slot in 0 .. 2 loop
     execute format('drop table gdq_log.%I', format('q%s_s%s', id, slot));
   end loop;

@@ -34,7 +34,7 @@ end
 $$;
 comment on function gdq.delta_sql(text, regclass, pg_snapshot, pg_snapshot) is 'Typed SELECT of a table''s log rows between two snapshots.';
 
--- delta_events(queue, s0, s1, tables): the truncate, ddl, resync and message events of a queue in (s0, s1], in order;
+-- delta_events(queue, s0, s1, tables): the truncate, ddl and resync events of a queue in (s0, s1], in order;
 -- tables NULL: of all captured tables. Writes: nothing. Errors: 22023, 42704, GDQ02.
 create or replace function gdq.delta_events(queue text, s0 pg_snapshot, s1 pg_snapshot, tables regclass[] default null)
   returns table (ev_id bigint, kind text, tbl text, data jsonb)
@@ -42,7 +42,7 @@ language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   queue_of integer := gdq.find_queue(queue);
-  events text := gdq.queue_events_sql(queue_of, coalesce(tables::oid[], array(select ct.relid::oid from gdq.captured_table ct where ct.queue_id = queue_of)), s0, s1);
+  events text := gdq.queue_events_sql(queue_of, coalesce(tables::oid[], array(select ct.relid::oid from gdq.captured_table ct where ct.queue_id = queue_of)), s0, s1, false);
 begin
   perform gdq.check_interval(queue_of, null, s0, s1);
   if events is not null then
@@ -50,7 +50,7 @@ begin
   end if;
 end
 $$;
-comment on function gdq.delta_events(text, pg_snapshot, pg_snapshot, regclass[]) is 'Truncate, ddl, resync and message events of a queue between two snapshots.';
+comment on function gdq.delta_events(text, pg_snapshot, pg_snapshot, regclass[]) is 'Truncate, ddl and resync events of a queue between two snapshots.';
 
 -- log_segments(queue, tables): every change and event log segment of these tables (NULL: all), and gdq.pin, for a reader
 -- that locks them ACCESS SHARE before its first snapshot. Writes: nothing. Errors: 42704.

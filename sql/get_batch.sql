@@ -68,17 +68,19 @@ end
 $$;
 comment on function gdq.version_events_sql(bigint, pg_snapshot, pg_snapshot) is 'SELECT of one version''s log rows between two snapshots, as events.';
 
--- queue_events_sql(queue_id, relids, s0, s1): SELECT of the truncate, ddl, resync and message rows of the event log in
--- (s0, s1] that concern these tables. Writes: nothing.
-create or replace function gdq.queue_events_sql(queue_id integer, relids oid[], s0 pg_snapshot, s1 pg_snapshot) returns text
+-- queue_events_sql(queue_id, relids, s0, s1, messages): SELECT of the truncate, ddl and resync rows of the event log in (s0, s1]
+-- that concern these tables, and of its messages where those are wanted. Writes: nothing.
+create or replace function gdq.queue_events_sql(queue_id integer, relids oid[], s0 pg_snapshot, s1 pg_snapshot, messages boolean) returns text
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
-  select format('select ev_id, ev_txid, ev_time, ev_kind as op, coalesce(gdq.table_name(ev_table), ev_data->>''table'') as tbl, null::jsonb as key, '
-                'null::jsonb as old, ev_data as new from (%s) e where ev_table is null or ev_table = any (%L::oid[])',
-                string_agg(part, ' union all '), relids)
+  select format('select ev_id, ev_txid, ev_time, ev_kind as op, case when ev_kind <> ''message'' then coalesce(gdq.table_name(ev_table), ev_data->>''table'') end as tbl, '
+                'null::jsonb as key, null::jsonb as old, case when ev_kind <> ''message'' then ev_data else jsonb_build_object(''type'', ev_type, ''data'', ev_data) '
+                '|| jsonb_strip_nulls(jsonb_build_object(''extra1'', ev_extra1, ''extra2'', ev_extra2, ''extra3'', ev_extra3, ''extra4'', ev_extra4)) end as new '
+                'from (%s) e where case when ev_kind = ''message'' then %L else ev_table is null or ev_table = any (%L::oid[]) end',
+                string_agg(part, ' union all '), messages, relids)
     from gdq.event_segments(queue_id) s, gdq.changes_sql(s, '*', s0, s1) part where gdq.holds_rows(s) having count(part) > 0
 $$;
-comment on function gdq.queue_events_sql(integer, oid[], pg_snapshot, pg_snapshot) is 'SELECT of a queue''s event log between two snapshots, as events.';
+comment on function gdq.queue_events_sql(integer, oid[], pg_snapshot, pg_snapshot, boolean) is 'SELECT of a queue''s event log between two snapshots, as events.';
 
 -- subscription_events_sql(subscription_id, s0, s1): SELECT of all that a subscription takes in (s0, s1], unsorted; an
 -- empty SELECT when there is nothing. Writes: nothing.
@@ -90,14 +92,16 @@ as $$
     from (select gdq.version_events_sql(v.version_id, s0, s1) as part
             from gdq.subscribed_tables(subscription_id) t join gdq.table_version v using (table_id)
            union all
-          select gdq.queue_events_sql(s.queue_id, array(select t.relid::oid from gdq.subscribed_tables(s.subscription_id) t), s0, s1)
+          select gdq.queue_events_sql(s.queue_id, array(select t.relid::oid from gdq.subscribed_tables(s.subscription_id) t), s0, s1,
+                                      s.all_tables or exists (select from gdq.subscription_messages sm where sm.subscription_id = s.subscription_id))
             from gdq.subscription s where s.subscription_id = subscription_events_sql.subscription_id) parts
 $$;
 comment on function gdq.subscription_events_sql(integer, pg_snapshot, pg_snapshot) is 'SELECT of all events that a subscription takes between two snapshots.';
 
 -- get_batch(batch_id, token): the events of an open batch in ev_id order. For one row that is version order.
--- op: insert, update, delete, truncate, ddl or resync; key, old and new as the mode logs them; old and new are NULL
--- where there is no such image. Whole transactions only; reading again gives the same rows.
+-- op: insert, update, delete, truncate, ddl, resync or message; key, old and new as the mode logs them; old and new are NULL
+-- where there is no such image. new of a message: {"type": ..., "data": ...}, with extra1 to extra4 where given.
+-- Whole transactions only; reading again gives the same rows.
 -- Writes: nothing. Errors: GDQ01 for a stale token or a finished batch, also while reading.
 create or replace function gdq.get_batch(batch_id bigint, token uuid)
   returns table (ev_id bigint, ev_txid bigint, ev_time timestamptz, op text, tbl text, key jsonb, old jsonb, new jsonb)

@@ -1,0 +1,95 @@
+"""Messages of the application, in the same stream and order as the changes.
+
+All take a connection and leave the transaction to the caller: a message is there when that commits, like a change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Self
+
+from psycopg import Connection
+from psycopg.rows import scalar_row
+from psycopg.types.json import Jsonb
+
+from gdq.errors import GdqError, mapped
+from gdq.source import Event
+
+EXTRAS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What an event with the op "message" carries.
+
+    `data` is what was inserted: a str for text, else the value of its JSON. `extra` holds up to four texts.
+    """
+
+    type: str | None
+    data: Any
+    extra: tuple[str | None, ...] = ()
+
+    @classmethod
+    def of(cls, event: Event) -> Self:
+        """The message of an event; GdqError for any other event."""
+        if event.op != "message" or event.new is None:
+            raise GdqError(f"event {event.id} is no message but: {event.op}")
+        extra = [event.new.get(f"extra{number + 1}") for number in range(EXTRAS)]
+        while extra and extra[-1] is None:
+            extra.pop()
+        return cls(event.new["type"], event.new["data"], tuple(extra))
+
+
+def insert_event(
+    connection: Connection[Any],
+    queue: str,
+    type: str | None,  # noqa: A002 (its name everywhere)
+    data: Any,
+    *extra: str | None,
+) -> int:
+    """Put one message into a queue; its number. `data`: text as str, or what JSON can hold, also as psycopg's Jsonb.
+
+    psycopg.errors.UndefinedObject when there is no such queue, ProgramLimitExceeded for more than 100 MB.
+    """
+    kind = "text" if isinstance(data, str) else "jsonb"
+    values = [queue, type, data if kind == "text" else _json(data), *_extras(extra)]
+    query = f"select gdq.insert_event(%s, %s, %s::{kind}, %s, %s, %s, %s)"
+    with mapped(), connection.cursor(row_factory=scalar_row) as cursor:
+        return int(cursor.execute(query.encode(), values).fetchone() or 0)
+
+
+def insert_events(connection: Connection[Any], queue: str, messages: Iterable[Message]) -> int:
+    """Put many messages into a queue in one statement, in this order; how many."""
+    rows = list(messages)
+    types = [message.type for message in rows]
+    data = [
+        message.data if message.data is None or isinstance(message.data, Jsonb) else Jsonb(message.data)
+        for message in rows
+    ]
+    extras = list(zip(*(_extras(message.extra) for message in rows), strict=True)) or [()] * EXTRAS
+    arrays = [list(extra) if any(value is not None for value in extra) else None for extra in extras]
+    query = """select gdq.insert_events(%s, %s::text[], %s::jsonb[],
+                 %s::text[], %s::text[], %s::text[], %s::text[])"""
+    with mapped(), connection.cursor(row_factory=scalar_row) as cursor:
+        return int(cursor.execute(query, [queue, types, data, *arrays]).fetchone() or 0)
+
+
+def take_messages(connection: Connection[Any], queue: str, consumer: str) -> bool:
+    """Let a consumer of certain tables have the queue's messages too, from its next batch on; False when it has them.
+
+    psycopg.errors.ObjectInUse while it has a batch.
+    """
+    with mapped(), connection.cursor(row_factory=scalar_row) as cursor:
+        return bool(cursor.execute("select gdq.take_messages(%s, %s)", [queue, consumer]).fetchone())
+
+
+def _json(data: Any) -> Jsonb | None:
+    return data if data is None or isinstance(data, Jsonb) else Jsonb(data)
+
+
+def _extras(extra: Iterable[str | None]) -> list[str | None]:
+    values = list(extra)
+    if len(values) > EXTRAS:
+        raise GdqError(f"a message has at most {EXTRAS} extras, not {len(values)}")
+    return values + [None] * (EXTRAS - len(values))
