@@ -42,7 +42,8 @@ from gdq.consumers.relations import (
     table_bytes,
     weighted,
 )
-from gdq.errors import GdqError, TruncatedPosition, mapped
+from gdq.era import check_position
+from gdq.errors import DivergedPosition, EraEnded, GdqError, TruncatedPosition, mapped
 from gdq.pgtypes import READ_SETTINGS, ColumnType
 from gdq.plan import Read, RefreshPlan
 from gdq.source import Position
@@ -244,17 +245,25 @@ class ViewRefresh:
         self.types = target_types(columns, same_database=self.view.target_dsn is None)
 
     def _why_full(self, stored: StoredPosition | None, there: bool) -> str | None:
-        """Why the changes since the stored position cannot do, as far as the position tells; None when they may."""
+        """Why the changes since the stored position cannot do, as far as the position tells; None when they may.
+
+        DivergedPosition when the source has lost it.
+        """
         if stored is None:
             return "first load"
         if not there:
             return "the target table is gone"
         if stored.plan != self.plan.fingerprint():
             return "the plan has changed"
-        position = Position.parse(stored.position)
-        with self.control.cursor(row_factory=scalar_row) as cursor:
-            nonce = cursor.execute("select gdq.tick_nonce(%s)::text", [position.tick]).fetchone()
-        return None if nonce == position.nonce else "the source does not know the target's position"
+        try:
+            check_position(self.control, self.view.queue_name, stored.position)
+        except (EraEnded, TruncatedPosition, psycopg.errors.InvalidParameterValue) as error:
+            return str(error).splitlines()[0]
+        except DivergedPosition as error:
+            # What the target holds more than the source may be all that is left of it: not to be overwritten unasked.
+            hint = f"Save what you need of {stored.target}; gdq refresh --full {self.view.view_name} loads it afresh."
+            raise DivergedPosition(f"view {self.view.view_name}: {error}", detail=error.detail, hint=hint) from error
+        return None
 
     def _check_delta(self, leader: Leader, s0: str) -> bool:
         """Whether anything changed since s0. NeedsFull when something did that no log row shows."""
@@ -406,10 +415,9 @@ class ViewRefresh:
     def _tick(self, snapshot: str) -> str:
         """Record the refresh's snapshot as a tick; returns the position that names it."""
         with mapped():
-            query = "select tick_id, nonce::text from gdq.add_tick(%s, %s::pg_snapshot)"
-            row = self.control.execute(query, [self.view.queue_name, snapshot]).fetchone()
-        tick, nonce = row or (0, "")
-        return str(Position("queue", snapshot, tick, nonce))
+            query = "select gdq.tick_position(%s, tick_id) from gdq.add_tick(%s, %s::pg_snapshot)"
+            row = self.control.execute(query, [self.view.queue_name, self.view.queue_name, snapshot]).fetchone()
+        return str(row[0]) if row else ""
 
     def _apply(self, staged: Staged | None, *, full: bool) -> int:
         if staged is None:

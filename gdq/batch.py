@@ -92,8 +92,7 @@ class Batch:
     @property
     def position(self) -> Position:
         """Where the consumer stands once the batch is finished."""
-        nonce = self._scalar("select gdq.tick_nonce(%s)", self.tick_to)
-        return Position("queue", self.snapshot_to, self.tick_to, str(nonce))
+        return Position.parse(self._scalar("select gdq.tick_position(%s, %s)", self.queue, self.tick_to))
 
     def tables(self) -> list[str]:
         """The captured tables whose logs may hold rows of the batch, as `%I.%I`."""

@@ -9,6 +9,8 @@
           +-- TruncatedPosition  GDQ02
           +-- ResyncRequired   GDQ03
           +-- WrongIsolation   GDQ04
+          +-- EraEnded         GDQ07
+          +-- DivergedPosition GDQ08
 
 Other errors of the server pass through as psycopg.Error. The message of a class defaults to its docstring.
 """
@@ -75,7 +77,22 @@ class WrongIsolation(ServerError):
     sqlstate = "GDQ04"
 
 
-_BY_SQLSTATE = {error.sqlstate: error for error in (StaleBatch, TruncatedPosition, ResyncRequired, WrongIsolation)}
+class EraEnded(ServerError):
+    """The queue was restored from a dump and not rebased, or the position is from before that."""
+
+    sqlstate = "GDQ07"
+
+
+class DivergedPosition(ServerError):
+    """The server lost the position: what was read up to there may never have happened in this server."""
+
+    sqlstate = "GDQ08"
+
+
+_BY_SQLSTATE = {
+    error.sqlstate: error
+    for error in (StaleBatch, TruncatedPosition, ResyncRequired, WrongIsolation, EraEnded, DivergedPosition)
+}
 
 
 def from_server(error: psycopg.Error) -> GdqError | None:

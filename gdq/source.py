@@ -49,24 +49,26 @@ class Position:
 
     `kind` names the source ("queue"), `snapshot` is what has been read, `tick` the place in the source. `nonce` was
     drawn for that tick: a source that lost its tail in a failover may give the number again, but not the nonce.
+    `era` ends when the source is restored from a dump, which makes its numbers void.
     """
 
     kind: str
-    snapshot: str
+    era: str
     tick: int
     nonce: str
+    snapshot: str
 
     def __str__(self) -> str:
-        return f"{self.kind}/{self.tick}/{self.nonce}/{self.snapshot}"
+        return f"{self.kind}/{self.era}/{self.tick}/{self.nonce}/{self.snapshot}"
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """The position that str() wrote; GdqError for any other text."""
         parts = text.split("/")
-        if len(parts) != 4 or not parts[1].isdecimal():
+        if len(parts) != 5 or not parts[2].isdecimal():
             raise GdqError(f"not a position: {text!r}")
-        kind, tick, nonce, snapshot = parts
-        return cls(kind, snapshot, int(tick), nonce)
+        kind, era, tick, nonce, snapshot = parts
+        return cls(kind, era, int(tick), nonce, snapshot)
 
 
 class SourceBatch(Protocol):

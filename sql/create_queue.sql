@@ -59,7 +59,7 @@ comment on function gdq.capture_owner() is 'The role that owns capture functions
 -- Settings: a tick is due after ticker_max_count events or ticker_max_lag with any, else after ticker_idle_period; a log
 -- rotates after rotation_period or rotation_bytes; consumed rows stay readable for retention.
 -- Result: true; false when the queue existed already (its settings are left alone).
--- Writes: queue, event_ring, tick, horizon; creates gdq_log.q<id>_*. Errors: 22023, 23514 for bad settings, GDQ04.
+-- Writes: queue, event_ring, tick, era, horizon; creates gdq_log.q<id>_*. Errors: 22023, 23514 for bad settings, GDQ04.
 create or replace function gdq.create_queue(queue text, ticker_max_count integer default 500,
   ticker_max_lag interval default '100 ms', ticker_idle_period interval default '60 s',
   rotation_period interval default '10 min', rotation_bytes bigint default 268435456, retention interval default '0')
@@ -99,6 +99,7 @@ begin
     select id, format('%s:%s:%s', least(pg_snapshot_xmin(now), own), least(pg_snapshot_xmax(now), own),
                       (select string_agg(x::text, ',' order by x) from pg_snapshot_xip(now) x where x < own))::pg_snapshot, 0
       from (select pg_current_snapshot() as now, pg_current_xact_id() as own) xact;
+  perform gdq.start_era(id, 0);
   insert into gdq.horizon (queue_id, snapshot) select id, t.snapshot from gdq.tick t where t.queue_id = id;
   perform gdq.create_producers();
   return true;
@@ -107,7 +108,7 @@ $$;
 comment on function gdq.create_queue(text, integer, interval, interval, interval, bigint, interval) is 'Makes a queue; false when it existed.';
 
 -- drop_queue(queue, force): removes a queue and everything it captured. Result: true; false when there was none.
--- Errors: 55006 when it still has tables or consumers and force is not given; 55P03 when a writer holds a table.
+-- Errors: 55006 when it still has tables or consumers and force is not given; 55P03 when a writer holds a table; GDQ07.
 -- Writes: drops gdq_log.q<id>_*, the logs, the triggers on the captured tables; deletes the control rows.
 create or replace function gdq.drop_queue(queue text, force boolean default false) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -122,6 +123,7 @@ begin
   if id is null then
     return false;
   end if;
+  perform gdq.require_era(id);
   perform pg_advisory_xact_lock(gdq.lock_key('tick', id));
   if not force and (exists (select from gdq.captured_table ct where ct.queue_id = id)
                     or exists (select from gdq.subscription s where s.queue_id = id)

@@ -360,6 +360,7 @@ begin
                    union select i.inhparent from pg_inherits i where i.inhrelid = any (locked)
                    union select ct.relid from gdq.captured_leaf cl join gdq.captured_table ct using (table_id) where cl.leaf = any (locked)) near
              join gdq.captured_table ct using (relid)
+            where (gdq.era_of(ct.queue_id)).era is not null  -- else disarm_restored() has done what there is to do
             order by ct.relid, ct.queue_id loop
     begin
       perform gdq.guard_table(t.table_id, tag);
@@ -383,6 +384,9 @@ declare
 begin
   if current_setting('statement_timeout')::interval between interval '1 ms' and interval '1 s' then
     perform set_config('lock_timeout', (extract(epoch from current_setting('statement_timeout')::interval) * 1000 / 10 + 1)::integer::text, true);
+  end if;
+  if exists (select from gdq.restored_queues()) then
+    perform gdq.disarm_restored(tag);
   end if;
   if tag = 'CREATE TABLE' and not exists (select from pg_event_trigger_ddl_commands() c
                                            where c.object_type = 'table' and c.schema_name not in ('pg_temp', 'gdq_log')) then

@@ -1,4 +1,5 @@
--- find_queue(queue): the id of a queue. Writes: nothing. Errors: 42704 when there is none of that name.
+-- find_queue(queue): the id of a queue. Nearly every function asks here first, so that none touches a queue that waits for
+-- its rebase. Writes: nothing. Errors: 42704 when there is none of that name; GDQ07.
 create or replace function gdq.find_queue(queue text) returns integer
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -10,6 +11,7 @@ begin
     raise exception 'queue "%" does not exist', queue
       using errcode = 'undefined_object', hint = 'List the queues with gdq.queue_info(), make one with gdq.create_queue().';
   end if;
+  perform gdq.require_era(id);
   return id;
 end
 $$;

@@ -221,7 +221,7 @@ comment on function gdq.drop_old_versions() is 'Drops the logs of versions that 
 -- maintain(): the work of all queues beside ticks: switches capture of one table on again where it was off, or else
 -- completes, rotates, summarises and drops logs, and empties at most one consumed segment, since a late writer of that
 -- segment waits until this transaction ends. Call it in a transaction of its own, again while it returns true.
--- Result: whether more is due. Writes: as the functions that it calls. Errors: GDQ04.
+-- Result: whether more is due. Writes: as the functions that it calls. Errors: GDQ04, GDQ07.
 create or replace function gdq.maintain() returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set client_min_messages = warning
 as $$
@@ -231,6 +231,8 @@ declare
   cleared boolean := false;
 begin
   perform gdq.require_read_committed('maintain');
+  -- positions of another cluster would let unread rows go
+  perform gdq.require_era(null);
   for t in select ct.table_id from gdq.captured_table ct where gdq.capture_state(ct.queue_id, ct.relid) = 'disarmed' loop
     -- its lock on the table makes writers wait, so nothing else is done in this transaction
     if gdq.rearm(t.table_id) then

@@ -58,7 +58,7 @@ end
 $$;
 comment on function gdq.next_batch(text, text, integer) is 'Opens the next batch of a consumer, or hands out the open one under a new token.';
 
--- open_batch(batch_id, token): the batch, if it is open and the token its newest. Writes: nothing. Errors: GDQ01.
+-- open_batch(batch_id, token): the batch, if it is open and the token its newest. Writes: nothing. Errors: GDQ01, GDQ07.
 create or replace function gdq.open_batch(batch_id bigint, token uuid) returns gdq.batch
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -70,7 +70,9 @@ begin
   select bt.token into newest from gdq.batch_token bt where bt.batch_id = b.batch_id order by bt.grant_id desc limit 1;
   if b.batch_id is null then
     raise exception 'batch % does not exist', open_batch.batch_id using errcode = 'GDQ01';
-  elsif newest is distinct from token then
+  end if;
+  perform gdq.require_era((select s.queue_id from gdq.subscription s where s.subscription_id = b.subscription_id));
+  if newest is distinct from token then
     raise exception 'batch % was handed to another worker', b.batch_id using errcode = 'GDQ01',
       hint = 'Roll back, and ask for the next batch.';
   elsif exists (select from gdq.position p where p.subscription_id = b.subscription_id and p.batch_no >= b.batch_no) then

@@ -62,7 +62,7 @@ comment on function gdq.tick_due(integer) is 'Whether a queue''s settings ask fo
 
 -- ticker(queue): takes the ticks that are due, of one queue or of all. Never waits: a queue that another ticker has in
 -- hand is left to it. Call it in a transaction of its own, since other tickers wait for that to end.
--- Result: how many ticks were made: one at most, so call it again until 0. Writes: tick. Errors: 42704, GDQ04, 55000.
+-- Result: how many ticks were made: one at most, so call it again until 0. Writes: tick. Errors: 42704, GDQ04, GDQ07, 55000.
 create or replace function gdq.ticker(queue text default null) returns integer
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -70,6 +70,7 @@ declare
   q record;
 begin
   perform gdq.require_read_committed('ticker');
+  perform gdq.require_era(case when queue is not null then gdq.find_queue(queue) end);
   if pg_current_xact_id_if_assigned() is not null then
     raise exception 'ticker cannot run in a transaction that has written' using errcode = 'GDQ04', hint = 'Commit first.';
   end if;

@@ -162,7 +162,7 @@ def test_position_survives_as_text(shop: Database) -> None:
             position = batch.position
             assert Position.parse(str(position)) == position
             assert (position.kind, position.tick, position.snapshot) == ("queue", batch.tick_to, batch.snapshot_to)
-    for text in ("", "queue/1/x", "queue/one/x/1:1:", "1:1:"):
+    for text in ("", "queue/1/x", "queue/e/one/x/1:1:", "1:1:"):
         with pytest.raises(GdqError, match="not a position"):
             Position.parse(text)
 

@@ -21,7 +21,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from gdq.cli import main
 from gdq.consumers.refresh import Point, Refresher
 from gdq.consumers.verify import verify_view
-from gdq.errors import GdqError, StaleBatch
+from gdq.errors import DivergedPosition, GdqError, StaleBatch
 from gdq.target import RefreshConflict
 from tests.fix_server import Database
 from tests.fix_spark import QUEUE, SPARK_MARKS, Shop
@@ -282,8 +282,15 @@ def test_unknown_position_is_loaded_afresh(shop: Shop) -> None:
     shop.view("bag", BAG)
     with Refresher(shop.db.dsn) as refresher:
         refresher.refresh("bag")
-        shop.execute("update gdq_target.position set position = regexp_replace(position, '[0-9a-f]{8}-', '00000000-')")
-        assert refresher.refresh("bag").reason == "the source does not know the target's position"
+        shop.execute(
+            "update gdq_target.position set position = regexp_replace(position, '(/[0-9]+/)[0-9a-f]{8}', '\\100000000')"
+        )
+        with pytest.raises(DivergedPosition, match="view bag: diverged") as error:
+            refresher.refresh("bag")
+        assert "gdq refresh --full bag" in str(error.value.hint)
+        assert refresher.refresh("bag", full=True).action == "full"
+        shop.execute("update gdq_target.position set position = 'queue/7/5f0c/700:700:'")
+        assert "not a position" in str(refresher.refresh("bag").reason)
         shop.execute("alter table orders alter n type bigint")
         result = refresher.refresh("bag")
         assert (result.action, shop.differences("bag", BAG)) == ("full", (0, 0))

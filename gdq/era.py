@@ -1,0 +1,51 @@
+"""Eras and positions: what a queue knows again after a restore, and what a consumer keeps outside the server.
+
+All take a connection and leave the transaction to the caller, as in gdq.queue.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from psycopg import Connection
+from psycopg.rows import class_row, scalar_row
+
+from gdq.errors import mapped
+
+
+@dataclass(frozen=True, slots=True)
+class Rebased:
+    """What a rebase made of one consumer's table: it must be read afresh ("resync"), or changes go on ("kept")."""
+
+    queue_name: str
+    consumer_name: str
+    table_name: str
+    outcome: Literal["resync", "kept"]
+
+
+def rebase(connection: Connection[Any], queue: str | None = None, *, keep: bool = False) -> list[Rebased]:
+    """Start a new era of a queue, or of all, that was restored from a dump; [] when there was none.
+
+    `keep`: consumers go on where the dump has them. Only if writers were stopped before the last tick of the old
+    server, which is checked, and consumers read nothing there after the dump, which is not.
+    psycopg.errors.LockNotAvailable when writers hold a table: nothing is changed, try again.
+    """
+    with mapped(), connection.cursor(row_factory=class_row(Rebased)) as cursor:
+        return cursor.execute("select * from gdq.rebase(%s, keep => %s)", [queue, keep]).fetchall()
+
+
+def position(connection: Connection[Any], queue: str, consumer: str) -> str:
+    """Where a consumer stands, as text to be kept beside what it has written elsewhere."""
+    with mapped(), connection.cursor(row_factory=scalar_row) as cursor:
+        return str(cursor.execute("select gdq.position(%s, %s)", [queue, consumer]).fetchone())
+
+
+def check_position(connection: Connection[Any], queue: str, position: str) -> None:
+    """Error unless the server knows this position.
+
+    DivergedPosition when the server lost it in a failover; EraEnded when it is from before a restore;
+    TruncatedPosition when it is older than what the queue keeps.
+    """
+    with mapped(), connection.cursor(row_factory=scalar_row) as cursor:
+        cursor.execute("select gdq.check_position(%s, %s)", [queue, position])

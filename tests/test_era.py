@@ -1,0 +1,170 @@
+"""A queue that was restored from a dump stops, and a rebase starts it anew with nothing lost silently."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from gdq.embedded import Server
+from gdq.era import Rebased, rebase
+from gdq.errors import EraEnded
+from tests.events import Event, Tap, drain
+from tests.fix_server import Database, chosen_binaries
+from tests.programs import gdq
+from tests.restore import Cluster, advance, dump, restore
+
+pytestmark = pytest.mark.server
+
+
+@pytest.fixture(scope="module")
+def cluster(pytestconfig: pytest.Config) -> Iterator[Cluster]:
+    with Server(binaries=chosen_binaries(pytestconfig.getoption("--pg"))) as server:
+        other = Cluster(server)
+        other.create_roles()
+        yield other
+
+
+def events(db: Database, consumer: str = "c") -> list[Event]:
+    return [Event(*row[3:]) for row in drain(db, "q", consumer)]
+
+
+def inserted(seen: list[Event]) -> list[Any]:
+    return [event.new["id"] for event in seen if event.op == "insert" and event.new]
+
+
+def xid(db: Database) -> int:
+    with db.connect("su") as su:
+        return int(su.execute("select pg_snapshot_xmax(pg_current_snapshot())::text").fetchone()[0])  # type: ignore[index]
+
+
+def pending(db: Database, consumer: str) -> list[Event]:
+    """What a consumer has not read yet, without reading it."""
+    with db.connect(autocommit=False) as owner:
+        found = owner.execute("select batch_id, token from gdq.next_batch('q', %s, 1000000)", [consumer]).fetchone()
+        assert found
+        seen = owner.execute("select op, tbl, key, old, new from gdq.get_batch(%s, %s)", found).fetchall()
+        owner.rollback()
+    return [Event(*row) for row in seen]
+
+
+def moved(tap: Tap, cluster: Cluster, *options: str, ahead: bool = False) -> Database:
+    """The database of the tap, dumped and restored in the other cluster, whose numbers are lower, or (`ahead`) higher."""
+    db = cluster.create_database(tap.db.name)
+    here, there = (xid(database) for database in (tap.db, db))
+    advance(db if ahead else tap.db, max(0, 2000 + (here - there if ahead else there - here)))
+    restore(db, dump(tap.db, *options))
+    with db.connect("su") as su:
+        su.execute(f"alter role app in database {db.name} set search_path = shop, public".encode())
+    return db
+
+
+def filled(tap: Tap) -> None:
+    """A table with a read and an unread change, and a column that is gone."""
+    tap.write("create table t (gone int, id int primary key, note text)", "alter table t drop gone")
+    tap.add("shop.t")
+    tap.write("insert into t values (1, 'read')")
+    tap.batch()
+    tap.write("insert into t values (2, 'unread')")
+
+
+def test_restored_queue_stops_until_rebased(tap: Tap, cluster: Cluster) -> None:
+    filled(tap)
+    db = moved(tap, cluster)
+    with db.connect() as owner, db.connect("app") as app:
+        app.execute("insert into t values (3, 'after the restore')")
+        for call in (
+            "gdq.force_tick('q')",
+            "gdq.ticker()",
+            "gdq.ticker('q')",
+            "gdq.maintain()",
+            "gdq.next_batch('q', 'c')",
+            "gdq.register_consumer('q', 'd')",
+            "gdq.begin_refresh('q', 'c')",
+            "gdq.drop_queue('q', true)",
+            "gdq.remove_table('q', 'shop.t')",
+        ):
+            with pytest.raises(psycopg.Error, match='queue "q" was restored from a dump') as error:
+                owner.execute(f"select {call}".encode())
+            assert error.value.sqlstate == "GDQ07", call
+        done = gdq("ticker", dsn=db.dsn)
+        assert done.returncode == 1
+        assert done.stderr.startswith('Error: queue "q" was restored from a dump')
+        done = gdq("rebase", dsn=db.dsn)
+        assert done.stdout.splitlines()[1].split() == ["q", "c", "shop.t", "resync"], done.stderr
+        app.execute("insert into t values (4, 'after the rebase')")
+        seen = events(db)
+        assert [(event.op, event.tbl) for event in seen] == [("resync", "shop.t"), ("insert", "shop.t")]
+        assert (seen[0].new or {})["reason"] == "the database was restored from a dump"
+        assert seen[1].new == {"id": 4, "note": "after the rebase"}
+        assert owner.execute("select state from gdq.table_info('q')").fetchone() == ("ok",)
+        assert rebase(owner) == []
+        app.execute("alter table t add more int; update t set more = 5 where id = 4; truncate t")
+        assert [event.op for event in events(db)] == ["ddl", "update", "truncate"]
+
+
+def test_writers_and_ddl_between_restore_and_rebase(tap: Tap, cluster: Cluster) -> None:
+    """The restored functions would name a column that is gone: the guard finds them by their triggers."""
+    filled(tap)
+    db = moved(tap, cluster)
+    with db.connect() as owner, db.connect("app") as app:
+        app.execute("alter table t rename note to remark")
+        app.execute("insert into t values (3, 'x')")
+        app.execute("truncate t")
+        assert rebase(owner) == [Rebased("q", "c", "shop.t", "resync")]
+        app.execute("insert into t values (4, 'x')")
+        assert {event.op for event in events(db)} >= {"resync", "insert"}
+
+
+def test_marks_that_stay(tap: Tap) -> None:
+    """What keeps transaction numbers keeps the era."""
+    filled(tap)
+    copy = f"{tap.db.name}_copy"
+    with tap.db.connect("su") as su:
+        before = su.execute("select era from gdq.era").fetchone()
+        for command in ("vacuum (freeze) gdq.era", "vacuum (full, freeze) gdq.era", "cluster gdq.era using era_pkey"):
+            su.execute(command.encode())
+            assert su.execute("select (gdq.era_of(queue_id)).era from gdq.queue").fetchone() == before, command
+    tap.owner.close()
+    tap.app.close()
+    with psycopg.connect(tap.db.server.conninfo(), autocommit=True) as su:
+        su.execute(f"create database {copy} template {tap.db.name}".encode())
+        try:
+            assert inserted(events(Database(tap.db.server, copy))) == [2]
+        finally:
+            su.execute(f"drop database {copy} with (force)".encode())
+
+
+@pytest.mark.parametrize("sooner", [False, True])
+def test_positions_that_are_kept(tap: Tap, cluster: Cluster, sooner: bool) -> None:
+    """Three consumers at different places go on exactly, whether the numbers of the new cluster are lower or higher."""
+    for consumer in ("d", "e"):
+        tap.owner.execute("select gdq.register_consumer('q', %s)", [consumer])
+    tap.write("create table p (gone int, id int, at int, primary key (id)) partition by range (id)")
+    tap.write("create table p_1 partition of p for values from (0) to (100)", "alter table p drop gone")
+    tap.add("shop.p", exclude=["at"])
+    tap.write("insert into p values (1)")
+    late = tap.db.connect("app", autocommit=False)
+    late.execute("insert into p values (2)")
+    tap.batch()
+    drain(tap.db, "q", "d")
+    tap.write("insert into p values (3)")
+    late.commit()
+    late.close()
+    drain(tap.db, "q", "d")
+    tap.write("alter table p add extra int", "update p set extra = 1 where id = 1", "truncate p")
+    tap.owner.execute("select gdq.force_tick('q')")
+    tap.owner.execute("select gdq.next_batch('q', 'c')")
+    wanted = {consumer: pending(tap.db, consumer) for consumer in "cde"}
+    assert [len(wanted[consumer]) for consumer in "cde"] == [5, 3, 6]
+    db = moved(tap, cluster, ahead=sooner)
+    with db.connect() as owner, db.connect("app") as app:
+        assert {row.outcome for row in rebase(owner, keep=True)} == {"kept"}
+        app.execute("insert into p values (7)")
+        for consumer in "cde":
+            seen = events(db, consumer)
+            assert seen[:-1] == wanted[consumer]
+            assert seen[-1].new == {"id": 7, "extra": None}
+        assert owner.execute("select state, columns from gdq.table_info('q')").fetchone() == ("ok", ["id", "extra"])
