@@ -99,7 +99,7 @@ begin
     select id, format('%s:%s:%s', least(pg_snapshot_xmin(now), own), least(pg_snapshot_xmax(now), own),
                       (select string_agg(x::text, ',' order by x) from pg_snapshot_xip(now) x where x < own))::pg_snapshot, 0
       from (select pg_current_snapshot() as now, pg_current_xact_id() as own) xact;
-  perform gdq.start_era(id, 0);
+  perform gdq.start_era(id);
   insert into gdq.horizon (queue_id, snapshot) select id, t.snapshot from gdq.tick t where t.queue_id = id;
   perform gdq.create_producers();
   return true;

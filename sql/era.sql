@@ -3,23 +3,22 @@
 -- xmin and the oid of its table, which only a dump changes: pg_upgrade, a promoted standby, VACUUM FULL or FREEZE and
 -- CREATE DATABASE ... TEMPLATE keep both. (The system identifier is no test: pg_upgrade changes it.)
 
--- start_era(queue_id, first_tick): marks that the queue's numbers are this cluster's from this tick on; older ticks are
--- not to be used. Result: the era. Writes: era.
-create or replace function gdq.start_era(queue_id integer, first_tick bigint) returns uuid
+-- start_era(queue_id): marks that the queue's numbers are this cluster's from now on. Result: the era. Writes: era.
+create or replace function gdq.start_era(queue_id integer) returns uuid
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   no bigint;
   started uuid;
 begin
-  insert into gdq.era (queue_id, written_by, written_in, first_tick) values (queue_id, '0', 'gdq.era'::regclass, first_tick)
+  insert into gdq.era (queue_id, written_by, written_in) values (queue_id, '0', 'gdq.era'::regclass)
     returning era_no, era into no, started;
   -- xmin is the number of this transaction or savepoint, which no function tells; the new row version has it too
   update gdq.era e set written_by = e.xmin where e.era_no = no;
   return started;
 end
 $$;
-comment on function gdq.start_era(integer, bigint) is 'Starts an era of a queue.';
+comment on function gdq.start_era(integer) is 'Starts an era of a queue.';
 
 -- era_of(queue_id): the era that a queue is in; NULL when its rows were restored from a dump. Writes: nothing.
 create or replace function gdq.era_of(queue_id integer) returns gdq.era

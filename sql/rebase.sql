@@ -237,7 +237,6 @@ language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   positions record;
-  first bigint;
   tick bigint;
   p record;
   last_number bigint := (select max(t.event_seq) from gdq.tick t where t.queue_id = rebase_queue.queue_id and not t.refresh);
@@ -256,8 +255,10 @@ begin
        from gdq.captured_table ct join gdq.table_version v using (table_id) join gdq.log_segment ls using (version_id)
       where ct.queue_id = rebase_queue.queue_id;
   end if;
-  insert into gdq.tick (queue_id, snapshot, event_seq) values (queue_id, '3:3:', 0) returning tick_id into first;
-  perform gdq.start_era(queue_id, first);
+  -- an old tick would be a place to start from; this happens once a restore, so the dead rows do not matter
+  delete from gdq.tick t where t.queue_id = rebase_queue.queue_id;
+  insert into gdq.tick (queue_id, snapshot, event_seq) values (queue_id, '3:3:', 0);
+  perform gdq.start_era(queue_id);
   perform gdq.rebase_tables(queue_id, keep, 'the database was restored from a dump');
   update gdq.horizon h set snapshot = '3:3:' where h.queue_id = rebase_queue.queue_id;
   for i in 1 .. coalesce(cardinality(positions.new), 0) loop

@@ -28,7 +28,7 @@ begin
     at_tick := gdq.make_tick(queue_of);
   end if;
   select * into start_tick from gdq.tick t where t.tick_id = at_tick and t.queue_id = queue_of and not t.refresh;
-  if start_tick.tick_id is null or at_tick < (gdq.era_of(queue_of)).first_tick then
+  if start_tick.tick_id is null then
     raise exception 'queue "%" has no tick %', queue, at_tick using errcode = 'undefined_object',
       hint = 'Leave the tick out to start from now.';
   elsif not gdq.snapshot_le((select h.snapshot from gdq.horizon h where h.queue_id = queue_of), start_tick.snapshot) then

@@ -41,9 +41,8 @@ class Cluster:
 def advance(database: Database, transactions: int) -> None:
     """Use up transaction numbers of the cluster."""
     with database.connect("su") as su:
-        su.execute(
-            f"do $$ begin for i in 1 .. {transactions:d} loop perform pg_current_xact_id(); commit; end loop; end $$".encode()
-        )
+        loop = f"for i in 1 .. {transactions:d} loop perform pg_current_xact_id(); commit; end loop"
+        su.execute(f"do $$ begin {loop}; end $$".encode())
 
 
 def dump(database: Database, *options: str) -> str:

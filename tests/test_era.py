@@ -10,7 +10,6 @@ import pytest
 
 from gdq.embedded import Server
 from gdq.era import Rebased, rebase
-from gdq.errors import EraEnded
 from tests.events import Event, Tap, drain
 from tests.fix_server import Database, chosen_binaries
 from tests.programs import gdq
@@ -51,7 +50,7 @@ def pending(db: Database, consumer: str) -> list[Event]:
 
 
 def moved(tap: Tap, cluster: Cluster, *options: str, ahead: bool = False) -> Database:
-    """The database of the tap, dumped and restored in the other cluster, whose numbers are lower, or (`ahead`) higher."""
+    """The tap's database, dumped and restored in the other cluster, whose numbers are lower, or (`ahead`) higher."""
     db = cluster.create_database(tap.db.name)
     here, there = (xid(database) for database in (tap.db, db))
     advance(db if ahead else tap.db, max(0, 2000 + (here - there if ahead else there - here)))

@@ -6,7 +6,6 @@ create table gdq.era (
   era         uuid not null default pg_catalog.gen_random_uuid(),
   written_by  xid not null,
   written_in  oid not null,
-  first_tick  bigint not null,
   started_at  timestamptz not null default pg_catalog.clock_timestamp()
 );
 create index era_queue on gdq.era (queue_id, era_no);
@@ -15,8 +14,8 @@ revoke all on gdq.era from public;
 
 do $$
 begin
-  insert into gdq.era (queue_id, written_by, written_in, first_tick)
-    select q.queue_id, '0', 'gdq.era'::pg_catalog.regclass, 0 from gdq.queue q;
+  insert into gdq.era (queue_id, written_by, written_in)
+    select q.queue_id, '0', 'gdq.era'::pg_catalog.regclass from gdq.queue q;
   update gdq.era set written_by = xmin;
 end
 $$;
