@@ -70,10 +70,13 @@ def filled(tap: Tap) -> None:
 
 
 def test_restored_queue_stops_until_rebased(tap: Tap, cluster: Cluster) -> None:
+    tap.owner.execute("select gdq.insert_event('q', 'm', 'read')")
     filled(tap)
+    tap.owner.execute("select gdq.insert_event('q', 'm', 'unread')")
     db = moved(tap, cluster)
     with db.connect() as owner, db.connect("app") as app:
         app.execute("insert into t values (3, 'after the restore')")
+        owner.execute("select gdq.insert_event('q', 'm', 'after the restore')")
         for call in (
             "gdq.force_tick('q')",
             "gdq.ticker()",
@@ -95,9 +98,11 @@ def test_restored_queue_stops_until_rebased(tap: Tap, cluster: Cluster) -> None:
         assert done.stdout.splitlines()[1].split() == ["q", "c", "shop.t", "resync"], done.stderr
         app.execute("insert into t values (4, 'after the rebase')")
         seen = events(db)
-        assert [(event.op, event.tbl) for event in seen] == [("resync", "shop.t"), ("insert", "shop.t")]
-        assert (seen[0].new or {})["reason"] == "the database was restored from a dump"
-        assert seen[1].new == {"id": 4, "note": "after the rebase"}
+        assert [event.op for event in seen] == ["message", "message", "resync", "insert"]
+        assert [(event.new or {})["data"] for event in seen[:2]] == ["unread", "after the restore"]
+        assert (seen[2].new or {})["reason"] == "the database was restored from a dump"
+        assert (seen[2].tbl, seen[3].tbl) == ("shop.t", "shop.t")
+        assert seen[3].new == {"id": 4, "note": "after the rebase"}
         assert owner.execute("select state from gdq.table_info('q')").fetchone() == ("ok",)
         assert rebase(owner) == []
         app.execute("alter table t add more int; update t set more = 5 where id = 4; truncate t")
