@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from psycopg import Connection
 
+from gdq.sequence import SequenceValue
 from gdq.source import Event, iso_utc
 
 
@@ -19,16 +20,20 @@ def consume(_connection: Connection[Any], events: Iterator[Event]) -> None:
     sys.stdout.flush()
 
 
+def print_sequences(sequences: Iterable[SequenceValue]) -> None:
+    """Print the sequences that changed in a batch, after its events: lines of the same form, with the op "sequence"."""
+    for sequence in sequences:
+        new = {"last_value": sequence.last_value, "is_called": sequence.is_called}
+        print(_json(None, None, None, "sequence", sequence.sequence_name, None, None, new))
+    sys.stdout.flush()
+
+
 def line(event: Event) -> str:
     """One event as JSON: id, xid, time (UTC), op, table, key, old, new."""
-    record = {
-        "id": event.id,
-        "xid": event.xid,
-        "time": iso_utc(event.time),
-        "op": event.op,
-        "table": event.table,
-        "key": event.key,
-        "old": event.old,
-        "new": event.new,
-    }
-    return json.dumps(record, ensure_ascii=False)
+    time = iso_utc(event.time)
+    return _json(event.id, event.xid, time, event.op, event.table, event.key, event.old, event.new)
+
+
+def _json(*values: Any) -> str:
+    names = ("id", "xid", "time", "op", "table", "key", "old", "new")
+    return json.dumps(dict(zip(names, values, strict=True)), ensure_ascii=False)

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from psycopg import Connection
-from psycopg.rows import dict_row, scalar_row
+from psycopg.rows import class_row, dict_row, scalar_row
 from psycopg.types.json import set_json_loads
 
 from gdq.arrow import Column, read, schema_of, select_sql
 from gdq.conninfo import conninfo_of
 from gdq.errors import GdqError, ResyncRequired, mapped
 from gdq.pgtypes import AS_TEXT, ColumnType, Unsupported, column_type
+from gdq.sequence import SequenceValue
 from gdq.source import Event, Position
 
 if TYPE_CHECKING:
@@ -114,6 +115,15 @@ class Batch:
                 if event.op == "resync":
                     raise _resync(event.table, event.new)
                 yield event
+
+    def sequences(self, *, changed: bool = True) -> list[SequenceValue]:
+        """The values of the queue's sequences at the end of the batch; `changed`: of those that differ from its start.
+
+        To be set after the events are applied.
+        """
+        query = "select * from gdq.batch_sequences(%s, %s, %s)"
+        with mapped(), self.connection.cursor(row_factory=class_row(SequenceValue)) as cursor:
+            return cursor.execute(query, [self.id, self.token, changed]).fetchall()
 
     def arrow(self, table: str, *, unsupported: Unsupported = "error", as_text: Collection[str] = ()) -> pa.Table:
         """All log rows of one table as one Arrow table; see arrow_batches()."""

@@ -25,6 +25,7 @@ from gdq.cli_base import (
 from gdq.cli_era import commands as era_commands
 from gdq.cli_message import commands as message_commands
 from gdq.cli_run import consume, peek, ticker
+from gdq.cli_sequence import commands as sequence_commands
 from gdq.cli_view import commands as view_commands
 
 if TYPE_CHECKING:
@@ -272,5 +273,13 @@ def tick(queue: str, dsn: str | None) -> None:
     click.echo(number)
 
 
-for _command in (ticker, consume, peek, *message_commands, *view_commands, *era_commands):
+for _command in (
+    ticker,
+    consume,
+    peek,
+    *message_commands,
+    *sequence_commands,
+    *view_commands,
+    *era_commands,
+):
     main.add_command(_command)

@@ -47,7 +47,8 @@ def ticker(once: bool, interval: float, dsn: str | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print events as JSON lines: what happens without a handler.")
 @dsn_option
 def consume(queue: str, consumer: str, handler: str, *, once: bool, as_json: bool, dsn: str | None) -> None:
-    """Hand the batches of a consumer to a handler; without one print every event as a line of JSON.
+    """Hand the batches of a consumer to a handler; without one print every event as a line of JSON, then the
+    sequences of each batch.
 
     HANDLER is module:function or a name in gdq.consumers. It is called as handler(connection, events) in the
     transaction that finishes the batch: what it writes there is written exactly once.
@@ -57,6 +58,7 @@ def consume(queue: str, consumer: str, handler: str, *, once: bool, as_json: boo
     """
     from gdq.conninfo import connect  # noqa: PLC0415
     from gdq.consumer import Consumer  # noqa: PLC0415
+    from gdq.consumers.printer import print_sequences  # noqa: PLC0415
     from gdq.ticker import reconnecting  # noqa: PLC0415
 
     if as_json and handler != "printer":
@@ -68,6 +70,8 @@ def consume(queue: str, consumer: str, handler: str, *, once: bool, as_json: boo
         for batch in Consumer(connection, queue, consumer).batches(once=once, stop=stop):
             with _handler_errors(handler):
                 function(connection, batch.events())
+                if handler == "printer":
+                    print_sequences(batch.sequences())
 
     try:
         reconnecting(lambda: connect(dsn, application_name=f"gdq:{queue}/{consumer}"), work, stop.sleep)

@@ -19,7 +19,8 @@ comment on function gdq.last_tick(integer) is 'The newest tick of a queue.';
 -- Ticks are taken one at a time: the lock first, the snapshot in a statement of its own after it, or two tickers could
 -- store their snapshots in the wrong order and events would be delivered twice. A transaction with an xid of its own
 -- would count itself as finished. The event number is read before the snapshot: what is given out later is new.
--- Result: the tick's id. Writes: tick. Errors: GDQ04; 55000 when the snapshot goes backwards.
+-- Sequences are read after the snapshot, see publish_sequences().
+-- Result: the tick's id. Writes: tick, sequence_tick. Errors: GDQ04; 55000 when the snapshot goes backwards.
 create or replace function gdq.make_tick(queue_id integer) returns bigint
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -43,6 +44,9 @@ begin
       using errcode = 'object_not_in_prerequisite_state', hint = 'The database was restored from a dump or lost its tail in a failover.';
   end if;
   insert into gdq.tick (queue_id, snapshot, event_seq) values (queue_id, now_snapshot, events) returning tick_id into id;
+  if exists (select from gdq.published_sequence ps where ps.queue_id = make_tick.queue_id) then
+    perform gdq.publish_sequences(queue_id, id);
+  end if;
   perform pg_notify('gdq_' || queue_id, id::text);
   return id;
 end

@@ -20,7 +20,7 @@ $$;
 comment on function gdq.oldest_tick(integer) is 'The oldest tick of a queue that a position or the retention needs.';
 
 -- needed_control_sql(kind, slot): a SELECT of the rows in one slot of a control table that must be carried forward: ticks
--- from the oldest needed one on, each subscription's position if it is the latest, batches that are not finished or
+-- from the oldest needed one on, the values of sequences from the last before that on, each subscription's position if it is the latest, batches that are not finished or
 -- finished last (finishing twice says so), the newest token of each. Writes: nothing.
 create or replace function gdq.needed_control_sql(kind text, slot integer) returns text
 language sql immutable security definer set search_path = pg_catalog, pg_temp
@@ -28,6 +28,8 @@ as $$
   select format(case kind
     when 'tick' then 'select r.* from (select q.queue_id, gdq.oldest_tick(q.queue_id) as tick_id from gdq.queue q) o '
       'join gdq.%I r on r.queue_id = o.queue_id and r.tick_id >= o.tick_id'
+    when 'sequence_tick' then 'select r.* from (select q.queue_id, (select st.tick_id from gdq.sequences_at(q.queue_id, gdq.oldest_tick(q.queue_id)) st) as tick_id from gdq.queue q) o '
+      'join gdq.%I r on r.queue_id = o.queue_id and r.tick_id >= coalesce(o.tick_id, 0)'
     when 'position' then 'select r.* from gdq.latest_positions() p '
       'join gdq.%I r on r.subscription_id = p.subscription_id and r.batch_no = p.batch_no'
     when 'batch' then 'select r.* from gdq.latest_positions() p '
@@ -73,7 +75,7 @@ comment on function gdq.clear_control(text, integer, boolean) is 'Empties the sl
 -- rotate_control(patient, bytes_max): keeps the control tables small whose rows come with every tick and batch: switches one that has
 -- grown past bytes_max (256 kB) to its other slot, and empties the slot that it left. Readers make way seldom by chance alone where
 -- there are many, so now and then they are waited for: every tenth call, for 100 ms, which consumers then wait too.
--- Result: how many slots were emptied. Writes: tick, position, batch, batch_token. Errors: GDQ04.
+-- Result: how many slots were emptied. Writes: tick, sequence_tick, position, batch, batch_token. Errors: GDQ04.
 create or replace function gdq.rotate_control(patient boolean default random() < 0.1, bytes_max bigint default 262144) returns integer
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -85,7 +87,7 @@ begin
   if not pg_try_advisory_xact_lock(gdq.lock_key('control', 0)) then
     return 0;
   end if;
-  foreach kind in array array['tick', 'position', 'batch', 'batch_token'] loop
+  foreach kind in array array['tick', 'sequence_tick', 'position', 'batch', 'batch_token'] loop
     written := coalesce(pg_sequence_last_value(format('gdq.%I', kind || '_slot')::regclass), 0) % 2;
     if pg_relation_size(format('gdq.%I', kind || '_' || 1 - written)::regclass) > 0 then
       cleared := cleared + gdq.clear_control(kind, 1 - written, patient)::integer;

@@ -220,6 +220,26 @@ def tick_overtaken(stage: Stage) -> None:
     stage.finish()
 
 
+def sequence_beside_tick(stage: Stage) -> None:
+    """A ticker is held up before its snapshot; a writer takes a value of a sequence meanwhile and commits."""
+    stage.owner.execute("create sequence s; select gdq.add_sequence('q', 's')")
+    number = "coalesce(pg_sequence_last_value('gdq_log.q1_ev'), 0)"
+    open_gate = stage.gate("gdq.last_event(queue_id integer) returns bigint", f"{GATE} return {number};")
+    slow = Call(stage.session("slow"), "select gdq.force_tick('q')")
+    stage.settled(slow)
+    assert not slow.done
+    stage.owner.execute("begin; select nextval('s')")
+    stage.insert()
+    stage.owner.execute("commit")
+    open_gate()
+    slow.join()
+    batch = next_batch(stage.owner, "c")
+    assert batch
+    if not stage.value("select is_called from gdq.batch_sequences(%s, %s)", *batch[:2]):
+        raise Violation("the sequence is behind a transaction of the batch")
+    stage.finish()
+
+
 def worker_taken_over(stage: Stage) -> None:
     """A worker reads a batch and pauses; another takes it over and finishes; the first goes on."""
     stage.insert()
@@ -373,6 +393,7 @@ SCHEDULES: dict[str, Callable[[Stage], None]] = {
         for schedule in (
             late_writer,
             tick_overtaken,
+            sequence_beside_tick,
             worker_taken_over,
             old_snapshot_maintains,
             commit_before_truncation,
