@@ -24,6 +24,7 @@ from gdq.cli_base import (
 )
 from gdq.cli_era import commands as era_commands
 from gdq.cli_message import commands as message_commands
+from gdq.cli_monitor import commands as monitor_commands
 from gdq.cli_run import consume, peek, ticker
 from gdq.cli_sequence import commands as sequence_commands
 from gdq.cli_view import commands as view_commands
@@ -281,5 +282,6 @@ for _command in (
     *sequence_commands,
     *view_commands,
     *era_commands,
+    *monitor_commands,
 ):
     main.add_command(_command)

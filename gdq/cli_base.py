@@ -169,7 +169,7 @@ def print_rows(rows: Sequence[Any], columns: Sequence[str], *, as_json: bool) ->
     """Print dataclasses as aligned text under a header, or as a JSON array of objects."""
     records = [{name: getattr(row, name) for name in columns} for row in rows]
     if as_json:
-        lines = (json.dumps(record, default=_json_value, ensure_ascii=False) for record in records)
+        lines = (json.dumps(record, default=json_value, ensure_ascii=False) for record in records)
         click.echo("[" + ",\n ".join(lines) + "]")
         return
     table = [list(columns)] + [[_cell(value) for value in record.values()] for record in records]
@@ -223,7 +223,8 @@ def _check_dsn(_context: click.Context, _parameter: click.Parameter, value: str 
     return value
 
 
-def _json_value(value: Any) -> Any:
+def json_value(value: Any) -> Any:
+    """What JSON has no form for: intervals in seconds, times in UTC."""
     from gdq.source import iso_utc  # noqa: PLC0415
 
     if isinstance(value, timedelta):
@@ -242,5 +243,5 @@ def _cell(value: Any) -> str:
         case list():
             return ",".join(map(str, value))
         case datetime():
-            return str(_json_value(value))
+            return str(json_value(value))
     return str(value)

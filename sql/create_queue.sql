@@ -35,6 +35,8 @@ begin
     execute format('revoke execute on function %s from public', function);
   end if;
   if gdq.capture_owner() = 'gdq_capture' then
+    -- two sessions that hand functions over at once would meet in the schema's ACL
+    perform pg_advisory_xact_lock(gdq.lock_key('capture', 0));
     grant create on schema gdq_log to gdq_capture;
     execute format('alter function %s owner to gdq_capture', function);
     revoke create on schema gdq_log from gdq_capture;

@@ -39,7 +39,7 @@ def gdq(
     return subprocess.run(
         [sys.executable, "-m", "gdq", *arguments],
         input=stdin,
-        env=_environment(dsn) | (env or {}),
+        env=environment(dsn) | (env or {}),
         cwd=cwd,
         capture_output=True,
         text=True,
@@ -52,7 +52,7 @@ def start_gdq(*arguments: str, dsn: str, cwd: Path | None = None) -> subprocess.
     """Start the command; the caller ends it."""
     return subprocess.Popen(
         [sys.executable, "-m", "gdq", *arguments],
-        env=_environment(dsn),
+        env=environment(dsn),
         cwd=cwd,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -61,6 +61,7 @@ def start_gdq(*arguments: str, dsn: str, cwd: Path | None = None) -> subprocess.
     )
 
 
-def _environment(dsn: str) -> dict[str, str]:
+def environment(dsn: str) -> dict[str, str]:
+    """The variables that the command runs with."""
     root = str(Path(__file__).parent.parent)
     return os.environ | {"GDQ_DSN": dsn, "PYTHONUNBUFFERED": "1", "PYTHONPATH": root}

@@ -1,0 +1,105 @@
+"""What is going on: depth, rate and lag of queues, as one function of SQL each says it.
+
+All take a connection and leave the transaction to the caller.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Literal, TypeVar
+
+from psycopg import Connection, sql
+from psycopg.rows import class_row
+
+from gdq.errors import mapped
+
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStatus:
+    """One queue: how fast events come, and what its logs hold."""
+
+    queue_name: str
+    last_tick: int | None
+    tick_age: timedelta | None
+    events_per_second: float | None
+    last_event: int | None
+    log_bytes: int
+    segments: int
+    tables: int
+    tables_resync: int
+    consumers: int
+    open_writers: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerStatus:
+    """One consumer of a queue: how far it is behind. A value is None while the consumer or its queue is just going."""
+
+    queue_name: str
+    consumer_name: str
+    lag: timedelta | None
+    unread_events: int | None
+    unread_bytes: int
+    last_seen: datetime | None
+    batch_age: timedelta | None
+    tables_resync: int
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatus:
+    """One captured table: its state and the size of its logs."""
+
+    queue_name: str
+    table_name: str
+    mode: str
+    state: Literal["ok", "resync"]
+    reason: str | None
+    events: int
+    log_bytes: int
+    segments: int
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """All queues, or one, with their consumers and tables."""
+
+    queues: list[QueueStatus]
+    consumers: list[ConsumerStatus]
+    tables: list[TableStatus]
+
+    def unread(self, queue_name: str) -> tuple[int, int]:
+        """Depth of a queue in events and bytes: what its slowest consumer has not finished."""
+        rows = [consumer for consumer in self.consumers if consumer.queue_name == queue_name]
+        return (
+            max((consumer.unread_events or 0 for consumer in rows), default=0),
+            max((consumer.unread_bytes for consumer in rows), default=0),
+        )
+
+
+def queue_status(connection: Connection[Any], queue: str | None = None) -> list[QueueStatus]:
+    """All queues, or one."""
+    return _rows(connection, QueueStatus, "queue_status", queue)
+
+
+def consumer_status(connection: Connection[Any], queue: str | None = None) -> list[ConsumerStatus]:
+    """The consumers of all queues, or of one."""
+    return _rows(connection, ConsumerStatus, "consumer_status", queue)
+
+
+def table_status(connection: Connection[Any], queue: str | None = None) -> list[TableStatus]:
+    """The captured tables of all queues, or of one."""
+    return _rows(connection, TableStatus, "table_status", queue)
+
+
+def status(connection: Connection[Any], queue: str | None = None) -> Status:
+    """Queues, consumers and tables."""
+    return Status(queue_status(connection, queue), consumer_status(connection, queue), table_status(connection, queue))
+
+
+def _rows(connection: Connection[Any], row_type: type[Row], function: str, queue: str | None) -> list[Row]:
+    query = sql.SQL("select * from gdq.{}(%s)").format(sql.Identifier(function))
+    with mapped(), connection.cursor(row_factory=class_row(row_type)) as cursor:
+        return cursor.execute(query, [queue]).fetchall()
