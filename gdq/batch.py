@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -48,6 +49,14 @@ _HEADER = [
     Column("ev_time", column_type("timestamp with time zone")),
     Column("ev_op", column_type("text")),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class TableVersion:
+    """One list of columns that a table has had: rows of a batch that DDL divides are read version by version."""
+
+    id: int
+    columns: list[str]
 
 
 class Batch:
@@ -100,6 +109,13 @@ class Batch:
         with mapped(), self.connection.cursor(row_factory=scalar_row) as cursor:
             return cursor.execute("select table_name from gdq.batch_tables(%s, %s)", [self.id, self.token]).fetchall()
 
+    def versions(self, table: str) -> list[TableVersion]:
+        """The versions of a table that the batch holds rows of, oldest first: more than one when DDL divides it."""
+        query = """select version as id, array(select c->>'name' from jsonb_array_elements(columns) c) as columns
+                     from gdq.batch_versions(%s, %s, %s::pg_catalog.regclass)"""
+        with mapped(), self.connection.cursor(row_factory=class_row(TableVersion)) as cursor:
+            return cursor.execute(query, [self.id, self.token, table]).fetchall()
+
     def events(self) -> Iterator[Event]:
         """All changes in the order of their numbers, streamed through a cursor of the server.
 
@@ -125,37 +141,59 @@ class Batch:
         with mapped(), self.connection.cursor(row_factory=class_row(SequenceValue)) as cursor:
             return cursor.execute(query, [self.id, self.token, changed]).fetchall()
 
-    def arrow(self, table: str, *, unsupported: Unsupported = "error", as_text: Collection[str] = ()) -> pa.Table:
+    def arrow(
+        self,
+        table: str,
+        *,
+        unsupported: Unsupported = "error",
+        as_text: Collection[str] = (),
+        version: int | None = None,
+    ) -> pa.Table:
         """All log rows of one table as one Arrow table; see arrow_batches()."""
         import pyarrow as pa  # noqa: PLC0415
 
-        columns = self._log_columns(table, unsupported, as_text)
-        return pa.Table.from_batches(self._read(table, columns), schema=schema_of(columns))
+        columns = self._log_columns(table, unsupported, as_text, version)
+        return pa.Table.from_batches(self._read(table, columns, version), schema=schema_of(columns))
 
     def arrow_batches(
-        self, table: str, *, unsupported: Unsupported = "error", as_text: Collection[str] = ()
+        self,
+        table: str,
+        *,
+        unsupported: Unsupported = "error",
+        as_text: Collection[str] = (),
+        version: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """The log rows of one table, typed, in no order, streamed.
 
         Columns: ev_id, ev_txid, ev_time, ev_op (I, U, D; o and n: the old and new half of an update that did not fit
         one row), then key_, old_ and new_ with the column's name. A TRUNCATE is no row: it is in events().
+        After DDL inside the batch the columns are those of the newest version, NULL where a row had none;
+        psycopg.errors.ObjectNotInPrerequisiteState when a type has changed. `version`, one of versions(), reads only
+        its rows, with its own columns.
         UnsupportedValue names the column that Arrow cannot hold, unless `unsupported` is "text" (types without a home
         in Arrow) or `as_text` names it (any). ResyncRequired when capture had a gap.
         """
-        return self._read(table, self._log_columns(table, unsupported, as_text))
+        return self._read(table, self._log_columns(table, unsupported, as_text, version), version)
 
-    def delta(self, table: str, *, unsupported: Unsupported = "error", as_text: Collection[str] = ()) -> pa.Table:
+    def delta(
+        self,
+        table: str,
+        *,
+        unsupported: Unsupported = "error",
+        as_text: Collection[str] = (),
+        version: int | None = None,
+    ) -> pa.Table:
         """The net change of a table in full mode: its row images, each with a signed count in `_weight`.
 
         Old images count -1, new ones +1, equal images are added up and zeros left out: no order is needed, and a row
         that was changed and changed back is not there. ResyncRequired when rows were changed that no image shows: by
-        a gap in capture, a TRUNCATE or DDL.
+        a gap in capture, a TRUNCATE or DDL; DDL is no hindrance to reading each `version` of versions() by itself.
         """
         import pyarrow as pa  # noqa: PLC0415
         import pyarrow.compute as pc  # noqa: PLC0415
 
-        self._refuse_gaps(table, ("resync", "truncate", "ddl"))
-        sources = self._sources(table)
+        self._refuse_gaps(table, ("resync", "truncate", *(("ddl",) if version is None else ())))
+        sources = self._sources(table, version)
         if any(source["log_old"] is None for source in sources):
             raise GdqError(f"table {table} is captured in pk mode: its log has no row images")
         names = [source["name"] for source in sources]
@@ -167,7 +205,7 @@ class Batch:
         schema = schema_of(old).append(pa.field(WEIGHT, pa.int64()))
         images: list[pa.Table] = [schema.empty_table()]
         columns = _HEADER + [Column(c.source, c.type, column=c.name) for c in old + new]
-        for batch in self._read(table, columns):
+        for batch in self._read(table, columns, version):
             ops = batch.column("ev_op")
             for side, wanted, weight in ((old, _OLD_IMAGE, -1), (new, _NEW_IMAGE, 1)):
                 some = batch.filter(pc.is_in(ops, pa.array(wanted)))
@@ -188,15 +226,18 @@ class Batch:
             self._transaction.close()
         self.finished = True
 
-    def _read(self, table: str, columns: list[Column]) -> Iterator[pa.RecordBatch]:
+    def _read(self, table: str, columns: list[Column], version: int | None) -> Iterator[pa.RecordBatch]:
         self._refuse_gaps(table, ("resync",))
-        rows = self._scalar("select gdq.batch_sql(%s, %s, %s::pg_catalog.regclass)", self.id, self.token, table)
+        query = "select gdq.batch_sql(%s, %s, %s::pg_catalog.regclass, %s)"
+        rows = self._scalar(query, self.id, self.token, table, version)
         with read(conninfo_of(self.connection), select_sql(f"({rows}) r", columns), columns) as batches:
             yield from batches
 
-    def _log_columns(self, table: str, unsupported: Unsupported, as_text: Collection[str]) -> list[Column]:
+    def _log_columns(
+        self, table: str, unsupported: Unsupported, as_text: Collection[str], version: int | None
+    ) -> list[Column]:
         columns = list(_HEADER)
-        sources = [(source, _type_of(source, unsupported, as_text)) for source in self._sources(table)]
+        sources = [(source, _type_of(source, unsupported, as_text)) for source in self._sources(table, version)]
         for image in ("log_key", "log_old", "log_new"):
             columns += [
                 Column(source[image], kind, column=source["name"])
@@ -205,10 +246,10 @@ class Batch:
             ]
         return columns
 
-    def _sources(self, table: str) -> list[dict[str, Any]]:
+    def _sources(self, table: str, version: int | None) -> list[dict[str, Any]]:
         with mapped(), self.connection.cursor(row_factory=dict_row) as cursor:
-            query = "select * from gdq.table_columns(%s, %s::pg_catalog.regclass)"
-            return cursor.execute(query, [self.queue, table]).fetchall()
+            query = "select * from gdq.table_columns(%s, %s::pg_catalog.regclass, %s)"
+            return cursor.execute(query, [self.queue, table, version]).fetchall()
 
     def _refuse_gaps(self, table: str, kinds: Collection[str]) -> None:
         """ResyncRequired when the batch holds an event of one of these kinds for the table."""
@@ -217,7 +258,8 @@ class Batch:
         with mapped(), self.connection.cursor(row_factory=dict_row) as cursor:
             cursor.execute(query, [self.queue, self.snapshot_from, self.snapshot_to, table])
             for row in cursor:
-                if row["kind"] in kinds:
+                # a new name or a partition without rows changes nothing that is read here
+                if row["kind"] in kinds and (row["kind"] != "ddl" or row["data"].keys() & {"new_version", "dropped"}):
                     raise _resync(row["tbl"], row["data"], row["kind"])
 
     def _scalar(self, query: str, *values: Any) -> Any:

@@ -140,14 +140,16 @@ end
 $$;
 comment on function gdq.images_sql(regclass, pg_snapshot, pg_snapshot) is 'SELECT of one change log segment''s rows between two snapshots, in one shape for both tables of a slot.';
 
--- table_changes_sql(table_id, s0, s1): the typed SELECT of a captured table's rows in (s0, s1], with the columns of its
--- newest version; a column that an older version did not have is NULL there. Not sorted.
--- Writes: nothing. Errors: 55000 when the interval holds rows of a version in which a column had another type.
-create or replace function gdq.table_changes_sql(table_id integer, s0 pg_snapshot, s1 pg_snapshot) returns text
+-- table_changes_sql(table_id, s0, s1, version): the typed SELECT of a captured table's rows in (s0, s1], with the columns
+-- of its newest version; a column that an older version did not have is NULL there. Not sorted.
+--   version: only the rows of this version, with its own columns.
+-- Writes: nothing. Errors: 55000 when the interval holds rows of a version in which a column had another type; 42704
+-- for a version that is not one of the table's.
+create or replace function gdq.table_changes_sql(table_id integer, s0 pg_snapshot, s1 pg_snapshot, version bigint default null) returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
-  newest gdq.table_version;
+  target gdq.table_version;
   v record;
   segment regclass;
   names text;
@@ -155,34 +157,40 @@ declare
   part text;
   parts text[] := '{}';
 begin
-  select * into strict newest from gdq.table_version tv where tv.version_id = gdq.current_version(table_changes_sql.table_id);
-  for v in select tv.version_id, tv.columns from gdq.table_version tv where tv.table_id = table_changes_sql.table_id order by tv.version_id loop
-    select string_agg(format(', %s as %I', coalesce(source, 'null::' || n.log_type), target), '' order by place, n.attnum),
+  select * into target from gdq.table_version tv
+   where tv.table_id = table_changes_sql.table_id and tv.version_id = coalesce(version, gdq.current_version(table_changes_sql.table_id));
+  if target.version_id is null then
+    raise exception 'table % has no version %', gdq.last_table_name(table_id), version using errcode = 'undefined_object',
+      hint = 'Ask gdq.batch_versions() for those of a batch.';
+  end if;
+  for v in select tv.version_id, tv.columns from gdq.table_version tv
+            where tv.table_id = table_changes_sql.table_id and (version is null or tv.version_id = version) order by tv.version_id loop
+    select string_agg(format(', %s as %I', coalesce(source, 'null::' || n.log_type), log_column), '' order by place, n.attnum),
            string_agg(quote_ident(n.name), ', ') filter (where o.log_type <> n.log_type)
       into names, changed
-      from jsonb_to_recordset(newest.columns) n(attnum int, name text, log_type text, log_key text, log_old text, log_new text)
+      from jsonb_to_recordset(target.columns) n(attnum int, name text, log_type text, log_key text, log_old text, log_new text)
       left join jsonb_to_recordset(v.columns) o(attnum int, log_type text, suffix text) using (attnum),
            lateral (values (1, n.log_key, 'case when ev_op in (''D'', ''o'') then ' || quote_ident('old_' || o.suffix) || ' else ' || quote_ident('new_' || o.suffix) || ' end'),
-                           (2, n.log_old, quote_ident('old_' || o.suffix)), (3, n.log_new, quote_ident('new_' || o.suffix))) image(place, target, source)
-     where target is not null;
+                           (2, n.log_old, quote_ident('old_' || o.suffix)), (3, n.log_new, quote_ident('new_' || o.suffix))) image(place, log_column, source)
+     where log_column is not null;
     for segment in select s from gdq.version_segments(v.version_id) s loop
       part := gdq.images_sql(segment, s0, s1);
       if part is not null and changed is not null then
-        raise exception 'table % changed the type of % inside the interval', (select ct.table_name from gdq.captured_table ct where ct.table_id = table_changes_sql.table_id), changed
-          using errcode = 'object_not_in_prerequisite_state', hint = 'Read this batch with gdq.get_batch(), which gives each row with its own columns.';
+        raise exception 'table % changed the type of % inside the interval', gdq.last_table_name(table_id), changed
+          using errcode = 'object_not_in_prerequisite_state', hint = 'Read the batch version by version: gdq.batch_versions(), in Python batch.versions(table).';
       elsif part is not null then
         parts := parts || format('select ev_id, ev_txid, ev_time, ev_op%s from (%s) r', names, part);
       end if;
     end loop;
   end loop;
   if parts = '{}' then
-    select string_agg(format(', null::%s as %I', log_type, target), '' order by place, attnum) into names
-      from jsonb_to_recordset(newest.columns) n(attnum int, log_type text, log_key text, log_old text, log_new text),
-           lateral (values (1, log_key), (2, log_old), (3, log_new)) image(place, target)
-     where target is not null;
+    select string_agg(format(', null::%s as %I', log_type, log_column), '' order by place, attnum) into names
+      from jsonb_to_recordset(target.columns) n(attnum int, log_type text, log_key text, log_old text, log_new text),
+           lateral (values (1, log_key), (2, log_old), (3, log_new)) image(place, log_column)
+     where log_column is not null;
     return format('select null::bigint as ev_id, null::bigint as ev_txid, null::timestamptz as ev_time, null::text as ev_op%s where false', names);
   end if;
   return array_to_string(parts, ' union all ');
 end
 $$;
-comment on function gdq.table_changes_sql(integer, pg_snapshot, pg_snapshot) is 'Typed SELECT of a captured table''s log rows between two snapshots.';
+comment on function gdq.table_changes_sql(integer, pg_snapshot, pg_snapshot, bigint) is 'Typed SELECT of a captured table''s log rows between two snapshots.';

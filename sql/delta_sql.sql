@@ -71,8 +71,9 @@ end
 $$;
 comment on function gdq.log_segments(text, regclass[]) is 'The log segments of captured tables, to lock before a first snapshot.';
 
--- table_columns(queue, tbl): the logged columns of a captured table, newest version, in column order. Writes: nothing. Errors: 42704.
-create or replace function gdq.table_columns(queue text, tbl regclass)
+-- table_columns(queue, tbl, version): the logged columns of a captured table, in column order: those of its newest version,
+-- or of the one given. Writes: nothing. Errors: 42704.
+create or replace function gdq.table_columns(queue text, tbl regclass, version bigint default null)
   returns table (attnum int, name text, type text, log_type text, as_text boolean, is_key boolean, log_key text, log_old text, log_new text)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -81,7 +82,7 @@ begin
     select c.attnum, c.name, c.type, c.log_type, c.as_text, c.key, c.log_key, c.log_old, c.log_new
       from gdq.table_version v, jsonb_to_recordset(v.columns)
              c(attnum int, name text, type text, log_type text, as_text boolean, key boolean, log_key text, log_old text, log_new text)
-     where v.version_id = gdq.current_version(gdq.find_table(queue, tbl)) order by c.attnum;
+     where v.table_id = gdq.find_table(queue, tbl) and v.version_id = coalesce(version, gdq.current_version(v.table_id)) order by c.attnum;
 end
 $$;
-comment on function gdq.table_columns(text, regclass) is 'The logged columns of a captured table.';
+comment on function gdq.table_columns(text, regclass, bigint) is 'The logged columns of a captured table.';

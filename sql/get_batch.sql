@@ -50,7 +50,7 @@ begin
     return null;
   end if;
   select * into strict v from gdq.table_version tv where tv.version_id = version_events_sql.version_id;
-  select coalesce(gdq.table_name(ct.relid), ct.table_name) into tbl from gdq.captured_table ct where ct.table_id = v.table_id;
+  select coalesce(gdq.table_name(ct.relid), gdq.last_table_name(ct.table_id)) into tbl from gdq.captured_table ct where ct.table_id = v.table_id;
   if v.split then
     rows_sql := format('with r as (%s) select * from r where ev_op not in (''o'', ''n'') union all '
       'select n.ev_id, n.ev_txid, n.ev_time, ''U'' %s from r o join r n using (ev_id) where o.ev_op = ''o'' and n.ev_op = ''n''', rows_sql,
@@ -73,11 +73,12 @@ comment on function gdq.version_events_sql(bigint, pg_snapshot, pg_snapshot) is 
 create or replace function gdq.queue_events_sql(queue_id integer, relids oid[], s0 pg_snapshot, s1 pg_snapshot, messages boolean) returns text
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
-  select format('select ev_id, ev_txid, ev_time, ev_kind as op, case when ev_kind <> ''message'' then coalesce(gdq.table_name(ev_table), ev_data->>''table'') end as tbl, '
+  select format('select ev_id, ev_txid, ev_time, ev_kind as op, case when ev_kind <> ''message'' then coalesce(gdq.table_name(ev_table), '
+                '(select gdq.last_table_name(ct.table_id) from gdq.captured_table ct where ct.queue_id = %s and ct.relid = ev_table), ev_data->>''table'') end as tbl, '
                 'null::jsonb as key, null::jsonb as old, case when ev_kind <> ''message'' then ev_data else jsonb_build_object(''type'', ev_type, ''data'', ev_data) '
                 '|| jsonb_strip_nulls(jsonb_build_object(''extra1'', ev_extra1, ''extra2'', ev_extra2, ''extra3'', ev_extra3, ''extra4'', ev_extra4)) end as new '
                 'from (%s) e where case when ev_kind = ''message'' then %L else ev_table is null or ev_table = any (%L::oid[]) end',
-                string_agg(part, ' union all '), messages, relids)
+                queue_id, string_agg(part, ' union all '), messages, relids)
     from gdq.event_segments(queue_id) s, gdq.changes_sql(s, '*', s0, s1) part where gdq.holds_rows(s) having count(part) > 0
 $$;
 comment on function gdq.queue_events_sql(integer, oid[], pg_snapshot, pg_snapshot, boolean) is 'SELECT of a queue''s event log between two snapshots, as events.';
@@ -132,7 +133,7 @@ declare
   b gdq.batch := gdq.open_batch(batch_id, token);
 begin
   return query
-    select t.relid, coalesce(gdq.table_name(t.relid), t.table_name)
+    select t.relid, coalesce(gdq.table_name(t.relid), gdq.last_table_name(t.table_id))
       from gdq.subscribed_tables(b.subscription_id) t
      where exists (select from gdq.table_version v, gdq.version_segments(v.version_id) where v.table_id = t.table_id)
      order by 2;
@@ -140,10 +141,11 @@ end
 $$;
 comment on function gdq.batch_tables(bigint, uuid) is 'The captured tables whose logs may hold rows of the batch.';
 
--- batch_sql(batch_id, token, tbl): the typed SELECT of one table's rows in an open batch: ev_id, ev_txid, ev_time, ev_op
--- (I, U, D; o and n: the two halves of a split update), then the logged columns. Not sorted. Run it with enable_seqscan
+-- batch_sql(batch_id, token, tbl, version): the typed SELECT of one table's rows in an open batch: ev_id, ev_txid,
+-- ev_time, ev_op (I, U, D; o and n: the two halves of a split update), then the logged columns: those of the newest
+-- version, or of the one given, and then only its rows (see batch_versions). Not sorted. Run it with enable_seqscan
 -- and max_parallel_workers_per_gather off. Writes: nothing. Errors: GDQ01, 42704, 55000 (see table_changes_sql).
-create or replace function gdq.batch_sql(batch_id bigint, token uuid, tbl regclass) returns text
+create or replace function gdq.batch_sql(batch_id bigint, token uuid, tbl regclass, version bigint default null) returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -155,9 +157,9 @@ begin
   if id is null then
     raise exception 'table % is not among those of batch %', tbl, batch_id using errcode = 'undefined_object';
   end if;
-  changes := gdq.table_changes_sql(id, b.snapshot_from, b.snapshot_to);
+  changes := gdq.table_changes_sql(id, b.snapshot_from, b.snapshot_to, version);
   perform gdq.open_batch(batch_id, token);
   return changes;
 end
 $$;
-comment on function gdq.batch_sql(bigint, uuid, regclass) is 'Typed SELECT of one table''s rows in an open batch.';
+comment on function gdq.batch_sql(bigint, uuid, regclass, bigint) is 'Typed SELECT of one table''s rows in an open batch.';

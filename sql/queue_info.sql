@@ -39,7 +39,7 @@ begin
   with logs as materialized (
     select z.table_id, sum(gdq.relation_bytes(z.segment))::bigint as bytes from gdq.log_sizes(wanted) z group by 1
   )
-  select q.queue_name, coalesce(n.name, ct.table_name), ct.mode,
+  select q.queue_name, coalesce(n.name, gdq.last_table_name(ct.table_id)), ct.mode,
          (select array_agg(c->>'name') from jsonb_array_elements(v.columns) c where (c->>'key')::boolean),
          (select array_agg(c->>'name') from jsonb_array_elements(v.columns) c),
          v.version_id, case when r.reason is null then 'ok' else 'resync' end, r.reason,
@@ -70,7 +70,7 @@ begin
          gdq.events_given_out(q.queue_id) - p.event_seq,
          greatest(p.finished_at, (select max(bt.granted_at) from gdq.batch b join gdq.batch_token bt using (batch_id) where b.subscription_id = s.subscription_id)),
          p.tick_id,
-         case when not s.all_tables then array(select coalesce(gdq.table_name(ct.relid), ct.table_name) from gdq.subscribed_tables(s.subscription_id) ct order by 1) end
+         case when not s.all_tables then array(select coalesce(gdq.table_name(ct.relid), gdq.last_table_name(ct.table_id)) from gdq.subscribed_tables(s.subscription_id) ct order by 1) end
     from gdq.subscription s join gdq.queue q using (queue_id) join gdq.consumer c using (consumer_id)
     left join lateral (select pp.* from gdq.position pp where pp.subscription_id = s.subscription_id order by pp.batch_no desc limit 1) p on true
     left join gdq.tick t on t.tick_id = p.tick_id

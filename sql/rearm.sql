@@ -38,7 +38,8 @@ begin
   if gdq.capture_state(t.queue_id, t.relid) <> 'disarmed' or gdq.describe_table(table_id) <> columns or gdq.current_version(table_id) <> version then
     raise exception 'the table changed meanwhile' using errcode = 'serialization_failure';
   end if;
-  perform gdq.guard_leaves(table_id);
+  perform gdq.note_rename(table_id);
+  perform gdq.guard_leaves(table_id, null);
   fault := coalesce(gdq.capture_fault(table_id), gdq.trigger_fault(table_id));
   if fault is not null then
     raise exception '%', fault;

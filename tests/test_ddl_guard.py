@@ -793,7 +793,8 @@ def test_statement_that_took_the_old_columns_with_it(tap: Tap) -> None:
     assert [row[3] for row in rows] == ["insert"] * 8 + ["ddl", "insert", "update"]
     assert rows[-1][7] == {"id": 8, "b": None, "c": 1}
     ddl: dict[str, Any] = rows[8][7]
-    assert (ddl["tag"], ddl["old_columns"], ddl["new_columns"]) == ("ALTER TABLE", ["id", "a", "b"], ["id", "b", "c"])
+    before, after = ([column["name"] for column in ddl[which]] for which in ("old_columns", "new_columns"))
+    assert (ddl["tag"], before, after) == ("ALTER TABLE", ["id", "a", "b"], ["id", "b", "c"])
     assert ddl["statement"] == "alter table t drop a, add c int"
 
 
