@@ -29,11 +29,12 @@ def print_sequences(sequences: Iterable[SequenceValue]) -> None:
 
 
 def line(event: Event) -> str:
-    """One event as JSON: id, xid, time (UTC), op, table, key, old, new."""
+    """One event as JSON: id, xid, time (UTC), op, table, key, old, new; retries where there were any."""
     time = iso_utc(event.time)
-    return _json(event.id, event.xid, time, event.op, event.table, event.key, event.old, event.new)
+    more = {"retries": event.retries} if event.retries else {}
+    return _json(event.id, event.xid, time, event.op, event.table, event.key, event.old, event.new, **more)
 
 
-def _json(*values: Any) -> str:
+def _json(*values: Any, **more: Any) -> str:
     names = ("id", "xid", "time", "op", "table", "key", "old", "new")
-    return json.dumps(dict(zip(names, values, strict=True)), ensure_ascii=False)
+    return json.dumps(dict(zip(names, values, strict=True)) | more, ensure_ascii=False)

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from gdq.conninfo import connect
     from gdq.consumer import Consumer, register_consumer, unregister_consumer
     from gdq.errors import GdqError, ResyncRequired, StaleBatch, UnsupportedValue
+    from gdq.member import register_member, unregister_member
     from gdq.message import Message, insert_event, insert_events
     from gdq.queue import add_table, create_queue, drop_queue, force_tick, remove_table
+    from gdq.retry import DeadLetter, Retry, dead_letters, purge_dead_letters, replay_dead_letters, set_retry_limit
     from gdq.schema import install, uninstall
     from gdq.source import BatchSource, Event, Position, SourceBatch
 
@@ -29,26 +31,34 @@ __all__ = [
     "Batch",
     "BatchSource",
     "Consumer",
+    "DeadLetter",
     "Event",
     "GdqError",
     "Message",
     "Position",
     "ResyncRequired",
+    "Retry",
     "SourceBatch",
     "StaleBatch",
     "UnsupportedValue",
     "add_table",
     "connect",
     "create_queue",
+    "dead_letters",
     "drop_queue",
     "force_tick",
     "insert_event",
     "insert_events",
     "install",
+    "purge_dead_letters",
     "register_consumer",
+    "register_member",
     "remove_table",
+    "replay_dead_letters",
+    "set_retry_limit",
     "uninstall",
     "unregister_consumer",
+    "unregister_member",
 ]
 
 _MODULES = {
@@ -56,8 +66,10 @@ _MODULES = {
     "conninfo": ["connect"],
     "consumer": ["Consumer", "register_consumer", "unregister_consumer"],
     "errors": ["GdqError", "ResyncRequired", "StaleBatch", "UnsupportedValue"],
+    "member": ["register_member", "unregister_member"],
     "message": ["Message", "insert_event", "insert_events"],
     "queue": ["add_table", "create_queue", "drop_queue", "force_tick", "remove_table"],
+    "retry": ["DeadLetter", "Retry", "dead_letters", "purge_dead_letters", "replay_dead_letters", "set_retry_limit"],
     "schema": ["install", "uninstall"],
     "source": ["BatchSource", "Event", "Position", "SourceBatch"],
 }

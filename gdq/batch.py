@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -17,7 +18,9 @@ from psycopg.types.json import set_json_loads
 from gdq.arrow import Column, read, schema_of, select_sql
 from gdq.conninfo import conninfo_of
 from gdq.errors import GdqError, ResyncRequired, mapped
+from gdq.member import DEAD_AFTER
 from gdq.pgtypes import AS_TEXT, ColumnType, Unsupported, column_type
+from gdq.retry import DELAY
 from gdq.sequence import SequenceValue
 from gdq.source import Event, Position
 
@@ -32,9 +35,10 @@ _FETCH_ROWS = 500
 _FLOAT_DIGITS = 16
 
 # A message's numbers are kept as they were sent; those of a row may stand for a float.
-_EVENTS = """select ev_id, ev_txid, ev_time, op, tbl, key, old, case when op <> 'message' then new end,
-                    case when op = 'message' then new::text end
-               from gdq.get_batch(%s, %s)"""
+_COLUMNS = """ev_id, ev_txid, ev_time, op, tbl, key, old, case when op <> 'message' then new end,
+              case when op = 'message' then new::text end"""
+_EVENTS = f"select {_COLUMNS}, 0 from gdq.get_batch(%s, %s)"
+_RETRIES = f"select {_COLUMNS}, retries from gdq.get_retries(%s, %s)"
 
 # Which images a log row holds, by ev_op; o and n are the halves of an update that did not fit one row.
 _OLD_IMAGE = ["U", "D", "o"]
@@ -94,9 +98,7 @@ class Batch:
 
         `transaction` is closed by commit(); without it the caller commits.
         """
-        with mapped(), connection.cursor(row_factory=dict_row) as cursor:
-            query = "select * from gdq.next_batch(%s, %s, max_events => %s)"
-            row = cursor.execute(query, [queue, consumer, max_events]).fetchone()
+        row = next_batch(connection, queue, consumer, max_events)
         return cls(connection, queue, row, transaction) if row else None
 
     @property
@@ -119,18 +121,27 @@ class Batch:
     def events(self) -> Iterator[Event]:
         """All changes in the order of their numbers, streamed through a cursor of the server.
 
+        Before them, in the same order, the events that were put aside and are due again: their `retries` is not 0.
         ResyncRequired where capture had a gap: what comes after it does not build on what came before.
         """
-        with (
-            mapped(),
-            self.connection.cursor(f"gdq_events_{next(_cursor_numbers)}", row_factory=_event_row) as cursor,
-        ):
-            cursor.itersize = _FETCH_ROWS
-            set_json_loads(_loads, cursor)
-            for event in cursor.execute(_EVENTS, [self.id, self.token], binary=True):
-                if event.op == "resync":
-                    raise _resync(event.table, event.new)
-                yield event
+        yield from self._stream(_RETRIES)
+        for event in self._stream(_EVENTS):
+            if event.op == "resync":
+                raise _resync(event.table, event.new)
+            yield event
+
+    def retry(self, event: Event, delay: timedelta = DELAY, reason: str | None = None) -> bool:
+        """Put an event of this batch aside: it comes again in the first batch that is opened after `delay`.
+
+        It counts with commit(), as everything else in the transaction. False when the event has had all its retries
+        (set_retry_limit) and became a dead letter. Only events() brings it again: arrow() and delta() do not.
+        """
+        query = "select gdq.retry_event(%s, %s, %s, %s, %s, %s)"
+        return bool(self._scalar(query, self.id, self.token, event.id, delay, reason, event.op))
+
+    def dead_letter(self, event: Event, reason: str | None = None) -> None:
+        """Give an event of this batch up: it is kept as a dead letter. It counts with commit()."""
+        self._scalar("select gdq.dead_letter(%s, %s, %s, %s, %s)", self.id, self.token, event.id, reason, event.op)
 
     def sequences(self, *, changed: bool = True) -> list[SequenceValue]:
         """The values of the queue's sequences at the end of the batch; `changed`: of those that differ from its start.
@@ -226,6 +237,13 @@ class Batch:
             self._transaction.close()
         self.finished = True
 
+    def _stream(self, query: str) -> Iterator[Event]:
+        name = f"gdq_events_{next(_cursor_numbers)}"
+        with mapped(), self.connection.cursor(name, row_factory=_event_row) as cursor:
+            cursor.itersize = _FETCH_ROWS
+            set_json_loads(_loads, cursor)
+            yield from cursor.execute(query.encode(), [self.id, self.token], binary=True)
+
     def _read(self, table: str, columns: list[Column], version: int | None) -> Iterator[pa.RecordBatch]:
         self._refuse_gaps(table, ("resync",))
         query = "select gdq.batch_sql(%s, %s, %s::pg_catalog.regclass, %s)"
@@ -269,10 +287,26 @@ class Batch:
 
 def _event_row(_cursor: Any) -> Callable[[Sequence[Any]], Event]:
     def event(row: Sequence[Any]) -> Event:
-        number, xid, time, op, table, key, old, new, message = row
-        return Event(number, xid, time, op, table, key, old, new if message is None else json.loads(message))
+        number, xid, time, op, table, key, old, new, message, retries = row
+        image = new if message is None else json.loads(message)
+        return Event(number, xid, time, op, table, key, old, image, retries)
 
     return event
+
+
+def next_batch(
+    connection: Connection[Any],
+    queue: str,
+    consumer: str,
+    max_events: int,
+    *,
+    member: str | None = None,
+    dead_after: timedelta = DEAD_AFTER,
+) -> dict[str, Any] | None:
+    """The row of gdq.next_batch(), None when there is nothing new; a Batch is made of it."""
+    query = "select * from gdq.next_batch(%s, %s, max_events => %s, member => %s, dead_after => %s)"
+    with mapped(), connection.cursor(row_factory=dict_row) as cursor:
+        return cursor.execute(query, [queue, consumer, max_events, member, dead_after]).fetchone()
 
 
 def _type_of(source: dict[str, Any], unsupported: Unsupported, as_text: Collection[str]) -> ColumnType:

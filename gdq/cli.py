@@ -25,6 +25,7 @@ from gdq.cli_base import (
 from gdq.cli_era import commands as era_commands
 from gdq.cli_message import commands as message_commands
 from gdq.cli_monitor import commands as monitor_commands
+from gdq.cli_retry import commands as retry_commands
 from gdq.cli_run import consume, peek, ticker
 from gdq.cli_sequence import commands as sequence_commands
 from gdq.cli_view import commands as view_commands
@@ -218,12 +219,14 @@ def list_tables(queue: str | None, as_json: bool, dsn: str | None) -> None:
 @click.option("--at", default="now", metavar="TICK|now", show_default=True, help="Changes after this tick.")
 @click.option("--tables", metavar="T1,T2", help="Only these captured tables, and no messages.")
 @click.option("--messages", is_flag=True, help="With --tables: messages too.")
+@click.option("--member", metavar="M", help="Register this member too: members share the consumer's batches.")
 @dsn_option
 def register_consumer(
-    queue: str, consumer: str, *, at: str, tables: str | None, messages: bool, dsn: str | None
+    queue: str, consumer: str, *, at: str, tables: str | None, messages: bool, member: str | None, dsn: str | None
 ) -> None:
-    """Register a consumer, which gets every change from then on."""
+    """Register a consumer, which gets every change from then on, or one more member of it."""
     from gdq import consumer as consumers  # noqa: PLC0415
+    from gdq import member as members  # noqa: PLC0415
     from gdq.message import take_messages  # noqa: PLC0415
 
     if at != "now" and not at.isdecimal():
@@ -233,19 +236,28 @@ def register_consumer(
         new = consumers.register_consumer(connection, queue, consumer, at_tick=tick, tables=table_names(tables))
         if new and messages:
             take_messages(connection, queue, consumer)
+        if member is not None:
+            new = members.register_member(connection, queue, consumer, member)
+            consumer = f"{consumer}/{member}"
     talk(f"registered consumer {consumer} on {queue}" if new else f"already registered: {consumer} on {queue}")
 
 
 @main.command("unregister-consumer")
 @click.argument("queue")
 @click.argument("consumer")
+@click.option("--member", metavar="M", help="Only this member; others take up what it leaves.")
 @dsn_option
-def unregister_consumer(queue: str, consumer: str, dsn: str | None) -> None:
-    """Forget a consumer and its position."""
+def unregister_consumer(queue: str, consumer: str, member: str | None, dsn: str | None) -> None:
+    """Forget a consumer with its position, retries and dead letters, or one member of it."""
     from gdq import consumer as consumers  # noqa: PLC0415
+    from gdq import member as members  # noqa: PLC0415
 
     with session(dsn) as connection:
-        known = consumers.unregister_consumer(connection, queue, consumer)
+        if member is None:
+            known = consumers.unregister_consumer(connection, queue, consumer)
+        else:
+            known = members.unregister_member(connection, queue, consumer, member)
+            consumer = f"{consumer}/{member}"
     talk(f"unregistered consumer {consumer} from {queue}" if known else f"already gone: {consumer} on {queue}")
 
 
@@ -279,6 +291,7 @@ for _command in (
     consume,
     peek,
     *message_commands,
+    *retry_commands,
     *sequence_commands,
     *view_commands,
     *era_commands,

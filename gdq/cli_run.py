@@ -6,7 +6,8 @@ import contextlib
 import importlib
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,7 +19,9 @@ log = logging.getLogger(__name__)
 if TYPE_CHECKING:
     from psycopg import Connection
 
-    from gdq.consumer import Handler
+
+SECONDS = click.FloatRange(min=0)
+DEAD_AFTER_SECONDS = 300.0
 
 
 @click.command()
@@ -45,36 +48,69 @@ def ticker(once: bool, interval: float, dsn: str | None) -> None:
 @click.argument("handler", default="printer", metavar="[HANDLER]")
 @click.option("--once", is_flag=True, help="Force a tick, handle all up to it, end.")
 @click.option("--json", "as_json", is_flag=True, help="Print events as JSON lines: what happens without a handler.")
+@click.option("--member", metavar="M", help="Work as this member of the consumer, beside the others.")
+@click.option(
+    "--dead-after", type=SECONDS, default=DEAD_AFTER_SECONDS, show_default=True, help="Take over batches held so long."
+)
+@click.option("--each", is_flag=True, help="HANDLER takes one event: handler(connection, event).")
+@click.option("--retry-errors", type=SECONDS, help="With --each: retry an event after so long when HANDLER fails.")
 @dsn_option
-def consume(queue: str, consumer: str, handler: str, *, once: bool, as_json: bool, dsn: str | None) -> None:
+def consume(
+    queue: str,
+    consumer: str,
+    handler: str,
+    *,
+    once: bool,
+    as_json: bool,
+    member: str | None,
+    dead_after: float,
+    each: bool,
+    retry_errors: float | None,
+    dsn: str | None,
+) -> None:
     """Hand the batches of a consumer to a handler; without one print every event as a line of JSON, then the
     sequences of each batch.
 
     HANDLER is module:function or a name in gdq.consumers. It is called as handler(connection, events) in the
-    transaction that finishes the batch: what it writes there is written exactly once.
+    transaction that finishes the batch: what it writes there is written exactly once. What it returns is put aside: a
+    list of gdq.Retry(reason, delay=timedelta, event=event) and gdq.DeadLetter(reason, event=event).
+
+    With --each it is called as handler(connection, event), in a savepoint of its own: raising gdq.Retry or
+    gdq.DeadLetter undoes what it did for that event and puts it aside. Other errors roll the batch back, unless
+    --retry-errors puts the event aside then too.
 
     \b
-    Example: gdq consume orders mirror shop.mirror:apply
+    Examples: gdq consume orders mirror shop.mirror:apply
+              gdq consume orders mail shop.mail:send --each --retry-errors 60 --member $HOSTNAME
     """
     from gdq.conninfo import connect  # noqa: PLC0415
-    from gdq.consumer import Consumer  # noqa: PLC0415
+    from gdq.consumer import Consumer, application_name  # noqa: PLC0415
     from gdq.consumers.printer import print_sequences  # noqa: PLC0415
+    from gdq.retry import handle_each, settle  # noqa: PLC0415
     from gdq.ticker import reconnecting  # noqa: PLC0415
 
     if as_json and handler != "printer":
         raise click.UsageError("--json prints the events itself and takes no handler")
+    if (each and handler == "printer") or (retry_errors is not None and not each):
+        raise click.UsageError("--retry-errors needs --each, and --each a handler")
     function = _load_handler(handler)
+    on_error = None if retry_errors is None else timedelta(seconds=retry_errors)
     stop = Stop()
 
     def work(connection: Connection[Any]) -> None:
-        for batch in Consumer(connection, queue, consumer).batches(once=once, stop=stop):
+        source = Consumer(connection, queue, consumer, member=member, dead_after=timedelta(seconds=dead_after))
+        for batch in source.batches(once=once, stop=stop):
             with _handler_errors(handler):
-                function(connection, batch.events())
+                if each:
+                    handle_each(batch, batch.events(), function, on_error=on_error)
+                else:
+                    settle(batch, function(connection, batch.events()) or ())
                 if handler == "printer":
                     print_sequences(batch.sequences())
 
+    name = application_name(queue, consumer, member)
     try:
-        reconnecting(lambda: connect(dsn, application_name=f"gdq:{queue}/{consumer}"), work, stop.sleep)
+        reconnecting(lambda: connect(dsn, application_name=name), work, stop.sleep)
     except KeyboardInterrupt:
         raise Failure("interrupted: the batch at hand was rolled back") from None
 
@@ -104,17 +140,23 @@ def _handler_errors(name: str) -> Iterator[None]:
     import psycopg  # noqa: PLC0415
 
     from gdq.errors import GdqError  # noqa: PLC0415
+    from gdq.retry import Outcome  # noqa: PLC0415
 
     try:
         yield
     except (psycopg.Error, GdqError, OSError):
         raise
+    except Outcome as outcome:
+        raise Failure(
+            f"handler {name} raised {type(outcome).__name__}: {outcome}",
+            hint="A handler of batches returns it, with event=; with --each it may be raised.",
+        ) from outcome
     except Exception as error:
         log.exception("handler %s failed, the batch is rolled back", name)
         raise Failure(f"handler {name}: {type(error).__name__}: {error}") from error
 
 
-def _load_handler(name: str) -> Handler:
+def _load_handler(name: str) -> Callable[[Any, Any], Any]:
     """The function `module:function`, or `consume` of a module in gdq.consumers."""
     module, _, function = name.partition(":")
     if not function:
@@ -129,5 +171,5 @@ def _load_handler(name: str) -> Handler:
         ) from error
     if not callable(loaded):
         raise Failure(f"handler {name} is not a function")
-    handler: Handler = loaded
+    handler: Callable[[Any, Any], Any] = loaded
     return handler

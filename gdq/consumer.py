@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import islice
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -18,9 +19,11 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import class_row, scalar_row
 
 from gdq import queue as queues
-from gdq.batch import Batch
+from gdq.batch import Batch, next_batch
 from gdq.conninfo import connect
 from gdq.errors import GdqError, mapped
+from gdq.member import DEAD_AFTER, member_info
+from gdq.retry import Outcome, next_retry
 from gdq.source import Event
 from gdq.ticker import INTERVAL_SECONDS, Housekeeping
 
@@ -47,8 +50,11 @@ class ConsumerInfo:
 class Handler(Protocol):
     """What `gdq consume` runs for every batch, in the transaction that finishes it. It must not commit."""
 
-    def __call__(self, connection: Connection[Any], events: Iterator[Event], /) -> object:
-        """Apply the events; an exception rolls everything back and the batch comes again."""
+    def __call__(self, connection: Connection[Any], events: Iterator[Event], /) -> Iterable[Outcome] | None:
+        """Apply the events; an exception rolls everything back and the batch comes again.
+
+        The result is what was not applied, as gdq.Retry and gdq.DeadLetter with event=.
+        """
 
 
 def register_consumer(
@@ -98,8 +104,9 @@ def peek(connection: Connection[Any], queue: str, consumer: str | None = None, *
     # What opens the batch is undone, so a worker's own token stays good.
     with connection.transaction(force_rollback=True):
         connection.execute("set local lock_timeout = '2s'")
-        batch = Batch.open(connection, queue, consumer, limit)
-        return list(islice(batch.events(), limit)) if batch else []
+        members = member_info(connection, queue, consumer)
+        row = next_batch(connection, queue, consumer, limit, member=members[0].member_name if members else None)
+        return list(islice(Batch(connection, queue, row).events(), limit)) if row else []
 
 
 class Consumer:
@@ -113,6 +120,8 @@ class Consumer:
     Given a connection it takes that over: switched to autocommit, so that every batch is a READ COMMITTED transaction
     of its own; the connection must be idle and stays open at the end. While it waits it does a ticker's work too.
     `max_events`: ticks are joined into one batch up to so many events.
+    `member`: which of the consumer's members this is; members work on batches side by side. A batch that its member
+    has held for `dead_after` is taken over by another, so that must be longer than any batch takes.
     """
 
     def __init__(
@@ -122,15 +131,19 @@ class Consumer:
         consumer: str,
         *,
         max_events: int = MAX_EVENTS,
+        member: str | None = None,
+        dead_after: timedelta = DEAD_AFTER,
     ) -> None:
         self.queue = queue
         self.consumer = consumer
+        self.member = member
         self._max_events = max_events
+        self._dead_after = dead_after
         self._owned = not isinstance(source, Connection)
         if isinstance(source, Connection):
             self.connection = source
         else:
-            self.connection = connect(source, application_name=f"gdq:{queue}/{consumer}")
+            self.connection = connect(source, application_name=application_name(queue, consumer, member))
         if self.connection.info.transaction_status != TransactionStatus.IDLE:
             raise GdqError("a consumer needs a connection that is not in a transaction")
         self.connection.autocommit = True
@@ -172,8 +185,7 @@ class Consumer:
             self._notified = False
             looked_at = time.monotonic()
             with ExitStack() as transaction:
-                transaction.enter_context(self.connection.transaction())
-                batch = Batch.open(self.connection, self.queue, self.consumer, self._max_events, transaction)
+                batch = self._open(transaction)
                 if batch is not None:
                     yield batch
                     batch.commit()
@@ -181,14 +193,45 @@ class Consumer:
                 waiting_since, pause = time.monotonic(), INTERVAL_SECONDS
             if last_tick is not None and (batch is None or batch.tick_to >= last_tick):
                 return
-            # Looking for a batch locks, and so costs a transaction number: only when there is a tick, or for safety.
-            while batch is None and not (self._notified or stop() or _since(looked_at) > _LOOK_SECONDS):
+            # Looking for a batch locks, and so costs a transaction number: only when there is a tick or a retry is
+            # due, or for safety.
+            look_after = self._look_after() if batch is None else 0
+            while batch is None and not (self._notified or stop() or _since(looked_at) > look_after):
                 if timeout is not None and _since(waiting_since) >= timeout:
                     return
                 if not self._housekeeping.step(self.connection) and not self._notified:
                     # What wakes it is read by the next command.
-                    select.select([self.connection.fileno()], [], [], pause)
+                    select.select([self.connection.fileno()], [], [], min(pause, look_after))
                     pause = min(pause * 2, _POLL_SECONDS_MAX)
+
+    def _open(self, transaction: ExitStack) -> Batch | None:
+        """The next batch, in a transaction that `transaction` ends. A member's batch is taken in one before that.
+
+        A lock on the subscription, held while it works, would keep the other members out.
+        """
+        open_next = partial(
+            next_batch,
+            self.connection,
+            self.queue,
+            self.consumer,
+            self._max_events,
+            member=self.member,
+            dead_after=self._dead_after,
+        )
+        if self.member is not None:
+            with self.connection.transaction():
+                row = open_next()
+            if row is None:
+                return None
+        transaction.enter_context(self.connection.transaction())
+        if self.member is None:
+            row = open_next()
+        return Batch(self.connection, self.queue, row, transaction) if row else None
+
+    def _look_after(self) -> float:
+        """For how many seconds at most there is nothing to look for, as far as is known."""
+        due = next_retry(self.connection, self.queue, self.consumer)
+        return _LOOK_SECONDS if due is None else min(max(due, 0), _LOOK_SECONDS)
 
     def _force_tick(self) -> int:
         with self.connection.transaction():
@@ -201,6 +244,11 @@ class Consumer:
     def _notice(self, _notify: psycopg.Notify) -> None:
         # Called whatever the connection is busy with when the notification arrives.
         self._notified = True
+
+
+def application_name(queue: str, consumer: str, member: str | None = None) -> str:
+    """What a consumer's connection is called in pg_stat_activity."""
+    return f"gdq:{queue}/{consumer}" if member is None else f"gdq:{queue}/{consumer}/{member}"
 
 
 def _since(moment: float) -> float:

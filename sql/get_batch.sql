@@ -124,6 +124,31 @@ end
 $$;
 comment on function gdq.get_batch(bigint, uuid) is 'The events of an open batch, in order.';
 
+-- batch_event(batch_id, token, event): the events of one number in an open batch, as get_batch() gives them and with the same
+-- settings; or as get_retries() does, where the batch brings that event again. Writes: nothing. Errors: GDQ01.
+create or replace function gdq.batch_event(batch_id bigint, token uuid, event bigint)
+  returns table (ev_id bigint, ev_txid bigint, ev_time timestamptz, op text, tbl text, key jsonb, old jsonb, new jsonb, retries integer)
+language plpgsql volatile security definer
+  set search_path = pg_catalog, pg_temp set enable_seqscan = off set max_parallel_workers_per_gather = 0
+  set datestyle = 'ISO, YMD' set intervalstyle = postgres set timezone = 'UTC' set extra_float_digits = 1 set bytea_output = hex
+  set lc_monetary = 'C' set quote_all_identifiers = off set xmlbinary = base64
+as $$
+#variable_conflict use_column
+declare
+  b gdq.batch := gdq.open_batch(batch_id, token);
+  events text;
+begin
+  return query
+    select r.ev_id, r.ev_txid, r.ev_time, r.op, r.tbl, r.key, r.old, r.new, r.retries
+      from gdq.get_retries(b.batch_id, batch_event.token) r where r.ev_id = event;
+  if not found then
+    events := gdq.subscription_events_sql(b.subscription_id, b.snapshot_from, b.snapshot_to);
+    return query execute 'select *, 0 from (' || events || ') e where ev_id = $1' using event;
+  end if;
+end
+$$;
+comment on function gdq.batch_event(bigint, uuid, bigint) is 'The events of one number in an open batch.';
+
 -- batch_tables(batch_id, token): the captured tables whose logs may hold rows of the batch. Writes: nothing. Errors: GDQ01.
 create or replace function gdq.batch_tables(batch_id bigint, token uuid) returns table (tbl regclass, table_name text)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp

@@ -20,8 +20,10 @@ $$;
 comment on function gdq.oldest_tick(integer) is 'The oldest tick of a queue that a position or the retention needs.';
 
 -- needed_control_sql(kind, slot): a SELECT of the rows in one slot of a control table that must be carried forward: ticks
--- from the oldest needed one on, the values of sequences from the last before that on, each subscription's position if it is the latest, batches that are not finished or
--- finished last (finishing twice says so), the newest token of each. Writes: nothing.
+-- from the oldest needed one on, the values of sequences from the last before that on, each subscription's position if
+-- it is the latest, batches that are not finished or finished last (finishing twice says so), the newest token of each;
+-- events that were put aside until they are settled or void, and what tells that they are: those rows go after the
+-- events. Writes: nothing.
 create or replace function gdq.needed_control_sql(kind text, slot integer) returns text
 language sql immutable security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -34,6 +36,15 @@ as $$
       'join gdq.%I r on r.subscription_id = p.subscription_id and r.batch_no = p.batch_no'
     when 'batch' then 'select r.* from gdq.latest_positions() p '
       'join gdq.%I r on r.subscription_id = p.subscription_id and r.batch_no >= p.batch_no'
+    when 'batch_end' then 'select r.* from gdq.latest_positions() p join gdq.%I r on r.subscription_id = p.subscription_id '
+      'where r.batch_no > p.batch_no or exists (select from gdq.retry_event e where e.batch_id = r.batch_id) '
+      'or exists (select from gdq.retry_delivery d where d.batch_id = r.batch_id)'
+    when 'retry_event' then 'select r.* from gdq.%I r '
+      'where not exists (select from gdq.retry_delivery d join gdq.batch_end e on e.batch_id = d.batch_id where d.retry_id = r.retry_id) '
+      'and (r.batch_id is null '
+      'or (not r.dead and exists (select from gdq.batch_end e where e.batch_id = r.batch_id and e.token = r.token)) '
+      'or exists (select from gdq.batch b where b.batch_id = r.batch_id and not gdq.is_finished(b.subscription_id, b.batch_no, b.batch_id)))'
+    when 'retry_delivery' then 'select r.* from gdq.%I r where exists (select from gdq.retry_event e where e.retry_id = r.retry_id)'
     else 'select r.* from gdq.latest_positions() p join gdq.batch b '
       'on b.subscription_id = p.subscription_id and b.batch_no >= p.batch_no join gdq.%I r on r.batch_id = b.batch_id '
       'where not exists (select from gdq.batch_token n where n.batch_id = r.batch_id and n.grant_id > r.grant_id)'
@@ -75,7 +86,7 @@ comment on function gdq.clear_control(text, integer, boolean) is 'Empties the sl
 -- rotate_control(patient, bytes_max): keeps the control tables small whose rows come with every tick and batch: switches one that has
 -- grown past bytes_max (256 kB) to its other slot, and empties the slot that it left. Readers make way seldom by chance alone where
 -- there are many, so now and then they are waited for: every tenth call, for 100 ms, which consumers then wait too.
--- Result: how many slots were emptied. Writes: tick, sequence_tick, position, batch, batch_token. Errors: GDQ04.
+-- Result: how many slots were emptied. Writes: the control tables that rotate. Errors: GDQ04.
 create or replace function gdq.rotate_control(patient boolean default random() < 0.1, bytes_max bigint default 262144) returns integer
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -87,7 +98,7 @@ begin
   if not pg_try_advisory_xact_lock(gdq.lock_key('control', 0)) then
     return 0;
   end if;
-  foreach kind in array array['tick', 'sequence_tick', 'position', 'batch', 'batch_token'] loop
+  foreach kind in array array['tick', 'sequence_tick', 'position', 'batch', 'batch_token', 'retry_event', 'retry_delivery', 'batch_end'] loop
     written := coalesce(pg_sequence_last_value(format('gdq.%I', kind || '_slot')::regclass), 0) % 2;
     if pg_relation_size(format('gdq.%I', kind || '_' || 1 - written)::regclass) > 0 then
       cleared := cleared + gdq.clear_control(kind, 1 - written, patient)::integer;

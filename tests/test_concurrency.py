@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import tests.schedules_retry  # noqa: F401 (adds its own)
 from tests.concurrency import Scene
 from tests.fix_server import Database
 from tests.schedules import SCHEDULES, play

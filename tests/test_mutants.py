@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import tests.schedules_retry  # noqa: F401 (adds its own)
 from tests.concurrency import Violation
 from tests.fix_server import Database
 from tests.schedules import play

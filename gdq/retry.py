@@ -1,0 +1,195 @@
+"""Events that a consumer cannot handle: retries, dead letters, and handlers that take one event at a time."""
+
+# ruff: noqa: N818 (Retry and DeadLetter say what becomes of an event; they are no errors)
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Protocol
+
+import psycopg
+from psycopg import Connection
+from psycopg.rows import class_row, scalar_row
+
+from gdq.errors import GdqError, mapped
+from gdq.source import Event
+
+DELAY = timedelta(minutes=1)
+
+
+class Outcome(Exception):
+    """What becomes of an event that was not handled: a Retry or a DeadLetter.
+
+    A handler of single events raises it; a handler of batches returns such outcomes, each with its event.
+    """
+
+    def __init__(self, reason: str | None = None, *, event: Event | None = None) -> None:
+        super().__init__(reason or type(self).__name__)
+        self.reason = reason
+        self.event = event
+
+
+class Retry(Outcome):
+    """The event comes again, in the first batch that is opened after `delay`."""
+
+    def __init__(self, reason: str | None = None, *, delay: timedelta = DELAY, event: Event | None = None) -> None:
+        super().__init__(reason, event=event)
+        self.delay = delay
+
+
+class DeadLetter(Outcome):
+    """The event is given up, and kept among the dead letters."""
+
+
+class Parking(Protocol):
+    """A batch that can put events aside: gdq.Batch."""
+
+    @property
+    def connection(self) -> Connection[Any]:
+        """The connection of the batch's transaction."""
+
+    def retry(self, event: Event, delay: timedelta = DELAY, reason: str | None = None) -> bool:
+        """Put an event aside for a while."""
+
+    def dead_letter(self, event: Event, reason: str | None = None) -> None:
+        """Give an event up."""
+
+
+EventHandler = Callable[[Connection[Any], Event], object]
+
+
+def settle(batch: Parking, outcomes: Iterable[object]) -> None:
+    """Put aside what a batch handler returned; GdqError for anything that is not an outcome with its event."""
+    for outcome in outcomes:
+        if not isinstance(outcome, Outcome) or outcome.event is None:
+            raise GdqError(
+                f"a handler returned {outcome!r}", hint="Return nothing, or Retry and DeadLetter with event=."
+            )
+        _apply(batch, outcome.event, outcome)
+
+
+def handle_each(
+    batch: Parking, events: Iterator[Event], handler: EventHandler, *, on_error: timedelta | None = None
+) -> None:
+    """Hand events to `handler` one by one, each in a savepoint, so that what one did can be undone alone.
+
+    When it raises Retry or DeadLetter the event is put aside and the next one follows. Other errors fail the batch, or,
+    with `on_error`, put the event aside for that long; gdq's own errors and a lost connection always fail the batch.
+    """
+    for event in events:
+        try:
+            with batch.connection.transaction():
+                handler(batch.connection, event)
+        except Outcome as outcome:
+            _apply(batch, event, outcome)
+        except (GdqError, psycopg.OperationalError, OSError):
+            raise
+        except Exception as error:
+            if on_error is None:
+                raise
+            _apply(batch, event, Retry(f"{type(error).__name__}: {error}", delay=on_error))
+
+
+def _apply(batch: Parking, event: Event, outcome: Outcome) -> None:
+    if isinstance(outcome, Retry):
+        batch.retry(event, outcome.delay, outcome.reason)
+    else:
+        batch.dead_letter(event, outcome.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class RetryInfo:
+    """An event that waits to come again. `batch_id`: the open batch that has it."""
+
+    queue_name: str
+    consumer_name: str
+    ev_id: int
+    op: str
+    tbl: str | None
+    key: dict[str, Any] | None
+    retries: int
+    due_at: datetime
+    batch_id: int | None
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterInfo:
+    """An event that a consumer gave up, as it was in its batch."""
+
+    dead_letter_id: int
+    queue_name: str
+    consumer_name: str
+    ev_id: int
+    ev_txid: int
+    ev_time: datetime
+    op: str
+    tbl: str | None
+    key: dict[str, Any] | None
+    old: dict[str, Any] | None
+    new: dict[str, Any] | None
+    retries: int
+    reason: str | None
+    died_at: datetime
+
+
+def retry_info(connection: Connection[Any], queue: str | None = None, consumer: str | None = None) -> list[RetryInfo]:
+    """The events that wait to come again, of all queues, one queue or one consumer."""
+    with mapped(), connection.cursor(row_factory=class_row(RetryInfo)) as cursor:
+        return cursor.execute("select * from gdq.retry_info(%s, %s)", [queue, consumer]).fetchall()
+
+
+def next_retry(connection: Connection[Any], queue: str, consumer: str) -> float | None:
+    """In how many seconds the next retry of a consumer is due; None when none waits."""
+    query = "select extract(epoch from gdq.next_retry(%s, %s) - clock_timestamp())::float8"
+    with mapped(), connection.cursor(row_factory=scalar_row) as cursor:
+        seconds: float | None = cursor.execute(query, [queue, consumer]).fetchone()
+        return seconds
+
+
+def set_retry_limit(connection: Connection[Any], queue: str, consumer: str, retries: int) -> None:
+    """Set how often an event of a consumer is retried before it becomes a dead letter (10 unless set)."""
+    with mapped():
+        connection.execute("select gdq.set_retry_limit(%s, %s, %s)", [queue, consumer, retries])
+
+
+def dead_letters(connection: Connection[Any], queue: str, consumer: str | None = None) -> list[DeadLetterInfo]:
+    """The events that the consumers of a queue gave up, or one of them did, oldest first."""
+    with mapped(), connection.cursor(row_factory=class_row(DeadLetterInfo)) as cursor:
+        return cursor.execute("select * from gdq.dead_letters(%s, %s)", [queue, consumer]).fetchall()
+
+
+def replay_dead_letters(
+    connection: Connection[Any],
+    queue: str,
+    consumer: str,
+    ids: Sequence[int] | None = None,
+    *,
+    older_than: timedelta | str | None = None,
+) -> int:
+    """Hand dead letters (None: all; of so great an age) to their consumer again, in its next batch; how many."""
+    return _sweep(connection, "replay", [queue, consumer, _listed(ids), older_than])
+
+
+def purge_dead_letters(
+    connection: Connection[Any],
+    queue: str,
+    consumer: str,
+    ids: Sequence[int] | None = None,
+    *,
+    older_than: timedelta | str | None = None,
+) -> int:
+    """Forget dead letters (None: all; of so great an age); how many."""
+    return _sweep(connection, "purge", [queue, consumer, _listed(ids), older_than])
+
+
+def _sweep(connection: Connection[Any], verb: str, arguments: list[Any]) -> int:
+    query = f"select gdq.{verb}_dead_letters(%s, %s, %s::bigint[], %s::interval)"
+    with mapped(), connection.cursor(row_factory=scalar_row) as cursor:
+        return int(cursor.execute(query.encode(), arguments).fetchone() or 0)
+
+
+def _listed(ids: Sequence[int] | None) -> list[int] | None:
+    return None if ids is None else list(ids)
