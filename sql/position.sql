@@ -34,7 +34,7 @@ comment on function gdq.position(text, text) is 'Where a consumer stands, as tex
 -- check_position(queue, position): whether the server still knows a position that was kept outside it. A server that lost
 -- its tail, by the promotion of a standby that lagged or a restore to an earlier time, may give the number of a lost
 -- tick again, but not its nonce. Ticks since the slowest consumer are always there, so among them a missing one is lost;
--- of older ones nobody can tell.
+-- of older ones nobody can tell. So a consumer checks its position before it reads on.
 -- Result: true. Writes: nothing. Errors: 22023 for text that is no position; GDQ08 when the server lost it, and what
 -- its holder has read may never have happened here; GDQ07 when it is of an era that has ended; GDQ02 when it is older
 -- than what is kept; 42704.
