@@ -231,6 +231,23 @@ end
 $$;
 comment on function gdq.require_kept(integer) is 'Error unless the positions of a restored queue can be kept.';
 
+-- drop_strays(): drops logs that no control row knows: a dump that was restored over an installed database has left them,
+-- and new ones may get their names. Writes: drops tables in gdq_log.
+create or replace function gdq.drop_strays() returns void
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '500ms'
+as $$
+declare
+  stray record;
+begin
+  for stray in select c.oid from pg_class c
+                where c.relnamespace = 'gdq_log'::regnamespace and c.relkind = 'r' and c.relname ~ '^t\d+_v\d+_[su]\d$'
+                  and not exists (select from gdq.log_segment s where s.segment = c.oid) loop
+    execute format('drop table %s', gdq.table_name(stray.oid));
+  end loop;
+end
+$$;
+comment on function gdq.drop_strays() is 'Drops logs that no control row knows.';
+
 -- rebase_queue(queue_id, keep): rebase() of one queue. Writes and errors: as rebase().
 create or replace function gdq.rebase_queue(queue_id integer, keep boolean) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -302,6 +319,7 @@ begin
         using errcode = 'object_not_in_prerequisite_state', hint = 'As a superuser: gdq create-event-triggers, or SELECT gdq.create_event_triggers().';
     end if;
     perform gdq.restore_rights();
+    perform gdq.drop_strays();
     perform gdq.rebase_queue(q.queue_id, keep);
     return query
       select q.queue_name, c.consumer_name, t.table_name, case when keep and gdq.capture_state(q.queue_id, t.relid) = 'armed' then 'kept' else 'resync' end

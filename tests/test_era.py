@@ -172,3 +172,61 @@ def test_positions_that_are_kept(tap: Tap, cluster: Cluster, sooner: bool) -> No
             assert seen[:-1] == wanted[consumer]
             assert seen[-1].new == {"id": 7, "extra": None}
         assert owner.execute("select state, columns from gdq.table_info('q')").fetchone() == ("ok", ["id", "extra"])
+
+
+def test_restored_over_an_installed_database(tap: Tap, cluster: Cluster) -> None:
+    """pg_dump --clean, into a database that the same dump has filled before, and that has been in use."""
+    filled(tap)
+    db = moved(tap, cluster)
+    with db.connect() as owner:
+        rebase(owner)
+        events(db)
+    with db.connect("app") as app:
+        app.execute("alter table t add later int; insert into t values (10, 'lost by the restore', 1)")
+    # the primary keys of partitions and the logs that are there cannot be dropped as the dump would have it
+    assert "cannot drop schema gdq_log" in restore(db, dump(tap.db, "--clean", "--if-exists"), stop=False)
+    with db.connect() as owner, db.connect("app") as app:
+        assert rebase(owner, "q") == [Rebased("q", "c", "shop.t", "resync")]
+        app.execute("insert into t values (11, 'kept')")
+        assert [event.op for event in events(db)] == ["resync", "insert"]
+
+
+def test_restored_by_an_owner_who_is_no_superuser(tap: Tap, cluster: Cluster) -> None:
+    """Event triggers, and what belongs to other roles, stay behind: the rebase says what is missing."""
+    tap.owner.execute("create table own (id int primary key)")
+    tap.add("public.own")
+    tap.owner.execute("insert into own values (1)")
+    db = cluster.create_database(tap.db.name)
+    with db.connect("su") as su:
+        su.execute("create schema shop; grant all on schema shop to gdq_owner")
+    said = restore(db, dump(tap.db, "--no-owner", "--no-acl"), dsn=db.dsn, stop=False)
+    assert "permission denied to create event trigger" in said
+    with db.connect() as owner:
+        owner.execute("insert into own values (2)")
+        with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="event triggers of gdq are missing"):
+            rebase(owner)
+        assert gdq("create-event-triggers", dsn=db.su_dsn).returncode == 0
+        assert rebase(owner) == [Rebased("q", "c", "public.own", "resync")]
+        owner.execute("insert into own values (3); alter table own add more int; insert into own values (4)")
+        assert [event.op for event in events(db)] == ["resync", "insert", "ddl", "insert"]
+        with db.connect("su") as su:
+            functions = "select count(*) from pg_proc where pronamespace = 'gdq'::regnamespace"
+            assert su.execute(f"{functions} and has_function_privilege('app', oid, 'execute')".encode()).fetchone() == (
+                0,
+            )
+            owners = "select distinct pg_get_userbyid(proowner) from pg_proc where proname ~ '^t[0-9]+_q'"
+            assert su.execute(owners.encode()).fetchall() == [("gdq_capture",)]
+
+
+def test_dump_without_the_schemas_of_gdq(tap: Tap, cluster: Cluster) -> None:
+    """The tables come without capture, and gdq is installed anew."""
+    filled(tap)
+    db = cluster.create_database(tap.db.name)
+    said = restore(db, dump(tap.db, "-N", "gdq", "-N", "gdq_log"), stop=False)
+    assert 'schema "gdq_log" does not exist' in said
+    with db.connect("app") as app, db.connect("su") as su:
+        assert su.execute("select count(*) from shop.t").fetchone() == (2,)
+        assert su.execute("select from pg_trigger where not tgisinternal").rowcount == 0
+        assert su.execute("select from pg_event_trigger").rowcount == 0
+        app.execute("insert into shop.t values (5, 'x')")
+    assert gdq("install", dsn=db.dsn).returncode == 0
