@@ -41,7 +41,7 @@ begin
   now_snapshot := pg_current_snapshot();
   if not gdq.snapshot_le(last.snapshot, now_snapshot) then
     raise exception 'tick % of queue % has snapshot %, which is later than the server''s %', last.tick_id, queue_id, last.snapshot, now_snapshot
-      using errcode = 'object_not_in_prerequisite_state', hint = 'The database was restored from a dump or lost its tail in a failover.';
+      using errcode = 'object_not_in_prerequisite_state', hint = 'The server has lost transactions that it had. gdq rebase starts a new era: consumers read their tables afresh.';
   end if;
   insert into gdq.tick (queue_id, snapshot, event_seq) values (queue_id, now_snapshot, events) returning tick_id into id;
   if exists (select from gdq.published_sequence ps where ps.queue_id = make_tick.queue_id) then

@@ -248,7 +248,7 @@ end
 $$;
 comment on function gdq.drop_strays() is 'Drops logs that no control row knows.';
 
--- rebase_queue(queue_id, keep): rebase() of one queue. Writes and errors: as rebase().
+-- rebase_queue(queue_id, keep): rebase() of one queue, whose tick lock the caller holds. Writes and errors: as rebase().
 create or replace function gdq.rebase_queue(queue_id integer, keep boolean) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -258,7 +258,6 @@ declare
   p record;
   last_number bigint := (select max(t.event_seq) from gdq.tick t where t.queue_id = rebase_queue.queue_id and not t.refresh);
 begin
-  perform pg_advisory_xact_lock(gdq.lock_key('tick', queue_id));
   perform pg_advisory_xact_lock(gdq.lock_key('position', queue_id));
   perform from gdq.subscription s where s.queue_id = rebase_queue.queue_id order by s.subscription_id for update;
   if keep then
@@ -297,9 +296,10 @@ comment on function gdq.rebase_queue(integer, boolean) is 'Starts a new era of o
 -- consumer has not passed come all the same.
 --   keep: consumers go on where the dump has them, and no table is read afresh. Only if writers were stopped before the
 --   last tick of the old server, which is checked, and consumers read nothing there after the dump, which is not.
--- Result: one row a consumer and table with what became of it, resync or kept; none when there was nothing to do.
+-- It also helps where the last tick is later than the server's transactions, after pg_resetwal or a replica made by logical
+-- replication. Result: one row a consumer and table with what became of it, resync or kept; none for nothing to do.
 -- Writes: all control tables of the queue, its logs, capture functions and triggers.
--- Errors: 42704; 55000 where event triggers are missing or positions cannot be kept; 42501; 55P03 when writers or readers
+-- Errors: 42704; 55000 where event triggers or captured tables are missing or positions cannot be kept; 42501; 55P03 when writers or readers
 -- hold a table or log: nothing is changed, try again; GDQ04.
 create or replace function gdq.rebase(queue text default null, keep boolean default false)
   returns table (queue_name text, consumer_name text, table_name text, outcome text)
@@ -313,7 +313,13 @@ begin
   if queue is not null and not exists (select from gdq.queue qq where qq.queue_name = queue) then
     raise exception 'queue "%" does not exist', queue using errcode = 'undefined_object', hint = 'List the queues with gdq.queue_info().';
   end if;
-  for q in select r.queue_id, r.queue_name from gdq.restored_queues() r where queue is null or r.queue_name = queue loop
+  if exists (select from gdq.table_version v where not exists (select from gdq.captured_table ct where ct.table_id = v.table_id)) then
+    raise exception 'the dump was restored in part: captured tables are missing' using errcode = 'object_not_in_prerequisite_state',
+      hint = 'Restore the whole database; or gdq uninstall and install, and start anew.';
+  end if;
+  for q in select qq.queue_id, qq.queue_name from gdq.queue qq where queue is null or qq.queue_name = queue order by 2 loop
+    perform pg_advisory_xact_lock(gdq.lock_key('tick', q.queue_id));
+    continue when (gdq.era_of(q.queue_id)).era is not null and gdq.snapshot_le((gdq.last_tick(q.queue_id)).snapshot, pg_current_snapshot());
     if not gdq.event_triggers_on() then
       raise exception 'the event triggers of gdq are missing or off: an ALTER TABLE could make writes fail'
         using errcode = 'object_not_in_prerequisite_state', hint = 'As a superuser: gdq create-event-triggers, or SELECT gdq.create_event_triggers().';

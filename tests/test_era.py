@@ -9,7 +9,8 @@ import psycopg
 import pytest
 
 from gdq.embedded import Server
-from gdq.era import Rebased, rebase
+from gdq.era import Rebased, check_position, position, rebase
+from gdq.errors import DivergedPosition, EraEnded, TruncatedPosition
 from tests.events import Event, Tap, drain
 from tests.fix_server import Database, chosen_binaries
 from tests.programs import gdq
@@ -73,6 +74,7 @@ def test_restored_queue_stops_until_rebased(tap: Tap, cluster: Cluster) -> None:
     tap.owner.execute("select gdq.insert_event('q', 'm', 'read')")
     filled(tap)
     tap.owner.execute("select gdq.insert_event('q', 'm', 'unread')")
+    outside = position(tap.owner, "q", "c")
     db = moved(tap, cluster)
     with db.connect() as owner, db.connect("app") as app:
         app.execute("insert into t values (3, 'after the restore')")
@@ -96,6 +98,8 @@ def test_restored_queue_stops_until_rebased(tap: Tap, cluster: Cluster) -> None:
         assert done.stderr.startswith('Error: queue "q" was restored from a dump')
         done = gdq("rebase", dsn=db.dsn)
         assert done.stdout.splitlines()[1].split() == ["q", "c", "shop.t", "resync"], done.stderr
+        with pytest.raises(EraEnded, match='an era of queue "q" that ended at'):
+            check_position(owner, "q", outside)
         app.execute("insert into t values (4, 'after the rebase')")
         seen = events(db)
         assert [event.op for event in seen] == ["message", "message", "resync", "insert"]
@@ -230,3 +234,37 @@ def test_dump_without_the_schemas_of_gdq(tap: Tap, cluster: Cluster) -> None:
         assert su.execute("select from pg_event_trigger").rowcount == 0
         app.execute("insert into shop.t values (5, 'x')")
     assert gdq("install", dsn=db.dsn).returncode == 0
+
+
+def test_restored_in_part(tap: Tap, cluster: Cluster) -> None:
+    filled(tap)
+    db = cluster.create_database(tap.db.name)
+    assert 'relation "shop.t" does not exist' in restore(db, dump(tap.db, "-T", "shop.t"), stop=False)
+    with db.connect() as owner, pytest.raises(psycopg.Error, match="the dump was restored in part"):
+        rebase(owner)
+
+
+def test_positions_kept_outside(tap: Tap) -> None:
+    """What the server knows, never knew, has lost, and has forgotten."""
+    tap.owner.execute("select gdq.force_tick('q')")
+    tap.batch()
+    known = position(tap.owner, "q", "c")
+    check_position(tap.owner, "q", known)
+    assert gdq("position", "q", "c", dsn=tap.db.dsn).stdout == f"{known}\n"
+    kind, era, tick, nonce, snapshot = known.split("/")
+    other = "5f0c0000-0000-4000-8000-000000000000"
+    for wrong, error in (
+        (f"{kind}/{other}/{tick}/{nonce}/{snapshot}", DivergedPosition),
+        (f"{kind}/{era}/{tick}/{other}/{snapshot}", DivergedPosition),
+        (f"{kind}/{era}/{int(tick) + 1}/{nonce}/{snapshot}", DivergedPosition),
+        (f"{kind}/{era}/0/{nonce}/{snapshot}", TruncatedPosition),
+        ("700:700:", psycopg.errors.InvalidParameterValue),
+    ):
+        with pytest.raises(error):
+            check_position(tap.owner, "q", wrong)
+        done = gdq("check-position", "q", wrong, dsn=tap.db.dsn)
+        assert done.returncode == (1 if error is psycopg.errors.InvalidParameterValue else 3), wrong
+    tap.owner.execute("select gdq.create_queue('r')")
+    with pytest.raises(DivergedPosition, match="it comes from another queue or server"):
+        check_position(tap.owner, "r", known)
+    assert gdq("check-position", "q", known, dsn=tap.db.dsn).returncode == 0
