@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gdq.cli_base import Stop, dsn_option, json_value, session
+from gdq.cli_base import Stop, dsn_option, fields, json_option, json_value, print_rows, session, talk
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -165,4 +165,41 @@ def age(span: timedelta | None) -> str:
     return f"{days} d {hours} h" if days else f"{hours} h {minutes} min"
 
 
-commands: list[click.Command] = [status]
+@click.command()
+@click.argument("queue", required=False)
+@click.option("--fix", is_flag=True, help="Mend what can be mended without making the application wait.")
+@click.option(
+    "--patience",
+    type=click.FloatRange(min=0),
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a thing may last before it is found.",
+)
+@json_option
+@dsn_option
+def doctor(queue: str | None, fix: bool, patience: float, as_json: bool, dsn: str | None) -> None:
+    """Find what is wrong with capture, ticks, consumers and logs, or about to be; exit code 3 when anything is.
+
+    Each finding says its cause and its cure. --fix captures again what has come off, and says what it did; what is
+    found after that decides the exit code.
+    """
+    from gdq import doctor as doctors  # noqa: PLC0415
+
+    with session(dsn, autocommit=True) as connection:
+        found = doctors.doctor(connection, queue, timedelta(seconds=patience))
+        if fix:
+            for repair in doctors.fix(connection, found):
+                talk(repair.text)
+            found = doctors.doctor(connection, queue, timedelta(seconds=patience))
+    if as_json:
+        print_rows(found, fields(doctors.Finding), as_json=True)
+    else:
+        for finding in found:
+            click.echo(f"{finding.severity}: {finding.cause} [{finding.code}]")
+            click.echo(f"  cure: {finding.cure}")
+    if found:
+        sys.exit(3)
+
+
+commands: list[click.Command] = [status, doctor]

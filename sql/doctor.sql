@@ -1,0 +1,120 @@
+-- doctor(queue, patience): what is wrong or about to be, one row each: severity error (capture is or may be incomplete,
+-- writes are in danger, or nothing moves) or warning; code; object; cause and cure, a line each; fixable: gdq doctor
+-- --fix mends it. queue NULL: all. patience: how long a thing may last before it is found. A check that fails, because
+-- what it looks at is just being dropped, is a finding of its own; nothing is waited for longer than 100 ms.
+-- Writes: nothing. Errors: 42704.
+create or replace function gdq.doctor(queue text default null, patience interval default '1 min')
+  returns table (severity text, code text, object text, cause text, cure text, fixable boolean)
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms'
+as $$
+declare
+  wanted integer := case when queue is not null then gdq.find_queue(queue) end;
+  part text;
+begin
+  foreach part in array array['event_triggers', 'tables', 'strays', 'flow', 'logs', 'writers', 'replication', 'server'] loop
+    begin
+      return query execute format('select * from gdq.doctor_%s($1, $2)', part) using wanted, patience;
+    exception when others then
+      return query select 'warning', 'check_failed', part, format('the check of %s failed: %s', replace(part, '_', ' '), sqlerrm), 'Run it again.', false;
+    end;
+  end loop;
+end
+$$;
+comment on function gdq.doctor(text, interval) is 'What is wrong or about to be: severity, code, object, cause, cure, and whether gdq doctor --fix mends it.';
+
+-- doctor_event_triggers(queue_id, patience): the part of doctor() about event triggers: gdq's own that do not fire, and
+-- those of the application that fire for all DDL, gdq's own too: one that fails there keeps capture from following.
+-- Those of extensions are left aside. Writes: nothing.
+create or replace function gdq.doctor_event_triggers(queue_id integer, patience interval)
+  returns table (severity text, code text, object text, cause text, cure text, fixable boolean)
+language sql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+  select 'error', 'event_triggers_off', 'event_triggers', 'the setting event_triggers is off: capture does not follow DDL, and writes after an ALTER TABLE fail',
+         'Set event_triggers = on.', false
+   where current_setting('event_triggers', true) = 'off'
+  union all
+  select 'error', 'event_triggers_off', coalesce(w.names, '!gdq_*'), 'event triggers of gdq are missing, disabled or changed: capture does not follow DDL, and writes after an ALTER TABLE fail',
+         'As a superuser: gdq create-event-triggers', (select r.rolsuper from pg_roles r where r.rolname = session_user)
+    from (select string_agg(n, ', ' order by n) as names
+            from unnest(array['!gdq_ddl', '!gdq_drop', '!gdq_rewrite', '!gdq_capture_role']) n
+           where not exists (select from pg_event_trigger e where e.evtname = n and e.evtenabled = 'A')) w
+   where not gdq.event_triggers_on() and current_setting('event_triggers', true) is distinct from 'off'
+  union all
+  select 'warning', 'event_trigger_of_application', e.evtname::text,
+         format('event trigger %I (%s, owner %s) fires for all DDL, also for that of gdq: if it fails there, capture cannot follow', e.evtname, e.evtevent, pg_get_userbyid(e.evtowner)),
+         'Give it a list of tags, or let it return at once for objects of schema gdq_log.', false
+    from pg_event_trigger e
+   where e.evtname !~ '^!gdq_' and e.evtenabled <> 'D' and e.evttags is null and e.evtevent in ('ddl_command_start', 'ddl_command_end', 'sql_drop')
+     and not exists (select from pg_depend d where d.classid = 'pg_event_trigger'::regclass and d.objid = e.oid and d.deptype = 'e')
+   order by 1, 3
+$$;
+comment on function gdq.doctor_event_triggers(integer, interval) is 'The part of doctor() about event triggers.';
+
+-- doctor_server(queue_id, patience): the part of doctor() about the server: sequences near their end, dead rows and old
+-- rows in gdq's tables. Writes: nothing.
+create or replace function gdq.doctor_server(queue_id integer, patience interval)
+  returns table (severity text, code text, object text, cause text, cure text, fixable boolean)
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  s record;
+  used bigint;
+  dead_max constant bigint := 10000;
+begin
+  for s in select c.oid::regclass as name, q.seqmax from pg_sequence q join pg_class c on c.oid = q.seqrelid
+            where c.relnamespace in ('gdq'::regnamespace, 'gdq_log'::regnamespace) and not q.seqcycle and c.oid <> all (gdq.busy_relations()) loop
+    used := pg_sequence_last_value(s.name);
+    if used > s.seqmax / 10 * 8 then
+      return query select case when used > s.seqmax / 100 * 98 then 'error' else 'warning' end, 'sequence_near_end', s.name::text,
+        format('%s has given out %s of %s numbers', s.name, used, s.seqmax), 'Drop gdq and install it anew before they run out.', false;
+    end if;
+  end loop;
+  return query
+  select 'warning', 'dead_rows', format('%I.%I', t.schemaname, t.relname), format('%I.%I has %s dead rows beside %s', t.schemaname, t.relname, t.n_dead_tup, t.n_live_tup),
+         case when current_setting('autovacuum') = 'off' then 'Set autovacuum = on.'
+              else 'End what holds an old snapshot: see pg_stat_activity.backend_xmin, pg_prepared_xacts and pg_replication_slots.xmin.' end, false
+    from pg_stat_all_tables t where t.schemaname in ('gdq', 'gdq_log') and t.n_dead_tup > greatest(dead_max, t.n_live_tup);
+  return query
+  select 'warning', 'not_frozen', c.oid::regclass::text,
+         format('%s has rows %s transactions old: autovacuum should have frozen them at %s', c.oid::regclass, age(c.relfrozenxid), current_setting('autovacuum_freeze_max_age')),
+         'VACUUM (FREEZE) it, and see why autovacuum does not.', false
+    from pg_class c
+   where c.relnamespace in ('gdq'::regnamespace, 'gdq_log'::regnamespace) and c.relkind = 'r'
+     and age(c.relfrozenxid) > current_setting('autovacuum_freeze_max_age')::bigint * 1.2;
+end
+$$;
+comment on function gdq.doctor_server(integer, interval) is 'The part of doctor() about sequences and dead rows.';
+
+-- doctor_replication(queue_id, patience): the part of doctor() about logical replication: changes that come with
+-- replication, for which ordinary triggers do not fire, and publications that ship logs. Writes: nothing.
+create or replace function gdq.doctor_replication(queue_id integer, patience interval)
+  returns table (severity text, code text, object text, cause text, cure text, fixable boolean)
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+  return query
+  select 'warning', 'replica_role', concat_ws(' in ', 'role ' || r.rolname, 'database ' || d.datname), format('%s runs with session_replication_role = replica: its changes are not captured',
+         concat_ws(' in ', 'role ' || r.rolname, 'database ' || d.datname)), 'Take the setting away: ALTER ROLE or ALTER DATABASE ... RESET session_replication_role.', false
+    from pg_db_role_setting s
+    left join pg_database d on d.oid = s.setdatabase left join pg_roles r on r.oid = s.setrole
+   where 'session_replication_role=replica' = any (s.setconfig) and (s.setdatabase = 0 or d.datname = current_database());
+  return query
+  select 'error', 'subscription_target', gdq.table_name(sr.srrelid), format('%s is filled by a logical subscription, and a capture trigger of it does not fire for that', gdq.table_name(sr.srrelid)),
+         'Capture the table at its publisher, or have its triggers fire ALWAYS.', false
+    from pg_subscription_rel sr
+   where exists (select from pg_trigger tg join pg_proc p on p.oid = tg.tgfoid
+                  where tg.tgrelid = sr.srrelid and p.pronamespace = 'gdq_log'::regnamespace and tg.tgenabled <> 'A'
+                    and (doctor_replication.queue_id is null or tg.tgname ~ format('^!gdq_\d+_%s_', doctor_replication.queue_id)));
+  return query
+  select 'warning', 'publication_ships_logs', p.pubname::text,
+         format('publication %I %s: every change goes through replication twice', p.pubname, case when p.puballtables then 'is FOR ALL TABLES and ships the logs of gdq' else 'lists tables of gdq' end),
+         'Publish the tables or schemas that are wanted, without gdq and gdq_log.', false
+    from pg_publication p
+   where p.puballtables
+      or exists (select from pg_publication_namespace n where n.pnpubid = p.oid and n.pnnspid in ('gdq'::regnamespace, 'gdq_log'::regnamespace))
+      or exists (select from pg_publication_rel r join pg_class c on c.oid = r.prrelid
+                  where r.prpubid = p.oid and c.relnamespace in ('gdq'::regnamespace, 'gdq_log'::regnamespace));
+end
+$$;
+comment on function gdq.doctor_replication(integer, interval) is 'The part of doctor() about logical replication.';

@@ -1,0 +1,338 @@
+"""What the doctor finds, that a sound queue has nothing, and what it mends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from datetime import timedelta
+
+import psycopg
+import pytest
+
+from gdq.doctor import Finding, Repair, doctor, fix
+from gdq.embedded import Server
+from tests.events import Tap, drain
+from tests.fix_server import Database
+from tests.programs import gdq
+from tests.schedules import Stage
+
+pytestmark = pytest.mark.server
+
+NOW = timedelta(0)
+EVENT_TRIGGERS = ("!gdq_ddl", "!gdq_drop", "!gdq_rewrite", "!gdq_capture_role")
+
+
+@pytest.fixture
+def shop(tap: Tap) -> Tap:
+    """A plain table, one with partitions, and one in mode pk, all with changes."""
+    tap.write(
+        "create table item (id int primary key, name text)",
+        "create table part (id int primary key) partition by list (id)",
+        "create table part_1 partition of part for values in (1)",
+        "create table tag (id int primary key, name text)",
+    )
+    tap.add("shop.item")
+    tap.add("shop.part")
+    tap.add("shop.tag", mode="pk")
+    tap.write("insert into item values (1, 'a')", "insert into part values (1)", "insert into tag values (1, 'a')")
+    drain(tap.db)
+    return tap
+
+
+@pytest.fixture
+def stage(db: Database) -> Iterator[Stage]:
+    """Segments that rotate as soon as they hold rows."""
+    with Stage(db) as opened:
+        yield opened
+
+
+def found(tap: Tap, patience: timedelta = timedelta(minutes=1)) -> list[Finding]:
+    return doctor(tap.owner, patience=patience)
+
+
+def codes(findings: list[Finding]) -> list[str]:
+    return [finding.code for finding in findings]
+
+
+def trigger(tap: Tap, table: str, op: str) -> str:
+    row = tap.owner.execute("select format('!gdq_%%s_1_%%s', %s::regclass::oid, %s::text)", [table, op]).fetchone()
+    assert row
+    return f'"{row[0]}"'
+
+
+def unseen(tap: Tap, *statements: str) -> None:
+    """Run statements as a superuser while the event triggers are off: gdq does not notice."""
+    with tap.db.connect("su") as su:
+        for name in EVENT_TRIGGERS:
+            su.execute(f'alter event trigger "{name}" disable'.encode())
+        for statement in statements:
+            su.execute(statement.encode())
+        for name in EVENT_TRIGGERS:
+            su.execute(f'alter event trigger "{name}" enable always'.encode())
+
+
+def mend(tap: Tap) -> list[Repair]:
+    """gdq doctor --fix as a superuser."""
+    with tap.db.connect("su") as su:
+        return list(fix(su, doctor(su)))
+
+
+def test_nothing_is_wrong_with_a_sound_queue(shop: Tap) -> None:
+    shop.write(
+        "alter table item add column more int",
+        "alter table part add column more int",
+        "create table part_2 partition of part for values in (2)",
+        f"alter table item disable trigger {trigger(shop, 'shop.item', 'i')}",
+        f"alter table item enable trigger {trigger(shop, 'shop.item', 'i')}",
+        "insert into part values (2, 2)",
+    )
+    shop.owner.execute("update gdq.queue set rotation_period = '1 microsecond'")
+    for _ in range(10):
+        shop.owner.execute("select gdq.maintain()")
+    drain(shop.db)
+    assert found(shop) == []
+    done = gdq("doctor", dsn=shop.db.dsn)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+BREAKS = {
+    "trigger_disabled": "alter table shop.item disable trigger {i}",
+    "trigger_touched": "alter table shop.item disable trigger {i} ;; alter table shop.item enable trigger {i}",
+    "trigger_missing": "drop trigger {i} on shop.item",
+    "trigger_renamed": "alter trigger {i} on shop.item rename to zz",
+    "partition_not_captured": "drop trigger {part_t} on shop.part_1",
+    "columns_changed": "alter table shop.item add column more int",
+    "capture_function": "alter function gdq_log.{function}() owner to gdq_owner",
+    "capture_function, replaced": "create or replace function gdq_log.{function}() returns trigger"
+    " language plpgsql security definer as 'begin return null; end'",
+    "capture_function, dropped": "drop function gdq_log.{function}() cascade",
+}
+
+
+@pytest.mark.parametrize("broken", BREAKS)
+def test_what_came_off_unseen_is_found_and_mended(shop: Tap, broken: str) -> None:
+    names = {"i": trigger(shop, "shop.item", "i"), "part_t": trigger(shop, "shop.part", "t")}
+    (oid,) = shop.owner.execute("select 'shop.item'::regclass::oid").fetchone() or (0,)
+    statements = BREAKS[broken].format(function=f"t{oid}_q1_i", **names).split(" ;; ")
+    unseen(shop, *statements)
+    code = broken.partition(",")[0]
+    findings = [finding for finding in found(shop) if finding.code == code]
+    assert findings
+    table = "shop.part" if code == "partition_not_captured" else "shop.item"
+    assert {(finding.severity, finding.object) for finding in findings} == {("error", table)}
+    repairs = mend(shop)
+    assert repairs
+    assert all(repair.done for repair in repairs), repairs
+    assert codes(found(shop)) == ["resync"]  # until the consumer has passed it
+    shop.write("insert into item (id, name) values (2, 'b')", "truncate part_1")
+    events = shop.events()
+    assert "resync" in [event.op for event in events]
+    assert [event.op for event in events if event.op in ("insert", "truncate")] == ["insert", "truncate"]
+    assert found(shop) == []
+
+
+def test_who_disabled_a_trigger(shop: Tap) -> None:
+    with shop.db.connect("su") as su:
+        su.execute("set session_replication_role = replica")
+    unseen(shop, f"alter table shop.item disable trigger {trigger(shop, 'shop.item', 'u')}")
+    [finding] = found(shop)
+    row = shop.owner.execute("select max(xmin::text::bigint) from pg_trigger where tgenabled = 'D'").fetchone()
+    assert row
+    assert f"by transaction {row[0]}" in finding.cause
+
+
+def test_what_cannot_be_mended_is_left_and_said(shop: Tap) -> None:
+    unseen(shop, "alter table shop.item set unlogged", "alter table shop.tag enable row level security")
+    assert codes(found(shop)) == ["cannot_capture", "row_security"]
+    [repair] = mend(shop)
+    assert not repair.done
+    assert "is unlogged" in repair.text
+    assert codes(found(shop)) == ["capture_off", "row_security"]
+    shop.write("alter table item set logged")
+    [repair] = mend(shop)
+    assert repair.done
+
+
+def test_owner_of_gdq_may_not_drop_triggers_of_others(shop: Tap) -> None:
+    unseen(shop, f"alter trigger {trigger(shop, 'shop.item', 'i')} on shop.item rename to zz")
+    [finding] = [finding for finding in found(shop) if finding.code == "trigger_renamed"]
+    assert not finding.fixable
+    assert finding.cure == "As the owner of the table: DROP TRIGGER zz ON shop.item"
+
+
+def test_partition_that_was_detached(shop: Tap) -> None:
+    shop.write("alter table part detach partition part_1")
+    findings = [finding for finding in found(shop) if finding.code == "trigger_left_over"]
+    assert {(finding.severity, finding.object) for finding in findings} == {("warning", "shop.part_1")}
+    mend(shop)
+    drain(shop.db)
+    assert found(shop) == []
+
+
+def test_event_triggers(shop: Tap) -> None:
+    with shop.db.connect("su") as su:
+        su.execute('alter event trigger "!gdq_drop" disable')
+        su.execute("create function public.look() returns event_trigger language plpgsql as 'begin end'")
+        su.execute("create event trigger looks on ddl_command_end execute function public.look()")
+        su.execute(
+            "create event trigger few on ddl_command_end when tag in ('CREATE VIEW') execute function public.look()"
+        )
+    off, other = found(shop)
+    assert (off.severity, off.code, off.object, off.fixable) == ("error", "event_triggers_off", "!gdq_drop", False)
+    assert (other.code, other.object) == ("event_trigger_of_application", "looks")
+    assert [repair.done for repair in mend(shop)] == [True]
+    assert codes(found(shop)) == ["event_trigger_of_application"]
+
+
+def test_trigger_that_fires_first(shop: Tap) -> None:
+    shop.write(
+        "create function look() returns trigger language plpgsql as 'begin return null; end'",
+        'create trigger " first" after insert on item for each row execute function look()',
+        'create trigger " before" before insert on item for each row execute function look()',
+        'create trigger " each" after insert on item execute function look()',
+        "create trigger last after insert on item for each row execute function look()",
+    )
+    [finding] = found(shop)
+    assert (finding.code, finding.object) == ("trigger_outranked", "shop.item")
+    assert '" first"' in finding.cause
+
+
+def test_replication(shop: Tap, server: Server) -> None:
+    with shop.db.connect("su") as su:
+        su.execute("create publication everything for all tables")
+        su.execute("create publication few for table shop.item")
+        su.execute("create publication logs for tables in schema gdq_log")
+        su.execute(f"alter role app in database {shop.db.name} set session_replication_role = replica".encode())
+        su.execute(f"select pg_create_logical_replication_slot('{shop.db.name}', 'pgoutput')".encode())
+        with contextlib.ExitStack() as stack:
+            su.execute(
+                f"create subscription {shop.db.name} connection '{server.conninfo(dbname=shop.db.name)}'"
+                " publication few with (create_slot = false, enabled = false, copy_data = false)".encode()
+            )
+            stack.callback(su.execute, f"drop subscription {shop.db.name}".encode())
+            assert [(finding.code, finding.object) for finding in found(shop)] == [
+                ("subscription_target", "shop.item"),
+                ("publication_ships_logs", "everything"),
+                ("publication_ships_logs", "logs"),
+                ("replica_role", f"role app in database {shop.db.name}"),
+            ]
+
+
+def test_ticker_and_consumers(shop: Tap) -> None:
+    shop.owner.execute("select gdq.register_consumer('q', 'new')")
+    shop.write("insert into item values (2, 'b')")
+    assert found(shop) == []
+    seen = {finding.code: finding for finding in found(shop, NOW)}
+    assert seen.keys() == {"consumer_lagging", "consumer_never_seen"} | ({"ticker_silent"} & seen.keys())
+    assert (seen["consumer_never_seen"].object, seen["consumer_lagging"].object) == ("new", "c")
+    shop.owner.execute("update gdq.tick set created_at = created_at - interval '1 hour'")
+    seen = {finding.code: finding for finding in found(shop)}
+    assert seen.keys() == {"consumer_lagging", "ticker_silent"}
+    assert "1 events" in seen["consumer_lagging"].cause
+    drain(shop.db)
+    assert found(shop) == []
+
+
+def test_writers_that_do_not_end(shop: Tap) -> None:
+    with shop.db.connect("app", autocommit=False) as writer:
+        writer.execute("insert into item values (2, 'b')")
+        shop.write("insert into item values (3, 'c')")
+        shop.owner.execute("select gdq.force_tick('q')")
+        assert found(shop) == []
+        [finding] = [finding for finding in found(shop, NOW) if finding.code == "long_writer"]
+        assert f"pid {writer.info.backend_pid} (user app" in finding.cause
+        writer.execute("prepare transaction 'left behind'")
+    [finding] = [finding for finding in found(shop, NOW) if finding.code == "prepared_transaction"]
+    assert "its changes reach nobody" in finding.cause
+    shop.app.execute(finding.cure.split(" or ")[1].encode())
+    assert "prepared_transaction" not in codes(found(shop, NOW))
+
+
+def test_segments_that_cannot_be_emptied(stage: Stage) -> None:
+    stage.insert()
+    log = stage.insert_log()
+    assert stage.value("select gdq.rotate_logs()") == 1
+    stage.insert()
+    stage.tick()
+    with stage.db.connect("su", autocommit=False) as reader:
+        reader.execute(f"select count(*) from {log}".encode())
+        assert [f for f in doctor(stage.owner, patience=NOW) if f.code == "truncation_blocked"] == []  # not read yet
+        stage.consume()
+        [finding] = [f for f in doctor(stage.owner, patience=NOW) if f.code == "truncation_blocked"]
+        assert finding.object == log
+        assert f"pid {reader.info.backend_pid} of postgres" in finding.cause
+    assert [f for f in doctor(stage.owner, patience=NOW) if f.code == "truncation_blocked"] == []
+
+
+def test_log_that_cannot_rotate(stage: Stage) -> None:
+    stage.owner.execute("update gdq.queue set rotation_bytes = 1")
+    for _ in range(4):
+        stage.insert()
+        stage.owner.execute("select gdq.rotate_logs()")
+    assert [f.object for f in doctor(stage.owner) if f.code == "rotation_blocked"] == ["public.acct"]
+
+
+def test_index_that_is_behind(shop: Tap) -> None:
+    shop.owner.execute(
+        "insert into gdq_log.t1_v1_s0 (ev_id, ev_txid, row_name)"
+        " select 0, 3, repeat(md5(g::text), 50) from generate_series(1, 25000) g"
+    )
+    assert [(finding.code, finding.fixable) for finding in found(shop)] == [("index_behind", True)]
+    assert [repair.done for repair in mend(shop)] == [True]
+    assert found(shop) == []
+
+
+def test_numbers_that_run_out_and_dead_rows(shop: Tap) -> None:
+    with shop.db.connect("su") as su:
+        su.execute("select setval('gdq.table_version_version_id_seq', 9223372036854775000)")
+        su.execute(
+            "insert into gdq.consumer (consumer_name) select g from generate_series(1, 10100) g;"
+            "delete from gdq.consumer where consumer_name <> 'c'; select pg_stat_force_next_flush()"
+        )
+    seen = {finding.code: (finding.severity, finding.object) for finding in found(shop)}
+    assert seen == {
+        "sequence_near_end": ("error", "gdq.table_version_version_id_seq"),
+        "dead_rows": ("warning", "gdq.consumer"),
+    }
+
+
+def test_mending_does_not_make_writers_wait(shop: Tap) -> None:
+    """A long writer holds the table: others get through meanwhile, and capture is off on record until it ends."""
+    unseen(shop, f"drop trigger {trigger(shop, 'shop.item', 'u')} on shop.item")
+    with shop.db.connect("app", autocommit=False) as writer:
+        writer.execute("insert into item values (2, 'b')")
+        shop.app.execute("set statement_timeout = '5s'")
+        [repair] = mend(shop)
+        assert not repair.done
+        shop.write("insert into item values (3, 'c')")
+        assert codes(found(shop)) == ["capture_off"]
+        writer.rollback()
+    shop.owner.execute("select gdq.maintain()")
+    assert codes(found(shop)) == ["resync"]
+
+
+def test_ddl_under_way_is_not_waited_for(shop: Tap) -> None:
+    with shop.db.connect("app", autocommit=False) as ddl:
+        ddl.execute("alter table item add column more int; truncate part; lock table tag")
+        shop.owner.execute("set statement_timeout = '5s'")
+        assert "check_failed" not in codes(found(shop))
+        ddl.rollback()
+
+
+def test_command(shop: Tap) -> None:
+    unseen(shop, f"drop trigger {trigger(shop, 'shop.item', 'u')} on shop.item")
+    done = gdq("doctor", "q", dsn=shop.db.dsn)
+    assert done.returncode == 3
+    assert done.stdout.splitlines()[0].startswith("error: a capture trigger of shop.item was dropped")
+    assert done.stdout.splitlines()[1].startswith("  cure: gdq doctor --fix")
+    parsed = json.loads(gdq("doctor", "--json", dsn=shop.db.dsn).stdout)
+    assert [(finding["code"], finding["fixable"]) for finding in parsed] == [("trigger_missing", True)]
+    done = gdq("doctor", "--fix", dsn=shop.db.dsn)
+    assert done.returncode == 3
+    assert done.stderr == "captured shop.item again; that changes may be missing is recorded\n"
+    assert "[resync]" in done.stdout
+    drain(shop.db)
+    assert gdq("doctor", "--fix", dsn=shop.db.dsn).returncode == 0
+    with pytest.raises(psycopg.errors.UndefinedObject):
+        doctor(shop.owner, "none")
