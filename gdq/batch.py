@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, LiteralString
 from uuid import UUID
 
-from psycopg import Connection
+from psycopg import Connection, sql
 from psycopg.rows import class_row, dict_row, scalar_row
 from psycopg.types.json import set_json_loads
 
@@ -37,8 +37,8 @@ _FLOAT_DIGITS = 16
 # A message's numbers are kept as they were sent; those of a row may stand for a float.
 _COLUMNS = """ev_id, ev_txid, ev_time, op, tbl, key, old, case when op <> 'message' then new end,
               case when op = 'message' then new::text end"""
-_EVENTS = f"select {_COLUMNS}, 0 from gdq.get_batch(%s, %s)"
-_RETRIES = f"select {_COLUMNS}, retries from gdq.get_retries(%s, %s)"
+_EVENTS = f"select {_COLUMNS}, 0 from gdq.get_batch({{}}, {{}})"
+_RETRIES = f"select {_COLUMNS}, retries from gdq.get_retries({{}}, {{}})"
 
 # Which images a log row holds, by ev_op; o and n are the halves of an update that did not fit one row.
 _OLD_IMAGE = ["U", "D", "o"]
@@ -124,8 +124,7 @@ class Batch:
         Before them, in the same order, the events that were put aside and are due again: their `retries` is not 0.
         ResyncRequired where capture had a gap: what comes after it does not build on what came before.
         """
-        yield from self._stream(_RETRIES)
-        for event in self._stream(_EVENTS):
+        for event in self._stream(_RETRIES, _EVENTS):
             if event.op == "resync":
                 raise _resync(event.table, event.new)
             yield event
@@ -237,12 +236,28 @@ class Batch:
             self._transaction.close()
         self.finished = True
 
-    def _stream(self, query: str) -> Iterator[Event]:
-        name = f"gdq_events_{next(_cursor_numbers)}"
-        with mapped(), self.connection.cursor(name, row_factory=_event_row) as cursor:
-            cursor.itersize = _FETCH_ROWS
+    def _stream(self, *queries: LiteralString) -> Iterator[Event]:
+        """The rows of one query after the other. The first ones of all come in one round trip: mostly that is all."""
+        names = [sql.Identifier(f"gdq_events_{next(_cursor_numbers)}") for _ in queries]
+        fetches = [sql.SQL("fetch {} from {}").format(_FETCH_ROWS, name) for name in names]
+        steps = [
+            sql.SQL("declare {} no scroll cursor for {}; {}").format(
+                name, sql.SQL(query).format(self.id, str(self.token)), fetch
+            )
+            for name, query, fetch in zip(names, queries, fetches, strict=True)
+        ]
+        with mapped(), self.connection.cursor(row_factory=_event_row) as cursor:
             set_json_loads(_loads, cursor)
-            yield from cursor.execute(query.encode(), [self.id, self.token], binary=True)
+            cursor.execute(sql.SQL("; ").join(steps))
+            first: list[list[Event]] = []
+            while cursor.nextset():
+                first.append(cursor.fetchall())
+                cursor.nextset()
+            for fetch, fetched in zip(fetches, first, strict=True):
+                rows = fetched
+                while rows:
+                    yield from rows
+                    rows = cursor.execute(fetch).fetchall() if len(rows) == _FETCH_ROWS else []
 
     def _read(self, table: str, columns: list[Column], version: int | None) -> Iterator[pa.RecordBatch]:
         self._refuse_gaps(table, ("resync",))

@@ -33,6 +33,9 @@ MAX_EVENTS = 50_000
 _POLL_SECONDS_MAX = 0.5
 _LOOK_SECONDS = 5.0
 
+# A ticker that was heard of less than so long ago is taken to be at work.
+_TICKER_SECONDS = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class ConsumerInfo:
@@ -150,6 +153,9 @@ class Consumer:
         self.connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         self._housekeeping = Housekeeping(queue)
         self._notified = False
+        self._channel = ""
+        self._heard_tick = 0
+        self._heard_at = float("-inf")
         self.connection.add_notify_handler(self._notice)
 
     def __enter__(self) -> Self:
@@ -180,29 +186,39 @@ class Consumer:
         if not once:
             self._listen()
         waiting_since = time.monotonic()
-        pause = INTERVAL_SECONDS
         while not stop():
             self._notified = False
-            looked_at = time.monotonic()
             with ExitStack() as transaction:
                 batch = self._open(transaction)
                 if batch is not None:
                     yield batch
                     batch.commit()
-            if batch is not None:
-                waiting_since, pause = time.monotonic(), INTERVAL_SECONDS
+                    waiting_since = time.monotonic()
             if last_tick is not None and (batch is None or batch.tick_to >= last_tick):
                 return
-            # Looking for a batch locks, and so costs a transaction number: only when there is a tick or a retry is
-            # due, or for safety.
-            look_after = self._look_after() if batch is None else 0
-            while batch is None and not (self._notified or stop() or _since(looked_at) > look_after):
-                if timeout is not None and _since(waiting_since) >= timeout:
-                    return
-                if not self._housekeeping.step(self.connection) and not self._notified:
-                    # What wakes it is read by the next command.
-                    select.select([self.connection.fileno()], [], [], min(pause, look_after))
-                    pause = min(pause * 2, _POLL_SECONDS_MAX)
+            if batch is not None and 0 < self._heard_tick <= batch.tick_to:
+                batch, self._notified = None, False  # there was no later tick
+            if batch is None and not self._wait(None if timeout is None else waiting_since + timeout, stop):
+                return
+
+    def _wait(self, until: float | None, stop: Callable[[], bool]) -> bool:
+        """Wait until there may be a batch, and do a ticker's work meanwhile; False when it is past `until`.
+
+        Looking for a batch locks, and so costs a transaction number: only when there is a tick or a retry is due, or
+        for safety.
+        """
+        started, pause, look_after = time.monotonic(), INTERVAL_SECONDS, self._look_after()
+        while not (self._notified or stop() or _since(started) > look_after):
+            if until is not None and time.monotonic() >= until:
+                return False
+            # Who hears the ticks of a ticker need not do its work.
+            ticking = _since(self._heard_at) < _TICKER_SECONDS
+            if ticking or (not self._housekeeping.step(self.connection) and not self._notified):
+                # What wakes it is read by the next command: that should be the one that fetches the batch.
+                if select.select([self.connection.fileno()], [], [], min(pause, look_after))[0]:
+                    return True
+                pause = min(pause * 2, _POLL_SECONDS_MAX)
+        return True
 
     def _open(self, transaction: ExitStack) -> Batch | None:
         """The next batch, in a transaction that `transaction` ends. A member's batch is taken in one before that.
@@ -239,11 +255,16 @@ class Consumer:
 
     def _listen(self) -> None:
         queue = queues.queue_info(self.connection, self.queue)[0]
-        self.connection.execute(sql.SQL("listen {}").format(sql.Identifier(f"gdq_{queue.queue_id}")))
+        self._channel = f"gdq_{queue.queue_id}"
+        self.connection.execute(sql.SQL("listen {}").format(sql.Identifier(self._channel)))
 
-    def _notice(self, _notify: psycopg.Notify) -> None:
+    def _notice(self, notify: psycopg.Notify) -> None:
         # Called whatever the connection is busy with when the notification arrives.
         self._notified = True
+        if notify.channel == self._channel:
+            self._heard_tick = max(self._heard_tick, int(notify.payload))
+            if notify.pid != self.connection.info.backend_pid:
+                self._heard_at = time.monotonic()
 
 
 def application_name(queue: str, consumer: str, member: str | None = None) -> str:

@@ -117,6 +117,17 @@ def ticker(connection: Connection[Any], queue: str | None = None) -> int:
     return int(_call(connection, "ticker", queue))
 
 
+def tick_and_pause(
+    connection: Connection[Any], queue: str | None = None, *, longest: timedelta = timedelta(seconds=0.05)
+) -> tuple[int, float]:
+    """As ticker(), and the seconds, at most `longest`, until it should be called again when it made none."""
+    with mapped(), connection.cursor(binary=True) as cursor:
+        query = "select gdq.ticker(%s), gdq.tick_pause(%s, %s)"
+        row = cursor.execute(query, [queue, queue, longest], prepare=True).fetchone()
+    assert row is not None
+    return row[0], row[1]
+
+
 def maintain(connection: Connection[Any]) -> bool:
     """Rotate and empty logs, in a transaction of its own; True when more is due: call again."""
     return bool(_call(connection, "maintain"))

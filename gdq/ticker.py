@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -27,12 +29,18 @@ _BACK_OFF_SECONDS_MAX = 10.0
 
 def tick_all(connection: psycopg.Connection[Any], queue: str | None = None) -> int:
     """Take every tick that is due, each in a transaction of its own; how many. Needs an idle connection."""
+    return _tick_all(connection, queue, INTERVAL_SECONDS)[0]
+
+
+def _tick_all(connection: psycopg.Connection[Any], queue: str | None, longest: float) -> tuple[int, float]:
+    """The ticks taken, and the seconds until the next may be due."""
     made = 0
     while True:
-        with connection.transaction():
-            more = queues.ticker(connection, queue)
+        # a statement in autocommit is a transaction of its own, in one round trip instead of three
+        with contextlib.nullcontext() if connection.autocommit else connection.transaction():
+            more, pause = queues.tick_and_pause(connection, queue, longest=timedelta(seconds=longest))
         if not more:
-            return made
+            return made, pause
         made += more
 
 
@@ -50,13 +58,15 @@ def maintain_all(connection: psycopg.Connection[Any], calls_max: int | None = No
 class Housekeeping:
     """The work of a ticker in small portions, for a loop that has other things to do."""
 
-    def __init__(self, queue: str | None = None) -> None:
+    def __init__(self, queue: str | None = None, interval_seconds: float = INTERVAL_SECONDS) -> None:
         self._queue = queue
+        self._interval = interval_seconds
+        self.pause = interval_seconds  # until the next step; shorter while a tick is near
         self._maintained_at = float("-inf")
 
     def step(self, connection: psycopg.Connection[Any]) -> int:
         """Take the ticks that are due, and maintain when it was a while ago; how many ticks."""
-        made = tick_all(connection, self._queue)
+        made, self.pause = _tick_all(connection, self._queue, self._interval)
         if time.monotonic() - self._maintained_at >= MAINTENANCE_SECONDS:
             maintain_all(connection, _MAINTENANCE_CALLS_MAX)
             self._maintained_at = time.monotonic()
@@ -69,11 +79,14 @@ def run(
     interval_seconds: float = INTERVAL_SECONDS,
     stop: Callable[[float], bool],
 ) -> None:
-    """Tick and maintain until `stop(seconds)`, which sleeps for that long, returns True. Reconnects when cut off."""
-    housekeeping = Housekeeping()
+    """Tick and maintain until `stop(seconds)`, which sleeps for that long, returns True. Reconnects when cut off.
+
+    Looks every `interval_seconds`, and just in time for a tick that is due before.
+    """
+    housekeeping = Housekeeping(interval_seconds=interval_seconds)
 
     def work(connection: psycopg.Connection[Any]) -> None:
-        while not stop(interval_seconds):
+        while not stop(housekeeping.pause):
             housekeeping.step(connection)
 
     reconnecting(connect, work, stop)

@@ -88,3 +88,16 @@ begin
 end
 $$;
 comment on function gdq.ticker(text) is 'Takes a tick that is due, if any; returns how many were made. Call again until 0.';
+
+-- tick_pause(queue, longest): seconds until ticker() of a queue, or of all, should be asked again: where new events wait, until
+-- their tick is due; else ticker_max_lag, within which a tick for new events is due; longest at most. Writes: nothing.
+-- Errors: 42704.
+create or replace function gdq.tick_pause(queue text default null, longest interval default '50 ms') returns double precision
+language sql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+  select extract(epoch from least(longest, greatest(interval '1 ms', (
+    select min(case when gdq.last_event(q.queue_id) > t.event_seq then t.created_at + q.ticker_max_lag - clock_timestamp() else q.ticker_max_lag end)
+      from gdq.queue q, gdq.last_tick(q.queue_id) t
+     where tick_pause.queue is null or q.queue_id = gdq.find_queue(tick_pause.queue)))))::double precision
+$$;
+comment on function gdq.tick_pause(text, interval) is 'Seconds until ticker() should be asked again.';
