@@ -144,6 +144,18 @@ def test_ticker_leaves_a_queue_to_another_ticker(stage: Stage) -> None:
     stage.finish()
 
 
+def test_pause_ends_when_a_tick_is_due(stage: Stage) -> None:
+    pause = "select gdq.tick_pause('q', '10 min')"
+    stage.owner.execute("update gdq.queue set ticker_max_lag = '8 s'")
+    stage.tick()
+    assert stage.value(pause) == 8
+    stage.insert()
+    assert 0 < stage.value(pause) < 8
+    assert stage.value("select gdq.tick_pause('q')") == 0.05
+    stage.owner.execute("update gdq.queue set ticker_max_lag = '1 ms'")
+    stage.until(lambda: stage.value(pause) == 0.001)
+
+
 def test_ticker_serves_all_queues(stage: Stage) -> None:
     stage.owner.execute("select gdq.create_queue('r', ticker_idle_period => '1 ms')")
     stage.owner.execute("update gdq.queue set ticker_idle_period = '1 ms'")
