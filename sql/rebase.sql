@@ -220,8 +220,12 @@ declare
   why text;
 begin
   select case when gdq.last_event(q.queue_id) <> (gdq.last_tick(q.queue_id)).event_seq then 'changes were captured after its last tick'
-              else (select 'capture of ' || ct.table_name || ' was off' from gdq.captured_table ct
-                     where ct.queue_id = q.queue_id and gdq.capture_state(ct.queue_id, ct.relid) <> 'armed' limit 1) end
+              else coalesce((select 'capture of ' || ct.table_name || ' was off' from gdq.captured_table ct
+                              where ct.queue_id = q.queue_id and gdq.capture_state(ct.queue_id, ct.relid) <> 'armed' limit 1),
+                            (select 'members of consumer ' || c.consumer_name || ' finished batches before an older one'
+                               from gdq.subscription s join gdq.consumer c using (consumer_id), gdq.position_of(s.subscription_id) p
+                              where s.queue_id = q.queue_id
+                                and exists (select from gdq.batch_end e where e.subscription_id = s.subscription_id and e.batch_no > p.batch_no) limit 1)) end
     into why from gdq.queue q where q.queue_id = require_kept.queue_id;
   if why is not null then
     raise exception 'the positions of queue "%" cannot be kept: %', (select q.queue_name from gdq.queue q where q.queue_id = require_kept.queue_id), why

@@ -9,10 +9,8 @@ import psycopg
 from psycopg import sql
 
 from gdq.embedded import Server
-from tests.fix_server import PASSWORD, Database
+from tests.fix_server import Database
 from tests.programs import client_program
-
-ROLES = ("gdq_owner createrole", "app")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +19,12 @@ class Cluster:
 
     server: Server
 
-    def create_roles(self) -> None:
-        """What `pg_dumpall --roles-only` would bring."""
-        with psycopg.connect(self.server.conninfo(), autocommit=True) as su:
-            for role in ROLES:
-                su.execute(f"create role {role} login password '{PASSWORD}'".encode())
-            su.execute("create role gdq_capture nologin noinherit; grant gdq_capture to gdq_owner")
+    def copy_roles(self, source: Database) -> None:
+        """Make the roles of another cluster; the superuser is there, and keeps the password of this server."""
+        command = [str(client_program(source, "pg_dumpall")), "--roles-only", "-d", source.su_dsn]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        lines = [line for line in text.splitlines() if not line.startswith("ALTER ROLE postgres ")]
+        restore(Database(self.server, "postgres"), "\n".join(lines), stop=False)
 
     def create_database(self, name: str, *, owner: str = "gdq_owner") -> Database:
         with psycopg.connect(self.server.conninfo(), autocommit=True) as su:
