@@ -26,15 +26,21 @@ as $$
 declare
   t record;
   op text;
+  body text;
 begin
-  select ct.queue_id, ct.relid,
+  select ct.queue_id, ct.relid, r.activity <> 'busy' as announces,
          exists (select from jsonb_to_recordset(v.columns) c(as_text boolean) where as_text) as pinned
     into strict t
     from gdq.table_version v
     join gdq.captured_table ct using (table_id)
+    join gdq.log_ring r using (version_id)
    where v.version_id = arm.version_id;
   foreach op in array array['i', 'u', 'd'] loop
-    perform gdq.replace_capture(t.queue_id, t.relid, op, gdq.capture_body(version_id, slot, op), t.pinned);
+    body := gdq.capture_body(version_id, slot, op);
+    if t.announces then
+      body := gdq.announcing_body(body, t.queue_id, t.relid);
+    end if;
+    perform gdq.replace_capture(t.queue_id, t.relid, op, body, t.pinned);
   end loop;
 end
 $$;

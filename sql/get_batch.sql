@@ -77,7 +77,7 @@ as $$
                 '(select gdq.last_table_name(ct.table_id) from gdq.captured_table ct where ct.queue_id = %s and ct.relid = ev_table), ev_data->>''table'') end as tbl, '
                 'null::jsonb as key, null::jsonb as old, case when ev_kind <> ''message'' then ev_data else jsonb_build_object(''type'', ev_type, ''data'', ev_data) '
                 '|| jsonb_strip_nulls(jsonb_build_object(''extra1'', ev_extra1, ''extra2'', ev_extra2, ''extra3'', ev_extra3, ''extra4'', ev_extra4)) end as new '
-                'from (%s) e where case when ev_kind = ''message'' then %L else ev_table is null or ev_table = any (%L::oid[]) end',
+                'from (%s) e where case ev_kind when ''message'' then %L when ''active'' then false else ev_table is null or ev_table = any (%L::oid[]) end',
                 queue_id, string_agg(part, ' union all '), messages, relids)
     from gdq.event_segments(queue_id) s, gdq.changes_sql(s, '*', s0, s1) part where gdq.holds_rows(s) having count(part) > 0
 $$;
@@ -91,7 +91,7 @@ as $$
   select coalesce(string_agg(part, ' union all '), 'select null::bigint as ev_id, null::bigint as ev_txid, null::timestamptz as ev_time, '
            'null::text as op, null::text as tbl, null::jsonb as key, null::jsonb as old, null::jsonb as new where false')
     from (select gdq.version_events_sql(v.version_id, s0, s1) as part
-            from gdq.subscribed_tables(subscription_id) t join gdq.table_version v using (table_id)
+            from gdq.changed_tables(subscription_id, s0, s1) t join gdq.table_version v using (table_id)
            union all
           select gdq.queue_events_sql(s.queue_id, array(select t.relid::oid from gdq.subscribed_tables(s.subscription_id) t), s0, s1,
                                       s.all_tables or exists (select from gdq.subscription_messages sm where sm.subscription_id = s.subscription_id))
@@ -159,7 +159,7 @@ declare
 begin
   return query
     select t.relid, coalesce(gdq.table_name(t.relid), gdq.last_table_name(t.table_id))
-      from gdq.subscribed_tables(b.subscription_id) t
+      from gdq.changed_tables(b.subscription_id, b.snapshot_from, coalesce(b.snapshot_to, pg_current_snapshot())) t
      where exists (select from gdq.table_version v, gdq.version_segments(v.version_id) where v.table_id = t.table_id)
      order by 2;
 end

@@ -117,7 +117,7 @@ declare
   rotated integer := 0;
 begin
   for r in select ct.table_id, ct.queue_id, ct.relid, lr.version_id, (lr.current_slot + 1) % 3 as next_slot
-             from gdq.queue q join gdq.captured_table ct using (queue_id)
+             from gdq.queue q cross join lateral gdq.active_tables(q.queue_id) t join gdq.captured_table ct on ct.table_id = t
              join gdq.log_ring lr on lr.version_id = gdq.current_version(ct.table_id)
             cross join lateral gdq.slot_size(lr.version_id, lr.current_slot) cur
             where cur.heap > 0 and (gdq.slot_size(lr.version_id, (lr.current_slot + 1) % 3)).heap = 0
@@ -160,8 +160,10 @@ declare
   made boolean := false;
 begin
   for r in select v.version_id, slot, ct.relid
-             from gdq.captured_table ct join gdq.table_version v on v.version_id = gdq.current_version(ct.table_id), generate_series(0, 2) slot
-            where not exists (select from gdq.log_segment s where s.version_id = v.version_id and s.slot = slot.slot)
+             from (select ls.version_id from gdq.log_segment ls group by ls.version_id having count(distinct ls.slot) < 3 offset 0) short
+             join gdq.table_version v using (version_id) join gdq.captured_table ct using (table_id), generate_series(0, 2) slot
+            where v.version_id = gdq.current_version(ct.table_id)
+              and not exists (select from gdq.log_segment s where s.version_id = v.version_id and s.slot = slot.slot)
             order by 1, 2 limit 40 loop
     if pg_try_advisory_xact_lock(gdq.lock_key('capture', r.relid)) then
       perform gdq.create_segment(r.version_id, r.slot);
@@ -185,7 +187,11 @@ declare
   dropped integer := 0;
 begin
   for v in select tv.version_id, ct.queue_id, ct.relid, tv.version_id = gdq.current_version(ct.table_id) as newest
-             from gdq.captured_table ct join gdq.table_version tv using (table_id)
+             from (select o.version_id, o.table_id from gdq.table_version o
+                    where exists (select from gdq.table_version n where n.table_id = o.table_id and n.version_id > o.version_id)
+                   union
+                   select o.version_id, o.table_id from gdq.resync r join gdq.captured_table c using (queue_id, relid) join gdq.table_version o using (table_id)
+                    where r.kind in ('dropped', 'covered') offset 0) tv join gdq.captured_table ct using (table_id)
             where not exists (select from gdq.version_segments(tv.version_id))
               and (tv.version_id <> gdq.current_version(ct.table_id)
                    or (gdq.capture_state(ct.queue_id, ct.relid) in ('dropped', 'covered')
@@ -233,14 +239,16 @@ begin
   perform gdq.require_read_committed('maintain');
   -- positions of another cluster would let unread rows go
   perform gdq.require_era(null);
-  for t in select ct.table_id from gdq.captured_table ct where gdq.capture_state(ct.queue_id, ct.relid) = 'disarmed' loop
+  for t in select ct.table_id
+             from (select distinct r.queue_id, r.relid from gdq.resync r where r.kind = 'disarmed' offset 0) off join gdq.captured_table ct using (queue_id, relid)
+            where gdq.capture_state(ct.queue_id, ct.relid) = 'disarmed' loop
     -- its lock on the table makes writers wait, so nothing else is done in this transaction
     if gdq.rearm(t.table_id) then
       return true;
     end if;
   end loop;
   -- these two hold locks that DDL of the application waits for, so they end here too
-  if gdq.complete_rings() or gdq.rotate_logs() > 0 then
+  if gdq.complete_rings() or gdq.rotate_logs() > 0 or gdq.settle_logs() then
     return true;
   end if;
   perform gdq.summarise_logs();
@@ -257,12 +265,13 @@ end
 $$;
 comment on function gdq.maintain() is 'Rotates, summarises and empties logs; at most one segment a call: call again while it returns true.';
 
--- idle_segments(): the segments that hold rows and are not written now. Writes: nothing.
+-- idle_segments(): the segments that hold rows and are not written now, those of quiet logs aside. Writes: nothing.
 create or replace function gdq.idle_segments() returns table (queue_id integer, table_id integer, segment regclass)
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
   select ct.queue_id, ct.table_id, s.segment
-    from gdq.captured_table ct join gdq.table_version v using (table_id) join gdq.log_ring r using (version_id) join gdq.log_segment s using (version_id)
+    from gdq.queue q cross join lateral gdq.active_tables(q.queue_id) t join gdq.captured_table ct on ct.table_id = t
+    join gdq.table_version v using (table_id) join gdq.log_ring r using (version_id) join gdq.log_segment s using (version_id)
    where (s.slot <> r.current_slot or v.version_id <> gdq.current_version(ct.table_id) or gdq.capture_state(ct.queue_id, ct.relid) in ('dropped', 'covered'))
      and pg_relation_size(s.segment) > 0
   union all

@@ -1,5 +1,5 @@
 -- has_changes(queue_id, since): whether a row is visible now that was not visible in the snapshot since. Reads the end
--- of every log that holds rows. Writes: nothing.
+-- of every log that holds rows; a change in a quiet one is announced in the event log. Writes: nothing.
 create or replace function gdq.has_changes(queue_id integer, since pg_snapshot) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
@@ -20,16 +20,17 @@ end
 $$;
 comment on function gdq.has_changes(integer, pg_snapshot) is 'Whether a change has become visible since a snapshot.';
 
--- queue_segments(queue_id): the change and event log segments of a queue that hold rows. Writes: nothing.
+-- queue_segments(queue_id): the event log segments of a queue and those of its change logs that are not quiet, as far as
+-- they hold rows. Writes: nothing.
 create or replace function gdq.queue_segments(queue_id integer) returns setof regclass
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
-  select s.segment from gdq.captured_table ct join gdq.table_version v using (table_id) join gdq.log_segment s using (version_id)
-   where ct.queue_id = queue_segments.queue_id and pg_relation_size(s.segment) > 0
+  select s.segment from gdq.active_tables(queue_id) t join gdq.table_version v on v.table_id = t join gdq.log_segment s using (version_id)
+   where pg_relation_size(s.segment) > 0
   union all
   select s from gdq.event_segments(queue_id) s where pg_relation_size(s) > 0
 $$;
-comment on function gdq.queue_segments(integer) is 'The log segments of a queue that hold rows.';
+comment on function gdq.queue_segments(integer) is 'The log segments of a queue that hold rows, quiet logs aside.';
 
 -- event_segments(queue_id): the segments of a queue's event log; none when the queue is being dropped. Writes: nothing.
 create or replace function gdq.event_segments(queue_id integer) returns setof regclass

@@ -121,6 +121,18 @@ class Stage:
             emptied += cleared
         return emptied
 
+    def activity(self) -> str:
+        return str(
+            self.value("select activity from gdq.log_ring join gdq.table_version using (version_id) where table_id = 1")
+        )
+
+    def consumed_log(self) -> int:
+        """Consume and maintain; how many bytes the log of `acct` has."""
+        self.tick()
+        self.consume()
+        self.maintain()
+        return int(self.value("select gdq.log_bytes(1)"))
+
     def consume(self) -> None:
         """Apply all batches that there are."""
         while batch := next_batch(self.owner, "c"):
@@ -338,6 +350,55 @@ def finish_before_control_rotation(stage: Stage) -> None:
     stage.finish()
 
 
+def empty_log(stage: Stage) -> None:
+    """Consume and empty the log of `acct`, then have it cool down."""
+    stage.insert()
+    stage.until(lambda: stage.consumed_log() == 0)
+    assert stage.value("select gdq.set_activity(1, 'cooling')")
+
+
+def late_writer_of_a_quiet_log(stage: Stage) -> None:
+    """A writer stands inside a capture function that does not announce its change while the log is to become quiet."""
+    stage.insert()
+    stage.until(lambda: stage.consumed_log() == 0)
+    keeper = stage.session()
+    keeper.execute(f"begin; lock table {stage.insert_log()} in share mode".encode())
+    writing = Call(stage.session(), "insert into acct values (1000, nextval('label'))")
+    stage.settled(writing)
+    assert stage.value("select gdq.set_activity(1, 'cooling')")
+    stage.value("select gdq.settle_logs()")
+    keeper.execute("commit")
+    writing.join()
+    stage.finish()
+
+
+def writers_of_a_quiet_log(stage: Stage) -> None:
+    """Writers of every kind to a log that nobody looks at unless it is announced, while it becomes busy again."""
+    empty_log(stage)
+    old, prepared, rolled_back = stage.session(), stage.session(), stage.session()
+    old.execute("begin isolation level repeatable read; select 1")
+    stage.until(lambda: stage.value("select gdq.settle_logs()") is not None and stage.activity() == "quiet")
+    prepared.execute("begin")
+    stage.insert(prepared)
+    prepared.execute("prepare transaction 'quiet'")
+    rolled_back.execute("begin; savepoint s")
+    stage.insert(rolled_back)
+    rolled_back.execute("rollback to s")
+    stage.insert(rolled_back)
+    rolled_back.execute("commit")
+    stage.tick()
+    stage.consume()
+    stage.insert(old)
+    old.execute("commit")
+    stage.owner.execute("update acct set label = nextval('label'); delete from acct where id = 1")
+    stage.tick()
+    stage.consume()
+    stage.until(lambda: stage.value("select gdq.settle_logs()") is not None and stage.activity() == "busy")
+    stage.insert()
+    stage.owner.execute("commit prepared 'quiet'")
+    stage.finish()
+
+
 def row_versions(stage: Stage) -> None:
     """Updates in both modes and moves between partitions, replayed by their images."""
     stage.owner.execute(
@@ -398,6 +459,8 @@ SCHEDULES: dict[str, Callable[[Stage], None]] = {
             old_snapshot_maintains,
             commit_before_truncation,
             finish_before_control_rotation,
+            late_writer_of_a_quiet_log,
+            writers_of_a_quiet_log,
             row_versions,
             long_writer,
         )

@@ -177,15 +177,18 @@ class Workload:
         while not self._stop.wait(rng.random() * 0.02):
             connection.execute("select gdq.force_tick('q')" if rng.random() < 0.3 else "select gdq.ticker('q')")
 
-    def _maintainer(self, connection: psycopg.Connection[Any], _: random.Random) -> None:
+    def _maintainer(self, connection: psycopg.Connection[Any], rng: random.Random) -> None:
         rings = "select table_id, switched_at from gdq.log_ring join gdq.table_version using (version_id)"
         before = set(connection.execute(rings).fetchall())
         while not self._stop.wait(0.01):
             emptied = maintain(connection)[1]
             self._count("truncations", emptied)
-            found = connection.execute("select gdq.rotate_control(true, 1)").fetchone()
-            assert found
-            self._count("emptied slots of control tables", found[0])
+            if rng.random() < 0.2:
+                connection.execute("select gdq.set_activity(%s, 'cooling')", [rng.randint(1, 3)])
+            if rng.random() < 0.1:
+                found = connection.execute("select gdq.rotate_control(true, 1)").fetchone()
+                assert found
+                self._count("emptied slots of control tables", found[0])
             after = set(connection.execute(rings).fetchall())
             with self._rotated:
                 self._count("rotations", len(after - before))

@@ -105,9 +105,12 @@ comment on table gdq.table_version is 'The column lists that a captured table ha
 create table gdq.log_ring (
   version_id    bigint primary key references gdq.table_version on delete cascade,
   current_slot  integer not null default 0,
-  switched_at   timestamptz not null default pg_catalog.clock_timestamp()
+  switched_at   timestamptz not null default pg_catalog.clock_timestamp(),
+  activity      text not null default 'busy',
+  constraint log_ring_activity check (activity in ('busy', 'cooling', 'quiet'))
 );
-comment on table gdq.log_ring is 'Which segment of a version''s log is written now. Updated by rotation only; writers never read it.';
+create index log_ring_active on gdq.log_ring (version_id) where activity <> 'quiet';
+comment on table gdq.log_ring is 'Which segment of a version''s log is written now. Updated by maintain() only; writers never read it. activity: whether batches look at the log anyway (busy, cooling) or only when the event log announces changes (quiet).';
 
 create table gdq.log_segment (
   version_id  bigint not null references gdq.table_version on delete cascade,
