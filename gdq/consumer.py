@@ -247,7 +247,9 @@ class Consumer:
     def _look_after(self) -> float:
         """For how many seconds at most there is nothing to look for, as far as is known."""
         due = next_retry(self.connection, self.queue, self.consumer)
-        return _LOOK_SECONDS if due is None else min(max(due, 0), _LOOK_SECONDS)
+        if due is not None and due <= 0:
+            due = _POLL_SECONDS_MAX  # it was not handed out a moment ago
+        return _LOOK_SECONDS if due is None else min(due, _LOOK_SECONDS)
 
     def _force_tick(self) -> int:
         with self.connection.transaction():
