@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gdq.cli_base import Stop, dsn_option, fields, json_option, json_value, print_rows, session, talk
+from gdq.cli_base import Failure, Stop, dsn_option, fields, json_option, json_value, print_rows, session, talk
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -108,7 +108,9 @@ def _tables(found: Status) -> Group:
             size(queue.log_bytes),
             *map(str, (queue.segments, queue.tables, queue.tables_resync, queue.open_writers)),
         )
-    consumers = _table("queue", "consumer", "lag", "events", "bytes", "batch open", "last seen", "resync")
+    consumers = _table(
+        "queue", "consumer", "lag", "events", "bytes", "batch open", "retries", "dead", "resync", "last seen"
+    )
     for consumer in found.consumers:
         consumers.add_row(
             consumer.queue_name,
@@ -117,8 +119,8 @@ def _tables(found: Status) -> Group:
             "" if consumer.unread_events is None else f"{consumer.unread_events:,}",
             size(consumer.unread_bytes),
             age(consumer.batch_age),
+            *map(str, (consumer.retries, consumer.dead_letters, consumer.tables_resync)),
             "" if consumer.last_seen is None else f"{consumer.last_seen:%Y-%m-%d %H:%M:%S}",
-            str(consumer.tables_resync),
         )
     tables = _table("queue", "table", "mode", "log", "segments", "state", "reason")
     shown = sorted(found.tables, key=lambda table: (table.state == "ok", -table.log_bytes))
@@ -135,7 +137,7 @@ def _table(*columns: str) -> Table:
     grid = Grid(box=None, pad_edge=False, header_style="bold")
     numbers = {"depth", "bytes", "events/s", "tick", "log", "segments", "tables", "lag", "events", "batch open"}
     for column in columns:
-        right = column in numbers | {"resync", "writers"}
+        right = column in numbers | {"resync", "writers", "retries", "dead"}
         grid.add_column(column, justify="right" if right else "left", no_wrap=column != "reason")
     return grid
 
@@ -202,4 +204,43 @@ def doctor(queue: str | None, fix: bool, patience: float, as_json: bool, dsn: st
         sys.exit(3)
 
 
-commands: list[click.Command] = [status, doctor]
+@click.command()
+@click.argument("queue", required=False)
+@click.option("--listen", default="127.0.0.1:9748", show_default=True, metavar="HOST:PORT", help="Where to serve them.")
+@click.option("--once", is_flag=True, help="Print them and end; exit code 1 when the database cannot be read.")
+@dsn_option
+def metrics(queue: str | None, listen: str, once: bool, dsn: str | None) -> None:
+    """Serve the numbers of `gdq status` to Prometheus, until SIGTERM.
+
+    The database may come and go: gdq_up says whether it could be read.
+    """
+    from gdq.conninfo import connect  # noqa: PLC0415
+
+    try:
+        from prometheus_client import generate_latest, start_http_server  # noqa: PLC0415
+
+        from gdq import metrics as numbers  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise Failure(f"metrics need {error.name}", hint="pip install 'gdq[metrics]'") from error
+    host, _, port = listen.rpartition(":")
+    if not port.isdecimal():
+        raise click.BadParameter(f"{listen!r}: want HOST:PORT", param_hint="--listen")
+    collector = numbers.StatusCollector(lambda: connect(dsn, application_name="gdq metrics"), queue)
+    registry = numbers.registry(collector)
+    if once:
+        text = generate_latest(registry).decode()
+        click.echo(text, nl=False)
+        collector.close()
+        sys.exit(0 if f"\n{numbers.UP[0]} 1.0" in text else 1)
+    stop = Stop()
+    server, thread = start_http_server(int(port), host.strip("[]") or "127.0.0.1", registry)
+    talk(f"metrics at http://{host}:{server.server_port}/metrics")
+    while not stop():
+        stop.sleep(3600)
+    server.shutdown()
+    server.server_close()
+    thread.join()
+    collector.close()
+
+
+commands: list[click.Command] = [status, doctor, metrics]

@@ -46,6 +46,8 @@ class ConsumerStatus:
     last_seen: datetime | None
     batch_age: timedelta | None
     tables_resync: int
+    retries: int
+    dead_letters: int
 
 
 @dataclass(frozen=True, slots=True)

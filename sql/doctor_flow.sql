@@ -30,7 +30,11 @@ begin
          format('consumer %I of queue %I is %s, %s events and %s behind%s', b.consumer_name, b.queue_name, date_trunc('second', b.lag), b.unread_events,
                 pg_size_pretty(b.unread_bytes), ', last seen ' || date_trunc('second', clock_timestamp() - b.last_seen) || ' ago'),
          'See whether it runs and keeps up; unregister it when it is not needed: its changes are kept.', false
-    from behind b where not (b.batch_no = 0 and b.batch_age is null) and (b.lag > patience or b.unread_bytes > 2 * b.rotation_bytes);
+    from behind b where not (b.batch_no = 0 and b.batch_age is null) and (b.lag > patience or b.unread_bytes > 2 * b.rotation_bytes)
+  union all
+  select 'warning', 'dead_letters', b.consumer_name, format('consumer %I of queue %I has given up %s events', b.consumer_name, b.queue_name, b.dead_letters),
+         'See gdq.dead_letters(); replay or purge them.', false
+    from behind b where b.dead_letters > 0;
 end
 $$;
 comment on function gdq.doctor_flow(integer, interval) is 'The part of doctor() about ticks and consumers.';

@@ -71,11 +71,11 @@ comment on function gdq.table_status(text) is 'Captured tables with their state 
 
 -- consumer_status(queue): one row a subscription. lag: how old the oldest change that it has not finished is at most; 0
 -- when no number was given out after its position. unread_events: by number, so those rolled back and those of tables
--- that it does not take count too. unread_bytes: of the logs that it takes, to a page. batch_age: since its batch was
--- opened, NULL when none is. Writes: nothing. Errors: 42704.
+-- that it does not take count too. unread_bytes: of the logs that it takes, to a page. batch_age: since its oldest open
+-- batch was opened, NULL when none is. retries: events that wait to come again. Writes: nothing. Errors: 42704.
 create or replace function gdq.consumer_status(queue text default null)
   returns table (queue_name text, consumer_name text, lag interval, unread_events bigint, unread_bytes bigint, last_seen timestamptz, batch_age interval,
-                 tables_resync integer)
+                 tables_resync integer, retries bigint, dead_letters bigint)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms'
 as $$
 #variable_conflict use_column
@@ -100,13 +100,14 @@ begin
          greatest(u.finished_at, b.granted_at), clock_timestamp() - b.opened_at,
          (select count(distinct ct.table_id)::integer from gdq.resync r join gdq.captured_table ct using (queue_id, relid)
            where r.queue_id = u.queue_id and gdq.takes_table(u.s, ct.table_id)
-             and (not pg_visible_in_snapshot(r.txid::text::xid8, u.snapshot) or gdq.capture_state(ct.queue_id, ct.relid) <> 'armed'))
+             and (not pg_visible_in_snapshot(r.txid::text::xid8, u.snapshot) or gdq.capture_state(ct.queue_id, ct.relid) <> 'armed')),
+         (select count(*) from gdq.unsettled_retries((u.s).subscription_id, 'infinity')), (select count(*) from gdq.dead_letter dl where dl.subscription_id = (u.s).subscription_id)
     from subscriptions u
     left join lateral (select t.created_at from gdq.tick t where t.queue_id = u.queue_id and not t.refresh and t.tick_id > u.tick_id and t.event_seq > u.event_seq
                         order by t.tick_id limit 1) first_tick on u.unread > 0
     left join lateral (select t.created_at from gdq.tick t where t.queue_id = u.queue_id and not t.refresh order by t.tick_id desc limit 1) last_tick on true
     left join lateral (select bb.opened_at, (select max(bt.granted_at) from gdq.batch_token bt where bt.batch_id = bb.batch_id) as granted_at
-                         from gdq.batch bb where bb.subscription_id = (u.s).subscription_id and bb.batch_no = u.batch_no + 1 limit 1) b on true
+                         from gdq.batch bb where bb.subscription_id = (u.s).subscription_id and bb.batch_no > u.batch_no order by bb.batch_no limit 1) b on true
    order by 1, 2;
 end
 $$;

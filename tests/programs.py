@@ -64,4 +64,5 @@ def start_gdq(*arguments: str, dsn: str, cwd: Path | None = None) -> subprocess.
 def environment(dsn: str) -> dict[str, str]:
     """The variables that the command runs with."""
     root = str(Path(__file__).parent.parent)
-    return os.environ | {"GDQ_DSN": dsn, "PYTHONUNBUFFERED": "1", "PYTHONPATH": root}
+    path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return os.environ | {"GDQ_DSN": dsn, "PYTHONUNBUFFERED": "1", "PYTHONPATH": path}

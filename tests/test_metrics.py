@@ -1,0 +1,150 @@
+"""Metrics: names and values, what outlives a restart, and that documentation and dashboard name what there is."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import urllib.request
+from pathlib import Path
+
+import psycopg
+import pytest
+
+pytest.importorskip("prometheus_client")
+
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from gdq.metrics import MEASURES, SCRAPE, UP, StatusCollector, registry
+from tests.events import Tap
+from tests.fix_server import Database
+from tests.programs import gdq, start_gdq
+
+DOCS = Path(__file__).parent.parent / "docs"
+LABELS = {measure.name: set(measure.labels) for measure in MEASURES} | {UP[0]: set(), SCRAPE[0]: set()}
+
+Samples = dict[tuple[str, ...], float]
+
+
+def samples(text: str) -> Samples:
+    """Name and label values of each sample, and its value."""
+    return {
+        (
+            sample.name,
+            *(sample.labels[label] for label in ("queue", "consumer", "table") if label in sample.labels),
+        ): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def scrape(collector: StatusCollector) -> Samples:
+    return samples(generate_latest(registry(collector)).decode())
+
+
+@pytest.mark.server
+def test_values(tap: Tap) -> None:
+    tap.write("create table item (id int primary key)")
+    tap.add("shop.item")
+    tap.write("insert into item values (1), (2), (3)", "truncate item")
+    collector = StatusCollector(tap.db.connect)
+    seen = scrape(collector)
+    assert seen["gdq_up",] == 1
+    assert seen["gdq_queue_events_total", "q"] == 4
+    assert seen["gdq_consumer_unread_events", "q", "c"] == 4
+    assert seen["gdq_consumer_unread_bytes", "q", "c"] == 2 * 8192
+    assert seen["gdq_consumer_lag_seconds", "q", "c"] > 0
+    assert seen["gdq_queue_tables", "q"] == seen["gdq_queue_consumers", "q"] == 1
+    assert seen["gdq_table_log_bytes", "q", "shop.item"] > 8192
+    assert seen["gdq_table_resync", "q", "shop.item"] == 0
+    tap.write("alter table item add column more int default 1")
+    tap.batch()
+    seen = scrape(collector)
+    assert (seen["gdq_consumer_unread_events", "q", "c"], seen["gdq_consumer_lag_seconds", "q", "c"]) == (0, 0)
+    assert {name for name, *_ in seen} == LABELS.keys()
+    collector.close()
+
+
+def test_names_are_prometheus_ones(db: Database) -> None:
+    text = gdq("metrics", "--once", dsn=db.dsn).stdout
+    for name, labels in LABELS.items():
+        assert re.fullmatch(r"gdq_[a-z_]+", name)
+        assert labels <= {"queue", "consumer", "table"}
+        assert f"# HELP {name} " in text
+        assert f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}" in text
+
+
+def test_connection_that_is_cut_off_and_database_that_is_away(db: Database) -> None:
+    """As in a restart: the first is not seen at all, the second as gdq_up 0 until it is back."""
+    collector = StatusCollector(db.connect)
+    assert scrape(collector)["gdq_up",] == 1
+    with psycopg.connect(db.server.conninfo(), autocommit=True) as su:
+        cut = "select pg_terminate_backend(pid, 10000) from pg_stat_activity where datname = %s"
+        su.execute(cut, [db.name])
+        assert scrape(collector)["gdq_up",] == 1
+        su.execute(f"alter database {db.name} allow_connections false".encode())
+        su.execute(cut, [db.name])
+        away = scrape(collector)
+        assert away["gdq_up",] == 0
+        assert {name for name, *_ in away} == {"gdq_up", "gdq_scrape_seconds"}
+        su.execute(f"alter database {db.name} allow_connections true".encode())
+    assert scrape(collector)["gdq_up",] == 1
+    collector.close()
+
+
+def test_endpoint(db: Database) -> None:
+    with db.connect() as connection:
+        connection.execute("select gdq.create_queue('q')")
+    serving = start_gdq("metrics", "--listen", "127.0.0.1:0", dsn=db.dsn)
+    assert serving.stderr
+    url = serving.stderr.readline().split()[-1]
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        seen = samples(answer.read().decode())
+    assert (seen["gdq_up",], seen["gdq_queue_consumers", "q"]) == (1, 0)
+    serving.send_signal(signal.SIGTERM)
+    assert serving.communicate(timeout=60) == ("", "")
+    assert serving.returncode == 0
+
+
+def test_once_fails_without_gdq(empty_db: Database) -> None:
+    done = gdq("metrics", "--once", dsn=empty_db.dsn)
+    assert done.returncode == 1
+    assert "gdq_up 0.0" in done.stdout
+    assert "does not exist" in done.stderr
+    assert gdq("metrics", "--listen", "9748x", dsn=empty_db.dsn).returncode == 2
+
+
+def promql_names(expression: str) -> dict[str, set[str]]:
+    """The metrics of an expression, and the labels that it selects or groups them by."""
+    grouped = {label.strip() for group in re.findall(r"\bby \(([^)]*)\)", expression) for label in group.split(",")}
+    found = re.findall(r"\b(gdq_[a-z_]+)(?:\{([^}]*)\})?", expression)
+    return {name: grouped | set(re.findall(r"(\w+)\s*=~?", labels)) for name, labels in found}
+
+
+@pytest.mark.skipif(not DOCS.exists(), reason="an sdist has no documentation")
+def test_dashboard_asks_for_what_there_is() -> None:
+    dashboard = json.loads((DOCS / "grafana-dashboard.json").read_text())
+    asked: dict[str, set[str]] = {}
+    for panel in dashboard["panels"]:
+        for target in panel["targets"]:
+            names = promql_names(target["expr"])
+            assert names, panel["title"]
+            legend = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+            for name, labels in names.items():
+                assert labels | legend <= LABELS[name], panel["title"]
+            asked |= names
+    for variable in dashboard["templating"]["list"]:
+        assert promql_names(variable["query"]).keys() <= LABELS.keys()
+    assert LABELS.keys() - asked.keys() == {"gdq_queue_tables", "gdq_queue_consumers", "gdq_consumer_tables_resync"}
+
+
+@pytest.mark.skipif(not DOCS.exists(), reason="an sdist has no documentation")
+def test_documentation_lists_every_metric_with_its_labels() -> None:
+    page = (DOCS / "monitoring.md").read_text()
+    listed = {
+        name: set(re.findall(r"\w+", labels)) for name, labels in re.findall(r"(?m)^\| `(gdq_\w+)` \| ([^|]*) \|", page)
+    }
+    assert listed == LABELS
+    for expression in re.findall(r"(?m)^\s*expr: (.*)$", page):
+        assert promql_names(expression).keys() <= LABELS.keys()
