@@ -33,11 +33,12 @@ test-all: lint .venv-spark43/ready ## lint, all tests on every PostgreSQL, the S
 	$(say) '== Spark $(SPARK43)'
 	@.venv-spark43/bin/python -m pytest -q -m spark
 
-lint: .venv/ready ## ruff and mypy
-	$(say) '== ruff, mypy'
+lint: .venv/ready ## ruff, mypy and pgspot
+	$(say) '== ruff, mypy, pgspot'
 	@$(py) -m ruff check --quiet .
 	@$(py) -m ruff format --quiet --check .
 	@$(py) -m mypy --no-error-summary gdq tests bench
+	@$(py) -m tests.lint_sql
 
 format: .venv/ready ## rewrite the Python files as lint wants them
 	@$(py) -m ruff check --quiet --fix . ; $(py) -m ruff format .

@@ -40,6 +40,7 @@ $lock$"""
 _SETTINGS = """set local search_path = pg_catalog, pg_temp;
 set local check_function_bodies = off"""
 _QUIET = "set local client_min_messages = warning"
+_LOUD = "set local client_min_messages = notice"
 
 _OWNERS = """
   select n.nspname, pg_catalog.pg_get_userbyid(n.nspowner) into other
@@ -116,7 +117,8 @@ begin
 exception when dependent_objects_still_exist or insufficient_privilege then
   null;  -- other databases of the cluster use it, or somebody else made it
 end
-$role$"""
+$role$;
+{schema_functions.DROP_ROLES}"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +158,15 @@ def install(dsn: str | None = None) -> InstallResult:
         changed = before != head or _schema_comment(raw) != _comment()
         if changed:
             config.attributes["connection"] = connection
-            # first, since a function may hold on to the row type of a table that a revision changes
-            _run(raw, schema_functions.DROP)
-            kept = dict(raw.execute(schema_functions.KEPT).fetchall())
-            _upgrade(config, before)
-            with _named_users(kept):
-                _run(raw, *_function_statements())
+            if raw.execute(schema_functions.ANY).rowcount:
+                # what changes is known when it has been done once
+                _run(raw, "savepoint gdq_trial")
+                _replace(raw, config, before)
+                new = raw.execute(schema_functions.SIGNATURES).fetchone()
+                _run(raw, "rollback to savepoint gdq_trial", "release savepoint gdq_trial")
+                raw.execute(schema_functions.SET_SIGNATURES, new)
+                notices.clear()
+            _replace(raw, config, before)
         _run(raw, _QUIET, _EVENT_TRIGGERS)
         row = raw.execute("select gdq.event_triggers_on()").fetchone()
         return InstallResult(head, changed, bool(row and row[0]), tuple(notices))
@@ -231,6 +236,16 @@ def _head(config: Config) -> str:
     return head
 
 
+def _replace(connection: psycopg.Connection[Any], config: Config, before: str | None) -> None:
+    """Bring tables to the newest revision and replace the functions."""
+    # functions go first: one may hold on to the row type of a table that a revision changes
+    _run(connection, schema_functions.DROP)
+    kept = dict(connection.execute(schema_functions.KEPT).fetchall())
+    _upgrade(config, before)
+    with _named_users(kept):
+        _run(connection, *_function_statements())
+
+
 def _upgrade(config: Config, before: str | None, *, offline: bool = False) -> None:
     from alembic import command  # noqa: PLC0415
     from alembic.util import CommandError  # noqa: PLC0415
@@ -259,7 +274,8 @@ def _function_texts() -> list[str]:
 def _function_statements() -> tuple[str, ...]:
     """Every function, then who may run them, then the mark by which the next install knows them."""
     comment = _comment().replace("'", "''")
-    return (_QUIET, *_function_texts(), _WRITERS, schema_functions.RESTORE, f"comment on schema gdq is '{comment}'")
+    texts = (*_function_texts(), _WRITERS, schema_functions.RESTORE, f"comment on schema gdq is '{comment}'")
+    return (_QUIET, *texts, _LOUD, schema_functions.GRANT_ROLES)
 
 
 def _comment() -> str:

@@ -1,7 +1,8 @@
 """How an upgrade replaces the functions of schema gdq: SQL that runs in install's transaction, around the files.
 
 CREATE OR REPLACE alone keeps functions that are gone, leaves an old overload beside a new argument list, and fails when
-a result type changes. So the functions are dropped first; GRANTs that users made on them are carried over.
+a result type changes. So functions are dropped first, and GRANTs that users made on them are carried over. One that is
+to be there again as it was is only replaced: sessions about to call it, in the middle of a write, find it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,20 @@ ROLES = ("gdq_admin", "gdq_consumer", "gdq_reader")
 # What uses function p, in d: a view is named, not its rule.
 _USERS = """pg_catalog.string_agg(distinct pg_catalog.regexp_replace(
                   pg_catalog.pg_describe_object(d.classid, d.objid, d.objsubid), '^rule _RETURN on ', ''), ', ')"""
+
+_SIGNATURE = """pg_catalog.to_json(pg_catalog.concat_ws(' ', p.prokind, p.oid::pg_catalog.regprocedure,
+               pg_catalog.pg_get_function_arguments(p.oid), '->', pg_catalog.pg_get_function_result(p.oid)))::text"""
+
+# What a trial of the same install made. Functions that use row types of gdq's tables are not among them.
+SIGNATURES = f"""select coalesce(pg_catalog.string_agg({_SIGNATURE}, ','), '')
+  from pg_catalog.pg_proc p
+ where p.pronamespace = 'gdq'::pg_catalog.regnamespace
+   and not exists (select from pg_catalog.pg_depend d join pg_catalog.pg_type t on t.oid = d.refobjid
+                    where d.classid = 'pg_catalog.pg_proc'::pg_catalog.regclass and d.objid = p.oid
+                      and d.refclassid = 'pg_catalog.pg_type'::pg_catalog.regclass
+                      and t.typnamespace = p.pronamespace)"""
+SET_SIGNATURES = "select pg_catalog.set_config('gdq.signatures', %s, true)"
+ANY = "select from pg_catalog.pg_proc where pronamespace = 'gdq'::pg_catalog.regnamespace limit 1"
 
 # What something depends on stays and is replaced: event triggers, triggers and column defaults of gdq, and what users
 # made of its functions. The event triggers fire for what follows here too; until the files bring the new ones, what
@@ -42,7 +57,9 @@ begin
               where p.pronamespace = 'gdq'::pg_catalog.regnamespace
                 and not exists (select from pg_catalog.pg_depend d
                                  where d.refclassid = 'pg_catalog.pg_proc'::pg_catalog.regclass
-                                   and d.refobjid = p.oid) loop
+                                   and d.refobjid = p.oid)
+                and pg_catalog.strpos(coalesce(pg_catalog.current_setting('gdq.signatures', true), ''),
+               {_SIGNATURE}) = 0 loop
       execute pg_catalog.format('drop routine %s', f.name);
       dropped := true;
     end loop;
@@ -89,3 +106,27 @@ begin
   end loop;
 end
 $restore$"""
+
+GRANT_ROLES = """do $roles$
+begin
+  perform gdq.grant_roles();
+end
+$roles$"""
+
+# A role that was granted to somebody stays: the next install finds it with its members.
+DROP_ROLES = f"""do $roles$
+declare
+  r record;
+begin
+  for r in select a.oid, a.rolname from pg_catalog.pg_roles a
+            where a.rolname = any (array['{"', '".join(ROLES)}'])
+              and not exists (select from pg_catalog.pg_auth_members m
+                               where m.roleid = a.oid and m.member <> current_user::pg_catalog.regrole) loop
+    begin
+      execute pg_catalog.format('drop role %I', r.rolname);
+    exception when dependent_objects_still_exist or insufficient_privilege then
+      null;
+    end;
+  end loop;
+end
+$roles$"""

@@ -8,8 +8,8 @@ as $$
 $$;
 comment on function gdq.dead_letter(bigint, uuid, bigint, text, text) is 'Makes an event of an open batch a dead letter.';
 
--- dead_letters(queue, consumer): the events that consumers gave up, oldest first; consumer NULL: those of all.
--- Writes: nothing. Errors: 42704.
+-- dead_letters(queue, consumer): the events that consumers gave up, oldest first; consumer NULL: those of all that the session's role may use.
+-- Writes: nothing. Errors: 42704, 42501.
 create or replace function gdq.dead_letters(queue text, consumer text default null)
   returns table (dead_letter_id bigint, queue_name text, consumer_name text, ev_id bigint, ev_txid bigint, ev_time timestamptz,
                  op text, tbl text, key jsonb, old jsonb, new jsonb, retries integer, reason text, died_at timestamptz)
@@ -18,21 +18,22 @@ as $$
   select d.dead_letter_id, dead_letters.queue, c.consumer_name, d.ev_id, d.ev_txid, d.ev_time,
          d.op, d.tbl, d.key, d.old, d.new, d.retries, d.reason, d.died_at
     from gdq.subscription s join gdq.consumer c using (consumer_id) join gdq.dead_letter d using (subscription_id)
-   where s.queue_id = gdq.find_queue(queue) and (consumer is null or s.subscription_id = gdq.find_subscription(queue, consumer))
+   where s.queue_id = gdq.find_queue(queue) and case when consumer is null then gdq.may_use_consumer((select gdq.invoker()), s.subscription_id)
+                                                              else s.subscription_id = (select gdq.own_subscription(queue, consumer)) end
    order by d.dead_letter_id
 $$;
 comment on function gdq.dead_letters(text, text) is 'The events that consumers of a queue gave up.';
 
 -- replay_dead_letters(queue, consumer, ids, older_than): hands dead letters to their consumer again, in its next batch,
 -- as if retried once: they have all their retries before them. ids NULL: all; older_than NULL: of any age.
--- Result: how many. Writes: retry_event; deletes from dead_letter. Errors: 42704.
+-- Result: how many. Writes: retry_event; deletes from dead_letter. Errors: 42704, 42501.
 create or replace function gdq.replay_dead_letters(queue text, consumer text, ids bigint[] default null, older_than interval default null)
   returns bigint
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
   with gone as (
     delete from gdq.dead_letter d
-     where d.subscription_id = gdq.find_subscription(queue, consumer)
+     where d.subscription_id = (select gdq.own_subscription(queue, consumer))
        and (ids is null or d.dead_letter_id = any (ids)) and (older_than is null or d.died_at <= clock_timestamp() - older_than)
     returning d.*
   ), replayed as (
@@ -46,14 +47,14 @@ $$;
 comment on function gdq.replay_dead_letters(text, text, bigint[], interval) is 'Hands dead letters to their consumer again; returns how many.';
 
 -- purge_dead_letters(queue, consumer, ids, older_than): forgets dead letters. ids NULL: all; older_than NULL: of any age.
--- Result: how many. Writes: deletes from dead_letter. Errors: 42704.
+-- Result: how many. Writes: deletes from dead_letter. Errors: 42704, 42501.
 create or replace function gdq.purge_dead_letters(queue text, consumer text, ids bigint[] default null, older_than interval default null)
   returns bigint
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
   with gone as (
     delete from gdq.dead_letter d
-     where d.subscription_id = gdq.find_subscription(queue, consumer)
+     where d.subscription_id = (select gdq.own_subscription(queue, consumer))
        and (ids is null or d.dead_letter_id = any (ids)) and (older_than is null or d.died_at <= clock_timestamp() - older_than)
     returning d.dead_letter_id
   )

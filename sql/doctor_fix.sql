@@ -30,7 +30,7 @@ begin
     end loop;
     perform gdq.disarm(t.queue_id, t.relid);
     perform gdq.replace_capture(t.queue_id, t.relid, 't', gdq.truncate_body(t.queue_id, t.relid));
-    return next t.table_id;
+    return query select t.table_id;
   end loop;
 end
 $$;

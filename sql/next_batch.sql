@@ -1,10 +1,11 @@
 -- lock_subscription(queue, consumer): locks a subscription until the transaction ends: one worker at a time moves it.
--- Result: its id. Writes: a row lock. Errors: 42704, GDQ04.
+-- Result: its id. Writes: a row lock. Errors: 42704, GDQ04; 42501 for the consumer of another role, or one whose role
+-- may not read its tables.
 create or replace function gdq.lock_subscription(queue text, consumer text) returns integer
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
-  id integer := gdq.find_subscription(queue, consumer);
+  id integer := gdq.own_subscription(queue, consumer);
 begin
   perform gdq.require_read_committed('a consumer');
   perform from gdq.subscription s where s.subscription_id = id for no key update;
@@ -127,7 +128,7 @@ as $$
 $$;
 comment on function gdq.is_finished(integer, bigint, bigint) is 'Whether a batch is finished, or was left behind.';
 
--- open_batch(batch_id, token): the batch, if it is open and the token its newest. Writes: nothing. Errors: GDQ01, GDQ07.
+-- open_batch(batch_id, token): the batch, if it is open and the token its newest. Writes: nothing. Errors: GDQ01, GDQ07, 42501.
 create or replace function gdq.open_batch(batch_id bigint, token uuid) returns gdq.batch
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -136,6 +137,7 @@ declare
   newest uuid;
 begin
   select * into b from gdq.batch bb where bb.batch_id = open_batch.batch_id;
+  perform gdq.check_consumer_role(b.subscription_id);
   select bt.token into newest from gdq.batch_token bt where bt.batch_id = b.batch_id order by bt.grant_id desc limit 1;
   if b.batch_id is null then
     raise exception 'batch % does not exist', open_batch.batch_id using errcode = 'GDQ01';
@@ -156,7 +158,7 @@ comment on function gdq.open_batch(bigint, uuid) is 'The batch, if it is open an
 -- same database this makes it exactly once. What the batch put aside counts from then on, what it brought again is done.
 -- With members the position moves once all older batches are finished too. Other workers of the consumer wait from here
 -- to the end of the transaction. Result: true; false when this token had finished it already.
--- Writes: position, batch_end, dead_letter. Errors: GDQ01 for a stale token, GDQ04.
+-- Writes: position, batch_end, dead_letter. Errors: GDQ01 for a stale token, GDQ04; 42501 for a batch of another role's consumer.
 create or replace function gdq.finish_batch(batch_id bigint, token uuid) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -169,6 +171,7 @@ begin
   -- before the subscription: who puts an event aside at this moment must not hold up other workers
   perform pg_advisory_xact_lock(gdq.token_key(token));
   select * into b from gdq.batch bb where bb.batch_id = finish_batch.batch_id;
+  perform gdq.check_consumer_role(b.subscription_id);
   perform from gdq.subscription s where s.subscription_id = b.subscription_id for no key update;
   if gdq.is_finished(b.subscription_id, b.batch_no, b.batch_id)
      and token = (select bt.token from gdq.batch_token bt where bt.batch_id = b.batch_id order by bt.grant_id desc limit 1) then

@@ -1,9 +1,9 @@
 -- register_consumer(queue, consumer, at_tick, tables): a consumer that gets every change after a tick.
 --   at_tick: an existing tick; NULL: a tick taken now. tables: the captured tables that it takes; NULL: all, also those
---   that are added later.
+--   that are added later. It belongs to the session's role, which must be allowed to read these tables.
 -- Result: true; false when it was registered already (and is left as it is).
 -- Writes: consumer, subscription, subscription_table, position, tick. Errors: 42704; GDQ02 when the tick's changes may
--- be gone already; GDQ04.
+-- be gone already; GDQ04; 42501.
 create or replace function gdq.register_consumer(queue text, consumer text, at_tick bigint default null, tables regclass[] default null)
   returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -36,14 +36,15 @@ begin
       hint = 'Start from now, or set a retention for the queue.';
   end if;
   insert into gdq.consumer (consumer_name) values (consumer) on conflict do nothing;
-  insert into gdq.subscription (queue_id, consumer_id, all_tables)
-    select queue_of, c.consumer_id, tables is null from gdq.consumer c where c.consumer_name = consumer
+  insert into gdq.subscription (queue_id, consumer_id, all_tables, owner_role)
+    select queue_of, c.consumer_id, tables is null, gdq.invoker() from gdq.consumer c where c.consumer_name = consumer
     returning subscription_id into id;
   foreach tbl in array coalesce(tables, '{}') loop
     insert into gdq.subscription_table values (id, gdq.find_table(queue, tbl)) on conflict do nothing;
   end loop;
   insert into gdq.position (subscription_id, batch_no, tick_id, snapshot, event_seq)
     values (id, 0, start_tick.tick_id, start_tick.snapshot, start_tick.event_seq);
+  perform gdq.check_consumer_tables(id);
   return true;
 end
 $$;
@@ -51,7 +52,7 @@ comment on function gdq.register_consumer(text, text, bigint, regclass[]) is 'Re
 
 -- unregister_consumer(queue, consumer): forgets a consumer and its position. Result: true; false when there was none.
 -- Writes: deletes the subscription, and the consumer with its last one. Errors: 42704 for the queue; 55006 for the
--- consumer of a view.
+-- consumer of a view; 42501 for the consumer of another role.
 create or replace function gdq.unregister_consumer(queue text, consumer text) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -63,6 +64,8 @@ begin
   if used_by is not null then
     raise exception 'consumer "%" refreshes the view "%"', consumer, used_by using errcode = 'object_in_use', hint = 'Drop the view.';
   end if;
+  perform gdq.check_consumer_role(s.subscription_id)
+     from gdq.subscription s join gdq.consumer c using (consumer_id) where s.queue_id = queue_of and c.consumer_name = consumer;
   -- a registration on another queue at this moment holds the name
   perform from gdq.consumer c where c.consumer_name = consumer for update;
   delete from gdq.subscription s using gdq.consumer c

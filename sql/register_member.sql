@@ -6,7 +6,7 @@ create or replace function gdq.register_member(queue text, consumer text, member
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
-  id integer := gdq.find_subscription(queue, consumer);
+  id integer := gdq.own_subscription(queue, consumer);
   used_by text;
 begin
   if member is null or octet_length(member) not between 1 and 63 then
@@ -30,7 +30,7 @@ create or replace function gdq.unregister_member(queue text, consumer text, memb
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
-  delete from gdq.member m where m.subscription_id = gdq.find_subscription(queue, consumer) and m.member_name = member;
+  delete from gdq.member m where m.subscription_id = (select gdq.own_subscription(queue, consumer)) and m.member_name = member;
   return found;
 end
 $$;

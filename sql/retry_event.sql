@@ -131,7 +131,7 @@ comment on function gdq.end_retries(gdq.batch, uuid) is 'Makes the dead letters 
 create or replace function gdq.next_retry(queue text, consumer text) returns timestamptz
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
-  select min(r.due_at) from gdq.unsettled_retries(gdq.find_subscription(queue, consumer)) r where r.batch_id is null
+  select min(r.due_at) from gdq.unsettled_retries(gdq.own_subscription(queue, consumer)) r where r.batch_id is null
 $$;
 comment on function gdq.next_retry(text, text) is 'When the next retry of a consumer is due.';
 
@@ -144,13 +144,14 @@ begin
   if retries is null or retries < 0 then
     raise exception 'a retry limit is a number from 0' using errcode = 'invalid_parameter_value';
   end if;
-  insert into gdq.retry_limit as l (subscription_id, retries) values (gdq.find_subscription(queue, consumer), set_retry_limit.retries)
+  insert into gdq.retry_limit as l (subscription_id, retries) values (gdq.own_subscription(queue, consumer), set_retry_limit.retries)
     on conflict (subscription_id) do update set retries = excluded.retries;
 end
 $$;
 comment on function gdq.set_retry_limit(text, text, integer) is 'Sets how often an event is retried before it becomes a dead letter.';
 
--- retry_info(queue, consumer): one row an event that waits to come again, in the order of its time; NULL: of all. batch_id:
+-- retry_info(queue, consumer): one row an event that waits to come again, in the order of its time; NULL: of all that
+-- the session's role may use. batch_id:
 -- the open batch that has it. Writes: nothing. Errors: 42704.
 create or replace function gdq.retry_info(queue text default null, consumer text default null)
   returns table (queue_name text, consumer_name text, ev_id bigint, op text, tbl text, key jsonb, retries integer, due_at timestamptz,
@@ -162,6 +163,7 @@ as $$
    cross join lateral gdq.unsettled_retries(s.subscription_id) u join gdq.retry_event r on r.retry_id = u.retry_id
    where (queue is null or q.queue_id = gdq.find_queue(queue))
      and (consumer is null or s.subscription_id = gdq.find_subscription(queue, consumer))
+     and gdq.may_use_consumer((select gdq.invoker()), s.subscription_id)
    order by r.due_at, r.retry_id
 $$;
 comment on function gdq.retry_info(text, text) is 'Events that wait to come again.';

@@ -110,8 +110,11 @@ def db(server: Server, template: str) -> Iterator[Database]:
 
 
 @pytest.fixture
-def empty_db(server: Server) -> Iterator[Database]:
-    """A database of its own for the test, without gdq."""
+def empty_db(server: Server, template: str) -> Iterator[Database]:
+    """A database of its own for the test, without gdq.
+
+    The template comes first: roles of the cluster are to be made by its owner, whatever a test does.
+    """
     yield from _temporary(server, "template0")
 
 
