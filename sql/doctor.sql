@@ -8,10 +8,21 @@ create or replace function gdq.doctor(queue text default null, patience interval
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms'
 as $$
 declare
-  wanted integer := case when queue is not null then gdq.find_queue(queue) end;
+  wanted integer;
   part text;
+  parts text[] := array['event_triggers', 'tables', 'strays', 'flow', 'logs', 'writers', 'replication', 'server'];
 begin
-  foreach part in array array['event_triggers', 'tables', 'strays', 'flow', 'logs', 'writers', 'replication', 'server'] loop
+  -- what the other checks would find there is of the other cluster
+  return query
+    select 'error', 'restored', r.queue_name, format('queue "%s" was restored from a dump: its ticks, positions and logs are of another cluster', r.queue_name),
+           'gdq rebase', false
+      from gdq.restored_queues() r;
+  if found then
+    parts := array['event_triggers'];
+  elsif queue is not null then
+    wanted := gdq.find_queue(queue);
+  end if;
+  foreach part in array parts loop
     begin
       return query execute format('select * from gdq.doctor_%s($1, $2)', part) using wanted, patience;
     exception when others then

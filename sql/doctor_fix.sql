@@ -5,7 +5,7 @@
 -- so that consumers learn of what may be missing, and rearm() can switch it on again. Also remakes capture functions
 -- that are gone. Never needs a lock on the table.
 -- Result: the ids of its captured tables that are off now. Writes: resync, the event log, the capture functions.
--- Errors: GDQ04.
+-- Errors: GDQ04, GDQ07.
 create or replace function gdq.suspend_table(tbl regclass) returns setof integer
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms'
 as $$
@@ -15,6 +15,7 @@ declare
   op text;
 begin
   perform gdq.require_read_committed('suspend_table');
+  perform gdq.require_era(null);
   for t in select ct.* from gdq.captured_table ct where ct.relid = tbl order by ct.table_id loop
     reason := (select f.cause from gdq.table_findings(t.table_id) f where f.severity = 'error' and f.fixable limit 1);
     continue when reason is null;

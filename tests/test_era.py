@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from gdq.doctor import doctor
 from gdq.embedded import Server
 from gdq.era import Rebased, check_position, position, rebase
 from gdq.errors import DivergedPosition, EraEnded, TruncatedPosition
@@ -89,10 +90,12 @@ def test_restored_queue_stops_until_rebased(tap: Tap, cluster: Cluster) -> None:
             "gdq.begin_refresh('q', 'c')",
             "gdq.drop_queue('q', true)",
             "gdq.remove_table('q', 'shop.t')",
+            "gdq.suspend_table('shop.t')",
         ):
             with pytest.raises(psycopg.Error, match='queue "q" was restored from a dump') as error:
                 owner.execute(f"select {call}".encode())
             assert error.value.sqlstate == "GDQ07", call
+        assert [(finding.code, finding.cure) for finding in doctor(owner, "q")] == [("restored", "gdq rebase")]
         done = gdq("ticker", dsn=db.dsn)
         assert done.returncode == 1
         assert done.stderr.startswith('Error: queue "q" was restored from a dump')

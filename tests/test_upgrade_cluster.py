@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from gdq import schema
+from gdq.doctor import doctor
 from gdq.embedded import Server, find_binaries
 from gdq.era import check_position, position
 
@@ -67,4 +68,5 @@ def test_16_to_18(pytestconfig: pytest.Config) -> None:
                 query = "select (new->>'id')::int from gdq.get_batch(%s, %s) where op = 'insert'"
                 assert [row[0] for row in su.execute(query, found)] == ids
                 su.execute("select gdq.finish_batch(%s, %s)", found)
+            assert [finding for finding in doctor(su) if finding.severity == "error"] == []
             assert schema.install(new.conninfo()).changed is False
