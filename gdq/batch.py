@@ -37,8 +37,8 @@ _FLOAT_DIGITS = 16
 # A message's numbers are kept as they were sent; those of a row may stand for a float.
 _COLUMNS = """ev_id, ev_txid, ev_time, op, tbl, key, old, case when op <> 'message' then new end,
               case when op = 'message' then new::text end"""
-_EVENTS = f"select {_COLUMNS}, 0 from gdq.get_batch({{}}, {{}})"
-_RETRIES = f"select {_COLUMNS}, retries from gdq.get_retries({{}}, {{}})"
+_EVENTS = f"select {_COLUMNS}, 0, origin from gdq.get_batch({{}}, {{}})"
+_RETRIES = f"select {_COLUMNS}, retries, null from gdq.get_retries({{}}, {{}})"
 
 # Which images a log row holds, by ev_op; o and n are the halves of an update that did not fit one row.
 _OLD_IMAGE = ["U", "D", "o"]
@@ -302,9 +302,9 @@ class Batch:
 
 def _event_row(_cursor: Any) -> Callable[[Sequence[Any]], Event]:
     def event(row: Sequence[Any]) -> Event:
-        number, xid, time, op, table, key, old, new, message, retries = row
+        number, xid, time, op, table, key, old, new, message, retries, origin = row
         image = new if message is None else json.loads(message)
-        return Event(number, xid, time, op, table, key, old, image, retries)
+        return Event(number, xid, time, op, table, key, old, image, retries, origin)
 
     return event
 

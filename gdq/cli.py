@@ -22,6 +22,7 @@ from gdq.cli_base import (
     table_names,
     talk,
 )
+from gdq.cli_capture import capture_options
 from gdq.cli_era import commands as era_commands
 from gdq.cli_message import commands as message_commands
 from gdq.cli_monitor import commands as monitor_commands
@@ -40,6 +41,7 @@ QUEUE_SETTINGS = (
     "rotation_period",
     "rotation_bytes",
     "retention",
+    "unlogged",
 )
 
 
@@ -171,8 +173,9 @@ def list_queues(as_json: bool, dsn: str | None) -> None:
 @click.option("--columns", metavar="C1,C2", help="full: log only these.")
 @click.option("--exclude", metavar="C1,C2", help="full: log all but these.")
 @click.option("--allow-rls", is_flag=True, help="Capture a table with row level security.")
+@capture_options
 @dsn_option
-def add_table(queue: str, table: str, mode: Mode, allow_rls: bool, dsn: str | None, **lists: str | None) -> None:
+def add_table(queue: str, table: str, mode: Mode, dsn: str | None, **options: Any) -> None:
     """Capture a table from now on.
 
     \b
@@ -180,11 +183,9 @@ def add_table(queue: str, table: str, mode: Mode, allow_rls: bool, dsn: str | No
     """
     from gdq import queue as queues  # noqa: PLC0415
 
-    options: dict[str, Any] = {name: names(value) for name, value in lists.items()}
-    retry_locked(
-        dsn,
-        lambda connection: queues.add_table(connection, queue, table, mode, allow_rls=allow_rls, **options),
-    )
+    for name in ("key", "include", "columns", "exclude", "operations"):
+        options[name] = names(options[name])
+    retry_locked(dsn, lambda connection: queues.add_table(connection, queue, table, mode, **options))
     talk(f"added table {table} to {queue}")
 
 
@@ -220,9 +221,10 @@ def list_tables(queue: str | None, as_json: bool, dsn: str | None) -> None:
 @click.option("--tables", metavar="T1,T2", help="Only these captured tables, and no messages.")
 @click.option("--messages", is_flag=True, help="With --tables: messages too.")
 @click.option("--member", metavar="M", help="Register this member too: members share the consumer's batches.")
+@click.option("--skip-origin", metavar="O1,O2", help="No changes of these origins.")
 @dsn_option
 def register_consumer(
-    queue: str, consumer: str, *, at: str, tables: str | None, messages: bool, member: str | None, dsn: str | None
+    queue: str, consumer: str, *, at: str, messages: bool, member: str | None, dsn: str | None, **lists: str | None
 ) -> None:
     """Register a consumer, which gets every change from then on, or one more member of it."""
     from gdq import consumer as consumers  # noqa: PLC0415
@@ -233,7 +235,8 @@ def register_consumer(
         raise click.BadParameter(f"{at!r}: want the number of a tick, or now", param_hint="--at")
     tick = None if at == "now" else int(at)
     with session(dsn) as connection:
-        new = consumers.register_consumer(connection, queue, consumer, at_tick=tick, tables=table_names(tables))
+        tables, skipped = table_names(lists["tables"]), names(lists["skip_origin"])
+        new = consumers.register_consumer(connection, queue, consumer, at_tick=tick, tables=tables, skip_origin=skipped)
         if new and messages:
             take_messages(connection, queue, consumer)
         if member is not None:

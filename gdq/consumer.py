@@ -48,6 +48,7 @@ class ConsumerInfo:
     last_seen: datetime | None
     last_tick: int | None
     tables: list[str] | None
+    skip_origin: list[str] | None
 
 
 class Handler(Protocol):
@@ -67,16 +68,20 @@ def register_consumer(
     *,
     at_tick: int | None = None,
     tables: Sequence[str] | None = None,
+    skip_origin: Sequence[str] | None = None,
 ) -> bool:
     """Register a consumer that gets every change after a tick (None: now); False when it was registered already.
 
-    `tables`: the captured tables that it takes, None for all, also those added later. TruncatedPosition when changes
-    after the tick may be gone; WrongIsolation when the transaction has written.
+    `tables`: the captured tables that it takes, None for all, also those added later. `skip_origin`: origins whose
+    changes it does not get. TruncatedPosition when changes after the tick may be gone; WrongIsolation when the
+    transaction has written.
     """
-    query = "select gdq.register_consumer(%s, %s, at_tick => %s, tables => %s::text[]::pg_catalog.regclass[])"
+    query = """select gdq.register_consumer(%s, %s, at_tick => %s, tables => %s::text[]::pg_catalog.regclass[],
+                 skip_origin => %s)"""
     names = None if tables is None else list(tables)
+    skipped = None if skip_origin is None else list(skip_origin)
     with mapped(), connection.cursor(row_factory=scalar_row) as cursor:
-        return bool(cursor.execute(query, [queue, consumer, at_tick, names]).fetchone())
+        return bool(cursor.execute(query, [queue, consumer, at_tick, names, skipped]).fetchone())
 
 
 def unregister_consumer(connection: Connection[Any], queue: str, consumer: str) -> bool:
@@ -182,6 +187,7 @@ class Consumer:
         a `break` rolls back, and the batch comes again. `once`: force a tick and end with the batch that holds it.
         `timeout`: end when there was no batch for so many seconds. `stop` is asked between batches and while waiting.
         """
+        self._check_logs()
         last_tick = self._force_tick() if once else None
         if not once:
             self._listen()
@@ -250,6 +256,11 @@ class Consumer:
         if due is not None and due <= 0:
             due = _POLL_SECONDS_MAX  # it was not handed out a moment ago
         return _LOOK_SECONDS if due is None else min(due, _LOOK_SECONDS)
+
+    def _check_logs(self) -> None:
+        # Once for each connection, which a crash ends; next_batch() gives no batch when it is the first to find out.
+        with self.connection.transaction(), mapped():
+            self.connection.execute("select gdq.check_logs(%s)", [self.queue])
 
     def _force_tick(self) -> int:
         with self.connection.transaction():

@@ -17,6 +17,7 @@ from psycopg.rows import class_row, scalar_row
 from gdq.errors import mapped
 
 Mode = Literal["full", "pk"]
+Granularity = Literal["row", "statement"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +37,15 @@ class QueueInfo:
     rotation_period: timedelta
     rotation_bytes: int
     retention: timedelta
+    unlogged: bool
 
 
 @dataclass(frozen=True, slots=True)
 class TableInfo:
-    """One captured table. `state` is "resync" while capture has a gap that some consumer has not passed."""
+    """One captured table. `state` is "resync" while capture has a gap that some consumer has not passed.
+
+    From `where` on: the options that it was added with, see add_table().
+    """
 
     queue_name: str
     table_name: str
@@ -51,13 +56,20 @@ class TableInfo:
     state: Literal["ok", "resync"]
     reason: str | None
     log_bytes: int
+    where: str | None
+    operations: list[str]
+    granularity: Granularity
+    always: bool
+    origin: bool
+    pin_search_path: bool
 
 
 def create_queue(connection: Connection[Any], queue: str, **settings: Any) -> bool:
     """Make a queue; False when it existed, and is left as it is.
 
     `settings` are the named arguments of the SQL function: ticker_max_count (events), ticker_max_lag,
-    ticker_idle_period, rotation_period, retention (intervals), rotation_bytes.
+    ticker_idle_period, rotation_period, retention (intervals), rotation_bytes, unlogged (change logs without WAL: a
+    crash empties them, and all consumers are told to resync).
     """
     return bool(_call(connection, "create_queue", queue, **settings))
 
@@ -84,16 +96,29 @@ def add_table(
     columns: Sequence[str] | None = None,
     exclude: Sequence[str] | None = None,
     allow_rls: bool = False,
+    where: str | None = None,
+    operations: Sequence[str] | None = None,
+    granularity: Granularity = "row",
+    always: bool = False,
+    origin: bool = False,
+    pin_search_path: bool = False,
 ) -> None:
     """Capture a table from the end of this transaction on.
 
     `mode` full logs both images of a change (of `columns`, or all but `exclude`); pk the key, and old and new values
     of the columns in `include`. `key`: the identifying columns when they are not the primary key.
+    `where`: a condition on the row; one that comes to match is an insert, one that no longer does a delete.
+    `operations`: those to capture of insert, update, delete, truncate; None for all. `granularity` statement is for
+    bulk loads: an update is then a delete and an insert. `always`: with session_replication_role = replica too.
+    `origin`: log the session setting gdq.origin with each change. `pin_search_path`: for sessions that change theirs
+    for every request.
     psycopg.errors.LockNotAvailable when writers hold the table: nothing is changed, try again.
     """
-    lists = {"key": key, "include": include, "columns": columns, "exclude": exclude}
-    options = {name: list(value) for name, value in lists.items() if value is not None}
-    _call(connection, "add_table", queue, _Table(table), mode=mode, allow_rls=allow_rls, **options)
+    lists = {"key": key, "include": include, "columns": columns, "exclude": exclude, "operations": operations}
+    options: dict[str, Any] = {name: list(value) for name, value in lists.items() if value is not None}
+    options |= {"allow_rls": allow_rls, "where": where, "granularity": granularity, "always": always}
+    options |= {"origin": origin, "pin_search_path": pin_search_path}
+    _call(connection, "add_table", queue, _Table(table), mode=mode, **options)
 
 
 def remove_table(connection: Connection[Any], queue: str, table: str) -> None:

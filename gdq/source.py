@@ -25,7 +25,8 @@ class Event:
     `op` is insert, update, delete, truncate, ddl or message (gdq.message reads the latter). `key` is the new key of an
     insert or update, the old one of a delete; `old` and `new` are row images, or the included columns in pk mode; None
     where there is none. Values are JSON's: what JSON cannot hold is PostgreSQL's text (docs/types.md). `time` has a
-    time zone. `retries`: how often the event was put aside before; 0 for one that comes for the first time.
+    time zone. `retries`: how often the event was put aside before; 0 for one that comes for the first time. `origin` is
+    where the change came from, if the table is captured with its origin and the writer said it.
     """
 
     id: int
@@ -37,6 +38,7 @@ class Event:
     old: dict[str, Any] | None
     new: dict[str, Any] | None
     retries: int = 0
+    origin: str | None = None
 
 
 def iso_utc(time: datetime) -> str:

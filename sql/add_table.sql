@@ -1,188 +1,13 @@
--- column_numbers(tbl, names, what): attribute numbers of named columns, in the order given; NULL for NULL.
--- Writes: nothing. Errors: 42703 for a name that the table does not have; 22023 for a column that no trigger sees.
-create or replace function gdq.column_numbers(tbl regclass, names text[], what text) returns smallint[]
+-- check_options(tbl, ...): error when options of capture do not go together or do not fit a table; as add_table().
+-- Writes: nothing. Errors: 22023; 42501 for always on a table of others.
+create or replace function gdq.check_options(tbl regclass, mode text, include text[], columns text[], exclude text[],
+  operations text[], granularity text, always boolean) returns void
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
-  bad record;
-begin
-  for bad in select n as name, a.attgenerated as generated
-               from unnest(names) n left join pg_attribute a on a.attrelid = tbl and a.attname = n and a.attnum > 0 and not a.attisdropped loop
-    if bad.generated is null then
-      raise exception '%: table % has no column "%"', what, gdq.table_name(tbl), bad.name
-        using errcode = 'undefined_column', hint = 'Write the name as it is stored, without quotes.';
-    elsif bad.generated = 'v' then
-      raise exception '%: column "%" of % is a virtual generated column, which triggers cannot see', what, bad.name, gdq.table_name(tbl)
-        using errcode = 'invalid_parameter_value', hint = 'Name the columns that it is made of.';
-    end if;
-  end loop;
-  return (select array_agg(a.attnum order by o)
-            from unnest(names) with ordinality u(n, o) join pg_attribute a on a.attrelid = tbl and a.attname = n);
-end
-$$;
-comment on function gdq.column_numbers(regclass, text[], text) is 'Attribute numbers of named columns; error 42703 for an unknown one.';
-
--- refuse_partitions(tbl): error when triggers cannot record every change of some partition of a table.
--- Writes: nothing. Errors: 0A000, 42501.
-create or replace function gdq.refuse_partitions(tbl regclass) returns void
-language plpgsql stable security definer set search_path = pg_catalog, pg_temp
-as $$
-declare
-  leaf record;
-begin
-  for leaf in select gdq.table_name(c.oid) as name, c.relkind, c.relpersistence, pg_get_userbyid(c.relowner) as owner,
-                     has_table_privilege(c.oid, 'TRIGGER') as may_trigger
-                from pg_partition_tree(tbl) p join pg_class c on c.oid = p.relid where p.relid <> tbl loop
-    if leaf.relkind = 'f' then
-      raise exception 'partition % of % is a foreign table: changes at its server are not seen', leaf.name, gdq.table_name(tbl)
-        using errcode = 'feature_not_supported', hint = 'Capture the other partitions one by one.';
-    elsif leaf.relkind = 'r' and leaf.relpersistence = 'u' then
-      raise exception 'partition % of % is unlogged: a crash empties it without any event', leaf.name, gdq.table_name(tbl)
-        using errcode = 'feature_not_supported', hint = 'ALTER TABLE ... SET LOGGED first.';
-    elsif not leaf.may_trigger then
-      raise exception 'no right to put triggers on %, a partition of %', leaf.name, gdq.table_name(tbl)
-        using errcode = 'insufficient_privilege', hint = format('GRANT TRIGGER ON %s TO %I; as %I.', leaf.name, current_user, leaf.owner);
-    end if;
-  end loop;
-end
-$$;
-comment on function gdq.refuse_partitions(regclass) is 'Error when the changes of some partition of a table cannot be captured.';
-
--- refuse_table(queue_id, tbl, allow_rls): error when triggers cannot record every change of a table.
--- Writes: nothing. Errors: 42809, 0A000, 42501, 42710, 55000, each with the reason and the cure.
-create or replace function gdq.refuse_table(queue_id integer, tbl regclass, allow_rls boolean) returns void
-language plpgsql stable security definer set search_path = pg_catalog, pg_temp
-as $$
-declare
-  c pg_class;
-  name text := gdq.table_name(tbl);
-  owner text;
+  known constant text[] := '{insert,update,delete,truncate}';
   other regclass;
 begin
-  select * into c from pg_class where oid = tbl;
-  if c.oid is null then
-    raise exception 'table % does not exist', tbl using errcode = 'undefined_table';
-  elsif c.relkind not in ('r', 'p') then
-    raise exception '% is %, only tables can be captured', name,
-      case c.relkind when 'v' then 'a view' when 'm' then 'a materialized view' when 'f' then 'a foreign table'
-                     when 'S' then 'a sequence' else 'no table' end
-      using errcode = 'wrong_object_type', hint = 'Capture the tables that it is made of.';
-  elsif c.relpersistence = 't' then
-    raise exception '% is a temporary table: its rows end with its session', name
-      using errcode = 'feature_not_supported', hint = 'Make it an ordinary table.';
-  elsif c.relpersistence = 'u' then
-    raise exception '% is unlogged: a crash empties it without any event', name
-      using errcode = 'feature_not_supported', hint = 'ALTER TABLE ... SET LOGGED first.';
-  elsif c.oid < 16384 or c.relnamespace in ('gdq'::regnamespace, 'gdq_log'::regnamespace, 'pg_catalog'::regnamespace) then
-    raise exception '% is a system table', name
-      using errcode = 'feature_not_supported', hint = 'Only tables of applications can be captured.';
-  elsif c.relrowsecurity and not allow_rls then
-    raise exception '% has row level security, which consumers of the queue would pass by', name
-      using errcode = 'feature_not_supported', hint = 'Say allow_rls => true to capture it all the same.';
-  end if;
-  select i.inhrelid into other from pg_inherits i
-   where c.relkind = 'r' and i.inhparent = tbl
-     and not exists (select from gdq.captured_table ct where ct.queue_id = refuse_table.queue_id and ct.relid = i.inhrelid) limit 1;
-  if other is not null then
-    raise exception '% has the inheritance child %, whose rows its triggers do not see', name, gdq.table_name(other)
-      using errcode = 'feature_not_supported', hint = 'Add the children first.';
-  end if;
-  select ct.relid into other from gdq.captured_table ct
-   where ct.queue_id = refuse_table.queue_id
-     and (ct.relid = tbl or exists (select from pg_partition_ancestors(tbl) a where a.relid = ct.relid)
-          or exists (select from pg_partition_tree(tbl) p where p.relid = ct.relid)) limit 1;
-  if other is not null then
-    raise exception 'table % is already captured by this queue%', name,
-      case when other = tbl then '' else ' through ' || gdq.table_name(other) end
-      using errcode = 'duplicate_object', hint = format('Remove %s first, or use another queue.', gdq.table_name(other));
-  end if;
-  select pg_get_userbyid(c.relowner) into owner;
-  if not has_table_privilege(tbl, 'TRIGGER') then
-    raise exception 'no right to put triggers on %', name using errcode = 'insufficient_privilege',
-      hint = format('GRANT TRIGGER ON %s TO %I; as %I.', name, current_user, owner);
-  elsif gdq.capture_owner() <> 'gdq_capture' and not pg_has_role(current_user, c.relowner, 'usage') then
-    raise exception '% belongs to %: without the role gdq_capture only tables of % can be captured', name, owner, current_user
-      using errcode = 'insufficient_privilege', hint = 'Have a role with CREATEROLE create gdq_capture and grant it, then install again.';
-  end if;
-  if not gdq.event_triggers_on() then
-    raise exception 'the event triggers of gdq are missing or off: an ALTER TABLE of % could make its writes fail', name
-      using errcode = 'object_not_in_prerequisite_state',
-            hint = 'As a superuser: gdq create-event-triggers, or SELECT gdq.create_event_triggers(). From 17 on also event_triggers = on.';
-  end if;
-end
-$$;
-comment on function gdq.refuse_table(integer, regclass, boolean) is 'Error when the changes of a table cannot be captured.';
-
--- create_capture(queue_id, tbl): the capture functions of a table, doing nothing yet, and its triggers. CREATE TRIGGER
--- takes the lock that waits for the writers of the moment, so it comes before anything is read about the table.
--- AFTER ROW and a name that sorts first: before RI triggers and the application's own. The name holds the table's oid,
--- since ATTACH PARTITION fails when root and leaf have triggers of one name.
--- Writes: four functions, triggers on the table and (TRUNCATE) on its partitions. Errors: 55P03.
-create or replace function gdq.create_capture(queue_id integer, tbl regclass) returns void
-language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '500ms'
-as $$
-declare
-  op record;
-begin
-  -- two sessions that hand functions over at once would meet in the schema's ACL
-  perform pg_advisory_xact_lock(gdq.lock_key('capture', 0));
-  for op in select * from (values ('i', 'insert'), ('u', 'update'), ('d', 'delete'), ('t', null)) v(code, event) loop
-    if op.code = 't' then
-      perform gdq.replace_capture(queue_id, tbl, 't', gdq.truncate_body(queue_id, tbl));
-    else
-      perform gdq.replace_capture(queue_id, tbl, op.code, E'begin\n  return null;\nend');
-      execute format('create trigger %I after %s on %s for each row execute function gdq_log.%I()',
-        format('!gdq_%s_%s_%s', tbl::oid, queue_id, op.code), op.event, gdq.table_name(tbl),
-        gdq.capture_name(queue_id, tbl, op.code));
-    end if;
-    perform gdq.own_capture(format('gdq_log.%I()', gdq.capture_name(queue_id, tbl, op.code))::regprocedure);
-  end loop;
-  perform gdq.create_truncate_triggers(queue_id, tbl, tbl);
-end
-$$;
-comment on function gdq.create_capture(integer, regclass) is 'Makes the capture functions and triggers of a table.';
-
--- warn_wide(tbl, mode): WARNING when full images will copy large out-of-line values. Writes: nothing.
-create or replace function gdq.warn_wide(tbl regclass, mode text, logged smallint[]) returns void
-language plpgsql stable security definer set search_path = pg_catalog, pg_temp
-as $$
-declare
-  wide text;
-begin
-  select string_agg(quote_ident(a.attname), ', ' order by a.attnum) into wide
-    from pg_attribute a
-   where a.attrelid = tbl and a.attnum = any (logged) and a.attstorage in ('x', 'e')
-     and a.atttypid = any (array['text', 'bytea', 'json', 'jsonb', 'xml', 'varchar', 'tsvector']::regtype[]);
-  if mode = 'full' and wide is not null and exists (
-       select from (select tbl as relid union select p.relid from pg_partition_tree(tbl) p) r
-         join pg_class c on c.oid = r.relid where c.reltoastrelid <> 0 and pg_relation_size(c.reltoastrelid) > 0) then
-    raise warning 'table % holds large out-of-line values (%): an UPDATE of any other column logs them twice', gdq.table_name(tbl), wide
-      using hint = 'Leave them out with exclude, or capture in pk mode.';
-  end if;
-end
-$$;
-comment on function gdq.warn_wide(regclass, text, smallint[]) is 'WARNING when full images will copy large out-of-line values.';
-
--- add_table(queue, tbl, mode, key, include, columns, exclude, allow_rls): captures a table from now on.
---   mode full: both images of every change; columns or exclude choose the logged columns.
---   mode pk: the key, and old and new values of the columns in include.
---   key: the identifying columns when they are not the primary key; they need a unique index and NOT NULL.
--- A partitioned table is captured at its root, with all partitions that it has and will have.
--- Writes: control rows, log segments, functions, triggers. Errors: as refuse_table(); 22023 for options that do not go
--- together; 54000 when an image cannot fit; 55P03 when writers hold the table: nothing is changed, try again.
-create or replace function gdq.add_table(queue text, tbl regclass, mode text default 'full', key text[] default null,
-  include text[] default null, columns text[] default null, exclude text[] default null, allow_rls boolean default false)
-  returns void
-language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set client_min_messages = warning
-as $$
-declare
-  queue_of integer := gdq.find_queue(queue);
-  name text := gdq.table_name(tbl);
-  id integer;
-  version bigint;
-  described jsonb;
-begin
-  perform gdq.require_read_committed('add_table');
   if mode is null or mode not in ('full', 'pk') then
     raise exception 'unknown mode "%"', mode using errcode = 'invalid_parameter_value', hint = 'mode is full or pk.';
   elsif mode = 'full' and include is not null then
@@ -197,67 +22,93 @@ begin
   elsif columns = '{}' then
     raise exception 'columns: name at least one column'
       using errcode = 'invalid_parameter_value', hint = 'Leave columns out to log them all.';
+  elsif operations is null or not operations <@ known or not operations && array_remove(known, 'truncate') then
+    raise exception 'operations: % is no list of operations to capture', coalesce(operations::text, 'null')
+      using errcode = 'invalid_parameter_value', hint = 'Some of insert, update, delete, and truncate beside them.';
+  elsif granularity is null or granularity not in ('row', 'statement') then
+    raise exception 'unknown granularity "%"', granularity using errcode = 'invalid_parameter_value', hint = 'granularity is row or statement.';
+  elsif granularity = 'statement' and always then
+    raise exception 'always goes with granularity row: a logical replication worker fires no statement triggers'
+      using errcode = 'invalid_parameter_value', hint = 'Leave always out, or say granularity row.';
+  elsif granularity = 'statement' and gdq.statement_fault(tbl) is not null then
+    raise exception '%', gdq.statement_fault(tbl) using errcode = 'feature_not_supported', hint = 'Capture it with granularity row, or the root of its partitions.';
   end if;
+  if always then
+    select c.oid into other from (select tbl::oid as relid union select p.relid from pg_partition_tree(tbl) p) r join pg_class c on c.oid = r.relid
+     where not pg_has_role(current_user, c.relowner, 'usage') limit 1;
+    if other is not null then
+      raise exception 'only the owner of % can have triggers fire always', gdq.table_name(other) using errcode = 'insufficient_privilege',
+        hint = format('GRANT %I TO %I;', (select pg_get_userbyid(c.relowner) from pg_class c where c.oid = other), current_user);
+    end if;
+  end if;
+end
+$$;
+comment on function gdq.check_options(regclass, text, text[], text[], text[], text[], text, boolean) is 'Error when options of capture do not go together or do not fit a table.';
+
+-- statement_fault(tbl): why statement triggers would not see every change of a table: a statement fires only those of
+-- the table that it names, and of a parent's statement they would hold the rows of its children. NULL when they do.
+-- Writes: nothing.
+create or replace function gdq.statement_fault(tbl oid) returns text
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp
+as $$
+begin
+  return (select case when c.relispartition then format('%s is a partition: statements on its root fire no statement triggers of it', gdq.table_name(tbl))
+                      else format('%s has or is an inheritance child, whose statement triggers do not fire for its parent', gdq.table_name(tbl)) end
+            from pg_class c
+           where c.oid = tbl and (c.relispartition or exists (select from pg_inherits i where i.inhrelid = tbl or (i.inhparent = tbl and c.relkind = 'r'))));
+end
+$$;
+comment on function gdq.statement_fault(oid) is 'Why statement triggers would not see every change of a table; NULL when they do.';
+
+-- add_table(queue, tbl, mode, key, include, columns, exclude, allow_rls, ...): captures a table from now on.
+--   mode full: both images of every change; columns or exclude choose the logged columns.
+--   mode pk: the key, and old and new values of the columns in include.
+--   key: the identifying columns when they are not the primary key; they need a unique index and NOT NULL.
+--   "where": a condition on the row, see parse_filter(); a row that comes to match is an insert, one that no longer does a delete.
+--   operations: those to capture, of insert, update, delete, truncate.
+--   granularity: row, or statement for bulk loads: an UPDATE is then logged as deletes and inserts.
+--   always: capture with session_replication_role = replica too; the caller needs the rights of the table's owner.
+--   origin: log the session's setting gdq.origin with every change, so that consumers can leave out what they wrote.
+--   pin_search_path: for sessions that change their search_path for every request.
+-- A partitioned table is captured at its root, with all partitions that it has and will have.
+-- Writes: control rows, log segments, functions, triggers. Errors: as refuse_table(); 22023 for options that do not go
+-- together; 54000 when an image cannot fit; 55P03 when writers hold the table: nothing is changed, try again.
+create or replace function gdq.add_table(queue text, tbl regclass, mode text default 'full', key text[] default null,
+  include text[] default null, columns text[] default null, exclude text[] default null, allow_rls boolean default false,
+  "where" text default null, operations text[] default '{insert,update,delete,truncate}', granularity text default 'row',
+  always boolean default false, origin boolean default false, pin_search_path boolean default false)
+  returns void
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set client_min_messages = warning
+as $$
+declare
+  queue_of integer := gdq.find_queue(queue);
+  name text := gdq.table_name(tbl);
+  id integer;
+  described jsonb;
+begin
+  perform gdq.require_read_committed('add_table');
   perform gdq.refuse_table(queue_of, tbl, allow_rls);
   perform gdq.refuse_partitions(tbl);
+  perform gdq.check_options(tbl, mode, include, columns, exclude, operations, granularity, always);
   begin
-    perform gdq.create_capture(queue_of, tbl);
+    perform gdq.create_capture(queue_of, tbl, operations, granularity, always, origin);
   exception when lock_not_available then
     raise exception 'table % is busy: no lock within 500 ms', name using errcode = 'lock_not_available',
       hint = 'Nothing was changed. Try again when no long transaction holds the table.';
   end;
   perform pg_advisory_xact_lock(gdq.lock_key('capture', tbl));
-  insert into gdq.captured_table (queue_id, relid, table_name, mode, key_attnums, include_attnums, column_attnums, exclude_attnums)
+  insert into gdq.captured_table (queue_id, relid, table_name, mode, key_attnums, include_attnums, column_attnums, exclude_attnums,
+                                                        operations, granularity, always, origin, pin_search_path, row_filter)
     values (queue_of, tbl, name, mode, gdq.column_numbers(tbl, key, 'key'), gdq.column_numbers(tbl, include, 'include'),
-            gdq.column_numbers(tbl, columns, 'columns'), gdq.column_numbers(tbl, exclude, 'exclude'))
+            gdq.column_numbers(tbl, columns, 'columns'), gdq.column_numbers(tbl, exclude, 'exclude'),
+            array(select o from unnest('{insert,update,delete,truncate}'::text[]) o where o = any (operations)), granularity, always, origin, pin_search_path, gdq.parse_filter(tbl, "where"))
     returning table_id into id;
   described := gdq.describe_table(id);
   perform gdq.check_key(id, described);
-  version := gdq.create_version(id, described, 3);
-  perform gdq.arm(version, 0);
+  perform gdq.arm(gdq.create_version(id, described, 3), 0);
   insert into gdq.captured_leaf (table_id, leaf) select id, p.relid from pg_partition_tree(tbl) p where p.relid <> tbl;
   perform gdq.warn_wide(tbl, mode, (select array_agg((c->>'attnum')::smallint) from jsonb_array_elements(described) c));
 end
 $$;
-comment on function gdq.add_table(text, regclass, text, text[], text[], text[], text[], boolean) is 'Captures the changes of a table from now on, in mode full or pk.';
-
--- check_key(table_id, described): error when the key of a captured table cannot identify its rows.
--- Writes: nothing. Errors: 0A000 pk mode without a key; 22023 a key without a unique index, nullable or not logged.
-create or replace function gdq.check_key(table_id integer, described jsonb) returns void
-language plpgsql stable security definer set search_path = pg_catalog, pg_temp
-as $$
-declare
-  t gdq.captured_table;
-  bad text;
-begin
-  select * into strict t from gdq.captured_table ct where ct.table_id = check_key.table_id;
-  if t.mode = 'pk' and not exists (select from jsonb_array_elements(described) c where (c->>'key')::boolean) then
-    raise exception 'table % has no primary key, which mode pk logs', t.table_name using errcode = 'feature_not_supported',
-      hint = 'Use mode full, or name the columns of a unique index with key.';
-  end if;
-  select string_agg(quote_ident(a.attname), ', ' order by a.attnum) into bad
-    from pg_attribute a where a.attrelid = t.relid and a.attnum = any (t.key_attnums) and not a.attnotnull;
-  if bad is not null then
-    raise exception 'key column % of % may be null', bad, t.table_name
-      using errcode = 'invalid_parameter_value', hint = 'ALTER COLUMN ... SET NOT NULL first, or leave key out.';
-  end if;
-  if t.key_attnums is not null and not exists (
-       select from pg_index i
-        where i.indrelid = t.relid and i.indisunique and i.indisvalid and i.indimmediate and i.indpred is null
-          and (select array_agg(k order by k) from unnest(i.indkey::smallint[]) with ordinality u(k, n) where n <= i.indnkeyatts)
-              = (select array_agg(k order by k) from unnest(t.key_attnums) k)) then
-    raise exception 'no unique index of % has exactly the key columns', t.table_name using errcode = 'invalid_parameter_value',
-      hint = 'Create one (not partial, not deferrable), or leave key out.';
-  end if;
-  select string_agg(quote_ident(a.attname), ', ') into bad
-    from pg_attribute a
-   where a.attrelid = t.relid
-     and a.attnum = any (coalesce(t.key_attnums, (select i.indkey::smallint[] from pg_index i where i.indrelid = t.relid and i.indisprimary)))
-     and not exists (select from jsonb_array_elements(described) c where (c->>'attnum')::int = a.attnum);
-  if bad is not null then
-    raise exception 'key column % of % must be logged', bad, t.table_name using errcode = 'invalid_parameter_value',
-      hint = 'Leave key columns out of exclude, and name them in columns.';
-  end if;
-end
-$$;
-comment on function gdq.check_key(integer, jsonb) is 'Error when the key of a captured table cannot identify its rows.';
+comment on function gdq.add_table(text, regclass, text, text[], text[], text[], text[], boolean, text, text[], text, boolean, boolean, boolean) is
+  'Captures the changes of a table from now on, in mode full or pk.';

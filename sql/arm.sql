@@ -1,24 +1,21 @@
--- replace_capture(queue_id, relid, op, body, pinned): CREATE OR REPLACE of one capture function; an existing one keeps
--- its owner. pinned: the function renders user types as text and pins the settings that text output follows.
+-- replace_capture(queue_id, relid, op, body, settings): CREATE OR REPLACE of one capture function; an existing one keeps
+-- its owner. settings: SET clauses.
 -- Writes: pg_proc. The caller holds lock_key('capture', relid): two replacements at once would fail.
-create or replace function gdq.replace_capture(queue_id integer, relid oid, op text, body text, pinned boolean default false)
+create or replace function gdq.replace_capture(queue_id integer, relid oid, op text, body text, settings text default '')
   returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set check_function_bodies = off
 as $$
 begin
   execute format('create or replace function gdq_log.%I() returns trigger language plpgsql security definer%s as %L',
-    gdq.capture_name(queue_id, relid, op),
-    case when pinned then ' set search_path = pg_catalog, pg_temp set datestyle = ''ISO, YMD'' set intervalstyle = postgres'
-      ' set timezone = ''UTC'' set extra_float_digits = 1 set bytea_output = hex set lc_monetary = ''C'''
-      ' set quote_all_identifiers = off set xmlbinary = base64' else '' end,
-    body);
+    gdq.capture_name(queue_id, relid, op), settings, body);
 end
 $$;
-comment on function gdq.replace_capture(integer, oid, text, text, boolean) is 'CREATE OR REPLACE of one capture function.';
+comment on function gdq.replace_capture(integer, oid, text, text, text) is 'CREATE OR REPLACE of one capture function.';
 
 -- arm(version_id, slot): points the capture functions of a table at one slot of one version's log. No lock on the
 -- captured table is taken and writers read nothing: one that still runs the old function writes to the old segment,
--- which batches read too.
+-- which batches read too. Functions that render user types as text pin the settings that text output follows; on demand
+-- others pin the search_path, or a session that changes it for every request would have them planned anew each time.
 -- Writes: replaces three functions; the caller holds lock_key('capture', relid).
 create or replace function gdq.arm(version_id bigint, slot integer) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -27,20 +24,28 @@ declare
   t record;
   op text;
   body text;
+  settings text := '';
 begin
-  select ct.queue_id, ct.relid, r.activity <> 'busy' as announces,
-         exists (select from jsonb_to_recordset(v.columns) c(as_text boolean) where as_text) as pinned
+  select ct.queue_id, ct.relid, ct.pin_search_path, r.activity <> 'busy' as announces,
+         exists (select from jsonb_to_recordset(v.columns) c(as_text boolean) where as_text) as as_text
     into strict t
     from gdq.table_version v
     join gdq.captured_table ct using (table_id)
     join gdq.log_ring r using (version_id)
    where v.version_id = arm.version_id;
+  if t.as_text or t.pin_search_path then
+    settings := ' set search_path = pg_catalog, pg_temp';
+  end if;
+  if t.as_text then
+    settings := settings || ' set datestyle = ''ISO, YMD'' set intervalstyle = postgres set timezone = ''UTC'' set extra_float_digits = 1'
+      ' set bytea_output = hex set lc_monetary = ''C'' set quote_all_identifiers = off set xmlbinary = base64';
+  end if;
   foreach op in array array['i', 'u', 'd'] loop
     body := gdq.capture_body(version_id, slot, op);
     if t.announces then
       body := gdq.announcing_body(body, t.queue_id, t.relid);
     end if;
-    perform gdq.replace_capture(t.queue_id, t.relid, op, body, t.pinned);
+    perform gdq.replace_capture(t.queue_id, t.relid, op, body, settings);
   end loop;
 end
 $$;

@@ -1,4 +1,4 @@
--- capture_name(queue_id, relid, op): name of a capture function; op is i, u, d (row) or t (TRUNCATE). Named by oids, so
+-- capture_name(queue_id, relid, op): name of a capture function; op is i, u, d (changes) or t (TRUNCATE). Named by oids, so
 -- that it can be found by to_regprocedure() where control rows are invisible (an old snapshot). Writes: nothing.
 create or replace function gdq.capture_name(queue_id integer, relid oid, op text) returns text
 language sql immutable security definer set search_path = pg_catalog, pg_temp
@@ -17,9 +17,9 @@ as $$
 $$;
 comment on function gdq.image_columns(jsonb, text) is 'The log columns of one image.';
 
--- image_values(columns, source): the values of one image in a capture function, source being OLD or NEW, as text that
--- goes on after a comma. User types become text by their output function, looked up by name only in pg_catalog: another
--- schema may not be open to the capture role. Writes: nothing.
+-- image_values(columns, source): the values of one image in a capture function, source being OLD, NEW or the alias of a
+-- transition table, as text that goes on after a comma. User types become text by their output function, looked up by
+-- name only in pg_catalog: another schema may not be open to the capture role. Writes: nothing.
 create or replace function gdq.image_values(columns jsonb, source text) returns text
 language sql immutable security definer set search_path = pg_catalog, pg_temp set quote_all_identifiers = on
 as $$
@@ -32,37 +32,116 @@ as $$
 $$;
 comment on function gdq.image_values(jsonb, text) is 'The values of one image in a capture function.';
 
--- capture_body(version_id, slot, op): the PL/pgSQL body of one capture function: one static, fully qualified INSERT into
--- the current segment and nothing else. op is i, u or d. Writes: nothing.
---   INSERT and DELETE go to the table of single images, an UPDATE to that of pairs; where both may not fit a page it is
---   two single images, o and n, under one number. Whether an UPDATE changed the key is left to the reader: a branch
---   would cost the writer more than the key's old value does.
+-- origin_sql(): SQL expression of where a change comes from: the setting gdq.origin of the session, NULL when it is not
+-- set. Operators are qualified: nullif() would use the session's own. Writes: nothing.
+create or replace function gdq.origin_sql() returns text
+language sql immutable security definer set search_path = pg_catalog, pg_temp
+as $$
+  select 'case when pg_catalog.current_setting(''gdq.origin'', true) operator(pg_catalog.<>) '''' then pg_catalog.current_setting(''gdq.origin'', true) end'::text
+$$;
+comment on function gdq.origin_sql() is 'SQL expression of the origin of a change.';
+
+-- log_insert(version_id, slot, op, number, source): the INSERT of one change into the current segment, up to its end or
+-- a WHERE. op: I, D, U, or S for an UPDATE whose images are two rows under one number; number: SQL for its number;
+-- source: a transition table, NULL where the row is NEW or OLD. Writes: nothing.
+create or replace function gdq.log_insert(version_id bigint, slot integer, op text, number text, source text) returns text
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v gdq.table_version;
+  origin boolean;
+  log text;
+  header text;
+  stamp constant text := '%s, pg_catalog.txid_current(), pg_catalog.clock_timestamp(), %L%s%s';
+  origin_value text;
+  images text;
+begin
+  select * into strict v from gdq.table_version tv where tv.version_id = log_insert.version_id;
+  select ct.origin, case when ct.origin then ', ' || gdq.origin_sql() else '' end into strict origin, origin_value
+    from gdq.captured_table ct where ct.table_id = v.table_id;
+  select gdq.table_name(s.segment) into strict log from gdq.log_segment s
+   where s.version_id = v.version_id and s.slot = log_insert.slot and s.pair = (op = 'U');
+  header := format('(ev_id, ev_txid, ev_time, ev_op%s%s)', case when origin then ', ev_origin' else '' end,
+    case op when 'U' then gdq.image_columns(v.columns, 'old_') || gdq.image_columns(v.columns, 'new_') else gdq.image_columns(v.columns, 'row_') end);
+  if source is not null then
+    return format(E'insert into %s %s\n  select %s from %s r', log, header,
+      format(stamp, number, op, origin_value, gdq.image_values(v.columns, 'r')), source);
+  end if;
+  images := case op when 'I' then format(stamp, number, 'I', origin_value, gdq.image_values(v.columns, 'NEW'))
+                    when 'D' then format(stamp, number, 'D', origin_value, gdq.image_values(v.columns, 'OLD'))
+                    when 'U' then format(stamp, number, 'U', origin_value, gdq.image_values(v.columns, 'OLD') || gdq.image_values(v.columns, 'NEW'))
+                    else format(stamp, number, 'o', origin_value, gdq.image_values(v.columns, 'OLD')) || '), ('
+                         || format(stamp, number, 'n', origin_value, gdq.image_values(v.columns, 'NEW')) end;
+  return format(E'insert into %s %s\n  values (%s)', log, header, images);
+end
+$$;
+comment on function gdq.log_insert(bigint, integer, text, text, text) is 'The INSERT of one change into the current segment of a log.';
+
+-- capture_body(version_id, slot, op): the PL/pgSQL body of one capture function. op is i, u or d. Writes: nothing.
+--   Without options it is one static, fully qualified INSERT into the current segment and nothing else: INSERT and DELETE
+--   go to the table of single images, an UPDATE to that of pairs; where both may not fit a page it is two single images,
+--   o and n, under one number. Whether an UPDATE changed the key is left to the reader: a branch would cost the writer
+--   more than the key's old value does.
+--   With a row filter an UPDATE of a row that only matched before is a D, of one that only matches now an I.
 create or replace function gdq.capture_body(version_id bigint, slot integer, op text) returns text
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   v gdq.table_version;
-  log text;
-  next_id text;
-  header constant text := '(ev_id, ev_txid, ev_time, ev_op%s)';
-  stamp constant text := '(%s, pg_catalog.txid_current(), pg_catalog.clock_timestamp(), %L%s)';
+  t gdq.captured_table;
+  number text;
+  shape text := case op when 'i' then 'I' when 'd' then 'D' else 'U' end;
+  declaration text := '';
+  work text;
 begin
   select * into strict v from gdq.table_version tv where tv.version_id = capture_body.version_id;
-  select format('pg_catalog.nextval(''gdq_log.q%s_ev''::pg_catalog.regclass)', ct.queue_id) into next_id
-    from gdq.captured_table ct where ct.table_id = v.table_id;
-  select gdq.table_name(s.segment) into strict log from gdq.log_segment s
-   where s.version_id = v.version_id and s.slot = capture_body.slot and s.pair = (op = 'u' and not v.split);
-  if op = 'u' and v.split then
-    return format(E'declare\n  ev_number bigint := %s;\nbegin\n  insert into %s %s\n  values %s, %s;\n  return null;\nend', next_id, log,
-      format(header, gdq.image_columns(v.columns, 'row_')),
-      format(stamp, 'ev_number', 'o', gdq.image_values(v.columns, 'OLD')), format(stamp, 'ev_number', 'n', gdq.image_values(v.columns, 'NEW')));
+  select * into strict t from gdq.captured_table ct where ct.table_id = v.table_id;
+  number := format('pg_catalog.nextval(''gdq_log.q%s_ev''::pg_catalog.regclass)', t.queue_id);
+  if t.granularity = 'statement' then
+    return gdq.statement_body(version_id, slot, op);
   end if;
-  return format(E'begin\n  insert into %s %s\n  values %s;\n  return null;\nend', log,
-    case op when 'u' then format(header, gdq.image_columns(v.columns, 'old_') || gdq.image_columns(v.columns, 'new_'))
-            else format(header, gdq.image_columns(v.columns, 'row_')) end,
-    case op when 'i' then format(stamp, next_id, 'I', gdq.image_values(v.columns, 'NEW'))
-            when 'd' then format(stamp, next_id, 'D', gdq.image_values(v.columns, 'OLD'))
-            else format(stamp, next_id, 'U', gdq.image_values(v.columns, 'OLD') || gdq.image_values(v.columns, 'NEW')) end);
+  if op = 'u' and v.split then
+    shape := 'S';
+    declaration := format(E'declare\n  ev_number bigint := %s;\n', number);
+  end if;
+  work := format('  %s;', gdq.log_insert(version_id, slot, shape, case shape when 'S' then 'ev_number' else number end, null));
+  if t.row_filter is not null and op = 'u' then
+    work := format(E'  if %1$s then\n  if %2$s then\n%3$s\n  else\n  %4$s;\n  end if;\n  elsif %2$s then\n  %5$s;\n  end if;',
+      gdq.filter_sql(t.row_filter, v.filter_names, 'OLD'), gdq.filter_sql(t.row_filter, v.filter_names, 'NEW'), work,
+      gdq.log_insert(version_id, slot, 'D', number, null), gdq.log_insert(version_id, slot, 'I', number, null));
+  elsif t.row_filter is not null then
+    work := format(E'  if %s then\n%s\n  end if;', gdq.filter_sql(t.row_filter, v.filter_names, case op when 'i' then 'NEW' else 'OLD' end), work);
+  end if;
+  return format(E'%sbegin\n%s\n  return null;\nend', declaration, work);
 end
 $$;
 comment on function gdq.capture_body(bigint, integer, text) is 'PL/pgSQL body of one capture function: one static INSERT into the current segment.';
+
+-- statement_body(version_id, slot, op): the body of a capture function of granularity statement: one INSERT ... SELECT
+-- from a transition table; for an UPDATE all old images as D, then all new ones as I. Which old belongs to which new is
+-- not known, and in this order they can be applied one after the other even where keys were exchanged.
+-- A partition that was detached keeps the triggers: it is no part of the root any more. Writes: nothing.
+create or replace function gdq.statement_body(version_id bigint, slot integer, op text) returns text
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v gdq.table_version;
+  t gdq.captured_table;
+  work text;
+begin
+  select * into strict v from gdq.table_version tv where tv.version_id = statement_body.version_id;
+  select * into strict t from gdq.captured_table ct where ct.table_id = v.table_id;
+  select string_agg(format(E'  %s%s;\n',
+           gdq.log_insert(version_id, slot, image.op, format('pg_catalog.nextval(''gdq_log.q%s_ev''::pg_catalog.regclass)', t.queue_id), image.source),
+           ' where ' || gdq.filter_sql(t.row_filter, v.filter_names, 'r')), '' order by image.op) into work
+    from (values ('D', 'gdq_old', 'ud'), ('I', 'gdq_new', 'iu')) image(op, source, ops) where strpos(image.ops, statement_body.op) > 0;
+  return format(E'begin\n%s%s  return null;\nend',
+    case when (select c.relkind from pg_class c where c.oid = t.relid) = 'p' then
+      format($f$  if TG_RELID operator(pg_catalog.<>) %1$s::pg_catalog.oid
+     and not exists (select from pg_catalog.pg_partition_ancestors(TG_RELID) a where a.relid::pg_catalog.oid operator(pg_catalog.=) %1$s::pg_catalog.oid) then
+    return null;
+  end if;
+$f$, t.relid::oid) else '' end, work);
+end
+$$;
+comment on function gdq.statement_body(bigint, integer, text) is 'Body of a capture function that logs a whole statement.';

@@ -99,7 +99,7 @@ comment on function gdq.version_segments(bigint) is 'The segments of a version t
 create or replace function gdq.key_changes_sql(columns jsonb, pairs text) returns text
 language sql immutable security definer set search_path = pg_catalog, pg_temp set quote_all_identifiers = off
 as $$
-  select format('select ev_id, ev_txid, ev_time, op as ev_op%s%s from (%s) r, lateral unnest(case when r.ev_op = ''U'' and '
+  select format('select ev_id, ev_txid, ev_time, op as ev_op, ev_origin%s%s from (%s) r, lateral unnest(case when r.ev_op = ''U'' and '
            'pg_catalog.record_image_ne(row(%s), row(%s)) then array[''D'', ''I''] else array[r.ev_op::text] end) op',
            string_agg(format(', case when op <> ''I'' then %I end as %1$I', 'old_' || suffix), '' order by attnum),
            string_agg(format(', case when op <> ''D'' then %I end as %1$I', 'new_' || suffix), '' order by attnum), pairs,
@@ -110,7 +110,7 @@ $$;
 comment on function gdq.key_changes_sql(jsonb, text) is 'Makes a D and an I of every UPDATE that changed the key.';
 
 -- images_sql(segment, s0, s1): the rows of one change log segment in (s0, s1], whichever table of its slot it is: ev_id,
--- ev_txid, ev_time, ev_op, then old_<suffix> and new_<suffix> of every logged column, NULL for an image that the row
+-- ev_txid, ev_time, ev_op, ev_origin, then old_<suffix> and new_<suffix> of every logged column, NULL for an image that the row
 -- does not have; NULL when there is no such row. In mode pk an UPDATE that changed the key becomes a D and an I.
 -- Writes: a lock, see pin_segment(). Errors: GDQ01.
 create or replace function gdq.images_sql(segment regclass, s0 pg_snapshot, s1 pg_snapshot) returns text
@@ -118,30 +118,30 @@ language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   s record;
+  header text;
   names text;
-  pairs text;
+  rows_sql text;
 begin
-  select ls.pair, v.columns, ct.mode into strict s
+  select ls.pair, v.columns, ct.mode, ct.origin into strict s
     from gdq.log_segment ls join gdq.table_version v using (version_id) join gdq.captured_table ct using (table_id)
    where ls.segment = images_sql.segment;
+  header := 'ev_id, ev_txid, ev_time, ev_op::text as ev_op, ' || case when s.origin then 'ev_origin' else 'null::text as ev_origin' end;
   if not s.pair then
     select string_agg(format(', case when ev_op in (%s) then %I end as %I', ops, 'row_' || suffix, prefix || suffix), '' order by prefix desc, attnum)
       into names
       from jsonb_to_recordset(s.columns) c(attnum int, suffix text), (values ('old_', '''D'', ''o'''), ('new_', '''I'', ''n''')) image(prefix, ops);
-    return gdq.changes_sql(segment, 'ev_id, ev_txid, ev_time, ev_op::text as ev_op' || names, s0, s1);
+    return gdq.changes_sql(segment, header || names, s0, s1);
   end if;
   names := gdq.image_columns(s.columns, 'old_') || gdq.image_columns(s.columns, 'new_');
-  if s.mode = 'full' then
-    return gdq.changes_sql(segment, 'ev_id, ev_txid, ev_time, ev_op::text as ev_op' || names, s0, s1);
-  end if;
-  pairs := gdq.changes_sql(segment, '*', s0, s1);
-  return case when pairs is not null then gdq.key_changes_sql(s.columns, pairs) end;
+  rows_sql := gdq.changes_sql(segment, header || names, s0, s1);
+  return case when s.mode = 'pk' and rows_sql is not null then gdq.key_changes_sql(s.columns, rows_sql) else rows_sql end;
 end
 $$;
 comment on function gdq.images_sql(regclass, pg_snapshot, pg_snapshot) is 'SELECT of one change log segment''s rows between two snapshots, in one shape for both tables of a slot.';
 
 -- table_changes_sql(table_id, s0, s1, version): the typed SELECT of a captured table's rows in (s0, s1], with the columns
--- of its newest version; a column that an older version did not have is NULL there. Not sorted.
+-- of its newest version; a column that an older version did not have is NULL there. After ev_op comes ev_origin where the
+-- table is captured with its origin. Not sorted.
 --   version: only the rows of this version, with its own columns.
 -- Writes: nothing. Errors: 55000 when the interval holds rows of a version in which a column had another type; 42704
 -- for a version that is not one of the table's.
@@ -156,6 +156,7 @@ declare
   changed text;
   part text;
   parts text[] := '{}';
+  origin text := case when (select ct.origin from gdq.captured_table ct where ct.table_id = table_changes_sql.table_id) then ', ev_origin' else '' end;
 begin
   select * into target from gdq.table_version tv
    where tv.table_id = table_changes_sql.table_id and tv.version_id = coalesce(version, gdq.current_version(table_changes_sql.table_id));
@@ -179,7 +180,7 @@ begin
         raise exception 'table % changed the type of % inside the interval', gdq.last_table_name(table_id), changed
           using errcode = 'object_not_in_prerequisite_state', hint = 'Read the batch version by version: gdq.batch_versions(), in Python batch.versions(table).';
       elsif part is not null then
-        parts := parts || format('select ev_id, ev_txid, ev_time, ev_op%s from (%s) r', names, part);
+        parts := parts || format('select ev_id, ev_txid, ev_time, ev_op%s%s from (%s) r', origin, names, part);
       end if;
     end loop;
   end loop;
@@ -188,7 +189,8 @@ begin
       from jsonb_to_recordset(target.columns) n(attnum int, log_type text, log_key text, log_old text, log_new text),
            lateral (values (1, log_key), (2, log_old), (3, log_new)) image(place, log_column)
      where log_column is not null;
-    return format('select null::bigint as ev_id, null::bigint as ev_txid, null::timestamptz as ev_time, null::text as ev_op%s where false', names);
+    return format('select null::bigint as ev_id, null::bigint as ev_txid, null::timestamptz as ev_time, null::text as ev_op%s%s where false',
+                  replace(origin, 'ev_origin', 'null::text as ev_origin'), names);
   end if;
   return array_to_string(parts, ' union all ');
 end

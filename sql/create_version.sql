@@ -9,18 +9,23 @@ as $$
 declare
   -- what a heap page of 8 kB holds, less tuple header, null bitmap and the four ev_ columns
   page constant integer := 8000;
+  t gdq.captured_table;
   id bigint;
   n integer;
+  stamps integer;
   width integer;
 begin
-  select count(*), 64 + count(*) / 8 + coalesce(sum(c.width), 0) into n, width from jsonb_to_recordset(columns) c(width int);
-  if n + 4 > 1600 or width > page then
+  select * into strict t from gdq.captured_table ct where ct.table_id = create_version.table_id;
+  stamps := 4 + t.origin::integer;
+  select count(*), 64 + count(*) / 8 + 24 * t.origin::integer + coalesce(sum(c.width), 0) into n, width from jsonb_to_recordset(columns) c(width int);
+  if n + stamps > 1600 or width > page then
     raise exception 'table % cannot be captured: one row image may take % columns and % bytes in a page, which holds 1600 and %',
-      (select ct.table_name from gdq.captured_table ct where ct.table_id = create_version.table_id), n + 4, width, page
+      t.table_name, n + stamps, width, page
       using errcode = 'program_limit_exceeded', hint = 'Leave columns out with exclude, or capture in pk mode.';
   end if;
-  insert into gdq.table_version (table_id, columns, split)
-    values (table_id, columns, 2 * n + 4 > 1600 or 2 * width > page) returning version_id into id;
+  insert into gdq.table_version (table_id, columns, split, filter_names)
+    values (table_id, columns, t.granularity = 'statement' or 2 * n + stamps > 1600 or 2 * width > page, gdq.describe_filter(table_id))
+    returning version_id into id;
   insert into gdq.log_ring (version_id) values (id);
   for slot in 0 .. slots - 1 loop
     perform gdq.create_segment(id, slot);
@@ -37,3 +42,14 @@ as $$
   select max(v.version_id) from gdq.table_version v where v.table_id = current_version.table_id
 $$;
 comment on function gdq.current_version(integer) is 'Id of the newest version of a captured table.';
+
+-- version_fits(version_id, columns): whether the capture functions of a version fit a table with these columns, as from
+-- describe_table(), and with the columns of its row filter as they are now.
+-- Writes: nothing. Errors: as describe_filter().
+create or replace function gdq.version_fits(version_id bigint, columns jsonb) returns boolean
+language sql stable security definer set search_path = pg_catalog, pg_temp
+as $$
+  select v.columns = version_fits.columns and v.filter_names is not distinct from gdq.describe_filter(v.table_id)
+    from gdq.table_version v where v.version_id = version_fits.version_id
+$$;
+comment on function gdq.version_fits(bigint, jsonb) is 'Whether the capture functions of a version fit these columns.';

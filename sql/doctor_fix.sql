@@ -30,7 +30,7 @@ begin
       perform gdq.own_capture(gdq.capture_function(t.queue_id, t.relid, op));
     end loop;
     perform gdq.disarm(t.queue_id, t.relid);
-    perform gdq.replace_capture(t.queue_id, t.relid, 't', gdq.truncate_body(t.queue_id, t.relid));
+    perform gdq.replace_capture(t.queue_id, t.relid, 't', gdq.truncate_body(t.queue_id, t.relid, t.origin));
     return query select t.table_id;
   end loop;
 end

@@ -83,7 +83,7 @@ as $$
     left join pg_language l on l.oid = p.prolang
    where ct.table_id = function_faults.table_id
      and (p.oid is null or pg_get_userbyid(p.proowner) <> gdq.capture_owner() or not p.prosecdef or l.lanname <> 'plpgsql'
-          or p.prosrc <> case when op = 't' then gdq.truncate_body(ct.queue_id, ct.relid) else gdq.capture_body(r.version_id, r.current_slot, op) end)
+          or p.prosrc <> case when op = 't' then gdq.truncate_body(ct.queue_id, ct.relid, ct.origin) else gdq.capture_body(r.version_id, r.current_slot, op) end)
 $$;
 comment on function gdq.function_faults(integer) is 'Capture functions of a table that are not what they should be.';
 
@@ -147,7 +147,8 @@ begin
   select 'error', 'partition_not_captured', format('partition %s has no TRUNCATE trigger of gdq', gdq.table_name(p)),
          case when has_table_privilege(p, 'TRIGGER') then null else format('GRANT TRIGGER ON %s TO %I, then gdq doctor --fix.', gdq.table_name(p), current_user) end, has_table_privilege(p, 'TRIGGER')
     from gdq.partition_oids(t.relid) p
-   where p <> t.relid and not exists (select from pg_trigger g where g.tgrelid = p and g.tgname = format('!gdq_%s_%s_t', t.relid::oid, t.queue_id));
+   where p <> t.relid and 'truncate' = any (t.operations)
+     and not exists (select from pg_trigger g where g.tgrelid = p and g.tgname = format('!gdq_%s_%s_t', t.relid::oid, t.queue_id));
   return query
   select 'warning', 'trigger_outranked', format('trigger %I of %s fires before those of gdq: what it changes in its own table is logged before what made it fire', g.tgname, gdq.table_name(g.tgrelid)),
          'Give it a name that sorts after !gdq_.', false

@@ -53,7 +53,7 @@ begin
   select coalesce(gdq.table_name(ct.relid), gdq.last_table_name(ct.table_id)) into tbl from gdq.captured_table ct where ct.table_id = v.table_id;
   if v.split then
     rows_sql := format('with r as (%s) select * from r where ev_op not in (''o'', ''n'') union all '
-      'select n.ev_id, n.ev_txid, n.ev_time, ''U'' %s from r o join r n using (ev_id) where o.ev_op = ''o'' and n.ev_op = ''n''', rows_sql,
+      'select n.ev_id, n.ev_txid, n.ev_time, ''U'', n.ev_origin%s from r o join r n using (ev_id) where o.ev_op = ''o'' and n.ev_op = ''n''', rows_sql,
       (select string_agg(format(', %s.%I', letter, prefix || suffix), '' order by prefix desc, attnum)
          from jsonb_to_recordset(v.columns) c(attnum int, suffix text), (values ('o', 'old_'), ('n', 'new_')) image(letter, prefix)));
     if (select ct.mode from gdq.captured_table ct where ct.table_id = v.table_id) = 'pk' then
@@ -62,34 +62,40 @@ begin
   end if;
   key_sql := 'case when ev_op = ''D'' then ' || gdq.json_image(v.columns, 'old_key') || ' else ' || gdq.json_image(v.columns, 'key') || ' end';
   return format('select ev_id, ev_txid, ev_time, case ev_op when ''I'' then ''insert'' when ''U'' then ''update'' else ''delete'' end as op, %L::text as tbl, '
-    '%s as key, case when ev_op <> ''I'' then %s end as old, case when ev_op <> ''D'' then %s end as new from (%s) r',
+    '%s as key, case when ev_op <> ''I'' then %s end as old, case when ev_op <> ''D'' then %s end as new, ev_origin as origin from (%s) r',
     tbl, coalesce(key_sql, 'null::jsonb'), coalesce(gdq.json_image(v.columns, 'old'), 'null::jsonb'), coalesce(gdq.json_image(v.columns, 'new'), 'null::jsonb'), rows_sql);
 end
 $$;
 comment on function gdq.version_events_sql(bigint, pg_snapshot, pg_snapshot) is 'SELECT of one version''s log rows between two snapshots, as events.';
 
 -- queue_events_sql(queue_id, relids, s0, s1, messages): SELECT of the truncate, ddl and resync rows of the event log in (s0, s1]
--- that concern these tables, and of its messages where those are wanted. Writes: nothing.
+-- that concern these tables, and of its messages where those are wanted; the loss of unlogged logs also when it was found
+-- after s1. Writes: nothing.
 create or replace function gdq.queue_events_sql(queue_id integer, relids oid[], s0 pg_snapshot, s1 pg_snapshot, messages boolean) returns text
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
-  select format('select ev_id, ev_txid, ev_time, ev_kind as op, case when ev_kind <> ''message'' then coalesce(gdq.table_name(ev_table), '
-                '(select gdq.last_table_name(ct.table_id) from gdq.captured_table ct where ct.queue_id = %s and ct.relid = ev_table), ev_data->>''table'') end as tbl, '
-                'null::jsonb as key, null::jsonb as old, case when ev_kind <> ''message'' then ev_data else jsonb_build_object(''type'', ev_type, ''data'', ev_data) '
-                '|| jsonb_strip_nulls(jsonb_build_object(''extra1'', ev_extra1, ''extra2'', ev_extra2, ''extra3'', ev_extra3, ''extra4'', ev_extra4)) end as new '
-                'from (%s) e where case ev_kind when ''message'' then %L when ''active'' then false else ev_table is null or ev_table = any (%L::oid[]) end',
-                queue_id, string_agg(part, ' union all '), messages, relids)
-    from gdq.event_segments(queue_id) s, gdq.changes_sql(s, '*', s0, s1) part where gdq.holds_rows(s) having count(part) > 0
+  select string_agg(part, ' union all ')
+    from (select format('select ev_id, ev_txid, ev_time, ev_kind as op, case when ev_kind <> ''message'' then coalesce(gdq.table_name(ev_table), '
+                   '(select gdq.last_table_name(ct.table_id) from gdq.captured_table ct where ct.queue_id = %s and ct.relid = ev_table), ev_data->>''table'') end as tbl, '
+                   'null::jsonb as key, null::jsonb as old, case ev_kind when ''truncate'' then nullif(ev_data - ''origin'', ''{}'') '
+                   'when ''message'' then jsonb_build_object(''type'', ev_type, ''data'', ev_data) '
+                   '|| jsonb_strip_nulls(jsonb_build_object(''extra1'', ev_extra1, ''extra2'', ev_extra2, ''extra3'', ev_extra3, ''extra4'', ev_extra4)) else ev_data end as new, '
+                   'case ev_kind when ''truncate'' then ev_data->>''origin'' end as origin '
+                   'from (%s) e where case ev_kind when ''message'' then %L when ''active'' then false else ev_table is null or ev_table = any (%L::oid[]) end',
+                   queue_id, string_agg(rows_sql, ' union all '), messages, relids) as part
+            from gdq.event_segments(queue_id) s, gdq.changes_sql(s, '*', s0, s1) rows_sql where gdq.holds_rows(s) having count(rows_sql) > 0
+           union all
+          select gdq.loss_events_sql(queue_id, relids, s1)) parts
 $$;
 comment on function gdq.queue_events_sql(integer, oid[], pg_snapshot, pg_snapshot, boolean) is 'SELECT of a queue''s event log between two snapshots, as events.';
 
 -- subscription_events_sql(subscription_id, s0, s1): SELECT of all that a subscription takes in (s0, s1], unsorted; an
--- empty SELECT when there is nothing. Writes: nothing.
+-- empty SELECT when there is nothing. What has an origin that the subscription skips is left out. Writes: nothing.
 create or replace function gdq.subscription_events_sql(subscription_id integer, s0 pg_snapshot, s1 pg_snapshot) returns text
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
-  select coalesce(string_agg(part, ' union all '), 'select null::bigint as ev_id, null::bigint as ev_txid, null::timestamptz as ev_time, '
-           'null::text as op, null::text as tbl, null::jsonb as key, null::jsonb as old, null::jsonb as new where false')
+  select gdq.skip_origin_sql(subscription_id, 'origin', coalesce(string_agg(part, ' union all '), 'select null::bigint as ev_id, null::bigint as ev_txid, null::timestamptz as ev_time, '
+           'null::text as op, null::text as tbl, null::jsonb as key, null::jsonb as old, null::jsonb as new, null::text as origin where false'))
     from (select gdq.version_events_sql(v.version_id, s0, s1) as part
             from gdq.changed_tables(subscription_id, s0, s1) t join gdq.table_version v using (table_id)
            union all
@@ -99,13 +105,24 @@ as $$
 $$;
 comment on function gdq.subscription_events_sql(integer, pg_snapshot, pg_snapshot) is 'SELECT of all events that a subscription takes between two snapshots.';
 
+-- skip_origin_sql(subscription_id, origin, rows): the SELECT rows without those whose column origin has a value that the
+-- subscription skips. Writes: nothing.
+create or replace function gdq.skip_origin_sql(subscription_id integer, origin text, rows_sql text) returns text
+language sql stable security definer set search_path = pg_catalog, pg_temp
+as $$
+  select case when s.skip_origin is null then rows_sql
+              else format('select * from (%s) every where (%I = any (%L::text[])) is not true', rows_sql, origin, s.skip_origin) end
+    from gdq.subscription s where s.subscription_id = skip_origin_sql.subscription_id
+$$;
+comment on function gdq.skip_origin_sql(integer, text, text) is 'A SELECT of changes without those of the origins that a subscription skips.';
+
 -- get_batch(batch_id, token): the events of an open batch in ev_id order. For one row that is version order.
 -- op: insert, update, delete, truncate, ddl, resync or message; key, old and new as the mode logs them; old and new are NULL
--- where there is no such image. new of a message: {"type": ..., "data": ...}, with extra1 to extra4 where given.
--- Whole transactions only; reading again gives the same rows.
+-- where there is no such image. new of a message: {"type": ..., "data": ...}, with extra1 to extra4 where given. origin is
+-- NULL unless the table is captured with its origin. Whole transactions only; reading again gives the same rows.
 -- Writes: nothing. Errors: GDQ01 for a stale token or a finished batch, also while reading.
 create or replace function gdq.get_batch(batch_id bigint, token uuid)
-  returns table (ev_id bigint, ev_txid bigint, ev_time timestamptz, op text, tbl text, key jsonb, old jsonb, new jsonb)
+  returns table (ev_id bigint, ev_txid bigint, ev_time timestamptz, op text, tbl text, key jsonb, old jsonb, new jsonb, origin text)
 language plpgsql volatile rows 1000 security definer
   set search_path = pg_catalog, pg_temp set enable_seqscan = off set max_parallel_workers_per_gather = 0
   set datestyle = 'ISO, YMD' set intervalstyle = postgres set timezone = 'UTC' set extra_float_digits = 1 set bytea_output = hex
@@ -184,6 +201,9 @@ begin
   end if;
   changes := gdq.table_changes_sql(id, b.snapshot_from, b.snapshot_to, version);
   perform gdq.open_batch(batch_id, token);
+  if (select t.origin from gdq.captured_table t where t.table_id = id) then
+    changes := gdq.skip_origin_sql(b.subscription_id, 'ev_origin', changes);
+  end if;
   return changes;
 end
 $$;

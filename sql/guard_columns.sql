@@ -16,7 +16,7 @@ begin
   select * into strict old_version from gdq.table_version v where v.table_id = t.table_id order by v.version_id desc limit 1;
   -- also when nothing else has changed: the index that made the key unique may have gone
   perform gdq.check_key(t.table_id, columns);
-  if columns = old_version.columns then
+  if gdq.version_fits(old_version.version_id, columns) then
     if renamed <> '{}' then
       perform gdq.note_ddl(t.table_id, tag, renamed);
     end if;

@@ -52,16 +52,18 @@ declare
   t gdq.captured_table;
 begin
   select * into strict t from gdq.captured_table ct where ct.table_id = guard_leaf.table_id;
-  insert into gdq.captured_leaf values (t.table_id, leaf) on conflict do nothing;
+  -- the guard meets its own CREATE TRIGGER before all triggers are there
+  insert into gdq.captured_leaf (table_id, leaf, ready) values (t.table_id, guard_leaf.leaf, false) on conflict do nothing;
   if pg_relation_size(leaf) > 0 then
     perform gdq.note_once(t.queue_id, t.relid, 'gap', format('partition %s was attached with rows', gdq.table_name(leaf)));
   end if;
   begin
-    perform gdq.create_truncate_triggers(t.queue_id, t.relid, leaf);
+    perform gdq.create_triggers(t.queue_id, t.relid, leaf, t.operations, t.granularity, t.always);
   exception when insufficient_privilege then
     perform gdq.note_once(t.queue_id, t.relid, 'gap', format('no right to put TRUNCATE triggers on partition %s: GRANT TRIGGER on it to %I',
       gdq.table_name(leaf), current_user));
   end;
+  update gdq.captured_leaf l set ready = true where l.table_id = t.table_id and l.leaf = guard_leaf.leaf and not l.ready;
   if exists (select from gdq.captured_table ct where ct.queue_id = t.queue_id and ct.relid = leaf)
      and gdq.capture_state(t.queue_id, leaf) <> 'covered' then
     perform gdq.note_resync(t.queue_id, leaf, 'covered', format('attached to %s, which is captured', gdq.table_name(t.relid)));
@@ -97,6 +99,9 @@ begin
      where i.inhparent = t.relid and p.relkind = 'r' and c.relpersistence <> 't'
        and not exists (select from gdq.captured_table ct where ct.queue_id = t.queue_id and ct.relid = i.inhrelid) limit 1;
   end if;
+  if fault is null and t.granularity = 'statement' then
+    fault := gdq.statement_fault(t.relid);
+  end if;
   return fault;
 end
 $$;
@@ -120,13 +125,14 @@ begin
   for rel in
     select c.oid, min(tg.tgname) filter (where tg.tgname !~ pattern) as renamed
       from (select t.relid::oid as relid
-            union select cl.leaf from gdq.captured_leaf cl join pg_partition_tree(t.relid) p on p.relid = cl.leaf where cl.table_id = t.table_id) r
+            union select cl.leaf from gdq.captured_leaf cl join pg_partition_tree(t.relid) p on p.relid = cl.leaf where cl.table_id = t.table_id and cl.ready) r
       join pg_class c on c.oid = r.relid
       left join pg_trigger tg on tg.tgrelid = c.oid and (tg.tgname ~ pattern or tg.tgfoid = any (functions))
      group by c.oid
     having count(*) filter (where right(tg.tgname, 1) <> 'b')
-             < case when c.oid = t.relid or (has_table_privilege(c.oid, 'TRIGGER') and has_schema_privilege(c.relnamespace, 'USAGE')) then 4 else 3 end
-        or bool_or(tg.tgname !~ pattern or tg.tgenabled not in ('O', 'A') or tg.tgqual is not null or tg.tgattr <> ''
+             < cardinality(array_remove(t.operations, 'truncate'))
+               + ('truncate' = any (t.operations) and (c.oid = t.relid or (has_table_privilege(c.oid, 'TRIGGER') and has_schema_privilege(c.relnamespace, 'USAGE'))))::integer
+        or bool_or(tg.tgname !~ pattern or tg.tgenabled not in ('A', case when t.always then 'A' else 'O' end) or tg.tgqual is not null or tg.tgattr <> ''
                    or tg.tgfoid <> gdq.capture_function(t.queue_id, t.relid, translate(right(tg.tgname, 1), 'b', 't'))) loop
     return case when rel.renamed is null then format('a capture trigger of %s was dropped or disabled', gdq.table_name(rel.oid))
                 else format('trigger %I of %s is a renamed capture trigger: drop it', rel.renamed, gdq.table_name(rel.oid)) end;

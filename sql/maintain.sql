@@ -239,6 +239,9 @@ begin
   perform gdq.require_read_committed('maintain');
   -- positions of another cluster would let unread rows go
   perform gdq.require_era(null);
+  if gdq.check_logs() > 0 then
+    return true;
+  end if;
   for t in select ct.table_id
              from (select distinct r.queue_id, r.relid from gdq.resync r where r.kind = 'disarmed' offset 0) off join gdq.captured_table ct using (queue_id, relid)
             where gdq.capture_state(ct.queue_id, ct.relid) = 'disarmed' loop

@@ -5,7 +5,8 @@
 -- counts numbers given out, rolled-back ones included. Writes: nothing. Errors: 42704.
 create or replace function gdq.queue_info(queue text default null)
   returns table (queue_name text, queue_id integer, tables integer, consumers integer, last_tick bigint, last_tick_lag interval, events_since_tick bigint,
-                 ticker_max_count integer, ticker_max_lag interval, ticker_idle_period interval, rotation_period interval, rotation_bytes bigint, retention interval)
+                 ticker_max_count integer, ticker_max_lag interval, ticker_idle_period interval, rotation_period interval, rotation_bytes bigint, retention interval,
+                 unlogged boolean)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms'
 as $$
 #variable_conflict use_column
@@ -16,7 +17,7 @@ begin
   select q.queue_name, q.queue_id, (select count(*)::int from gdq.captured_table ct where ct.queue_id = q.queue_id),
          (select count(*)::int from gdq.subscription s where s.queue_id = q.queue_id),
          t.tick_id, clock_timestamp() - t.created_at, gdq.events_given_out(q.queue_id) - t.event_seq,
-         q.ticker_max_count, q.ticker_max_lag, q.ticker_idle_period, q.rotation_period, q.rotation_bytes, q.retention
+         q.ticker_max_count, q.ticker_max_lag, q.ticker_idle_period, q.rotation_period, q.rotation_bytes, q.retention, q.unlogged
     from gdq.queue q
     left join lateral (select tt.tick_id, tt.created_at, tt.event_seq from gdq.tick tt
                         where tt.queue_id = q.queue_id and not tt.refresh order by tt.tick_id desc limit 1) t on true
@@ -26,9 +27,10 @@ $$;
 comment on function gdq.queue_info(text) is 'Queues with their settings and the age of their last tick.';
 
 -- table_info(queue): one row a captured table. state is resync while some subscription has not passed a gap of capture,
--- or capture is off; reason is the latest; log_bytes: of the segments that hold rows. Writes: nothing. Errors: 42704.
+-- or capture is off; reason is the latest; log_bytes: of the segments that hold rows; then the options of add_table(). Writes: nothing. Errors: 42704.
 create or replace function gdq.table_info(queue text default null)
-  returns table (queue_name text, table_name text, mode text, key text[], columns text[], version bigint, state text, reason text, log_bytes bigint)
+  returns table (queue_name text, table_name text, mode text, key text[], columns text[], version bigint, state text, reason text, log_bytes bigint,
+                 "where" text, operations text[], granularity text, always boolean, origin boolean, pin_search_path boolean)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms' set quote_all_identifiers = off
 as $$
 #variable_conflict use_column
@@ -43,7 +45,7 @@ begin
          (select array_agg(c->>'name') from jsonb_array_elements(v.columns) c where (c->>'key')::boolean),
          (select array_agg(c->>'name') from jsonb_array_elements(v.columns) c),
          v.version_id, case when r.reason is null then 'ok' else 'resync' end, r.reason,
-         coalesce(l.bytes, 0)
+         coalesce(l.bytes, 0), ct.row_filter->>'text', ct.operations, ct.granularity, ct.always, ct.origin, ct.pin_search_path
     from gdq.captured_table ct join gdq.queue q using (queue_id)
     join lateral (select tv.version_id, tv.columns from gdq.table_version tv where tv.table_id = ct.table_id order by tv.version_id desc limit 1) v on true
     left join logs l using (table_id)
@@ -58,7 +60,7 @@ comment on function gdq.table_info(text) is 'Captured tables with mode, columns 
 -- consumer_info(queue): one row a subscription: lag behind now in time (age of the tick that it has finished) and in
 -- events by number, and when it was last heard of. Writes: nothing. Errors: 42704.
 create or replace function gdq.consumer_info(queue text default null)
-  returns table (queue_name text, consumer_name text, lag interval, lag_events bigint, last_seen timestamptz, last_tick bigint, tables text[])
+  returns table (queue_name text, consumer_name text, lag interval, lag_events bigint, last_seen timestamptz, last_tick bigint, tables text[], skip_origin text[])
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms'
 as $$
 #variable_conflict use_column
@@ -70,7 +72,8 @@ begin
          gdq.events_given_out(q.queue_id) - p.event_seq,
          greatest(p.finished_at, (select max(bt.granted_at) from gdq.batch b join gdq.batch_token bt using (batch_id) where b.subscription_id = s.subscription_id)),
          p.tick_id,
-         case when not s.all_tables then array(select coalesce(gdq.table_name(ct.relid), gdq.last_table_name(ct.table_id)) from gdq.subscribed_tables(s.subscription_id) ct order by 1) end
+         case when not s.all_tables then array(select coalesce(gdq.table_name(ct.relid), gdq.last_table_name(ct.table_id)) from gdq.subscribed_tables(s.subscription_id) ct order by 1) end,
+         s.skip_origin
     from gdq.subscription s join gdq.queue q using (queue_id) join gdq.consumer c using (consumer_id)
     left join lateral (select pp.* from gdq.position pp where pp.subscription_id = s.subscription_id order by pp.batch_no desc limit 1) p on true
     left join gdq.tick t on t.tick_id = p.tick_id

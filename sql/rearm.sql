@@ -10,7 +10,6 @@ declare
   t gdq.captured_table;
   columns jsonb;
   version bigint := gdq.current_version(table_id);
-  op record;
   fault text;
 begin
   select * into strict t from gdq.captured_table ct where ct.table_id = rearm.table_id;
@@ -25,17 +24,13 @@ begin
   end if;
   columns := gdq.describe_table(table_id);
   perform gdq.check_key(table_id, columns);
-  if columns <> (select v.columns from gdq.table_version v where v.version_id = version) then
+  if not gdq.version_fits(version, columns) then
     version := gdq.create_version(table_id, columns, 3);
   end if;
-  for op in select * from (values ('i', 'insert'), ('u', 'update'), ('d', 'delete')) v(code, event) loop
-    execute format('create or replace trigger %I after %s on %s for each row execute function gdq_log.%I()',
-      format('!gdq_%s_%s_%s', t.relid::oid, t.queue_id, op.code), op.event, gdq.table_name(t.relid),
-      gdq.capture_name(t.queue_id, t.relid, op.code));
-  end loop;
-  perform gdq.create_truncate_triggers(t.queue_id, t.relid, t.relid);
+  perform gdq.create_triggers(t.queue_id, t.relid, t.relid, t.operations, t.granularity, t.always);
   perform pg_advisory_xact_lock(gdq.lock_key('capture', t.relid));
-  if gdq.capture_state(t.queue_id, t.relid) <> 'disarmed' or gdq.describe_table(table_id) <> columns or gdq.current_version(table_id) <> version then
+  if gdq.capture_state(t.queue_id, t.relid) <> 'disarmed' or not gdq.version_fits(version, gdq.describe_table(table_id))
+     or gdq.current_version(table_id) <> version then
     raise exception 'the table changed meanwhile' using errcode = 'serialization_failure';
   end if;
   perform gdq.note_rename(table_id);

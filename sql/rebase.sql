@@ -81,6 +81,7 @@ begin
            array(select a.attnum from pg_attribute a
                   where a.attrelid = ct.relid and a.attnum > 0 and not a.attisdropped and a.attnum::text not in (select jsonb_each_text.value from jsonb_each_text(now_at))) end
    where ct.table_id = t.table_id;
+  perform gdq.rebase_filter(t.table_id);
   -- a column that has gone since an older version gets a number that no column has
   update gdq.table_version v
      set columns = (select jsonb_agg(c || jsonb_build_object('attnum', coalesce((now_at->>(c->>'attnum'))::int, 10000 + (c->>'attnum')::int)))
@@ -111,7 +112,7 @@ begin
     raise exception 'no right to capture %', t.table_name using errcode = 'insufficient_privilege',
       hint = format('GRANT TRIGGER ON %s TO %I; and create role gdq_capture and GRANT gdq_capture TO %2$I;', t.table_name, current_user);
   end if;
-  perform gdq.create_capture(t.queue_id, t.relid);
+  perform gdq.create_capture(t.queue_id, t.relid, t.operations, t.granularity, t.always, t.origin);
   perform pg_advisory_xact_lock(gdq.lock_key('capture', t.relid));
   delete from gdq.captured_leaf cl where cl.table_id = t.table_id;
   insert into gdq.captured_leaf (table_id, leaf) select t.table_id, p.relid from pg_partition_tree(t.relid) p where p.relid <> t.relid;

@@ -1,10 +1,12 @@
--- register_consumer(queue, consumer, at_tick, tables): a consumer that gets every change after a tick.
+-- register_consumer(queue, consumer, at_tick, tables, skip_origin): a consumer that gets every change after a tick.
 --   at_tick: an existing tick; NULL: a tick taken now. tables: the captured tables that it takes; NULL: all, also those
 --   that are added later. It belongs to the session's role, which must be allowed to read these tables.
+--   skip_origin: it gets no changes of these origins, see add_table().
 -- Result: true; false when it was registered already (and is left as it is).
 -- Writes: consumer, subscription, subscription_table, position, tick. Errors: 42704; GDQ02 when the tick's changes may
 -- be gone already; GDQ04; 42501.
-create or replace function gdq.register_consumer(queue text, consumer text, at_tick bigint default null, tables regclass[] default null)
+create or replace function gdq.register_consumer(queue text, consumer text, at_tick bigint default null, tables regclass[] default null,
+  skip_origin text[] default null)
   returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -36,8 +38,8 @@ begin
       hint = 'Start from now, or set a retention for the queue.';
   end if;
   insert into gdq.consumer (consumer_name) values (consumer) on conflict do nothing;
-  insert into gdq.subscription (queue_id, consumer_id, all_tables, owner_role)
-    select queue_of, c.consumer_id, tables is null, gdq.invoker() from gdq.consumer c where c.consumer_name = consumer
+  insert into gdq.subscription (queue_id, consumer_id, all_tables, owner_role, skip_origin)
+    select queue_of, c.consumer_id, tables is null, gdq.invoker(), nullif(skip_origin, '{}') from gdq.consumer c where c.consumer_name = consumer
     returning subscription_id into id;
   foreach tbl in array coalesce(tables, '{}') loop
     insert into gdq.subscription_table values (id, gdq.find_table(queue, tbl)) on conflict do nothing;
@@ -48,7 +50,7 @@ begin
   return true;
 end
 $$;
-comment on function gdq.register_consumer(text, text, bigint, regclass[]) is 'Registers a consumer on a queue from a tick or from now on; false when it was registered.';
+comment on function gdq.register_consumer(text, text, bigint, regclass[], text[]) is 'Registers a consumer on a queue from a tick or from now on; false when it was registered.';
 
 -- unregister_consumer(queue, consumer): forgets a consumer and its position. Result: true; false when there was none.
 -- Writes: deletes the subscription, and the consumer with its last one. Errors: 42704 for the queue; 55006 for the

@@ -1,9 +1,10 @@
--- truncate_body(queue_id, relid): body of the TRUNCATE trigger function of a captured table and its partitions.
+-- truncate_body(queue_id, relid, origin): body of the TRUNCATE trigger function of a captured table and its partitions.
+-- origin: whether the event says where the change comes from, see capture_body().
 -- One event per statement and captured root: TRUNCATE of a root also fires the triggers of its partitions. All BEFORE
 -- triggers of a statement run before all its AFTER triggers, so the relations met since the last AFTER are this
 -- statement's; they are kept in a transaction-local setting, which savepoints roll back too. A partition that was
 -- detached still has the triggers: it is no event of the root any more. Writes: nothing.
-create or replace function gdq.truncate_body(queue_id integer, relid oid) returns text
+create or replace function gdq.truncate_body(queue_id integer, relid oid, origin boolean) returns text
 language sql immutable security definer set search_path = pg_catalog, pg_temp
 as $$
   select format($f$declare
@@ -25,16 +26,19 @@ begin
                 and pg_catalog.strpos(met, pg_catalog.concat(',', a.relid::pg_catalog.oid, ',')) operator(pg_catalog.>) 0) then
     return null;
   end if;
-  perform gdq_log.q%1$s_event('truncate', %2$s::pg_catalog.oid, case when TG_RELID operator(pg_catalog.<>) %2$s::pg_catalog.oid
-    then pg_catalog.jsonb_build_object('partition', pg_catalog.format('%%I.%%I', TG_TABLE_SCHEMA, TG_TABLE_NAME)) end);
+  perform gdq_log.q%1$s_event('truncate', %2$s::pg_catalog.oid, %3$s);
   return null;
-end$f$, queue_id, relid)
+end$f$, queue_id, relid,
+    case when origin then format($f$pg_catalog.jsonb_strip_nulls(pg_catalog.jsonb_build_object('origin', %2$s, 'partition',
+    case when TG_RELID operator(pg_catalog.<>) %1$s::pg_catalog.oid then pg_catalog.format('%%I.%%I', TG_TABLE_SCHEMA, TG_TABLE_NAME) end))$f$, relid, gdq.origin_sql())
+    else format($f$case when TG_RELID operator(pg_catalog.<>) %1$s::pg_catalog.oid
+    then pg_catalog.jsonb_build_object('partition', pg_catalog.format('%%I.%%I', TG_TABLE_SCHEMA, TG_TABLE_NAME)) end$f$, relid) end)
 $$;
-comment on function gdq.truncate_body(integer, oid) is 'Body of the TRUNCATE trigger function of a captured table.';
+comment on function gdq.truncate_body(integer, oid, boolean) is 'Body of the TRUNCATE trigger function of a captured table.';
 
--- create_truncate_triggers(queue_id, root, rel): TRUNCATE triggers of one captured root on rel and the partitions under
--- it. PostgreSQL clones row triggers to partitions, but not these. Writes: triggers. Errors: 42501, 55P03.
-create or replace function gdq.create_truncate_triggers(queue_id integer, root oid, rel oid) returns void
+-- create_truncate_triggers(queue_id, root, rel, always): TRUNCATE triggers of one captured root on rel and the partitions
+-- under it. PostgreSQL clones row triggers to partitions, but not these. Writes: triggers. Errors: 42501, 55P03.
+create or replace function gdq.create_truncate_triggers(queue_id integer, root oid, rel oid, always boolean) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -43,13 +47,11 @@ begin
   -- from the top: the DDL guard looks on, and finds the partitions below by itself
   for r in select rel as relid, exists (select from pg_class c where c.oid = root and c.relkind = 'p') as partitioned, 0 as level
            union all select p.relid, true, p.level from pg_partition_tree(rel) p where p.level > 0 order by level loop
-    execute format('create or replace trigger %I after truncate on %s for each statement execute function gdq_log.%I()',
-      format('!gdq_%s_%s_t', root, queue_id), gdq.table_name(r.relid), gdq.capture_name(queue_id, root, 't'));
+    perform gdq.create_trigger(format('!gdq_%s_%s_t', root, queue_id), 'after truncate', r.relid, 'for each statement', gdq.capture_name(queue_id, root, 't'), always);
     if r.partitioned then
-      execute format('create or replace trigger %I before truncate on %s for each statement execute function gdq_log.%I()',
-        format('!gdq_%s_%s_b', root, queue_id), gdq.table_name(r.relid), gdq.capture_name(queue_id, root, 't'));
+      perform gdq.create_trigger(format('!gdq_%s_%s_b', root, queue_id), 'before truncate', r.relid, 'for each statement', gdq.capture_name(queue_id, root, 't'), always);
     end if;
   end loop;
 end
 $$;
-comment on function gdq.create_truncate_triggers(integer, oid, oid) is 'Puts the TRUNCATE triggers of a captured root on a table and its partitions.';
+comment on function gdq.create_truncate_triggers(integer, oid, oid, boolean) is 'Puts the TRUNCATE triggers of a captured root on a table and its partitions.';

@@ -43,7 +43,8 @@ def drain(db: Database, queue: str = "q", consumer: str = "c") -> list[tuple[Any
         while found := owner.execute(
             "select batch_id, token from gdq.next_batch(%s, %s)", [queue, consumer]
         ).fetchone():
-            rows += owner.execute("select * from gdq.get_batch(%s, %s)", found).fetchall()
+            query = "select ev_id, ev_txid, ev_time, op, tbl, key, old, new from gdq.get_batch(%s, %s)"
+            rows += owner.execute(query, found).fetchall()
             owner.execute("select gdq.finish_batch(%s, %s)", found)
     return rows
 
@@ -86,7 +87,7 @@ class Tap:
 
     def add(self, table: str, **options: Any) -> None:
         """gdq.add_table() on this queue; options by their names there."""
-        named = "".join(f", {name} => %({name})s" for name in options)
+        named = "".join(f', "{name}" => %({name})s' for name in options)
         self.owner.execute(
             f"select gdq.add_table(%(queue)s, %(tbl)s::regclass{named})".encode(),
             {"queue": self.queue, "tbl": table, **options},
