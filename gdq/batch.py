@@ -20,7 +20,7 @@ from gdq.conninfo import conninfo_of
 from gdq.errors import GdqError, ResyncRequired, mapped
 from gdq.member import DEAD_AFTER
 from gdq.pgtypes import AS_TEXT, ColumnType, Unsupported, column_type
-from gdq.retry import DELAY
+from gdq.retry import DELAY, Outcome
 from gdq.sequence import SequenceValue
 from gdq.source import Event, Position
 
@@ -137,6 +137,20 @@ class Batch:
         """
         query = "select gdq.retry_event(%s, %s, %s, %s, %s, %s)"
         return bool(self._scalar(query, self.id, self.token, event.id, delay, reason, event.op))
+
+    def put_aside(self, outcomes: Sequence[Outcome]) -> int:
+        """Put many events aside at once, each as its Retry or DeadLetter says; how many come again."""
+        query = "select gdq.put_aside(%s, %s, %s::bigint[], %s::text[], %s, %s::text[], %s)"
+        again = 0
+        for dead, delay in {(outcome.dead, outcome.delay) for outcome in outcomes}:
+            some = [
+                (outcome.event.id, outcome.event.op, outcome.reason)
+                for outcome in outcomes
+                if outcome.event is not None and (outcome.dead, outcome.delay) == (dead, delay)
+            ]
+            ids, ops, reasons = map(list, zip(*some, strict=True))
+            again += self._scalar(query, self.id, self.token, ids, ops, delay, reasons, dead)
+        return again
 
     def dead_letter(self, event: Event, reason: str | None = None) -> None:
         """Give an event of this batch up: it is kept as a dead letter. It counts with commit()."""

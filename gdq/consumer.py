@@ -202,19 +202,21 @@ class Consumer:
                     waiting_since = time.monotonic()
             if last_tick is not None and (batch is None or batch.tick_to >= last_tick):
                 return
+            asked = batch is None
             if batch is not None and 0 < self._heard_tick <= batch.tick_to:
                 batch, self._notified = None, False  # there was no later tick
-            if batch is None and not self._wait(None if timeout is None else waiting_since + timeout, stop):
+            until = None if timeout is None else waiting_since + timeout
+            if batch is None and not self._wait(self._look_after(asked=asked), until, stop):
                 return
 
-    def _wait(self, until: float | None, stop: Callable[[], bool]) -> bool:
+    def _wait(self, look_after: float, until: float | None, stop: Callable[[], bool]) -> bool:
         """Wait until there may be a batch, and do a ticker's work meanwhile; False when it is past `until`.
 
         Looking for a batch locks, and so costs a transaction number: only when there is a tick or a retry is due, or
         for safety.
         """
-        started, pause, look_after = time.monotonic(), INTERVAL_SECONDS, self._look_after()
-        while not (self._notified or stop() or _since(started) > look_after):
+        started, pause = time.monotonic(), INTERVAL_SECONDS
+        while not (self._notified or stop() or _since(started) >= look_after):
             if until is not None and time.monotonic() >= until:
                 return False
             # Who hears the ticks of a ticker need not do its work.
@@ -250,12 +252,13 @@ class Consumer:
             row = open_next()
         return Batch(self.connection, self.queue, row, transaction) if row else None
 
-    def _look_after(self) -> float:
-        """For how many seconds at most there is nothing to look for, as far as is known."""
+    def _look_after(self, *, asked: bool) -> float:
+        """For how many seconds at most there is nothing to look for; `asked`: for a batch, a moment ago."""
         due = next_retry(self.connection, self.queue, self.consumer)
-        if due is not None and due <= 0:
-            due = _POLL_SECONDS_MAX  # it was not handed out a moment ago
-        return _LOOK_SECONDS if due is None else min(due, _LOOK_SECONDS)
+        if due is None:
+            return _LOOK_SECONDS
+        # A paused consumer is not handed what is due, and must not ask for it without a pause.
+        return min(max(due, _POLL_SECONDS_MAX if asked and due <= 0 else 0), _LOOK_SECONDS)
 
     def _check_logs(self) -> None:
         # Once for each connection, which a crash ends; next_batch() gives no batch when it is the first to find out.

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import psycopg
 from psycopg import Connection
@@ -24,6 +24,9 @@ class Outcome(Exception):
 
     A handler of single events raises it; a handler of batches returns such outcomes, each with its event.
     """
+
+    dead: ClassVar[bool] = False
+    delay = timedelta(0)
 
     def __init__(self, reason: str | None = None, *, event: Event | None = None) -> None:
         super().__init__(reason or type(self).__name__)
@@ -42,6 +45,8 @@ class Retry(Outcome):
 class DeadLetter(Outcome):
     """The event is given up, and kept among the dead letters."""
 
+    dead = True
+
 
 class Parking(Protocol):
     """A batch that can put events aside: gdq.Batch."""
@@ -50,11 +55,8 @@ class Parking(Protocol):
     def connection(self) -> Connection[Any]:
         """The connection of the batch's transaction."""
 
-    def retry(self, event: Event, delay: timedelta = DELAY, reason: str | None = None) -> bool:
-        """Put an event aside for a while."""
-
-    def dead_letter(self, event: Event, reason: str | None = None) -> None:
-        """Give an event up."""
+    def put_aside(self, outcomes: Sequence[Outcome]) -> int:
+        """Put events aside, each as its outcome says."""
 
 
 EventHandler = Callable[[Connection[Any], Event], object]
@@ -62,12 +64,14 @@ EventHandler = Callable[[Connection[Any], Event], object]
 
 def settle(batch: Parking, outcomes: Iterable[object]) -> None:
     """Put aside what a batch handler returned; GdqError for anything that is not an outcome with its event."""
+    aside: list[Outcome] = []
     for outcome in outcomes:
         if not isinstance(outcome, Outcome) or outcome.event is None:
             raise GdqError(
                 f"a handler returned {outcome!r}", hint="Return nothing, or Retry and DeadLetter with event=."
             )
-        _apply(batch, outcome.event, outcome)
+        aside.append(outcome)
+    batch.put_aside(aside)
 
 
 def handle_each(
@@ -78,25 +82,22 @@ def handle_each(
     When it raises Retry or DeadLetter the event is put aside and the next one follows. Other errors fail the batch, or,
     with `on_error`, put the event aside for that long; gdq's own errors and a lost connection always fail the batch.
     """
+    aside: list[Outcome] = []
     for event in events:
         try:
             with batch.connection.transaction():
                 handler(batch.connection, event)
         except Outcome as outcome:
-            _apply(batch, event, outcome)
+            outcome.event = event
+            aside.append(outcome.with_traceback(None))
         except (GdqError, psycopg.OperationalError, OSError):
             raise
         except Exception as error:
             if on_error is None:
                 raise
-            _apply(batch, event, Retry(f"{type(error).__name__}: {error}", delay=on_error))
-
-
-def _apply(batch: Parking, event: Event, outcome: Outcome) -> None:
-    if isinstance(outcome, Retry):
-        batch.retry(event, outcome.delay, outcome.reason)
-    else:
-        batch.dead_letter(event, outcome.reason)
+            reason = f"{type(error).__name__}: {error}".replace("\0", "")  # which no text of the server's holds
+            aside.append(Retry(reason, delay=on_error, event=event))
+    batch.put_aside(aside)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ create or replace function gdq.dead_letter(batch_id bigint, token uuid, ev_id bi
   returns void
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
-  select gdq.put_aside(batch_id, token, ev_id, op, interval '0', reason, true)
+  select from gdq.put_aside(batch_id, token, array[ev_id], array[op], interval '0', array[reason], true)
 $$;
 comment on function gdq.dead_letter(bigint, uuid, bigint, text, text) is 'Makes an event of an open batch a dead letter.';
 

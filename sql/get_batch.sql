@@ -141,9 +141,9 @@ end
 $$;
 comment on function gdq.get_batch(bigint, uuid) is 'The events of an open batch, in order.';
 
--- batch_event(batch_id, token, event): the events of one number in an open batch, as get_batch() gives them and with the same
+-- batch_events(batch_id, token, numbers): some events of an open batch, as get_batch() gives them and with the same
 -- settings; or as get_retries() does, where the batch brings that event again. Writes: nothing. Errors: GDQ01.
-create or replace function gdq.batch_event(batch_id bigint, token uuid, event bigint)
+create or replace function gdq.batch_events(batch_id bigint, token uuid, numbers bigint[])
   returns table (ev_id bigint, ev_txid bigint, ev_time timestamptz, op text, tbl text, key jsonb, old jsonb, new jsonb, retries integer)
 language plpgsql volatile security definer
   set search_path = pg_catalog, pg_temp set enable_seqscan = off set max_parallel_workers_per_gather = 0
@@ -154,17 +154,22 @@ as $$
 declare
   b gdq.batch := gdq.open_batch(batch_id, token);
   events text;
+  brought bigint[];
 begin
-  return query
-    select r.ev_id, r.ev_txid, r.ev_time, r.op, r.tbl, r.key, r.old, r.new, r.retries
-      from gdq.get_retries(b.batch_id, batch_event.token) r where r.ev_id = event;
-  if not found then
+  brought := array(select r.ev_id from gdq.get_retries(b.batch_id, batch_events.token) r where r.ev_id = any (numbers));
+  if brought <> '{}' then
+    return query
+      select r.ev_id, r.ev_txid, r.ev_time, r.op, r.tbl, r.key, r.old, r.new, r.retries
+        from gdq.get_retries(b.batch_id, batch_events.token) r where r.ev_id = any (brought);
+    numbers := array(select n from unnest(numbers) n where n <> all (brought));
+  end if;
+  if numbers <> '{}' then
     events := gdq.subscription_events_sql(b.subscription_id, b.snapshot_from, b.snapshot_to);
-    return query execute 'select *, 0 from (' || events || ') e where ev_id = $1' using event;
+    return query execute 'select *, 0 from (' || events || ') e where ev_id = any ($1)' using numbers;
   end if;
 end
 $$;
-comment on function gdq.batch_event(bigint, uuid, bigint) is 'The events of one number in an open batch.';
+comment on function gdq.batch_events(bigint, uuid, bigint[]) is 'Some events of an open batch.';
 
 -- batch_tables(batch_id, token): the captured tables whose logs may hold rows of the batch. Writes: nothing. Errors: GDQ01.
 create or replace function gdq.batch_tables(batch_id bigint, token uuid) returns table (tbl regclass, table_name text)

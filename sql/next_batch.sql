@@ -65,8 +65,7 @@ begin
    order by (t).event_seq - pos.event_seq > max_events,
             case when (t).event_seq - pos.event_seq > max_events then (t).tick_id else -(t).tick_id end
    limit 1;
-  due := array(select r.retry_id from gdq.unsettled_retries(subscription_id, clock_timestamp()) r
-                where r.batch_id is null order by r.due_at, r.retry_id limit max_events);
+  due := array(select r.retry_id from gdq.waiting_retries(subscription_id, clock_timestamp(), max_events) r);
   if till.tick_id is null and due = '{}' then
     return null;
   end if;

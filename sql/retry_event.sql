@@ -8,35 +8,40 @@ as $$
 $$;
 comment on function gdq.token_key(uuid) is 'Advisory lock key of a batch''s token.';
 
--- unsettled_retries(subscription_id, due_before): what a subscription put aside in batches that are finished, and has not
--- finished since; batch_id: the open batch that brings it again. A batch that was left behind unfinished settles nothing.
--- Writes: nothing.
-create or replace function gdq.unsettled_retries(subscription_id integer, due_before timestamptz default 'infinity')
-  returns table (retry_id bigint, due_at timestamptz, batch_id bigint)
-language sql volatile security definer set search_path = pg_catalog, pg_temp
+-- waiting_retries(subscription_id, due_before, most): what a subscription put aside in batches that are finished, and no
+-- batch has brought again that is open or finished, in the order of its time. A batch that was left behind unfinished
+-- settles nothing. most NULL: all. Here and below without sequential scans: a plan that was kept from when the tables
+-- were small would read them once for every row. Writes: nothing.
+create or replace function gdq.waiting_retries(subscription_id integer, due_before timestamptz, most bigint)
+  returns table (retry_id bigint, due_at timestamptz)
+language sql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
-  select r.retry_id, r.due_at,
-         (select b.batch_id from gdq.retry_delivery d join gdq.batch b on b.batch_id = d.batch_id
-           where d.retry_id = r.retry_id and not gdq.is_finished(b.subscription_id, b.batch_no, b.batch_id) limit 1)
+  select r.retry_id, r.due_at
     from gdq.retry_event r
-   where r.subscription_id = unsettled_retries.subscription_id and r.due_at <= due_before and not r.dead
+   where r.subscription_id = waiting_retries.subscription_id and r.due_at <= due_before and not r.dead
      and (r.batch_id is null or exists (select from gdq.batch_end e where e.batch_id = r.batch_id and e.token = r.token))
-     and not exists (select from gdq.retry_delivery d join gdq.batch_end e on e.batch_id = d.batch_id where d.retry_id = r.retry_id)
+     and not exists (select from gdq.retry_delivery d
+                      where d.retry_id = r.retry_id
+                        and (exists (select from gdq.batch_end e where e.batch_id = d.batch_id)
+                             or exists (select from gdq.batch b where b.batch_id = d.batch_id
+                                                                 and not gdq.is_finished(b.subscription_id, b.batch_no, b.batch_id))))
+   order by r.due_at, r.retry_id limit most
 $$;
-comment on function gdq.unsettled_retries(integer, timestamptz) is 'Events that a subscription put aside and has not finished since.';
+comment on function gdq.waiting_retries(integer, timestamptz, bigint) is 'Events that a subscription put aside and no batch has brought again.';
 
--- put_aside(batch_id, token, ev_id, op, delay, reason, dead): stores an event of an open batch as get_batch() or
--- get_retries() shows it, since its log may be truncated by the time it comes again. Once is enough: the first call stays.
--- Result: whether it comes again; false: it is a dead letter. Writes: retry_event. Errors: GDQ01, GDQ04, 22023, 42704.
-create or replace function gdq.put_aside(batch_id bigint, token uuid, ev_id bigint, op text, delay interval, reason text, dead boolean)
-  returns boolean
-language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+-- put_aside(batch_id, token, ev_ids, ops, delay, reasons, dead): retry_event(), or with dead dead_letter(), of many events
+-- at once; the three lists belong together. They are stored as get_batch() or get_retries() shows them, since their log may
+-- be truncated by the time they come again. Once is enough: the first call stays.
+-- Result: how many come again; the others are dead letters. Writes: retry_event. Errors: as retry_event().
+create or replace function gdq.put_aside(batch_id bigint, token uuid, ev_ids bigint[], ops text[], delay interval, reasons text[], dead boolean)
+  returns bigint
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
 #variable_conflict use_column
 declare
   b gdq.batch;
-  again boolean;
   most integer;
+  missing bigint;
 begin
   perform gdq.require_read_committed('a retry');
   if delay is null or delay < interval '0' then
@@ -44,35 +49,32 @@ begin
   end if;
   perform pg_advisory_xact_lock_shared(gdq.token_key(token));
   b := gdq.open_batch(batch_id, token);
-  select not r.dead into again from gdq.retry_event r
-   where r.batch_id = b.batch_id and r.token = put_aside.token and r.ev_id = put_aside.ev_id and (put_aside.op is null or r.op = put_aside.op)
-   limit 1;
-  if again is not null then
-    return again;
-  end if;
   most := coalesce((select l.retries from gdq.retry_limit l where l.subscription_id = b.subscription_id), 10);
-  with found as (
-    select e.ev_id, e.ev_txid, e.ev_time, e.op, e.tbl, e.key, e.old, e.new, e.retries
-      from gdq.batch_event(b.batch_id, put_aside.token, put_aside.ev_id) e where put_aside.op is null or e.op = put_aside.op
-  ), stored as (
-    insert into gdq.retry_event (subscription_id, batch_id, token, ev_id, ev_txid, ev_time, op, tbl, key, old, new, retries, due_at, dead, reason)
-    select b.subscription_id, b.batch_id, put_aside.token, f.ev_id, f.ev_txid, f.ev_time, f.op, f.tbl, f.key, f.old, f.new,
-           f.retries + (not (put_aside.dead or f.retries >= most))::integer, clock_timestamp() + delay,
-           put_aside.dead or f.retries >= most, put_aside.reason
-      from found f
-    returning dead, op
-  )
-  select not bool_or(s.dead), string_agg(s.op, '') from stored s into again, op;
-  if again is null then
-    raise exception 'batch % holds no event %', b.batch_id, ev_id using errcode = 'undefined_object';
-  elsif op like '%resync%' then
-    raise exception 'event % is a gap in capture and cannot be put aside', ev_id using errcode = 'object_not_in_prerequisite_state',
-      hint = 'Load the table afresh.';
+  insert into gdq.retry_event (subscription_id, batch_id, token, ev_id, ev_txid, ev_time, op, tbl, key, old, new, retries, due_at, dead, reason)
+    select distinct on (e.ev_id, e.op)
+           b.subscription_id, b.batch_id, put_aside.token, e.ev_id, e.ev_txid, e.ev_time, e.op, e.tbl, e.key, e.old, e.new,
+           e.retries + (not (put_aside.dead or e.retries >= most))::integer, clock_timestamp() + delay,
+           put_aside.dead or e.retries >= most, a.reason
+      from gdq.batch_events(b.batch_id, put_aside.token, ev_ids) e
+      join unnest(ev_ids, ops, reasons) a(ev_id, op, reason) on a.ev_id = e.ev_id and (a.op is null or a.op = e.op)
+     where not exists (select from gdq.retry_event r
+                        where r.batch_id = b.batch_id and r.token = put_aside.token and r.ev_id = e.ev_id and r.op = e.op)
+     order by e.ev_id, e.op;
+  select a.ev_id into missing
+    from unnest(ev_ids, ops) a(ev_id, op)
+   where not exists (select from gdq.retry_event r where r.batch_id = b.batch_id and r.token = put_aside.token and r.ev_id = a.ev_id
+                                                     and (a.op is null or r.op = a.op)) limit 1;
+  if missing is not null then
+    raise exception 'batch % holds no event %', b.batch_id, missing using errcode = 'undefined_object';
+  elsif exists (select from gdq.retry_event r where r.batch_id = b.batch_id and r.token = put_aside.token and r.op = 'resync') then
+    raise exception 'a gap in capture cannot be put aside' using errcode = 'object_not_in_prerequisite_state', hint = 'Load the table afresh.';
   end if;
-  return again;
+  return (select count(*) from unnest(ev_ids, ops) a(ev_id, op)
+           where exists (select from gdq.retry_event r where r.batch_id = b.batch_id and r.token = put_aside.token and r.ev_id = a.ev_id
+                                                         and (a.op is null or r.op = a.op) and not r.dead));
 end
 $$;
-comment on function gdq.put_aside(bigint, uuid, bigint, text, interval, text, boolean) is 'Stores an event of an open batch for a retry or as a dead letter.';
+comment on function gdq.put_aside(bigint, uuid, bigint[], text[], interval, text[], boolean) is 'Puts many events of an open batch aside, for a retry or as dead letters; how many come again.';
 
 -- retry_event(batch_id, token, ev_id, delay, reason, op): puts an event of an open batch aside: it comes again, by
 -- gdq.get_retries(), in the first batch that is opened after the delay. It counts once this batch is finished under this
@@ -85,7 +87,7 @@ create or replace function gdq.retry_event(batch_id bigint, token uuid, ev_id bi
   reason text default null, op text default null) returns boolean
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
-  select gdq.put_aside(batch_id, token, ev_id, op, delay, reason, false)
+  select gdq.put_aside(batch_id, token, array[ev_id], array[op], delay, array[reason], false) > 0
 $$;
 comment on function gdq.retry_event(bigint, uuid, bigint, interval, text, text) is 'Puts an event of an open batch aside: it comes again after a delay; false when it became a dead letter.';
 
@@ -94,7 +96,7 @@ comment on function gdq.retry_event(bigint, uuid, bigint, interval, text, text) 
 -- gives the same. Writes: nothing. Errors: GDQ01; GDQ04: an old snapshot may miss what was moved since.
 create or replace function gdq.get_retries(batch_id bigint, token uuid)
   returns table (ev_id bigint, ev_txid bigint, ev_time timestamptz, op text, tbl text, key jsonb, old jsonb, new jsonb, retries integer, reason text)
-language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
 #variable_conflict use_column
 declare
@@ -112,7 +114,7 @@ comment on function gdq.get_retries(bigint, uuid) is 'The events that an open ba
 -- end_retries(b, token): what finish_batch() does about retries: dead letters of the batch come into being. Result:
 -- whether the batch brought or put aside any, and so has to be noted in batch_end. Writes: dead_letter.
 create or replace function gdq.end_retries(b gdq.batch, token uuid) returns boolean
-language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
 declare
   put boolean := exists (select from gdq.retry_event r where r.batch_id = b.batch_id and r.token = end_retries.token);
@@ -131,7 +133,7 @@ comment on function gdq.end_retries(gdq.batch, uuid) is 'Makes the dead letters 
 create or replace function gdq.next_retry(queue text, consumer text) returns timestamptz
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
-  select min(r.due_at) from gdq.unsettled_retries(gdq.own_subscription(queue, consumer)) r where r.batch_id is null
+  select r.due_at from gdq.waiting_retries(gdq.own_subscription(queue, consumer), 'infinity', 1) r
 $$;
 comment on function gdq.next_retry(text, text) is 'When the next retry of a consumer is due.';
 
@@ -160,7 +162,11 @@ language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
   select q.queue_name, c.consumer_name, r.ev_id, r.op, r.tbl, r.key, r.retries, r.due_at, u.batch_id, r.reason
     from gdq.subscription s join gdq.queue q using (queue_id) join gdq.consumer c using (consumer_id)
-   cross join lateral gdq.unsettled_retries(s.subscription_id) u join gdq.retry_event r on r.retry_id = u.retry_id
+   cross join lateral (select w.retry_id, null::bigint as batch_id from gdq.waiting_retries(s.subscription_id, 'infinity', null) w
+                        union all
+                       select d.retry_id, d.batch_id from gdq.batch b join gdq.retry_delivery d on d.batch_id = b.batch_id
+                        where b.subscription_id = s.subscription_id and not gdq.is_finished(b.subscription_id, b.batch_no, b.batch_id)) u
+    join gdq.retry_event r on r.retry_id = u.retry_id
    where (queue is null or q.queue_id = gdq.find_queue(queue))
      and (consumer is null or s.subscription_id = gdq.find_subscription(queue, consumer))
      and gdq.may_use_consumer((select gdq.invoker()), s.subscription_id)

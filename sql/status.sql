@@ -101,7 +101,7 @@ begin
          (select count(distinct ct.table_id)::integer from gdq.resync r join gdq.captured_table ct using (queue_id, relid)
            where r.queue_id = u.queue_id and gdq.takes_table(u.s, ct.table_id)
              and (not pg_visible_in_snapshot(r.txid::text::xid8, u.snapshot) or gdq.capture_state(ct.queue_id, ct.relid) <> 'armed')),
-         (select count(*) from gdq.unsettled_retries((u.s).subscription_id, 'infinity')), (select count(*) from gdq.dead_letter dl where dl.subscription_id = (u.s).subscription_id)
+         (select count(*) from gdq.waiting_retries((u.s).subscription_id, 'infinity', null)), (select count(*) from gdq.dead_letter dl where dl.subscription_id = (u.s).subscription_id)
     from subscriptions u
     left join lateral (select t.created_at from gdq.tick t where t.queue_id = u.queue_id and not t.refresh and t.tick_id > u.tick_id and t.event_seq > u.event_seq
                         order by t.tick_id limit 1) first_tick on u.unread > 0

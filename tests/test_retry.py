@@ -266,6 +266,28 @@ def test_refusals(shop: Shop) -> None:
     assert shop.refusal("select gdq.retry_event(%s, %s, %s)", *batch, gap) == "55000"
 
 
+def test_many_at_once(shop: Shop) -> None:
+    """In one reading of the batch, those that it brings again among them; once put aside stays put aside."""
+    set_limit(shop.connection, "q", "c", 1)
+    shop.insert(*range(6))
+    batch = shop.opened()
+    put = "select gdq.put_aside(%s, %s, %s::bigint[], %s::text[], '0', %s::text[], false)"
+    ids = [ev_id for ev_id, _ in shop.fresh(batch)]
+    assert shop.value(put, *batch, ids[:2], [None, "insert"], ["a", "b"]) == 2
+    assert shop.value(put, *batch, [*ids[1:4], ids[3]], [None] * 4, ["again", "c", "d", "d"]) == 4
+    assert shop.refusal(put, *batch, [ids[4], 99], [None, None], [None, None]) == "42704"
+    assert shop.refusal(put, *batch, ids[4:], ["delete"], [None]) == "42704"
+    shop.finish(batch)
+    shop.insert(6)
+    batch = shop.opened()
+    assert shop.again(batch) == [(0, 1, "a"), (1, 1, "b"), (2, 1, "c"), (3, 1, "d")]
+    fresh = shop.fresh(batch)[0][0]
+    assert shop.value(put, *batch, [*ids[:2], fresh], [None] * 3, ["x", "y", "z"]) == 1
+    shop.finish(batch)
+    assert shop.again(shop.opened()) == [(6, 1, "z")]
+    assert [letter.reason for letter in dead_letters(shop.connection, "q")] == ["x", "y"]
+
+
 def test_halves_of_a_changed_key_are_put_aside_one_by_one(shop: Shop) -> None:
     shop.connection.execute("create table item (id int primary key); select gdq.add_table('q', 'item', mode => 'pk')")
     shop.connection.execute("insert into item values (1)")

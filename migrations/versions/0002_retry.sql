@@ -59,8 +59,8 @@ create table gdq.retry_event (
 ) partition by list (slot);
 create table gdq.retry_event_0 partition of gdq.retry_event for values in (0);
 create table gdq.retry_event_1 partition of gdq.retry_event for values in (1);
-create index retry_event_due on gdq.retry_event (subscription_id, due_at);
-create index retry_event_batch on gdq.retry_event (batch_id);
+create index retry_event_due on gdq.retry_event (subscription_id, due_at, retry_id);
+create index retry_event_batch on gdq.retry_event (batch_id, ev_id);
 comment on table gdq.retry_event is 'Events that a batch put aside, as get_batch() gave them. They count once the batch is finished under the same token; batch_id NULL: at once. dead: for gdq.dead_letter. INSERT-only.';
 
 create table gdq.retry_delivery (
