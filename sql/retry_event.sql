@@ -31,11 +31,12 @@ comment on function gdq.waiting_retries(integer, timestamptz, bigint) is 'Events
 
 -- put_aside(batch_id, token, ev_ids, ops, delay, reasons, dead): retry_event(), or with dead dead_letter(), of many events
 -- at once; the three lists belong together. They are stored as get_batch() or get_retries() shows them, since their log may
--- be truncated by the time they come again. Once is enough: the first call stays.
+-- be truncated by the time they come again. Once is enough: the first call stays. Planned at each call: one plan does not
+-- serve a single event and thousands.
 -- Result: how many come again; the others are dead letters. Writes: retry_event. Errors: as retry_event().
 create or replace function gdq.put_aside(batch_id bigint, token uuid, ev_ids bigint[], ops text[], delay interval, reasons text[], dead boolean)
   returns bigint
-language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set plan_cache_mode = force_custom_plan
 as $$
 #variable_conflict use_column
 declare
