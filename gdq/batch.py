@@ -38,7 +38,7 @@ _FLOAT_DIGITS = 16
 _COLUMNS = """ev_id, ev_txid, ev_time, op, tbl, key, old, case when op <> 'message' then new end,
               case when op = 'message' then new::text end"""
 _EVENTS = f"select {_COLUMNS}, 0, origin from gdq.get_batch({{}}, {{}})"
-_RETRIES = f"select {_COLUMNS}, retries, null from gdq.get_retries({{}}, {{}})"
+_RETRIES = f"select {_COLUMNS}, retries, origin from gdq.get_retries({{}}, {{}})"
 
 # Which images a log row holds, by ev_op; o and n are the halves of an update that did not fit one row.
 _OLD_IMAGE = ["U", "D", "o"]

@@ -131,6 +131,7 @@ class DeadLetterInfo:
     key: dict[str, Any] | None
     old: dict[str, Any] | None
     new: dict[str, Any] | None
+    origin: str | None
     retries: int
     reason: str | None
     died_at: datetime

@@ -12,11 +12,11 @@ comment on function gdq.dead_letter(bigint, uuid, bigint, text, text) is 'Makes 
 -- Writes: nothing. Errors: 42704, 42501.
 create or replace function gdq.dead_letters(queue text, consumer text default null)
   returns table (dead_letter_id bigint, queue_name text, consumer_name text, ev_id bigint, ev_txid bigint, ev_time timestamptz,
-                 op text, tbl text, key jsonb, old jsonb, new jsonb, retries integer, reason text, died_at timestamptz)
+                 op text, tbl text, key jsonb, old jsonb, new jsonb, origin text, retries integer, reason text, died_at timestamptz)
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
   select d.dead_letter_id, dead_letters.queue, c.consumer_name, d.ev_id, d.ev_txid, d.ev_time,
-         d.op, d.tbl, d.key, d.old, d.new, d.retries, d.reason, d.died_at
+         d.op, d.tbl, d.key, d.old, d.new, d.origin, d.retries, d.reason, d.died_at
     from gdq.subscription s join gdq.consumer c using (consumer_id) join gdq.dead_letter d using (subscription_id)
    where s.queue_id = gdq.find_queue(queue) and case when consumer is null then gdq.may_use_consumer((select gdq.invoker()), s.subscription_id)
                                                               else s.subscription_id = (select gdq.own_subscription(queue, consumer)) end
@@ -37,8 +37,8 @@ as $$
        and (ids is null or d.dead_letter_id = any (ids)) and (older_than is null or d.died_at <= clock_timestamp() - older_than)
     returning d.*
   ), replayed as (
-    insert into gdq.retry_event (subscription_id, ev_id, ev_txid, ev_time, op, tbl, key, old, new, retries, due_at, dead, reason)
-    select g.subscription_id, g.ev_id, g.ev_txid, g.ev_time, g.op, g.tbl, g.key, g.old, g.new, 1, clock_timestamp(), false, g.reason
+    insert into gdq.retry_event (subscription_id, ev_id, ev_txid, ev_time, op, tbl, key, old, new, origin, retries, due_at, dead, reason)
+    select g.subscription_id, g.ev_id, g.ev_txid, g.ev_time, g.op, g.tbl, g.key, g.old, g.new, g.origin, 1, clock_timestamp(), false, g.reason
       from gone g order by g.dead_letter_id
     returning retry_id
   )

@@ -144,7 +144,7 @@ comment on function gdq.get_batch(bigint, uuid) is 'The events of an open batch,
 -- batch_events(batch_id, token, numbers): some events of an open batch, as get_batch() gives them and with the same
 -- settings; or as get_retries() does, where the batch brings that event again. Writes: nothing. Errors: GDQ01.
 create or replace function gdq.batch_events(batch_id bigint, token uuid, numbers bigint[])
-  returns table (ev_id bigint, ev_txid bigint, ev_time timestamptz, op text, tbl text, key jsonb, old jsonb, new jsonb, retries integer)
+  returns table (ev_id bigint, ev_txid bigint, ev_time timestamptz, op text, tbl text, key jsonb, old jsonb, new jsonb, origin text, retries integer)
 language plpgsql volatile security definer
   set search_path = pg_catalog, pg_temp set enable_seqscan = off set max_parallel_workers_per_gather = 0
   set datestyle = 'ISO, YMD' set intervalstyle = postgres set timezone = 'UTC' set extra_float_digits = 1 set bytea_output = hex
@@ -159,7 +159,7 @@ begin
   brought := array(select r.ev_id from gdq.get_retries(b.batch_id, batch_events.token) r where r.ev_id = any (numbers));
   if brought <> '{}' then
     return query
-      select r.ev_id, r.ev_txid, r.ev_time, r.op, r.tbl, r.key, r.old, r.new, r.retries
+      select r.ev_id, r.ev_txid, r.ev_time, r.op, r.tbl, r.key, r.old, r.new, r.origin, r.retries
         from gdq.get_retries(b.batch_id, batch_events.token) r where r.ev_id = any (brought);
     numbers := array(select n from unnest(numbers) n where n <> all (brought));
   end if;

@@ -51,9 +51,9 @@ begin
   perform pg_advisory_xact_lock_shared(gdq.token_key(token));
   b := gdq.open_batch(batch_id, token);
   most := coalesce((select l.retries from gdq.retry_limit l where l.subscription_id = b.subscription_id), 10);
-  insert into gdq.retry_event (subscription_id, batch_id, token, ev_id, ev_txid, ev_time, op, tbl, key, old, new, retries, due_at, dead, reason)
+  insert into gdq.retry_event (subscription_id, batch_id, token, ev_id, ev_txid, ev_time, op, tbl, key, old, new, origin, retries, due_at, dead, reason)
     select distinct on (e.ev_id, e.op)
-           b.subscription_id, b.batch_id, put_aside.token, e.ev_id, e.ev_txid, e.ev_time, e.op, e.tbl, e.key, e.old, e.new,
+           b.subscription_id, b.batch_id, put_aside.token, e.ev_id, e.ev_txid, e.ev_time, e.op, e.tbl, e.key, e.old, e.new, e.origin,
            e.retries + (not (put_aside.dead or e.retries >= most))::integer, clock_timestamp() + delay,
            put_aside.dead or e.retries >= most, a.reason
       from gdq.batch_events(b.batch_id, put_aside.token, ev_ids) e
@@ -96,7 +96,7 @@ comment on function gdq.retry_event(bigint, uuid, bigint, interval, text, text) 
 -- how often each was put aside, and why the last time. Handle them before get_batch(): they are older. Reading again
 -- gives the same. Writes: nothing. Errors: GDQ01; GDQ04: an old snapshot may miss what was moved since.
 create or replace function gdq.get_retries(batch_id bigint, token uuid)
-  returns table (ev_id bigint, ev_txid bigint, ev_time timestamptz, op text, tbl text, key jsonb, old jsonb, new jsonb, retries integer, reason text)
+  returns table (ev_id bigint, ev_txid bigint, ev_time timestamptz, op text, tbl text, key jsonb, old jsonb, new jsonb, origin text, retries integer, reason text)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
 #variable_conflict use_column
@@ -105,7 +105,7 @@ declare
 begin
   perform gdq.require_read_committed('get_retries');
   return query
-    select r.ev_id, r.ev_txid, r.ev_time, r.op, r.tbl, r.key, r.old, r.new, r.retries, r.reason
+    select r.ev_id, r.ev_txid, r.ev_time, r.op, r.tbl, r.key, r.old, r.new, r.origin, r.retries, r.reason
       from gdq.retry_delivery d join gdq.retry_event r on r.retry_id = d.retry_id
      where d.batch_id = b.batch_id order by r.ev_id, r.op, r.retry_id;
 end
@@ -121,8 +121,8 @@ declare
   put boolean := exists (select from gdq.retry_event r where r.batch_id = b.batch_id and r.token = end_retries.token);
 begin
   if put then
-    insert into gdq.dead_letter (subscription_id, ev_id, ev_txid, ev_time, op, tbl, key, old, new, retries, reason)
-      select r.subscription_id, r.ev_id, r.ev_txid, r.ev_time, r.op, r.tbl, r.key, r.old, r.new, r.retries, r.reason
+    insert into gdq.dead_letter (subscription_id, ev_id, ev_txid, ev_time, op, tbl, key, old, new, origin, retries, reason)
+      select r.subscription_id, r.ev_id, r.ev_txid, r.ev_time, r.op, r.tbl, r.key, r.old, r.new, r.origin, r.retries, r.reason
         from gdq.retry_event r where r.batch_id = b.batch_id and r.token = end_retries.token and r.dead order by r.retry_id;
   end if;
   return put or exists (select from gdq.retry_delivery d where d.batch_id = b.batch_id);

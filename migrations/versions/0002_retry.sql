@@ -50,6 +50,7 @@ create table gdq.retry_event (
   key              jsonb,
   old              jsonb,
   new              jsonb,
+  origin           text,
   retries          integer not null,
   due_at           timestamptz not null,
   dead             boolean not null,
@@ -85,6 +86,7 @@ create table gdq.dead_letter (
   key              jsonb,
   old              jsonb,
   new              jsonb,
+  origin           text,
   retries          integer not null,
   reason           text,
   died_at          timestamptz not null default pg_catalog.clock_timestamp()
