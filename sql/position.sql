@@ -19,12 +19,13 @@ end
 $$;
 comment on function gdq.tick_position(text, bigint) is 'The position of who has read everything up to a tick, as text.';
 
--- position(queue, consumer): where a consumer stands, as text for check_position(). Writes: nothing. Errors: 42704, GDQ07.
+-- position(queue, consumer): where a consumer stands, as text for check_position(). Writes: nothing. Errors: 42704, 42501,
+-- GDQ07.
 create or replace function gdq.position(queue text, consumer text) returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
-  pos gdq.position := gdq.position_of(gdq.find_subscription(queue, consumer));
+  pos gdq.position := gdq.position_of(gdq.own_subscription(queue, consumer));
 begin
   return gdq.position_text(gdq.find_queue(queue), pos.tick_id, pos.snapshot);
 end

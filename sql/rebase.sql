@@ -1,10 +1,11 @@
--- restore_rights(): gives the capture role what it needs, which a restore without roles or privileges has lost, and takes
+-- restore_rights(): gives the roles of gdq what they need, which a restore without roles or privileges has lost, and takes
 -- from PUBLIC what it has not. Writes: roles and ACLs of gdq and gdq_log. Errors: 42501.
 create or replace function gdq.restore_rights() returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
   revoke execute on all functions in schema gdq from public;
+  perform gdq.grant_roles();
   if exists (select from pg_roles where rolname = 'gdq_capture' and not rolcanlogin and not rolsuper) then
     grant usage on schema gdq_log to gdq_capture;
     grant insert on all tables in schema gdq_log to gdq_capture;
@@ -14,7 +15,7 @@ begin
   end if;
 end
 $$;
-comment on function gdq.restore_rights() is 'Gives the capture role what a restore without privileges has lost.';
+comment on function gdq.restore_rights() is 'Gives the roles of gdq what a restore without privileges has lost.';
 
 -- rebase_positions(queue_id): the positions of a restored queue, in order, as snapshots of this cluster. It never had
 -- transactions below 500 after its making, so these low numbers are free to stand for "before anything": the position

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -179,6 +180,32 @@ def test_positions_that_are_kept(tap: Tap, cluster: Cluster, sooner: bool) -> No
             assert seen[:-1] == wanted[consumer]
             assert seen[-1].new == {"id": 7, "extra": None}
         assert owner.execute("select state, columns from gdq.table_info('q')").fetchone() == ("ok", ["id", "extra"])
+
+
+def test_rebase_that_cannot_be_done_changes_nothing(tap: Tap, cluster: Cluster) -> None:
+    filled(tap)
+    db = moved(tap, cluster)
+    with db.connect() as owner, db.connect("app", autocommit=False) as app:
+        with pytest.raises(psycopg.Error, match="cannot be kept: changes were captured after its last tick"):
+            rebase(owner, keep=True)
+        app.execute("insert into t values (3, 'x')")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            rebase(owner)
+        with pytest.raises(psycopg.Error, match="was restored from a dump"):
+            owner.execute("select gdq.force_tick('q')")
+        app.commit()
+        assert rebase(owner) == [Rebased("q", "c", "shop.t", "resync")]
+
+
+def test_queues_from_before_there_were_eras(tap: Tap) -> None:
+    """The revision marks what is there, in a savepoint too."""
+    revision = Path("migrations/versions/0006_era.sql").read_text()
+    with tap.db.connect() as owner:
+        owner.execute("drop table gdq.era cascade")
+        with owner.transaction(), owner.transaction():
+            owner.execute(revision.encode())
+        owner.execute(Path("sql/era.sql").read_bytes())
+        owner.execute("select gdq.force_tick('q')")
 
 
 def test_restored_over_an_installed_database(tap: Tap, cluster: Cluster) -> None:
