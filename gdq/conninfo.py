@@ -33,9 +33,22 @@ def connect(
     `application_name` counts unless the connection string or PGAPPNAME has one. `parameters` are libpq's.
     """
     conninfo = make_conninfo(resolve(dsn), fallback_application_name=application_name)
-    connection = psycopg.connect(conninfo, autocommit=autocommit, **parameters)
+    connection = psycopg.connect(conninfo, autocommit=True, **parameters)
     connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+    if is_pooled(connection):
+        connection.prepare_threshold = None
+    connection.autocommit = autocommit
     return connection
+
+
+def is_pooled(connection: psycopg.Connection[Any]) -> bool:
+    """Whether a pooler such as PgBouncer stands between: it may give every transaction another session of the server.
+
+    Then nothing outlives a transaction: no LISTEN, no prepared statement, no SET. A pooler invents the process id that
+    it tells its client. Needs an idle autocommit connection.
+    """
+    row = connection.execute("select pg_catalog.pg_backend_pid()").fetchone()
+    return row is not None and row[0] != connection.info.backend_pid
 
 
 def conninfo_of(connection: psycopg.Connection[Any]) -> str:

@@ -20,7 +20,7 @@ from psycopg.rows import class_row, scalar_row
 
 from gdq import queue as queues
 from gdq.batch import Batch, next_batch
-from gdq.conninfo import connect
+from gdq.conninfo import connect, is_pooled
 from gdq.errors import GdqError, mapped
 from gdq.member import DEAD_AFTER, member_info
 from gdq.retry import Outcome, next_retry
@@ -127,6 +127,7 @@ class Consumer:
 
     Given a connection it takes that over: switched to autocommit, so that every batch is a READ COMMITTED transaction
     of its own; the connection must be idle and stays open at the end. While it waits it does a ticker's work too.
+    Behind a pooler it hears no notifications and looks every half a second instead.
     `max_events`: ticks are joined into one batch up to so many events.
     `member`: which of the consumer's members this is; members work on batches side by side. A batch that its member
     has held for `dead_after` is taken over by another, so that must be longer than any batch takes.
@@ -156,6 +157,9 @@ class Consumer:
             raise GdqError("a consumer needs a connection that is not in a transaction")
         self.connection.autocommit = True
         self.connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+        self._pooled = is_pooled(self.connection)
+        if self._pooled:
+            self.connection.prepare_threshold = None
         self._housekeeping = Housekeeping(queue)
         self._notified = False
         self._channel = ""
@@ -189,7 +193,7 @@ class Consumer:
         """
         self._check_logs()
         last_tick = self._force_tick() if once else None
-        if not once:
+        if not (once or self._pooled):
             self._listen()
         waiting_since = time.monotonic()
         while not stop():
@@ -221,7 +225,10 @@ class Consumer:
                 return False
             # Who hears the ticks of a ticker need not do its work.
             ticking = _since(self._heard_at) < _TICKER_SECONDS
-            if ticking or (not self._housekeeping.step(self.connection) and not self._notified):
+            made = 0 if ticking else self._housekeeping.step(self.connection)
+            if made and self._pooled:
+                return True  # nobody tells of it
+            if not made and not self._notified:
                 # What wakes it is read by the next command: that should be the one that fetches the batch.
                 if select.select([self.connection.fileno()], [], [], min(pause, look_after))[0]:
                     return True
@@ -255,10 +262,11 @@ class Consumer:
     def _look_after(self, *, asked: bool) -> float:
         """For how many seconds at most there is nothing to look for; `asked`: for a batch, a moment ago."""
         due = next_retry(self.connection, self.queue, self.consumer)
+        look = _POLL_SECONDS_MAX if self._pooled else _LOOK_SECONDS
         if due is None:
-            return _LOOK_SECONDS
+            return look
         # A paused consumer is not handed what is due, and must not ask for it without a pause.
-        return min(max(due, _POLL_SECONDS_MAX if asked and due <= 0 else 0), _LOOK_SECONDS)
+        return min(max(due, _POLL_SECONDS_MAX if asked and due <= 0 else 0), look)
 
     def _check_logs(self) -> None:
         # Once for each connection, which a crash ends; next_batch() gives no batch when it is the first to find out.
