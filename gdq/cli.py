@@ -100,7 +100,11 @@ def uninstall(dsn: str | None, as_sql: bool, yes: bool) -> None:
         return
     if not yes:
         click.confirm("Remove gdq with all its queues, consumers and unread changes?", abort=True, err=True)
-    talk("uninstalled" if retry_locked(dsn, schema.uninstall) else "already gone: gdq is not installed here")
+    talk(
+        "uninstalled"
+        if retry_locked(dsn, schema.uninstall, any_version=True)
+        else "already gone: gdq is not installed here"
+    )
 
 
 @main.command("create-event-triggers")

@@ -135,25 +135,40 @@ def table_names(text: str | None) -> list[str] | None:
     return [name.strip() for name in re.findall(r'(?:"[^"]*"|[^,"])+', text)]
 
 
-@contextlib.contextmanager
-def session(dsn: str | None, *, autocommit: bool = False) -> Iterator[Connection[Any]]:
-    """A connection whose NOTICE and WARNING lines go to stderr; committed at the end unless `autocommit`."""
+def connect_checked(dsn: str | None, application_name: str = "gdq", *, any_version: bool = False) -> Connection[Any]:
+    """An autocommit connection to a database whose gdq this one can work with; see schema_version.check_version()."""
     from gdq.conninfo import connect  # noqa: PLC0415
+    from gdq.schema_version import check_version  # noqa: PLC0415
+
+    connection = connect(dsn, application_name=application_name, autocommit=True)
+    try:
+        if not any_version:
+            check_version(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+@contextlib.contextmanager
+def session(dsn: str | None, *, autocommit: bool = False, any_version: bool = False) -> Iterator[Connection[Any]]:
+    """A connection whose NOTICE and WARNING lines go to stderr; committed at the end unless `autocommit`."""
     from gdq.errors import notice_line  # noqa: PLC0415
 
-    with connect(dsn, autocommit=autocommit) as connection:
+    with connect_checked(dsn, any_version=any_version) as connection:
+        connection.autocommit = autocommit
         connection.add_notice_handler(lambda diag: talk(notice_line(diag)))
         yield connection
 
 
-def retry_locked(dsn: str | None, action: Callable[[Connection[Any]], T]) -> T:
+def retry_locked(dsn: str | None, action: Callable[[Connection[Any]], T], *, any_version: bool = False) -> T:
     """Run `action` in a transaction; again, after a growing pause, while writers hold what it must lock.
 
     The SQL functions give up after a moment: whoever queues for a strong lock stops everybody behind.
     """
     from psycopg.errors import LockNotAvailable  # noqa: PLC0415
 
-    with session(dsn, autocommit=True) as connection:
+    with session(dsn, autocommit=True, any_version=any_version) as connection:
         for number in range(1, _LOCK_TRIES + 1):
             try:
                 with connection.transaction():

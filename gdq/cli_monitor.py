@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gdq.cli_base import Failure, Stop, dsn_option, fields, json_option, json_value, print_rows, session, talk
+from gdq.cli_base import (
+    Failure,
+    Stop,
+    connect_checked,
+    dsn_option,
+    fields,
+    json_option,
+    json_value,
+    print_rows,
+    session,
+    talk,
+)
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -49,7 +60,6 @@ def status(queue: str | None, watch: bool, interval: float, as_json: bool, dsn: 
 
 def _watch(queue: str | None, interval: float, as_json: bool, dsn: str | None) -> None:
     """Read and show until a signal comes; a lost connection is made anew."""
-    from gdq.conninfo import connect  # noqa: PLC0415
     from gdq.status import status as read  # noqa: PLC0415
     from gdq.ticker import reconnecting  # noqa: PLC0415
 
@@ -67,7 +77,7 @@ def _watch(queue: str | None, interval: float, as_json: bool, dsn: str | None) -
             stop.sleep(interval)
 
     def run() -> None:
-        reconnecting(lambda: connect(dsn, application_name="gdq status"), work, stop.sleep)
+        reconnecting(lambda: connect_checked(dsn, "gdq status"), work, stop.sleep)
 
     if shown is None:
         run()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gdq.cli_base import Failure, Stop, dsn_option, fields, json_option, print_rows, session
+from gdq.cli_base import Failure, Stop, connect_checked, dsn_option, fields, json_option, print_rows, session
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,6 @@ DEAD_AFTER_SECONDS = 300.0
 def ticker(once: bool, interval: float, dsn: str | None) -> None:
     """Take ticks and maintain the logs of all queues, until SIGTERM."""
     from gdq import ticker as tickers  # noqa: PLC0415
-    from gdq.conninfo import connect  # noqa: PLC0415
 
     if once:
         with session(dsn, autocommit=True) as connection:
@@ -39,7 +38,7 @@ def ticker(once: bool, interval: float, dsn: str | None) -> None:
             tickers.maintain_all(connection)
         return
     stop = Stop()
-    tickers.run(lambda: connect(dsn, application_name="gdq ticker"), interval_seconds=interval, stop=stop.sleep)
+    tickers.run(lambda: connect_checked(dsn, "gdq ticker"), interval_seconds=interval, stop=stop.sleep)
 
 
 @click.command()
@@ -83,7 +82,6 @@ def consume(
     Examples: gdq consume orders mirror shop.mirror:apply
               gdq consume orders mail shop.mail:send --each --retry-errors 60 --member $HOSTNAME
     """
-    from gdq.conninfo import connect  # noqa: PLC0415
     from gdq.consumer import Consumer, application_name  # noqa: PLC0415
     from gdq.consumers.printer import print_sequences  # noqa: PLC0415
     from gdq.retry import handle_each, settle  # noqa: PLC0415
@@ -110,7 +108,7 @@ def consume(
 
     name = application_name(queue, consumer, member)
     try:
-        reconnecting(lambda: connect(dsn, application_name=name), work, stop.sleep)
+        reconnecting(lambda: connect_checked(dsn, name), work, stop.sleep)
     except KeyboardInterrupt:
         raise Failure("interrupted: the batch at hand was rolled back") from None
 

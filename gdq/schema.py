@@ -6,7 +6,6 @@ One transaction holds everything. The same statements are run online by install(
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import threading
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
 
-from gdq import schema_functions
+from gdq import schema_functions, schema_version
 from gdq.conninfo import connect
 from gdq.errors import InstallError, notice_line
 
@@ -155,7 +154,7 @@ def install(dsn: str | None = None) -> InstallResult:
         _run(raw, _LOCK, _SETTINGS, _PREFLIGHT)
         config = _config()
         head, before = _head(config), _revision(raw)
-        changed = before != head or _schema_comment(raw) != _comment()
+        changed = before != head or schema_version.mark_of(raw) != schema_version.mark()
         if changed:
             config.attributes["connection"] = connection
             if raw.execute(schema_functions.ANY).rowcount:
@@ -267,25 +266,15 @@ def _revision(connection: psycopg.Connection[Any]) -> str | None:
     return row[0] if row else None
 
 
-def _function_texts() -> list[str]:
-    return [path.read_text(encoding="utf-8") for path in sorted((_FOLDER / "sql").glob("*.sql"))]
-
-
 def _function_statements() -> tuple[str, ...]:
     """Every function, then who may run them, then the mark by which the next install knows them."""
-    comment = _comment().replace("'", "''")
-    texts = (*_function_texts(), _WRITERS, schema_functions.RESTORE, f"comment on schema gdq is '{comment}'")
+    texts = (
+        *schema_version.function_texts(),
+        _WRITERS,
+        schema_functions.RESTORE,
+        f"comment on schema gdq is '{schema_version.mark()}'",
+    )
     return (_QUIET, *texts, _LOUD, schema_functions.GRANT_ROLES)
-
-
-def _comment() -> str:
-    digest = hashlib.sha256("\0".join(_function_texts()).encode()).hexdigest()
-    return f"Queues of row changes: control tables and the functions that are the API. Functions {digest[:16]}."
-
-
-def _schema_comment(connection: psycopg.Connection[Any]) -> str | None:
-    row = connection.execute("select pg_catalog.obj_description('gdq'::regnamespace, 'pg_namespace')").fetchone()
-    return row[0] if row else None
 
 
 def _run(connection: psycopg.Connection[Any], *statements: str) -> None:

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+from alembic import command
+from sqlalchemy import NullPool, create_engine
+from sqlalchemy.exc import ProgrammingError
 
-from gdq import schema
+from gdq import schema, schema_version
+from gdq.conninfo import connect
+from gdq.embedded import Server
 from gdq.errors import InstallError
 from tests.events import Tap
 from tests.fix_server import Database
-from tests.programs import dump
+from tests.programs import dump, gdq
 
 pytestmark = pytest.mark.server
 
+HEAD = max(path.name for path in Path("migrations/versions").glob("0*.sql"))[:4]
 OLDER = "comment on schema gdq is 'as an older gdq left it'"
 
 
@@ -166,6 +174,95 @@ def test_six_upgrades_at_once(db: Database) -> None:
         results = list(pool.map(lambda _: schema.install(db.dsn), range(6)))
     assert sorted(result.changed for result in results) == [False] * 5 + [True]
     assert dump(db, "-s") == fresh
+
+
+def install_at(db: Database, revision: str) -> int:
+    """Tables as of an older revision with a few rows, and as many of today's functions as fit them; how many."""
+    engine = create_engine("postgresql+psycopg://", creator=lambda: connect(db.dsn), poolclass=NullPool)
+    made = 0
+    with engine.begin() as connection:
+        connection.exec_driver_sql("create schema gdq")
+        config = schema._config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, revision)
+        connection.exec_driver_sql("set local check_function_bodies = off; set local search_path = pg_catalog, pg_temp")
+        for text in schema_version.function_texts():
+            for function in re.split(r"(?m)^(?=create or replace function)", text)[1:]:
+                try:
+                    with connection.begin_nested():
+                        connection.exec_driver_sql(function, execution_options={"no_parameters": True})
+                        made += 1
+                except ProgrammingError:
+                    pass  # a row type that this revision does not have
+        owned = ("owner_role", "current_user") if revision >= "0007" else ("created_at", "now()")
+        connection.exec_driver_sql(
+            f"""insert into gdq.queue (queue_name, ticker_max_count, ticker_max_lag, ticker_idle_period, rotation_period,
+                  rotation_bytes, retention) values ('old', 1, '1 s', '1 s', '1 s', 1000, '1 s');
+                insert into gdq.consumer (consumer_name) values ('old');
+                insert into gdq.subscription (queue_id, consumer_id, all_tables, {owned[0]})
+                  values (1, 1, true, {owned[1]})"""
+        )
+    return made
+
+
+def test_upgrade_from_every_revision_equals_a_fresh_install(server: Server, db: Database) -> None:
+    fresh = dump(db, "-s", "-n", "gdq")
+    older = sorted(path.name[:4] for path in Path("migrations/versions").glob("0*.sql"))[:-1]
+    assert len(older) > 6
+    for revision in older:
+        database = Database(server, f"{db.name}_{revision}")
+        with psycopg.connect(server.conninfo(), autocommit=True) as su:
+            su.execute(f"create database {database.name} owner gdq_owner template template0".encode())
+            try:
+                assert install_at(database, revision) > 50
+                assert schema.install(database.dsn).changed
+                # what is generated for the queues that there are
+                assert without_producers(dump(database, "-s", "-n", "gdq")) == without_producers(fresh)
+                with database.connect() as owner:
+                    rows = owner.execute("select owner_role from gdq.subscription").fetchall()
+                    assert rows == [("gdq_owner",)]
+            finally:
+                su.execute(f"drop database {database.name} with (force)".encode())
+
+
+def without_producers(lines: list[str]) -> list[str]:
+    """A schema dump without the bodies of insert_event() and insert_events(), which name the queues."""
+    return re.sub(r"(?s)(CREATE FUNCTION gdq\.insert_events?\(.*?AS )\$\$.*?\$\$", r"\1", "\n".join(lines)).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("mark", "program", "code", "message"),
+    [
+        ("Revision 0001, functions 0123456789abcdef.", "queues", 1, "the database has an older gdq, revision 0001"),
+        ("as an older gdq left it", "ticker", 1, "the database has an older gdq, revision unknown"),
+        ("Revision 9999, functions 0123456789abcdef.", "queues", 0, "the database has a newer gdq, revision 9999"),
+        (f"Revision {HEAD}, functions 0123456789abcdef.", "queues", 0, "not those of this gdq: run gdq install"),
+        ("Revision 0001, functions 0123456789abcdef.", "uninstall", 0, None),
+        (None, "queues", 0, None),
+    ],
+)
+def test_another_version_is_told(db: Database, mark: str | None, program: str, code: int, message: str | None) -> None:
+    if mark:
+        with db.connect() as owner:
+            owner.execute(f"comment on schema gdq is '{mark}'".encode())
+    options = {"ticker": ["--once"], "uninstall": ["--yes"]}.get(program, [])
+    done = gdq(program, *options, dsn=db.dsn)
+    assert done.returncode == code, done.stderr
+    if message is None:
+        assert "older" not in done.stderr
+        assert "newer" not in done.stderr
+        return
+    assert sum(message in line for line in done.stderr.splitlines()) == 1
+    assert code == 0 or "Hint: gdq install upgrades it." in done.stderr
+
+
+def test_upgrade_of_the_schema_beneath_a_command_mends_it(db: Database) -> None:
+    with db.connect() as owner:
+        owner.execute("comment on schema gdq is 'Revision 0001, functions 0.'")
+    assert gdq("queues", dsn=db.dsn).returncode == 1
+    assert gdq("install", dsn=db.dsn).returncode == 0
+    done = gdq("queues", dsn=db.dsn)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_writers_and_ddl_during_upgrades(tap: Tap) -> None:
