@@ -196,8 +196,8 @@ def install_at(db: Database, revision: str) -> int:
                     pass  # a row type that this revision does not have
         owned = ("owner_role", "current_user") if revision >= "0007" else ("created_at", "now()")
         connection.exec_driver_sql(
-            f"""insert into gdq.queue (queue_name, ticker_max_count, ticker_max_lag, ticker_idle_period, rotation_period,
-                  rotation_bytes, retention) values ('old', 1, '1 s', '1 s', '1 s', 1000, '1 s');
+            f"""insert into gdq.queue (queue_name, ticker_max_count, ticker_max_lag, ticker_idle_period,
+                  rotation_period, rotation_bytes, retention) values ('old', 1, '1 s', '1 s', '1 s', 1000, '1 s');
                 insert into gdq.consumer (consumer_name) values ('old');
                 insert into gdq.subscription (queue_id, consumer_id, all_tables, {owned[0]})
                   values (1, 1, true, {owned[1]})"""
