@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, Protocol
 
-import psycopg
 from psycopg import Connection
 from psycopg.rows import class_row, scalar_row
 
@@ -80,7 +79,7 @@ def handle_each(
     """Hand events to `handler` one by one, each in a savepoint, so that what one did can be undone alone.
 
     When it raises Retry or DeadLetter the event is put aside and the next one follows. Other errors fail the batch, or,
-    with `on_error`, put the event aside for that long; gdq's own errors and a lost connection always fail the batch.
+    with `on_error`, put the event aside for that long; gdq's own errors and the loss of the connection always fail it.
     """
     aside: list[Outcome] = []
     for event in events:
@@ -90,10 +89,8 @@ def handle_each(
         except Outcome as outcome:
             outcome.event = event
             aside.append(outcome.with_traceback(None))
-        except (GdqError, psycopg.OperationalError, OSError):
-            raise
         except Exception as error:
-            if on_error is None:
+            if on_error is None or isinstance(error, GdqError) or batch.connection.broken:
                 raise
             reason = f"{type(error).__name__}: {error}".replace("\0", "")  # which no text of the server's holds
             aside.append(Retry(reason, delay=on_error, event=event))

@@ -407,15 +407,34 @@ def test_one_event_at_a_time(shop: Shop) -> None:
                 raise DeadLetter("never")
             case 3:
                 connection.execute("select 1 / 0")
+            case 4:
+                raise TimeoutError("no answer\0")
 
-    shop.insert(1, 2, 3, 4)
+    shop.insert(1, 2, 3, 4, 5)
     with pytest.raises(psycopg.errors.DivisionByZero):
         each(shop, handle)
     assert (shop.seen(), retry_info(shop.connection, "q")) == (0, [])
     each(shop, handle, on_error=HOUR)
     assert shop.seen() == 1
-    assert [info.reason for info in retry_info(shop.connection, "q")] == ["later", "DivisionByZero: division by zero"]
+    assert [info.reason for info in retry_info(shop.connection, "q")] == [
+        "later",
+        "DivisionByZero: division by zero",
+        "TimeoutError: no answer",
+    ]
     assert [letter.reason for letter in dead_letters(shop.connection, "q")] == ["never"]
+
+
+def test_a_lost_connection_puts_nothing_aside(shop: Shop) -> None:
+    def handle(connection: psycopg.Connection[Any], event: Event) -> None:
+        with shop.db.connect("su") as su:
+            su.execute("select pg_terminate_backend(%s)", [connection.info.backend_pid])
+        connection.execute("select 1")
+
+    shop.insert(1)
+    with pytest.raises(psycopg.OperationalError):
+        each(shop, handle, on_error=HOUR)
+    assert retry_info(shop.connection, "q") == []
+    assert len(shop.fresh(shop.opened())) == 1
 
 
 def test_outcomes_of_a_batch_handler(shop: Shop) -> None:
