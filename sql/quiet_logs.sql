@@ -51,16 +51,17 @@ create or replace function gdq.changed_tables(subscription_id integer, s0 pg_sna
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
+  sub gdq.subscription;
   announced oid[];
+  active integer[];
 begin
-  select gdq.announced_tables(s.queue_id, s0, s1) into announced from gdq.subscription s where s.subscription_id = changed_tables.subscription_id;
+  select * into sub from gdq.subscription s where s.subscription_id = changed_tables.subscription_id;
+  announced := gdq.announced_tables(sub.queue_id, s0, s1);
+  active := array(select gdq.active_tables(sub.queue_id));
   return query
-    select t.*
-      from gdq.subscription s join gdq.captured_table t using (queue_id)
-     where s.subscription_id = changed_tables.subscription_id
-       and t.table_id in (select gdq.active_tables(s.queue_id)
-                          union all select a.table_id from gdq.captured_table a where a.queue_id = s.queue_id and a.relid = any (announced))
-       and (s.all_tables or exists (select from gdq.subscription_table st where st.subscription_id = s.subscription_id and st.table_id = t.table_id));
+    select ct.* from gdq.captured_table ct
+     where ct.queue_id = sub.queue_id and (ct.table_id = any (active) or ct.relid = any (announced))
+       and (sub.all_tables or exists (select from gdq.subscription_table st where st.subscription_id = sub.subscription_id and st.table_id = ct.table_id));
 end
 $$;
 comment on function gdq.changed_tables(integer, pg_snapshot, pg_snapshot) is 'Tables of a subscription whose logs may hold rows between two snapshots.';
