@@ -19,8 +19,9 @@ comment on function gdq.segment_is(regclass, oid) is 'True, or error GDQ01 when 
 create or replace function gdq.holds_rows(segment regclass) returns boolean
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
+  -- a look into pg_class costs more with every truncation while somebody holds a snapshot, so only where it is needed
   select coalesce(pg_relation_size(segment), 0) > 0
-      or (select c.relfilenode from pg_class c where c.oid = segment) is distinct from pg_relation_filenode(segment)
+      or current_setting('transaction_isolation') <> 'read committed' and (select c.relfilenode from pg_class c where c.oid = segment) is distinct from pg_relation_filenode(segment)
 $$;
 comment on function gdq.holds_rows(regclass) is 'Whether a segment holds rows, or did in the transaction''s snapshot.';
 
@@ -31,18 +32,18 @@ create or replace function gdq.pin_segment(segment regclass) returns oid
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
-  name text := gdq.table_name(segment);
-  filenode oid;
+  filenode oid := pg_relation_filenode(segment);
 begin
-  if name is not null then
+  if filenode is not null then
     begin
-      execute format('lock table only %s in access share mode', name);
+      execute format('lock table only %s in access share mode', segment);
       filenode := pg_relation_filenode(segment);
-    exception when undefined_table then
-      null;  -- dropped with its version, empty
+    exception when undefined_table or syntax_error then
+      filenode := null;  -- dropped with its version, empty
     end;
   end if;
-  if filenode is null or filenode <> (select c.relfilenode from pg_class c where c.oid = segment) then
+  if filenode is null or current_setting('transaction_isolation') <> 'read committed'
+                         and filenode <> (select c.relfilenode from pg_class c where c.oid = segment) then
     raise exception 'log segment % was truncated after the snapshot of this transaction', segment using errcode = 'GDQ01',
       hint = 'The batch was finished elsewhere. Roll back, and ask for the next batch.';
   end if;
@@ -59,7 +60,7 @@ comment on function gdq.pin_segment(regclass) is 'Keeps a log segment from trunc
 -- subtransaction back; readers that never pause would else keep consumed segments from ever being truncated.
 -- Writes: a lock, see pin_segment(). Errors: GDQ01.
 create or replace function gdq.changes_sql(segment regclass, columns text, s0 pg_snapshot, s1 pg_snapshot) returns text
-language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set quote_all_identifiers = off
 as $$
 declare
   finished text := format('ev_txid >= %s and ev_txid < %s', pg_snapshot_xmax(s0), pg_snapshot_xmax(s1))
@@ -70,13 +71,13 @@ declare
   rows_there boolean;
 begin
   same_file := format('gdq.segment_is(%s, %s)', quote_literal(segment::oid) || '::pg_catalog.oid', quote_literal(gdq.pin_segment(segment)) || '::pg_catalog.oid');
-  execute format('select exists (select from %1$s where %2$s) or exists (select from %1$s where %3$s)', gdq.table_name(segment), finished, coalesce(ended, 'false'))
+  execute format('select exists (select from %1$s where %2$s) or exists (select from %1$s where %3$s)', segment::text, finished, coalesce(ended, 'false'))
     into rows_there;
   if not rows_there then
     raise exception using errcode = 'GDQ00';
   end if;
-  return format('select %s from %s where %s and %s', columns, gdq.table_name(segment), finished, same_file)
-      || case when ended is not null then format(' union all select %s from %s where %s and %s', columns, gdq.table_name(segment), ended, same_file) else '' end;
+  return format('select %s from %s where %s and %s', columns, segment::text, finished, same_file)
+      || case when ended is not null then format(' union all select %s from %s where %s and %s', columns, segment::text, ended, same_file) else '' end;
 exception when sqlstate 'GDQ00' then
   return null;
 end

@@ -57,7 +57,7 @@ as $$
 declare
   consumed boolean;
 begin
-  execute format('select not exists (select from %s where ev_txid >= $1) and not exists (select from %1$s where ev_txid = any ($2))', gdq.table_name(segment))
+  execute format('select not exists (select from %s where ev_txid >= $1) and not exists (select from %1$s where ev_txid = any ($2))', segment)
     into consumed using pg_snapshot_xmax(held)::text::bigint, array(select x::text::bigint from pg_snapshot_xip(held) x);
   return consumed;
 end

@@ -9,7 +9,7 @@ declare
   open_then bigint[] := array(select x::text::bigint from pg_snapshot_xip(since) x);
 begin
   for log in select s from gdq.queue_segments(queue_id) s loop
-    execute format('select exists (select from %s where ev_txid >= $1) or exists (select from %1$s where ev_txid = any ($2))', gdq.table_name(log))
+    execute format('select exists (select from %s where ev_txid >= $1) or exists (select from %1$s where ev_txid = any ($2))', log)
       into found_row using pg_snapshot_xmax(since)::text::bigint, open_then;
     if found_row then
       return true;

@@ -54,9 +54,8 @@ class Writer:
             self.keys += 1
             region = ", region" if table == "part" else ""
             value = f", {self.keys % 3}" if region else ""
-            self.run(
-                f"insert into {table} (id{region}, label) values ({self.keys * 10 + self.number}{value}, nextval('label'))"
-            )
+            key = self.keys * 10 + self.number
+            self.run(f"insert into {table} (id{region}, label) values ({key}{value}, nextval('label'))")
         elif op == "move":
             moved = "region = (region + 1) % 3" if table == "part" else "id = -id"
             self.run(f"update {table} set label = nextval('label'), {moved} where abs(id) % 10 = {self.number}")
