@@ -39,7 +39,7 @@ _TICKER_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ConsumerInfo:
-    """One consumer of a queue: how far it is behind in time and events. `tables` None: it takes all."""
+    """One consumer of a queue: how far behind it is in time and events, and whose. `tables` None: it takes all."""
 
     queue_name: str
     consumer_name: str
@@ -49,6 +49,7 @@ class ConsumerInfo:
     last_tick: int | None
     tables: list[str] | None
     skip_origin: list[str] | None
+    owner_role: str
 
 
 class Handler(Protocol):

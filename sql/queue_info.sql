@@ -58,9 +58,10 @@ $$;
 comment on function gdq.table_info(text) is 'Captured tables with mode, columns and state.';
 
 -- consumer_info(queue): one row a subscription: lag behind now in time (age of the tick that it has finished) and in
--- events by number, and when it was last heard of. Writes: nothing. Errors: 42704.
+-- events by number, when it was last heard of, and whose it is. Writes: nothing. Errors: 42704.
 create or replace function gdq.consumer_info(queue text default null)
-  returns table (queue_name text, consumer_name text, lag interval, lag_events bigint, last_seen timestamptz, last_tick bigint, tables text[], skip_origin text[])
+  returns table (queue_name text, consumer_name text, lag interval, lag_events bigint, last_seen timestamptz, last_tick bigint, tables text[], skip_origin text[],
+                 owner_role name)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms'
 as $$
 #variable_conflict use_column
@@ -73,7 +74,7 @@ begin
          greatest(p.finished_at, (select max(bt.granted_at) from gdq.batch b join gdq.batch_token bt using (batch_id) where b.subscription_id = s.subscription_id)),
          p.tick_id,
          case when not s.all_tables then array(select coalesce(gdq.table_name(ct.relid), gdq.last_table_name(ct.table_id)) from gdq.subscribed_tables(s.subscription_id) ct order by 1) end,
-         s.skip_origin
+         s.skip_origin, s.owner_role
     from gdq.subscription s join gdq.queue q using (queue_id) join gdq.consumer c using (consumer_id)
     left join lateral (select pp.* from gdq.position pp where pp.subscription_id = s.subscription_id order by pp.batch_no desc limit 1) p on true
     left join gdq.tick t on t.tick_id = p.tick_id
