@@ -28,7 +28,7 @@ def rebase(connection: Connection[Any], queue: str | None = None, *, keep: bool 
     """Start a new era of a queue, or of all, that was restored from a dump; [] when there was none.
 
     `keep`: consumers go on where the dump has them. Only if writers were stopped before the last tick of the old
-    server, which is checked, and consumers read nothing there after the dump, which is not.
+    server and begin after this, and consumers read nothing there after the dump: see docs/operations.md.
     psycopg.errors.LockNotAvailable when writers hold a table: nothing is changed, try again.
     """
     with mapped(), connection.cursor(row_factory=class_row(Rebased)) as cursor:

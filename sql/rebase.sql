@@ -61,21 +61,29 @@ comment on function gdq.move_rows(regclass, pg_snapshot[], bigint) is 'Gives the
 
 -- rebase_columns(table_id): attribute numbers of a captured table and its versions as they are in this database: a dump
 -- does not keep them when columns were dropped. Found by the names that the newest version has; of excluded columns no
--- name is kept, so those that it does not log stay out. Writes: captured_table, table_version.
-create or replace function gdq.rebase_columns(table_id integer) returns void
+-- name is kept, so those that it does not log stay out. Result: the columns of the table's options that are gone or have
+-- another name since; a key that lost one fits no index, so that it is never taken for another.
+-- Writes: captured_table, table_version.
+create or replace function gdq.rebase_columns(table_id integer) returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   t gdq.captured_table;
   now_at jsonb;
+  lost text;
 begin
   select * into strict t from gdq.captured_table ct where ct.table_id = rebase_columns.table_id;
   select coalesce(jsonb_object_agg(c.attnum, a.attnum), '{}') into now_at
     from gdq.table_version v, jsonb_to_recordset(v.columns) c(attnum int, name text), pg_attribute a
    where v.version_id = gdq.current_version(t.table_id) and a.attrelid = t.relid and a.attname = c.name and a.attnum > 0 and not a.attisdropped;
+  select string_agg(coalesce(quote_ident(c.name), k.attnum::text), ', ' order by k.attnum) into lost
+    from unnest(t.key_attnums || t.include_attnums || t.column_attnums) k(attnum)
+    left join (select l.attnum, l.name from gdq.table_version v, jsonb_to_recordset(v.columns) l(attnum int, name text)
+                where v.version_id = gdq.current_version(t.table_id)) c using (attnum)
+   where not now_at ? k.attnum::text and (c.name is not null or k.attnum = any (t.key_attnums));
   update gdq.captured_table ct
      set table_name = coalesce(gdq.table_name(ct.relid), ct.table_name),
-         key_attnums = (select array_agg((now_at->>k::text)::smallint order by n) from unnest(ct.key_attnums) with ordinality u(k, n) where now_at ? k::text),
+         key_attnums = (select array_agg(coalesce((now_at->>k::text)::smallint, 0) order by n) from unnest(ct.key_attnums) with ordinality u(k, n)),
          include_attnums = (select array_agg((now_at->>k::text)::smallint order by n) from unnest(ct.include_attnums) with ordinality u(k, n) where now_at ? k::text),
          column_attnums = (select array_agg((now_at->>k::text)::smallint order by n) from unnest(ct.column_attnums) with ordinality u(k, n) where now_at ? k::text),
          exclude_attnums = case when ct.exclude_attnums is not null then
@@ -85,9 +93,10 @@ begin
   perform gdq.rebase_filter(t.table_id);
   -- a column that has gone since an older version gets a number that no column has
   update gdq.table_version v
-     set columns = (select jsonb_agg(c || jsonb_build_object('attnum', coalesce((now_at->>(c->>'attnum'))::int, 10000 + (c->>'attnum')::int)))
+     set columns = (select coalesce(jsonb_agg(c || jsonb_build_object('attnum', coalesce((now_at->>(c->>'attnum'))::int, 10000 + (c->>'attnum')::int))), '[]')
                       from jsonb_array_elements(v.columns) c)
    where v.table_id = t.table_id;
+  return lost;
 end
 $$;
 comment on function gdq.rebase_columns(integer) is 'Brings attribute numbers of a captured table in line with this database.';
@@ -103,10 +112,10 @@ declare
   old_version bigint := gdq.current_version(table_id);
   version bigint;
   described jsonb;
+  lost text := gdq.rebase_columns(table_id);
   fault text;
   s record;
 begin
-  perform gdq.rebase_columns(table_id);
   select * into strict t from gdq.captured_table ct where ct.table_id = rebase_table.table_id;
   if not has_table_privilege(t.relid, 'TRIGGER') or (gdq.capture_owner() <> 'gdq_capture'
        and not pg_has_role(current_user, (select c.relowner from pg_class c where c.oid = t.relid), 'usage')) then
@@ -119,7 +128,7 @@ begin
   insert into gdq.captured_leaf (table_id, leaf) select t.table_id, p.relid from pg_partition_tree(t.relid) p where p.relid <> t.relid;
   begin
     perform gdq.refuse_partitions(t.relid);
-    fault := gdq.capture_fault(t.table_id);
+    fault := case when lost is not null then 'captured columns are gone or renamed: ' || lost else gdq.capture_fault(t.table_id) end;
     if fault is not null then
       raise exception '%', fault;
     end if;
@@ -180,7 +189,8 @@ begin
       perform gdq.log_event(queue_id, 'resync', null, jsonb_build_object('kind', 'dropped', 'reason', why, 'table', t.table_name));
     else
       perform gdq.rebase_table(t.table_id, keep);
-      if not keep then
+      -- where capture stays off, the reason has been noted already
+      if not keep and gdq.capture_state(t.queue_id, t.relid) <> 'disarmed' then
         perform gdq.note_resync(t.queue_id, t.relid, 'gap', why);
       end if;
     end if;
@@ -222,6 +232,7 @@ declare
   why text;
 begin
   select case when gdq.last_event(q.queue_id) <> (gdq.last_tick(q.queue_id)).event_seq then 'changes were captured after its last tick'
+              when exists (select from gdq.log_loss l where l.queue_id = q.queue_id) then 'a crash had emptied its unlogged logs'
               else coalesce((select 'capture of ' || ct.table_name || ' was off' from gdq.captured_table ct
                               where ct.queue_id = q.queue_id and gdq.capture_state(ct.queue_id, ct.relid) <> 'armed' limit 1),
                             (select 'members of consumer ' || c.consumer_name || ' finished batches before an older one'
@@ -279,6 +290,7 @@ begin
   end if;
   -- an old tick would be a place to start from; this happens once a restore, so the dead rows do not matter
   delete from gdq.tick t where t.queue_id = rebase_queue.queue_id;
+  delete from gdq.log_loss l where l.queue_id = rebase_queue.queue_id;
   insert into gdq.tick (queue_id, snapshot, event_seq) values (queue_id, '3:3:', 0);
   perform gdq.start_era(queue_id);
   perform gdq.rebase_tables(queue_id, keep, 'the database was restored from a dump');
@@ -301,7 +313,8 @@ comment on function gdq.rebase_queue(integer, boolean) is 'Starts a new era of o
 -- every consumer is told to read each of its tables afresh (a resync event with the reason). Messages that a
 -- consumer has not passed come all the same.
 --   keep: consumers go on where the dump has them, and no table is read afresh. Only if writers were stopped before the
---   last tick of the old server, which is checked, and consumers read nothing there after the dump, which is not.
+--   last tick of the old server and begin after this, which is checked but for TRUNCATE and statement triggers of
+--   partitions, and consumers read nothing there after the dump, which is not.
 -- It also helps where the last tick is later than the server's transactions, after pg_resetwal or a replica made by logical
 -- replication. Result: one row a consumer and table with what became of it, resync or kept; none for nothing to do.
 -- Writes: all control tables of the queue, its logs, capture functions and triggers.

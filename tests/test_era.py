@@ -182,6 +182,26 @@ def test_positions_that_are_kept(tap: Tap, cluster: Cluster, sooner: bool) -> No
         assert owner.execute("select state, columns from gdq.table_info('q')").fetchone() == ("ok", ["id", "extra"])
 
 
+def test_columns_that_changed_before_the_rebase(tap: Tap, cluster: Cluster) -> None:
+    """By its number the key would be another column; what cannot be found again is said."""
+    tap.write("create table t (gone int, id int not null, other int not null, extra int, unique (id), unique (other))")
+    tap.write("alter table t drop gone", "create table u (gone int, id int primary key, a int, b int, c int)")
+    tap.write("alter table u drop gone")
+    tap.add("shop.t", mode="pk", key=["id"], include=["extra"])
+    tap.add("shop.u", columns=["id", "c"])
+    db = moved(tap, cluster)
+    with db.connect() as owner, db.connect("app") as app:
+        app.execute("alter table t rename id to number; alter table u add d int")
+        rebase(owner)
+        state = "select state, reason from gdq.table_info('q') where table_name = 'shop.t'"
+        assert str(owner.execute(state).fetchone()).count("captured columns are gone or renamed: id") == 1
+        app.execute("insert into t values (1, 2, 3); insert into u values (4, 5, 6, 7)")
+        seen = events(db)
+        assert [event.new for event in seen if event.op == "insert"] == [{"id": 4, "c": 7}]
+        owner.execute("select gdq.maintain()")
+        assert "capture stays off" in str(owner.execute(state).fetchone())
+
+
 def test_rebase_that_cannot_be_done_changes_nothing(tap: Tap, cluster: Cluster) -> None:
     filled(tap)
     db = moved(tap, cluster)
