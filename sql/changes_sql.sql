@@ -17,11 +17,15 @@ comment on function gdq.segment_is(regclass, oid) is 'True, or error GDQ01 when 
 -- holds_rows(segment): whether a reader must look at a segment: it holds rows, or did in the transaction's snapshot,
 -- which pin_segment() then reports. Writes: nothing.
 create or replace function gdq.holds_rows(segment regclass) returns boolean
-language sql volatile security definer set search_path = pg_catalog, pg_temp
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
-  -- a look into pg_class costs more with every truncation while somebody holds a snapshot, so only where it is needed
-  select coalesce(pg_relation_size(segment), 0) > 0
-      or current_setting('transaction_isolation') <> 'read committed' and (select c.relfilenode from pg_class c where c.oid = segment) is distinct from pg_relation_filenode(segment)
+#variable_conflict use_column
+begin
+  return (
+    -- a look into pg_class costs more with every truncation while somebody holds a snapshot, so only where it is needed
+    select coalesce(pg_relation_size(segment), 0) > 0
+        or current_setting('transaction_isolation') <> 'read committed' and (select c.relfilenode from pg_class c where c.oid = segment) is distinct from pg_relation_filenode(segment));
+end
 $$;
 comment on function gdq.holds_rows(regclass) is 'Whether a segment holds rows, or did in the transaction''s snapshot.';
 
@@ -87,10 +91,14 @@ comment on function gdq.changes_sql(regclass, text, pg_snapshot, pg_snapshot) is
 -- version_segments(version_id): the segments that a batch reads of one version: all that hold rows, whatever was
 -- current when. A writer with an old snapshot or an old function may have written to any of them. Writes: nothing.
 create or replace function gdq.version_segments(version_id bigint) returns setof regclass
-language sql volatile security definer set search_path = pg_catalog, pg_temp
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
-  select s.segment from gdq.log_segment s
-   where s.version_id = version_segments.version_id and gdq.holds_rows(s.segment) order by s.slot
+#variable_conflict use_column
+begin
+  return query
+    select s.segment from gdq.log_segment s
+     where s.version_id = version_segments.version_id and gdq.holds_rows(s.segment) order by s.slot;
+end
 $$;
 comment on function gdq.version_segments(bigint) is 'The segments of a version that hold rows.';
 

@@ -73,8 +73,12 @@ comment on function gdq.describe_table(integer) is 'describe_columns() of a capt
 
 -- table_name(relid): %I.%I of a table whatever the search_path; NULL when it is gone. Writes: nothing.
 create or replace function gdq.table_name(relid oid) returns text
-language sql stable security definer set search_path = pg_catalog, pg_temp set quote_all_identifiers = off
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set quote_all_identifiers = off
 as $$
-  select format('%I.%I', n.nspname, c.relname) from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = relid
+#variable_conflict use_column
+begin
+  return (
+    select format('%I.%I', n.nspname, c.relname) from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = relid);
+end
 $$;
 comment on function gdq.table_name(oid) is 'Schema-qualified, quoted name of a table; NULL when it is gone.';

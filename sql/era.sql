@@ -22,12 +22,16 @@ comment on function gdq.start_era(integer) is 'Starts an era of a queue.';
 
 -- era_of(queue_id): the era that a queue is in; NULL when its rows were restored from a dump. Writes: nothing.
 create or replace function gdq.era_of(queue_id integer) returns gdq.era
-language sql volatile security definer set search_path = pg_catalog, pg_temp
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
-  select e
-    from (select ee as e, ee.written_by = ee.xmin and ee.written_in = 'gdq.era'::regclass as own
-            from gdq.era ee where ee.queue_id = era_of.queue_id order by ee.era_no desc limit 1) newest
-   where own
+#variable_conflict use_column
+begin
+  return (
+    select e
+      from (select ee as e, ee.written_by = ee.xmin and ee.written_in = 'gdq.era'::regclass as own
+              from gdq.era ee where ee.queue_id = era_of.queue_id order by ee.era_no desc limit 1) newest
+     where own);
+end
 $$;
 comment on function gdq.era_of(integer) is 'The era that a queue is in; NULL when it was restored from a dump.';
 

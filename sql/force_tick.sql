@@ -1,17 +1,25 @@
 -- last_event(queue_id): the last event number that the queue's sequence gave out; 0 before the first. Not bound to any
 -- snapshot. Writes: nothing.
 create or replace function gdq.last_event(queue_id integer) returns bigint
-language sql volatile security definer set search_path = pg_catalog, pg_temp
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
-  select coalesce(pg_sequence_last_value(to_regclass(format('gdq_log.%I', 'q' || queue_id || '_ev'))), 0)
+#variable_conflict use_column
+begin
+  return (
+    select coalesce(pg_sequence_last_value(to_regclass(format('gdq_log.%I', 'q' || queue_id || '_ev'))), 0));
+end
 $$;
 comment on function gdq.last_event(integer) is 'Last event number given out by a queue.';
 
 -- last_tick(queue_id): the newest tick of a queue, refreshes aside. Writes: nothing.
 create or replace function gdq.last_tick(queue_id integer) returns gdq.tick
-language sql volatile security definer set search_path = pg_catalog, pg_temp
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
-  select t from gdq.tick t where t.queue_id = last_tick.queue_id and not t.refresh order by t.tick_id desc limit 1
+#variable_conflict use_column
+begin
+  return (
+    select t from gdq.tick t where t.queue_id = last_tick.queue_id and not t.refresh order by t.tick_id desc limit 1);
+end
 $$;
 comment on function gdq.last_tick(integer) is 'The newest tick of a queue.';
 

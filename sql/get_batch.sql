@@ -2,35 +2,43 @@
 -- finite floats natively; all else as PostgreSQL's own text, since JSON would lose it (numeric scale, bigint beyond
 -- 2^53, NaN, -0, infinity). Rendered by output functions, never by casts. Writes: nothing.
 create or replace function gdq.json_value(log_column text, log_type text) returns text
-language sql immutable security definer set search_path = pg_catalog, pg_temp
+language plpgsql immutable security definer set search_path = pg_catalog, pg_temp
 as $$
-  select case
-    when log_type in ('boolean', 'smallint', 'integer', 'text', 'character varying', 'name') then format('to_jsonb(%I)', log_column)
-    when log_type in ('real', 'double precision') then
-      format('case when %1$I in (''NaN'', ''Infinity'', ''-Infinity'') or textin(%2$s(%1$I)) = ''-0'' then to_jsonb(textin(%2$s(%1$I))) else to_jsonb(%1$I) end',
-             log_column, case log_type when 'real' then 'float4out' else 'float8out' end)
-    else (select case when p.proargtypes[0] = t.oid or p.proargtypes[0]::regtype::text like 'any%'
-                      then format('to_jsonb(textin(%s(%I)))', p.oid::regproc, log_column)
-                      -- refcursor borrows the output function of text
-                      else format('case when %1$I is not null then to_jsonb(format(''%%s'', %1$I)) end', log_column) end
-            from pg_type t join pg_proc p on p.oid = t.typoutput where t.oid = log_type::regtype)
-  end
+#variable_conflict use_column
+begin
+  return (
+    select case
+      when log_type in ('boolean', 'smallint', 'integer', 'text', 'character varying', 'name') then format('to_jsonb(%I)', log_column)
+      when log_type in ('real', 'double precision') then
+        format('case when %1$I in (''NaN'', ''Infinity'', ''-Infinity'') or textin(%2$s(%1$I)) = ''-0'' then to_jsonb(textin(%2$s(%1$I))) else to_jsonb(%1$I) end',
+               log_column, case log_type when 'real' then 'float4out' else 'float8out' end)
+      else (select case when p.proargtypes[0] = t.oid or p.proargtypes[0]::regtype::text like 'any%'
+                        then format('to_jsonb(textin(%s(%I)))', p.oid::regproc, log_column)
+                        -- refcursor borrows the output function of text
+                        else format('case when %1$I is not null then to_jsonb(format(''%%s'', %1$I)) end', log_column) end
+              from pg_type t join pg_proc p on p.oid = t.typoutput where t.oid = log_type::regtype)
+    end);
+end
 $$;
 comment on function gdq.json_value(text, text) is 'SQL expression for one log column as JSON.';
 
 -- json_image(columns, which): an SQL expression for one image of a log row as a jsonb object; which is key, old or new;
 -- NULL text when the version logs no such image. Writes: nothing.
 create or replace function gdq.json_image(columns jsonb, which text) returns text
-language sql immutable security definer set search_path = pg_catalog, pg_temp
+language plpgsql immutable security definer set search_path = pg_catalog, pg_temp
 as $$
-  -- jsonb_build_object takes at most 100 arguments
-  select string_agg(part, ' || ' order by chunk)
-    from (select (n - 1) / 50 as chunk, format('jsonb_build_object(%s)', string_agg(format('%L::text, %s', name, gdq.json_value(col, log_type)), ', ' order by n)) as part
-            from (select row_number() over (order by attnum) as n, name, log_type,
-                         case when which in ('old', 'old_key') then 'old_' else 'new_' end || suffix as col
-                    from jsonb_to_recordset(columns) c(attnum int, name text, log_type text, key boolean, suffix text, log_old text)
-                   where case when which in ('key', 'old_key') then key else log_old is not null end) numbered
-           group by (n - 1) / 50) chunks
+#variable_conflict use_column
+begin
+  return (
+    -- jsonb_build_object takes at most 100 arguments
+    select string_agg(part, ' || ' order by chunk)
+      from (select (n - 1) / 50 as chunk, format('jsonb_build_object(%s)', string_agg(format('%L::text, %s', name, gdq.json_value(col, log_type)), ', ' order by n)) as part
+              from (select row_number() over (order by attnum) as n, name, log_type,
+                           case when which in ('old', 'old_key') then 'old_' else 'new_' end || suffix as col
+                      from jsonb_to_recordset(columns) c(attnum int, name text, log_type text, key boolean, suffix text, log_old text)
+                     where case when which in ('key', 'old_key') then key else log_old is not null end) numbered
+             group by (n - 1) / 50) chunks);
+end
 $$;
 comment on function gdq.json_image(jsonb, text) is 'SQL expression for one image of a log row as jsonb.';
 
@@ -72,47 +80,60 @@ comment on function gdq.version_events_sql(bigint, pg_snapshot, pg_snapshot) is 
 -- that concern these tables, and of its messages where those are wanted; the loss of unlogged logs also when it was found
 -- after s1. Writes: nothing.
 create or replace function gdq.queue_events_sql(queue_id integer, relids oid[], s0 pg_snapshot, s1 pg_snapshot, messages boolean) returns text
-language sql volatile security definer set search_path = pg_catalog, pg_temp
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
-  select string_agg(part, ' union all ')
-    from (select format('select ev_id, ev_txid, ev_time, ev_kind as op, case when ev_kind <> ''message'' then coalesce(gdq.table_name(ev_table), '
-                   '(select gdq.last_table_name(ct.table_id) from gdq.captured_table ct where ct.queue_id = %s and ct.relid = ev_table), ev_data->>''table'') end as tbl, '
-                   'null::jsonb as key, null::jsonb as old, case ev_kind when ''truncate'' then nullif(ev_data - ''origin'', ''{}'') '
-                   'when ''message'' then jsonb_build_object(''type'', ev_type, ''data'', ev_data) '
-                   '|| jsonb_strip_nulls(jsonb_build_object(''extra1'', ev_extra1, ''extra2'', ev_extra2, ''extra3'', ev_extra3, ''extra4'', ev_extra4)) else ev_data end as new, '
-                   'case ev_kind when ''truncate'' then ev_data->>''origin'' end as origin '
-                   'from (%s) e where case ev_kind when ''message'' then %L when ''active'' then false else ev_table is null or ev_table = any (%L::oid[]) end',
-                   queue_id, string_agg(rows_sql, ' union all '), messages, relids) as part
-            from gdq.event_segments(queue_id) s, gdq.changes_sql(s, '*', s0, s1) rows_sql where gdq.holds_rows(s) having count(rows_sql) > 0
-           union all
-          select gdq.loss_events_sql(queue_id, relids, s1)) parts
+#variable_conflict use_column
+begin
+  return (
+    select string_agg(part, ' union all ')
+      from (select format('select ev_id, ev_txid, ev_time, ev_kind as op, case when ev_kind <> ''message'' then coalesce(gdq.table_name(ev_table), '
+                     '(select gdq.last_table_name(ct.table_id) from gdq.captured_table ct where ct.queue_id = %s and ct.relid = ev_table), ev_data->>''table'') end as tbl, '
+                     'null::jsonb as key, null::jsonb as old, case ev_kind when ''truncate'' then nullif(ev_data - ''origin'', ''{}'') '
+                     'when ''message'' then jsonb_build_object(''type'', ev_type, ''data'', ev_data) '
+                     '|| jsonb_strip_nulls(jsonb_build_object(''extra1'', ev_extra1, ''extra2'', ev_extra2, ''extra3'', ev_extra3, ''extra4'', ev_extra4)) else ev_data end as new, '
+                     'case ev_kind when ''truncate'' then ev_data->>''origin'' end as origin '
+                     'from (%s) e where case ev_kind when ''message'' then %L when ''active'' then false else ev_table is null or ev_table = any (%L::oid[]) end',
+                     queue_id, string_agg(rows_sql, ' union all '), messages, relids) as part
+              from gdq.event_segments(queue_id) s, gdq.changes_sql(s, '*', s0, s1) rows_sql where gdq.holds_rows(s) having count(rows_sql) > 0
+             union all
+            select gdq.loss_events_sql(queue_id, relids, s1)) parts);
+end
 $$;
 comment on function gdq.queue_events_sql(integer, oid[], pg_snapshot, pg_snapshot, boolean) is 'SELECT of a queue''s event log between two snapshots, as events.';
 
 -- subscription_events_sql(subscription_id, s0, s1): SELECT of all that a subscription takes in (s0, s1], unsorted; an
 -- empty SELECT when there is nothing. What has an origin that the subscription skips is left out. Writes: nothing.
 create or replace function gdq.subscription_events_sql(subscription_id integer, s0 pg_snapshot, s1 pg_snapshot) returns text
-language sql volatile security definer set search_path = pg_catalog, pg_temp
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
-  select gdq.skip_origin_sql(subscription_id, 'origin', coalesce(string_agg(part, ' union all '), 'select null::bigint as ev_id, null::bigint as ev_txid, null::timestamptz as ev_time, '
-           'null::text as op, null::text as tbl, null::jsonb as key, null::jsonb as old, null::jsonb as new, null::text as origin where false'))
-    from (select gdq.version_events_sql(v.version_id, s0, s1) as part
-            from gdq.changed_tables(subscription_id, s0, s1) t join gdq.table_version v using (table_id)
-           union all
-          select gdq.queue_events_sql(s.queue_id, array(select t.relid::oid from gdq.subscribed_tables(s.subscription_id) t), s0, s1,
-                                      s.all_tables or exists (select from gdq.subscription_messages sm where sm.subscription_id = s.subscription_id))
-            from gdq.subscription s where s.subscription_id = subscription_events_sql.subscription_id) parts
+#variable_conflict use_column
+begin
+  -- PL/pgSQL keeps the plan, which before PostgreSQL 18 takes longer to make than the query runs
+  return (
+    select gdq.skip_origin_sql(subscription_id, 'origin', coalesce(string_agg(part, ' union all '), 'select null::bigint as ev_id, null::bigint as ev_txid, null::timestamptz as ev_time, '
+             'null::text as op, null::text as tbl, null::jsonb as key, null::jsonb as old, null::jsonb as new, null::text as origin where false'))
+      from (select gdq.version_events_sql(v.version_id, s0, s1) as part
+              from gdq.changed_tables(subscription_id, s0, s1) t join gdq.table_version v using (table_id)
+             union all
+            select gdq.queue_events_sql(s.queue_id, array(select t.relid::oid from gdq.subscribed_tables(s.subscription_id) t), s0, s1,
+                                        s.all_tables or exists (select from gdq.subscription_messages sm where sm.subscription_id = s.subscription_id))
+              from gdq.subscription s where s.subscription_id = subscription_events_sql.subscription_id) parts);
+end
 $$;
 comment on function gdq.subscription_events_sql(integer, pg_snapshot, pg_snapshot) is 'SELECT of all events that a subscription takes between two snapshots.';
 
 -- skip_origin_sql(subscription_id, origin, rows): the SELECT rows without those whose column origin has a value that the
 -- subscription skips. Writes: nothing.
 create or replace function gdq.skip_origin_sql(subscription_id integer, origin text, rows_sql text) returns text
-language sql stable security definer set search_path = pg_catalog, pg_temp
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
-  select case when s.skip_origin is null then rows_sql
-              else format('select * from (%s) every where (%I = any (%L::text[])) is not true', rows_sql, origin, s.skip_origin) end
-    from gdq.subscription s where s.subscription_id = skip_origin_sql.subscription_id
+#variable_conflict use_column
+begin
+  return (
+    select case when s.skip_origin is null then rows_sql
+                else format('select * from (%s) every where (%I = any (%L::text[])) is not true', rows_sql, origin, s.skip_origin) end
+      from gdq.subscription s where s.subscription_id = skip_origin_sql.subscription_id);
+end
 $$;
 comment on function gdq.skip_origin_sql(integer, text, text) is 'A SELECT of changes without those of the origins that a subscription skips.';
 

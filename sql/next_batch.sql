@@ -124,10 +124,14 @@ comment on function gdq.next_batch(text, text, integer, text, interval) is 'Open
 
 -- is_finished(subscription_id, batch_no, batch_id): whether a batch is finished, or was left behind. Writes: nothing.
 create or replace function gdq.is_finished(subscription_id integer, batch_no bigint, batch_id bigint) returns boolean
-language sql volatile security definer set search_path = pg_catalog, pg_temp
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
-  select exists (select from gdq.position p where p.subscription_id = is_finished.subscription_id and p.batch_no >= is_finished.batch_no)
-      or exists (select from gdq.batch_end e where e.batch_id = is_finished.batch_id)
+#variable_conflict use_column
+begin
+  return (
+    select exists (select from gdq.position p where p.subscription_id = is_finished.subscription_id and p.batch_no >= is_finished.batch_no)
+        or exists (select from gdq.batch_end e where e.batch_id = is_finished.batch_id));
+end
 $$;
 comment on function gdq.is_finished(integer, bigint, bigint) is 'Whether a batch is finished, or was left behind.';
 

@@ -36,12 +36,16 @@ comment on function gdq.announced_tables(integer, pg_snapshot, pg_snapshot) is '
 
 -- active_tables(queue_id): the tables of a queue with a log that is not quiet. Writes: nothing.
 create or replace function gdq.active_tables(queue_id integer) returns setof integer
-language sql volatile rows 10 security definer set search_path = pg_catalog, pg_temp
+language plpgsql volatile rows 10 security definer set search_path = pg_catalog, pg_temp
 as $$
-  select distinct ct.table_id
-    from (select r.version_id from gdq.log_ring r where r.activity <> 'quiet' offset 0) active
-    join gdq.table_version v using (version_id) join gdq.captured_table ct using (table_id)
-   where ct.queue_id = active_tables.queue_id
+#variable_conflict use_column
+begin
+  return query
+    select distinct ct.table_id
+      from (select r.version_id from gdq.log_ring r where r.activity <> 'quiet' offset 0) active
+      join gdq.table_version v using (version_id) join gdq.captured_table ct using (table_id)
+     where ct.queue_id = active_tables.queue_id;
+end
 $$;
 comment on function gdq.active_tables(integer) is 'Tables of a queue with a log that is not quiet.';
 

@@ -101,12 +101,16 @@ comment on function gdq.position_of(integer) is 'The current position of a subsc
 
 -- subscribed_tables(subscription_id): the captured tables that a subscription takes. Writes: nothing.
 create or replace function gdq.subscribed_tables(subscription_id integer) returns setof gdq.captured_table
-language sql stable security definer set search_path = pg_catalog, pg_temp
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
-  select ct.*
-    from gdq.subscription s join gdq.captured_table ct using (queue_id)
-   where s.subscription_id = subscribed_tables.subscription_id
-     and (s.all_tables or exists (select from gdq.subscription_table st
-                                   where st.subscription_id = s.subscription_id and st.table_id = ct.table_id))
+#variable_conflict use_column
+begin
+  return query
+    select ct.*
+      from gdq.subscription s join gdq.captured_table ct using (queue_id)
+     where s.subscription_id = subscribed_tables.subscription_id
+       and (s.all_tables or exists (select from gdq.subscription_table st
+                                     where st.subscription_id = s.subscription_id and st.table_id = ct.table_id));
+end
 $$;
 comment on function gdq.subscribed_tables(integer) is 'The captured tables that a subscription takes.';

@@ -22,23 +22,31 @@ comment on function gdq.invoker() is 'The role that the session acts as.';
 
 -- is_administrator(role): whether a role has the rights of gdq_admin or of the owner of gdq. Writes: nothing.
 create or replace function gdq.is_administrator(role name) returns boolean
-language sql stable security definer set search_path = pg_catalog, pg_temp
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
-  select coalesce(bool_or(pg_has_role(r.oid, a.oid, 'usage')), false)
-    from pg_roles r, pg_roles a
-   where r.rolname = role
-     and (a.rolname = 'gdq_admin' or a.oid = (select n.nspowner from pg_namespace n where n.nspname = 'gdq'))
+#variable_conflict use_column
+begin
+  return (
+    select coalesce(bool_or(pg_has_role(r.oid, a.oid, 'usage')), false)
+      from pg_roles r, pg_roles a
+     where r.rolname = role
+       and (a.rolname = 'gdq_admin' or a.oid = (select n.nspowner from pg_namespace n where n.nspname = 'gdq')));
+end
 $$;
 comment on function gdq.is_administrator(name) is 'Whether a role has the rights of gdq_admin or of the owner of gdq.';
 
 -- may_use_consumer(role, subscription_id): whether a role owns the subscription, is a member of the role that does, or an
 -- administrator. Writes: nothing.
 create or replace function gdq.may_use_consumer(role name, subscription_id integer) returns boolean
-language sql stable security definer set search_path = pg_catalog, pg_temp
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
-  select s.owner_role = role or gdq.is_administrator(role)
-      or exists (select from pg_roles r where r.rolname = s.owner_role and pg_has_role(role, r.oid, 'usage'))
-    from gdq.subscription s where s.subscription_id = may_use_consumer.subscription_id
+#variable_conflict use_column
+begin
+  return (
+    select s.owner_role = role or gdq.is_administrator(role)
+        or exists (select from pg_roles r where r.rolname = s.owner_role and pg_has_role(role, r.oid, 'usage'))
+      from gdq.subscription s where s.subscription_id = may_use_consumer.subscription_id);
+end
 $$;
 comment on function gdq.may_use_consumer(name, integer) is 'Whether a role may use a subscription.';
 

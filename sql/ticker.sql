@@ -23,20 +23,28 @@ comment on function gdq.has_changes(integer, pg_snapshot) is 'Whether a change h
 -- queue_segments(queue_id): the event log segments of a queue and those of its change logs that are not quiet, as far as
 -- they hold rows. Writes: nothing.
 create or replace function gdq.queue_segments(queue_id integer) returns setof regclass
-language sql volatile security definer set search_path = pg_catalog, pg_temp
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
-  select s.segment from gdq.active_tables(queue_id) t join gdq.table_version v on v.table_id = t join gdq.log_segment s using (version_id)
-   where pg_relation_size(s.segment) > 0
-  union all
-  select s from gdq.event_segments(queue_id) s where pg_relation_size(s) > 0
+#variable_conflict use_column
+begin
+  return query
+    select s.segment from gdq.active_tables(queue_id) t join gdq.table_version v on v.table_id = t join gdq.log_segment s using (version_id)
+     where pg_relation_size(s.segment) > 0
+    union all
+    select s from gdq.event_segments(queue_id) s where pg_relation_size(s) > 0;
+end
 $$;
 comment on function gdq.queue_segments(integer) is 'The log segments of a queue that hold rows, quiet logs aside.';
 
 -- event_segments(queue_id): the segments of a queue's event log; none when the queue is being dropped. Writes: nothing.
 create or replace function gdq.event_segments(queue_id integer) returns setof regclass
-language sql stable security definer set search_path = pg_catalog, pg_temp
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
-  select s from generate_series(0, 2) slot, to_regclass(format('gdq_log.%I', format('q%s_s%s', queue_id, slot))) s where s is not null
+#variable_conflict use_column
+begin
+  return query
+    select s from generate_series(0, 2) slot, to_regclass(format('gdq_log.%I', format('q%s_s%s', queue_id, slot))) s where s is not null;
+end
 $$;
 comment on function gdq.event_segments(integer) is 'The segments of a queue''s event log.';
 
@@ -94,11 +102,15 @@ comment on function gdq.ticker(text) is 'Takes a tick that is due, if any; retur
 -- their tick is due; else ticker_max_lag, within which a tick for new events is due; longest at most. Writes: nothing.
 -- Errors: 42704.
 create or replace function gdq.tick_pause(queue text default null, longest interval default '50 ms') returns double precision
-language sql volatile security definer set search_path = pg_catalog, pg_temp
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
-  select extract(epoch from least(longest, greatest(interval '1 ms', (
-    select min(case when gdq.last_event(q.queue_id) > t.event_seq then t.created_at + q.ticker_max_lag - clock_timestamp() else q.ticker_max_lag end)
-      from gdq.queue q, gdq.last_tick(q.queue_id) t
-     where tick_pause.queue is null or q.queue_id = gdq.find_queue(tick_pause.queue)))))::double precision
+#variable_conflict use_column
+begin
+  return (
+    select extract(epoch from least(longest, greatest(interval '1 ms', (
+      select min(case when gdq.last_event(q.queue_id) > t.event_seq then t.created_at + q.ticker_max_lag - clock_timestamp() else q.ticker_max_lag end)
+        from gdq.queue q, gdq.last_tick(q.queue_id) t
+       where tick_pause.queue is null or q.queue_id = gdq.find_queue(tick_pause.queue)))))::double precision);
+end
 $$;
 comment on function gdq.tick_pause(text, interval) is 'Seconds until ticker() should be asked again.';
