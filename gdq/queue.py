@@ -148,7 +148,7 @@ def tick_and_pause(
     """As ticker(), and the seconds, at most `longest`, until it should be called again when it made none."""
     with mapped(), connection.cursor(binary=True) as cursor:
         query = "select gdq.ticker(%s), gdq.tick_pause(%s, %s)"
-        row = cursor.execute(query, [queue, queue, longest], prepare=True).fetchone()
+        row = cursor.execute(query, [queue, queue, longest]).fetchone()
     assert row is not None
     return row[0], row[1]
 
