@@ -2,92 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from datetime import timedelta
-from pathlib import Path
-from typing import Any
 
-import psycopg
 import pytest
 
-from gdq import Consumer, DeadLetter, Event, GdqError, Retry, dead_letters, purge_dead_letters, replay_dead_letters
+from gdq import dead_letters, purge_dead_letters, replay_dead_letters
 from gdq import set_retry_limit as set_limit
-from gdq.batch import Batch
-from gdq.retry import handle_each, next_retry, retry_info, settle
+from gdq.retry import next_retry, retry_info
 from tests.fix_server import Database
-from tests.programs import gdq
+from tests.retry_shop import Shop, open_shop
 
 pytestmark = pytest.mark.server
-
-NOW = timedelta(0)
-HOUR = timedelta(hours=1)
-
-
-class Shop:
-    """A queue q that captures orders, with the consumer c; batches are opened, read and finished as SQL does it."""
-
-    def __init__(self, db: Database, connection: psycopg.Connection[Any]) -> None:
-        self.db = db
-        self.connection = connection
-
-    def insert(self, *keys: int) -> None:
-        """One row, and one event, a key."""
-        for key in keys:
-            self.connection.execute("insert into orders values (%s, 'n')", [key])
-        self.value("select gdq.force_tick('q')")
-
-    def value(self, query: str, *values: Any) -> Any:
-        row = self.connection.execute(query.encode(), values or None).fetchone()
-        return row[0] if row else None
-
-    def open(self) -> tuple[int, str] | None:
-        return self.connection.execute("select batch_id, token::text from gdq.next_batch('q', 'c')").fetchone()
-
-    def opened(self) -> tuple[int, str]:
-        batch = self.open()
-        assert batch
-        return batch
-
-    def fresh(self, batch: tuple[int, str]) -> list[tuple[int, int]]:
-        """Number and key of the events of a batch that come for the first time."""
-        return self.connection.execute("select ev_id, (key->>'id')::int from gdq.get_batch(%s, %s)", batch).fetchall()
-
-    def again(self, batch: tuple[int, str]) -> list[tuple[int, int, str | None]]:
-        """Key, retries and reason of the events of a batch that were put aside before."""
-        query = "select (key->>'id')::int, retries, reason from gdq.get_retries(%s, %s)"
-        return self.connection.execute(query.encode(), batch).fetchall()
-
-    def put(self, batch: tuple[int, str], key: int, delay: str = "0", reason: str | None = None) -> bool:
-        """Put the event of a key aside."""
-        query = """select ev_id from (select ev_id, key from gdq.get_batch(%(id)s, %(token)s)
-                     union all select ev_id, key from gdq.get_retries(%(id)s, %(token)s)) e
-                    where (key->>'id')::int = %(key)s"""
-        row = self.connection.execute(query, {"id": batch[0], "token": batch[1], "key": key}).fetchone()
-        assert row
-        return bool(self.value("select gdq.retry_event(%s, %s, %s, %s, %s)", *batch, row[0], delay, reason))
-
-    def finish(self, batch: tuple[int, str]) -> bool:
-        return bool(self.value("select gdq.finish_batch(%s, %s)", *batch))
-
-    def refusal(self, query: str, *values: Any) -> str | None:
-        """The SQLSTATE of an error."""
-        with pytest.raises(psycopg.Error) as error:
-            self.connection.execute(query.encode(), values or None)
-        return error.value.sqlstate
-
-    def seen(self) -> int:
-        return int(self.value("select count(*) from seen"))
 
 
 @pytest.fixture
 def shop(db: Database) -> Iterator[Shop]:
-    with db.connect() as connection:
-        connection.execute("create table orders (id int primary key, note text); create table seen (ev_id bigint)")
-        connection.execute("select gdq.create_queue('q', rotation_period => '1 microsecond')")
-        connection.execute("select gdq.add_table('q', 'orders')")
-        connection.execute("select gdq.register_consumer('q', 'c')")
-        yield Shop(db, connection)
+    with open_shop(db) as opened:
+        yield opened
 
 
 def test_an_event_comes_again_in_a_batch_of_its_own(shop: Shop) -> None:
@@ -351,145 +282,9 @@ def test_retries_leave_no_dead_rows(shop: Shop) -> None:
         shop.connection.execute("select pg_stat_force_next_flush()")
     changed = {name: number for name, number in shop.connection.execute(query) if number}
     assert changed == {}
-
-
-def test_consumer_gives_retries_first(shop: Shop) -> None:
-    shop.insert(1, 2)
-    seen: list[list[tuple[int, int]]] = []
-    with Consumer(shop.db.dsn, "q", "c") as consumer:
-        for batch in consumer.batches(timeout=0.1):
-            seen.append([])
-            for event in batch.events():
-                assert event.key
-                seen[-1].append((event.key["id"], event.retries))
-                if event.key["id"] == 2 and event.retries < 2:
-                    assert batch.retry(event, NOW, "later") is True
-                if event.retries == 2:
-                    batch.dead_letter(event, "enough")
-            if len(seen) == 1:
-                shop.insert(3)
-    assert seen == [[(1, 0), (2, 0)], [(2, 1), (3, 0)], [(2, 2)]]
-    assert [letter.reason for letter in dead_letters(shop.connection, "q")] == ["enough"]
-
-
-def test_a_waiting_consumer_wakes_for_a_retry(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No tick comes, and it would look for one by itself only after minutes."""
-    monkeypatch.setattr("gdq.consumer._LOOK_SECONDS", 300.0)
-    shop.insert(1)
-    retries = []
-    with Consumer(shop.db.dsn, "q", "c") as consumer:
-        for batch in consumer.batches(timeout=60):
-            for event in batch.events():
-                retries.append(event.retries)
-                if not event.retries:
-                    batch.retry(event, timedelta(seconds=0.5))
-            if 1 in retries:
-                break
-    assert retries == [0, 1]
-
-
-def each(shop: Shop, handler: Any, on_error: timedelta | None = None) -> None:
-    with Consumer(shop.db.dsn, "q", "c") as consumer:
-        for batch in consumer.batches(once=True):
-            handle_each(batch, batch.events(), handler, on_error=on_error)
-
-
-def test_one_event_at_a_time(shop: Shop) -> None:
-    """What a handler did for an event that it puts aside is undone, and only that."""
-
-    def handle(connection: psycopg.Connection[Any], event: Event) -> None:
-        connection.execute("insert into seen values (%s)", [event.id])
-        assert event.key
-        match event.key["id"]:
-            case 1:
-                raise Retry("later", delay=HOUR)
-            case 2:
-                raise DeadLetter("never")
-            case 3:
-                connection.execute("select 1 / 0")
-            case 4:
-                raise TimeoutError("no answer\0")
-
-    shop.insert(1, 2, 3, 4, 5)
-    with pytest.raises(psycopg.errors.DivisionByZero):
-        each(shop, handle)
-    assert (shop.seen(), retry_info(shop.connection, "q")) == (0, [])
-    each(shop, handle, on_error=HOUR)
-    assert shop.seen() == 1
-    assert [info.reason for info in retry_info(shop.connection, "q")] == [
-        "later",
-        "DivisionByZero: division by zero",
-        "TimeoutError: no answer",
-    ]
-    assert [letter.reason for letter in dead_letters(shop.connection, "q")] == ["never"]
-
-
-def test_a_lost_connection_puts_nothing_aside(shop: Shop) -> None:
-    def handle(connection: psycopg.Connection[Any], event: Event) -> None:
-        with shop.db.connect("su") as su:
-            su.execute("select pg_terminate_backend(%s)", [connection.info.backend_pid])
-        connection.execute("select 1")
-
-    shop.insert(1)
-    with pytest.raises(psycopg.OperationalError):
-        each(shop, handle, on_error=HOUR)
-    assert retry_info(shop.connection, "q") == []
-    assert len(shop.fresh(shop.opened())) == 1
-
-
-def test_outcomes_of_a_batch_handler(shop: Shop) -> None:
-    shop.insert(1, 2)
-    with Consumer(shop.db.dsn, "q", "c") as consumer:
-        for batch in consumer.batches(once=True):
-            first, second = batch.events()
-            with pytest.raises(GdqError, match="a handler returned 7"):
-                settle(batch, [7])
-            with pytest.raises(GdqError, match="a handler returned Retry"):
-                settle(batch, [Retry("which?")])
-            settle(batch, [Retry("later", event=first), DeadLetter("never", event=second)])
-    assert [info.reason for info in retry_info(shop.connection, "q")] == ["later"]
-    assert [letter.ev_id for letter in dead_letters(shop.connection, "q")] == [second.id]
-
-
-HANDLERS = """
-import gdq
-def one(connection, event):
-    if event.key["id"] == 1:
-        raise gdq.DeadLetter("never")
-    if event.key["id"] == 2:
-        raise KeyError("shelf")
-def all_of_it(connection, events):
-    for event in events:
-        yield gdq.DeadLetter("returned", event=event)
-def raises(connection, events):
-    raise gdq.Retry("later")
-"""
-
-
-def test_commands(shop: Shop, tmp_path: Path) -> None:
-    (tmp_path / "hands.py").write_text(HANDLERS)
-    dsn = shop.db.dsn
-    shop.insert(1, 2)
-    wrong = gdq("consume", "q", "c", "hands:raises", "--once", dsn=dsn, cwd=tmp_path)
-    assert (wrong.returncode, wrong.stderr.splitlines()[0]) == (1, "Error: handler hands:raises raised Retry: later")
-    assert gdq("consume", "q", "c", "hands:one", "--retry-errors", "1", dsn=dsn, cwd=tmp_path).returncode == 2
-    once = ("consume", "q", "c", "hands:one", "--each", "--retry-errors", "0", "--once")
-    done = gdq(*once, dsn=dsn, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    (waiting,) = json.loads(gdq("retries", "q", "c", "--json", dsn=dsn).stdout)
-    assert (waiting["key"], waiting["retries"], waiting["reason"]) == ({"id": 2}, 1, "KeyError: 'shelf'")
-    done = gdq("consume", "q", "c", "--once", dsn=dsn)
-    (printed,) = [json.loads(line) for line in done.stdout.splitlines()]
-    assert (printed["key"], printed["retries"]) == ({"id": 2}, 1)
-    shop.insert(3)
-    assert gdq("consume", "q", "c", "hands:all_of_it", "--once", dsn=dsn, cwd=tmp_path).returncode == 0
-    letters = json.loads(gdq("dead-letters", "q", "--json", dsn=dsn).stdout)
-    assert [letter["reason"] for letter in letters] == ["never", "returned"]
-    assert gdq("replay-dead-letters", "q", "c", dsn=dsn).returncode == 2
-    number = str(letters[0]["dead_letter_id"])
-    assert gdq("replay-dead-letters", "q", "c", "--id", number, dsn=dsn).stderr == "replayed 1 of c on q\n"
-    assert gdq("purge-dead-letters", "q", "c", "--all", dsn=dsn).stderr == "purged 1 of c on q\n"
-    assert gdq("set-retry-limit", "q", "c", "3", dsn=dsn).stderr == "events of c on q are retried 3 times\n"
+    written = """select sum(pg_stat_get_tuples_inserted(format('gdq.retry_event_%s', slot)::regclass))
+                   from generate_series(0, 1) slot"""
+    assert shop.value(written) == 30
 
 
 def test_forgotten_with_the_consumer(shop: Shop) -> None:
@@ -499,19 +294,3 @@ def test_forgotten_with_the_consumer(shop: Shop) -> None:
     shop.finish(batch)
     assert shop.value("select gdq.unregister_consumer('q', 'c')") is True
     assert shop.value("select count(*) from gdq.retry_event") == 0
-
-
-def test_batch_class_outside_a_consumer(shop: Shop) -> None:
-    """The caller owns the transaction."""
-    shop.insert(1)
-    with shop.connection.transaction():
-        batch = Batch.open(shop.connection, "q", "c", 10)
-        assert batch
-        (event,) = batch.events()
-        batch.retry(event, NOW)
-        batch.commit()
-    with shop.connection.transaction():
-        batch = Batch.open(shop.connection, "q", "c", 10)
-        assert batch
-        (event,) = batch.events()
-        assert (event.retries, batch.tick_from) == (1, batch.tick_to)
