@@ -2,7 +2,7 @@
 
     python -m bench.long_snapshot [BATCHES]
 
-Every batch has one change. Prints the rate of the last tenth of the batches over that of the first (by processor time of
+Every batch has one change. Prints the rate of the last tenth of the batches over that of the first (processor time of
 the server process, since ten thousand batches cannot be interleaved), the dead rows in gdq's tables at the end, and
 the growth of the catalogs for 1,000 rotations.
 """

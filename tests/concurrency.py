@@ -269,6 +269,8 @@ def read_events(connection: psycopg.Connection[Any], batch_id: int, token: str) 
     rows = connection.execute("select ev_txid, tbl, op, key, old, new from gdq.get_batch(%s, %s)", [batch_id, token])
     changes = []
     for txid, tbl, op, key, old, new in rows:
+        if op not in OPS.values():
+            continue
         before = {**(key if op != "insert" else {}), **(old or {})} if op != "insert" else {}
         after = {**(key if op != "delete" else {}), **(new or {})} if op != "delete" else {}
         changes.append(
