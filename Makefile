@@ -7,12 +7,13 @@ MAJORS := 15 16 17 18
 # a server and its databases for each of two workers; the tests of one file stay together
 PARALLEL := -n 2 --dist loadfile
 SPARK43 := 4.3.0
+SOAK ?= 20000
 
 py := .venv/bin/python
 say = @printf '%s\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench test test-all lint format clean
+.PHONY: help demo bench bench-all test test-all soak lint format clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -20,8 +21,16 @@ help: ## show this list
 demo: .venv/ready ## show gdq at work on an embedded server
 	@$(py) -m gdq.consumers.demo
 
-bench: .venv/ready ## measure capture beside PgQ
+bench: .venv/ready ## measure capture and messages beside PgQ, latency beside NOTIFY
 	@$(py) -m bench
+	@$(py) -m bench.messages
+	@$(py) -m bench.latency
+
+bench-all: bench ## also a held snapshot, many tables, an idle queue, a huge transaction
+	@$(py) -m bench.long_snapshot
+	@$(py) -m bench.many_tables
+	@$(py) -m bench.idle
+	@$(py) -m bench.large_transaction
 
 test: lint ## lint, all tests on PostgreSQL 18, the server tests on 16 and 15
 	@$(call pytest,18,)
@@ -32,6 +41,9 @@ test-all: lint .venv-spark43/ready ## lint, all tests on every PostgreSQL, the S
 	@$(foreach major,$(MAJORS),$(call pytest,$(major),) &&) true
 	$(say) '== Spark $(SPARK43)'
 	@.venv-spark43/bin/python -m pytest -q -m spark
+
+soak: .venv/ready ## random sequences of steps for hours; SOAK=<examples>
+	@GDQ_MACHINE_EXAMPLES=$(SOAK) $(py) -m pytest -q -s tests/test_machine.py
 
 lint: .venv/ready ## ruff, mypy and pgspot
 	$(say) '== ruff, mypy, pgspot'
