@@ -57,7 +57,7 @@ begin
                       case when f.own then fix else format('As a superuser: ALTER FUNCTION gdq_log.%I() OWNER TO %I', f.name, gdq.capture_owner()) end, f.own
     from gdq.function_faults(t.table_id) f;
   return query select f.severity, f.code, f.cause, coalesce(f.cure, fix), f.fixable from gdq.trigger_findings(t.table_id) f;
-  return query select 'warning', 'row_security', format('%s has had row level security since it is captured: consumers read all its rows', name),
+  return query select 'warning', 'row_security', format('%s has row level security and was altered since it is captured: consumers read all its rows', name),
                       'Capture it again with allow_rls when that is wanted, or remove it from the queue.', false
     from pg_class c where c.oid = t.relid and c.relrowsecurity
      and exists (select from gdq.captured_table ct where ct.table_id = t.table_id and age(c.xmin) < age(ct.xmin));
