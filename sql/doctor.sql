@@ -71,9 +71,10 @@ declare
   s record;
   used bigint;
   dead_max constant bigint := 10000;
+  busy oid[] := gdq.busy_relations();
 begin
   for s in select c.oid::regclass as name, q.seqmax from pg_sequence q join pg_class c on c.oid = q.seqrelid
-            where c.relnamespace in ('gdq'::regnamespace, 'gdq_log'::regnamespace) and not q.seqcycle and c.oid <> all (gdq.busy_relations()) loop
+            where c.relnamespace in ('gdq'::regnamespace, 'gdq_log'::regnamespace) and not q.seqcycle and c.oid <> all (busy) loop
     used := pg_sequence_last_value(s.name);
     if used > s.seqmax / 10 * 8 then
       return query select case when used > s.seqmax / 100 * 98 then 'error' else 'warning' end, 'sequence_near_end', s.name::text,
@@ -81,10 +82,12 @@ begin
     end if;
   end loop;
   return query
-  select 'warning', 'dead_rows', format('%I.%I', t.schemaname, t.relname), format('%I.%I has %s dead rows beside %s', t.schemaname, t.relname, t.n_dead_tup, t.n_live_tup),
+  select 'warning', 'dead_rows', c.oid::regclass::text, format('%s has %s dead rows beside %s', c.oid::regclass, pg_stat_get_dead_tuples(c.oid), pg_stat_get_live_tuples(c.oid)),
          case when current_setting('autovacuum') = 'off' then 'Set autovacuum = on.'
               else 'End what holds an old snapshot: see pg_stat_activity.backend_xmin, pg_prepared_xacts and pg_replication_slots.xmin.' end, false
-    from pg_stat_all_tables t where t.schemaname in ('gdq', 'gdq_log') and t.n_dead_tup > greatest(dead_max, t.n_live_tup);
+    from pg_class c
+   where c.relnamespace in ('gdq'::regnamespace, 'gdq_log'::regnamespace) and c.relkind = 'r'
+     and pg_stat_get_dead_tuples(c.oid) > greatest(dead_max, pg_stat_get_live_tuples(c.oid));
   return query
   select 'warning', 'not_frozen', c.oid::regclass::text,
          format('%s has rows %s transactions old: autovacuum should have frozen them at %s', c.oid::regclass, age(c.relfrozenxid), current_setting('autovacuum_freeze_max_age')),

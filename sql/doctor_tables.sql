@@ -68,8 +68,11 @@ comment on function gdq.table_findings(integer) is 'What is wrong with the captu
 -- function_faults(table_id): capture functions of an armed table that are not what arm() makes, by name. The body is
 -- compared letter by letter: another one may have missed or invented changes. own: gdq may replace it. Writes: nothing.
 create or replace function gdq.function_faults(table_id integer) returns table (name text, fault text, own boolean)
-language sql stable security definer set search_path = pg_catalog, pg_temp
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
+begin
+  -- PL/pgSQL keeps the plan: this is called for each table
+  return query
   select gdq.capture_name(ct.queue_id, ct.relid, op),
          case when p.oid is null then 'is missing'
               when pg_get_userbyid(p.proowner) <> gdq.capture_owner() then format('belongs to %s, not to %s', p.proowner::regrole, gdq.capture_owner())
@@ -83,21 +86,28 @@ as $$
     left join pg_language l on l.oid = p.prolang
    where ct.table_id = function_faults.table_id
      and (p.oid is null or pg_get_userbyid(p.proowner) <> gdq.capture_owner() or not p.prosecdef or l.lanname <> 'plpgsql'
-          or p.prosrc <> case when op = 't' then gdq.truncate_body(ct.queue_id, ct.relid, ct.origin) else gdq.capture_body(r.version_id, r.current_slot, op) end)
+          or p.prosrc <> case when op = 't' then gdq.truncate_body(ct.queue_id, ct.relid, ct.origin) else gdq.capture_body(r.version_id, r.current_slot, op) end);
+end
 $$;
 comment on function gdq.function_faults(integer) is 'Capture functions of a table that are not what they should be.';
 
 -- partition_oids(root): a table and all its partitions, from the catalogs, without the locks of pg_partition_tree().
 -- Writes: nothing.
-create or replace function gdq.partition_oids(root oid) returns setof oid
-language sql stable security definer set search_path = pg_catalog, pg_temp
+create or replace function gdq.partition_oids(root oid) returns oid[]
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
-  with recursive tree(relid) as (
-    select root
-    union all
-    select c.oid from tree t join pg_inherits i on i.inhparent = t.relid join pg_class c on c.oid = i.inhrelid where c.relispartition and c.relkind in ('r', 'p')
-  )
-  select relid from tree
+begin
+  if exists (select from pg_class c where c.oid = root and c.relkind <> 'p') then
+    return array[root];
+  end if;
+  return array(
+    with recursive tree(relid) as (
+      select root
+      union all
+      select c.oid from tree t join pg_inherits i on i.inhparent = t.relid join pg_class c on c.oid = i.inhrelid where c.relispartition and c.relkind in ('r', 'p')
+    )
+    select relid from tree);
+end
 $$;
 comment on function gdq.partition_oids(oid) is 'A table and all its partitions.';
 
@@ -114,18 +124,21 @@ declare
   t gdq.captured_table;
   fault text := gdq.trigger_fault(table_id);
   pattern text;
+  rels oid[];
+  functions oid[];
   stamps constant boolean := current_setting('track_commit_timestamp')::boolean;
   tg record;
   told boolean := false;
 begin
   select * into strict t from gdq.captured_table ct where ct.table_id = trigger_findings.table_id;
   pattern := format('^!gdq_%s_%s_[iudtb]$', t.relid::oid, t.queue_id);
+  rels := gdq.partition_oids(t.relid);
+  functions := array(select gdq.capture_function(t.queue_id, t.relid, op) from unnest(array['i', 'u', 'd', 't']) op);
   for tg in select g.tgname, gdq.table_name(g.tgrelid) as rel, g.tgenabled, g.xmin, case when stamps then pg_xact_commit_timestamp(g.xmin) end as stamp,
                    g.tgname !~ pattern as renamed, pg_has_role(session_user, c.relowner, 'usage') as own,
                    not exists (select from pg_depend d where d.classid = 'pg_trigger'::regclass and d.objid = g.oid and d.xmin = g.xmin) as touched
               from pg_trigger g join pg_class c on c.oid = g.tgrelid
-             where g.tgrelid in (select gdq.partition_oids(t.relid))
-               and (g.tgname ~ pattern or g.tgfoid in (select gdq.capture_function(t.queue_id, t.relid, op) from unnest(array['i', 'u', 'd', 't']) op))
+             where g.tgrelid = any (rels) and (g.tgname ~ pattern or g.tgfoid = any (functions))
              order by g.tgrelid, g.tgname loop
     if tg.renamed then
       return query select 'error', 'trigger_renamed', format('trigger %I of %s is a capture trigger under another name: changes would come twice', tg.tgname, tg.rel),
@@ -146,14 +159,14 @@ begin
   return query
   select 'error', 'partition_not_captured', format('partition %s has no TRUNCATE trigger of gdq', gdq.table_name(p)),
          case when has_table_privilege(p, 'TRIGGER') then null else format('GRANT TRIGGER ON %s TO %I, then gdq doctor --fix.', gdq.table_name(p), current_user) end, has_table_privilege(p, 'TRIGGER')
-    from gdq.partition_oids(t.relid) p
+    from unnest(rels) p
    where p <> t.relid and 'truncate' = any (t.operations)
      and not exists (select from pg_trigger g where g.tgrelid = p and g.tgname = format('!gdq_%s_%s_t', t.relid::oid, t.queue_id));
   return query
   select 'warning', 'trigger_outranked', format('trigger %I of %s fires before those of gdq: what it changes in its own table is logged before what made it fire', g.tgname, gdq.table_name(g.tgrelid)),
          'Give it a name that sorts after !gdq_.', false
     from pg_trigger g
-   where g.tgrelid in (select gdq.partition_oids(t.relid)) and g.tgname::text collate "C" < '!gdq_' and not g.tgisinternal and g.tgparentid = 0
+   where g.tgrelid = any (rels) and g.tgname::text collate "C" < '!gdq_' and not g.tgisinternal and g.tgparentid = 0
      and g.tgenabled <> 'D' and not g.tgdeferrable and g.tgtype & 1 = 1 and g.tgtype & 66 = 0;
 end
 $$;
@@ -184,6 +197,6 @@ as $$
   select g.tgrelid, g.tgname, pg_has_role(session_user, c.relowner, 'usage')
     from triggers g join pg_class c on c.oid = g.tgrelid
    where (stray_triggers.queue_id is null or g.queue_of = stray_triggers.queue_id)
-     and not exists (select from gdq.captured_table ct where ct.queue_id = g.queue_of and ct.relid = g.root and g.tgrelid in (select gdq.partition_oids(ct.relid)))
+     and not exists (select from gdq.captured_table ct where ct.queue_id = g.queue_of and ct.relid = g.root and g.tgrelid = any (gdq.partition_oids(ct.relid)))
 $$;
 comment on function gdq.stray_triggers(integer) is 'Triggers of gdq on tables that are not captured.';
