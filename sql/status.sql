@@ -206,7 +206,7 @@ begin
     high := pages;
     while low < high loop
       middle := (low + high) / 2;
-      execute format('select ev_id from %s where ctid >= $1 limit 1', name) into seen using format('(%s,0)', middle)::tid;
+      execute format('select ev_id from %s where ctid >= $1 and ev_id is not null limit 1', name) into seen using format('(%s,0)', middle)::tid;
       if seen <= after then
         low := middle + 1;
       else

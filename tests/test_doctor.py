@@ -92,8 +92,28 @@ def test_nothing_is_wrong_with_a_sound_queue(shop: Tap) -> None:
         shop.owner.execute("select gdq.maintain()")
     drain(shop.db)
     assert found(shop) == []
+    shop.owner.execute("select gdq.set_activity(table_id, 'cooling') from gdq.captured_table")
+    shop.owner.execute("update gdq.event_ring set current_slot = (current_slot + 1) % 3")
+    assert found(shop) == []
     done = gdq("doctor", dsn=shop.db.dsn)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_nothing_is_wrong_with_options_of_capture(shop: Tap) -> None:
+    with shop.db.connect("su") as su:
+        su.execute("create table public.bulk (id int primary key, name text) partition by list (id)")
+        su.execute("create table public.bulk_1 partition of public.bulk for values in (1)")
+        su.execute("create table public.kept (id int primary key, name text)")
+        for table in ("bulk", "bulk_1", "kept"):
+            su.execute(f"alter table public.{table} owner to gdq_owner".encode())
+    shop.add("public.bulk", granularity="statement")
+    shop.add("public.kept", operations=["insert", "update"], always=True, origin=True, pin_search_path=True)
+    assert found(shop) == []
+    unseen(shop, f"alter table public.kept enable trigger {trigger(shop, 'public.kept', 'i')}")
+    [finding] = found(shop)
+    assert (finding.code, "not enabled ALWAYS" in finding.cause) == ("trigger_disabled", True)
+    assert [repair.done for repair in mend(shop)] == [True]
+    assert codes(found(shop)) == ["resync"]
 
 
 BREAKS = {
