@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -219,6 +220,21 @@ def test_python(tap: Tap) -> None:
     assert [gdq.Message.of(event) for event in events] == sent_ * 2
     with pytest.raises(GdqError, match="is no message"):
         gdq.Message.of(gdq.Event(1, 1, events[0].time, "insert", "t", None, None, {}))
+
+
+def test_retry_of_a_message(tap: Tap) -> None:
+    """It comes again as it was, numbers included."""
+    message = gdq.Message("t", {"n": 12345678901234567890123}, ("a", None, None, "d"))
+    gdq.insert_event(tap.owner, "q", message.type, message.data, *message.extra)
+    seen = []
+    with tap.db.connect() as connection, gdq.Consumer(connection, "q", "c") as consumer:
+        for _ in range(2):
+            for batch in consumer.batches(once=True):
+                for event in batch.events():
+                    seen.append((event.retries, gdq.Message.of(event)))
+                    if not event.retries:
+                        batch.retry(event, timedelta(0))
+    assert seen == [(0, message), (1, message)]
 
 
 def test_command(tap: Tap) -> None:
