@@ -233,6 +233,28 @@ def test_halves_of_a_changed_key_are_put_aside_one_by_one(shop: Shop) -> None:
     shop.finish(batch)
 
 
+def test_a_batch_that_is_left_behind_settles_nothing(shop: Shop) -> None:
+    """As a seek or a rebase does: the position moves past an open batch."""
+    shop.insert(1, 2)
+    batch = shop.opened()
+    shop.put(batch, 1)
+    shop.finish(batch)
+    left = shop.opened()
+    assert shop.again(left) == [(1, 1, None)]
+    shop.put(left, 1)
+    shop.connection.execute(
+        """insert into gdq.position (subscription_id, batch_no, tick_id, snapshot, event_seq)
+           select subscription_id, batch_no + 2, tick_id, snapshot, event_seq from gdq.position_of(1)"""
+    )
+    assert shop.refusal("select * from gdq.get_retries(%s, %s)", *left) == "GDQ01"
+    for _ in range(6):
+        shop.connection.execute("select gdq.rotate_control(true, 1)")
+    batch = shop.opened()
+    assert shop.again(batch) == [(1, 1, None)]
+    shop.finish(batch)
+    assert shop.open() is None
+
+
 def test_rotation_keeps_what_waits_and_drops_what_is_done(shop: Shop) -> None:
     shop.insert(*range(8))
     batch = shop.opened()
