@@ -23,6 +23,7 @@ from gdq.cli_base import (
     talk,
 )
 from gdq.cli_capture import capture_options
+from gdq.cli_ddl import apply_ddl
 from gdq.cli_era import commands as era_commands
 from gdq.cli_message import commands as message_commands
 from gdq.cli_monitor import commands as monitor_commands
@@ -84,6 +85,11 @@ def install(dsn: str | None, as_sql: bool) -> None:
     result = schema.install(dsn)
     for notice in result.notices:
         talk(notice)
+    talk(
+        "format of captured tables: typed, as the event triggers follow DDL"
+        if result.event_triggers
+        else "format of captured tables: json, as no event triggers follow DDL"
+    )
     talk(f"{'installed' if result.changed else 'already at'} {result.revision}")
 
 
@@ -294,6 +300,7 @@ def tick(queue: str, dsn: str | None) -> None:
 
 
 for _command in (
+    apply_ddl,
     ticker,
     consume,
     peek,

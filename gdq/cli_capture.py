@@ -19,6 +19,7 @@ _OPTIONS = (
     ),
     click.option("--always", is_flag=True, help="Also with session_replication_role = replica."),
     click.option("--origin", is_flag=True, help="Log the session setting gdq.origin with each change."),
+    click.option("--format", type=click.Choice(["typed", "json"]), help="Log columns by type, or whole rows."),
     click.option("--pin-search-path", is_flag=True, help="For sessions that change their search_path all the time."),
 )
 

@@ -104,6 +104,8 @@ def peek(connection: Connection[Any], queue: str, consumer: str | None = None, *
     consumer; GdqError when the queue has none.
     """
     with connection.transaction():
+        queues.check_tables(connection, queue)
+    with connection.transaction():
         queues.force_tick(connection, queue)
     if consumer is None:
         consumers = consumer_info(connection, queue)
@@ -275,6 +277,8 @@ class Consumer:
             self.connection.execute("select gdq.check_logs(%s)", [self.queue])
 
     def _force_tick(self) -> int:
+        with self.connection.transaction():
+            queues.check_tables(self.connection, self.queue)
         with self.connection.transaction():
             return queues.force_tick(self.connection, self.queue)
 

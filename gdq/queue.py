@@ -18,6 +18,7 @@ from gdq.errors import mapped
 
 Mode = Literal["full", "pk"]
 Granularity = Literal["row", "statement"]
+Format = Literal["typed", "json"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class TableInfo:
     queue_name: str
     table_name: str
     mode: Mode
+    format: Format
     key: list[str] | None
     columns: list[str]
     version: int
@@ -102,6 +104,7 @@ def add_table(
     always: bool = False,
     origin: bool = False,
     pin_search_path: bool = False,
+    format: Format | None = None,  # noqa: A002 (its name in SQL)
 ) -> None:
     """Capture a table from the end of this transaction on.
 
@@ -111,13 +114,14 @@ def add_table(
     `operations`: those to capture of insert, update, delete, truncate; None for all. `granularity` statement is for
     bulk loads: an update is then a delete and an insert. `always`: with session_replication_role = replica too.
     `origin`: log the session setting gdq.origin with each change. `pin_search_path`: for sessions that change theirs
-    for every request.
+    for every request. `format` typed gives the log a column for each column; json logs the whole row as one value,
+    which no DDL makes fail; None: typed where the event triggers follow DDL, else json.
     psycopg.errors.LockNotAvailable when writers hold the table: nothing is changed, try again.
     """
     lists = {"key": key, "include": include, "columns": columns, "exclude": exclude, "operations": operations}
     options: dict[str, Any] = {name: list(value) for name, value in lists.items() if value is not None}
     options |= {"allow_rls": allow_rls, "where": where, "granularity": granularity, "always": always}
-    options |= {"origin": origin, "pin_search_path": pin_search_path}
+    options |= {"origin": origin, "pin_search_path": pin_search_path, "format": format}
     _call(connection, "add_table", queue, _Table(table), mode=mode, **options)
 
 
@@ -130,6 +134,11 @@ def table_info(connection: Connection[Any], queue: str | None = None) -> list[Ta
     """The captured tables of all queues, or of one."""
     with mapped(), connection.cursor(row_factory=class_row(TableInfo)) as cursor:
         return cursor.execute("select * from gdq.table_info(%s)", [queue]).fetchall()
+
+
+def check_tables(connection: Connection[Any], queue: str | None = None) -> int:
+    """Switch capture off for tables that were altered and no event trigger saw it; how many. maintain() mends them."""
+    return int(_call(connection, "check_tables", queue))
 
 
 def force_tick(connection: Connection[Any], queue: str) -> int:

@@ -88,7 +88,7 @@ begin
 end
 $writers$"""
 
-_EVENT_TRIGGERS_HINT = "Have a superuser run gdq create-event-triggers; add-table is refused until then."
+_EVENT_TRIGGERS_HINT = "Have a superuser run gdq create-event-triggers; format is json until then."
 _EVENT_TRIGGERS = f"""do $triggers$
 begin
   perform gdq.create_event_triggers();

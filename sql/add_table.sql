@@ -1,7 +1,7 @@
 -- check_options(tbl, ...): error when options of capture do not go together or do not fit a table; as add_table().
 -- Writes: nothing. Errors: 22023; 42501 for always on a table of others.
 create or replace function gdq.check_options(tbl regclass, mode text, include text[], columns text[], exclude text[],
-  operations text[], granularity text, always boolean) returns void
+  operations text[], granularity text, always boolean, "where" text, format text) returns void
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -19,6 +19,12 @@ begin
   elsif columns is not null and exclude is not null then
     raise exception 'give columns or exclude, not both'
       using errcode = 'invalid_parameter_value', hint = 'columns names those to log, exclude those not to.';
+  elsif format not in ('typed', 'json') then
+    raise exception 'unknown format "%"', format using errcode = 'invalid_parameter_value', hint = 'format is typed or json.';
+  elsif format = 'json' and (columns is not null or exclude is not null or "where" is not null) then
+    raise exception 'columns, exclude and where go with format typed: format json logs whole rows' using errcode = 'invalid_parameter_value',
+      hint = case when not gdq.event_triggers_on() then 'format is json where the event triggers of gdq are missing or off. ' else '' end
+             || 'Leave them out, or capture in mode pk to hand on the key alone.';
   elsif columns = '{}' then
     raise exception 'columns: name at least one column'
       using errcode = 'invalid_parameter_value', hint = 'Leave columns out to log them all.';
@@ -43,7 +49,7 @@ begin
   end if;
 end
 $$;
-comment on function gdq.check_options(regclass, text, text[], text[], text[], text[], text, boolean) is 'Error when options of capture do not go together or do not fit a table.';
+comment on function gdq.check_options(regclass, text, text[], text[], text[], text[], text, boolean, text, text) is 'Error when options of capture do not go together or do not fit a table.';
 
 -- statement_fault(tbl): why statement triggers would not see every change of a table: a statement fires only those of
 -- the table that it names, and of a parent's statement they would hold the rows of its children. NULL when they do.
@@ -70,13 +76,15 @@ comment on function gdq.statement_fault(oid) is 'Why statement triggers would no
 --   always: capture with session_replication_role = replica too; the caller needs the rights of the table's owner.
 --   origin: log the session's setting gdq.origin with every change, so that consumers can leave out what they wrote.
 --   pin_search_path: for sessions that change their search_path for every request.
+--   format typed: a log column for each column, of its type; json: the whole row in one value, whatever the mode, so that
+--   DDL which nobody follows cannot make a write fail. NULL: typed where the event triggers follow DDL, else json.
 -- A partitioned table is captured at its root, with all partitions that it has and will have.
 -- Writes: control rows, log segments, functions, triggers. Errors: as refuse_table(); 22023 for options that do not go
 -- together; 54000 when an image cannot fit; 55P03 when writers hold the table: nothing is changed, try again.
 create or replace function gdq.add_table(queue text, tbl regclass, mode text default 'full', key text[] default null,
   include text[] default null, columns text[] default null, exclude text[] default null, allow_rls boolean default false,
   "where" text default null, operations text[] default '{insert,update,delete,truncate}', granularity text default 'row',
-  always boolean default false, origin boolean default false, pin_search_path boolean default false)
+  always boolean default false, origin boolean default false, pin_search_path boolean default false, format text default null)
   returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set client_min_messages = warning
 as $$
@@ -85,11 +93,12 @@ declare
   name text := gdq.table_name(tbl);
   id integer;
   described jsonb;
+  log_format text := coalesce(format, case when gdq.event_triggers_on() then 'typed' else 'json' end);
 begin
   perform gdq.require_read_committed('add_table');
-  perform gdq.refuse_table(queue_of, tbl, allow_rls);
+  perform gdq.refuse_table(queue_of, tbl, allow_rls, log_format);
   perform gdq.refuse_partitions(tbl);
-  perform gdq.check_options(tbl, mode, include, columns, exclude, operations, granularity, always);
+  perform gdq.check_options(tbl, mode, include, columns, exclude, operations, granularity, always, "where", log_format);
   begin
     perform gdq.create_capture(queue_of, tbl, operations, granularity, always, origin);
   exception when lock_not_available then
@@ -97,18 +106,23 @@ begin
       hint = 'Nothing was changed. Try again when no long transaction holds the table.';
   end;
   perform pg_advisory_xact_lock(gdq.lock_key('capture', tbl));
-  insert into gdq.captured_table (queue_id, relid, table_name, mode, key_attnums, include_attnums, column_attnums, exclude_attnums,
+  insert into gdq.captured_table (queue_id, relid, table_name, mode, format, key_attnums, include_attnums, column_attnums, exclude_attnums,
                                                         operations, granularity, always, origin, pin_search_path, row_filter)
-    values (queue_of, tbl, name, mode, gdq.column_numbers(tbl, key, 'key'), gdq.column_numbers(tbl, include, 'include'),
+    values (queue_of, tbl, name, mode, log_format, gdq.column_numbers(tbl, key, 'key'), gdq.column_numbers(tbl, include, 'include'),
             gdq.column_numbers(tbl, columns, 'columns'), gdq.column_numbers(tbl, exclude, 'exclude'),
             array(select o from unnest('{insert,update,delete,truncate}'::text[]) o where o = any (operations)), granularity, always, origin, pin_search_path, gdq.parse_filter(tbl, "where"))
     returning table_id into id;
+  if gdq.json_fault(id) is not null then
+    raise exception '%', gdq.json_fault(id) using errcode = 'feature_not_supported',
+      hint = 'Make the partition anew with CREATE TABLE ... PARTITION OF, or capture in format typed, which needs the event triggers.';
+  end if;
   described := gdq.describe_table(id);
   perform gdq.check_key(id, described);
   perform gdq.arm(gdq.create_version(id, described, 3), 0);
   insert into gdq.captured_leaf (table_id, leaf) select id, p.relid from pg_partition_tree(tbl) p where p.relid <> tbl;
+  perform gdq.note_catalog(id);
   perform gdq.warn_wide(tbl, mode, (select array_agg((c->>'attnum')::smallint) from jsonb_array_elements(described) c));
 end
 $$;
-comment on function gdq.add_table(text, regclass, text, text[], text[], text[], text[], boolean, text, text[], text, boolean, boolean, boolean) is
+comment on function gdq.add_table(text, regclass, text, text[], text[], text[], text[], boolean, text, text[], text, boolean, boolean, boolean, text) is
   'Captures the changes of a table from now on, in mode full or pk.';

@@ -27,7 +27,7 @@ declare
   settings text := '';
 begin
   select ct.queue_id, ct.relid, ct.pin_search_path, r.activity <> 'busy' as announces,
-         exists (select from jsonb_to_recordset(v.columns) c(as_text boolean) where as_text) as as_text
+         v.shape is not null or exists (select from jsonb_to_recordset(v.columns) c(as_text boolean) where as_text) as as_text
     into strict t
     from gdq.table_version v
     join gdq.captured_table ct using (table_id)

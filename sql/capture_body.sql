@@ -62,16 +62,16 @@ begin
   select gdq.table_name(s.segment) into strict log from gdq.log_segment s
    where s.version_id = v.version_id and s.slot = log_insert.slot and s.pair = (op = 'U');
   header := format('(ev_id, ev_txid, ev_time, ev_op%s%s)', case when origin then ', ev_origin' else '' end,
-    case op when 'U' then gdq.image_columns(v.columns, 'old_') || gdq.image_columns(v.columns, 'new_') else gdq.image_columns(v.columns, 'row_') end);
+    case op when 'U' then gdq.image_columns(gdq.log_columns(v), 'old_') || gdq.image_columns(gdq.log_columns(v), 'new_') else gdq.image_columns(gdq.log_columns(v), 'row_') end);
   if source is not null then
     return format(E'insert into %s %s\n  select %s from %s r', log, header,
-      format(stamp, number, op, origin_value, gdq.image_values(v.columns, 'r')), source);
+      format(stamp, number, op, origin_value, gdq.log_values(v, 'r')), source);
   end if;
-  images := case op when 'I' then format(stamp, number, 'I', origin_value, gdq.image_values(v.columns, 'NEW'))
-                    when 'D' then format(stamp, number, 'D', origin_value, gdq.image_values(v.columns, 'OLD'))
-                    when 'U' then format(stamp, number, 'U', origin_value, gdq.image_values(v.columns, 'OLD') || gdq.image_values(v.columns, 'NEW'))
-                    else format(stamp, number, 'o', origin_value, gdq.image_values(v.columns, 'OLD')) || '), ('
-                         || format(stamp, number, 'n', origin_value, gdq.image_values(v.columns, 'NEW')) end;
+  images := case op when 'I' then format(stamp, number, 'I', origin_value, gdq.log_values(v, 'NEW'))
+                    when 'D' then format(stamp, number, 'D', origin_value, gdq.log_values(v, 'OLD'))
+                    when 'U' then format(stamp, number, 'U', origin_value, gdq.log_values(v, 'OLD') || gdq.log_values(v, 'NEW'))
+                    else format(stamp, number, 'o', origin_value, gdq.log_values(v, 'OLD')) || '), ('
+                         || format(stamp, number, 'n', origin_value, gdq.log_values(v, 'NEW')) end;
   return format(E'insert into %s %s\n  values (%s)', log, header, images);
 end
 $$;

@@ -131,7 +131,7 @@ declare
   names text;
   rows_sql text;
 begin
-  select ls.pair, v.columns, ct.mode, ct.origin into strict s
+  select ls.pair, gdq.log_columns(v) as columns, v.columns as table_columns, v.shape, v.version_id, ct.mode, ct.origin into strict s
     from gdq.log_segment ls join gdq.table_version v using (version_id) join gdq.captured_table ct using (table_id)
    where ls.segment = images_sql.segment;
   header := 'ev_id, ev_txid, ev_time, ev_op::text as ev_op, ' || case when s.origin then 'ev_origin' else 'null::text as ev_origin' end;
@@ -139,11 +139,15 @@ begin
     select string_agg(format(', case when ev_op in (%s) then %I end as %I', ops, 'row_' || suffix, prefix || suffix), '' order by prefix desc, attnum)
       into names
       from jsonb_to_recordset(s.columns) c(attnum int, suffix text), (values ('old_', '''D'', ''o'''), ('new_', '''I'', ''n''')) image(prefix, ops);
-    return gdq.changes_sql(segment, header || names, s0, s1);
+    rows_sql := gdq.changes_sql(segment, header || names, s0, s1);
+    return case when s.shape is null or rows_sql is null then rows_sql else gdq.json_images_sql(s.version_id, rows_sql) end;
   end if;
   names := gdq.image_columns(s.columns, 'old_') || gdq.image_columns(s.columns, 'new_');
   rows_sql := gdq.changes_sql(segment, header || names, s0, s1);
-  return case when s.mode = 'pk' and rows_sql is not null then gdq.key_changes_sql(s.columns, rows_sql) else rows_sql end;
+  if s.shape is not null and rows_sql is not null then
+    rows_sql := gdq.json_images_sql(s.version_id, rows_sql);
+  end if;
+  return case when s.mode = 'pk' and rows_sql is not null then gdq.key_changes_sql(s.table_columns, rows_sql) else rows_sql end;
 end
 $$;
 comment on function gdq.images_sql(regclass, pg_snapshot, pg_snapshot) is 'SELECT of one change log segment''s rows between two snapshots, in one shape for both tables of a slot.';
@@ -153,7 +157,7 @@ comment on function gdq.images_sql(regclass, pg_snapshot, pg_snapshot) is 'SELEC
 -- table is captured with its origin. Not sorted.
 --   version: only the rows of this version, with its own columns.
 -- Writes: nothing. Errors: 55000 when the interval holds rows of a version in which a column had another type; 42704
--- for a version that is not one of the table's.
+-- for a version that is not one of the table's. Its rows may raise GDQ03, see row_is_whole().
 create or replace function gdq.table_changes_sql(table_id integer, s0 pg_snapshot, s1 pg_snapshot, version bigint default null) returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -173,7 +177,7 @@ begin
     raise exception 'table % has no version %', gdq.last_table_name(table_id), version using errcode = 'undefined_object',
       hint = 'Ask gdq.batch_versions() for those of a batch.';
   end if;
-  for v in select tv.version_id, tv.columns from gdq.table_version tv
+  for v in select tv.version_id, tv.columns, tv.shape from gdq.table_version tv
             where tv.table_id = table_changes_sql.table_id and (version is null or tv.version_id = version) order by tv.version_id loop
     select string_agg(format(', %s as %I', coalesce(source, 'null::' || n.log_type), log_column), '' order by place, n.attnum),
            string_agg(quote_ident(n.name), ', ') filter (where o.log_type <> n.log_type)
@@ -189,7 +193,8 @@ begin
         raise exception 'table % changed the type of % inside the interval', gdq.last_table_name(table_id), changed
           using errcode = 'object_not_in_prerequisite_state', hint = 'Read the batch version by version: gdq.batch_versions(), in Python batch.versions(table).';
       elsif part is not null then
-        parts := parts || format('select ev_id, ev_txid, ev_time, ev_op%s%s from (%s) r', origin, names, part);
+        parts := parts || format('select ev_id, ev_txid, ev_time, ev_op%s%s from (%s) r%s', origin, names, part,
+          case when v.shape is not null then ' where gdq.row_is_whole(ev_op, ev_id)' end);
       end if;
     end loop;
   end loop;

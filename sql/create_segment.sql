@@ -21,7 +21,7 @@ begin
              from (values (false, 's', array['row_']), (true, 'u', array['old_', 'new_'])) kind(pair, letter, prefixes)
             where not (pair and v.split) loop
     select string_agg(format(', %I %s', prefix || c.suffix, c.log_type), '' order by place, c.attnum) into images
-      from jsonb_to_recordset(v.columns) c(attnum int, log_type text, suffix text), unnest(s.prefixes) with ordinality p(prefix, place);
+      from jsonb_to_recordset(gdq.log_columns(v)) c(attnum int, log_type text, suffix text), unnest(s.prefixes) with ordinality p(prefix, place);
     execute format(
       'create %s table gdq_log.%I (ev_id bigint, ev_txid bigint, ev_time timestamptz, ev_op "char"%s%s) '
       'with (fillfactor = 100, autovacuum_enabled = false, toast.autovacuum_enabled = false)',

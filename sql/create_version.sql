@@ -14,18 +14,23 @@ declare
   n integer;
   stamps integer;
   width integer;
+  shape jsonb := gdq.table_shape(table_id);
 begin
   select * into strict t from gdq.captured_table ct where ct.table_id = create_version.table_id;
   stamps := 4 + t.origin::integer;
   select count(*), 64 + count(*) / 8 + 24 * t.origin::integer + coalesce(sum(c.width), 0) into n, width from jsonb_to_recordset(columns) c(width int);
-  if n + stamps > 1600 or width > page then
+  if shape is not null and n > 800 then
+    raise exception 'table % has % columns, of which a SELECT of both images holds 800', gdq.last_table_name(table_id), n
+      using errcode = 'program_limit_exceeded', hint = 'Capture it in mode pk.';
+  elsif shape is null and (n + stamps > 1600 or width > page) then
     raise exception 'table % cannot be captured: one row image may take % columns and % bytes in a page, which holds 1600 and %',
       t.table_name, n + stamps, width, page
       using errcode = 'program_limit_exceeded', hint = 'Leave columns out with exclude, or capture in pk mode.';
   end if;
-  insert into gdq.table_version (table_id, columns, split, filter_names)
-    values (table_id, columns, t.granularity = 'statement' or 2 * n + stamps > 1600 or 2 * width > page, gdq.describe_filter(table_id))
+  insert into gdq.table_version (table_id, columns, shape, split, filter_names)
+    values (table_id, columns, shape, t.granularity = 'statement' or (shape is null and (2 * n + stamps > 1600 or 2 * width > page)), gdq.describe_filter(table_id))
     returning version_id into id;
+  perform gdq.create_row_type(id);
   insert into gdq.log_ring (version_id) values (id);
   for slot in 0 .. slots - 1 loop
     perform gdq.create_segment(id, slot);
@@ -49,7 +54,7 @@ comment on function gdq.current_version(integer) is 'Id of the newest version of
 create or replace function gdq.version_fits(version_id bigint, columns jsonb) returns boolean
 language sql stable security definer set search_path = pg_catalog, pg_temp
 as $$
-  select v.columns = version_fits.columns and v.filter_names is not distinct from gdq.describe_filter(v.table_id)
+  select v.columns = version_fits.columns and v.shape is not distinct from gdq.table_shape(v.table_id) and v.filter_names is not distinct from gdq.describe_filter(v.table_id)
     from gdq.table_version v where v.version_id = version_fits.version_id
 $$;
 comment on function gdq.version_fits(bigint, jsonb) is 'Whether the capture functions of a version fit these columns.';

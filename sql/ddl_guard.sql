@@ -50,25 +50,39 @@ end
 $$;
 comment on function gdq.note_dropped(integer, text) is 'Records that a captured table is gone.';
 
+-- near_tables(locked, schemas): the captured tables among these relations, those that have one of them as a partition or
+-- child, and those in these schemas: a new name of a schema locks no table. Writes: nothing.
+create or replace function gdq.near_tables(locked oid[], schemas oid[] default null) returns setof gdq.captured_table
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+begin
+  return query
+    select ct.*
+      from (select unnest(locked) as relid
+            union select a.relid from unnest(locked) l, pg_partition_ancestors(l) a
+            union select i.inhparent from pg_inherits i where i.inhrelid = any (locked)
+            union select ct.relid from gdq.captured_leaf cl join gdq.captured_table ct using (table_id) where cl.leaf = any (locked)
+            union select c.oid from pg_class c where c.relnamespace = any (schemas)) near
+      join gdq.captured_table ct using (relid)
+     where (gdq.era_of(ct.queue_id)).era is not null  -- else disarm_restored() has done what there is to do
+     order by ct.relid, ct.queue_id;
+end
+$$;
+comment on function gdq.near_tables(oid[], oid[]) is 'Captured tables that DDL of these relations and schemas may concern.';
+
 -- guard_tables(tag): guard_table() for every captured table that this transaction has locked, or a partition or child
--- of it; when it renames a schema, which locks no table, for those in it. Writes: as guard_table().
+-- of it; when it renames a schema, for those in it. Writes: as guard_table().
 create or replace function gdq.guard_tables(tag text) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   t record;
-  locked oid[] := gdq.locked_tables('AccessExclusiveLock', 'ShareRowExclusiveLock');
+  schemas oid[];
 begin
-  for t in select ct.table_id, ct.queue_id, ct.relid
-             from (select unnest(locked) as relid
-                   union select a.relid from unnest(locked) l, pg_partition_ancestors(l) a
-                   union select i.inhparent from pg_inherits i where i.inhrelid = any (locked)
-                   union select ct.relid from gdq.captured_leaf cl join gdq.captured_table ct using (table_id) where cl.leaf = any (locked)
-                   union select c.oid from pg_class c
-                    where tag = 'ALTER SCHEMA' and c.relnamespace in (select o.objid from pg_event_trigger_ddl_commands() o where o.classid = 'pg_namespace'::regclass)) near
-             join gdq.captured_table ct using (relid)
-            where (gdq.era_of(ct.queue_id)).era is not null  -- else disarm_restored() has done what there is to do
-            order by ct.relid, ct.queue_id loop
+  if tag = 'ALTER SCHEMA' then
+    schemas := array(select o.objid from pg_event_trigger_ddl_commands() o where o.classid = 'pg_namespace'::regclass);
+  end if;
+  for t in select * from gdq.near_tables(gdq.locked_tables('AccessExclusiveLock', 'ShareRowExclusiveLock'), schemas) loop
     begin
       perform gdq.guard_table(t.table_id, tag);
     exception when others then

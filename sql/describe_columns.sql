@@ -62,12 +62,14 @@ end
 $$;
 comment on function gdq.describe_columns(oid, text, smallint[], smallint[], smallint[], smallint[]) is 'The logged columns of a table as the catalog has them now; also the fingerprint that tells whether DDL changed them.';
 
--- describe_table(table_id): describe_columns() of a captured table with its own options. Writes: nothing.
+-- describe_table(table_id): describe_columns() of a captured table with its own options and in its format.
+-- Writes: nothing.
 create or replace function gdq.describe_table(table_id integer) returns jsonb
 language sql stable security definer set search_path = pg_catalog, pg_temp
 as $$
-  select gdq.describe_columns(ct.relid, ct.mode, ct.key_attnums, ct.include_attnums, ct.column_attnums, ct.exclude_attnums)
-    from gdq.captured_table ct where ct.table_id = describe_table.table_id
+  select case ct.format when 'json' then gdq.json_columns(columns) else columns end
+    from gdq.captured_table ct, gdq.describe_columns(ct.relid, ct.mode, ct.key_attnums, ct.include_attnums, ct.column_attnums, ct.exclude_attnums) columns
+   where ct.table_id = describe_table.table_id
 $$;
 comment on function gdq.describe_table(integer) is 'describe_columns() of a captured table with its own options.';
 

@@ -51,6 +51,10 @@ begin
     raise exception 'tick % of queue % has snapshot %, which is later than the server''s %', last.tick_id, queue_id, last.snapshot, now_snapshot
       using errcode = 'object_not_in_prerequisite_state', hint = 'The server has lost transactions that it had. gdq rebase starts a new era: consumers read their tables afresh.';
   end if;
+  if not gdq.event_triggers_on() and exists (select from gdq.altered_tables(queue_id)) then
+    raise exception 'table % was altered, and capture has not looked at it yet', (select gdq.last_table_name(a.table_id) from gdq.altered_tables(queue_id) a limit 1)
+      using errcode = 'object_not_in_prerequisite_state', hint = 'SELECT gdq.check_tables(), as a ticker does, and take the tick in another transaction.';
+  end if;
   insert into gdq.tick (queue_id, snapshot, event_seq) values (queue_id, now_snapshot, events) returning tick_id into id;
   if exists (select from gdq.published_sequence ps where ps.queue_id = make_tick.queue_id) then
     perform gdq.publish_sequences(queue_id, id);

@@ -52,6 +52,7 @@ declare
   tbl text;
   rows_sql text;
   key_sql text;
+  misfit_sql text;
 begin
   select string_agg(gdq.images_sql(s, s0, s1), ' union all ') into rows_sql from gdq.version_segments(version_id) s;
   if rows_sql is null then
@@ -68,10 +69,15 @@ begin
       rows_sql := gdq.key_changes_sql(v.columns, rows_sql);
     end if;
   end if;
+  if v.shape is not null then
+    misfit_sql := format('select ev_id, ev_txid, ev_time, ''resync'' as op, %L::text as tbl, null::jsonb as key, null::jsonb as old, '
+      'jsonb_build_object(''kind'', ''gap'', ''reason'', ''written after an ALTER that capture had not followed'') as new, ev_origin as origin from (%s) r where ev_op = ''!'' union all ', tbl, rows_sql);
+  end if;
   key_sql := 'case when ev_op = ''D'' then ' || gdq.json_image(v.columns, 'old_key') || ' else ' || gdq.json_image(v.columns, 'key') || ' end';
-  return format('select ev_id, ev_txid, ev_time, case ev_op when ''I'' then ''insert'' when ''U'' then ''update'' else ''delete'' end as op, %L::text as tbl, '
+  return coalesce(misfit_sql, '') || format('select ev_id, ev_txid, ev_time, case ev_op when ''I'' then ''insert'' when ''U'' then ''update'' else ''delete'' end as op, %L::text as tbl, '
     '%s as key, case when ev_op <> ''I'' then %s end as old, case when ev_op <> ''D'' then %s end as new, ev_origin as origin from (%s) r',
-    tbl, coalesce(key_sql, 'null::jsonb'), coalesce(gdq.json_image(v.columns, 'old'), 'null::jsonb'), coalesce(gdq.json_image(v.columns, 'new'), 'null::jsonb'), rows_sql);
+    tbl, coalesce(key_sql, 'null::jsonb'), coalesce(gdq.json_image(v.columns, 'old'), 'null::jsonb'), coalesce(gdq.json_image(v.columns, 'new'), 'null::jsonb'), rows_sql)
+    || case when v.shape is not null then ' where ev_op <> ''!''' else '' end;
 end
 $$;
 comment on function gdq.version_events_sql(bigint, pg_snapshot, pg_snapshot) is 'SELECT of one version''s log rows between two snapshots, as events.';

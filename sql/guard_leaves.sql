@@ -92,6 +92,7 @@ begin
     into fault
     from pg_class c
    where c.oid = any (rels) and ((c.relkind = 'r' and c.relpersistence <> 'p') or c.relkind = 'f') limit 1;
+  fault := coalesce(fault, gdq.json_fault(table_id));
   if fault is null then
     -- a child that only one session sees is no part of what others read
     select format('inheritance child %s is not captured', gdq.table_name(i.inhrelid)) into fault

@@ -212,6 +212,7 @@ begin
       for s in select ls.segment from gdq.log_segment ls where ls.version_id = v.version_id loop
         execute format('drop table %s', gdq.table_name(s));
       end loop;
+      perform gdq.drop_row_type(v.version_id);
       delete from gdq.table_version tv where tv.version_id = v.version_id;
       dropped := dropped + 1;
       exit when dropped = 20;
@@ -226,7 +227,7 @@ comment on function gdq.drop_old_versions() is 'Drops the logs of versions that 
 
 -- maintain(): the work of all queues beside ticks: switches capture of one table on again where it was off, or else
 -- completes, rotates, summarises and drops logs, and empties at most one consumed segment, since a late writer of that
--- segment waits until this transaction ends. Call it in a transaction of its own, again while it returns true.
+-- segment waits until this transaction ends; when nothing of that is due, looks for DDL that no event trigger saw. Call it in a transaction of its own, again while it returns true.
 -- Result: whether more is due. Writes: as the functions that it calls. Errors: GDQ04, GDQ07.
 create or replace function gdq.maintain() returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set client_min_messages = warning
@@ -263,7 +264,10 @@ begin
     cleared := gdq.truncate_segment(s.queue_id, s.table_id, s.segment);
     exit when cleared;
   end loop;
-  return cleared;
+  if cleared then
+    return true;
+  end if;
+  return gdq.check_tables() > 0 or gdq.leave_typed();
 end
 $$;
 comment on function gdq.maintain() is 'Rotates, summarises and empties logs; at most one segment a call: call again while it returns true.';

@@ -29,7 +29,7 @@ comment on function gdq.queue_info(text) is 'Queues with their settings and the 
 -- table_info(queue): one row a captured table. state is resync while some subscription has not passed a gap of capture,
 -- or capture is off; reason is the latest; log_bytes: of the segments that hold rows; then the options of add_table(). Writes: nothing. Errors: 42704.
 create or replace function gdq.table_info(queue text default null)
-  returns table (queue_name text, table_name text, mode text, key text[], columns text[], version bigint, state text, reason text, log_bytes bigint,
+  returns table (queue_name text, table_name text, mode text, format text, key text[], columns text[], version bigint, state text, reason text, log_bytes bigint,
                  "where" text, operations text[], granularity text, always boolean, origin boolean, pin_search_path boolean)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms' set quote_all_identifiers = off
 as $$
@@ -41,7 +41,7 @@ begin
   with logs as materialized (
     select z.table_id, sum(gdq.relation_bytes(z.segment))::bigint as bytes from gdq.log_sizes(wanted) z group by 1
   )
-  select q.queue_name, coalesce(n.name, gdq.last_table_name(ct.table_id)), ct.mode,
+  select q.queue_name, coalesce(n.name, gdq.last_table_name(ct.table_id)), ct.mode, ct.format,
          (select array_agg(c->>'name') from jsonb_array_elements(v.columns) c where (c->>'key')::boolean),
          (select array_agg(c->>'name') from jsonb_array_elements(v.columns) c),
          v.version_id, case when r.reason is null then 'ok' else 'resync' end, r.reason,

@@ -8,7 +8,7 @@ language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   t gdq.captured_table;
-  columns jsonb;
+  described jsonb;
   version bigint := gdq.current_version(table_id);
   fault text;
 begin
@@ -18,14 +18,17 @@ begin
     return false;
   end if;
   perform gdq.refuse_partitions(t.relid);
-  fault := gdq.capture_fault(table_id);
+  if t.format = 'typed' and gdq.typed_only(t) is null and not gdq.event_triggers_on() then
+    update gdq.captured_table ct set format = 'json' where ct.table_id = t.table_id;
+  end if;
+  fault := coalesce(gdq.capture_fault(table_id), case when t.format = 'typed' and not gdq.event_triggers_on() then gdq.typed_only(t) end);
   if fault is not null then
     raise exception '%', fault;
   end if;
-  columns := gdq.describe_table(table_id);
-  perform gdq.check_key(table_id, columns);
-  if not gdq.version_fits(version, columns) then
-    version := gdq.create_version(table_id, columns, 3);
+  described := gdq.describe_table(table_id);
+  perform gdq.check_key(table_id, described);
+  if not gdq.version_fits(version, described) then
+    version := gdq.create_version(table_id, described, 3);
   end if;
   perform gdq.create_triggers(t.queue_id, t.relid, t.relid, t.operations, t.granularity, t.always);
   perform pg_advisory_xact_lock(gdq.lock_key('capture', t.relid));
@@ -40,6 +43,7 @@ begin
     raise exception '%', fault;
   end if;
   perform gdq.arm(version, (select lr.current_slot from gdq.log_ring lr where lr.version_id = version));
+  perform gdq.note_catalog(table_id);
   perform gdq.note_resync(t.queue_id, t.relid, 'armed', 'changes before this point were missed');
   return true;
 exception

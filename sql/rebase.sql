@@ -63,7 +63,7 @@ comment on function gdq.move_rows(regclass, pg_snapshot[], bigint) is 'Gives the
 -- does not keep them when columns were dropped. Found by the names that the newest version has; of excluded columns no
 -- name is kept, so those that it does not log stay out. Result: the columns of the table's options that are gone or have
 -- another name since; a key that lost one fits no index, so that it is never taken for another.
--- Writes: captured_table, table_version.
+-- Writes: captured_table, table_rename, table_version.
 create or replace function gdq.rebase_columns(table_id integer) returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -82,7 +82,7 @@ begin
                 where v.version_id = gdq.current_version(t.table_id)) c using (attnum)
    where not now_at ? k.attnum::text and (c.name is not null or k.attnum = any (t.key_attnums));
   update gdq.captured_table ct
-     set table_name = coalesce(gdq.table_name(ct.relid), ct.table_name),
+     set table_name = coalesce(gdq.table_name(ct.relid), gdq.last_table_name(ct.table_id)),
          key_attnums = (select array_agg(coalesce((now_at->>k::text)::smallint, 0) order by n) from unnest(ct.key_attnums) with ordinality u(k, n)),
          include_attnums = (select array_agg((now_at->>k::text)::smallint order by n) from unnest(ct.include_attnums) with ordinality u(k, n) where now_at ? k::text),
          column_attnums = (select array_agg((now_at->>k::text)::smallint order by n) from unnest(ct.column_attnums) with ordinality u(k, n) where now_at ? k::text),
@@ -90,6 +90,7 @@ begin
            array(select a.attnum from pg_attribute a
                   where a.attrelid = ct.relid and a.attnum > 0 and not a.attisdropped and a.attnum::text not in (select jsonb_each_text.value from jsonb_each_text(now_at))) end
    where ct.table_id = t.table_id;
+  delete from gdq.table_rename r where r.table_id = t.table_id;
   perform gdq.rebase_filter(t.table_id);
   -- a column that has gone since an older version gets a number that no column has
   update gdq.table_version v
@@ -146,6 +147,7 @@ begin
                from gdq.log_segment ls join gdq.table_version v using (version_id) where v.table_id = t.table_id and v.version_id <= old_version loop
       execute format(case when s.kept then 'truncate %s' else 'drop table %s' end, gdq.table_name(s.segment));
     end loop;
+    perform gdq.drop_row_type(v.version_id) from gdq.table_version v where v.table_id = t.table_id and v.version_id < coalesce(version, old_version);
     delete from gdq.table_version v where v.table_id = t.table_id and v.version_id < coalesce(version, old_version);
   end if;
 end
@@ -185,6 +187,7 @@ begin
       for f in select ls.segment from gdq.log_segment ls join gdq.table_version v using (version_id) where v.table_id = t.table_id loop
         execute format('drop table %s', gdq.table_name(f.segment));
       end loop;
+      perform gdq.drop_row_type(v.version_id) from gdq.table_version v where v.table_id = t.table_id;
       delete from gdq.captured_table ct where ct.table_id = t.table_id;
       perform gdq.log_event(queue_id, 'resync', null, jsonb_build_object('kind', 'dropped', 'reason', why, 'table', t.table_name));
     else

@@ -24,9 +24,9 @@ end
 $$;
 comment on function gdq.refuse_partitions(regclass) is 'Error when the changes of some partition of a table cannot be captured.';
 
--- refuse_table(queue_id, tbl, allow_rls): error when triggers cannot record every change of a table.
+-- refuse_table(queue_id, tbl, allow_rls, format): error when triggers cannot record every change of a table.
 -- Writes: nothing. Errors: 42809, 0A000, 42501, 42710, 55000, each with the reason and the cure.
-create or replace function gdq.refuse_table(queue_id integer, tbl regclass, allow_rls boolean) returns void
+create or replace function gdq.refuse_table(queue_id integer, tbl regclass, allow_rls boolean, format text) returns void
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -80,14 +80,14 @@ begin
     raise exception '% belongs to %: without the role gdq_capture only tables of % can be captured', name, owner, current_user
       using errcode = 'insufficient_privilege', hint = 'Have a role with CREATEROLE create gdq_capture and grant it, then install again.';
   end if;
-  if not gdq.event_triggers_on() then
+  if format = 'typed' and not gdq.event_triggers_on() then
     raise exception 'the event triggers of gdq are missing or off: an ALTER TABLE of % could make its writes fail', name
       using errcode = 'object_not_in_prerequisite_state',
-            hint = 'As a superuser: gdq create-event-triggers, or SELECT gdq.create_event_triggers(). From 17 on also event_triggers = on.';
+            hint = 'Capture it with format json, or as a superuser: gdq create-event-triggers, or SELECT gdq.create_event_triggers(). From 17 on also event_triggers = on.';
   end if;
 end
 $$;
-comment on function gdq.refuse_table(integer, regclass, boolean) is 'Error when the changes of a table cannot be captured.';
+comment on function gdq.refuse_table(integer, regclass, boolean, text) is 'Error when the changes of a table cannot be captured.';
 
 -- check_key(table_id, described): error when the key of a captured table cannot identify its rows.
 -- Writes: nothing. Errors: 0A000 pk mode without a key; 22023 a key without a unique index, nullable or not logged.

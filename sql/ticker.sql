@@ -88,7 +88,13 @@ begin
             where queue is null or qq.queue_id = gdq.find_queue(queue) order by (gdq.last_tick(qq.queue_id)).created_at loop
     -- who drops a queue holds the lock too, and nothing of the queue may be looked at then
     if pg_try_advisory_xact_lock(gdq.lock_key('tick', q.queue_id)) and gdq.tick_due(q.queue_id) then
-      perform gdq.make_tick(q.queue_id);
+      if not gdq.event_triggers_on() then
+        perform gdq.check_tables((select qq.queue_name from gdq.queue qq where qq.queue_id = q.queue_id));
+      end if;
+      -- what that has written is for the next call, as a tick needs a transaction that has not
+      if pg_current_xact_id_if_assigned() is null then
+        perform gdq.make_tick(q.queue_id);
+      end if;
       -- the tick has given this transaction an xid, so other queues have to wait for the next call
       return 1;
     end if;

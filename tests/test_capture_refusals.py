@@ -131,7 +131,7 @@ def test_queue_table_and_caller_must_be_right(tap: Tap) -> None:
     assert e.value.diag.sqlstate == "GDQ04"
 
 
-def test_without_event_triggers_nothing_is_captured(tap: Tap) -> None:
+def test_without_event_triggers_nothing_is_captured_by_type(tap: Tap) -> None:
     tap.write("create table t (id int)")
     with tap.db.connect("su") as su:
         for spoil, mend in (
@@ -143,7 +143,7 @@ def test_without_event_triggers_nothing_is_captured(tap: Tap) -> None:
             with pytest.raises(
                 errors.ObjectNotInPrerequisiteState, match="event triggers of gdq are missing or off"
             ) as e:
-                tap.add("shop.t")
+                tap.add("shop.t", format="typed")
             assert "gdq create-event-triggers" in (e.value.diag.message_hint or "")
             su.execute(mend)
     tap.add("shop.t")

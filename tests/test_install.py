@@ -116,10 +116,13 @@ def test_install_without_the_right_to_make_event_triggers_says_what_to_do(empty_
     assert done.returncode == 0
     assert done.stdout == ""
     assert "gdq create-event-triggers" in done.stderr
+    assert "format of captured tables: json" in done.stderr
     assert done.stderr.endswith(f"installed {HEAD}\n")
     assert gdq("create-event-triggers", dsn=empty_db.dsn).returncode == 1
     assert gdq("create-event-triggers", dsn=empty_db.su_dsn).stderr == "created event triggers\n"
-    assert gdq("install", dsn=empty_db.dsn).stderr == f"already at {HEAD}\n"
+    assert gdq("install", dsn=empty_db.dsn).stderr == (
+        f"format of captured tables: typed, as the event triggers follow DDL\nalready at {HEAD}\n"
+    )
 
 
 def test_superuser_gets_event_triggers_by_install(empty_db: Database) -> None:

@@ -16,3 +16,12 @@ alter table gdq.table_version add column shape jsonb;
 comment on column gdq.table_version.shape is 'Format json: attribute number and type of every column of the row, which tells its values apart. NULL: a typed log.';
 
 revoke all on gdq.table_rename from public;
+
+create table gdq.table_check (
+  table_id  integer primary key references gdq.captured_table on delete cascade,
+  catalog   text not null,
+  files     text not null
+);
+comment on table gdq.table_check is 'What the catalog held of each captured table when capture was last seen to fit it. Updated when DDL has changed it.';
+
+revoke all on gdq.table_check from public;
