@@ -89,8 +89,11 @@ begin
     raise exception 'role % does not exist any more', reader using errcode = 'insufficient_privilege',
       hint = 'Have an administrator give its consumer to another role: gdq.set_consumer_role().';
   end if;
+  -- offset 0: the rights on these tables are asked for, not those on all that pg_class lists
   select t.table_name, c.relrowsecurity as secured into hidden
-    from gdq.subscribed_tables(subscription_id) t join pg_class c on c.oid = t.relid
+    from (select st.table_id, st.table_name, st.relid from gdq.subscribed_tables(subscription_id) st offset 0) t,
+         lateral (select k.oid, k.relnamespace, k.relowner, k.relrowsecurity, k.relforcerowsecurity
+                    from pg_class k where k.oid = t.relid offset 0) c
    where not has_schema_privilege(reader_id, c.relnamespace, 'usage')
       or (not has_table_privilege(reader_id, c.oid, 'select')
           and exists (select from gdq.table_version v, jsonb_to_recordset(v.columns) l(attnum smallint)
