@@ -1,5 +1,5 @@
 -- arm_event_log(queue_id, slot): points the event function of a queue at one segment of its event log.
--- Writes: replaces gdq_log.q<queue>_event(kind, relid, data), the writer of gdq itself; those of messages: see arm_messages().
+-- Writes: replaces gdq_log.q<queue>_event(kind, relid, data), the writer of gdq itself, and those of messages.
 create or replace function gdq.arm_event_log(queue_id integer, slot integer) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$

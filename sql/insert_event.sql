@@ -1,12 +1,13 @@
 -- insert_event(queue, type, data, extra1 .. extra4): a message of the application in a queue, in the order of its changes
--- and in the caller's transaction. data is jsonb, or any text, which consumers get as a JSON string; the rest is text.
--- NULL may stand for anything but the queue. Needs EXECUTE on this function and no other right. It is made by
--- create_producers(), below. Result: its number, ev_id. Writes: the queue's event log.
+-- and in the caller's transaction. data is jsonb, or any text, which consumers get as a JSON string: a literal without a
+-- type is text. The rest is text; NULL may stand for anything but the queue. Needs EXECUTE on this function and USAGE on
+-- schema gdq, no right on a table. Made by create_producers(), below.
+-- Result: its number, ev_id. Writes: the queue's event log.
 -- Errors: 42704 when there is no such queue; 54000 for more than 100 MB as JSON; what any INSERT may raise.
 --
--- insert_events(queue, types, data, extra1 .. extra4): many messages in one INSERT, in the order of the arrays, which are of
--- one length; an extra that is left out is NULL everywhere. Result: how many. Writes and errors: as insert_event(), and
--- 2202E when the arrays differ in length.
+-- insert_events(queue, types, data, extra1 .. extra4): many messages in one INSERT, in the order of the arrays, which are
+-- of one length; an extra that is left out is NULL everywhere. Result: how many. Writes and errors: as insert_event(),
+-- and 2202E when the arrays differ in length.
 
 -- message_limit(): bytes of one message, as JSON, that are taken. A batch gives a message as one jsonb object, which
 -- holds 256 MB, and rendering ends at 1 GB. Writes: nothing.
@@ -33,7 +34,7 @@ end
 $$;
 comment on function gdq.check_message(text, jsonb, text) is 'Error when a message is too large to be read again.';
 
--- check_messages(types, data, extra1 .. extra4): error unless the arrays are of one length, an extra being NULL or of that length too.
+-- check_messages(types, data, extra1 .. extra4): error unless the arrays are of one length; an extra may be NULL instead.
 -- Writes: nothing. Errors: 2202E.
 create or replace function gdq.check_messages(types text[], data jsonb[], extra1 text[], extra2 text[], extra3 text[], extra4 text[]) returns void
 language plpgsql immutable security definer set search_path = pg_catalog, pg_temp

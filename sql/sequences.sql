@@ -1,5 +1,5 @@
--- add_sequence(queue, sequence): publishes the value of a sequence with each tick of a queue, for consumers that keep a copy
--- ready to take over: a batch comes with values that no transaction in it has passed. The owner of gdq reads it at
+-- add_sequence(queue, sequence): publishes the value of a sequence with each tick of a queue, for consumers that keep a
+-- copy ready to take over: a batch comes with values that no transaction in it has passed. The owner of gdq reads it at
 -- each tick, so it needs SELECT on the sequence and USAGE on its schema.
 -- Result: true; false when it is published already. Writes: published_sequence.
 -- Errors: 42704 for the queue; 42501; 42809 when it is no sequence, or a temporary one.
@@ -22,7 +22,7 @@ end
 $$;
 comment on function gdq.add_sequence(text, regclass) is 'Publishes the value of a sequence with each tick of a queue; false when it was published.';
 
--- remove_sequence(queue, sequence): stops that. sequence: schema.name as sequence_info() lists it, also of one that is gone.
+-- remove_sequence(queue, sequence): stops that. sequence: its name as sequence_info() lists it, also when it is gone.
 -- Result: true; false when it was not published. Writes: deletes from published_sequence. Errors: 42704 for the queue.
 create or replace function gdq.remove_sequence(queue text, sequence text) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -37,8 +37,8 @@ $$;
 comment on function gdq.remove_sequence(text, text) is 'Stops publishing the values of a sequence; false when it was not published.';
 
 -- sequence_info(queue): one row a published sequence (NULL: of all queues): its value as last published, and state: ok,
--- dropped, or unreadable when gdq's owner lost its right to read it. last_value NULL: it could not be read at that tick, or no
--- tick was taken since it was added. Writes: nothing. Errors: 42704.
+-- dropped, or unreadable when gdq's owner lost its right to read it. last_value NULL: it could not be read at that tick,
+-- or no tick was taken since it was added. Writes: nothing. Errors: 42704.
 create or replace function gdq.sequence_info(queue text default null)
   returns table (queue_name text, sequence_name text, last_value bigint, is_called boolean, tick bigint, state text)
 language sql volatile security definer set search_path = pg_catalog, pg_temp
@@ -112,9 +112,9 @@ $$;
 comment on function gdq.publish_sequences(integer, bigint) is 'Stores the values of a queue''s sequences with a tick, if one has changed.';
 
 -- batch_sequences(batch_id, token, changed): the values of the queue's sequences at the end of an open batch: no
--- transaction of the batch, or before it, took one beyond, counted in the sequence's own direction. changed: only those that differ
--- from its start. setval(sequence, last_value, is_called) brings a copy to the same state. NULL where the sequence could not be read at
--- that tick: a later batch has it.
+-- transaction of the batch, or before it, took one beyond, counted in the sequence's own direction. changed: only those
+-- that differ from its start. setval(sequence, last_value, is_called) brings a copy to the same state. NULL where the
+-- sequence could not be read at that tick: a later batch has it.
 -- Result: one row a sequence, by name. Writes: nothing. Errors: GDQ01.
 create or replace function gdq.batch_sequences(batch_id bigint, token uuid, changed boolean default true)
   returns table (sequence_name text, last_value bigint, is_called boolean)

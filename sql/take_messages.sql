@@ -1,5 +1,5 @@
--- take_messages(queue, consumer): lets a consumer of certain tables have the queue's messages too; one of all tables always
--- does. From its next batch on: call it where the consumer is registered. Result: true; false when it has them already.
+-- take_messages(queue, consumer): lets a consumer of certain tables have the queue's messages too; one of all tables
+-- always does. From its next batch on: call it where the consumer is registered. Result: true; false when it has them already.
 -- Writes: subscription_messages. Errors: 42704; 55006 while it has a batch, which must not change; GDQ04.
 create or replace function gdq.take_messages(queue text, consumer text) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp

@@ -104,8 +104,8 @@ end
 $$;
 comment on function gdq.ticker(text) is 'Takes a tick that is due, if any; returns how many were made. Call again until 0.';
 
--- tick_pause(queue, longest): seconds until ticker() of a queue, or of all, should be asked again: where new events wait, until
--- their tick is due; else ticker_max_lag, within which a tick for new events is due; longest at most. Writes: nothing.
+-- tick_pause(queue, longest): seconds until ticker() of a queue, or of all, should be asked again: where new events wait,
+-- until their tick is due; else ticker_max_lag, within which a tick for new events is due; longest at most. Writes: nothing.
 -- Errors: 42704.
 create or replace function gdq.tick_pause(queue text default null, longest interval default '50 ms') returns double precision
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
