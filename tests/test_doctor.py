@@ -153,8 +153,6 @@ def test_what_came_off_unseen_is_found_and_mended(shop: Tap, broken: str) -> Non
 
 
 def test_who_disabled_a_trigger(shop: Tap) -> None:
-    with shop.db.connect("su") as su:
-        su.execute("set session_replication_role = replica")
     unseen(shop, f"alter table shop.item disable trigger {trigger(shop, 'shop.item', 'u')}")
     [finding] = found(shop)
     row = shop.owner.execute("select max(xmin::text::bigint) from pg_trigger where tgenabled = 'D'").fetchone()
