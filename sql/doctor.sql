@@ -33,8 +33,8 @@ end
 $$;
 comment on function gdq.doctor(text, interval) is 'What is wrong or about to be: severity, code, object, cause, cure, and whether gdq doctor --fix mends it.';
 
--- doctor_event_triggers(queue_id, patience): the part of doctor() about event triggers: gdq's own that do not fire, and
--- those of the application that fire for all DDL, gdq's own too: one that fails there keeps capture from following.
+-- doctor_event_triggers(queue_id, patience): the part of doctor() about event triggers: gdq's own that do not fire, which
+-- tables of format json do without, and those of the application that fire for all DDL, gdq's own too: one that fails there keeps capture from following.
 -- Those of extensions are left aside. Writes: nothing.
 create or replace function gdq.doctor_event_triggers(queue_id integer, patience interval)
   returns table (severity text, code text, object text, cause text, cure text, fixable boolean)
@@ -42,7 +42,7 @@ language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
   select 'error', 'event_triggers_off', 'event_triggers', 'the setting event_triggers is off: capture does not follow DDL, and writes after an ALTER TABLE fail',
          'Set event_triggers = on.', false
-   where current_setting('event_triggers', true) = 'off'
+   where current_setting('event_triggers', true) = 'off' and exists (select from gdq.captured_table ct where ct.format = 'typed')
   union all
   select 'error', 'event_triggers_off', coalesce(w.names, '!gdq_*'), 'event triggers of gdq are missing, disabled or changed: capture does not follow DDL, and writes after an ALTER TABLE fail',
          'As a superuser: gdq create-event-triggers', (select r.rolsuper from pg_roles r where r.rolname = session_user)
@@ -50,6 +50,7 @@ as $$
             from unnest(array['!gdq_ddl', '!gdq_drop', '!gdq_rewrite', '!gdq_capture_role']) n
            where not exists (select from pg_event_trigger e where e.evtname = n and e.evtenabled = 'A')) w
    where not gdq.event_triggers_on() and current_setting('event_triggers', true) is distinct from 'off'
+     and exists (select from gdq.captured_table ct where ct.format = 'typed')
   union all
   select 'warning', 'event_trigger_of_application', e.evtname::text,
          format('event trigger %I (%s, owner %s) fires for all DDL, also for that of gdq: if it fails there, capture cannot follow', e.evtname, e.evtevent, pg_get_userbyid(e.evtowner)),

@@ -50,7 +50,7 @@ begin
     return query select 'warning', 'resync', format('changes of %s are missing: %s', name, reason), 'Consumers read the table afresh, and views load in full.', false;
   end if;
   return query select 'error', 'columns_changed', format('the columns of %s are not those that its log was made for', name), fix, true
-    where gdq.describe_table(t.table_id) <> (select v.columns from gdq.table_version v where v.version_id = gdq.current_version(t.table_id));
+    where not gdq.version_fits(gdq.current_version(t.table_id), gdq.describe_table(t.table_id));
   return query select 'error', 'cannot_capture', format('capture of %s cannot be complete: %s', name, f), 'Mend that, then gdq doctor --fix.', true
     from gdq.capture_fault(t.table_id) f where f is not null;
   return query select 'error', 'capture_function', format('capture function %s of %s %s', f.name, name, f.fault),

@@ -104,10 +104,14 @@ def test_nothing_is_wrong_with_options_of_capture(shop: Tap) -> None:
         su.execute("create table public.bulk (id int primary key, name text) partition by list (id)")
         su.execute("create table public.bulk_1 partition of public.bulk for values in (1)")
         su.execute("create table public.kept (id int primary key, name text)")
-        for table in ("bulk", "bulk_1", "kept"):
+        su.execute("create table public.plain (id int primary key, name text)")
+        for table in ("bulk", "bulk_1", "kept", "plain"):
             su.execute(f"alter table public.{table} owner to gdq_owner".encode())
     shop.add("public.bulk", granularity="statement")
     shop.add("public.kept", operations=["insert", "update"], always=True, origin=True, pin_search_path=True)
+    shop.add("public.plain", format="json")
+    shop.write("alter table item add column more int")
+    shop.owner.execute("alter table public.plain add column more int")
     assert found(shop) == []
     unseen(shop, f"alter table public.kept enable trigger {trigger(shop, 'public.kept', 'i')}")
     [finding] = found(shop)
