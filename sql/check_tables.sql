@@ -65,7 +65,7 @@ comment on function gdq.table_fault(gdq.captured_table, text) is 'Why capture do
 -- check_tables(queue): switches capture off for tables, of one queue or all, that were altered and no event trigger saw
 -- it: recorded as resync; maintain() arms them again with the columns that they have by then. A ticker calls it before
 -- its ticks where the event triggers are off, so that no batch has rows of an altered table without that resync.
--- Result: how many were switched off. Writes: resync, the event log, capture functions, table_check. Errors: 42704, GDQ04.
+-- Result: how many were switched off. Writes: resync, the event log, capture functions, table_check. Errors: 42704, GDQ04, GDQ07.
 create or replace function gdq.check_tables(queue text default null) returns integer
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -77,6 +77,7 @@ declare
   found_altered integer := 0;
 begin
   perform gdq.require_read_committed('check_tables');
+  perform gdq.require_era(case when queue is not null then gdq.find_queue(queue) end);
   for t in select a.* from gdq.altered_tables(case when queue is not null then gdq.find_queue(queue) end) a loop
     continue when not pg_try_advisory_xact_lock(gdq.lock_key('capture', t.relid));
     if not exists (select from pg_class c where c.oid = t.relid) then

@@ -137,6 +137,7 @@ begin
     perform gdq.check_key(t.table_id, described);
     version := gdq.create_version(t.table_id, described, 3);
     perform gdq.arm(version, 0);
+    perform gdq.note_catalog(t.table_id);
   exception when others then
     version := null;
     perform gdq.note_resync(t.queue_id, t.relid, 'disarmed', 'capture stays off: ' || sqlerrm);
@@ -342,7 +343,7 @@ begin
   for q in select qq.queue_id, qq.queue_name from gdq.queue qq where queue is null or qq.queue_name = queue order by 2 loop
     perform pg_advisory_xact_lock(gdq.lock_key('tick', q.queue_id));
     continue when (gdq.era_of(q.queue_id)).era is not null and gdq.snapshot_le((gdq.last_tick(q.queue_id)).snapshot, pg_current_snapshot());
-    if not gdq.event_triggers_on() then
+    if not gdq.event_triggers_on() and exists (select from gdq.captured_table ct where ct.queue_id = q.queue_id and ct.format = 'typed') then
       raise exception 'the event triggers of gdq are missing or off: an ALTER TABLE could make writes fail'
         using errcode = 'object_not_in_prerequisite_state', hint = 'As a superuser: gdq create-event-triggers, or SELECT gdq.create_event_triggers().';
     end if;
