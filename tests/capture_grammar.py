@@ -43,6 +43,12 @@ _WORDS = frozenset(
         "operator",
         "in",
         "array",
+        "collate",
+        # granularity statement: an INSERT from a transition table
+        "select",
+        "from",
+        "where",
+        "r",
     ]
 )
 _STATEMENTS = ("insert", "perform", "return", "if", "end", "elsif", "else", "declare", "begin")
@@ -67,6 +73,10 @@ def check_capture(body: str) -> int:
             inserts += 1
             if [_at(tokens, i + n) for n in (1, 2, 3)] != ["into", "gdq_log", "."]:
                 raise NotStaticError("INSERT into something else than a log")
+        if kind == "word" and text.lower() == "from" and after not in ("gdq_old", "gdq_new"):
+            raise NotStaticError(f"rows from {after}")
+        if kind == "word" and text.lower() == "collate" and after != "pg_catalog":
+            raise NotStaticError(f"collation {after}")
         if text == "::" and [after, _at(tokens, i + 2)] != ["pg_catalog", "."] and after != "bigint":
             raise NotStaticError(f"cast to {after}")
         if text == "(" and i and tokens[i - 1][0] in ("word", "quoted"):
@@ -106,9 +116,11 @@ def _check_call(tokens: list[tuple[str, str]], i: int) -> None:
 
 
 def _is_name(tokens: list[tuple[str, str]], i: int) -> bool:
-    """A log column in a column list, or a variable of the function."""
+    """A log column in a column list, a variable of the function, or a transition table."""
     text = tokens[i][1]
-    return text in ("ev_id", "ev_txid", "ev_time", "ev_op", "ev_number")
+    return text in ("ev_id", "ev_txid", "ev_time", "ev_op", "ev_origin", "ev_row", "ev_old", "ev_new", "ev_number") or (
+        text in ("gdq_old", "gdq_new") and _at(tokens, i - 1).lower() == "from"
+    )
 
 
 def _check_statements(tokens: list[tuple[str, str]]) -> None:

@@ -30,7 +30,9 @@ def _visit_plpgsql(state: Any, node: Any) -> None:
 
 def main() -> int:
     visitors.visit_plpgsql = _visit_plpgsql
-    options = {"ignore": ["PS003"], "ignore_lang": [], "sql_fn": [], "proc_without_search_path": []}
+    # runs the caller's commands with the caller's search_path
+    apply_ddl = "gdq.apply_ddl(queue text,ddl text,tables regclass[])"
+    options = {"ignore": ["PS003"], "ignore_lang": [], "sql_fn": [], "proc_without_search_path": [apply_ddl]}
     clean = True
     for name, script in (("install", schema.script()), ("uninstall", schema.uninstall_script())):
         counter = Counter(argparse.Namespace(summary_only=False, plpgsql=True, **options))
