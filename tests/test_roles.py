@@ -23,7 +23,7 @@ pytestmark = pytest.mark.server
 ROLES = {"boss": "gdq_admin", "mirror": "gdq_consumer", "rival": "gdq_consumer", "watcher": "gdq_reader"}
 
 # What the owner of gdq alone may call would let an administrator write capture functions, or skip checks.
-PRIVATE = {"replace_capture", "arm", "own_capture", "note_resync", "set_consumer_role_unchecked", "grant_roles"}
+PRIVATE = {"replace_capture", "arm", "own_capture", "note_resync", "disarm", "grant_roles"}
 
 
 @pytest.fixture(scope="module", autouse=True)
