@@ -136,8 +136,8 @@ class InstallResult:
 def install(dsn: str | None = None) -> InstallResult:
     """Install or upgrade gdq in one transaction; safe when several run at once.
 
-    Writes: schemas gdq and gdq_log; the roles gdq_capture, gdq_admin, gdq_consumer and gdq_reader and the event triggers
-    where the role may make them. Functions that changed are made anew, with the GRANTs that users made on them.
+    Writes: schemas gdq and gdq_log; the roles gdq_capture, gdq_admin, gdq_consumer and gdq_reader and the event
+    triggers where it may make them. Functions that changed are made anew, with the GRANTs that users made on them.
     InstallError when a newer gdq installed the schema; psycopg.Error with the reason when the server refuses.
     """
     from sqlalchemy import NullPool, create_engine  # noqa: PLC0415 (slow to load)
@@ -183,8 +183,8 @@ def script() -> str:
 def uninstall(connection: psycopg.Connection[Any]) -> bool:
     """Drop everything of gdq; the user's tables lose its triggers and nothing else. False when there was nothing.
 
-    The roles stay when another database of the cluster uses them, or somebody is a member. psycopg.errors.LockNotAvailable when
-    writers hold a captured table for a second: nothing is changed, try again.
+    The roles stay when another database of the cluster uses them, or somebody is a member.
+    psycopg.errors.LockNotAvailable when writers hold a captured table for a second: nothing is changed, try again.
     """
     row = connection.execute("select to_regnamespace('gdq') is null and to_regnamespace('gdq_log') is null").fetchone()
     _run(connection, _LOCK, _UNINSTALL)
