@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from psycopg import errors
 
 from gdq.cli import main
+from gdq.view import create_view
 from tests.events import Tap
 
 pytestmark = pytest.mark.server
@@ -187,3 +188,12 @@ def test_command_line_gives_and_shows_the_options(tap: Tap) -> None:
     assert run(main, ["register-consumer", "q", "d", "--skip-origin", "a,b", *dsn]).exit_code == 0
     shown = json.loads(run(main, ["consumers", "q", "--json", *dsn]).stdout)
     assert [(row["consumer_name"], row["skip_origin"]) for row in shown] == [("c", None), ("d", ["a", "b"])]
+
+
+def test_views_need_the_whole_table(tap: Tap) -> None:
+    tap.write("create table t (id int primary key)", "create table u (id int primary key)")
+    tap.add("shop.t", where="id > 1")
+    tap.add("shop.u", operations=["insert"])
+    for table in ("t", "u"):
+        with pytest.raises(errors.FeatureNotSupported, match=f"table shop.{table} is captured in part"):
+            create_view(tap.owner, "v", "q", f"select id from shop.{table}", "shop.v")
