@@ -1,7 +1,7 @@
 """`python -m bench.options`: what options of capture cost a writer.
 
-The server process's own time a row, over the same table without capture: for statements of many rows and of one row,
-and for one row after a change of the search_path. Rounds are interleaved; the medians are printed.
+The server process's own time a row, over the same table without capture, for statements of many rows and of one row.
+Rounds are interleaved; the medians are printed.
 """
 
 from __future__ import annotations
@@ -41,22 +41,18 @@ class Cost:
 
     many: list[float] = field(default_factory=list)
     one: list[float] = field(default_factory=list)
-    flip: list[float] = field(default_factory=list)
 
 
 def workloads(table: str, rows: int) -> dict[str, tuple[str, int]]:
     """{name: (statement, rows that it writes)}; each leaves the table empty."""
     one = f"insert into {table} values (i, {VALUES}); update {table} set kind = 17 where id = i; delete from {table};"
-    loop = "do $$ begin for i in 1..{} loop {} end loop; end $$"
-    flips = "".join(f"perform set_config('search_path', 'pg_catalog, s{n}', false); {one} " for n in (1, 2))
     return {
         "many": (
             f"""insert into {table} select g, {VALUES} from generate_series(1, {rows}) g;
                 update {table} set kind = 17; delete from {table}""",
             3 * rows,
         ),
-        "one": (loop.format(rows // 5, one), 3 * (rows // 5)),
-        "flip": (loop.format(rows // 50, flips), 6 * (rows // 50)),
+        "one": (f"do $$ begin for i in 1..{rows // 5} loop {one} end loop; end $$", 3 * (rows // 5)),
     }
 
 
@@ -65,9 +61,6 @@ def measure(conninfo: str, rows: int, rounds: int) -> dict[str, Cost]:
     costs = {name: Cost() for name in CONTENDERS}
     with psycopg.connect(conninfo, autocommit=True) as connection:
         status = Path(f"/proc/{connection.info.backend_pid}/schedstat")
-        # a schema that is not there does not change the effective search_path
-        connection.execute("create schema s1")
-        connection.execute("create schema s2")
         create_queue(connection, "q")
         create_queue(connection, "unlogged", unlogged=True)
         for number, (name, options) in enumerate(CONTENDERS.items()):
@@ -104,14 +97,14 @@ def main(rows: int, rounds: int, as_json: bool) -> None:
     medians = {
         name: {
             work: round(statistics.median(getattr(cost, work)) - statistics.median(getattr(base, work)), 1)
-            for work in ("many", "one", "flip")
+            for work in ("many", "one")
         }
         for name, cost in costs.items()
     }
     if as_json:
         click.echo(json.dumps(medians))
         return
-    table = Table("us a row over no capture", "many rows", "one row", "one row, search_path changed")
+    table = Table("us a row over no capture", "many rows", "one row")
     for name, cost in medians.items():
         table.add_row(name, *(str(value) for value in cost.values()))
     Console().print(table)
