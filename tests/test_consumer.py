@@ -430,7 +430,9 @@ def test_a_cut_connection_is_made_again(shop: Database) -> None:
 def test_ticker_ends_by_signal_and_survives_a_cut(shop: Database) -> None:
     process = start_gdq("ticker", dsn=shop.dsn)
     with shop.connect("su") as su:
-        query = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'gdq ticker'"
+        # at work: a first connection that is lost before that is not tried again
+        query = """select pg_terminate_backend(pid) from pg_stat_activity
+                    where application_name = 'gdq ticker' and query ~ 'gdq.tick_pause'"""
         wait_for(lambda: su.execute(query).rowcount == 1)
         last = "select max(tick_id) from gdq.tick"
         before = su.execute(last).fetchone()
