@@ -300,10 +300,9 @@ class Batch:
 
     def _refuse_gaps(self, table: str, kinds: Collection[str]) -> None:
         """ResyncRequired when the batch holds an event of one of these kinds for the table."""
-        query = """select tbl, kind, data from gdq.delta_events(%s, %s::pg_snapshot, %s::pg_snapshot,
-                     array[%s::pg_catalog.regclass])"""
+        query = "select tbl, kind, data from gdq.batch_gaps(%s, %s, %s::pg_catalog.regclass)"
         with mapped(), self.connection.cursor(row_factory=dict_row) as cursor:
-            cursor.execute(query, [self.queue, self.snapshot_from, self.snapshot_to, table])
+            cursor.execute(query, [self.id, self.token, table])
             for row in cursor:
                 # a new name or a partition without rows changes nothing that is read here
                 if row["kind"] in kinds and (row["kind"] != "ddl" or row["data"].keys() & {"new_version", "dropped"}):
@@ -363,7 +362,7 @@ def _resync(table: str | None, data: dict[str, Any] | None, kind: str = "resync"
     reason = (data or {}).get("reason")
     return ResyncRequired(
         f"table {table} {what}{f': {reason}' if reason else ''}",
-        hint="Register the consumer again, then load the table afresh.",
+        hint="Copy the table anew: Consumer.resync(), or by hand and gdq resynced. Or register the consumer again.",
     )
 
 

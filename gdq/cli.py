@@ -23,6 +23,8 @@ from gdq.cli_base import (
     talk,
 )
 from gdq.cli_capture import capture_options
+from gdq.cli_control import NEW_QUEUE_SETTINGS, settings_of
+from gdq.cli_control import commands as control_commands
 from gdq.cli_ddl import apply_ddl
 from gdq.cli_era import commands as era_commands
 from gdq.cli_message import commands as message_commands
@@ -34,16 +36,6 @@ from gdq.cli_view import commands as view_commands
 
 if TYPE_CHECKING:
     from gdq.queue import Mode
-
-QUEUE_SETTINGS = (
-    "ticker_max_count",
-    "ticker_max_lag",
-    "ticker_idle_period",
-    "rotation_period",
-    "rotation_bytes",
-    "retention",
-    "unlogged",
-)
 
 
 class _Logfmt(logging.Formatter):
@@ -129,7 +121,7 @@ def create_event_triggers(dsn: str | None) -> None:
 
 @main.command("create-queue")
 @click.argument("queue")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help=f"One of {', '.join(QUEUE_SETTINGS)}.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help=f"One of {', '.join(NEW_QUEUE_SETTINGS)}.")
 @dsn_option
 def create_queue(queue: str, settings: tuple[str, ...], dsn: str | None) -> None:
     """Create a queue.
@@ -139,10 +131,7 @@ def create_queue(queue: str, settings: tuple[str, ...], dsn: str | None) -> None
     """
     from gdq import queue as queues  # noqa: PLC0415
 
-    pairs = dict(setting.partition("=")[::2] for setting in settings)
-    for name, value in pairs.items():
-        if name not in QUEUE_SETTINGS or not value:
-            raise click.BadParameter(f"{name!r}: want KEY=VALUE with a key of {', '.join(QUEUE_SETTINGS)}")
+    pairs = settings_of(settings, NEW_QUEUE_SETTINGS)
     with session(dsn) as connection:
         made = queues.create_queue(connection, queue, **pairs)
     talk(f"created queue {queue}" if made else f"already there: queue {queue}")
@@ -202,12 +191,13 @@ def add_table(queue: str, table: str, mode: Mode, dsn: str | None, **options: An
 @main.command("remove-table")
 @click.argument("queue")
 @click.argument("table")
+@click.option("--force", is_flag=True, help="Also with changes that consumers have not read: they are told.")
 @dsn_option
-def remove_table(queue: str, table: str, dsn: str | None) -> None:
+def remove_table(queue: str, table: str, force: bool, dsn: str | None) -> None:
     """Stop capturing a table and drop its logs."""
     from gdq import queue as queues  # noqa: PLC0415
 
-    retry_locked(dsn, lambda connection: queues.remove_table(connection, queue, table))
+    retry_locked(dsn, lambda connection: queues.remove_table(connection, queue, table, force=force))
     talk(f"removed table {table} from {queue}")
 
 
@@ -304,6 +294,7 @@ for _command in (
     ticker,
     consume,
     peek,
+    *control_commands,
     *message_commands,
     *retry_commands,
     *sequence_commands,

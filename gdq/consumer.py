@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -21,6 +21,7 @@ from psycopg.rows import class_row, scalar_row
 from gdq import queue as queues
 from gdq.batch import Batch, next_batch
 from gdq.conninfo import connect, is_pooled
+from gdq.control import TableCopy, resync, resynced
 from gdq.errors import GdqError, mapped
 from gdq.member import DEAD_AFTER, member_info
 from gdq.retry import Outcome, next_retry
@@ -39,7 +40,10 @@ _TICKER_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ConsumerInfo:
-    """One consumer of a queue: how far behind it is in time and events, and whose. `tables` None: it takes all."""
+    """One consumer of a queue: how far behind it is in time and events, and whose. `tables` None: it takes all.
+
+    `resync`: the tables that it must copy anew, now or once it comes to the event that says so; `reason`: why.
+    """
 
     queue_name: str
     consumer_name: str
@@ -50,6 +54,9 @@ class ConsumerInfo:
     tables: list[str] | None
     skip_origin: list[str] | None
     owner_role: str
+    paused: bool
+    resync: list[str] | None
+    reason: str | None
 
 
 class Handler(Protocol):
@@ -237,6 +244,20 @@ class Consumer:
                     return True
                 pause = min(pause * 2, _POLL_SECONDS_MAX)
         return True
+
+    def resync(self, table: str) -> AbstractContextManager[TableCopy]:
+        """Copy a table anew after ResyncRequired, outside a batch; what the block writes commits together with it.
+
+        with consumer.resync("public.orders") as copy:
+            consumer.connection.execute("truncate mirror")
+            for row in copy.rows():
+                ...
+        """
+        return resync(self.connection, self.queue, self.consumer, table)
+
+    def resynced(self, table: str, snapshot: str) -> None:
+        """Note that the table was copied as of a snapshot, where resync() does not fit; outside a batch."""
+        resynced(self.connection, self.queue, self.consumer, table, snapshot)
 
     def _open(self, transaction: ExitStack) -> Batch | None:
         """The next batch, in a transaction that `transaction` ends. A member's batch is taken in one before that.

@@ -39,6 +39,8 @@ class QueueInfo:
     rotation_bytes: int
     retention: timedelta
     unlogged: bool
+    max_bytes: int | None
+    paused: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +72,8 @@ def create_queue(connection: Connection[Any], queue: str, **settings: Any) -> bo
     """Make a queue; False when it existed, and is left as it is.
 
     `settings` are the named arguments of the SQL function: ticker_max_count (events), ticker_max_lag,
-    ticker_idle_period, rotation_period, retention (intervals), rotation_bytes, unlogged (change logs without WAL: a
-    crash empties them, and all consumers are told to resync).
+    ticker_idle_period, rotation_period, retention (intervals), rotation_bytes, max_bytes, unlogged (change logs
+    without WAL: a crash empties them, and all consumers are told to resync).
     """
     return bool(_call(connection, "create_queue", queue, **settings))
 
@@ -125,9 +127,12 @@ def add_table(
     _call(connection, "add_table", queue, _Table(table), mode=mode, **options)
 
 
-def remove_table(connection: Connection[Any], queue: str, table: str) -> None:
-    """Stop capturing a table and drop its logs, consumed or not."""
-    _call(connection, "remove_table", queue, _Table(table))
+def remove_table(connection: Connection[Any], queue: str, table: str, *, force: bool = False) -> None:
+    """Stop capturing a table and drop its logs; its consumers are told by an event.
+
+    psycopg.errors.ObjectInUse when a consumer has not read all of them, unless by `force`: then it meets a gap.
+    """
+    _call(connection, "remove_table", queue, _Table(table), force=force)
 
 
 def table_info(connection: Connection[Any], queue: str | None = None) -> list[TableInfo]:

@@ -8,6 +8,7 @@ as $$
 #variable_conflict use_column
 declare
   b gdq.batch := gdq.open_batch(batch_id, token);
+  from_snapshot pg_snapshot := gdq.delivered_from(b, tbl);
   id integer;
 begin
   select t.table_id into id from gdq.subscribed_tables(b.subscription_id) t where t.relid = tbl;
@@ -17,7 +18,7 @@ begin
   return query
     select v.version_id, v.columns from gdq.table_version v
      where v.table_id = id
-       and exists (select from gdq.version_segments(v.version_id) s where gdq.changes_sql(s, 'ev_id', b.snapshot_from, b.snapshot_to) is not null)
+       and exists (select from gdq.version_segments(v.version_id) s where gdq.changes_sql(s, 'ev_id', from_snapshot, b.snapshot_to) is not null)
      order by v.version_id;
   perform gdq.open_batch(batch_id, token);
 end

@@ -1,6 +1,7 @@
 -- begin_refresh(queue, consumer): takes a consumer for the refresh of a view. Older holders are fenced off.
 -- Result: one row (batch_id, token, snapshot = the subscription's position: rows after it are held).
--- Writes: batch, batch_token; what check_logs() writes. Errors: 42704, GDQ04; 55000 when the consumer has members.
+-- Writes: batch, batch_token; what check_logs() writes. Errors: 42704, GDQ04; 55000 when the consumer has members, or the
+-- queue is paused.
 create or replace function gdq.begin_refresh(queue text, consumer text) returns table (batch_id bigint, token uuid, snapshot pg_snapshot)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -11,6 +12,7 @@ declare
   b gdq.batch;
 begin
   perform gdq.require_member(id, null);
+  perform gdq.refuse_paused(gdq.find_queue(queue));
   perform gdq.check_logs(queue);
   select * into b from gdq.batch where subscription_id = id and batch_no = pos.batch_no + 1;
   if b.batch_id is null then
@@ -54,7 +56,7 @@ $$;
 comment on function gdq.tick_nonce(bigint) is 'Nonce of a tick; NULL when it is gone.';
 
 -- set_position(queue, consumer, token, snapshot): ends a refresh: rows up to the snapshot are no longer held for it.
--- Writes: position. Errors: GDQ01 for a stale token; 22023 when the snapshot lies before the position; GDQ04.
+-- Writes: position, subscription_resync. Errors: GDQ01 for a stale token; 22023 when the snapshot lies before the position; GDQ04.
 create or replace function gdq.set_position(queue text, consumer text, token uuid, snapshot pg_snapshot) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -73,6 +75,9 @@ begin
     select id, b.batch_no, coalesce(max(t.tick_id), pos.tick_id), set_position.snapshot, coalesce(max(t.event_seq), pos.event_seq)
       from gdq.tick t
      where t.queue_id = gdq.find_queue(queue) and t.refresh and t.snapshot::text = set_position.snapshot::text and t.tick_id >= pos.tick_id;
+  -- a refresh that found its changes gone has loaded in full
+  insert into gdq.subscription_resync (subscription_id, relid, kind, snapshot)
+    select id, c.relid, 'copied', set_position.snapshot from gdq.cut_tables(id) c;
 end
 $$;
 comment on function gdq.set_position(text, text, uuid, pg_snapshot) is 'Ends a refresh: moves its consumer to the snapshot that the target holds.';

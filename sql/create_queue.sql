@@ -59,14 +59,14 @@ comment on function gdq.capture_owner() is 'The role that owns capture functions
 
 -- create_queue(queue, ...): makes a queue: its number sequence, its event log, a first tick.
 -- Settings: a tick is due after ticker_max_count events or ticker_max_lag with any, else after ticker_idle_period; a log
--- rotates after rotation_period or rotation_bytes; consumed rows stay readable for retention. unlogged: change logs
--- without WAL, which a crash empties: every consumer is then told to resync. The event log (TRUNCATE, DDL, messages) has WAL.
+-- rotates after rotation_period or rotation_bytes; consumed rows stay readable for retention; once all logs take more
+-- than max_bytes (NULL or 0: no limit) the slowest consumer is cut off, see enforce_max_bytes(). unlogged: change logs without WAL, which a crash empties: every consumer is then told to resync. The event log (TRUNCATE, DDL, messages) has WAL.
 -- Result: true; false when the queue existed already (its settings are left alone).
 -- Writes: queue, event_ring, tick, era, horizon, log_marker; creates gdq_log.q<id>_*. Errors: 22023, 23514 for bad settings, GDQ04.
 create or replace function gdq.create_queue(queue text, ticker_max_count integer default 500,
   ticker_max_lag interval default '100 ms', ticker_idle_period interval default '60 s',
   rotation_period interval default '10 min', rotation_bytes bigint default 268435456, retention interval default '0',
-  unlogged boolean default false)
+  unlogged boolean default false, max_bytes bigint default null)
   returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
   set default_table_access_method = 'heap' set default_tablespace = '' set client_min_messages = warning
@@ -82,8 +82,8 @@ begin
   if exists (select from gdq.queue q where q.queue_name = queue) then
     return false;
   end if;
-  insert into gdq.queue (queue_name, ticker_max_count, ticker_max_lag, ticker_idle_period, rotation_period, rotation_bytes, retention, unlogged)
-    values (queue, ticker_max_count, ticker_max_lag, ticker_idle_period, rotation_period, rotation_bytes, retention, unlogged)
+  insert into gdq.queue (queue_name, ticker_max_count, ticker_max_lag, ticker_idle_period, rotation_period, rotation_bytes, retention, unlogged, max_bytes)
+    values (queue, ticker_max_count, ticker_max_lag, ticker_idle_period, rotation_period, rotation_bytes, retention, unlogged, nullif(max_bytes, 0))
     returning queue_id into id;
   if unlogged then
     insert into gdq.log_marker (queue_id) values (id);
@@ -112,7 +112,7 @@ begin
   return true;
 end
 $$;
-comment on function gdq.create_queue(text, integer, interval, interval, interval, bigint, interval, boolean) is 'Makes a queue; false when it existed.';
+comment on function gdq.create_queue(text, integer, interval, interval, interval, bigint, interval, boolean, bigint) is 'Makes a queue; false when it existed.';
 
 -- drop_queue(queue, force): removes a queue and everything it captured. Result: true; false when there was none.
 -- Errors: 55006 when it still has tables or consumers and force is not given; 55P03 when a writer holds a table; GDQ07.
@@ -142,7 +142,7 @@ begin
       using errcode = 'object_in_use', hint = 'Remove them first, or drop the queue with force.';
   end if;
   for t in select ct.relid from gdq.captured_table ct where ct.queue_id = id order by ct.relid loop
-    perform gdq.remove_table(queue, t.relid);
+    perform gdq.remove_table(queue, t.relid, force => true);
   end loop;
   delete from gdq.view v where v.queue_id = id;
   delete from gdq.resync r where r.queue_id = id;

@@ -82,10 +82,11 @@ end
 $$;
 comment on function gdq.version_events_sql(bigint, pg_snapshot, pg_snapshot) is 'SELECT of one version''s log rows between two snapshots, as events.';
 
--- queue_events_sql(queue_id, relids, s0, s1, messages): SELECT of the truncate, ddl and resync rows of the event log in (s0, s1]
+-- queue_events_sql(queue_id, relids, s0, s1, messages, copies_of): SELECT of the truncate, ddl and resync rows of the event log in (s0, s1]
 -- that concern these tables, and of its messages where those are wanted; the loss of unlogged logs also when it was found
--- after s1. Writes: nothing.
-create or replace function gdq.queue_events_sql(queue_id integer, relids oid[], s0 pg_snapshot, s1 pg_snapshot, messages boolean) returns text
+-- after s1. What the copies of the subscription copies_of hold already is left out. Writes: nothing.
+create or replace function gdq.queue_events_sql(queue_id integer, relids oid[], s0 pg_snapshot, s1 pg_snapshot, messages boolean,
+  copies_of integer default null) returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
@@ -98,14 +99,16 @@ begin
                      'when ''message'' then jsonb_build_object(''type'', ev_type, ''data'', ev_data) '
                      '|| jsonb_strip_nulls(jsonb_build_object(''extra1'', ev_extra1, ''extra2'', ev_extra2, ''extra3'', ev_extra3, ''extra4'', ev_extra4)) else ev_data end as new, '
                      'case ev_kind when ''truncate'' then ev_data->>''origin'' end as origin '
-                     'from (%s) e where case ev_kind when ''message'' then %L when ''active'' then false else ev_table is null or ev_table = any (%L::oid[]) end',
-                     queue_id, string_agg(rows_sql, ' union all '), messages, relids) as part
+                     'from (%s) e where case ev_kind when ''message'' then %L when ''active'' then false else ev_table is null or ev_table = any (%L::oid[]) end%s',
+                     queue_id, string_agg(rows_sql, ' union all '), messages, relids,
+                     (select string_agg(format(' and (ev_table is distinct from %s or not pg_visible_in_snapshot(ev_txid::text::xid8, %L))', c.relid::oid, c.snapshot), '')
+                        from gdq.copied_tables(copies_of) c where c.relid is not null and not gdq.snapshot_le(c.snapshot, s0))) as part
               from gdq.event_segments(queue_id) s, gdq.changes_sql(s, '*', s0, s1) rows_sql where gdq.holds_rows(s) having count(rows_sql) > 0
              union all
-            select gdq.loss_events_sql(queue_id, relids, s1)) parts);
+            select gdq.loss_events_sql(queue_id, relids, s1, copies_of)) parts);
 end
 $$;
-comment on function gdq.queue_events_sql(integer, oid[], pg_snapshot, pg_snapshot, boolean) is 'SELECT of a queue''s event log between two snapshots, as events.';
+comment on function gdq.queue_events_sql(integer, oid[], pg_snapshot, pg_snapshot, boolean, integer) is 'SELECT of a queue''s event log between two snapshots, as events.';
 
 -- subscription_events_sql(subscription_id, s0, s1): SELECT of all that a subscription takes in (s0, s1], unsorted; an
 -- empty SELECT when there is nothing. What has an origin that the subscription skips is left out. Writes: nothing.
@@ -118,12 +121,11 @@ begin
   return (
     select gdq.skip_origin_sql(subscription_id, 'origin', coalesce(string_agg(part, ' union all '), 'select null::bigint as ev_id, null::bigint as ev_txid, null::timestamptz as ev_time, '
              'null::text as op, null::text as tbl, null::jsonb as key, null::jsonb as old, null::jsonb as new, null::text as origin where false'))
-      from (select gdq.version_events_sql(v.version_id, s0, s1) as part
+      from (select gdq.version_events_sql(v.version_id, gdq.snapshot_max(s0, c.snapshot), s1) as part
               from gdq.changed_tables(subscription_id, s0, s1) t join gdq.table_version v using (table_id)
+              left join gdq.copied_tables(subscription_id) c on c.relid = t.relid
              union all
-            select gdq.queue_events_sql(s.queue_id, array(select t.relid::oid from gdq.subscribed_tables(s.subscription_id) t), s0, s1,
-                                        s.all_tables or exists (select from gdq.subscription_messages sm where sm.subscription_id = s.subscription_id))
-              from gdq.subscription s where s.subscription_id = subscription_events_sql.subscription_id) parts);
+            select gdq.control_events_sql(subscription_id, s0, s1)) parts);
 end
 $$;
 comment on function gdq.subscription_events_sql(integer, pg_snapshot, pg_snapshot) is 'SELECT of all events that a subscription takes between two snapshots.';
@@ -142,6 +144,23 @@ begin
 end
 $$;
 comment on function gdq.skip_origin_sql(integer, text, text) is 'A SELECT of changes without those of the origins that a subscription skips.';
+
+-- control_events_sql(subscription_id, s0, s1): queue_events_sql() of all tables that a subscription takes or that were
+-- removed from under it, without what its copies hold already. Writes: nothing.
+create or replace function gdq.control_events_sql(subscription_id integer, s0 pg_snapshot, s1 pg_snapshot) returns text
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+  return (
+    select gdq.queue_events_sql(s.queue_id,
+             array(select t.relid::oid from gdq.subscribed_tables(s.subscription_id) t
+                   union select r.relid::oid from gdq.subscription_resync r where r.subscription_id = s.subscription_id and r.kind = 'removed'),
+             s0, s1, gdq.takes_messages(s.subscription_id), s.subscription_id)
+      from gdq.subscription s where s.subscription_id = control_events_sql.subscription_id);
+end
+$$;
+comment on function gdq.control_events_sql(integer, pg_snapshot, pg_snapshot) is 'SELECT of the truncate, ddl, resync and message events that a subscription takes.';
 
 -- get_batch(batch_id, token): the events of an open batch in ev_id order. For one row that is version order.
 -- op: insert, update, delete, truncate, ddl, resync or message; key, old and new as the mode logs them; old and new are NULL
@@ -231,7 +250,7 @@ begin
   if id is null then
     raise exception 'table % is not among those of batch %', tbl, batch_id using errcode = 'undefined_object';
   end if;
-  changes := gdq.table_changes_sql(id, b.snapshot_from, b.snapshot_to, version);
+  changes := gdq.table_changes_sql(id, gdq.delivered_from(b, tbl), b.snapshot_to, version);
   perform gdq.open_batch(batch_id, token);
   if (select t.origin from gdq.captured_table t where t.table_id = id) then
     changes := gdq.skip_origin_sql(b.subscription_id, 'ev_origin', changes);

@@ -1,30 +1,3 @@
--- retained_tick(queue_id, age): the newest tick of a queue that is at least so old, else its oldest. A binary search:
--- there may be a million ticks. Writes: nothing.
-create or replace function gdq.retained_tick(queue_id integer, age interval) returns bigint
-language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
-as $$
-declare
-  oldest bigint;
-  newest bigint;
-  middle bigint;
-  t gdq.tick;
-begin
-  select min(tt.tick_id), max(tt.tick_id) into oldest, newest from gdq.tick tt where tt.queue_id = retained_tick.queue_id and not tt.refresh;
-  while oldest < newest loop
-    middle := oldest + (newest - oldest + 1) / 2;
-    select * into t from gdq.tick tt
-     where tt.queue_id = retained_tick.queue_id and not tt.refresh and tt.tick_id between middle and newest order by tt.tick_id limit 1;
-    if t.created_at <= clock_timestamp() - age then
-      oldest := t.tick_id;
-    else
-      newest := middle - 1;
-    end if;
-  end loop;
-  return oldest;
-end
-$$;
-comment on function gdq.retained_tick(integer, interval) is 'The newest tick of a queue that is at least so old, else its oldest.';
-
 -- held_snapshot(queue_id, table_id): the oldest snapshot that rows of a table (NULL: of the event log) are held for: the
 -- positions of the subscriptions that take it, the last tick, and the tick that is retention old. A subscription
 -- without a position would hold everything. Writes: nothing.
@@ -43,7 +16,7 @@ as $$
           select (gdq.last_tick(held_snapshot.queue_id)).snapshot
            union all
           select t.snapshot
-            from (select gdq.retained_tick(q.queue_id, q.retention) as tick_id from gdq.queue q
+            from (select greatest(gdq.retained_tick(q.queue_id, q.retention), q.retain_after) as tick_id from gdq.queue q
                    where q.queue_id = held_snapshot.queue_id and q.retention > interval '0') kept join gdq.tick t using (tick_id)) held
    order by pg_snapshot_xmax(h), (select count(*) from pg_snapshot_xip(h)) desc limit 1
 $$;
@@ -206,7 +179,7 @@ begin
       continue when exists (select from gdq.version_segments(v.version_id));
       if v.newest then
         -- it locks a partition that is captured through its root now, so nothing else is done in this transaction
-        perform gdq.remove_table((select q.queue_name from gdq.queue q where q.queue_id = v.queue_id), v.relid);
+        perform gdq.remove_table((select q.queue_name from gdq.queue q where q.queue_id = v.queue_id), v.relid, force => true);
         return true;
       end if;
       for s in select ls.segment from gdq.log_segment ls where ls.version_id = v.version_id loop
@@ -226,8 +199,9 @@ $$;
 comment on function gdq.drop_old_versions() is 'Drops the logs of versions that are no longer written and hold no rows.';
 
 -- maintain(): the work of all queues beside ticks: switches capture of one table on again where it was off, or else
--- completes, rotates, summarises and drops logs, and empties at most one consumed segment, since a late writer of that
--- segment waits until this transaction ends; when nothing of that is due, looks for DDL that no event trigger saw. Call it in a transaction of its own, again while it returns true.
+-- completes, rotates, summarises and drops logs, enforces max_bytes, and empties at most one consumed segment, since a
+-- late writer of that segment waits until this transaction ends; when nothing of that is due, looks for DDL that no
+-- event trigger saw. Call it in a transaction of its own, again while it returns true.
 -- Result: whether more is due. Writes: as the functions that it calls. Errors: GDQ04, GDQ07.
 create or replace function gdq.maintain() returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set client_min_messages = warning
@@ -259,7 +233,11 @@ begin
   if gdq.drop_old_versions() then
     return true;
   end if;
+  if gdq.enforce_max_bytes() then
+    return true;
+  end if;
   perform gdq.rotate_control();
+  perform gdq.trim_resync();
   for s in select * from gdq.idle_segments() loop
     cleared := gdq.truncate_segment(s.queue_id, s.table_id, s.segment);
     exit when cleared;

@@ -87,11 +87,11 @@ comment on function gdq.create_batch(integer, integer) is 'A new batch of a subs
 -- is stale.
 --   member: who asks, for a consumer that has members; each has at most one batch, and they are worked on in parallel, so
 --   commit before you begin. dead_after: a batch whose member has held it for so long is handed to the one who asks.
--- Result: one row (batch_id, token, tick_from, tick_to, snapshot_from, snapshot_to); none when there is nothing new, or
--- when unlogged logs were found empty: commit that, and ask again. The
--- two ticks are one when the batch holds nothing but retries.
--- Writes: batch, batch_token, retry_delivery; what check_logs() writes. Errors: 42704, GDQ04; 55000 for the consumer of a view, or with members
--- when none is named.
+-- Result: one row (batch_id, token, tick_from, tick_to, snapshot_from, snapshot_to); none when there is nothing new, when
+-- the queue or the consumer is paused, or when unlogged logs were found empty: commit that, and ask again. The two
+-- ticks are one when the batch holds nothing but retries.
+-- Writes: batch, batch_token, retry_delivery; what check_logs() writes. Errors: 42704, GDQ04; 55000 for the consumer of
+-- a view, or with members when none is named; GDQ03 when tables must be copied anew first, see resynced().
 create or replace function gdq.next_batch(queue text, consumer text, max_events integer default 50000,
   member text default null, dead_after interval default '5 minutes')
   returns table (batch_id bigint, token uuid, tick_from bigint, tick_to bigint, snapshot_from pg_snapshot, snapshot_to pg_snapshot)
@@ -103,7 +103,7 @@ declare
   b gdq.batch;
 begin
   perform gdq.require_member(id, member);
-  if gdq.check_logs(queue) > 0 then
+  if gdq.check_logs(queue) > 0 or not gdq.may_read(id) then
     return;
   end if;
   b := gdq.held_batch(id, member, dead_after);

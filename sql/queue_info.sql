@@ -6,7 +6,7 @@
 create or replace function gdq.queue_info(queue text default null)
   returns table (queue_name text, queue_id integer, tables integer, consumers integer, last_tick bigint, last_tick_lag interval, events_since_tick bigint,
                  ticker_max_count integer, ticker_max_lag interval, ticker_idle_period interval, rotation_period interval, rotation_bytes bigint, retention interval,
-                 unlogged boolean)
+                 unlogged boolean, max_bytes bigint, paused boolean)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms'
 as $$
 #variable_conflict use_column
@@ -17,7 +17,8 @@ begin
   select q.queue_name, q.queue_id, (select count(*)::int from gdq.captured_table ct where ct.queue_id = q.queue_id),
          (select count(*)::int from gdq.subscription s where s.queue_id = q.queue_id),
          t.tick_id, clock_timestamp() - t.created_at, gdq.events_given_out(q.queue_id) - t.event_seq,
-         q.ticker_max_count, q.ticker_max_lag, q.ticker_idle_period, q.rotation_period, q.rotation_bytes, q.retention, q.unlogged
+         q.ticker_max_count, q.ticker_max_lag, q.ticker_idle_period, q.rotation_period, q.rotation_bytes, q.retention, q.unlogged,
+         q.max_bytes, q.paused
     from gdq.queue q
     left join lateral (select tt.tick_id, tt.created_at, tt.event_seq from gdq.tick tt
                         where tt.queue_id = q.queue_id and not tt.refresh order by tt.tick_id desc limit 1) t on true
@@ -58,10 +59,11 @@ $$;
 comment on function gdq.table_info(text) is 'Captured tables with mode, columns and state.';
 
 -- consumer_info(queue): one row a subscription: lag behind now in time (age of the tick that it has finished) and in
--- events by number, when it was last heard of, and whose it is. Writes: nothing. Errors: 42704.
+-- events by number, when it was last heard of, and whose it is; resync: the tables that it must copy anew, now or once it
+-- comes to the event that says so, and the latest reason. Writes: nothing. Errors: 42704.
 create or replace function gdq.consumer_info(queue text default null)
   returns table (queue_name text, consumer_name text, lag interval, lag_events bigint, last_seen timestamptz, last_tick bigint, tables text[], skip_origin text[],
-                 owner_role name)
+                 owner_role name, paused boolean, resync text[], reason text)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms'
 as $$
 #variable_conflict use_column
@@ -74,10 +76,13 @@ begin
          greatest(p.finished_at, (select max(bt.granted_at) from gdq.batch b join gdq.batch_token bt using (batch_id) where b.subscription_id = s.subscription_id)),
          p.tick_id,
          case when not s.all_tables then array(select coalesce(gdq.table_name(ct.relid), gdq.last_table_name(ct.table_id)) from gdq.subscribed_tables(s.subscription_id) ct order by 1) end,
-         s.skip_origin, s.owner_role
+         s.skip_origin, s.owner_role,
+         exists (select from gdq.subscription_pause sp where sp.subscription_id = s.subscription_id), r.tables, r.reason
     from gdq.subscription s join gdq.queue q using (queue_id) join gdq.consumer c using (consumer_id)
     left join lateral (select pp.* from gdq.position pp where pp.subscription_id = s.subscription_id order by pp.batch_no desc limit 1) p on true
     left join gdq.tick t on t.tick_id = p.tick_id
+   cross join lateral (select array_agg(coalesce(gdq.table_name(rt.relid), 'messages') order by rt.relid) as tables, max(rt.reason) as reason
+                         from gdq.resync_tables(s.subscription_id) rt) r
    where wanted is null or s.queue_id = wanted order by 1, 2;
 end
 $$;

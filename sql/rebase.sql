@@ -284,6 +284,7 @@ begin
   if keep then
     perform gdq.require_kept(queue_id);
   end if;
+  perform gdq.rebase_resync(queue_id, keep);
   select array_agg(r.old_snapshot order by n) as old, array_agg(r.new_snapshot order by n) as new, array_agg(r.event_seq order by n) as seq
     into positions from gdq.rebase_positions(queue_id) with ordinality r(old_snapshot, new_snapshot, event_seq, n);
   perform gdq.rebase_events(queue_id, keep, coalesce(positions.old, '{}'), last_number);

@@ -26,17 +26,7 @@ begin
               where s.queue_id = queue_of and c.consumer_name = consumer) then
     return false;
   end if;
-  if at_tick is null then
-    at_tick := gdq.make_tick(queue_of);
-  end if;
-  select * into start_tick from gdq.tick t where t.tick_id = at_tick and t.queue_id = queue_of and not t.refresh;
-  if start_tick.tick_id is null then
-    raise exception 'queue "%" has no tick %', queue, at_tick using errcode = 'undefined_object',
-      hint = 'Leave the tick out to start from now.';
-  elsif not gdq.snapshot_le((select h.snapshot from gdq.horizon h where h.queue_id = queue_of), start_tick.snapshot) then
-    raise exception 'changes after tick % of queue "%" are no longer all there', at_tick, queue using errcode = 'GDQ02',
-      hint = 'Start from now, or set a retention for the queue.';
-  end if;
+  start_tick := gdq.start_tick(queue, coalesce(at_tick, gdq.make_tick(queue_of)));
   insert into gdq.consumer (consumer_name) values (consumer) on conflict do nothing;
   insert into gdq.subscription (queue_id, consumer_id, all_tables, owner_role, skip_origin)
     select queue_of, c.consumer_id, tables is null, gdq.invoker(), nullif(skip_origin, '{}') from gdq.consumer c where c.consumer_name = consumer
@@ -60,12 +50,8 @@ language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   queue_of integer := gdq.find_queue(queue);
-  used_by text;
 begin
-  select v.view_name into used_by from gdq.view v where v.queue_id = queue_of and v.consumer_name = consumer;
-  if used_by is not null then
-    raise exception 'consumer "%" refreshes the view "%"', consumer, used_by using errcode = 'object_in_use', hint = 'Drop the view.';
-  end if;
+  perform gdq.refuse_view_consumer(queue_of, consumer, 'drop the view');
   perform gdq.check_consumer_role(s.subscription_id)
      from gdq.subscription s join gdq.consumer c using (consumer_id) where s.queue_id = queue_of and c.consumer_name = consumer;
   -- a registration on another queue at this moment holds the name

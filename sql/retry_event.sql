@@ -10,12 +10,15 @@ comment on function gdq.token_key(uuid) is 'Advisory lock key of a batch''s toke
 
 -- waiting_retries(subscription_id, due_before, most): what a subscription put aside in batches that are finished, and no
 -- batch has brought again that is open or finished, in the order of its time. A batch that was left behind unfinished
--- settles nothing. most NULL: all. Here and below without sequential scans: a plan that was kept from when the tables
+-- settles nothing; what a later copy of its table holds waits no more. most NULL: all. Here and below without sequential scans: a plan that was kept from when the tables
 -- were small would read them once for every row. Writes: nothing.
 create or replace function gdq.waiting_retries(subscription_id integer, due_before timestamptz, most bigint)
   returns table (retry_id bigint, due_at timestamptz)
 language sql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
+  with copies as materialized (
+    select gdq.table_name(c.relid) as name, c.snapshot from gdq.copied_tables(waiting_retries.subscription_id) c where c.relid is not null
+  )
   select r.retry_id, r.due_at
     from gdq.retry_event r
    where r.subscription_id = waiting_retries.subscription_id and r.due_at <= due_before and not r.dead
@@ -25,6 +28,7 @@ as $$
                         and (exists (select from gdq.batch_end e where e.batch_id = d.batch_id)
                              or exists (select from gdq.batch b where b.batch_id = d.batch_id
                                                                  and not gdq.is_finished(b.subscription_id, b.batch_no, b.batch_id))))
+     and not exists (select from copies c where c.name = r.tbl and pg_visible_in_snapshot(r.ev_txid::text::xid8, c.snapshot))
    order by r.due_at, r.retry_id limit most
 $$;
 comment on function gdq.waiting_retries(integer, timestamptz, bigint) is 'Events that a subscription put aside and no batch has brought again.';
@@ -105,9 +109,14 @@ declare
 begin
   perform gdq.require_read_committed('get_retries');
   return query
+    with copies as materialized (
+      select gdq.table_name(c.relid) as name, c.snapshot from gdq.copied_tables(b.subscription_id) c where c.relid is not null
+    )
     select r.ev_id, r.ev_txid, r.ev_time, r.op, r.tbl, r.key, r.old, r.new, r.origin, r.retries, r.reason
       from gdq.retry_delivery d join gdq.retry_event r on r.retry_id = d.retry_id
-     where d.batch_id = b.batch_id order by r.ev_id, r.op, r.retry_id;
+     where d.batch_id = b.batch_id
+       and not exists (select from copies c where c.name = r.tbl and pg_visible_in_snapshot(r.ev_txid::text::xid8, c.snapshot))
+     order by r.ev_id, r.op, r.retry_id;
 end
 $$;
 comment on function gdq.get_retries(bigint, uuid) is 'The events that an open batch brings again, with the number of their retries.';

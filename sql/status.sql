@@ -98,9 +98,7 @@ begin
               when u.unread = 0 then interval '0' end,
          u.unread, (select coalesce(sum(d.bytes), 0)::bigint from depth d where d.queue_id = u.queue_id and d.event_seq = u.event_seq and gdq.takes_table(u.s, d.table_id)),
          greatest(u.finished_at, b.granted_at), clock_timestamp() - b.opened_at,
-         (select count(distinct ct.table_id)::integer from gdq.resync r join gdq.captured_table ct using (queue_id, relid)
-           where r.queue_id = u.queue_id and gdq.takes_table(u.s, ct.table_id)
-             and (not pg_visible_in_snapshot(r.txid::text::xid8, u.snapshot) or gdq.capture_state(ct.queue_id, ct.relid) <> 'armed')),
+         (select count(*)::integer from gdq.resync_tables((u.s).subscription_id) r where r.relid is not null),
          (select count(*) from gdq.waiting_retries((u.s).subscription_id, 'infinity', null)), (select count(*) from gdq.dead_letter dl where dl.subscription_id = (u.s).subscription_id)
     from subscriptions u
     left join lateral (select t.created_at from gdq.tick t where t.queue_id = u.queue_id and not t.refresh and t.tick_id > u.tick_id and t.event_seq > u.event_seq
@@ -123,8 +121,9 @@ as $$
      and (gdq.capture_state(r.queue_id, r.relid) <> 'armed'
           or exists (select from gdq.subscription s
                       where s.queue_id = open_resync.queue_id and gdq.takes_table(s, open_resync.table_id)
-                        and not pg_visible_in_snapshot(r.txid::text::xid8, (select p.snapshot from gdq.position p where p.subscription_id = s.subscription_id
-                                                                             order by p.batch_no desc limit 1))))
+                        and not pg_visible_in_snapshot(r.txid::text::xid8, gdq.snapshot_max(
+                          (select p.snapshot from gdq.position p where p.subscription_id = s.subscription_id order by p.batch_no desc limit 1),
+                          (select c.snapshot from gdq.copied_tables(s.subscription_id) c where c.relid = r.relid)))))
    order by r.resync_id desc limit 1
 $$;
 comment on function gdq.open_resync(integer, oid, integer) is 'The latest reason why a captured table is in resync.';

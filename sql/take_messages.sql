@@ -18,3 +18,12 @@ begin
 end
 $$;
 comment on function gdq.take_messages(text, text) is 'Lets a consumer of certain tables have the queue''s messages too.';
+
+-- takes_messages(subscription_id): whether a subscription has the queue's messages. Writes: nothing.
+create or replace function gdq.takes_messages(subscription_id integer) returns boolean
+language sql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+  select s.all_tables or exists (select from gdq.subscription_messages sm where sm.subscription_id = s.subscription_id)
+    from gdq.subscription s where s.subscription_id = takes_messages.subscription_id
+$$;
+comment on function gdq.takes_messages(integer) is 'Whether a subscription has the queue''s messages.';

@@ -60,7 +60,9 @@ declare
   lag interval := clock_timestamp() - last.created_at;
 begin
   select * into q from gdq.queue qq where qq.queue_id = tick_due.queue_id;
-  if fresh > 0 then
+  if q.paused then
+    return false;
+  elsif fresh > 0 then
     return fresh >= q.ticker_max_count or lag >= q.ticker_max_lag;
   end if;
   return lag >= q.ticker_idle_period

@@ -36,9 +36,9 @@ as $$
 $$;
 comment on function gdq.loss_reason() is 'What is recorded of emptied logs.';
 
--- loss_events_sql(queue_id, relids, s1): SELECT of the resync events that a batch up to s1 must show because the logs were
+-- loss_events_sql(queue_id, relids, s1, copies_of): SELECT of the resync events that a batch up to s1 must show because the logs were
 -- found empty after s1; NULL for none. They come first. Writes: nothing.
-create or replace function gdq.loss_events_sql(queue_id integer, relids oid[], s1 pg_snapshot) returns text
+create or replace function gdq.loss_events_sql(queue_id integer, relids oid[], s1 pg_snapshot, copies_of integer default null) returns text
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
@@ -48,7 +48,8 @@ begin
              'null::jsonb as key, null::jsonb as old, %L::jsonb as new, null::text as origin', l.txid, l.created_at,
              coalesce(gdq.table_name(ct.relid), ct.table_name), jsonb_build_object('kind', 'gap', 'reason', gdq.loss_reason())), ' union all ')
       from gdq.log_loss l join gdq.captured_table ct using (queue_id)
-     where l.queue_id = loss_events_sql.queue_id and ct.relid = any (relids) and not pg_visible_in_snapshot(l.txid::text::xid8, s1));
+     where l.queue_id = loss_events_sql.queue_id and ct.relid = any (relids)
+       and not pg_visible_in_snapshot(l.txid::text::xid8, gdq.snapshot_max(s1, (select c.snapshot from gdq.copied_tables(copies_of) c where c.relid = ct.relid))));
 end
 $$;
-comment on function gdq.loss_events_sql(integer, oid[], pg_snapshot) is 'SELECT of the resync events of logs that were found empty after a batch''s end.';
+comment on function gdq.loss_events_sql(integer, oid[], pg_snapshot, integer) is 'SELECT of the resync events of logs that were found empty after a batch''s end.';

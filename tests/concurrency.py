@@ -265,8 +265,10 @@ def next_batch(
 
 
 def read_events(connection: psycopg.Connection[Any], batch_id: int, token: str) -> list[Change]:
-    """A batch by gdq.get_batch()."""
-    rows = connection.execute("select ev_txid, tbl, op, key, old, new from gdq.get_batch(%s, %s)", [batch_id, token])
+    """The row changes of a batch, by gdq.get_batch()."""
+    query = """select ev_txid, tbl, op, key, old, new from gdq.get_batch(%s, %s)
+                where op in ('insert', 'update', 'delete')"""
+    rows = connection.execute(query, [batch_id, token])
     changes = []
     for txid, tbl, op, key, old, new in rows:
         if op not in OPS.values():

@@ -215,7 +215,7 @@ def test_busy_table(tap: Tap, partitioned: bool) -> None:
         tap.write("create table t (id int) partition by list (id)", "create table l partition of t default")
     else:
         tap.write("create table t (id int)")
-    for call in ("gdq.add_table('q', 'shop.t')", "gdq.remove_table('q', 'shop.t')"):
+    for call in ("gdq.add_table('q', 'shop.t')", "gdq.remove_table('q', 'shop.t', force => true)"):
         before = captured(tap)
         with tap.db.connect("app", autocommit=False) as holder, tap.db.connect("app") as other:
             holder.execute(f"insert into {'l' if partitioned else 't'} values (1)".encode())

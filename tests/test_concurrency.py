@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-import tests.schedules_retry  # noqa: F401 (adds its own)
+import tests.schedules_control
+import tests.schedules_retry  # noqa: F401 (both add their own)
 from tests.concurrency import Scene
 from tests.fix_server import Database
 from tests.schedules import SCHEDULES, play

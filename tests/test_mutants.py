@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-import tests.schedules_retry  # noqa: F401 (adds its own)
+import tests.schedules_control
+import tests.schedules_retry  # noqa: F401 (both add their own)
 from tests.concurrency import Violation
 from tests.fix_server import Database
 from tests.schedules import play

@@ -1,0 +1,138 @@
+"""Control of a running queue: seek, pause, settings, and consumers that copy a table anew.
+
+Functions as in gdq.queue: one for each SQL function of the same name, the caller owns the transaction.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import psycopg
+from psycopg import Connection
+from psycopg.rows import dict_row, scalar_row
+
+from gdq.conninfo import connect, conninfo_of
+from gdq.errors import mapped
+from gdq.queue import _call
+
+_FETCH_ROWS = 5_000
+
+_cursor_numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class TableCopy:
+    """A table as one snapshot sees it, readable until the block that gave it ends.
+
+    `snapshot` is the pg_snapshot, `exported` the name under which other sessions import it (SET TRANSACTION SNAPSHOT).
+    """
+
+    table: str
+    snapshot: str
+    exported: str
+    connection: Connection[Any]
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """All rows, streamed through a cursor of the server."""
+        name = f"gdq_copy_{next(_cursor_numbers)}"
+        with self.connection.cursor(name, row_factory=dict_row) as cursor:
+            cursor.itersize = _FETCH_ROWS
+            yield from cursor.execute(f"select * from {self.table}".encode())
+
+
+@contextlib.contextmanager
+def copy_table(dsn: str | None, table: str) -> Iterator[TableCopy]:
+    """Open a table at a snapshot that is exported, on a connection of its own that lives as long as the block.
+
+    The lock comes before the snapshot: after a TRUNCATE or rewrite in between the table would read as empty.
+    `table`: its name as SQL has it. Rows that row level security would hide are an error.
+    """
+    with connect(dsn, application_name="gdq:copy") as connection:
+        query = """select pg_catalog.format('%%I.%%I', n.nspname, c.relname)
+                     from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+                    where c.oid = %s::pg_catalog.regclass"""
+        with connection.cursor(row_factory=scalar_row) as cursor:
+            name = str(cursor.execute(query, [table]).fetchone())
+        connection.rollback()
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        connection.read_only = True
+        connection.execute("set local row_security = off")
+        connection.execute(f"lock table {name} in access share mode".encode())
+        row = connection.execute(
+            "select pg_catalog.pg_current_snapshot()::text, pg_catalog.pg_export_snapshot()"
+        ).fetchone()
+        if row is None:
+            raise AssertionError("a SELECT without FROM gave no row")
+        yield TableCopy(name, row[0], row[1], connection)
+        connection.rollback()
+
+
+@contextlib.contextmanager
+def resync(connection: Connection[Any], queue: str, consumer: str, table: str) -> Iterator[TableCopy]:
+    """Copy a table anew for a consumer: open it at a snapshot, and note at the end that the consumer has it.
+
+    Both happen in one transaction of `connection`, which must be idle, in autocommit: what the block writes there
+    commits together with it, or nothing does. The errors are those of resynced().
+    """
+    with connection.transaction(), copy_table(conninfo_of(connection), table) as copy:
+        yield copy
+        resynced(connection, queue, consumer, table, copy.snapshot)
+
+
+def resynced(connection: Connection[Any], queue: str, consumer: str, table: str | None, snapshot: str) -> None:
+    """Note that a consumer has copied a table as of a snapshot; changes before it are not delivered again.
+
+    In the transaction that stored the copy; a batch that is open becomes stale. `table` None: messages were lost, and
+    the consumer knows. TruncatedPosition when the snapshot lies before the consumer's position; ResyncRequired when
+    capture has missed changes since the snapshot: copy again.
+    """
+    query = "select gdq.resynced(%s, %s, %s::text::pg_catalog.regclass, %s::pg_snapshot)"
+    with mapped():
+        connection.execute(query, [queue, consumer, table, snapshot])
+
+
+def seek(
+    connection: Connection[Any],
+    queue: str,
+    consumer: str,
+    *,
+    tick: int | None = None,
+    time: datetime | str | None = None,
+    now: bool = False,
+) -> int:
+    """Move a consumer to a tick, to the last one at or before a time, or to one taken now; its number.
+
+    TruncatedPosition when changes after it are gone. psycopg.errors.LockNotAvailable while a worker holds the
+    consumer: nothing is changed, try again.
+    """
+    query = "select gdq.seek(%s, %s, at_tick => %s, at_time => %s::timestamptz, to_now => %s)"
+    with mapped(), connection.cursor(row_factory=scalar_row) as cursor:
+        return int(cursor.execute(query, [queue, consumer, tick, time, now]).fetchone() or 0)
+
+
+def set_queue(connection: Connection[Any], queue: str, **settings: Any) -> bool:
+    """Change settings of a queue, named as in create_queue(); False when nothing was other. max_bytes 0: no limit."""
+    return bool(_call(connection, "set_queue", queue, **settings))
+
+
+def set_tables(connection: Connection[Any], queue: str, consumer: str, tables: Sequence[str] | None) -> bool:
+    """Change which tables a consumer takes, from now on (None: all); False when it takes just these already."""
+    query = "select gdq.set_tables(%s, %s, %s::text[]::pg_catalog.regclass[])"
+    names = None if tables is None else list(tables)
+    with mapped(), connection.cursor(row_factory=scalar_row) as cursor:
+        return bool(cursor.execute(query, [queue, consumer, names]).fetchone())
+
+
+def pause(connection: Connection[Any], queue: str, consumer: str | None = None) -> bool:
+    """Stop a queue, or one of its consumers, for the time being; False when it was paused."""
+    return bool(_call(connection, "pause", queue, consumer))
+
+
+def resume(connection: Connection[Any], queue: str, consumer: str | None = None) -> bool:
+    """Let a queue, or one of its consumers, go on; False when it was not paused."""
+    return bool(_call(connection, "resume", queue, consumer))

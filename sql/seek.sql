@@ -1,0 +1,117 @@
+-- tick_at(queue_id, moment): the newest tick of a queue that was taken at that moment or before, else its oldest. A
+-- binary search: there may be a million ticks. Writes: nothing.
+create or replace function gdq.tick_at(queue_id integer, moment timestamptz) returns bigint
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  oldest bigint;
+  newest bigint;
+  middle bigint;
+  t gdq.tick;
+begin
+  select min(tt.tick_id), max(tt.tick_id) into oldest, newest from gdq.tick tt where tt.queue_id = tick_at.queue_id and not tt.refresh;
+  while oldest < newest loop
+    middle := oldest + (newest - oldest + 1) / 2;
+    select * into t from gdq.tick tt
+     where tt.queue_id = tick_at.queue_id and not tt.refresh and tt.tick_id between middle and newest order by tt.tick_id limit 1;
+    if t.created_at <= moment then
+      oldest := t.tick_id;
+    else
+      newest := middle - 1;
+    end if;
+  end loop;
+  return oldest;
+end
+$$;
+comment on function gdq.tick_at(integer, timestamptz) is 'The newest tick of a queue at a moment or before, else its oldest.';
+
+-- retained_tick(queue_id, age): the newest tick of a queue that is at least so old, else its oldest. Writes: nothing.
+create or replace function gdq.retained_tick(queue_id integer, age interval) returns bigint
+language sql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+  select gdq.tick_at(queue_id, clock_timestamp() - age)
+$$;
+comment on function gdq.retained_tick(integer, interval) is 'The newest tick of a queue that is at least so old, else its oldest.';
+
+-- start_tick(queue, tick_id): a tick from which every change is still there. The caller holds lock_key('position'): what
+-- was truncated before is in the horizon, and what comes will see the position. Writes: nothing.
+-- Errors: 42704 for a tick that never was; GDQ02 when changes after it may be gone.
+create or replace function gdq.start_tick(queue text, tick_id bigint) returns gdq.tick
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  queue_of integer := gdq.find_queue(queue);
+  t gdq.tick;
+begin
+  select * into t from gdq.tick tt where tt.tick_id = start_tick.tick_id and tt.queue_id = queue_of and not tt.refresh;
+  if t.tick_id is null and tick_id >= (select min(tt.tick_id) from gdq.tick tt where tt.queue_id = queue_of) then
+    raise exception 'queue "%" has no tick %', queue, tick_id using errcode = 'undefined_object',
+      hint = 'Leave the tick out to start from now.';
+  elsif t.tick_id is null or not gdq.snapshot_le((select h.snapshot from gdq.horizon h where h.queue_id = queue_of), t.snapshot) then
+    raise exception 'changes after tick % of queue "%" are no longer all there', tick_id, queue using errcode = 'GDQ02',
+      hint = 'Start from now, or set a retention for the queue.';
+  end if;
+  return t;
+end
+$$;
+comment on function gdq.start_tick(text, bigint) is 'A tick from which every change is still there; else error GDQ02.';
+
+-- seek(queue, consumer, at_tick, at_time, to_now): moves a consumer, forward or back, to one of: a tick; the last tick at
+-- or before a time, so that every change committed after it comes; a tick taken now. What is passed over forward is
+-- never delivered; what lies between is delivered again after a seek back. Tables that the consumer had copied at a
+-- later snapshot come again too after a seek back, not after one forward. Open batches and their tokens become stale;
+-- events that wait to be retried go on waiting.
+-- Result: the tick. Writes: position, batch_token, subscription_resync; a tick for to_now. Errors: 42704; 22023;
+-- GDQ02 when changes after the place may be gone; 55006 for the consumer of a view; 55P03 while a worker holds the
+-- consumer: nothing is changed, try again; GDQ04.
+create or replace function gdq.seek(queue text, consumer text, at_tick bigint default null, at_time timestamptz default null, to_now boolean default false)
+  returns bigint
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '500ms'
+as $$
+declare
+  queue_of integer := gdq.find_queue(queue);
+  id integer := gdq.own_subscription(queue, consumer);
+  target gdq.tick;
+  pos gdq.position;
+begin
+  perform gdq.require_read_committed('seek');
+  perform gdq.refuse_view_consumer(queue_of, consumer, 'its position lies beside the data');
+  if num_nonnulls(at_tick, at_time, nullif(to_now, false)) <> 1 then
+    raise exception 'seek wants one of at_tick, at_time and to_now' using errcode = 'invalid_parameter_value';
+  elsif at_time > clock_timestamp() then
+    raise exception 'time % lies in the future', at_time using errcode = 'invalid_parameter_value', hint = 'to_now => true passes over all that there is.';
+  end if;
+  -- Truncation takes the same lock: it sees the new position, or the position is checked against what it has emptied.
+  perform pg_advisory_xact_lock(gdq.lock_key('position', queue_of));
+  target := gdq.start_tick(queue, case when to_now then gdq.make_tick(queue_of) when at_time is not null then gdq.tick_at(queue_of, at_time) else at_tick end);
+  if target.created_at > at_time then
+    raise exception 'queue "%" has no tick as old as %', queue, at_time using errcode = 'GDQ02',
+      hint = format('Its oldest one is tick %s of %s.', target.tick_id, target.created_at);
+  end if;
+  perform gdq.lock_idle_subscription(queue, consumer);
+  pos := gdq.position_of(id);
+  perform gdq.move_position(id, target);
+  -- What a seek back brings again is complete for every table, also for one that was copied or cut in between.
+  insert into gdq.subscription_resync (subscription_id, relid, kind, snapshot)
+    select id, r.relid, 'copied', target.snapshot
+      from (select distinct on (sr.relid) sr.relid, sr.snapshot from gdq.subscription_resync sr
+             where sr.subscription_id = id and sr.kind <> 'removed' order by sr.relid, sr.state_id desc) r
+     where not gdq.snapshot_le(pos.snapshot, target.snapshot) and gdq.snapshot_le(target.snapshot, r.snapshot);
+  return target.tick_id;
+end
+$$;
+comment on function gdq.seek(text, text, bigint, timestamptz, boolean) is 'Moves a consumer forward or back to a tick, a time, or now.';
+
+-- lock_idle_subscription(queue, consumer): lock_subscription(), but gives up after 500 ms: its caller holds a lock of the
+-- whole queue. Result: its id. Writes: a row lock. Errors: 42704, 55P03, GDQ04.
+create or replace function gdq.lock_idle_subscription(queue text, consumer text) returns integer
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '500ms'
+as $$
+begin
+  return gdq.lock_subscription(queue, consumer);
+exception when lock_not_available then
+  raise exception 'consumer "%" of queue "%" is at work: no lock within 500 ms', consumer, queue
+    using errcode = 'lock_not_available', hint = 'Nothing was changed. Try again.';
+end
+$$;
+comment on function gdq.lock_idle_subscription(text, text) is 'Locks a subscription unless a worker holds it.';
