@@ -26,10 +26,12 @@ comment on function gdq.apply_ddl(text, text, regclass[]) is 'Runs DDL and keeps
 
 -- table_files(relid): the files of a table and its partitions, as text: another one after a rewrite. Writes: nothing.
 create or replace function gdq.table_files(relid oid) returns text
-language sql volatile security definer set search_path = pg_catalog, pg_temp
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
-  select string_agg(concat(r, ' ', pg_relation_filenode(r)), ',' order by r)
-    from (select relid as r union select p.relid from pg_partition_tree(relid) p) tree
+begin
+  return (select string_agg(concat(r, ' ', pg_relation_filenode(r)), ',' order by r)
+            from (select table_files.relid as r union select p.relid from pg_partition_tree(table_files.relid) p) tree);
+end
 $$;
 comment on function gdq.table_files(oid) is 'The files of a table and its partitions.';
 

@@ -31,15 +31,18 @@ comment on function gdq.create_event_triggers() is 'Makes the event triggers tha
 -- event_triggers_on(): whether the event triggers exist, fire always, and the server fires event triggers at all.
 -- Writes: nothing.
 create or replace function gdq.event_triggers_on() returns boolean
-language sql stable security definer set search_path = pg_catalog, pg_temp
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
-  select coalesce(current_setting('event_triggers', true), 'on') = 'on'
+begin
+  -- PL/pgSQL keeps the plan: every tick asks
+  return coalesce(current_setting('event_triggers', true), 'on') = 'on'
      and 4 = (select count(*) from pg_event_trigger e
                where e.evtenabled = 'A'
                  and (e.evtname, e.evtevent, e.evtfoid) in (
                    ('!gdq_ddl', 'ddl_command_end', 'gdq.ddl_guard'::regproc), ('!gdq_drop', 'sql_drop', 'gdq.ddl_guard'::regproc),
                    ('!gdq_rewrite', 'table_rewrite', 'gdq.rewrite_guard'::regproc),
-                   ('!gdq_capture_role', 'ddl_command_start', 'gdq.capture_role_guard'::regproc)))
+                   ('!gdq_capture_role', 'ddl_command_start', 'gdq.capture_role_guard'::regproc)));
+end
 $$;
 comment on function gdq.event_triggers_on() is 'Whether the event triggers of gdq exist and fire.';
 
