@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, LiteralString
 from uuid import UUID
 
@@ -35,8 +35,9 @@ _FETCH_ROWS = 500
 _FLOAT_DIGITS = 16
 
 # A message's numbers are kept as they were sent; those of a row may stand for a float.
-_COLUMNS = """ev_id, ev_txid, ev_time, op, tbl, key, old, case when op <> 'message' then new end,
-              case when op = 'message' then new::text end"""
+# Microseconds since 1970: as text, a time follows the DateStyle of the session, which may be any.
+_COLUMNS = """ev_id, ev_txid, (extract(epoch from ev_time) * 1000000)::bigint, op, tbl, key, old,
+              case when op <> 'message' then new end, case when op = 'message' then new::text end"""
 _EVENTS = f"select {_COLUMNS}, 0, origin from gdq.get_batch({{}}, {{}})"
 _RETRIES = f"select {_COLUMNS}, retries, origin from gdq.get_retries({{}}, {{}})"
 
@@ -313,9 +314,13 @@ class Batch:
             return cursor.execute(query, values).fetchone()
 
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
 def _event_row(_cursor: Any) -> Callable[[Sequence[Any]], Event]:
     def event(row: Sequence[Any]) -> Event:
-        number, xid, time, op, table, key, old, new, message, retries, origin = row
+        number, xid, microseconds, op, table, key, old, new, message, retries, origin = row
+        time = _EPOCH + timedelta(microseconds=microseconds)
         image = new if message is None else json.loads(message)
         return Event(number, xid, time, op, table, key, old, image, retries, origin)
 
