@@ -13,8 +13,6 @@ from gdq.errors import ResyncRequired
 from tests.events import Event, Tap
 from tests.programs import gdq
 
-pytestmark = pytest.mark.server
-
 GUARDS = ("!gdq_ddl", "!gdq_drop", "!gdq_rewrite", "!gdq_capture_role")
 T = "create table t (id int primary key, a int)"
 

@@ -17,8 +17,6 @@ from tests.fix_server import Database
 from tests.programs import gdq
 from tests.schedules import Stage
 
-pytestmark = pytest.mark.server
-
 NOW = timedelta(0)
 EVENT_TRIGGERS = ("!gdq_ddl", "!gdq_drop", "!gdq_rewrite", "!gdq_capture_role")
 

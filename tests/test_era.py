@@ -18,8 +18,6 @@ from tests.fix_server import Database, chosen_binaries
 from tests.programs import gdq
 from tests.restore import Cluster, advance, dump, restore
 
-pytestmark = pytest.mark.server
-
 
 @pytest.fixture(scope="module")
 def cluster(pytestconfig: pytest.Config, server: Server, template: str) -> Iterator[Cluster]:

@@ -16,8 +16,6 @@ from tests.capture_grammar import NotStaticError, check_capture
 from tests.events import Tap
 from tests.fix_server import Database
 
-pytestmark = pytest.mark.server
-
 OURS = "('gdq'::regnamespace, 'gdq_log'::regnamespace)"
 
 # These run for every write or every DDL, where a SET costs too much: their bodies name no object without its schema.

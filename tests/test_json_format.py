@@ -10,8 +10,6 @@ from psycopg import errors, sql
 from tests.events import Event, Tap
 from tests.test_types import HOSTILE, PINNED, SAMPLES, USER_COLUMNS, USER_TYPES, VALUES, pin, set_foreign_money
 
-pytestmark = pytest.mark.server
-
 GUARDS = ("!gdq_ddl", "!gdq_drop", "!gdq_rewrite", "!gdq_capture_role")
 
 

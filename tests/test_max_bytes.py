@@ -16,8 +16,6 @@ from tests.schedules import Stage
 
 TABLES = ["public.acct", "public.item", "public.part"]
 
-pytestmark = pytest.mark.server
-
 
 @pytest.fixture
 def stage(db: Database) -> Iterator[Stage]:

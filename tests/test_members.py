@@ -22,8 +22,6 @@ from tests.programs import gdq
 from tests.schedules import Stage
 from tests.schedules_retry import FINISH, Taken, finish, next_of
 
-pytestmark = pytest.mark.server
-
 SECONDS_MAX = 60
 
 

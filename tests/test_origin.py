@@ -7,8 +7,6 @@ import pytest
 from gdq.consumer import Consumer, register_consumer
 from tests.events import Tap
 
-pytestmark = pytest.mark.server
-
 
 def origins(tap: Tap) -> list[tuple[str, str | None]]:
     """(op, origin) of what the consumer gets next, in order."""

@@ -17,8 +17,6 @@ from gdq.errors import TruncatedPosition, WrongIsolation, mapped
 from tests.events import Tap, drain
 from tests.programs import gdq
 
-pytestmark = pytest.mark.server
-
 GAP = "select gdq.note_resync(1, 'shop.t'::regclass, 'gap', 'rows without events')"
 
 

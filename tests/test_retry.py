@@ -12,8 +12,6 @@ from gdq.retry import next_retry, retry_info
 from tests.fix_server import Database
 from tests.retry_shop import Shop, open_shop
 
-pytestmark = pytest.mark.server
-
 
 @pytest.fixture
 def shop(db: Database) -> Iterator[Shop]:

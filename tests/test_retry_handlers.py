@@ -18,8 +18,6 @@ from tests.fix_server import Database
 from tests.programs import gdq
 from tests.retry_shop import Shop, open_shop
 
-pytestmark = pytest.mark.server
-
 NOW = timedelta(0)
 HOUR = timedelta(hours=1)
 

@@ -18,8 +18,6 @@ from gdq.embedded import Server
 from tests.events import Tap
 from tests.fix_server import PASSWORD, Database
 
-pytestmark = pytest.mark.server
-
 ROLES = {"boss": "gdq_admin", "mirror": "gdq_consumer", "rival": "gdq_consumer", "watcher": "gdq_reader"}
 
 # What the owner of gdq alone may call would let an administrator write capture functions, or skip checks.

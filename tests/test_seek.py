@@ -17,8 +17,6 @@ from tests.fix_server import Database
 from tests.programs import gdq
 from tests.schedules import Stage
 
-pytestmark = pytest.mark.server
-
 
 @pytest.fixture
 def stage(db: Database) -> Iterator[Stage]:

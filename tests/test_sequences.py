@@ -16,8 +16,6 @@ from tests.events import Tap
 from tests.fix_server import Database
 from tests.programs import gdq as command
 
-pytestmark = pytest.mark.server
-
 
 @pytest.fixture
 def publisher(tap: Tap) -> Tap:

@@ -23,8 +23,6 @@ from tests.events import Tap, drain
 from tests.fix_server import Database
 from tests.programs import environment, gdq, start_gdq
 
-pytestmark = pytest.mark.server
-
 LISTINGS = ("queue_info", "table_info", "consumer_info", "queue_status", "table_status", "consumer_status")
 ROW_BYTES = 1000
 ROUNDS = 15

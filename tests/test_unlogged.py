@@ -18,8 +18,6 @@ from gdq.queue import queue_info
 from tests.fix_server import chosen_binaries
 from tests.test_failover import SETTINGS, standby_of
 
-pytestmark = pytest.mark.server
-
 REASON = "crash: the unlogged logs of the queue were emptied"
 
 
@@ -136,7 +134,7 @@ def test_logged_queue_survives_a_crash(private: Place) -> None:
         connection.execute("select gdq.add_table('safe', 't')")
         connection.execute("select gdq.register_consumer('safe', 'e')")
         connection.execute("insert into t values (1)")
-        connection.execute("select gdq.remove_table('q', 't')")
+        connection.execute("select gdq.remove_table('q', 't', force => true)")
     private.crash()
     with Consumer(private.conninfo(), "safe", "e") as source:
         assert [e.new for batch in source.batches(once=True) for e in batch.events()] == [{"id": 1}]

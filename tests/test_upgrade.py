@@ -24,8 +24,6 @@ from tests.events import Tap
 from tests.fix_server import Database
 from tests.programs import dump, gdq
 
-pytestmark = pytest.mark.server
-
 HEAD = max(path.name for path in Path("migrations/versions").glob("0*.sql"))[:4]
 OLDER = "comment on schema gdq is 'as an older gdq left it'"
 
