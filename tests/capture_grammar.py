@@ -1,4 +1,5 @@
-"""What a generated capture function may hold: one static INSERT into the logs, and nothing that could be hijacked.
+"""What a generated capture function may hold: one static INSERT into the logs, another that announces the
+change while the log is quiet, and nothing that could be hijacked.
 
 The grammar is a whitelist over tokens: a new form of capture function fails until it is allowed here on purpose.
 """
@@ -52,6 +53,22 @@ _WORDS = frozenset(
     ]
 )
 _STATEMENTS = ("insert", "perform", "return", "if", "end", "elsif", "else", "declare", "begin")
+
+_COLUMNS = frozenset(
+    [
+        "ev_id",
+        "ev_txid",
+        "ev_time",
+        "ev_op",
+        "ev_origin",
+        "ev_row",
+        "ev_old",
+        "ev_new",
+        "ev_number",
+        "ev_kind",
+        "ev_table",
+    ]
+)
 
 # What may stand before a parenthesis without being a call.
 _NO_CALL = frozenset(["values", "in", "and", "or", "not", "when", "if", "elsif", "then", "else", "case", "operator"])
@@ -118,9 +135,7 @@ def _check_call(tokens: list[tuple[str, str]], i: int) -> None:
 def _is_name(tokens: list[tuple[str, str]], i: int) -> bool:
     """A log column in a column list, a variable of the function, or a transition table."""
     text = tokens[i][1]
-    return text in ("ev_id", "ev_txid", "ev_time", "ev_op", "ev_origin", "ev_row", "ev_old", "ev_new", "ev_number") or (
-        text in ("gdq_old", "gdq_new") and _at(tokens, i - 1).lower() == "from"
-    )
+    return text in _COLUMNS or (text in ("gdq_old", "gdq_new") and _at(tokens, i - 1).lower() == "from")
 
 
 def _check_statements(tokens: list[tuple[str, str]]) -> None:

@@ -84,6 +84,10 @@ def test_every_capture_function_is_a_static_insert(tap: Tap) -> None:
     for _ in range(5):
         tap.owner.execute("select gdq.maintain()")
     assert inserts() == whole
+    # a quiet log: another INSERT announces each change
+    tap.owner.execute("select gdq.set_activity(table_id, 'cooling') from gdq.captured_table")
+    assert inserts() == {number + 1: count for number, count in whole.items()}
+    tap.owner.execute("select gdq.set_activity(table_id, 'busy') from gdq.captured_table")
     tap.owner.execute("select gdq.disarm(1, 'shop.s3'::regclass)")
     assert inserts() == whole | {1: whole[1] - 3, 0: 3}
 
