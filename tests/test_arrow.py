@@ -19,8 +19,6 @@ from gdq.errors import GdqError, ResyncRequired, UnsupportedValue
 from gdq.pgtypes import TYPES
 from tests.fix_server import Database
 
-pytestmark = pytest.mark.server
-
 
 def capture(database: Database, columns: str, mode: str = "full", **options: Any) -> psycopg.Connection[Any]:
     """A table t captured by queue q, with the consumer c; the connection of its owner."""

@@ -13,8 +13,6 @@ from gdq.cli import main
 from gdq.view import create_view
 from tests.events import Tap
 
-pytestmark = pytest.mark.server
-
 
 def functions(tap: Tap, table: str) -> dict[str, tuple[str, Any]]:
     """Body and settings of the capture functions of a table, by their last letter."""

@@ -14,8 +14,6 @@ from psycopg import errors
 from tests.events import Tap
 from tests.test_types import HOSTILE, pin
 
-pytestmark = pytest.mark.server
-
 DEADLINE_SECONDS = 30
 
 

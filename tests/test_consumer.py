@@ -24,8 +24,6 @@ from gdq.source import BatchSource, SourceBatch
 from tests.fix_server import Database
 from tests.programs import gdq, start_gdq
 
-pytestmark = pytest.mark.server
-
 
 @pytest.fixture
 def shop(db: Database) -> Database:

@@ -15,8 +15,6 @@ from gdq.errors import ResyncRequired
 from tests.events import Event, Tap
 from tests.fix_server import Database, _temporary
 
-pytestmark = pytest.mark.server
-
 ID = {"name": "id", "type": "integer", "key": True}
 A = {"name": "a", "type": "integer", "key": False}
 T = "create table t (id int primary key, a int)"

@@ -34,7 +34,6 @@ def sent(tap: Tap) -> list[dict[str, Any] | None]:
     return [event.new for event in tap.events() if event.op == "message"]
 
 
-@pytest.mark.server
 def test_messages_come_in_order_with_the_changes(tap: Tap) -> None:
     """The application has EXECUTE on one function alone; rollbacks and savepoints take messages along."""
     tap.write("create table t (id int primary key)")
@@ -60,7 +59,6 @@ def test_messages_come_in_order_with_the_changes(tap: Tap) -> None:
     ]
 
 
-@pytest.mark.server
 def test_many_in_one_statement(tap: Tap) -> None:
     grant(tap, "gdq.insert_events(text, text[], jsonb[], text[], text[], text[], text[])")
     tap.write("create table source as select i from generate_series(1, 2000) i")
@@ -83,7 +81,6 @@ def test_many_in_one_statement(tap: Tap) -> None:
     assert sent(tap) == []
 
 
-@pytest.mark.server
 def test_from_a_trigger_with_a_hostile_search_path(tap: Tap) -> None:
     """The caller's own functions, operators and types do not get between."""
     tap.write(
@@ -143,7 +140,6 @@ def test_queues_made_at_once(db: Database) -> None:
             assert gdq.insert_event(third, name, "t", 1) == 1
 
 
-@pytest.mark.server
 def test_reaches_a_queue_younger_than_the_snapshot(tap: Tap) -> None:
     with tap.db.connect() as writer:
         writer.execute("begin isolation level repeatable read")
@@ -172,7 +168,6 @@ def test_survives_rotation(tap: Tap) -> None:
     ).fetchone() == (True,)
 
 
-@pytest.mark.server
 def test_consumers_of_certain_tables(tap: Tap) -> None:
     """They get no messages unless they ask; nobody loses one by that."""
     tap.write("create table t (id int primary key)", "create table u (id int primary key)")
@@ -263,7 +258,6 @@ def test_command(tap: Tap) -> None:
     assert [line["new"] for line in lines["asks"]] == [later]
 
 
-@pytest.mark.server
 def test_large_data(tap: Tap) -> None:
     """What is taken can be read; what could not is refused, also out of a compressed column."""
     tap.owner.execute("select gdq.insert_event('q', 'large', repeat(chr(1), 2000000), repeat('x', 3000000))")
@@ -298,7 +292,6 @@ def test_jsonb_stays_as_it_was(tap: Tap) -> None:
             ).fetchone() == (True,)
 
 
-@pytest.mark.server
 def test_nobody_else_may_write(tap: Tap) -> None:
     """EXECUTE on the bulk form gives no right to the single one, and gdq_log stays closed."""
     grant(tap, "gdq.insert_events(text, text[], text[], text[], text[], text[], text[])")

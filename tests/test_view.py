@@ -18,8 +18,6 @@ from gdq.target_merge import Merge
 from gdq.view import create_view, drop_view, explain_view, load_plan, view_info
 from tests.fix_spark import QUEUE, Shop
 
-pytestmark = pytest.mark.server
-
 
 @pytest.fixture
 def captured(shop: Shop) -> Shop:
