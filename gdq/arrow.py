@@ -83,10 +83,15 @@ def connect(conninfo: str) -> Connection:
     from adbc_driver_postgresql import dbapi  # noqa: PLC0415
 
     connection = dbapi.connect(conninfo)
-    with connection.cursor() as cursor:
-        cursor.execute("select 'text'::pg_catalog.text")
-        if cursor.fetch_arrow_table().schema.field(0).type == pa.string():
-            return connection
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("select 'text'::pg_catalog.text")
+            knows_types = cursor.fetch_arrow_table().schema.field(0).type == pa.string()
+    except BaseException:
+        connection.close()
+        raise
+    if knows_types:
+        return connection
     connection.close()
     parameters = conninfo_to_dict(conninfo)
     options = f"{parameters.pop('options', None) or ''} -c quote_all_identifiers=off"

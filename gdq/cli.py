@@ -230,11 +230,16 @@ def register_consumer(
     from gdq import consumer as consumers  # noqa: PLC0415
     from gdq import member as members  # noqa: PLC0415
     from gdq.message import take_messages  # noqa: PLC0415
+    from gdq.queue import check_tables  # noqa: PLC0415
 
     if at != "now" and not at.isdecimal():
         raise click.BadParameter(f"{at!r}: want the number of a tick, or now", param_hint="--at")
     tick = None if at == "now" else int(at)
     with session(dsn) as connection:
+        if tick is None:
+            # the tick taken now would be refused after DDL that nobody has looked at
+            with connection.transaction():
+                check_tables(connection, queue)
         tables, skipped = table_names(lists["tables"]), names(lists["skip_origin"])
         new = consumers.register_consumer(connection, queue, consumer, at_tick=tick, tables=tables, skip_origin=skipped)
         if new and messages:
@@ -282,10 +287,10 @@ def list_consumers(queue: str | None, as_json: bool, dsn: str | None) -> None:
 @dsn_option
 def tick(queue: str, dsn: str | None) -> None:
     """Take a tick now and print its number."""
-    from gdq import queue as queues  # noqa: PLC0415
+    from gdq.ticker import take_tick  # noqa: PLC0415
 
-    with session(dsn) as connection:
-        number = queues.force_tick(connection, queue)
+    with session(dsn, autocommit=True) as connection:
+        number = take_tick(connection, queue)
     click.echo(number)
 
 

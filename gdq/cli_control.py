@@ -63,9 +63,13 @@ def seek(queue: str, consumer: str, *, tick: int | None, time: str | None, now: 
     Example: gdq seek orders mirror --time '2026-05-01 12:00+00'
     """
     from gdq import control  # noqa: PLC0415
+    from gdq.queue import check_tables  # noqa: PLC0415
 
     if (tick is not None) + (time is not None) + now != 1:
         raise click.UsageError("want one of --tick, --time and --now")
+    if now:
+        with session(dsn) as connection:
+            check_tables(connection, queue)
     number = retry_locked(
         dsn, lambda connection: control.seek(connection, queue, consumer, tick=tick, time=time, now=now)
     )

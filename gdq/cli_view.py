@@ -37,9 +37,11 @@ _VIEW_COLUMNS = (
 def create_view(*, name: str, queue: str, file: IO[str], target: str, target_dsn: str | None, dsn: str | None) -> None:
     """Register a materialized view that is refreshed from a queue."""
     from gdq import view  # noqa: PLC0415
+    from gdq.queue import check_tables  # noqa: PLC0415
 
     # the checks write temporary objects, after which a transaction can take no tick
     with session(dsn, autocommit=True) as connection:
+        check_tables(connection, queue)
         plan = view.create_view(connection, name, queue, file.read(), target, target_dsn=target_dsn)
     talk(f"view {name} exists already" if plan is None else f"created view {name}: {plan.strategy}")
 

@@ -34,10 +34,14 @@ def connect(
     """
     conninfo = make_conninfo(resolve(dsn), fallback_application_name=application_name)
     connection = psycopg.connect(conninfo, autocommit=True, **parameters)
-    connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
-    if is_pooled(connection):
-        connection.prepare_threshold = None
-    connection.autocommit = autocommit
+    try:
+        connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+        if is_pooled(connection):
+            connection.prepare_threshold = None
+        connection.autocommit = autocommit
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 

@@ -26,7 +26,7 @@ from gdq.errors import GdqError, mapped
 from gdq.member import DEAD_AFTER, member_info
 from gdq.retry import Outcome, next_retry
 from gdq.source import Event
-from gdq.ticker import INTERVAL_SECONDS, Housekeeping
+from gdq.ticker import INTERVAL_SECONDS, Housekeeping, take_tick
 
 MAX_EVENTS = 50_000
 
@@ -110,10 +110,7 @@ def peek(connection: Connection[Any], queue: str, consumer: str | None = None, *
     Takes a tick first. Needs an idle autocommit connection. psycopg.errors.LockNotAvailable while a worker holds the
     consumer; GdqError when the queue has none.
     """
-    with connection.transaction():
-        queues.check_tables(connection, queue)
-    with connection.transaction():
-        queues.force_tick(connection, queue)
+    take_tick(connection, queue)
     if consumer is None:
         consumers = consumer_info(connection, queue)
         if not consumers:
@@ -165,9 +162,14 @@ class Consumer:
             self.connection = connect(source, application_name=application_name(queue, consumer, member))
         if self.connection.info.transaction_status != TransactionStatus.IDLE:
             raise GdqError("a consumer needs a connection that is not in a transaction")
-        self.connection.autocommit = True
-        self.connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
-        self._pooled = is_pooled(self.connection)
+        try:
+            self.connection.autocommit = True
+            self.connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+            self._pooled = is_pooled(self.connection)
+        except BaseException:
+            if self._owned:
+                self.connection.close()
+            raise
         if self._pooled:
             self.connection.prepare_threshold = None
         self._housekeeping = Housekeeping(queue)
@@ -202,7 +204,7 @@ class Consumer:
         `timeout`: end when there was no batch for so many seconds. `stop` is asked between batches and while waiting.
         """
         self._check_logs()
-        last_tick = self._force_tick() if once else None
+        last_tick = take_tick(self.connection, self.queue) if once else None
         if not (once or self._pooled):
             self._listen()
         waiting_since = time.monotonic()
@@ -296,12 +298,6 @@ class Consumer:
         # Once for each connection, which a crash ends; next_batch() gives no batch when it is the first to find out.
         with self.connection.transaction(), mapped():
             self.connection.execute("select gdq.check_logs(%s)", [self.queue])
-
-    def _force_tick(self) -> int:
-        with self.connection.transaction():
-            queues.check_tables(self.connection, self.queue)
-        with self.connection.transaction():
-            return queues.force_tick(self.connection, self.queue)
 
     def _listen(self) -> None:
         queue = queues.queue_info(self.connection, self.queue)[0]

@@ -27,6 +27,17 @@ _MAINTENANCE_CALLS_MAX = 100
 _BACK_OFF_SECONDS_MAX = 10.0
 
 
+def take_tick(connection: psycopg.Connection[Any], queue: str) -> int:
+    """Take a tick now, due or not; its id. Needs an idle connection.
+
+    DDL that no event trigger saw is looked for first, in a transaction of its own, or the server refuses the tick.
+    """
+    with connection.transaction():
+        queues.check_tables(connection, queue)
+    with connection.transaction():
+        return queues.force_tick(connection, queue)
+
+
 def tick_all(connection: psycopg.Connection[Any], queue: str | None = None) -> int:
     """Take every tick that is due, each in a transaction of its own; how many. Needs an idle connection."""
     return _tick_all(connection, queue, INTERVAL_SECONDS)[0]

@@ -43,6 +43,23 @@ end
 $$;
 comment on function gdq.rebase_positions(integer) is 'The positions of a restored queue as snapshots of this cluster.';
 
+-- rebase_retries(queue_id): what waits to be retried goes on waiting, under a number that every position and every later copy of
+-- its table has passed: the dump's own may lie ahead of this cluster's. What a copy holds, which the copies of the dump do not
+-- tell any more, would come again: it goes. Writes: retry_event, dead_letter.
+create or replace function gdq.rebase_retries(queue_id integer) returns void
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+begin
+  delete from gdq.retry_event r
+   using gdq.subscription s, gdq.copied_tables(s.subscription_id) c
+   where s.queue_id = rebase_retries.queue_id and r.subscription_id = s.subscription_id
+     and gdq.table_name(c.relid) = r.tbl and pg_visible_in_snapshot(r.ev_txid::text::xid8, c.snapshot);
+  update gdq.retry_event r set ev_txid = 3 from gdq.subscription s where s.queue_id = rebase_retries.queue_id and r.subscription_id = s.subscription_id;
+  update gdq.dead_letter d set ev_txid = 3 from gdq.subscription s where s.queue_id = rebase_retries.queue_id and d.subscription_id = s.subscription_id;
+end
+$$;
+comment on function gdq.rebase_retries(integer) is 'Gives the retries and dead letters of a restored queue a number of this cluster.';
+
 -- move_rows(segment, positions, keep_below): gives the rows of a restored log numbers of this cluster, by the positions
 -- that have not passed them, and deletes those that all have. A row with a number above keep_below may have been written
 -- after the restore: no position has passed it. Writes: the segment.
@@ -284,6 +301,7 @@ begin
   if keep then
     perform gdq.require_kept(queue_id);
   end if;
+  perform gdq.rebase_retries(queue_id);
   perform gdq.rebase_resync(queue_id, keep);
   select array_agg(r.old_snapshot order by n) as old, array_agg(r.new_snapshot order by n) as new, array_agg(r.event_seq order by n) as seq
     into positions from gdq.rebase_positions(queue_id) with ordinality r(old_snapshot, new_snapshot, event_seq, n);
@@ -306,6 +324,7 @@ begin
                     (select max(b.batch_no) from gdq.batch b where b.subscription_id = s.subscription_id) as open_no
                from gdq.subscription s, gdq.position_of(s.subscription_id) pos
               where s.queue_id = rebase_queue.queue_id and pos.snapshot::text = positions.old[i]::text loop
+      perform gdq.fence(p.subscription_id);
       insert into gdq.position (subscription_id, batch_no, tick_id, snapshot, event_seq)
         values (p.subscription_id, greatest(p.batch_no, p.open_no) + 1, tick, positions.new[i], p.event_seq);
     end loop;

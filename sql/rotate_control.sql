@@ -22,8 +22,8 @@ comment on function gdq.oldest_tick(integer) is 'The oldest tick of a queue that
 -- needed_control_sql(kind, slot): a SELECT of the rows in one slot of a control table that must be carried forward: ticks
 -- from the oldest needed one on, the values of sequences from the last before that on, each subscription's position if
 -- it is the latest, batches that are not finished or finished last (finishing twice says so), the newest token of each;
--- events that were put aside until they are settled or void, and what tells that they are: those rows go after the
--- events. Writes: nothing.
+-- events that were put aside until they are settled or void or a later copy of their table holds them, and what tells that
+-- they are: those rows go after the events. Writes: nothing.
 create or replace function gdq.needed_control_sql(kind text, slot integer) returns text
 language sql immutable security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -39,8 +39,11 @@ as $$
     when 'batch_end' then 'select r.* from gdq.latest_positions() p join gdq.%I r on r.subscription_id = p.subscription_id '
       'where r.batch_no > p.batch_no or exists (select from gdq.retry_event e where e.batch_id = r.batch_id) '
       'or exists (select from gdq.retry_delivery d where d.batch_id = r.batch_id)'
-    when 'retry_event' then 'select r.* from gdq.%I r '
+    when 'retry_event' then 'with copies as materialized (select s.subscription_id, gdq.table_name(c.relid) as name, c.snapshot '
+      'from gdq.subscription s, gdq.copied_tables(s.subscription_id) c where c.relid is not null) select r.* from gdq.%I r '
       'where not exists (select from gdq.retry_delivery d join gdq.batch_end e on e.batch_id = d.batch_id where d.retry_id = r.retry_id) '
+      'and not exists (select from copies c where c.subscription_id = r.subscription_id and c.name = r.tbl '
+      'and pg_visible_in_snapshot(r.ev_txid::text::xid8, c.snapshot)) '
       'and (r.batch_id is null '
       'or (not r.dead and exists (select from gdq.batch_end e where e.batch_id = r.batch_id and e.token = r.token)) '
       'or exists (select from gdq.batch b where b.batch_id = r.batch_id and not gdq.is_finished(b.subscription_id, b.batch_no, b.batch_id)))'

@@ -6,7 +6,7 @@ import pytest
 
 from gdq.embedded import MAJORS
 
-pytest_plugins = ["tests.fix_server", "tests.fix_spark", "tests.events"]
+pytest_plugins = ["tests.fix_server", "tests.fix_spark", "tests.events", "tests.fix_stage"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
 import pytest
 
 from tests.concurrency import Snapshot, next_batch, read_events, read_typed
-from tests.fix_server import Database
 from tests.schedules import Stage
 
 FINISH = "select gdq.finish_batch(%s, %s)"
-
-
-@pytest.fixture
-def stage(db: Database) -> Iterator[Stage]:
-    with Stage(db) as opened:
-        yield opened
 
 
 def refusal(connection: psycopg.Connection[Any], statement: str, *values: Any) -> str | None:

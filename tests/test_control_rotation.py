@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
 import pytest
 
-from tests.fix_server import Database
 from tests.schedules import Stage
 
 KINDS = ("tick", "position", "batch", "batch_token")
 
 pytestmark = pytest.mark.server
-
-
-@pytest.fixture
-def stage(db: Database) -> Iterator[Stage]:
-    with Stage(db) as opened:
-        yield opened
 
 
 def rotate(stage: Stage, bytes_max: int = 1) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
 from datetime import timedelta
 
 import psycopg
@@ -13,7 +12,6 @@ import pytest
 from gdq.doctor import Finding, Repair, doctor, fix
 from gdq.embedded import Server
 from tests.events import Tap, drain
-from tests.fix_server import Database
 from tests.programs import gdq
 from tests.schedules import Stage
 
@@ -36,13 +34,6 @@ def shop(tap: Tap) -> Tap:
     tap.write("insert into item values (1, 'a')", "insert into part values (1)", "insert into tag values (1, 'a')")
     drain(tap.db)
     return tap
-
-
-@pytest.fixture
-def stage(db: Database) -> Iterator[Stage]:
-    """Segments that rotate as soon as they hold rows."""
-    with Stage(db) as opened:
-        yield opened
 
 
 def found(tap: Tap, patience: timedelta = timedelta(minutes=1)) -> list[Finding]:

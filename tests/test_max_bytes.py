@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import pytest
 
 from gdq.control import copy_table, resynced
 from gdq.errors import ResyncRequired, StaleBatch, TruncatedPosition, mapped
 from tests.concurrency import next_batch, read_events
-from tests.fix_server import Database
 from tests.programs import gdq
 from tests.schedules import Stage
 
 TABLES = ["public.acct", "public.item", "public.part"]
-
-
-@pytest.fixture
-def stage(db: Database) -> Iterator[Stage]:
-    with Stage(db) as opened:
-        yield opened
 
 
 def fill(stage: Stage) -> None:
@@ -101,6 +93,18 @@ def test_only_who_holds_something_is_cut(stage: Stage) -> None:
     assert limit(stage) == 1
     assert next_batch(stage.owner, "items") is not None
     with pytest.raises(ResyncRequired), mapped():
+        next_batch(stage.owner, "c")
+
+
+def test_messages_are_cut_by_name(stage: Stage) -> None:
+    """They belong to no table, and nobody can copy them."""
+    stage.owner.execute("select gdq.insert_event('q', 'note', '{}')")
+    fill(stage)
+    assert limit(stage) > 0
+    for table in TABLES:
+        with copy_table(stage.db.dsn, table) as copy:
+            resynced(stage.owner, "q", "c", table, copy.snapshot)
+    with pytest.raises(ResyncRequired, match="must copy anew messages"), mapped():
         next_batch(stage.owner, "c")
 
 

@@ -1,7 +1,9 @@
-"""Each defect of tests/mutants, put into a sound queue, is found by the schedule that its file names."""
+"""Each defect of tests/mutants, put into a sound queue, is found by the schedule or the test that its file names."""
 
 from __future__ import annotations
 
+import importlib
+import inspect
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,10 @@ import tests.schedules_retry  # noqa: F401 (both add their own)
 from tests.concurrency import Violation
 from tests.fix_server import Database
 from tests.schedules import play
+from tests.test_apply_ddl import bare  # noqa: F401 (a fixture, as the following)
+from tests.test_rebase import crew  # noqa: F401
+from tests.test_retry import shop  # noqa: F401
+from tests.test_row_filter import table  # noqa: F401
 
 # Fails when the text to replace is not there: a mutant never passes for having changed nothing.
 MUTATE = """
@@ -29,11 +35,24 @@ MUTANTS = sorted((Path(__file__).parent / "mutants").glob("*.sql"))
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda path: path.stem)
-def test_defect_is_found(db: Database, mutant: Path) -> None:
+def test_defect_is_found(db: Database, request: pytest.FixtureRequest, mutant: Path) -> None:
     text = mutant.read_text()
-    schedule = text.splitlines()[0].removeprefix("-- schedule: ")
+    kind, _, name = text.splitlines()[0].removeprefix("-- ").partition(": ")
     with db.connect() as owner:
         owner.execute(MUTATE)
         owner.execute(text.encode())
-    with pytest.raises(Violation):
-        play(db, schedule)
+    if kind == "schedule":
+        with pytest.raises(Violation):
+            play(db, name)
+    else:
+        assert kind == "test"
+        run(request, name)
+
+
+def run(request: pytest.FixtureRequest, name: str) -> None:
+    """A test module::function must fail by what it asserts; its fixtures are made after the defect."""
+    module, _, function = name.partition("::")
+    test = getattr(importlib.import_module(f"tests.{module}"), function)
+    fixtures = {parameter: request.getfixturevalue(parameter) for parameter in inspect.signature(test).parameters}
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        test(**fixtures)

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import pytest
 from psycopg import errors
 
 from tests.concurrency import next_batch
-from tests.fix_server import Database
 from tests.programs import gdq
 from tests.schedules import Stage
-
-
-@pytest.fixture
-def stage(db: Database) -> Iterator[Stage]:
-    with Stage(db) as opened:
-        yield opened
 
 
 def test_paused_queue_takes_no_ticks_and_gives_no_batches(stage: Stage) -> None:
@@ -74,3 +66,20 @@ def test_batch_handed_out_before_may_be_finished(stage: Stage) -> None:
     stage.owner.execute("select gdq.pause('q', 'c'), gdq.pause('q')")
     assert stage.value("select gdq.finish_batch(%s, %s)", *held[:2]) is True
     assert next_batch(stage.owner, "c") is None
+
+
+def test_what_is_paused_gets_nothing_and_is_held(stage: Stage) -> None:
+    stage.owner.execute("select gdq.set_queue('q', ticker_max_count => 1, ticker_max_lag => '0')")
+    for paused, ticks in (("'q', 'c'", 1), ("'q'", 0)):
+        stage.insert()
+        stage.maintain()
+        stage.tick()
+        stage.insert()
+        stage.owner.execute(f"select gdq.pause({paused})".encode())
+        assert stage.value("select gdq.ticker()") == ticks
+        assert next_batch(stage.owner, "c") is None
+        stage.maintain()
+        stage.owner.execute(f"select gdq.resume({paused})".encode())
+        stage.tick()
+        stage.consume()
+    stage.finish()

@@ -8,6 +8,7 @@ import pytest
 
 from gdq import dead_letters, purge_dead_letters, replay_dead_letters
 from gdq import set_retry_limit as set_limit
+from gdq.control import copy_table, resynced
 from gdq.retry import next_retry, retry_info
 from tests.fix_server import Database
 from tests.retry_shop import Shop, open_shop
@@ -128,6 +129,16 @@ def test_what_a_worker_that_was_given_up_put_aside_does_not_count(shop: Shop) ->
     assert shop.open() is None
     assert dead_letters(shop.connection, "q") == []
     assert shop.refusal("select gdq.retry_event(%s, %s, 1)", *batch) == "GDQ01"
+
+
+def test_a_successor_puts_the_same_event_aside(shop: Shop) -> None:
+    """What its predecessor put aside is void."""
+    shop.insert(1)
+    shop.put(shop.opened(), 1, reason="predecessor")
+    batch = shop.opened()
+    shop.put(batch, 1, reason="successor")
+    shop.finish(batch)
+    assert shop.again(shop.opened()) == [(1, 1, "successor")]
 
 
 def test_limit_then_dead_letter(shop: Shop) -> None:
@@ -287,6 +298,23 @@ def test_rotation_keeps_what_waits_and_drops_what_is_done(shop: Shop) -> None:
         shop.connection.execute("select gdq.rotate_control(true, 1)")
     for table in ("retry_event", "retry_delivery", "batch_end"):
         assert shop.value(f"select count(*) from gdq.{table}") == 0, table
+
+
+def test_rotation_drops_what_a_copy_holds(shop: Shop) -> None:
+    """It waits no more, so nobody needs it; what waits of other tables stays."""
+    shop.connection.execute("create table other (id int primary key); select gdq.add_table('q', 'other')")
+    shop.connection.execute("insert into other values (2)")
+    shop.insert(1)
+    batch = shop.opened()
+    for key in (1, 2):
+        shop.put(batch, key, "1 hour")
+    shop.finish(batch)
+    with copy_table(shop.db.dsn, "orders") as copy:
+        resynced(shop.connection, "q", "c", "orders", copy.snapshot)
+    for _ in range(6):
+        shop.connection.execute("select gdq.rotate_control(true, 1)")
+    assert shop.connection.execute("select tbl from gdq.retry_event").fetchall() == [("public.other",)]
+    assert [info.tbl for info in retry_info(shop.connection, "q")] == ["public.other"]
 
 
 def test_retries_leave_no_dead_rows(shop: Shop) -> None:

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.concurrency import maintain, next_batch, read_events
-from tests.fix_server import Database
 from tests.schedules import Call, Stage
-
-
-@pytest.fixture
-def stage(db: Database) -> Iterator[Stage]:
-    with Stage(db) as opened:
-        yield opened
 
 
 def consumed_segments(stage: Stage) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -13,15 +12,8 @@ from psycopg import errors
 from gdq import StaleBatch
 from gdq.errors import TruncatedPosition, mapped
 from tests.concurrency import next_batch, read_events
-from tests.fix_server import Database
 from tests.programs import gdq
 from tests.schedules import Stage
-
-
-@pytest.fixture
-def stage(db: Database) -> Iterator[Stage]:
-    with Stage(db) as opened:
-        yield opened
 
 
 def keys(stage: Stage) -> list[str | None]:
@@ -155,6 +147,41 @@ def test_settings_are_checked(stage: Stage) -> None:
     assert (queue["max_bytes"], queue["ticker_idle_period"]) == (None, 60.0)
     with pytest.raises(psycopg.errors.UndefinedObject):
         stage.owner.execute("select gdq.set_queue('none', max_bytes => 1)")
+
+
+def test_back_over_events_that_wait_to_be_retried(stage: Stage) -> None:
+    """What comes again in its place is not retried too; what lies before that, or belonged to a removed table, is."""
+    owner = stage.owner
+    owner.execute("create table gone (id int primary key); select gdq.add_table('q', 'gone')")
+    owner.execute("insert into acct values (7, 0)")
+    start = stage.value("select gdq.force_tick('q')")
+    owner.execute("insert into acct values (8, 0); insert into gone values (9); select gdq.insert_event('q', 'm', '1')")
+    stage.tick()
+    batch = next_batch(owner, "c")
+    assert batch
+    put = """select count(gdq.retry_event(%s, %s, ev_id, '1 hour')) from gdq.get_batch(%s, %s)"""
+    assert stage.value(put, *batch[:2], *batch[:2]) == 4
+    owner.execute("select gdq.finish_batch(%s, %s)", batch[:2])
+    stage.insert()
+    assert keys(stage) == ["1"]
+    owner.execute("select gdq.remove_table('q', 'gone')")
+    waiting = "select op, key->>'id' from gdq.retry_info('q') order by ev_id"
+    assert len(owner.execute(waiting).fetchall()) == 4
+
+    seek(stage, at_tick=start)
+    assert owner.execute(waiting).fetchall() == [("insert", "7"), ("insert", "9")]
+    stage.tick()
+    batch = next_batch(owner, "c")
+    assert batch
+    rows = owner.execute("select op, key->>'id' from gdq.get_batch(%s, %s)", batch[:2]).fetchall()
+    assert rows == [("insert", "8"), ("message", None), ("insert", "1"), ("ddl", None)]
+    ev_id = stage.value("select min(ev_id) from gdq.get_batch(%s, %s)", *batch[:2])
+    owner.execute("select gdq.retry_event(%s, %s, %s, '1 hour')", [*batch[:2], ev_id])
+    owner.execute("select gdq.finish_batch(%s, %s)", batch[:2])
+    for _ in range(6):
+        owner.execute("select gdq.rotate_control(true, 1)")
+    assert owner.execute(waiting).fetchall() == [("insert", "7"), ("insert", "8"), ("insert", "9")]
+    assert stage.value("select count(*) from gdq.retry_event") == 3
 
 
 def test_batches_of_members_are_left_behind(stage: Stage) -> None:
