@@ -29,13 +29,14 @@ _FIRST_MICROSECOND = _FIRST_DAY * 86_400_000_000
 class Column:
     """One column of a typed SELECT: its name there, how to read it, and its name in Arrow if that is another one.
 
-    `column`: the column of the user's table that it comes from, for errors.
+    `column`: the column of the user's table that it comes from, for errors. `log_type`: its type in the log.
     """
 
     source: str
     type: ColumnType
     name: str = ""
     column: str = ""
+    log_type: str = ""
 
     @property
     def label(self) -> str:

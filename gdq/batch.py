@@ -16,6 +16,7 @@ from psycopg.rows import class_row, dict_row, scalar_row
 from psycopg.types.json import set_json_loads
 
 from gdq.arrow import Column, read, schema_of, select_sql
+from gdq.batch_rows import may_read_logs, read_rows
 from gdq.conninfo import conninfo_of
 from gdq.errors import GdqError, ResyncRequired, mapped
 from gdq.member import DEAD_AFTER
@@ -49,10 +50,13 @@ _NEW_IMAGE = ["I", "U", "n"]
 _cursor_numbers = itertools.count()
 
 _HEADER = [
-    Column("ev_id", column_type("bigint")),
-    Column("ev_txid", column_type("bigint")),
-    Column("ev_time", column_type("timestamp with time zone")),
-    Column("ev_op", column_type("text")),
+    Column(name, column_type(kind), log_type=kind)
+    for name, kind in {
+        "ev_id": "bigint",
+        "ev_txid": "bigint",
+        "ev_time": "timestamp with time zone",
+        "ev_op": "text",
+    }.items()
 ]
 
 
@@ -69,7 +73,7 @@ class Batch:
 
     Other programs see no other batch of this consumer until that transaction ends. Reading again gives the same.
     Typed rows are read on a second connection to the same database, since only that driver is fast; what it reads was
-    committed before the batch was cut.
+    committed before the batch was cut. A role that may not read the logs has them on this one, see gdq.batch_rows.
     """
 
     def __init__(
@@ -225,11 +229,11 @@ class Batch:
         if WEIGHT in names:
             raise GdqError(f'table {table} has a column "{WEIGHT}" itself')
         types = [_type_of(source, unsupported, as_text) for source in sources]
-        old = [Column(s["log_old"], t, s["name"]) for s, t in zip(sources, types, strict=True)]
-        new = [Column(s["log_new"], t, s["name"]) for s, t in zip(sources, types, strict=True)]
+        old = [Column(s["log_old"], t, s["name"], log_type=s["log_type"]) for s, t in zip(sources, types, strict=True)]
+        new = [Column(s["log_new"], t, s["name"], log_type=s["log_type"]) for s, t in zip(sources, types, strict=True)]
         schema = schema_of(old).append(pa.field(WEIGHT, pa.int64()))
         images: list[pa.Table] = [schema.empty_table()]
-        columns = _HEADER + [Column(c.source, c.type, column=c.name) for c in old + new]
+        columns = _HEADER + [Column(c.source, c.type, column=c.name, log_type=c.log_type) for c in old + new]
         for batch in self._read(table, columns, version):
             ops = batch.column("ev_op")
             for side, wanted, weight in ((old, _OLD_IMAGE, -1), (new, _NEW_IMAGE, 1)):
@@ -276,6 +280,9 @@ class Batch:
 
     def _read(self, table: str, columns: list[Column], version: int | None) -> Iterator[pa.RecordBatch]:
         self._refuse_gaps(table, ("resync",))
+        if not may_read_logs(self.connection):
+            yield from read_rows(self.connection, self.id, self.token, table, columns, version=version)
+            return
         query = "select gdq.batch_sql(%s, %s, %s::pg_catalog.regclass, %s)"
         rows = self._scalar(query, self.id, self.token, table, version)
         with read(conninfo_of(self.connection), select_sql(f"({rows}) r", columns), columns) as batches:
@@ -288,7 +295,7 @@ class Batch:
         sources = [(source, _type_of(source, unsupported, as_text)) for source in self._sources(table, version)]
         for image in ("log_key", "log_old", "log_new"):
             columns += [
-                Column(source[image], kind, column=source["name"])
+                Column(source[image], kind, column=source["name"], log_type=source["log_type"])
                 for source, kind in sources
                 if source[image] is not None
             ]

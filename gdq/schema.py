@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import random
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +40,10 @@ $lock$"""
 # NOTICE and comes through; the server's own remarks about the functions do not.
 _SETTINGS = """set local search_path = pg_catalog, pg_temp;
 set local check_function_bodies = off"""
+# Whoever waits for a strong lock stops everybody behind, and the DDL guard waits 100 ms. So an upgrade gives up sooner,
+# and tries again. It has got the lock above by then, and other installs wait for it.
+_LOCK_TIMEOUT = "set local lock_timeout = '80ms'"
+_PATIENCE_SECONDS = 60.0
 _QUIET = "set local client_min_messages = warning"
 _LOUD = "set local client_min_messages = notice"
 
@@ -133,13 +139,29 @@ class InstallResult:
     notices: tuple[str, ...]
 
 
-def install(dsn: str | None = None) -> InstallResult:
-    """Install or upgrade gdq in one transaction; safe when several run at once.
+def install(dsn: str | None = None, *, patience: float = _PATIENCE_SECONDS) -> InstallResult:
+    """Install or upgrade gdq in one transaction; safe when several run at once, and beside writers and consumers.
 
+    Writers never wait for it. Consumers, tickers and DDL wait for its end once it has its locks, never while it waits
+    for them: it tries again for `patience` seconds while somebody holds what a revision changes.
     Writes: schemas gdq and gdq_log; the roles gdq_capture, gdq_admin, gdq_consumer and gdq_reader and the event
     triggers where it may make them. Functions that changed are made anew, with the GRANTs that users made on them.
-    InstallError when a newer gdq installed the schema; psycopg.Error with the reason when the server refuses.
+    InstallError when a newer gdq installed the schema, or gdq is busy; psycopg.Error when the server refuses.
     """
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            return _install(dsn)
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
+            if time.monotonic() >= deadline:
+                raise InstallError(
+                    f"gdq is busy: {_holders(dsn)} what the upgrade changes; nothing was changed",
+                    hint="Let that end, or end it, and install again.",
+                ) from error
+        time.sleep(random.uniform(0.05, 0.3))
+
+
+def _install(dsn: str | None) -> InstallResult:
     from sqlalchemy import NullPool, create_engine  # noqa: PLC0415 (slow to load)
 
     notices: list[str] = []
@@ -152,7 +174,7 @@ def install(dsn: str | None = None) -> InstallResult:
     engine = create_engine("postgresql+psycopg://", creator=creator, poolclass=NullPool)
     with _native_errors(), engine.begin() as connection:
         raw = cast("psycopg.Connection[Any]", connection.connection.driver_connection)
-        _run(raw, _LOCK, _SETTINGS, _PREFLIGHT)
+        _run(raw, _LOCK, _LOCK_TIMEOUT, _SETTINGS, _PREFLIGHT)
         config = _config()
         head, before = _head(config), _revision(raw)
         changed = before != head or schema_version.mark_of(raw) != schema_version.mark()
@@ -170,6 +192,18 @@ def install(dsn: str | None = None) -> InstallResult:
         _run(raw, _QUIET, _EVENT_TRIGGERS)
         row = raw.execute("select gdq.event_triggers_on()").fetchone()
         return InstallResult(head, changed, bool(row and row[0]), tuple(notices))
+
+
+def _holders(dsn: str | None) -> str:
+    """Who has locked tables of gdq now, as "pid 12 (gdq ticker) holds"."""
+    query = """select distinct a.pid, coalesce(nullif(a.application_name, ''), a.usename)
+                 from pg_catalog.pg_locks l join pg_catalog.pg_class c on c.oid = l.relation
+                 join pg_catalog.pg_stat_activity a on a.pid = l.pid and a.datname = pg_catalog.current_database()
+                where c.relnamespace = pg_catalog.to_regnamespace('gdq') and l.granted and c.relkind <> 'i'
+                  and l.database = a.datid and l.pid <> pg_catalog.pg_backend_pid() order by 1"""
+    with connect(dsn) as connection:
+        pids = [f"pid {pid} ({name})" for pid, name in connection.execute(query)]
+    return f"{', '.join(pids)} {'holds' if len(pids) == 1 else 'hold'}" if pids else "somebody held"
 
 
 def script() -> str:

@@ -89,15 +89,22 @@ comment on function gdq.switch_off(integer, oid, text) is 'Records that capture 
 -- switch_off_locked(reason): switches capture off for every captured table that this transaction may have changed,
 -- without trusting control rows or catalogs that are read through the snapshot, which may be old: what this transaction
 -- did itself is visible in any. A table that only a partition or a child of it was locked for keeps its functions,
--- which still fit: for it, maintain() has to look at its partitions anew. Writes: as switch_off().
+-- which still fit: for it, maintain() has to look at its partitions anew. While an upgrade of gdq holds the control
+-- tables, the triggers that a partition has kept tell its root. Writes: as switch_off().
 create or replace function gdq.switch_off_locked(reason text) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   altered oid[] := gdq.locked_tables('AccessExclusiveLock');
   touched oid[] := gdq.locked_tables('ShareRowExclusiveLock');
+  roots oid[];
   r record;
 begin
+  begin
+    roots := array(select ct.relid from gdq.captured_leaf cl join gdq.captured_table ct using (table_id) where cl.leaf = any (altered));
+  exception when lock_not_available then
+    roots := array(select split_part(tg.tgname, '_', 2)::oid from pg_trigger tg where tg.tgrelid = any (altered) and tg.tgname ~ '^!gdq_\d+_\d+_[iudtb]$');
+  end;
   for r in select rel, q, bool_or(own) as own
              from (select unnest(altered) as rel, true as own
                    union all
@@ -111,7 +118,7 @@ begin
                    union all
                    select i.inhparent, false from pg_inherits i where i.inhrelid = any (altered)
                    union all
-                   select ct.relid, false from gdq.captured_leaf cl join gdq.captured_table ct using (table_id) where cl.leaf = any (altered)) near,
+                   select unnest(roots), false) near,
                   gdq.queue_ids() q
             where gdq.capture_function(q, rel, 'i') is not null
             group by rel, q order by rel, q loop
