@@ -147,7 +147,10 @@ def check_tables(connection: Connection[Any], queue: str | None = None) -> int:
 
 
 def force_tick(connection: Connection[Any], queue: str) -> int:
-    """Take a tick now, due or not; its id. WrongIsolation when the transaction has written already."""
+    """Take a tick now, due or not; its id. WrongIsolation when the transaction has written already.
+
+    Without event triggers it is refused after DDL that check_tables() has not looked at: gdq.ticker.take_tick() does.
+    """
     return int(_call(connection, "force_tick", queue))
 
 

@@ -13,6 +13,7 @@ from gdq.doctor import doctor
 from gdq.embedded import Server
 from gdq.era import Rebased, check_position, position, rebase
 from gdq.errors import DivergedPosition, EraEnded, TruncatedPosition
+from tests.chosen import always_alike, capture_of, chosen
 from tests.events import Event, Tap, drain
 from tests.fix_server import Database, chosen_binaries
 from tests.programs import gdq
@@ -178,6 +179,55 @@ def test_positions_that_are_kept(tap: Tap, cluster: Cluster, sooner: bool) -> No
             assert seen[:-1] == wanted[consumer]
             assert seen[-1].new == {"id": 7, "extra": None}
         assert owner.execute("select state, columns from gdq.table_info('q')").fetchone() == ("ok", ["id", "extra"])
+
+
+def choose_everything(tap: Tap) -> None:
+    """Queues, tables and consumers that differ in everything that can be chosen."""
+    for name in ("k", "c", "f", "s", "j"):
+        tap.write(f"create table {name} (gone int, id int primary key, a int not null unique, b text)")
+        tap.write(f"alter table {name} drop gone")
+    tap.write("create sequence n")
+    tap.add("shop.k", mode="pk", key=["a"], include=["b"])
+    tap.add("shop.c", columns=["id", "b"], always=True)
+    tap.add("shop.f", exclude=["b"], where="a > 1 and b = 'x'", operations=["insert", "update"], origin=True)
+    tap.add("shop.s", granularity="statement", pin_search_path=True)
+    tap.add("shop.j", format="json")
+    tap.owner.execute(
+        """select gdq.create_queue('r', ticker_max_count => 7, ticker_max_lag => '7 s', ticker_idle_period => '7 min',
+             rotation_period => '7 h', rotation_bytes => 777777, retention => '7 days', unlogged => true)"""
+    )
+    tap.owner.execute("select gdq.set_queue('r', max_bytes => 77777777), gdq.add_sequence('q', 'shop.n')")
+    tap.owner.execute("select gdq.add_table('r', 'shop.k')")
+    tap.owner.execute("select gdq.create_view('v', 'q', 'select id from shop.k', 'shop.v', '{shop.k}')")
+    with tap.db.connect("su") as su:
+        su.execute("select gdq.register_consumer('q', 'd', tables => '{shop.c}', skip_origin => '{here}')")
+        su.execute("select gdq.register_consumer('r', 'e')")
+    tap.owner.execute("select gdq.take_messages('q', 'd'), gdq.register_member('q', 'd', 'm')")
+    tap.owner.execute("select gdq.set_retry_limit('q', 'd', 3), gdq.pause('q', 'd'), gdq.pause('r')")
+
+
+def test_a_rebase_keeps_all_that_was_chosen(tap: Tap, cluster: Cluster) -> None:
+    """Whatever column a revision adds: `always_alike` tells when nothing here differs in it."""
+    clusters = [Database(server, "postgres") for server in (tap.db.server, cluster.server)]
+    for database in clusters:
+        with database.connect("su") as su:
+            su.execute("grant app to gdq_owner")
+    try:
+        choose_everything(tap)
+        with tap.db.connect("su") as su:
+            before, captured = chosen(su), capture_of(su)
+        assert always_alike(before) == []
+        db = moved(tap, cluster)
+        with db.connect() as owner, db.connect("su") as su:
+            rebase(owner)
+            after = chosen(su)
+            for table, rows in before.items():
+                assert after[table] == rows, table
+            assert capture_of(su) == captured
+    finally:
+        for database in clusters:
+            with database.connect("su") as su:
+                su.execute("revoke app from gdq_owner")
 
 
 def test_columns_that_changed_before_the_rebase(tap: Tap, cluster: Cluster) -> None:

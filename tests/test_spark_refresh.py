@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from gdq.cli import main
+from gdq.consumer import consumer_info
 from gdq.consumers.refresh import Point, Refresher
 from gdq.consumers.verify import verify_view
 from gdq.errors import DivergedPosition, GdqError, StaleBatch
@@ -243,6 +244,26 @@ def test_process_killed_before_the_target_commits(shop: Shop) -> None:
         assert shop.execute("select * from sums order by status") == before
         shop.check(refresher, {"sums": SUMS})
     assert staging_and_position(shop) == ["position"]
+
+
+def test_view_that_max_bytes_cut_off_loads_in_full(shop: Shop) -> None:
+    shop.capture("orders")
+    shop.view("sums", SUMS)
+    with Refresher(shop.db.dsn) as refresher:
+        refresher.refresh("sums")
+        change(shop, 1)
+        shop.keep_house()
+        shop.execute("select gdq.force_tick('q')")
+        shop.execute("select gdq.set_queue('q', max_bytes => 1)")
+        shop.keep_house()
+        assert [info.resync for info in consumer_info(shop.connection)] == [["public.orders"]]
+        shop.execute("select gdq.set_queue('q', max_bytes => 0)")
+        change(shop, 2)
+        result = shop.check(refresher, {"sums": SUMS})["sums"]
+        assert (result.action, result.reason) == ("full", "the changes since the target's position are gone")
+        assert [info.resync for info in consumer_info(shop.connection)] == [None]
+        change(shop, 3)
+        assert shop.check(refresher, {"sums": SUMS})["sums"].action == "delta"
 
 
 def test_overtaken_refresh_changes_nothing(shop: Shop) -> None:
