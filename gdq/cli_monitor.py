@@ -193,8 +193,8 @@ def age(span: timedelta | None) -> str:
 def doctor(queue: str | None, fix: bool, patience: float, as_json: bool, dsn: str | None) -> None:
     """Find what is wrong with capture, ticks, consumers and logs, or about to be; exit code 3 when anything is.
 
-    Each finding says its cause and its cure. --fix captures again what has come off, and says what it did; what is
-    found after that decides the exit code.
+    Each finding says its cause and its cure; a note alone is nothing wrong. --fix captures again what has come off, and
+    says what it did; what is found after that decides the exit code.
     """
     from gdq import doctor as doctors  # noqa: PLC0415
 
@@ -210,7 +210,7 @@ def doctor(queue: str | None, fix: bool, patience: float, as_json: bool, dsn: st
         for finding in found:
             click.echo(f"{finding.severity}: {finding.cause} [{finding.code}]")
             click.echo(f"  cure: {finding.cure}")
-    if found:
+    if any(finding.severity != "note" for finding in found):
         sys.exit(3)
 
 
@@ -224,8 +224,6 @@ def metrics(queue: str | None, listen: str, once: bool, dsn: str | None) -> None
 
     The database may come and go: gdq_up says whether it could be read.
     """
-    from gdq.conninfo import connect  # noqa: PLC0415
-
     try:
         from prometheus_client import generate_latest, start_http_server  # noqa: PLC0415
 
@@ -235,7 +233,7 @@ def metrics(queue: str | None, listen: str, once: bool, dsn: str | None) -> None
     host, _, port = listen.rpartition(":")
     if not port.isdecimal():
         raise click.BadParameter(f"{listen!r}: want HOST:PORT", param_hint="--listen")
-    collector = numbers.StatusCollector(lambda: connect(dsn, application_name="gdq metrics"), queue)
+    collector = numbers.StatusCollector(lambda: connect_checked(dsn, "gdq metrics"), queue)
     registry = numbers.registry(collector)
     if once:
         text = generate_latest(registry).decode()

@@ -18,6 +18,9 @@ from gdq.errors import mapped
 
 PATIENCE = timedelta(minutes=1)
 
+Severity = Literal["error", "warning", "note"]
+_RANK: dict[Severity, int] = {"error": 0, "warning": 1, "note": 2}
+
 # Each try waits for a lock for 100 ms at most; between tries everybody else goes first.
 _LOCK_TRIES = 6
 _LOCK_TIMEOUT = "100ms"
@@ -38,9 +41,9 @@ _TABLE_CODES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong, or about to be. `fixable`: fix() mends it."""
+    """One thing that is wrong or about to be, or (note) worth knowing. `fixable`: fix() mends it."""
 
-    severity: Literal["error", "warning"]
+    severity: Severity
     code: str
     object: str
     cause: str
@@ -58,10 +61,10 @@ class Repair:
 
 
 def doctor(connection: Connection[Any], queue: str | None = None, patience: timedelta = PATIENCE) -> list[Finding]:
-    """What is wrong, errors first. `patience`: how long a thing may last before it is found."""
+    """What is wrong, errors first and notes last. `patience`: how long a thing may last before it is found."""
     with mapped(), connection.cursor(row_factory=class_row(Finding)) as cursor:
         found = cursor.execute("select * from gdq.doctor(%s, %s)", [queue, patience]).fetchall()
-    return sorted(found, key=lambda finding: (finding.severity, finding.code, finding.object, finding.cause))
+    return sorted(found, key=lambda finding: (_RANK[finding.severity], finding.code, finding.object, finding.cause))
 
 
 def fix(connection: Connection[Any], findings: list[Finding]) -> Iterator[Repair]:

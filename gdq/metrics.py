@@ -105,6 +105,10 @@ MEASURES = (
 
 UP = ("gdq_up", "1 when the last look at the database succeeded.")
 SCRAPE = ("gdq_scrape_seconds", "How long the last look took.")
+FAILURES = (
+    "gdq_scrape_failures_total",
+    "Looks that failed and connections that were lost since the program started.",
+)
 
 
 def _age(span: Any) -> float:
@@ -112,21 +116,27 @@ def _age(span: Any) -> float:
 
 
 class StatusCollector:
-    """Reads the status anew for each scrape, over a connection of its own that is made again when it was lost."""
+    """Reads the status anew for each scrape, over a connection of its own that is made again when it was lost.
+
+    `connect` gives an autocommit connection. It may be a pooler's: nothing is set for longer than a transaction.
+    """
 
     def __init__(self, connect: Callable[[], psycopg.Connection[Any]], queue: str | None = None) -> None:
         self._connect = connect
         self._queue = queue
         self._connection: psycopg.Connection[Any] | None = None
+        self._failures = 0
         self._lock = threading.Lock()
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics; only `gdq_up` 0 and the time it took when the database cannot be read."""
+        """All metrics; when the database cannot be read only `gdq_up` 0, the time it took and the failures."""
         start = time.monotonic()
         with self._lock:
             found = self._read()
+            failures = self._failures
         yield GaugeMetricFamily(*UP, value=float(found is not None))
         yield GaugeMetricFamily(*SCRAPE, value=time.monotonic() - start)
+        yield CounterMetricFamily(*FAILURES, value=failures)
         if found is not None:
             yield from families(found)
 
@@ -143,10 +153,11 @@ class StatusCollector:
             try:
                 if self._connection is None:
                     self._connection = self._connect()
-                    self._connection.autocommit = True
-                    self._connection.execute(f"set statement_timeout = '{_STATEMENT_TIMEOUT}'".encode())
-                return status(self._connection, self._queue)
+                with self._connection.transaction():
+                    self._connection.execute(f"set local statement_timeout = '{_STATEMENT_TIMEOUT}'".encode())
+                    return status(self._connection, self._queue)
             except (psycopg.Error, GdqError) as error:
+                self._failures += 1
                 self.close()
                 if fresh or last_try:
                     log.warning("no metrics: %s", str(error).partition("\n")[0])

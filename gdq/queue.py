@@ -66,6 +66,7 @@ class TableInfo:
     always: bool
     origin: bool
     pin_search_path: bool
+    allow_rls: bool
 
 
 def create_queue(connection: Connection[Any], queue: str, **settings: Any) -> bool:

@@ -5,7 +5,7 @@ All take a connection and leave the transaction to the caller.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal, TypeVar
 
@@ -98,10 +98,25 @@ def table_status(connection: Connection[Any], queue: str | None = None) -> list[
 
 def status(connection: Connection[Any], queue: str | None = None) -> Status:
     """Queues, consumers and tables."""
-    return Status(queue_status(connection, queue), consumer_status(connection, queue), table_status(connection, queue))
+    tables = table_status(connection, queue)
+    # their logs need not be looked at twice
+    queues = [_with_logs(row, tables) for row in _rows(connection, QueueStatus, "queue_status", queue, False)]
+    return Status(queues, consumer_status(connection, queue), tables)
 
 
-def _rows(connection: Connection[Any], row_type: type[Row], function: str, queue: str | None) -> list[Row]:
-    query = sql.SQL("select * from gdq.{}(%s)").format(sql.Identifier(function))
+def _with_logs(row: QueueStatus, tables: list[TableStatus]) -> QueueStatus:
+    """A queue whose figures are of the event log alone, with those of its tables."""
+    own = [table for table in tables if table.queue_name == row.queue_name]
+    return replace(
+        row,
+        log_bytes=row.log_bytes + sum(table.log_bytes for table in own),
+        segments=row.segments + sum(table.segments for table in own),
+    )
+
+
+def _rows(connection: Connection[Any], row_type: type[Row], function: str, *values: Any) -> list[Row]:
+    query = sql.SQL("select * from gdq.{}({})").format(
+        sql.Identifier(function), sql.SQL(", ").join(sql.Placeholder() * len(values))
+    )
     with mapped(), connection.cursor(row_factory=class_row(row_type)) as cursor:
-        return cursor.execute(query, [queue]).fetchall()
+        return cursor.execute(query, values).fetchall()

@@ -74,6 +74,7 @@ comment on function gdq.statement_fault(oid) is 'Why statement triggers would no
 --   operations: those to capture, of insert, update, delete, truncate.
 --   granularity: row, or statement for bulk loads: an UPDATE is then logged as deletes and inserts.
 --   always: capture with session_replication_role = replica too; the caller needs the rights of the table's owner.
+--   allow_rls: also with row level security, which consumers pass by; without it a table that has it is refused.
 --   origin: log the session's setting gdq.origin with every change, so that consumers can leave out what they wrote.
 --   pin_search_path: for sessions that change their search_path for every request.
 --   format typed: a log column for each column, of its type; json: the whole row in one value, whatever the mode, so that
@@ -107,10 +108,11 @@ begin
   end;
   perform pg_advisory_xact_lock(gdq.lock_key('capture', tbl));
   insert into gdq.captured_table (queue_id, relid, table_name, mode, format, key_attnums, include_attnums, column_attnums, exclude_attnums,
-                                                        operations, granularity, always, origin, pin_search_path, row_filter)
+                                                        operations, granularity, always, origin, pin_search_path, allow_rls, row_filter)
     values (queue_of, tbl, name, mode, log_format, gdq.column_numbers(tbl, key, 'key'), gdq.column_numbers(tbl, include, 'include'),
             gdq.column_numbers(tbl, columns, 'columns'), gdq.column_numbers(tbl, exclude, 'exclude'),
-            array(select o from unnest('{insert,update,delete,truncate}'::text[]) o where o = any (operations)), granularity, always, origin, pin_search_path, gdq.parse_filter(tbl, "where"))
+            array(select o from unnest('{insert,update,delete,truncate}'::text[]) o where o = any (operations)), granularity, always, origin, pin_search_path, coalesce(allow_rls, false),
+            gdq.parse_filter(tbl, "where"))
     returning table_id into id;
   if gdq.json_fault(id) is not null then
     raise exception '%', gdq.json_fault(id) using errcode = 'feature_not_supported',

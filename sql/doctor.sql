@@ -1,6 +1,6 @@
 -- doctor(queue, patience): what is wrong or about to be, one row each: severity error (capture is or may be incomplete,
--- writes are in danger, or nothing moves) or warning; code; object; cause and cure, a line each; fixable: gdq doctor
--- --fix mends it. queue NULL: all. patience: how long a thing may last before it is found. A check that fails, because
+-- writes are in danger, or nothing moves), warning or note (good to know, and nothing that must be mended); code;
+-- object; cause and cure, a line each; fixable: gdq doctor --fix mends it. queue NULL: all. patience: how long a thing may last before it is found. A check that fails, because
 -- what it looks at is just being dropped, is a finding of its own; nothing is waited for longer than 100 ms.
 -- Writes: nothing. Errors: 42704.
 create or replace function gdq.doctor(queue text default null, patience interval default '1 min')
@@ -34,7 +34,8 @@ $$;
 comment on function gdq.doctor(text, interval) is 'What is wrong or about to be: severity, code, object, cause, cure, and whether gdq doctor --fix mends it.';
 
 -- doctor_event_triggers(queue_id, patience): the part of doctor() about event triggers: gdq's own that do not fire, which
--- tables of format json do without, and those of the application that fire for all DDL, gdq's own too: one that fails there keeps capture from following.
+-- tables of format json do without, and those of the application that fire for DDL of gdq too: one that fails there keeps
+-- capture from following; one that fires before those of gdq sees a table whose capture functions do not fit it yet.
 -- Those of extensions are left aside. Writes: nothing.
 create or replace function gdq.doctor_event_triggers(queue_id integer, patience interval)
   returns table (severity text, code text, object text, cause text, cure text, fixable boolean)
@@ -52,11 +53,18 @@ as $$
    where not gdq.event_triggers_on() and current_setting('event_triggers', true) is distinct from 'off'
      and exists (select from gdq.captured_table ct where ct.format = 'typed')
   union all
-  select 'warning', 'event_trigger_of_application', e.evtname::text,
-         format('event trigger %I (%s, owner %s) fires for all DDL, also for that of gdq: if it fails there, capture cannot follow', e.evtname, e.evtevent, pg_get_userbyid(e.evtowner)),
-         'Give it a list of tags, or let it return at once for objects of schema gdq_log.', false
-    from pg_event_trigger e
-   where e.evtname !~ '^!gdq_' and e.evtenabled <> 'D' and e.evttags is null and e.evtevent in ('ddl_command_start', 'ddl_command_end', 'sql_drop')
+  select case when e.outranks then 'warning' else 'note' end, 'event_trigger_of_application', e.evtname::text,
+         format('event trigger %I (%s, owner %s) fires %s', e.evtname, e.evtevent, pg_get_userbyid(e.evtowner),
+                case when e.outranks then 'before those of gdq: a write of its to the table that was just altered fails or is not captured'
+                     else 'for DDL of gdq too: if it fails there, capture cannot follow' end),
+         case when e.outranks then 'Give it a name that sorts after !gdq_.' else 'Let it return at once for objects of schema gdq_log, or give it a list of tags.' end, false
+    from (select t.*, t.evtevent <> 'ddl_command_start' and t.evtname < '!gdq_'
+                      and (t.evttags is null or exists (select from unnest(t.evttags) tag where tag ~ '^(ALTER|DROP) ')) as outranks
+            from pg_event_trigger t where t.evtevent in ('ddl_command_start', 'ddl_command_end', 'sql_drop', 'table_rewrite')) e
+   where e.evtname not in ('!gdq_ddl', '!gdq_drop', '!gdq_rewrite', '!gdq_capture_role') and e.evtenabled <> 'D'
+     -- the tags are of what gdq issues while it follows DDL
+     and (e.outranks or (e.evtevent <> 'table_rewrite'
+                         and (e.evttags is null or e.evttags && '{CREATE TABLE,CREATE INDEX,CREATE FUNCTION,CREATE TRIGGER,CREATE TYPE,ALTER TABLE}')))
      and not exists (select from pg_depend d where d.classid = 'pg_event_trigger'::regclass and d.objid = e.oid and d.deptype = 'e')
    order by 1, 3
 $$;

@@ -1,5 +1,6 @@
--- doctor_tables(queue_id, patience): the part of doctor() about captured tables: table_findings() of each. One that DDL
--- has locked is left for the next time, one that goes meanwhile is passed over. Writes: nothing.
+-- doctor_tables(queue_id, patience): the part of doctor() about captured tables: table_findings() of those of
+-- suspect_tables(). One that DDL has locked is left for the next time, one that goes meanwhile is passed over.
+-- Writes: nothing.
 create or replace function gdq.doctor_tables(queue_id integer, patience interval)
   returns table (severity text, code text, object text, cause text, cure text, fixable boolean)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -7,12 +8,9 @@ as $$
 #variable_conflict use_column
 declare
   t record;
-  busy oid[] := gdq.busy_relations();
 begin
   for t in select ct.table_id, coalesce(gdq.table_name(ct.relid), ct.table_name) as name
-             from gdq.captured_table ct
-            where (doctor_tables.queue_id is null or ct.queue_id = doctor_tables.queue_id) and ct.relid <> all (busy)
-            order by 2 loop
+             from gdq.suspect_tables(doctor_tables.queue_id) s join gdq.captured_table ct on ct.table_id = s order by 2 loop
     begin
       return query select f.severity, f.code, t.name, f.cause, f.cure, f.fixable from gdq.table_findings(t.table_id) f;
     exception when lock_not_available or no_data_found or undefined_table or internal_error then
@@ -22,6 +20,56 @@ begin
 end
 $$;
 comment on function gdq.doctor_tables(integer, interval) is 'The part of doctor() about captured tables.';
+
+-- suspect_tables(queue_id): the captured tables of a queue (NULL: all), but for those that DDL has locked, of which table_findings() may find something. With a
+-- thousand tables it takes seconds to look at all of them as closely as it does, so those are left out of which the
+-- catalogs tell that all is as gdq made or saw it: no row of theirs has another xmin than note_catalog() found when
+-- capture fitted, the capture functions were last replaced by the transaction that last wrote the state of the log, and
+-- the triggers by the one that made them. Writes: nothing.
+create or replace function gdq.suspect_tables(queue_id integer) returns setof integer
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  capture_owner constant name := gdq.capture_owner();
+  busy constant oid[] := gdq.busy_relations();
+  wanted gdq.captured_table[] := array(select ct from gdq.captured_table ct where (suspect_tables.queue_id is null or ct.queue_id = suspect_tables.queue_id) and ct.relid <> all (busy));
+begin
+  return query
+  with tables as materialized (
+    select w.* from unnest(wanted) w
+  ), newest as materialized (
+    select v.table_id, max(v.version_id) as version_id from gdq.table_version v group by 1
+  ), functions as materialized (
+    select p.proname, p.xmin, p.prosrc, p.proowner, p.prosecdef from pg_proc p where p.pronamespace = 'gdq_log'::regnamespace
+  )
+  -- recorded: off, or changes are missing
+  select t.table_id from tables t where exists (select from gdq.resync r where r.queue_id = t.queue_id and r.relid = t.relid)
+  union
+  select t.table_id
+    from tables t join newest n using (table_id) join gdq.log_ring r using (version_id), unnest(array['i', 'u', 'd']) op
+   where not exists (select from functions f where f.proname = gdq.capture_name(t.queue_id, t.relid, op) and f.xmin = r.xmin)
+  union
+  select t.table_id from tables t
+   where not exists (select from functions f where f.proname = gdq.capture_name(t.queue_id, t.relid, 't') and f.prosrc = gdq.truncate_body(t.queue_id, t.relid, t.origin)
+                        and pg_get_userbyid(f.proowner) = capture_owner and f.prosecdef)
+  union
+  -- a trigger that was touched, or fires before those of gdq
+  select t.table_id
+    from tables t join pg_trigger g on g.tgrelid = t.relid
+   where (g.tgname ~ '^!gdq_' and not exists (select from pg_depend d where d.classid = 'pg_trigger'::regclass and d.objid = g.oid and d.xmin = g.xmin))
+      or g.tgname < '!gdq_'
+  union
+  -- partitions and children are tables of their own
+  select t.table_id from tables t join pg_class c on c.oid = t.relid
+   where c.relkind = 'p' or (c.relrowsecurity and not t.allow_rls) or exists (select from pg_inherits i where i.inhparent = t.relid or i.inhrelid = t.relid)
+  union
+  -- the mark of a partition would wait for DDL of it
+  select t.table_id from tables t join pg_class c on c.oid = t.relid left join gdq.table_check k using (table_id)
+   where case when c.relkind = 'r' and not c.relispartition then k.catalog is distinct from gdq.catalog_mark(t.relid) end;
+end
+$$;
+comment on function gdq.suspect_tables(integer) is 'Captured tables that may have something wrong with their capture.';
 
 -- table_findings(table_id): what is wrong with the capture of one table. What a gap may have come from is an error.
 -- Writes: nothing. Errors: P0002 when it is gone.
@@ -57,10 +105,9 @@ begin
                       case when f.own then fix else format('As a superuser: ALTER FUNCTION gdq_log.%I() OWNER TO %I', f.name, gdq.capture_owner()) end, f.own
     from gdq.function_faults(t.table_id) f;
   return query select f.severity, f.code, f.cause, coalesce(f.cure, fix), f.fixable from gdq.trigger_findings(t.table_id) f;
-  return query select 'warning', 'row_security', format('%s has row level security and was altered since it is captured: consumers read all its rows', name),
-                      'Capture it again with allow_rls when that is wanted, or remove it from the queue.', false
-    from pg_class c where c.oid = t.relid and c.relrowsecurity
-     and exists (select from gdq.captured_table ct where ct.table_id = t.table_id and age(c.xmin) < age(ct.xmin));
+  return query select 'warning', 'row_security', format('%s has row level security and was added without allow_rls: consumers read all its rows', name),
+                      'Remove it from the queue; add it again with allow_rls when that is wanted.', false
+    from pg_class c where c.oid = t.relid and c.relrowsecurity and not t.allow_rls;
 end
 $$;
 comment on function gdq.table_findings(integer) is 'What is wrong with the capture of one table.';
@@ -203,6 +250,7 @@ as $$
   select g.tgrelid, g.tgname, pg_has_role(session_user, c.relowner, 'usage')
     from triggers g join pg_class c on c.oid = g.tgrelid
    where (stray_triggers.queue_id is null or g.queue_of = stray_triggers.queue_id)
-     and not exists (select from gdq.captured_table ct where ct.queue_id = g.queue_of and ct.relid = g.root and g.tgrelid = any (gdq.partition_oids(ct.relid)))
+     and not exists (select from gdq.captured_table ct where ct.queue_id = g.queue_of and ct.relid = g.root
+                        and (g.tgrelid = ct.relid or g.tgrelid = any (gdq.partition_oids(ct.relid))))
 $$;
 comment on function gdq.stray_triggers(integer) is 'Triggers of gdq on tables that are not captured.';

@@ -31,7 +31,7 @@ comment on function gdq.queue_info(text) is 'Queues with their settings and the 
 -- or capture is off; reason is the latest; log_bytes: of the segments that hold rows; then the options of add_table(). Writes: nothing. Errors: 42704.
 create or replace function gdq.table_info(queue text default null)
   returns table (queue_name text, table_name text, mode text, format text, key text[], columns text[], version bigint, state text, reason text, log_bytes bigint,
-                 "where" text, operations text[], granularity text, always boolean, origin boolean, pin_search_path boolean)
+                 "where" text, operations text[], granularity text, always boolean, origin boolean, pin_search_path boolean, allow_rls boolean)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms' set quote_all_identifiers = off
 as $$
 #variable_conflict use_column
@@ -40,13 +40,13 @@ declare
 begin
   return query
   with logs as materialized (
-    select z.table_id, sum(gdq.relation_bytes(z.segment))::bigint as bytes from gdq.log_sizes(wanted) z group by 1
+    select z.table_id, sum(z.total)::bigint as bytes from gdq.log_sizes(wanted, true) z group by 1
   )
   select q.queue_name, coalesce(n.name, gdq.last_table_name(ct.table_id)), ct.mode, ct.format,
          (select array_agg(c->>'name') from jsonb_array_elements(v.columns) c where (c->>'key')::boolean),
          (select array_agg(c->>'name') from jsonb_array_elements(v.columns) c),
          v.version_id, case when r.reason is null then 'ok' else 'resync' end, r.reason,
-         coalesce(l.bytes, 0), ct.row_filter->>'text', ct.operations, ct.granularity, ct.always, ct.origin, ct.pin_search_path
+         coalesce(l.bytes, 0), ct.row_filter->>'text', ct.operations, ct.granularity, ct.always, ct.origin, ct.pin_search_path, ct.allow_rls
     from gdq.captured_table ct join gdq.queue q using (queue_id)
     join lateral (select tv.version_id, tv.columns from gdq.table_version tv where tv.table_id = ct.table_id order by tv.version_id desc limit 1) v on true
     left join logs l using (table_id)
@@ -111,18 +111,18 @@ end
 $$;
 comment on function gdq.busy_relations() is 'Relations that other transactions hold in ACCESS EXCLUSIVE.';
 
--- relation_bytes(relation): bytes of a relation with its indexes and out-of-line values; NULL when it is gone or cannot
--- be looked at within the caller's lock_timeout. Writes: nothing.
-create or replace function gdq.relation_bytes(relation regclass) returns bigint
+-- relation_bytes(relation, fork): bytes of one fork of a relation, or (fork NULL) of all of it with its indexes and
+-- out-of-line values; NULL when it is gone or cannot be looked at within the caller's lock_timeout. Writes: nothing.
+create or replace function gdq.relation_bytes(relation regclass, fork text default null) returns bigint
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
-  return pg_total_relation_size(relation);
+  return case when fork is null then pg_total_relation_size(relation) else pg_relation_size(relation, fork) end;
 exception when lock_not_available or undefined_table or internal_error then
   return null;
 end
 $$;
-comment on function gdq.relation_bytes(regclass) is 'Bytes of a relation with indexes; NULL when it is gone or busy.';
+comment on function gdq.relation_bytes(regclass, text) is 'Bytes of a relation; NULL when it is gone or busy.';
 
 -- events_given_out(queue_id): last_event(), or NULL when the queue is just being dropped. Writes: nothing.
 create or replace function gdq.events_given_out(queue_id integer) returns bigint

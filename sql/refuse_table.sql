@@ -52,7 +52,7 @@ begin
   elsif c.oid < 16384 or c.relnamespace in ('gdq'::regnamespace, 'gdq_log'::regnamespace, 'pg_catalog'::regnamespace) then
     raise exception '% is a system table', name
       using errcode = 'feature_not_supported', hint = 'Only tables of applications can be captured.';
-  elsif c.relrowsecurity and not allow_rls then
+  elsif c.relrowsecurity and allow_rls is not true then
     raise exception '% has row level security, which consumers of the queue would pass by', name
       using errcode = 'feature_not_supported', hint = 'Say allow_rls => true to capture it all the same.';
   end if;

@@ -4,8 +4,9 @@
 -- queue_status(queue): one row a queue (NULL: all): events_per_second: numbers given out over the last minute, or since
 -- the oldest tick that there is; bytes and number of the log segments that hold rows; tables_resync: captured tables in
 -- resync; open_writers: transactions that have written to its logs and are not over. How much is unread is said for each
--- consumer, by consumer_status(). Writes: nothing. Errors: 42704.
-create or replace function gdq.queue_status(queue text default null)
+-- consumer, by consumer_status(). change_logs false: bytes and number of the event log's segments alone, for who has
+-- those of the tables from table_status(). Writes: nothing. Errors: 42704.
+create or replace function gdq.queue_status(queue text default null, change_logs boolean default true)
   returns table (queue_name text, last_tick bigint, tick_age interval, events_per_second double precision, last_event bigint, log_bytes bigint, segments integer,
                  tables integer, tables_resync integer, consumers integer, open_writers integer)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms'
@@ -16,7 +17,11 @@ declare
 begin
   return query
   with logs as materialized (
-    select z.queue, sum(gdq.relation_bytes(z.segment))::bigint as bytes, count(*)::integer as segments from gdq.log_sizes(wanted) z group by 1
+    select z.queue, sum(z.total)::bigint as bytes, count(*)::integer as segments
+      from (select s.queue, s.total from gdq.log_sizes(wanted, true) s where change_logs
+            union all
+            select q.queue_id, gdq.relation_bytes(e) from gdq.queue q, gdq.event_segments(q.queue_id) e
+             where not change_logs and (wanted is null or q.queue_id = wanted) and e <> all (gdq.busy_relations()) and gdq.relation_bytes(e, 'main') > 0) z group by 1
   ), queues as materialized (
     select q.queue_id, q.queue_name, gdq.events_given_out(q.queue_id) as last_event, gdq.retained_tick(q.queue_id, interval '1 minute') as minute
       from gdq.queue q where wanted is null or q.queue_id = wanted
@@ -36,7 +41,7 @@ begin
    order by 1;
 end
 $$;
-comment on function gdq.queue_status(text) is 'Queues with their event rate, age of the last tick and size of the logs.';
+comment on function gdq.queue_status(text, boolean) is 'Queues with their event rate, age of the last tick and size of the logs.';
 
 -- table_status(queue): one row a captured table: its state, and the bytes and number of its log segments that hold rows;
 -- events: rows written to its logs since they were made, or since the server's statistics were reset.
@@ -54,7 +59,7 @@ begin
     select tv.table_id, sum(pg_stat_get_tuples_inserted(g.segment))::bigint as events
       from gdq.table_version tv join gdq.log_segment g using (version_id) group by 1
   ), logs as materialized (
-    select z.table_id, sum(gdq.relation_bytes(z.segment))::bigint as bytes, count(*)::integer as segments from gdq.log_sizes(wanted) z group by 1
+    select z.table_id, sum(z.total)::bigint as bytes, count(*)::integer as segments from gdq.log_sizes(wanted, true) z group by 1
   )
   select q.queue_name, coalesce(n.name, ct.table_name), ct.mode, case when r.reason is null then 'ok' else 'resync' end, r.reason,
          coalesce(w.events, 0), coalesce(l.bytes, 0), coalesce(l.segments, 0)
@@ -96,7 +101,8 @@ begin
   select u.queue_name, u.consumer_name,
          case when u.unread > 0 then greatest(clock_timestamp() - coalesce(first_tick.created_at, last_tick.created_at, u.finished_at), interval '0')
               when u.unread = 0 then interval '0' end,
-         u.unread, (select coalesce(sum(d.bytes), 0)::bigint from depth d where d.queue_id = u.queue_id and d.event_seq = u.event_seq and gdq.takes_table(u.s, d.table_id)),
+         u.unread, (select coalesce(sum(d.bytes), 0)::bigint from depth d where d.queue_id = u.queue_id and d.event_seq = u.event_seq
+                       and ((u.s).all_tables or gdq.takes_table(u.s, d.table_id))),
          greatest(u.finished_at, b.granted_at), clock_timestamp() - b.opened_at,
          (select count(*)::integer from gdq.resync_tables((u.s).subscription_id) r where r.relid is not null),
          (select count(*) from gdq.waiting_retries((u.s).subscription_id, 'infinity', null)), (select count(*) from gdq.dead_letter dl where dl.subscription_id = (u.s).subscription_id)
@@ -128,10 +134,12 @@ as $$
 $$;
 comment on function gdq.open_resync(integer, oid, integer) is 'The latest reason why a captured table is in resync.';
 
--- log_sizes(queue_id): the log segments of a queue (NULL: all) that hold rows, and their bytes without indexes; table_id
--- is NULL for those of an event log. A segment that is gone or busy is left out: one look at all first, and one by one,
--- which takes three times as long, only when that meets such a segment. Writes: nothing.
-create or replace function gdq.log_sizes(queue_id integer) returns table (queue integer, table_id integer, segment regclass, bytes bigint)
+-- log_sizes(queue_id, with_total): the log segments of a queue (NULL: all) that hold rows, and their bytes without indexes,
+-- and on demand, as it takes seven times as long, with indexes and out-of-line values (total); table_id is NULL for those
+-- of an event log. A segment that is gone or busy is left out: one look at all first, and one by one, which takes three
+-- times as long, only when that meets such a segment. Writes: nothing.
+create or replace function gdq.log_sizes(queue_id integer, with_total boolean default false)
+  returns table (queue integer, table_id integer, segment regclass, bytes bigint, total bigint)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms'
 as $$
 #variable_conflict use_column
@@ -141,6 +149,7 @@ declare
   tables integer[];
   segments regclass[];
   sizes bigint[];
+  totals bigint[];
 begin
   select array_agg(l.q), array_agg(l.t), array_agg(l.s) into queues, tables, segments
     from (select ct.queue_id as q, ct.table_id as t, g.segment as s
@@ -150,13 +159,15 @@ begin
    where (log_sizes.queue_id is null or l.q = log_sizes.queue_id) and l.s <> all (busy);
   begin
     sizes := array(select pg_relation_size(s) from unnest(segments) with ordinality u(s, n) order by n);
+    totals := array(select case when with_total and b > 0 then pg_total_relation_size(s) end from unnest(segments, sizes) with ordinality u(s, b, n) order by n);
   exception when lock_not_available or undefined_table or internal_error then
-    sizes := array(select gdq.relation_bytes(s) from unnest(segments) with ordinality u(s, n) order by n);
+    sizes := array(select gdq.relation_bytes(s, 'main') from unnest(segments) with ordinality u(s, n) order by n);
+    totals := array(select case when with_total and b > 0 then gdq.relation_bytes(s) end from unnest(segments, sizes) with ordinality u(s, b, n) order by n);
   end;
-  return query select * from unnest(queues, tables, segments, sizes) l(q, t, s, b) where l.b > 0;
+  return query select * from unnest(queues, tables, segments, sizes, totals) l(q, t, s, b, a) where l.b > 0;
 end
 $$;
-comment on function gdq.log_sizes(integer) is 'The log segments of a queue that hold rows, and their bytes.';
+comment on function gdq.log_sizes(integer, boolean) is 'The log segments of a queue that hold rows, and their bytes.';
 
 -- log_depth(queue_id, positions): for every log segment with rows and every event number of positions, the bytes that
 -- hold later events. The locks of one segment are given back before the next, by rolling the block back: a thousand
@@ -202,7 +213,8 @@ begin
   execute format('select max(ev_id) from %s where ctid >= $1', name) into newest using format('(%s,0)', pages - 1)::tid;
   foreach after in array positions loop
     low := case when newest <= after then pages else 0 end;
-    high := pages;
+    -- the only page need not be looked at
+    high := case when pages = 1 then low else pages end;
     while low < high loop
       middle := (low + high) / 2;
       execute format('select ev_id from %s where ctid >= $1 and ev_id is not null limit 1', name) into seen using format('(%s,0)', middle)::tid;
@@ -228,8 +240,6 @@ create or replace function gdq.open_writers(queue_id integer)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
-declare
-  newest xid8 := pg_snapshot_xmax(pg_current_snapshot());
 begin
   return query
   with locks as materialized (
@@ -246,9 +256,8 @@ begin
   ), writers as (
     -- a transaction with savepoints holds several xids: the oldest is its own
     select l.pid, l.virtualtransaction, array_agg(distinct l.relation) as segments,
-           (select (newest::text::bigint - ((newest::text::bigint - x.transactionid::text::bigint) & 4294967295))::text::xid8
-              from locks x where x.virtualtransaction = l.virtualtransaction and x.locktype = 'transactionid'
-             order by (newest::text::bigint - x.transactionid::text::bigint) & 4294967295 desc limit 1) as xid
+           (select gdq.full_xid(x.transactionid)
+              from locks x where x.virtualtransaction = l.virtualtransaction and x.locktype = 'transactionid' order by age(x.transactionid) desc limit 1) as xid
       from locks l join logs on logs.segment = l.relation where l.locktype = 'relation' group by 1, 2
   )
   select w.pid, p.gid, coalesce(a.usename, p.owner)::text, w.xid, w.segments,
@@ -260,6 +269,19 @@ begin
 end
 $$;
 comment on function gdq.open_writers(integer) is 'Transactions that have written to the logs of a queue and are not over.';
+
+-- full_xid(short): the number of a transaction that is still open, with its epoch. Writes: nothing.
+create or replace function gdq.full_xid(short xid) returns xid8
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  next_xid constant bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
+begin
+  -- it may be a little above what the snapshot knows
+  return (next_xid - (((next_xid - short::text::bigint + 2147483648) & 4294967295) - 2147483648))::text::xid8;
+end
+$$;
+comment on function gdq.full_xid(xid) is 'The number of an open transaction with its epoch.';
 
 -- seen_since(queue_id, xid): time of the first tick that met an open transaction: it began before. NULL when none did.
 -- A binary search: there may be a million ticks. Writes: nothing.

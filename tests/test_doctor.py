@@ -13,7 +13,6 @@ from gdq.doctor import Finding, Repair, doctor, fix
 from gdq.embedded import Server
 from tests.events import Tap, drain
 from tests.programs import gdq
-from tests.schedules import Stage
 
 NOW = timedelta(0)
 EVENT_TRIGGERS = ("!gdq_ddl", "!gdq_drop", "!gdq_rewrite", "!gdq_capture_role")
@@ -145,6 +144,13 @@ def test_what_came_off_unseen_is_found_and_mended(shop: Tap, broken: str) -> Non
     assert found(shop) == []
 
 
+def test_row_security_that_was_allowed(shop: Tap) -> None:
+    shop.write("create table kept (id int primary key)", "alter table kept enable row level security")
+    shop.add("shop.kept", allow_rls=True)
+    shop.write("alter table kept add column more int", "alter table tag enable row level security")
+    assert [(finding.code, finding.object) for finding in found(shop)] == [("row_security", "shop.tag")]
+
+
 def test_who_disabled_a_trigger(shop: Tap) -> None:
     unseen(shop, f"alter table shop.item disable trigger {trigger(shop, 'shop.item', 'u')}")
     [finding] = found(shop)
@@ -186,14 +192,35 @@ def test_event_triggers(shop: Tap) -> None:
         su.execute('alter event trigger "!gdq_drop" disable')
         su.execute("create function public.look() returns event_trigger language plpgsql as 'begin end'")
         su.execute("create event trigger looks on ddl_command_end execute function public.look()")
-        su.execute(
-            "create event trigger few on ddl_command_end when tag in ('CREATE VIEW') execute function public.look()"
-        )
-    off, other = found(shop)
+        for name, tag in (("few", "CREATE VIEW"), ("some", "CREATE TABLE"), ("!few", "CREATE VIEW")):
+            su.execute(
+                f"create event trigger \"{name}\" on ddl_command_end when tag in ('{tag}')"
+                " execute function public.look()".encode()
+            )
+    off, *others = found(shop)
     assert (off.severity, off.code, off.object, off.fixable) == ("error", "event_triggers_off", "!gdq_drop", False)
-    assert (other.code, other.object) == ("event_trigger_of_application", "looks")
+    assert [(other.severity, other.code, other.object) for other in others] == [
+        ("note", "event_trigger_of_application", "looks"),
+        ("note", "event_trigger_of_application", "some"),
+    ]
     assert [repair.done for repair in mend(shop)] == [True]
-    assert codes(found(shop)) == ["event_trigger_of_application"]
+    done = gdq("doctor", dsn=shop.db.dsn)
+    assert (done.returncode, done.stdout.count("note: event trigger ")) == (0, 2)
+    with shop.db.connect("su") as su:
+        su.execute('create event trigger "!first" on sql_drop execute function public.look()')
+    first = found(shop)[0]
+    assert (first.severity, first.object, "before those of gdq" in first.cause) == ("warning", "!first", True)
+    assert gdq("doctor", dsn=shop.db.dsn).returncode == 3
+
+
+@pytest.mark.server
+def test_event_triggers_switched_off_for_the_server(shop: Tap) -> None:
+    with shop.db.connect("su") as su:
+        if su.info.server_version < 170000:
+            pytest.skip("the setting came with 17")
+        su.execute("set event_triggers = off")
+        [finding] = doctor(su)
+    assert (finding.code, finding.cure) == ("event_triggers_off", "Set event_triggers = on.")
 
 
 def test_trigger_that_fires_first(shop: Tap) -> None:
@@ -243,45 +270,6 @@ def test_ticker_and_consumers(shop: Tap) -> None:
     assert "1 events" in seen["consumer_lagging"].cause
     drain(shop.db)
     assert found(shop) == []
-
-
-def test_writers_that_do_not_end(shop: Tap) -> None:
-    with shop.db.connect("app", autocommit=False) as writer:
-        writer.execute("insert into item values (2, 'b')")
-        shop.write("insert into item values (3, 'c')")
-        shop.owner.execute("select gdq.force_tick('q')")
-        assert found(shop) == []
-        [finding] = [finding for finding in found(shop, NOW) if finding.code == "long_writer"]
-        assert f"pid {writer.info.backend_pid} (user app" in finding.cause
-        writer.execute("prepare transaction 'left behind'")
-    [finding] = [finding for finding in found(shop, NOW) if finding.code == "prepared_transaction"]
-    assert "its changes reach nobody" in finding.cause
-    shop.app.execute(finding.cure.split(" or ")[1].encode())
-    assert "prepared_transaction" not in codes(found(shop, NOW))
-
-
-def test_segments_that_cannot_be_emptied(stage: Stage) -> None:
-    stage.insert()
-    log = stage.insert_log()
-    assert stage.value("select gdq.rotate_logs()") == 1
-    stage.insert()
-    stage.tick()
-    with stage.db.connect("su", autocommit=False) as reader:
-        reader.execute(f"select count(*) from {log}".encode())
-        assert [f for f in doctor(stage.owner, patience=NOW) if f.code == "truncation_blocked"] == []  # not read yet
-        stage.consume()
-        [finding] = [f for f in doctor(stage.owner, patience=NOW) if f.code == "truncation_blocked"]
-        assert finding.object == log
-        assert f"pid {reader.info.backend_pid} of postgres" in finding.cause
-    assert [f for f in doctor(stage.owner, patience=NOW) if f.code == "truncation_blocked"] == []
-
-
-def test_log_that_cannot_rotate(stage: Stage) -> None:
-    stage.owner.execute("update gdq.queue set rotation_bytes = 1")
-    for _ in range(4):
-        stage.insert()
-        stage.owner.execute("select gdq.rotate_logs()")
-    assert [f.object for f in doctor(stage.owner) if f.code == "rotation_blocked"] == ["public.acct"]
 
 
 def test_index_that_is_behind(shop: Tap) -> None:

@@ -16,13 +16,14 @@ pytest.importorskip("prometheus_client")
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gdq.metrics import MEASURES, SCRAPE, UP, StatusCollector, registry
+from gdq.metrics import FAILURES, MEASURES, SCRAPE, UP, StatusCollector, registry
 from tests.events import Tap
 from tests.fix_server import Database
 from tests.programs import gdq, start_gdq
 
 DOCS = Path(__file__).parent.parent / "docs"
-LABELS = {measure.name: set(measure.labels) for measure in MEASURES} | {UP[0]: set(), SCRAPE[0]: set()}
+OWN = (UP[0], SCRAPE[0], FAILURES[0])
+LABELS = {measure.name: set(measure.labels) for measure in MEASURES} | {name: set() for name in OWN}
 
 Samples = dict[tuple[str, ...], float]
 
@@ -87,7 +88,7 @@ def test_connection_that_is_cut_off_and_database_that_is_away(db: Database) -> N
         su.execute(cut, [db.name])
         away = scrape(collector)
         assert away["gdq_up",] == 0
-        assert {name for name, *_ in away} == {"gdq_up", "gdq_scrape_seconds"}
+        assert {name for name, *_ in away} == set(OWN)
         su.execute(f"alter database {db.name} allow_connections true".encode())
     assert scrape(collector)["gdq_up",] == 1
     collector.close()

@@ -1,0 +1,60 @@
+-- doctor_writers(queue_id, patience): the part of doctor() about transactions that do not end. Those that have changed
+-- captured tables, or are prepared, hold back what they changed and the segments that they wrote to. Any other that has
+-- an xid or a snapshot is a note: batches and truncation go on beside it. Writes: nothing.
+create or replace function gdq.doctor_writers(queue_id integer, patience interval)
+  returns table (severity text, code text, object text, cause text, cure text, fixable boolean)
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set intervalstyle = postgres
+as $$
+#variable_conflict use_column
+begin
+  return query
+  with open as materialized (
+    select w.* from gdq.queue q, gdq.open_writers(q.queue_id) w where doctor_writers.queue_id is null or q.queue_id = doctor_writers.queue_id
+  ), writers as (
+    select w.pid, min(w.since) as since, count(distinct s) as segments from open w, unnest(w.segments) s where w.pid is not null group by 1
+  )
+  select 'warning', 'long_writer', 'pid ' || w.pid,
+         format('%s has changed captured tables and does not end: its changes reach nobody, and %s log segments cannot be emptied', gdq.session_name(w.pid, w.since), w.segments),
+         format('Wait for it, or end it: select pg_terminate_backend(%s)', w.pid), false
+    from writers w where w.since < clock_timestamp() - patience
+  union all
+  select 'warning', 'prepared_transaction', p.gid,
+         format('transaction %L of user %s is prepared since %s and not over%s', p.gid, p.owner, date_trunc('second', p.prepared),
+                case when w.xid is not null then ': its changes reach nobody, and log segments that it wrote to cannot be emptied' end),
+         format('COMMIT PREPARED %L or ROLLBACK PREPARED %1$L', p.gid), false
+    from pg_prepared_xacts p
+    left join (select distinct o.xid::xid as xid from open o where o.pid is null) w on w.xid = p.transaction
+   where p.database = current_database() and p.prepared < clock_timestamp() - patience
+  union all
+  select 'note', 'long_transaction', 'pid ' || t.pid,
+         format(case when t.writes then '%s has written, though not to captured tables, and does not end: every tick lists it as open, and what it changes in them before its end comes after that'
+                     else '%s keeps an old snapshot%s: dead rows stay, and capture of a table that it alters goes off until it ends' end,
+                gdq.session_name(t.pid, t.since), case when t.switched > 0 then format(', from before %s logs were switched', t.switched) end),
+         format('Wait for it, or end it: select pg_terminate_backend(%s)', t.pid), false
+    from gdq.open_transactions() t
+   where t.since < clock_timestamp() - patience and t.pid not in (select w.pid from writers w);
+end
+$$;
+comment on function gdq.doctor_writers(integer, interval) is 'The part of doctor() about transactions that do not end.';
+
+-- open_transactions(): sessions of this database with an xid (writes) or a snapshot; since: when their transaction began,
+-- at the latest; NULL when nothing tells; switched: how many logs were switched after that. Without pg_monitor the
+-- server hides the age of other roles' transactions: there the ticks tell that of an xid, and a snapshot is not seen.
+-- Writes: nothing.
+create or replace function gdq.open_transactions() returns table (pid integer, writes boolean, since timestamptz, switched bigint)
+language sql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+  with sessions as (
+    select a.pid, a.xact_start,
+           (select gdq.full_xid(l.transactionid) from pg_locks l
+             where l.pid = a.pid and l.locktype = 'transactionid' and l.mode = 'ExclusiveLock' and l.granted order by age(l.transactionid) desc limit 1) as xid,
+           a.backend_xmin
+      from pg_stat_activity a
+     where a.datname = current_database() and a.pid <> pg_backend_pid() and coalesce(a.backend_type, 'client backend') = 'client backend'
+  ), aged as (
+    select s.pid, s.xid is not null as writes, least(s.xact_start, (select min(gdq.seen_since(q.queue_id, s.xid)) from gdq.queue q)) as since
+      from sessions s where s.xid is not null or s.backend_xmin is not null
+  )
+  select a.pid, a.writes, a.since, (select count(*) from gdq.log_ring r where r.switched_at > a.since) from aged a
+$$;
+comment on function gdq.open_transactions() is 'Sessions with an open transaction that has an xid or a snapshot.';
