@@ -19,13 +19,6 @@ NOW = timedelta(0)
 
 
 @pytest.fixture
-def stage(db: Database) -> Iterator[Stage]:
-    """Segments that rotate as soon as they hold rows."""
-    with Stage(db) as opened:
-        yield opened
-
-
-@pytest.fixture
 def full(stage: Stage) -> Stage:
     """All three segments of the log of `acct` hold rows, and the one that is written has outgrown its size."""
     stage.owner.execute("update gdq.queue set rotation_bytes = 1")

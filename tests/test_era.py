@@ -186,11 +186,11 @@ def choose_everything(tap: Tap) -> None:
     for name in ("k", "c", "f", "s", "j"):
         tap.write(f"create table {name} (gone int, id int primary key, a int not null unique, b text)")
         tap.write(f"alter table {name} drop gone")
-    tap.write("create sequence n")
+    tap.write("create sequence n", "alter table s enable row level security")
     tap.add("shop.k", mode="pk", key=["a"], include=["b"])
     tap.add("shop.c", columns=["id", "b"], always=True)
     tap.add("shop.f", exclude=["b"], where="a > 1 and b = 'x'", operations=["insert", "update"], origin=True)
-    tap.add("shop.s", granularity="statement", pin_search_path=True)
+    tap.add("shop.s", granularity="statement", pin_search_path=True, allow_rls=True)
     tap.add("shop.j", format="json")
     tap.owner.execute(
         """select gdq.create_queue('r', ticker_max_count => 7, ticker_max_lag => '7 s', ticker_idle_period => '7 min',
@@ -224,6 +224,7 @@ def test_a_rebase_keeps_all_that_was_chosen(tap: Tap, cluster: Cluster) -> None:
             for table, rows in before.items():
                 assert after[table] == rows, table
             assert capture_of(su) == captured
+            assert "row_security" not in [finding.code for finding in doctor(owner)]
     finally:
         for database in clusters:
             with database.connect("su") as su:

@@ -16,9 +16,11 @@ pytest.importorskip("prometheus_client")
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gdq import schema
+from gdq.embedded import Server
 from gdq.metrics import FAILURES, MEASURES, SCRAPE, UP, StatusCollector, registry
 from tests.events import Tap
-from tests.fix_server import Database
+from tests.fix_server import Database, chosen_binaries
 from tests.programs import gdq, start_gdq
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -92,6 +94,44 @@ def test_connection_that_is_cut_off_and_database_that_is_away(db: Database) -> N
         su.execute(f"alter database {db.name} allow_connections true".encode())
     assert scrape(collector)["gdq_up",] == 1
     collector.close()
+
+
+def test_restarts_of_the_server(pytestconfig: pytest.Config) -> None:
+    """A restart between two scrapes is a lost connection, one under way gdq_up 0; both are counted."""
+    with Server(binaries=chosen_binaries(pytestconfig.getoption("--pg"))) as server:
+        schema.install(server.conninfo())
+        with psycopg.connect(server.conninfo(), autocommit=True) as connection:
+            connection.execute("select gdq.create_queue('q')")
+        serving = start_gdq("metrics", "--listen", "127.0.0.1:0", dsn=server.conninfo())
+        assert serving.stderr
+        url = serving.stderr.readline().split()[-1]
+
+        def look() -> tuple[float, float, bool]:
+            with urllib.request.urlopen(url, timeout=60) as answer:
+                seen = samples(answer.read().decode())
+            return seen["gdq_up",], seen["gdq_scrape_failures_total",], ("gdq_queue_tables", "q") in seen
+
+        assert look() == (1, 0, True)
+        server.restart()
+        assert look() == (1, 1, True)
+        server.crash()
+        assert look() == (0, 3, False)  # the connection was lost, and none was made
+        assert look() == (0, 4, False)
+        server.start()
+        assert look() == (1, 4, True)
+        serving.send_signal(signal.SIGTERM)
+        _, err = serving.communicate(timeout=60)
+    assert serving.returncode == 0
+    assert err.count("no metrics: ") == 2
+
+
+def test_older_gdq_in_the_database(db: Database) -> None:
+    with db.connect() as owner:
+        owner.execute("comment on schema gdq is 'as an older gdq left it'")
+    done = gdq("metrics", "--once", dsn=db.dsn)
+    assert done.returncode == 1
+    assert "gdq_up 0.0" in done.stdout
+    assert "the database has an older gdq" in done.stderr
 
 
 def test_endpoint(db: Database) -> None:

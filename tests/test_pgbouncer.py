@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
@@ -98,10 +99,10 @@ def busy(dsn: str) -> Iterator[None]:
             thread.join()
 
 
-def listening(dsn: str) -> list[Any]:
-    """What the two sessions of the server listen to."""
+def in_both_sessions(dsn: str, expression: str) -> list[Any]:
+    """A value in each of the two sessions of the server."""
     with psycopg.connect(dsn) as one, psycopg.connect(dsn) as two:
-        query = "select pg_backend_pid(), array(select pg_listening_channels())"
+        query = f"select pg_backend_pid(), {expression}"
         rows = [connection.execute(query.encode()).fetchone() for connection in (one, two)]
         assert rows[0]
         assert rows[1]
@@ -135,7 +136,7 @@ def test_consumer_by_polling(tap: Tap, pooled: str) -> None:
                     break
             assert time.monotonic() - started < 15
     assert seen == list(range(12))
-    assert listening(pooled) == [[], []]
+    assert in_both_sessions(pooled, "array(select pg_listening_channels())") == [[], []]
 
 
 def test_consumer_beside_a_ticker(tap: Tap, pooled: str) -> None:
@@ -174,6 +175,26 @@ def test_typed_rows_and_administration(tap: Tap, pooled: str) -> None:
         with Consumer(pooled, "q", "c") as consumer:
             rows = [batch.arrow("shop.t2").column("new_id").to_pylist() for batch in consumer.batches(once=True)]
     assert rows == [[1]]
+
+
+def test_monitoring(tap: Tap, pooled: str) -> None:
+    """Nothing that a scrape sets is left to whoever gets the session next."""
+    tap.write("create table t (id int primary key)")
+    tap.add("shop.t")
+    with busy(pooled), start_gdq("metrics", "--listen", "127.0.0.1:0", dsn=pooled) as serving:
+        assert serving.stderr
+        url = serving.stderr.readline().split()[-1]
+        for _ in range(10):
+            with urllib.request.urlopen(url, timeout=60) as answer:
+                text = answer.read().decode()
+            assert "gdq_up 1.0" in text
+            assert "gdq_scrape_failures_total 0.0" in text
+            assert 'gdq_table_resync{queue="q",table="shop.t"} 0.0' in text
+        serving.terminate()
+        assert serving.wait(30) == 0
+        done = gdq("doctor", dsn=pooled)
+        assert (done.returncode, done.stderr) == (0, "")
+    assert in_both_sessions(pooled, "current_setting('statement_timeout')") == ["0", "0"]
 
 
 def test_install_through_the_pooler(tap: Tap, pooled: str) -> None:

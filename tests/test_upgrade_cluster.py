@@ -43,6 +43,8 @@ def test_16_to_18(pytestconfig: pytest.Config) -> None:
             su.execute("create table t (gone int, id int primary key); alter table t drop gone")
             su.execute("select gdq.create_queue('q')")
             su.execute("select gdq.add_table('q', 't')")
+            su.execute("create table secured (id int primary key); alter table secured enable row level security")
+            su.execute("select gdq.add_table('q', 'secured', allow_rls => true)")
             for consumer in ("open", "behind"):
                 su.execute("select gdq.register_consumer('q', %s)", [consumer])
             su.execute("insert into t values (1)")
@@ -69,4 +71,5 @@ def test_16_to_18(pytestconfig: pytest.Config) -> None:
                 assert [row[0] for row in su.execute(query, found)] == ids
                 su.execute("select gdq.finish_batch(%s, %s)", found)
             assert [finding for finding in doctor(su) if finding.severity == "error"] == []
+            assert "row_security" not in [finding.code for finding in doctor(su)]
             assert schema.install(new.conninfo()).changed is False
