@@ -15,53 +15,37 @@ Killed anywhere, it leaves the target at S0 or at S1, and the next refresh goes 
 
 from __future__ import annotations
 
-import re
-import secrets
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 import psycopg
 from psycopg import Connection
 from psycopg.rows import scalar_row
 
-from gdq.arrow import LOG_SETTINGS, Column, select_sql
 from gdq.conninfo import connect, conninfo_of
 from gdq.consumers.leader import Leader, lead, without_password
 from gdq.consumers.relations import (
-    base,
-    block_ranges,
     changes,
-    key_condition,
-    log_columns,
-    split_changes,
-    table_bytes,
-    weighted,
 )
 from gdq.era import check_position
-from gdq.errors import DivergedPosition, EraEnded, GdqError, TruncatedPosition, mapped
-from gdq.pgtypes import READ_SETTINGS, ColumnType
-from gdq.plan import Read, RefreshPlan
+from gdq.errors import DivergedPosition, EraEnded, TruncatedPosition, mapped
+from gdq.plan import RefreshPlan
 from gdq.source import Position
-from gdq.target import Diverged, OutputType, StoredPosition, Target, target_types
-from gdq.target_merge import Merge
-from gdq.view import ViewInfo, apply_settings, describe, load_plan, load_schema, view_info
+from gdq.target import Diverged, NeedsFull, OutputType, StoredPosition, Target, target_types
+from gdq.view import ViewInfo, describe, load_plan, view_info
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
+
+    from gdq.view import Plan
 
 Action = Literal["full", "delta", "none"]
 Point = Literal["begun", "exported", "staged", "ticked", "applied", "committed", "done"]
-
-_KEYS_MAX = 200_000
-_KEYS_EACH = 10_000
-_PARTITION_BYTES = 64 * 2**20
-_WORKER_ERROR = re.compile(r"(?:psycopg|gdq)\.(?:errors\.)?(\w+): (.+)")
-_LONG = ColumnType("int64", "bigint", "({c})::bigint")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +59,17 @@ class RefreshResult:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Staged:
-    """What Spark has computed: columns and rows, or the table where it wrote them; the touched keys of a recompute."""
+class Engine(Protocol):
+    """What computes the rows of a view and brings them into the target.
 
-    columns: list[str]
-    rows: list[tuple[str | None, ...]]
-    table: str | None
-    keys: list[tuple[str | None, ...]]
+    `s0`: the snapshot that the target stands for, None in a full load.
+    """
 
+    def compute(self, s0: str | None, changed: Sequence[str]) -> None:
+        """What takes long and does not touch the target. NeedsFull when the changes of these tables do not do."""
 
-class NeedsFull(GdqError):  # noqa: N818
-    """The delta cannot be used."""
+    def apply(self, s0: str | None, changed: Sequence[str]) -> int:
+        """Change the target in the transaction that its connection is in; the rows deleted plus the rows inserted."""
 
 
 class Refresher:
@@ -169,7 +152,7 @@ class ViewRefresh:
         self.snapshots: tuple[str | None, str | None] = (None, None)
         self.target = Target(view.view_name, view.source, view.target)
         self.output: Connection[Any]
-        self.plan: RefreshPlan
+        self.plan: Plan
         self.types: tuple[OutputType, ...]
 
     def __enter__(self) -> Self:
@@ -214,16 +197,15 @@ class ViewRefresh:
             reason = reason or self._why_full(stored, there)
             s0 = None if stored is None or reason else Position.parse(stored.position).snapshot
             self.snapshots = (s0, leader.snapshot)
-            changed = True
-            if s0 is not None:
-                changed = self._check_delta(leader, s0)
-            staged = self._computed(leader, s0) if changed else None
+            changed = list(self.view.tables) if s0 is None else self._changed(leader, s0)
+            engine = self._engine(leader)
+            engine.compute(s0, changed)
             at("staged")
             position = self._tick(leader.snapshot)
             at("ticked")
             with self.output.transaction():
-                rows = self._apply(staged, full=s0 is None)
-                self.target.move(self.output, stored, self.plan, position)
+                rows = engine.apply(s0, changed)
+                self.target.move(self.output, stored, self.plan.fingerprint(), position)
                 if check is not None:
                     check(self, leader)
                 at("applied")
@@ -240,7 +222,6 @@ class ViewRefresh:
     def _load_plan(self, connection: Connection[Any]) -> None:
         """Plan under the leader's locks: the table cannot change until the refresh ends."""
         self.plan = load_plan(connection, self.view)
-        self.table = self.view.tables[0]
         columns = describe(connection, self.plan.query, self.view.settings)
         self.types = target_types(columns, same_database=self.view.target_dsn is None)
 
@@ -265,8 +246,8 @@ class ViewRefresh:
             raise DivergedPosition(f"view {self.view.view_name}: {error}", detail=error.detail, hint=hint) from error
         return None
 
-    def _check_delta(self, leader: Leader, s0: str) -> bool:
-        """Whether anything changed since s0. NeedsFull when something did that no log row shows."""
+    def _changed(self, leader: Leader, s0: str) -> list[str]:
+        """The tables with log rows since s0. NeedsFull when something changed that no log row shows."""
         connection, queue = leader.connection, self.view.queue_name
         try:
             with mapped(), connection.transaction():
@@ -277,140 +258,24 @@ class ViewRefresh:
                 ).fetchone()
                 if events is not None:
                     raise NeedsFull(f"{events[0]} of {events[1]}")
-                rows = changes(connection, queue, self.table, s0, leader.snapshot)
                 connection.execute("set local enable_seqscan = off")
-                found = connection.execute(f"select exists (select from ({rows}) as c)").fetchone()
+                return [table for table in self.view.tables if self._has_changes(leader, table, s0)]
         except TruncatedPosition as error:
             raise NeedsFull("the changes since the target's position are gone") from error
+
+    def _has_changes(self, leader: Leader, table: str, s0: str) -> bool:
+        rows = changes(leader.connection, self.view.queue_name, table, s0, leader.snapshot)
+        found = leader.connection.execute(f"select exists (select from ({rows}) as c)").fetchone()
         return found is not None and bool(found[0])
 
-    def _computed(self, leader: Leader, s0: str | None) -> Staged:
-        """_stage(), with the errors of Spark and its workers in one line.
+    def _engine(self, leader: Leader) -> Engine:
+        if isinstance(self.plan, RefreshPlan):
+            from gdq.consumers.spark_engine import SparkEngine  # noqa: PLC0415
 
-        An image that is gone again may raise what no row of the table does, a division by zero; then the table decides.
-        """
-        try:
-            return self._stage(leader, s0)
-        except Exception as error:
-            if not type(error).__module__.startswith(("pyspark.", "py4j.")):
-                raise
-            cause = _WORKER_ERROR.search(str(error))
-            if cause is None:
-                raise GdqError(f"Spark failed: {str(error).strip().splitlines()[0]}") from error
-            kind = getattr(psycopg.errors, cause[1], None)
-            if s0 is not None and kind is not None and issubclass(kind, psycopg.DataError):
-                raise NeedsFull(f"a changed row cannot be computed: {cause[2]}") from error
-            raise GdqError(cause[2]) from error
+            return SparkEngine(self.refresher, leader, self.output, self.target, self.view, self.plan, self.types)
+        from gdq.consumers.postgres_engine import PostgresEngine  # noqa: PLC0415
 
-    def _stage(self, leader: Leader, s0: str | None) -> Staged:
-        """Let Spark compute, from s0 or (None) from the whole table, and write the staging table."""
-        plan = self.plan
-        if s0 is None and plan.rows is not None:
-            return self._write(leader, self._read_rows(leader, None), [], full=True)
-        data = self._compute(leader, s0)
-        if plan.rows is None:
-            return self._write(leader, data, [], full=s0 is None)
-        keys = [tuple(row) for row in data.limit(_KEYS_MAX + 1).collect()]
-        if len(keys) > _KEYS_MAX:
-            raise NeedsFull(f"more than {_KEYS_MAX} keys changed")
-        return self._write(leader, self._read_rows(leader, keys), keys, full=False)
-
-    def _compute(self, leader: Leader, s0: str | None) -> DataFrame:
-        """The plan's Spark statement over the delta since s0, or over the whole table as one."""
-        queue = self.view.queue_name
-        if s0 is None:
-            ranges = block_ranges(leader.connection, self.table, _PARTITION_BYTES)
-            relations = [base(self.table, part) for part in ranges]
-        else:
-            columns = log_columns(leader.connection, queue, self.table)
-            rows = changes(leader.connection, queue, self.table, s0, leader.snapshot)
-            parts = split_changes(leader.connection, queue, self.table, rows, _PARTITION_BYTES)
-            relations = [weighted(part, columns) for part in parts]
-        self._read(leader, self.plan.delta, relations, log=s0 is not None).createOrReplaceTempView("delta")
-        return self.refresher.spark.sql(self.plan.compute.sql)
-
-    def _read_rows(self, leader: Leader, keys: Sequence[tuple[str | None, ...]] | None) -> DataFrame:
-        """The rows of the view for these keys, or (None) all of them."""
-        read = self.plan.rows
-        if read is None:
-            raise AssertionError("the plan recomputes nothing")
-        relation = base(self.table)
-        if keys is None:
-            if not read.group:
-                parts = block_ranges(leader.connection, self.table, _PARTITION_BYTES)
-                return self._read(leader, read, [base(self.table, part) for part in parts])
-            return self._read(leader, read, [relation])
-        schema = load_schema(leader.connection, self.view.queue_name, self.table)
-        columns = [(column.name, column.type) for name in read.keys if (column := schema.column(name))]
-        chunks = [keys[n : n + _KEYS_EACH] for n in range(0, len(keys), _KEYS_EACH)] or [[]]
-        conditions = [key_condition(read.alias, columns, chunk) for chunk in chunks]
-        return self._read(leader, read, [relation], conditions=conditions)
-
-    def _read(
-        self,
-        leader: Leader,
-        read: Read,
-        relations: Sequence[str],
-        *,
-        conditions: Sequence[str] = ("",),
-        log: bool = False,
-    ) -> DataFrame:
-        """A reading statement of the plan as a DataFrame, one partition for each relation and condition."""
-        from gdq.consumers.spark_source import read_statements  # noqa: PLC0415
-
-        columns = self._columns(leader.connection, read)
-        queries = [read.render(relation, condition) for relation in relations for condition in conditions]
-        settings = (LOG_SETTINGS if log else READ_SETTINGS) | self.view.settings
-        return read_statements(
-            self.refresher.spark,
-            self.refresher.worker_dsn,
-            [select_sql(f"({query}) as q", columns) for query in queries],
-            columns,
-            settings=settings,
-            snapshot=leader.exported,
-        )
-
-    def _columns(self, connection: Connection[Any], read: Read) -> list[Column]:
-        """How the columns of a statement travel: numbers that Spark adds as such, all else as PostgreSQL's text."""
-        numbers = {column.name: column.spark for column in self.plan.merge.state} | {"w": "bigint"}
-        described = describe(connection, read.render(base(self.table)), self.view.settings)
-        query = """select t.oid, pg_catalog.format('pg_catalog.textin(%%I.%%I({c}))', n.nspname, p.proname)
-                     from pg_catalog.pg_type t join pg_catalog.pg_proc p on p.oid = t.typoutput
-                     join pg_catalog.pg_namespace n on n.oid = p.pronamespace where t.oid = any (%s::oid[])"""
-        outputs = dict(connection.execute(query, [[oid for _, oid, _ in described]]).fetchall())
-        columns = []
-        for name, oid, _ in described:
-            spark = numbers.get(name)
-            if spark is None:
-                columns.append(Column(name, ColumnType("string", "string", outputs[oid])))
-            elif spark == "bigint":
-                columns.append(Column(name, _LONG))
-            else:
-                arrow = spark.replace("decimal", "decimal128").replace(",", ", ")
-                columns.append(Column(name, ColumnType(arrow, spark, "({c})::text")))
-        return columns
-
-    def _write(self, leader: Leader, data: DataFrame, keys: list[tuple[str | None, ...]], *, full: bool) -> Staged:
-        """Compute `data`: a small result into this process, another into a staging table, written by Spark's tasks."""
-        from gdq.consumers.spark_stage import text_rows, write_stage  # noqa: PLC0415
-
-        if self._bytes(leader, full=full) <= self.refresher.driver_bytes:
-            return Staged(data.columns, text_rows(data), None, keys)
-        stage = self.target.stage(secrets.token_hex(4))
-        with self.output.transaction():
-            self.target.create_stage(self.output, stage, data.columns)
-        dsn = self.refresher.worker_dsn if self.view.target_dsn is None else self.view.target_dsn
-        write_stage(data, dsn, stage.partition(".")[2].strip('"'))
-        return Staged(data.columns, [], stage, keys)
-
-    def _bytes(self, leader: Leader, *, full: bool) -> int:
-        """What a refresh reads at most: the table, or the log segments."""
-        if full:
-            return table_bytes(leader.connection, self.table)[1]
-        query = """select coalesce(sum(pg_catalog.pg_relation_size(s)), 0)::bigint
-                     from gdq.log_segments(%s, %s::text[]::pg_catalog.regclass[]) s"""
-        with leader.connection.cursor(row_factory=scalar_row) as cursor:
-            return int(cursor.execute(query, [self.view.queue_name, self.view.tables]).fetchone() or 0)
+        return PostgresEngine(leader, self.output, self.target, self.view, self.plan, self.types)
 
     def _tick(self, snapshot: str) -> str:
         """Record the refresh's snapshot as a tick; returns the position that names it."""
@@ -418,14 +283,6 @@ class ViewRefresh:
             query = "select gdq.tick_position(%s, tick_id) from gdq.add_tick(%s, %s::pg_snapshot)"
             row = self.control.execute(query, [self.view.queue_name, self.view.queue_name, snapshot]).fetchone()
         return str(row[0]) if row else ""
-
-    def _apply(self, staged: Staged | None, *, full: bool) -> int:
-        if staged is None:
-            return 0
-        apply_settings(self.output, READ_SETTINGS | self.view.settings)
-        table = staged.table or self.target.temporary_stage(self.output, staged.columns, staged.rows)
-        merge = Merge(self.output, self.target, self.plan, self.types, table)
-        return merge.full() if full else merge.difference(staged.keys)
 
 
 def main(arguments: Sequence[str]) -> None:

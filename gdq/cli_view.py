@@ -11,8 +11,7 @@ import click
 from gdq.cli_base import Wanting, dsn_option, failure, json_option, print_rows, session, talk
 
 if TYPE_CHECKING:
-    from gdq.plan import RefreshPlan
-    from gdq.view import ViewInfo
+    from gdq.view import EngineChoice, Plan, ViewInfo
 
 _VIEW_COLUMNS = (
     "view_name",
@@ -27,14 +26,33 @@ _VIEW_COLUMNS = (
 )
 
 
+engine_option = click.option(
+    "--engine",
+    type=click.Choice(["auto", "spark", "postgres"]),
+    default="auto",
+    show_default=True,
+    help="What refreshes the view: spark covers one table and any target, postgres any SELECT in its own database.",
+)
+
+
 @click.command("create-view")
 @click.argument("name")
 @click.option("--queue", required=True, metavar="QUEUE", help="The queue that captures the view's table.")
 @click.option("--sql", "file", required=True, type=click.File(), help="File with the view's SELECT; - for stdin.")
 @click.option("--target", required=True, metavar="SCHEMA.TABLE", help="The table that refreshes fill.")
 @click.option("--target-dsn", metavar="CONNINFO", help="Database of the target, without a password; default: this one.")
+@engine_option
 @dsn_option
-def create_view(*, name: str, queue: str, file: IO[str], target: str, target_dsn: str | None, dsn: str | None) -> None:
+def create_view(
+    *,
+    name: str,
+    queue: str,
+    file: IO[str],
+    target: str,
+    target_dsn: str | None,
+    engine: EngineChoice,
+    dsn: str | None,
+) -> None:
     """Register a materialized view that is refreshed from a queue."""
     from gdq import view  # noqa: PLC0415
     from gdq.queue import check_tables  # noqa: PLC0415
@@ -42,7 +60,7 @@ def create_view(*, name: str, queue: str, file: IO[str], target: str, target_dsn
     # the checks write temporary objects, after which a transaction can take no tick
     with session(dsn, autocommit=True) as connection:
         check_tables(connection, queue)
-        plan = view.create_view(connection, name, queue, file.read(), target, target_dsn=target_dsn)
+        plan = view.create_view(connection, name, queue, file.read(), target, target_dsn=target_dsn, engine=engine)
     talk(f"view {name} exists already" if plan is None else f"created view {name}: {plan.strategy}")
 
 
@@ -87,9 +105,18 @@ def _drop_target(info: ViewInfo, dsn: str | None) -> None:
 @click.argument("name", required=False)
 @click.option("--queue", metavar="QUEUE", help="With --sql: the queue that captures the table.")
 @click.option("--sql", "file", type=click.File(), help="File with a SELECT to explain instead of a view; - for stdin.")
+@engine_option
 @dsn_option
 @json_option
-def explain_view(name: str | None, queue: str | None, file: IO[str] | None, dsn: str | None, as_json: bool) -> None:
+def explain_view(
+    *,
+    name: str | None,
+    queue: str | None,
+    file: IO[str] | None,
+    engine: EngineChoice,
+    dsn: str | None,
+    as_json: bool,
+) -> None:
     """Show how a view is refreshed and why; exit code 3 when it cannot be refreshed from changes."""
     from gdq import view  # noqa: PLC0415
     from gdq.plan import PlanError  # noqa: PLC0415
@@ -99,7 +126,7 @@ def explain_view(name: str | None, queue: str | None, file: IO[str] | None, dsn:
     with session(dsn) as connection:
         try:
             if file is not None:
-                plan = view.explain_view(connection, str(queue), file.read())
+                plan = view.explain_view(connection, str(queue), file.read(), engine=engine)
             else:
                 (info,) = view.view_info(connection, name)
                 plan = view.load_plan(connection, info)
@@ -108,9 +135,11 @@ def explain_view(name: str | None, queue: str | None, file: IO[str] | None, dsn:
                 click.echo(json.dumps({"strategy": None, "code": error.code, "reason": str(error)}))
             raise Wanting(str(error), error.detail, error.hint) from error
     _print_plan(plan, as_json)
+    if plan.strategy == "full":
+        raise Wanting("the view is loaded in full at every refresh that finds changes", None, None)
 
 
-def _print_plan(plan: RefreshPlan, as_json: bool) -> None:
+def _print_plan(plan: Plan, as_json: bool) -> None:
     click.echo(json.dumps(plan.as_dict(), indent=1) if as_json else str(plan))
 
 

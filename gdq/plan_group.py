@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sqlglot import exp
 
 from gdq.plan import WEIGHT, Compute, MergeSpec, PlanError, Read, RefreshPlan, StateColumn, quote
-from gdq.plan_number import Number, number_of
+from gdq.plan_number import Number, number_of, numbers_of
 from gdq.plan_parse import Output, ParsedView, check_expression, column_names, missing_images, render
 
 # A decimal of Spark has 38 digits, and 10 of them are left for adding up: more is recomputed, not risked.
@@ -80,7 +80,7 @@ def _arguments(view: ParsedView, keys: dict[str, str]) -> dict[str, _Argument]:
         arguments[sql] = _Argument(
             sql,
             tuple(column_names(argument)),
-            number_of(argument, view.table),
+            number_of(argument, numbers_of(view.table)),
             summed or (known is not None and known.summed),
         )
     return arguments

@@ -7,6 +7,7 @@ here has no known number type, and its sums are recomputed.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from sqlglot import exp
@@ -42,28 +43,53 @@ def column_number(pg_type: str) -> Number | None:
     return Number("numeric", precision - scale if scale < precision else 0, max(scale, 0))
 
 
-def number_of(expression: exp.Expr, table: TableSchema) -> Number | None:
-    """The number type of `expression` over the columns of `table`, None when it is not known."""
+Lookup = Callable[[exp.Column], Number | None]
+
+
+def numbers_of(table: TableSchema) -> Lookup:
+    """The number types of the columns of one table, by their names."""
+
+    def lookup(node: exp.Column) -> Number | None:
+        column = table.column(node.name)
+        return None if column is None else column_number(column.type)
+
+    return lookup
+
+
+def number_of(expression: exp.Expr, columns: Lookup) -> Number | None:
+    """The number type of `expression`, None when it is not known. `columns` knows those of its columns."""
     number: Number | None = None
     match expression:
         case exp.Column():
-            column = table.column(expression.name)
-            number = None if column is None else column_number(column.type)
+            number = columns(expression)
         case exp.Paren() | exp.Neg():
-            number = number_of(expression.this, table)
+            number = number_of(expression.this, columns)
         case exp.Literal() if not expression.is_string:
             number = _literal(expression.name)
         case exp.Add() | exp.Sub() | exp.Mul():
-            number = _arithmetic(expression, table)
+            number = _arithmetic(expression, columns)
         case exp.Case():
             branches = [branch.args["true"] for branch in expression.args["ifs"]]
             default = expression.args.get("default")
-            number = _common([*branches, default] if default is not None else branches, table)
+            number = _common([*branches, default] if default is not None else branches, columns)
         case exp.Coalesce():
-            number = _common([expression.this, *expression.expressions], table)
+            number = _common([expression.this, *expression.expressions], columns)
         case exp.Cast():
-            number = column_number(_type_name(expression.to))
+            number = _cast(expression, columns)
     return number
+
+
+def _cast(cast: exp.Cast, columns: Lookup) -> Number | None:
+    """A cast to a type without a bound keeps the digits of what is cast."""
+    name = _type_name(cast.to)
+    inner = cast.this.unnest()
+    if inner.is_string:
+        literal = _literal(inner.name.lstrip("-"))
+        return column_number(name) or (literal if literal and name == "numeric" else None)
+    number = number_of(inner, columns)
+    if name != "numeric" or number is None:
+        return column_number(name)
+    return Number("numeric", number.whole, number.scale, number.fixed)
 
 
 def _type_name(kind: exp.DataType) -> str:
@@ -90,8 +116,8 @@ def _literal(text: str) -> Number | None:
     return Number("integer" if int(whole) <= _INT4_MAX else "bigint", digits)
 
 
-def _arithmetic(expression: exp.Binary, table: TableSchema) -> Number | None:
-    left, right = number_of(expression.this, table), number_of(expression.expression, table)
+def _arithmetic(expression: exp.Binary, columns: Lookup) -> Number | None:
+    left, right = number_of(expression.this, columns), number_of(expression.expression, columns)
     if left is None or right is None:
         return None
     kind = _wider(left.type, right.type)
@@ -105,8 +131,8 @@ def _arithmetic(expression: exp.Binary, table: TableSchema) -> Number | None:
     return Number(kind, max(left.whole, right.whole) + 1, max(left.scale, right.scale), fixed)
 
 
-def _common(expressions: list[exp.Expr], table: TableSchema) -> Number | None:
-    numbers = [number_of(e, table) for e in expressions if not isinstance(e, exp.Null)]
+def _common(expressions: list[exp.Expr], columns: Lookup) -> Number | None:
+    numbers = [number_of(e, columns) for e in expressions if not isinstance(e, exp.Null)]
     known = [number for number in numbers if number is not None]
     if not known or len(known) != len(numbers):
         return None

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any, LiteralString
 
 import psycopg
-from psycopg import Connection
+from psycopg import Connection, sql
 from psycopg.rows import class_row, scalar_row
 
 from gdq.errors import GdqError
-from gdq.plan import RefreshPlan, quote
+from gdq.plan import quote
 
 _FIRST_USER_OID = 16384
 
@@ -34,6 +34,10 @@ create table if not exists gdq_target.position (
 
 class RefreshConflict(GdqError):
     """Another refresh of the view has moved its position meanwhile."""
+
+
+class NeedsFull(GdqError):
+    """The changes do not do: the view must be loaded in full."""
 
 
 class Diverged(GdqError):
@@ -120,10 +124,11 @@ class Target:
             )
         return stored
 
-    def move(
-        self, connection: Connection[Any], before: StoredPosition | None, plan: RefreshPlan, position: str
-    ) -> None:
-        """Move the position in the caller's transaction. RefreshConflict unless it is still `before`."""
+    def move(self, connection: Connection[Any], before: StoredPosition | None, plan: str, position: str) -> None:
+        """Move the position in the caller's transaction; `plan` is its fingerprint.
+
+        RefreshConflict unless the position is still `before`.
+        """
         connection.execute(
             "select pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('gdq target ' || %s, 0))", [self.view]
         )
@@ -133,7 +138,7 @@ class Target:
             """insert into gdq_target.position (view, source, target, plan, position) values (%s, %s, %s, %s, %s)
                on conflict (view) do update set target = excluded.target, plan = excluded.plan,
                  position = excluded.position, updated_at = pg_catalog.now()""",
-            [self.view, self.source, self.table, plan.fingerprint(), position],
+            [self.view, self.source, self.table, plan, position],
         )
 
     def exists(self, connection: Connection[Any]) -> bool:
@@ -146,6 +151,27 @@ class Target:
                 f"table {self.table} exists and is not the target of view {self.view}", hint="Choose another target."
             )
         return row is not None
+
+    def empty(self, connection: Connection[Any], types: Sequence[OutputType]) -> int:
+        """Delete all rows of the target, or make it anew where it is missing or has other columns; the rows deleted."""
+        if self.exists(connection):
+            if self._columns(connection) == [(column.name, column.type) for column in types]:
+                return run(connection, f"delete from {self.table}")
+            run(connection, f"drop table {self.table}")
+        columns = ", ".join(f"{quote(column.name)} {column.type}" for column in types)
+        run(connection, f"create table {self.table} ({columns})")
+        comment = sql.Literal(self.comment).as_string(connection)
+        run(connection, f"comment on table {self.table} is {comment}")
+        return 0
+
+    def _columns(self, connection: Connection[Any]) -> list[tuple[str, str]]:
+        query = """select a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod)
+                     from pg_catalog.pg_attribute a
+                    where a.attrelid = %s::pg_catalog.regclass and a.attnum > 0 and not a.attisdropped
+                    order by a.attnum"""
+        with connection.transaction(force_rollback=True):
+            run(connection, "set local search_path = pg_catalog")
+            return connection.execute(query, [self.table]).fetchall()
 
     def create_stage(self, connection: Connection[Any], stage: str, columns: Sequence[str]) -> None:
         """Create a staging table after dropping what earlier refreshes of this view have left."""

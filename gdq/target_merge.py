@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
-from psycopg import Connection, sql
+from psycopg import Connection
 
 from gdq.plan import RefreshPlan, quote
 from gdq.target import Diverged, OutputType, Target, run
@@ -33,7 +33,7 @@ class Merge:
     def full(self) -> int:
         """Replace all rows of the target, made if missing; the rows deleted plus the rows inserted."""
         run(self.connection, f"analyze {self.stage}")
-        deleted = self._empty()
+        deleted = self.target.empty(self.connection, self.types)
         self._make_index()
         if self.plan.merge.rule == "state":
             self._make_state()
@@ -55,27 +55,6 @@ class Merge:
             return self._delete_net() + self._insert()
         self._load_keys(keys)
         return self._delete_keys(_KEYS) + self._insert()
-
-    def _empty(self) -> int:
-        table = self.target.table
-        if self.target.exists(self.connection):
-            if self._columns() == [(column.name, column.type) for column in self.types]:
-                return run(self.connection, f"delete from {table}")
-            run(self.connection, f"drop table {table}")
-        columns = ", ".join(f"{quote(column.name)} {column.type}" for column in self.types)
-        run(self.connection, f"create table {table} ({columns})")
-        comment = sql.Literal(self.target.comment).as_string(self.connection)
-        run(self.connection, f"comment on table {table} is {comment}")
-        return 0
-
-    def _columns(self) -> list[tuple[str, str]]:
-        query = """select a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod)
-                     from pg_catalog.pg_attribute a
-                    where a.attrelid = %s::pg_catalog.regclass and a.attnum > 0 and not a.attisdropped
-                    order by a.attnum"""
-        with self.connection.transaction(force_rollback=True):
-            run(self.connection, "set local search_path = pg_catalog")
-            return self.connection.execute(query, [self.target.table]).fetchall()
 
     def _make_index(self) -> None:
         run(self.connection, f"drop index if exists {self.target.key_index}")

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import psycopg
 from psycopg import Connection, sql
@@ -23,6 +23,22 @@ from gdq.plan import PlanError, RefreshPlan, TableColumn, TableSchema, plan_view
 
 # Settings of the session that made the view and that its SQL may depend on: every refresh uses them.
 _KEPT_SETTINGS = ("search_path", "timezone", "datestyle")
+
+if TYPE_CHECKING:
+    from gdq.plan_postgres import PostgresPlan
+
+    Plan = RefreshPlan | PostgresPlan
+EngineChoice = Literal["auto", "spark", "postgres"]
+
+# What no engine can do.
+_FINAL = {
+    "syntax",
+    "several-statements",
+    "unknown-table",
+    "unknown-column",
+    "pk-columns-missing",
+    "column-not-captured",
+}
 
 # The planner writes the unit in capitals, which is the same.
 _UNIT = re.compile(r"date_trunc\('\w+'")
@@ -57,49 +73,66 @@ class ViewInfo:
         return self.options.get("target_dsn")
 
     @property
+    def engine(self) -> str:
+        """What refreshes the view: spark or postgres."""
+        return str(self.options.get("engine", "spark"))
+
+    @property
     def settings(self) -> dict[str, str]:
         """Session settings under which the view's SQL is run."""
         return {name: str(self.options[name]) for name in _KEPT_SETTINGS}
 
 
 def create_view(
-    connection: Connection[Any], name: str, queue: str, query: str, target: str, *, target_dsn: str | None = None
-) -> RefreshPlan | None:
-    """Register the view `query` over a table that `queue` captures; its first refresh fills `target`.
+    connection: Connection[Any],
+    name: str,
+    queue: str,
+    query: str,
+    target: str,
+    *,
+    target_dsn: str | None = None,
+    engine: EngineChoice = "auto",
+) -> Plan | None:
+    """Register the view `query` over tables that `queue` captures; its first refresh fills `target`.
 
     `target` is a table name, with a schema; `target_dsn` a connection string without a password, None for the source's
-    own database. The session's search_path and TimeZone are kept for all refreshes. Returns the plan, None when the
-    very same view existed. Writes the view and a consumer for its table. PlanError for a query that cannot be
-    refreshed from changes, GdqError for a bad target.
+    own database. `engine`: what refreshes it; auto takes spark for the views of one table that it covers, else
+    postgres. The session's search_path and TimeZone are kept for all refreshes. Returns the plan, None when the
+    very same view existed. Writes the view and a consumer for its tables. PlanError for a query that the engine
+    cannot refresh, GdqError for a bad target.
     """
     _check_target_dsn(target_dsn)
-    table = _resolve(connection, query)
-    plan = plan_view(query, [load_schema(connection, queue, table)])
+    plan = explain_view(connection, queue, query, engine=engine)
+    inside = not isinstance(plan, RefreshPlan)
+    if inside and target_dsn is not None:
+        raise GdqError("engine postgres fills a target in the tables' own database", hint="Leave the target's dsn out.")
     options: dict[str, str] = {
         setting: _scalar(connection, "select pg_catalog.current_setting(%s)", setting) for setting in _KEPT_SETTINGS
     }
     # Dates are read in the order of the session, and written so that they can be read back.
     options["datestyle"] = f"ISO, {options['datestyle'].rpartition(' ')[2]}"
     options["source"] = str(uuid.uuid4())
+    if inside:
+        options["engine"] = "postgres"
     if target_dsn is not None:
         options["target_dsn"] = target_dsn
     # A star means the columns of today, as in PostgreSQL's own views.
-    definition = plan.query if "*" in query.replace("(*)", "") else query.strip()
+    definition = plan.query if inside or "*" in query.replace("(*)", "") else query.strip()
+    tables = [plan.table] if isinstance(plan, RefreshPlan) else [table.name for table in plan.tables]
     qualified = qualified_target(connection, target)
     with connection.transaction():
         # The consumer comes first: its tick wants a transaction that has written nothing.
         created = _scalar(
             connection,
-            "select gdq.create_view(%s, %s, %s, %s, array[%s::pg_catalog.regclass], %s)",
+            "select gdq.create_view(%s, %s, %s, %s, %s::text[]::pg_catalog.regclass[], %s)",
             name,
             queue,
             definition,
             qualified,
-            table,
+            tables,
             json.dumps(options),
         )
-        _check_on_server(connection, query, plan)
-        if target_dsn is not None:
+        if target_dsn is not None and isinstance(plan, RefreshPlan):
             _check_group_types(connection, plan)
     return plan if created else None
 
@@ -115,20 +148,38 @@ def view_info(connection: Connection[Any], name: str | None = None) -> list[View
         return cursor.execute("select * from gdq.view_info(%s)", [name]).fetchall()
 
 
-def load_plan(connection: Connection[Any], view: ViewInfo) -> RefreshPlan:
-    """The view's plan by the schema and the capture of its table as they are now. PlanError when there is none."""
+def load_plan(connection: Connection[Any], view: ViewInfo) -> Plan:
+    """The view's plan by the schema and the capture of its tables as they are now. PlanError when there is none."""
     if not view.tables:
         raise PlanError("unknown-table", f"the table of view {view.view_name} is no longer captured")
     schemas = [load_schema(connection, view.queue_name, table) for table in view.tables]
-    return plan_view(view.definition, schemas)
+    if view.engine != "postgres":
+        return plan_view(view.definition, schemas)
+    from gdq.plan_postgres import plan_postgres  # noqa: PLC0415 (loads sqlglot)
+
+    return plan_postgres(view.definition, schemas)
 
 
-def explain_view(connection: Connection[Any], queue: str, query: str) -> RefreshPlan:
+def explain_view(connection: Connection[Any], queue: str, query: str, *, engine: EngineChoice = "auto") -> Plan:
     """The plan that create_view() would make; nothing is written. PlanError as there."""
-    table = _resolve(connection, query)
-    plan = plan_view(query, [load_schema(connection, queue, table)])
-    _check_on_server(connection, query, plan)
-    return plan
+    if engine != "postgres":
+        try:
+            table = _resolve(connection, query)
+            plan = plan_view(query, [load_schema(connection, queue, table)])
+            _check_on_server(connection, query, plan)
+        except PlanError as error:
+            if engine == "spark" or error.code in _FINAL:
+                raise
+        else:
+            return plan
+    from gdq.canonical import canonical, tables_of  # noqa: PLC0415 (loads sqlglot)
+    from gdq.plan_postgres import plan_postgres  # noqa: PLC0415
+
+    text = canonical(connection, query)
+    tables = tables_of(text)
+    if not tables:
+        raise PlanError("no-table", "the view reads no table")
+    return plan_postgres(text, [load_schema(connection, queue, table) for table in tables])
 
 
 def load_schema(connection: Connection[Any], queue: str, table: str) -> TableSchema:

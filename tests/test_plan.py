@@ -8,7 +8,7 @@ import json
 import pytest
 
 from gdq.plan import PlanError, RefreshPlan, TableColumn, TableSchema, plan_view, referenced_table
-from gdq.plan_number import column_number, number_of
+from gdq.plan_number import column_number, number_of, numbers_of
 from gdq.plan_parse import parse_view
 
 COLUMNS = (
@@ -184,7 +184,7 @@ def test_null_groups_are_known() -> None:
 )
 def test_known_numbers(expression: str, kind: str, scale: int, fixed: bool) -> None:
     view = parse_view(f"select {expression} as x from orders", [FULL])
-    number = number_of(view.outputs[0].expression, FULL)
+    number = number_of(view.outputs[0].expression, numbers_of(FULL))
     assert number is not None
     assert (number.type, number.scale, number.fixed) == (kind, scale, fixed)
 
@@ -192,7 +192,7 @@ def test_known_numbers(expression: str, kind: str, scale: int, fixed: bool) -> N
 @pytest.mark.parametrize("expression", ["loose", "ratio", "amount / 2", "round(amount, 1)", "'1'", "1e3"])
 def test_numbers_without_a_bound(expression: str) -> None:
     view = parse_view(f"select {expression} as x from orders", [FULL])
-    assert number_of(view.outputs[0].expression, FULL) is None
+    assert number_of(view.outputs[0].expression, numbers_of(FULL)) is None
 
 
 def test_negative_scale_has_no_digits_after_the_point() -> None:

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from gdq.cli import main
 from gdq.errors import GdqError
-from gdq.plan import PlanError
+from gdq.plan import PlanError, RefreshPlan
 from gdq.target import Diverged, OutputType, RefreshConflict, Target
 from gdq.target_merge import Merge
 from gdq.view import create_view, drop_view, explain_view, load_plan, view_info
@@ -50,7 +50,7 @@ def test_life_of_a_view(captured: Shop) -> None:
 
 
 def test_explain_of_a_query_that_is_refused(captured: Shop) -> None:
-    arguments = ("explain-view", "--queue", QUEUE, "--sql", "-", "--json")
+    arguments = ("explain-view", "--queue", QUEUE, "--sql", "-", "--engine", "spark", "--json")
     result = gdq(captured, *arguments, query="select distinct id from orders")
     assert result.exit_code == 3
     assert json.loads(result.stdout)["code"] == "distinct"
@@ -77,7 +77,7 @@ def test_star_means_the_columns_of_today(captured: Shop) -> None:
 )
 def test_server_refuses(captured: Shop, query: str, code: str) -> None:
     with pytest.raises(PlanError) as error:
-        explain_view(captured.connection, QUEUE, query)
+        explain_view(captured.connection, QUEUE, query, engine="spark")
     assert error.value.code in (code, "function")
 
 
@@ -167,6 +167,7 @@ def merger(captured: Shop) -> Merger:
 
     def make(query: str, types: list[str], columns: list[str], rows: list[tuple[str | None, ...]]) -> Merge:
         plan = explain_view(captured.connection, QUEUE, query)
+        assert isinstance(plan, RefreshPlan)
         target = Target("v", "mark", '"public"."v"')
         outputs = [OutputType(name, kind) for name, kind in zip(plan.columns, types, strict=True)]
         captured.execute("drop table if exists pg_temp.gdq_stage, pg_temp.gdq_keys, pg_temp.gdq_sums")
@@ -225,7 +226,7 @@ def test_key_that_should_go_but_is_missing(captured: Shop, merger: Merger) -> No
 
 
 def test_position_moves_from_where_it_was(captured: Shop) -> None:
-    plan = explain_view(captured.connection, QUEUE, "select id from orders")
+    plan = explain_view(captured.connection, QUEUE, "select id from orders").fingerprint()
     target = Target("v", "mark", '"public"."v"')
     target.prepare(captured.connection)
     with captured.connection.transaction():

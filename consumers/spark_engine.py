@@ -1,0 +1,207 @@
+"""Computes a view's rows with Apache Spark and merges them into the target: a projection or a GROUP BY of one table."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import Connection
+from psycopg.rows import scalar_row
+
+from gdq.arrow import LOG_SETTINGS, Column, select_sql
+from gdq.consumers.leader import Leader
+from gdq.consumers.relations import (
+    base,
+    block_ranges,
+    changes,
+    key_condition,
+    log_columns,
+    split_changes,
+    table_bytes,
+    weighted,
+)
+from gdq.errors import GdqError
+from gdq.pgtypes import READ_SETTINGS, ColumnType
+from gdq.plan import Read, RefreshPlan
+from gdq.target import NeedsFull, OutputType, Target
+from gdq.target_merge import Merge
+from gdq.view import ViewInfo, apply_settings, describe, load_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from gdq.consumers.refresh import Refresher
+
+_KEYS_MAX = 200_000
+_KEYS_EACH = 10_000
+_PARTITION_BYTES = 64 * 2**20
+_WORKER_ERROR = re.compile(r"(?:psycopg|gdq)\.(?:errors\.)?(\w+): (.+)")
+_LONG = ColumnType("int64", "bigint", "({c})::bigint")
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What Spark has computed: columns and rows, or the table where it wrote them; the touched keys of a recompute."""
+
+    columns: list[str]
+    rows: list[tuple[str | None, ...]]
+    table: str | None
+    keys: list[tuple[str | None, ...]]
+
+
+@dataclass(slots=True)
+class SparkEngine:
+    """One refresh of one view by Spark, whose tasks read what the leader sees."""
+
+    refresher: Refresher
+    leader: Leader
+    output: Connection[Any]
+    target: Target
+    view: ViewInfo
+    plan: RefreshPlan
+    types: Sequence[OutputType]
+    _staged: Staged | None = field(default=None, init=False)
+
+    def compute(self, s0: str | None, changed: Sequence[str]) -> None:
+        """Let Spark compute, from s0 or (None) from the whole table, and stage the result."""
+        self._staged = self._computed(s0) if changed else None
+
+    def apply(self, s0: str | None, changed: Sequence[str]) -> int:  # noqa: ARG002 (what changed is staged)
+        staged = self._staged
+        if staged is None:
+            return 0
+        apply_settings(self.output, READ_SETTINGS | self.view.settings)
+        table = staged.table or self.target.temporary_stage(self.output, staged.columns, staged.rows)
+        merge = Merge(self.output, self.target, self.plan, self.types, table)
+        return merge.full() if s0 is None else merge.difference(staged.keys)
+
+    def _computed(self, s0: str | None) -> Staged:
+        """_stage(), with the errors of Spark and its workers in one line.
+
+        An image that is gone again may raise what no row of the table does, a division by zero; then the table decides.
+        """
+        try:
+            return self._stage(s0)
+        except Exception as error:
+            if not type(error).__module__.startswith(("pyspark.", "py4j.")):
+                raise
+            cause = _WORKER_ERROR.search(str(error))
+            if cause is None:
+                raise GdqError(f"Spark failed: {str(error).strip().splitlines()[0]}") from error
+            kind = getattr(psycopg.errors, cause[1], None)
+            if s0 is not None and kind is not None and issubclass(kind, psycopg.DataError):
+                raise NeedsFull(f"a changed row cannot be computed: {cause[2]}") from error
+            raise GdqError(cause[2]) from error
+
+    def _stage(self, s0: str | None) -> Staged:
+        """Let Spark compute, from s0 or (None) from the whole table, and write the staging table."""
+        plan = self.plan
+        if s0 is None and plan.rows is not None:
+            return self._write(self._read_rows(None), [], full=True)
+        data = self._compute(s0)
+        if plan.rows is None:
+            return self._write(data, [], full=s0 is None)
+        keys = [tuple(row) for row in data.limit(_KEYS_MAX + 1).collect()]
+        if len(keys) > _KEYS_MAX:
+            raise NeedsFull(f"more than {_KEYS_MAX} keys changed")
+        return self._write(self._read_rows(keys), keys, full=False)
+
+    def _compute(self, s0: str | None) -> DataFrame:
+        """The plan's Spark statement over the delta since s0, or over the whole table as one."""
+        queue = self.view.queue_name
+        if s0 is None:
+            ranges = block_ranges(self.leader.connection, self.view.tables[0], _PARTITION_BYTES)
+            relations = [base(self.view.tables[0], part) for part in ranges]
+        else:
+            columns = log_columns(self.leader.connection, queue, self.view.tables[0])
+            rows = changes(self.leader.connection, queue, self.view.tables[0], s0, self.leader.snapshot)
+            parts = split_changes(self.leader.connection, queue, self.view.tables[0], rows, _PARTITION_BYTES)
+            relations = [weighted(part, columns) for part in parts]
+        self._read(self.plan.delta, relations, log=s0 is not None).createOrReplaceTempView("delta")
+        return self.refresher.spark.sql(self.plan.compute.sql)
+
+    def _read_rows(self, keys: Sequence[tuple[str | None, ...]] | None) -> DataFrame:
+        """The rows of the view for these keys, or (None) all of them."""
+        read = self.plan.rows
+        if read is None:
+            raise AssertionError("the plan recomputes nothing")
+        relation = base(self.view.tables[0])
+        if keys is None:
+            if not read.group:
+                parts = block_ranges(self.leader.connection, self.view.tables[0], _PARTITION_BYTES)
+                return self._read(read, [base(self.view.tables[0], part) for part in parts])
+            return self._read(read, [relation])
+        schema = load_schema(self.leader.connection, self.view.queue_name, self.view.tables[0])
+        columns = [(column.name, column.type) for name in read.keys if (column := schema.column(name))]
+        chunks = [keys[n : n + _KEYS_EACH] for n in range(0, len(keys), _KEYS_EACH)] or [[]]
+        conditions = [key_condition(read.alias, columns, chunk) for chunk in chunks]
+        return self._read(read, [relation], conditions=conditions)
+
+    def _read(
+        self,
+        read: Read,
+        relations: Sequence[str],
+        *,
+        conditions: Sequence[str] = ("",),
+        log: bool = False,
+    ) -> DataFrame:
+        """A reading statement of the plan as a DataFrame, one partition for each relation and condition."""
+        from gdq.consumers.spark_source import read_statements  # noqa: PLC0415
+
+        columns = self._columns(self.leader.connection, read)
+        queries = [read.render(relation, condition) for relation in relations for condition in conditions]
+        settings = (LOG_SETTINGS if log else READ_SETTINGS) | self.view.settings
+        return read_statements(
+            self.refresher.spark,
+            self.refresher.worker_dsn,
+            [select_sql(f"({query}) as q", columns) for query in queries],
+            columns,
+            settings=settings,
+            snapshot=self.leader.exported,
+        )
+
+    def _columns(self, connection: Connection[Any], read: Read) -> list[Column]:
+        """How the columns of a statement travel: numbers that Spark adds as such, all else as PostgreSQL's text."""
+        numbers = {column.name: column.spark for column in self.plan.merge.state} | {"w": "bigint"}
+        described = describe(connection, read.render(base(self.view.tables[0])), self.view.settings)
+        query = """select t.oid, pg_catalog.format('pg_catalog.textin(%%I.%%I({c}))', n.nspname, p.proname)
+                     from pg_catalog.pg_type t join pg_catalog.pg_proc p on p.oid = t.typoutput
+                     join pg_catalog.pg_namespace n on n.oid = p.pronamespace where t.oid = any (%s::oid[])"""
+        outputs = dict(connection.execute(query, [[oid for _, oid, _ in described]]).fetchall())
+        columns = []
+        for name, oid, _ in described:
+            spark = numbers.get(name)
+            if spark is None:
+                columns.append(Column(name, ColumnType("string", "string", outputs[oid])))
+            elif spark == "bigint":
+                columns.append(Column(name, _LONG))
+            else:
+                arrow = spark.replace("decimal", "decimal128").replace(",", ", ")
+                columns.append(Column(name, ColumnType(arrow, spark, "({c})::text")))
+        return columns
+
+    def _write(self, data: DataFrame, keys: list[tuple[str | None, ...]], *, full: bool) -> Staged:
+        """Compute `data`: a small result into this process, another into a staging table, written by Spark's tasks."""
+        from gdq.consumers.spark_stage import text_rows, write_stage  # noqa: PLC0415
+
+        if self._bytes(full=full) <= self.refresher.driver_bytes:
+            return Staged(data.columns, text_rows(data), None, keys)
+        stage = self.target.stage(secrets.token_hex(4))
+        with self.output.transaction():
+            self.target.create_stage(self.output, stage, data.columns)
+        dsn = self.refresher.worker_dsn if self.view.target_dsn is None else self.view.target_dsn
+        write_stage(data, dsn, stage.partition(".")[2].strip('"'))
+        return Staged(data.columns, [], stage, keys)
+
+    def _bytes(self, *, full: bool) -> int:
+        """What a refresh reads at most: the table, or the log segments."""
+        if full:
+            return table_bytes(self.leader.connection, self.view.tables[0])[1]
+        query = """select coalesce(sum(pg_catalog.pg_relation_size(s)), 0)::bigint
+                     from gdq.log_segments(%s, %s::text[]::pg_catalog.regclass[]) s"""
+        with self.leader.connection.cursor(row_factory=scalar_row) as cursor:
+            return int(cursor.execute(query, [self.view.queue_name, self.view.tables]).fetchone() or 0)

@@ -1,0 +1,197 @@
+"""The planner of the engine postgres: any SELECT in, and for each set of changed tables the statements of a refresh.
+
+A pure function of the view's canonical SQL and the schema of its tables, like gdq.plan; the rules are those of
+gdq.plan_incremental and gdq.plan_state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from sqlglot import exp
+
+from gdq.plan import PlanError, TableSchema, quote
+from gdq.plan_incremental import DeltaPlanner, Replace, Signed, Step
+from gdq.plan_query import Query, output_names, parse_query
+from gdq.plan_state import StatePlan, plan_state
+
+# Raised when the same SQL is planned to another state or target than before: those are filled afresh.
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class UsedTable:
+    """A table of the view, the columns that the view reads and those of its key (none: it has no key)."""
+
+    name: str
+    columns: tuple[str, ...]
+    key: tuple[str, ...]
+
+    @property
+    def logged(self) -> tuple[str, ...]:
+        """The columns of its delta."""
+        return tuple(dict.fromkeys([*self.columns, *self.key]))
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a refresh does when certain tables changed: the steps, and how the target's rows follow from them.
+
+    `outcome` None: the rows do not change. Signed for a view with a state: the changes of what its groups are made of.
+    """
+
+    steps: tuple[Step, ...]
+    outcome: Signed | Replace | None
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresPlan:
+    """How one view is refreshed inside PostgreSQL.
+
+    `query` is its canonical SQL, None of it parsed; `columns` its columns; `tables` are numbered from 1 in the names of
+    relations. `state`: the counts and sums that are kept, None when rows are recomputed or added up otherwise. `full`:
+    the reason why it can only be loaded in full. `aggregates`: columns that may be sums of floats. `match`: columns by
+    which rows of the target are found.
+    """
+
+    query: str
+    columns: tuple[str, ...]
+    tables: tuple[UsedTable, ...]
+    state: StatePlan | None
+    full: str | None
+    aggregates: tuple[str, ...]
+    match: tuple[str, ...]
+    schemas: tuple[TableSchema, ...]
+
+    @property
+    def strategy(self) -> str:
+        """state, incremental or full."""
+        return "full" if self.full else "state" if self.state else "incremental"
+
+    def changes(self, changed: Collection[str]) -> Changes:
+        """The refresh when these tables (quoted and qualified) changed. PlanError when it takes a full load."""
+        query = parse_query(self.query, self.schemas)
+        planner = DeltaPlanner(query, {table.name: n for n, table in enumerate(self.tables, 1)}, changed)
+        state = plan_state(query)
+        if state is None:
+            outcome = planner.outcome()
+        else:
+            rows = planner.core(state.select, state.items)
+            outcome = None if rows is None else Signed(rows)
+        return Changes(tuple(planner.steps), outcome)
+
+    def fingerprint(self) -> str:
+        """Changes when the plan does: a target that was filled by another plan is filled afresh."""
+        tables = [(table.name, table.columns, table.key) for table in self.tables]
+        text = json.dumps([_VERSION, self.query, tables, self.strategy])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def alone(self) -> dict[str, str]:
+        """For every table what a refresh does when it changed alone: state, replace, signed, or why a full load."""
+        return {table.name: self._rule([table.name]) for table in self.tables}
+
+    def as_dict(self) -> dict[str, object]:
+        """The plan as plain values that json takes."""
+        return {
+            "engine": "postgres",
+            "strategy": self.strategy,
+            "reason": self.full,
+            "tables": [
+                {"name": t.name, "columns": list(t.columns), "key": list(t.key), "rule": rule}
+                for t, rule in zip(self.tables, self.alone().values(), strict=True)
+            ],
+            "state": [*self.state.group_columns, *self.state.numbers] if self.state else None,
+            "statements": [{"name": s.name, "engine": "postgres", "kind": s.kind, "sql": s.sql} for s in self._steps()],
+        }
+
+    def __str__(self) -> str:
+        lines = [f"strategy: {self.strategy}"] + ([f"reason: {self.full}"] if self.full else [])
+        lines += [f"table {name}: {rule}" for name, rule in self.alone().items()]
+        if self.state is not None:
+            lines.append(f"state: {', '.join([*self.state.group_columns, *self.state.numbers])}")
+        return "\n".join([*lines, *(f"{step.kind} {step.name}: {step.sql}" for step in self._steps())])
+
+    def _steps(self) -> list[Step]:
+        """The steps when all tables changed; none when that takes a full load."""
+        try:
+            changes = self.changes([table.name for table in self.tables])
+        except PlanError:
+            return []
+        steps = list(changes.steps)
+        if isinstance(changes.outcome, Replace):
+            steps.append(Step("delta", "target", changes.outcome.sql))
+        return steps
+
+    def _rule(self, changed: Collection[str]) -> str:
+        try:
+            outcome = self.changes(changed).outcome
+        except PlanError as error:
+            return f"full: {error}"
+        if self.state is not None:
+            return "state"
+        return "replace" if isinstance(outcome, Replace) else "signed"
+
+
+def plan_postgres(canonical: str, tables: Sequence[TableSchema]) -> PostgresPlan:
+    """The plan of a view by its canonical SQL. PlanError when the log lacks a column that the view reads.
+
+    What cannot be refreshed from changes has a plan too: `full` says why.
+    """
+    try:
+        query = parse_query(canonical, tables)
+    except PlanError as error:
+        whole = tuple(UsedTable(t.qualified, tuple(c.name for c in t.columns), t.key) for t in tables)
+        return PostgresPlan(canonical, (), whole, None, str(error), (), (), tuple(tables))
+    used = tuple(_used(query, table) for table in tables if table.qualified in query.tables(query.root))
+    state = plan_state(query)
+    columns = output_names(query.root)
+    summed = query.root.find(exp.AggFunc, exp.Anonymous, exp.Window) is not None
+    plan = PostgresPlan(canonical, columns, used, state, None, columns if summed else (), (), tuple(tables))
+    rules = list(plan.alone().values())
+    full = rules[0] if all(rule.startswith("full: ") for rule in rules) else None
+    reason = full.removeprefix("full: ") if full else None
+    match = () if full else _match(query, plan)
+    return PostgresPlan(canonical, columns, used, state, reason, plan.aggregates, match, tuple(tables))
+
+
+def _used(query: Query, table: TableSchema) -> UsedTable:
+    aliases = {leaf.alias for leaf in query.leaves.values() if leaf.table is table}
+    names = {column.name for column in query.root.find_all(exp.Column) if column.table in aliases}
+    columns = [column for column in table.columns if column.name in names]
+    missing = [column for column in columns if not column.images and not (table.mode == "pk" and column.key)]
+    if missing:
+        listed = ", ".join(quote(column.name) for column in missing)
+        pk = table.mode == "pk"
+        raise PlanError(
+            "pk-columns-missing" if pk else "column-not-captured",
+            f"the log of {table.qualified} does not hold column{'s' * (len(missing) > 1)} {listed}",
+            hint=f"Capture the table with --include {','.join(c.name for c in missing)}, or in mode full."
+            if pk
+            else "Capture these columns too.",
+        )
+    return UsedTable(table.qualified, tuple(column.name for column in columns), table.key)
+
+
+def _match(query: Query, plan: PostgresPlan) -> tuple[str, ...]:
+    """Columns of the view by which its rows are looked for when they change: keys of a replace, groups, base keys."""
+    if plan.state is not None:
+        return tuple(name for name, _ in plan.state.keys)
+    for tables in [[table.name for table in plan.tables], *([table.name] for table in plan.tables)]:
+        try:
+            outcome = plan.changes(tables).outcome
+        except PlanError:
+            continue
+        if isinstance(outcome, Replace):
+            return tuple(name for name, _ in outcome.keys)
+    if not isinstance(query.root, exp.Select):
+        return ()
+    found = []
+    for item in query.root.expressions:
+        column = item.unalias()
+        leaf = query.leaves[column.table] if isinstance(column, exp.Column) else None
+        if leaf is not None and leaf.table is not None and column.name in leaf.table.key:
+            found.append(item.alias)
+    return tuple(found)

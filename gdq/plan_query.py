@@ -1,0 +1,376 @@
+"""Reads the canonical SQL of a view, as pg_get_viewdef() prints it, into a tree that the planner can take apart.
+
+In that text every name is resolved: tables have their schema, columns their table, stars are spelled out. What is left
+to do here is to put CTEs where they are used, to give every item of FROM an alias of its own in the whole view, and to
+turn USING into ON.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
+from gdq.plan import PlanError, TableSchema
+
+JoinKind = Literal["inner", "left", "right", "full"]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One item of a FROM: a table, or a query. `columns` are the names by which its columns are known."""
+
+    alias: str
+    columns: tuple[str, ...]
+    table: TableSchema | None = None
+    query: exp.Query | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Two parts of a FROM and the condition between them."""
+
+    kind: JoinKind
+    left: Tree
+    right: Tree
+    on: exp.Expr | None
+
+
+Tree = Leaf | Join
+
+
+@dataclass(slots=True)
+class Query:
+    """A view's query, normalized. `leaves`: all items of FROM at any depth by their alias."""
+
+    root: exp.Query
+    leaves: dict[str, Leaf] = field(default_factory=dict)
+
+    def leaf(self, node: exp.Expr) -> Leaf:
+        """The leaf that a node of a FROM stands for."""
+        return self.leaves[node.alias]
+
+    def tree(self, select: exp.Select) -> Tree | None:
+        """FROM as a tree of joins; None when there is none."""
+        clause = select.args.get("from_")
+        if clause is None:
+            return None
+        tree = self._tree(clause.this)
+        for join in select.args.get("joins") or ():
+            tree = self._join(tree, join)
+        return tree
+
+    def tables(self, node: exp.Expr) -> set[str]:
+        """The tables that a part of the query reads, quoted and qualified."""
+        found = (self.leaves[table.alias].table for table in node.find_all(exp.Table))
+        return {table.qualified for table in found if table is not None}
+
+    def _tree(self, node: exp.Expr) -> Tree:
+        tree = self._tree(node.this) if is_parenthesis(node) else self.leaf(node)
+        for join in node.args.get("joins") or ():
+            tree = self._join(tree, join)
+        return tree
+
+    def _join(self, left: Tree, join: exp.Join) -> Join:
+        side = (join.side or "").lower()
+        kind: JoinKind = side if side in ("left", "right", "full") else "inner"  # type: ignore[assignment]
+        return Join(kind, left, self._tree(join.this), join.args.get("on"))
+
+
+def parse_query(sql: str, tables: Sequence[TableSchema]) -> Query:
+    """The canonical SQL of a view over `tables`, normalized. PlanError for what cannot be taken apart."""
+    try:
+        root = sqlglot.parse_one(sql, dialect="postgres")
+    except SqlglotError as error:
+        raise PlanError("expression", "the planner cannot read the view's SQL") from error
+    if not isinstance(root, exp.Query):
+        raise PlanError("not-a-select", "a view is a SELECT")
+    root = _without_parentheses(_inlined(root, {}))
+    query = Query(root)
+    _Namer(query, {(table.schema, table.name): table for table in tables}).run()
+    return query
+
+
+def render(node: exp.Expr) -> str:
+    """PostgreSQL's SQL of a node, on one line, with every name quoted."""
+    return node.sql(dialect="postgres", identify=True, comments=False)
+
+
+def is_parenthesis(node: exp.Expr) -> bool:
+    """Whether a node of FROM is no item but joins in parentheses."""
+    return isinstance(node, exp.Subquery) and not node.alias and isinstance(node.this, exp.Table | exp.Subquery)
+
+
+def value(item: exp.Expr) -> exp.Expr:
+    """The expression of an item of a select list, without its name."""
+    inner = item.unalias()
+    if isinstance(inner, exp.Subquery) and inner.alias:
+        inner = inner.copy()
+        inner.set("alias", None)
+    return inner
+
+
+def named(item: exp.Expr, name: str) -> exp.Alias:
+    """An item of a select list under another name."""
+    return exp.Alias(this=value(item).copy(), alias=exp.to_identifier(name, quoted=True))
+
+
+def conjuncts(*conditions: exp.Expr | None) -> list[exp.Expr]:
+    """The parts of conditions that all must hold."""
+    parts: list[exp.Expr] = []
+    for condition in conditions:
+        inner = condition.unnest() if condition is not None else None
+        if isinstance(inner, exp.And):
+            parts += conjuncts(inner.this, inner.expression)
+        elif inner is not None:
+            parts.append(inner)
+    return parts
+
+
+def where_of(select: exp.Select) -> list[exp.Expr]:
+    """The conjuncts of WHERE."""
+    clause = select.args.get("where")
+    return conjuncts(clause.this) if clause is not None else []
+
+
+def leaves_of(tree: Tree | None) -> list[Leaf]:
+    """The leaves of a tree from left to right."""
+    if tree is None:
+        return []
+    return [tree] if isinstance(tree, Leaf) else [*leaves_of(tree.left), *leaves_of(tree.right)]
+
+
+def joins_of(tree: Tree | None) -> Iterator[Join]:
+    """All joins of a tree."""
+    if isinstance(tree, Join):
+        yield tree
+        yield from joins_of(tree.left)
+        yield from joins_of(tree.right)
+
+
+def subqueries_of(node: exp.Expr) -> list[exp.Query]:
+    """The queries directly inside an expression, those inside of them left out."""
+    if isinstance(node, exp.Query) and not isinstance(node, exp.Subquery):
+        return [node]
+    found: list[exp.Query] = []
+    for child in node.iter_expressions():
+        found += subqueries_of(child)
+    return found
+
+
+def selects_of(query: exp.Query) -> list[exp.Select]:
+    """The SELECTs of a set operation; a SELECT's is itself."""
+    if isinstance(query, exp.SetOperation):
+        return [*selects_of(query.this), *selects_of(query.expression)]
+    return [query] if isinstance(query, exp.Select) else selects_of(query.this)
+
+
+def output_names(query: exp.Query) -> tuple[str, ...]:
+    """The names of a query's columns."""
+    while not isinstance(query, exp.Select):
+        query = query.this
+    return tuple(item.alias_or_name or f"column{n}" for n, item in enumerate(query.expressions, 1))
+
+
+def aggregates_of(node: exp.Expr) -> list[exp.Expr]:
+    """The aggregate calls directly in an expression, each with its FILTER; not those of inner queries or windows."""
+    if isinstance(node, exp.Query | exp.Window):
+        inner = [] if isinstance(node, exp.Query) else _window_parts(node)
+        return [call for part in inner for call in aggregates_of(part)]
+    if isinstance(node, exp.Filter | exp.WithinGroup) or is_aggregate(node):
+        return [node]
+    found: list[exp.Expr] = []
+    for child in node.iter_expressions():
+        found += aggregates_of(child)
+    return found
+
+
+def is_aggregate(node: exp.Expr) -> bool:
+    """Whether a node is a call of an aggregate. An unknown function counts as one when PostgreSQL has it as one."""
+    return isinstance(node, exp.AggFunc) or (isinstance(node, exp.Anonymous) and node.name.lower() in _AGGREGATES)
+
+
+_AGGREGATES = {
+    "bit_and", "bit_or", "bit_xor", "bool_and", "bool_or", "every", "json_agg", "jsonb_agg", "json_object_agg",
+    "jsonb_object_agg", "range_agg", "range_intersect_agg", "xmlagg", "regr_count", "any_value", "mode",
+    "json_agg_strict", "jsonb_agg_strict", "json_object_agg_strict", "json_object_agg_unique",
+    "json_object_agg_unique_strict", "jsonb_object_agg_strict", "jsonb_object_agg_unique",
+    "jsonb_object_agg_unique_strict", "regr_avgx", "regr_avgy", "regr_intercept", "regr_r2", "regr_slope", "regr_sxx",
+    "regr_sxy", "regr_syy", "covar_pop", "covar_samp", "corr",
+}  # fmt: skip
+
+
+def _window_parts(window: exp.Window) -> list[exp.Expr]:
+    """What a window function is over, which may hold aggregates of the query itself."""
+    call = window.this.this if isinstance(window.this, exp.Filter | exp.IgnoreNulls | exp.RespectNulls) else window.this
+    order = window.args.get("order")
+    return [*call.iter_expressions(), *(window.args.get("partition_by") or []), *([order] if order else [])]
+
+
+def _inlined(node: exp.Expr, known: Mapping[str, tuple[exp.Expr, Sequence[exp.Identifier]]]) -> exp.Expr:
+    """A copy of a query in which CTEs stand where they are used."""
+    node = node.copy()
+    clause = node.args.get("with_")
+    if clause is not None:
+        if clause.args.get("recursive"):
+            raise PlanError("recursive", "WITH RECURSIVE is loaded in full")
+        known = dict(known)
+        for cte in clause.expressions:
+            alias = cte.args["alias"]
+            known[cte.alias] = (_inlined(cte.this, known), alias.args.get("columns") or ())
+        node.set("with_", None)
+    for inner in list(node.find_all(exp.Query)):
+        if inner is not node and inner.args.get("with_") is not None:
+            inner.replace(_inlined(inner, known))
+    for table in list(node.find_all(exp.Table)):
+        if table.db or table.name not in known:
+            continue
+        query, columns = known[table.name]
+        own = table.args.get("alias")
+        alias = exp.TableAlias(
+            this=exp.to_identifier(table.alias_or_name, quoted=True),
+            columns=list((own.args.get("columns") if own else None) or [c.copy() for c in columns]),
+        )
+        table.replace(exp.Subquery(this=query.copy(), alias=alias, joins=table.args.get("joins")))
+    return node
+
+
+def _without_parentheses(node: exp.Expr) -> exp.Query:
+    while isinstance(node, exp.Subquery) and not node.alias:
+        node = node.this
+    if not isinstance(node, exp.Query):
+        raise PlanError("not-a-select", "a view is a SELECT")
+    for inner in list(node.find_all(exp.Subquery)):
+        # (SELECT ...) UNION ...: the parentheses say nothing more than the tree does
+        if isinstance(inner.parent, exp.SetOperation) and not inner.alias and isinstance(inner.this, exp.Query):
+            inner.replace(inner.this)
+    return node
+
+
+class _Namer:
+    """Gives leaves their aliases, resolves columns to them, and USING to ON."""
+
+    def __init__(self, query: Query, tables: Mapping[tuple[str, str], TableSchema]) -> None:
+        self._query = query
+        self._tables = tables
+        self._numbers = itertools.count(1)
+        self._scopes: dict[int, dict[str, str]] = {}
+
+    def run(self) -> None:
+        root = self._query.root
+        for operation in root.find_all(exp.SetOperation):
+            _refuse_limit(operation)
+        for select in list(root.find_all(exp.Select)):
+            self._name_outputs(select)
+        for select in list(root.find_all(exp.Select)):
+            self._scopes[id(select)] = self._name_leaves(select)
+        for column in list(root.find_all(exp.Column)):
+            self._resolve(column)
+        for join in list(root.find_all(exp.Join)):
+            self._expand_using(join)
+
+    def _name_outputs(self, select: exp.Select) -> None:
+        items = []
+        for number, item in enumerate(select.expressions, 1):
+            if item.find(exp.Star) and not item.find(exp.Count):
+                raise PlanError("whole-row", f"{render(item)} stands for a whole row")
+            items.append(named(item, item.alias_or_name or f"column{number}"))
+        select.set("expressions", items)
+
+    def _name_leaves(self, select: exp.Select) -> dict[str, str]:
+        names: dict[str, str] = {}
+        clause = select.args.get("from_")
+        if select.args.get("laterals"):
+            raise PlanError("lateral", "LATERAL is loaded in full")
+        parts = ([clause.this] if clause is not None else []) + [j.this for j in select.args.get("joins") or ()]
+        for node in (leaf for part in parts for leaf in _leaf_nodes(part)):
+            old = node.alias or node.name
+            alias = f"t{next(self._numbers)}"
+            given = node.args.get("alias")
+            columns = tuple(c.name for c in (given.args.get("columns") if given else None) or ())
+            leaf = self._leaf(node, alias, columns)
+            listed = [exp.to_identifier(c, quoted=True) for c in leaf.columns] if columns else None
+            named = exp.TableAlias(this=exp.to_identifier(alias, quoted=True), columns=listed)
+            node.set("alias", named)
+            self._query.leaves[alias] = leaf
+            names[old] = alias
+        return names
+
+    def _leaf(self, node: exp.Expr, alias: str, columns: tuple[str, ...]) -> Leaf:
+        if isinstance(node, exp.Subquery) and isinstance(node.this, exp.Query):
+            names = output_names(node.this)
+            names = columns + names[len(columns) :]
+            if len(set(names)) != len(names):
+                raise PlanError("duplicate-column", "a query in FROM has two columns of one name")
+            return Leaf(alias, names, query=node.this)
+        if not isinstance(node, exp.Table) or not isinstance(node.this, exp.Identifier) or node.args.get("sample"):
+            raise PlanError("table-function", f"FROM {render(node)} is loaded in full")
+        table = self._tables.get((node.db, node.name))
+        if table is None:
+            raise PlanError("unknown-table", f"table {node.db}.{node.name} is not captured")
+        names = tuple(column.name for column in table.columns)
+        if columns:
+            raise PlanError("column-aliases", "a table with aliases for its columns is loaded in full")
+        return Leaf(alias, names, table=table)
+
+    def _resolve(self, column: exp.Column) -> None:
+        select = column.find_ancestor(exp.Select)
+        while select is not None:
+            scope = self._scopes[id(select)]
+            if not column.table and len(scope) == 1:
+                (alias,) = scope.values()
+            else:
+                alias = scope.get(column.table, "")
+            if alias:
+                break
+            select = select.find_ancestor(exp.Select)
+        else:
+            raise PlanError("column-unresolved", f"{render(column)} belongs to no single table")
+        if column.name not in self._query.leaves[alias].columns:
+            raise PlanError("system-column", f"{render(column)} is no column that is logged")
+        name = exp.to_identifier(column.name, quoted=True)
+        column.replace(exp.Column(this=name, table=exp.to_identifier(alias, quoted=True)))
+
+    def _expand_using(self, join: exp.Join) -> None:
+        using = join.args.get("using")
+        if join.args.get("method") or (using and (join.side or "").lower() == "full"):
+            raise PlanError("full-join-using", "FULL JOIN ... USING is loaded in full; write ON")
+        if not using:
+            return
+        owner = join.parent
+        before = _leaf_nodes(owner) if owner is not None and not isinstance(owner, exp.Select) else []
+        left = [n for n in before if n.alias not in {m.alias for m in _leaf_nodes(join.this)}]
+        pairs = []
+        for name in using:
+            sides = [
+                next((n.alias for n in nodes if name.name in self._query.leaves[n.alias].columns), "")
+                for nodes in (left, _leaf_nodes(join.this))
+            ]
+            if not all(sides):
+                raise PlanError("column-unresolved", f"USING ({name.name}) is loaded in full; write ON")
+            pairs.append(exp.EQ(this=_column(sides[0], name.name), expression=_column(sides[1], name.name)))
+        join.set("using", None)
+        join.set("on", exp.and_(*pairs))
+
+
+def _column(alias: str, name: str) -> exp.Column:
+    return exp.Column(this=exp.to_identifier(name, quoted=True), table=exp.to_identifier(alias, quoted=True))
+
+
+def _leaf_nodes(node: exp.Expr) -> list[exp.Expr]:
+    """The items of FROM under a node, joins and parentheses taken apart."""
+    found = _leaf_nodes(node.this) if is_parenthesis(node) else [node]
+    for join in node.args.get("joins") or ():
+        found += _leaf_nodes(join.this)
+    return found
+
+
+def _refuse_limit(operation: exp.SetOperation) -> None:
+    if operation.args.get("limit") or operation.args.get("offset"):
+        raise PlanError("order-limit", "LIMIT after a set operation is loaded in full")
+    operation.set("order", None)
