@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gdq.errors import GdqError, ResyncRequired, StaleBatch, UnsupportedValue
     from gdq.member import register_member, unregister_member
     from gdq.message import Message, insert_event, insert_events
-    from gdq.queue import add_table, create_queue, drop_queue, force_tick, remove_table
+    from gdq.queue import add_table, alter_table_options, create_queue, drop_queue, force_tick, remove_table
     from gdq.retry import DeadLetter, Retry, dead_letters, purge_dead_letters, replay_dead_letters, set_retry_limit
     from gdq.schema import install, uninstall
     from gdq.source import BatchSource, Event, Position, SourceBatch
@@ -42,6 +42,7 @@ __all__ = [
     "StaleBatch",
     "UnsupportedValue",
     "add_table",
+    "alter_table_options",
     "connect",
     "create_queue",
     "dead_letters",
@@ -68,7 +69,7 @@ _MODULES = {
     "errors": ["GdqError", "ResyncRequired", "StaleBatch", "UnsupportedValue"],
     "member": ["register_member", "unregister_member"],
     "message": ["Message", "insert_event", "insert_events"],
-    "queue": ["add_table", "create_queue", "drop_queue", "force_tick", "remove_table"],
+    "queue": ["add_table", "alter_table_options", "create_queue", "drop_queue", "force_tick", "remove_table"],
     "retry": ["DeadLetter", "Retry", "dead_letters", "purge_dead_letters", "replay_dead_letters", "set_retry_limit"],
     "schema": ["install", "uninstall"],
     "source": ["BatchSource", "Event", "Position", "SourceBatch"],

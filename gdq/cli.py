@@ -22,7 +22,7 @@ from gdq.cli_base import (
     table_names,
     talk,
 )
-from gdq.cli_capture import capture_options
+from gdq.cli_capture import alter_table, capture_options
 from gdq.cli_control import NEW_QUEUE_SETTINGS, settings_of
 from gdq.cli_control import commands as control_commands
 from gdq.cli_ddl import apply_ddl
@@ -295,6 +295,7 @@ def tick(queue: str, dsn: str | None) -> None:
 
 
 for _command in (
+    alter_table,
     apply_ddl,
     ticker,
     consume,

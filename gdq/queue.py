@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from psycopg import Connection, sql
 from psycopg.rows import class_row, scalar_row
+from psycopg.types.json import Jsonb
 
 from gdq.errors import mapped
 
@@ -126,6 +127,19 @@ def add_table(
     options |= {"allow_rls": allow_rls, "where": where, "granularity": granularity, "always": always}
     options |= {"origin": origin, "pin_search_path": pin_search_path, "format": format}
     _call(connection, "add_table", queue, _Table(table), mode=mode, **options)
+
+
+def alter_table_options(connection: Connection[Any], queue: str, table: str, **options: Any) -> bool:
+    """Capture a table with other options of add_table() from now on; False when it has these already.
+
+    Options that are not named stay; None stands for the default. Nothing that is unread is lost: consumers get a ddl
+    event, and rows before and after it with the options of their time; a resync too where they need what no event
+    brings (columns that were not logged, another `where`, more operations, another key in mode pk).
+    psycopg.errors.LockNotAvailable when writers hold the table, ObjectInUse when a view reads it.
+    """
+    query = "select gdq.alter_table_options(%s, %s::pg_catalog.regclass, %s)"
+    with mapped(), connection.cursor(row_factory=scalar_row) as cursor:
+        return bool(cursor.execute(query, [queue, table, Jsonb(options)]).fetchone())
 
 
 def remove_table(connection: Connection[Any], queue: str, table: str, *, force: bool = False) -> None:

@@ -118,6 +118,16 @@ as $$
 $$;
 comment on function gdq.key_changes_sql(jsonb, text) is 'Makes a D and an I of every UPDATE that changed the key.';
 
+-- version_mode(columns): the mode that a version of a table was captured in. Writes: nothing.
+create or replace function gdq.version_mode(columns jsonb) returns text
+language plpgsql immutable security definer set search_path = pg_catalog, pg_temp
+as $$
+begin
+  return case when columns @? '$[*] ? (@.log_key != null)' then 'pk' else 'full' end;
+end
+$$;
+comment on function gdq.version_mode(jsonb) is 'The mode that a version of a table was captured in.';
+
 -- images_sql(segment, s0, s1): the rows of one change log segment in (s0, s1], whichever table of its slot it is: ev_id,
 -- ev_txid, ev_time, ev_op, ev_origin, then old_<suffix> and new_<suffix> of every logged column, NULL for an image that the row
 -- does not have; NULL when there is no such row. In mode pk an UPDATE that changed the key becomes a D and an I.
@@ -131,8 +141,9 @@ declare
   names text;
   rows_sql text;
 begin
-  select ls.pair, gdq.log_columns(v) as columns, v.columns as table_columns, v.shape, v.version_id, ct.mode, ct.origin into strict s
-    from gdq.log_segment ls join gdq.table_version v using (version_id) join gdq.captured_table ct using (table_id)
+  select ls.pair, gdq.log_columns(v) as columns, v.columns as table_columns, v.shape, v.version_id, gdq.version_mode(v.columns) as mode,
+         exists (select from pg_attribute a where a.attrelid = ls.segment and a.attname = 'ev_origin') as origin into strict s
+    from gdq.log_segment ls join gdq.table_version v using (version_id)
    where ls.segment = images_sql.segment;
   header := 'ev_id, ev_txid, ev_time, ev_op::text as ev_op, ' || case when s.origin then 'ev_origin' else 'null::text as ev_origin' end;
   if not s.pair then
@@ -156,7 +167,8 @@ comment on function gdq.images_sql(regclass, pg_snapshot, pg_snapshot) is 'SELEC
 -- of its newest version; a column that an older version did not have is NULL there. After ev_op comes ev_origin where the
 -- table is captured with its origin. Not sorted.
 --   version: only the rows of this version, with its own columns.
--- Writes: nothing. Errors: 55000 when the interval holds rows of a version in which a column had another type; 42704
+-- Writes: nothing. Errors: 55000 when the interval holds rows of a version in which a column had another type or the table
+-- another mode; 42704
 -- for a version that is not one of the table's. Its rows may raise GDQ03, see row_is_whole().
 create or replace function gdq.table_changes_sql(table_id integer, s0 pg_snapshot, s1 pg_snapshot, version bigint default null) returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -191,6 +203,9 @@ begin
       part := gdq.images_sql(segment, s0, s1);
       if part is not null and changed is not null then
         raise exception 'table % changed the type of % inside the interval', gdq.last_table_name(table_id), changed
+          using errcode = 'object_not_in_prerequisite_state', hint = 'Read the batch version by version: gdq.batch_versions(), in Python batch.versions(table).';
+      elsif part is not null and gdq.version_mode(v.columns) <> gdq.version_mode(target.columns) then
+        raise exception 'table % is captured in another mode since a point inside the interval', gdq.last_table_name(table_id)
           using errcode = 'object_not_in_prerequisite_state', hint = 'Read the batch version by version: gdq.batch_versions(), in Python batch.versions(table).';
       elsif part is not null then
         parts := parts || format('select ev_id, ev_txid, ev_time, ev_op%s%s from (%s) r%s', origin, names, part,

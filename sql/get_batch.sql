@@ -65,7 +65,7 @@ begin
       'select n.ev_id, n.ev_txid, n.ev_time, ''U'', n.ev_origin%s from r o join r n using (ev_id) where o.ev_op = ''o'' and n.ev_op = ''n''', rows_sql,
       (select string_agg(format(', %s.%I', letter, prefix || suffix), '' order by prefix desc, attnum)
          from jsonb_to_recordset(v.columns) c(attnum int, suffix text), (values ('o', 'old_'), ('n', 'new_')) image(letter, prefix)));
-    if (select ct.mode from gdq.captured_table ct where ct.table_id = v.table_id) = 'pk' then
+    if gdq.version_mode(v.columns) = 'pk' then
       rows_sql := gdq.key_changes_sql(v.columns, rows_sql);
     end if;
   end if;

@@ -164,7 +164,7 @@ as $$
               'dead_letter,dead_letters,replay_dead_letters,purge_dead_letters,position,tick_position,tick_nonce,check_position,force_tick,tick_pause,ticker,check_tables,maintain,check_logs}'),
            ('{gdq_consumer,gdq_admin}', '{seek,resynced,set_tables,pause,resume}'),
            -- the whole of a queue, typed reads of its logs, refreshes
-           ('{gdq_admin}', '{create_queue,set_queue,drop_queue,add_table,remove_table,add_sequence,remove_sequence,insert_event,insert_events,set_consumer_role,rebase,'
+           ('{gdq_admin}', '{create_queue,set_queue,drop_queue,add_table,alter_table_options,remove_table,add_sequence,remove_sequence,insert_event,insert_events,set_consumer_role,rebase,'
               'suspend_table,off_reason,rearm,summarise_logs,stray_triggers,renamed_triggers,'
               'apply_ddl,begin_ddl,end_ddl,batch_sql,row_fits,row_is_whole,delta_sql,delta_events,log_segments,segment_is,table_name,create_view,drop_view,'
               'begin_refresh,add_tick,set_position,start_view_run,finish_view_run}')) g(roles, names)

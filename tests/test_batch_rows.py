@@ -83,6 +83,7 @@ def same(tap: Tap, mirror: psycopg.Connection[Any], table: str, **options: Any) 
     return own_rows, own_delta
 
 
+@pytest.mark.server
 def test_every_type_as_for_the_owner(shop: Tap) -> None:
     values = [(kind, literal) for kind, literals, _ in EXACT for literal in literals]
     values += [(kind, literal) for kind, literal, _ in HOMELESS]
