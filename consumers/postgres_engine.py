@@ -85,11 +85,7 @@ class PostgresEngine:
         else:
             self._make_state(state)
             inserted = run(self.output, f"insert into {self.target.table} ({columns}) {self._shown(state, '')}")
-        run(self.output, f"drop index if exists {self.target.key_index}")
-        if self.plan.match:
-            name = self.target.key_index.partition('".')[2]
-            listed = ", ".join(quote(column) for column in self.plan.match)
-            run(self.output, f"create index {name} on {self.target.table} ({listed})")
+        self.target.make_index(self.output, ", ".join(quote(column) for column in self.plan.match), unique=False)
         run(self.output, f"analyze {self.target.table}")
         return deleted + inserted
 
@@ -165,11 +161,16 @@ class PostgresEngine:
 
     def _collect(self, step: Step) -> None:
         row = self.output.execute(
-            f"select coalesce(array_agg(k) filter (where k is not null), '{{}}')::text, pg_typeof(array_agg(k))::text, "
-            f"coalesce(bool_or(k is null), false), count(*), bool_or(pg_typeof(k)::text like '%[]') "
-            f"from (select distinct k from ({self._with_keys(step.sql)}) as q(k) limit {_KEYS_MAX + 1}) as q"
+            f"with q as materialized (select distinct k from ({self._with_keys(step.sql)}) as q(k) "
+            f"limit {_KEYS_MAX + 1}), "
+            f"a as (select coalesce(array_agg(k) filter (where k is not null), '{{}}')::text, "
+            f"coalesce(bool_or(k is null), false), count(*), bool_or(pg_typeof(k)::text like '%[]'), "
+            f"pg_typeof(array_agg(k)) as type from q) "
+            f"select a.*, format('%I.%I', n.nspname, t.typname) from a join pg_catalog.pg_type as t on t.oid = a.type "
+            f"join pg_catalog.pg_namespace as n on n.oid = t.typnamespace"
         ).fetchone()
-        values, kind, null, count, nested = row or ("{}", "text[]", False, 0, False)
+        # not the type as it is written: character[] is of one letter each
+        values, null, count, nested, _, kind = row or ("{}", False, 0, False, None, "text[]")
         if count > _KEYS_MAX:
             raise NeedsFull(f"more than {_KEYS_MAX} keys changed")
         if nested:

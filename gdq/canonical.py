@@ -6,7 +6,6 @@ import re
 from typing import Any
 
 import psycopg
-import sqlglot
 from psycopg import Connection, sql
 from psycopg.rows import scalar_row
 from sqlglot import exp
@@ -14,7 +13,7 @@ from sqlglot.errors import SqlglotError
 
 from gdq.plan import PlanError, quote
 from gdq.plan_parse import parse_select
-from gdq.plan_query import render
+from gdq.plan_query import parse, render
 
 # What a parse tree names functions by, and what has no function of its own but depends on the moment or the session.
 _FUNCTION = re.compile(r":(?:funcid|opfuncid|aggfnoid|winfnoid) (\d+)")
@@ -33,7 +32,7 @@ def canonical(connection: Connection[Any], query: str) -> str:
         text, tree = _printed(connection, query.strip().rstrip(";"))
         _refuse_volatile(connection, tree)
         try:
-            rendered = render(sqlglot.parse_one(text, dialect="postgres"))
+            rendered = render(parse(text))
             connection.execute("drop view pg_temp.gdq_check")
             again, _ = _printed(connection, rendered)
         except (SqlglotError, psycopg.Error) as error:
@@ -49,7 +48,7 @@ def canonical(connection: Connection[Any], query: str) -> str:
 
 def tables_of(text: str) -> list[str]:
     """The tables that canonical SQL reads, quoted and qualified, each once."""
-    found = sqlglot.parse_one(text, dialect="postgres").find_all(exp.Table)
+    found = parse(text).find_all(exp.Table)
     return list(dict.fromkeys(f"{quote(table.db)}.{quote(table.name)}" for table in found if table.db))
 
 
@@ -66,7 +65,7 @@ def _refuse_others(query: str) -> None:
 
 def _is_query(query: str) -> bool:
     try:
-        statement = sqlglot.parse_one(query, dialect="postgres")
+        statement = parse(query)
     except SqlglotError:
         return False
     return isinstance(statement, exp.Query)

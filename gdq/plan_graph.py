@@ -58,7 +58,7 @@ class Key:
 class Graph:
     """Leaves, links and bounds of a SELECT and of the subqueries in its expressions.
 
-    `padding`: how many outer joins may pad a leaf with NULL;
+    `read`: the columns of a leaf that the view reads. `padding`: how many outer joins may pad a leaf with NULL;
     `kept`: the leaves of the SELECT that none does. `negated`: leaves of a NOT IN, and of what is like
     it, by the alias of the column that it tests.
     """
@@ -68,6 +68,7 @@ class Graph:
     bounds: dict[ColumnOf, list[ColumnOf]] = field(default_factory=dict)
     kept: list[str] = field(default_factory=list)
     padding: dict[str, int] = field(default_factory=dict)
+    read: dict[str, tuple[str, ...]] = field(default_factory=dict)
     full: list[tuple[ColumnOf, ColumnOf]] = field(default_factory=list)
     negated: list[tuple[exp.Query, exp.Expr]] = field(default_factory=list)
 
@@ -107,6 +108,8 @@ def build_graph(query: Query, select: exp.Select) -> Graph:
         graph.leaves[leaf.alias] = leaf
     _refuse_padded_full(tree)
     _count_padding(graph, tree)
+    for column in query.root.find_all(exp.Column):
+        graph.read[column.table] = (*graph.read.get(column.table, ()), column.name)
     graph.kept = [alias for alias in graph.leaves if not graph.padding[alias]]
     _add_joins(query, graph, tree, inner=set())
     _add_conditions(query, graph, where_of(select), inner=None)
@@ -154,7 +157,7 @@ def _candidates(graph: Graph) -> Iterator[tuple[tuple[ColumnOf, ...], bool, int]
             if column[0] == alias:
                 yield (column,), False, 1
         if leaf.table is None or not leaf.table.key:
-            for name in leaf.columns:
+            for name in graph.read.get(alias, ()):
                 yield ((alias, name),), False, 2
 
 

@@ -18,7 +18,7 @@ The plan is SQL of PostgreSQL over these relations, besides the tables themselve
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -118,18 +118,21 @@ class DeltaPlanner:
         by = self._keys_of(query)
         if by is None:
             return self.core(query, [value(item) for item in query.expressions])
-        touched = self.core(query, by)
+        touched = self.core(query, by, query.expressions)
         if touched is None:
             return None
         keys = [self._keys(f"select c{n} from {touched}") for n in range(1, len(by) + 1)]
         new, old = (self._recomputed(query, list(zip(by, keys, strict=True)), state) for state in ("new", "old"))
         return self._difference(len(query.expressions), new, old)
 
-    def core(self, select: exp.Select, items: Sequence[exp.Expr]) -> str | None:
-        """The signed change of FROM and WHERE of a SELECT, of which `items` are computed; None when there is none."""
+    def core(self, select: exp.Select, items: Sequence[exp.Expr], beside: Sequence[exp.Expr] = ()) -> str | None:
+        """The signed change of FROM and WHERE of a SELECT, of which `items` are computed; None when there is none.
+
+        A row also counts as changed when a subquery in `beside` may give another value for it.
+        """
         joins = list(joins_of(self.query.tree(select)))
         conditions = [*where_of(select), *conjuncts(*(join.on for join in joins))]
-        nested = [query for part in [*conditions, *items] for query in subqueries_of(part)]
+        nested = [query for part in [*conditions, *items, *beside] for query in subqueries_of(part)]
         if any(join.kind != "inner" for join in joins) or any(self.is_changed(query) for query in nested):
             return self._core_by_key(select, items)
         return self._core_by_sign(select, items, conditions)
@@ -141,7 +144,7 @@ class DeltaPlanner:
         by = self._keys_of(select)
         if by is not None:
             by = [expression for expression in by if render(expression) in names]
-            touched = self.core(select, by) if by else None
+            touched = self.core(select, by, select.expressions) if by else None
             if touched is None:
                 return None
             keys = [self._keys(f"select c{n} from {touched}") for n in range(1, len(by) + 1)]
@@ -353,6 +356,7 @@ class DeltaPlanner:
         bare.set("where", exp.Where(this=where))
         if not (select.args.get("distinct") and select.args["distinct"].args.get("on")):
             bare.set("order", None)
+        _group_all(bare)
         bare.set("expressions", [named(i, f"c{n}") for n, i in enumerate(select.expressions, 1)])
         return self._at(bare, state, bounds)
 
@@ -483,6 +487,40 @@ def _group_of(select: exp.Select) -> list[exp.Expr]:
     if extra or any(isinstance(item, exp.Rollup | exp.Cube | exp.GroupingSets) for item in group.expressions):
         raise PlanError("grouping-sets", "GROUPING SETS are loaded in full")
     return [item.unnest() for item in group.expressions]
+
+
+def _group_all(select: exp.Select) -> None:
+    """Group by all columns that stand outside of aggregates: where the primary key is grouped by they may.
+
+    PostgreSQL knows that of a table, not of a query over it.
+    """
+    group = select.args.get("group")
+    if group is None:
+        return
+    own = {item.unnest() for item in group.expressions}
+    having = select.args.get("having")
+    parts = [*select.expressions, *([having] if having is not None else [])]
+    local = {node.alias for node in _from_of(select) for node in node.find_all(exp.Table, exp.Subquery)}
+    for part in parts:
+        for column in _bare_columns(part, own):
+            if column.table in local and column not in own:
+                own.add(column)
+                group.append("expressions", column.copy())
+
+
+def _from_of(select: exp.Select) -> list[exp.Expr]:
+    clause = select.args.get("from_")
+    return [*([clause] if clause is not None else []), *(select.args.get("joins") or ())]
+
+
+def _bare_columns(node: exp.Expr, grouped: set[exp.Expr]) -> Iterator[exp.Column]:
+    """The columns of an expression outside of aggregates and of what is grouped by."""
+    if node in grouped or (not isinstance(node, exp.Query | exp.Window) and aggregates_of(node) == [node]):
+        return
+    if isinstance(node, exp.Column):
+        yield node
+    for child in node.iter_expressions():
+        yield from _bare_columns(child, grouped)
 
 
 def _windows_of(node: exp.Expr) -> list[exp.Window]:

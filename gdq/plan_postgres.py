@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from sqlglot import exp
 
@@ -73,15 +74,8 @@ class PostgresPlan:
 
     def changes(self, changed: Collection[str]) -> Changes:
         """The refresh when these tables (quoted and qualified) changed. PlanError when it takes a full load."""
-        query = parse_query(self.query, self.schemas)
-        planner = DeltaPlanner(query, {table.name: n for n, table in enumerate(self.tables, 1)}, changed)
-        state = plan_state(query)
-        if state is None:
-            outcome = planner.outcome()
-        else:
-            rows = planner.core(state.select, state.items)
-            outcome = None if rows is None else Signed(rows)
-        return Changes(tuple(planner.steps), outcome)
+        names = tuple(table.name for table in self.tables)
+        return _changes(self.query, self.schemas, names, frozenset(changed))
 
     def fingerprint(self) -> str:
         """Changes when the plan does: a target that was filled by another plan is filled afresh."""
@@ -140,6 +134,27 @@ def plan_postgres(canonical: str, tables: Sequence[TableSchema]) -> PostgresPlan
 
     What cannot be refreshed from changes has a plan too: `full` says why.
     """
+    return _plan(canonical, tuple(tables))
+
+
+# Whoever refreshes again and again plans once.
+@lru_cache(maxsize=256)
+def _changes(
+    canonical: str, tables: tuple[TableSchema, ...], names: tuple[str, ...], changed: frozenset[str]
+) -> Changes:
+    query = parse_query(canonical, tables)
+    planner = DeltaPlanner(query, {name: n for n, name in enumerate(names, 1)}, changed)
+    state = plan_state(query)
+    if state is None:
+        outcome = planner.outcome()
+    else:
+        rows = planner.core(state.select, state.items)
+        outcome = None if rows is None else Signed(rows)
+    return Changes(tuple(planner.steps), outcome)
+
+
+@lru_cache(maxsize=256)
+def _plan(canonical: str, tables: tuple[TableSchema, ...]) -> PostgresPlan:
     try:
         query = parse_query(canonical, tables)
     except PlanError as error:

@@ -14,6 +14,7 @@ from typing import Literal
 
 import sqlglot
 from sqlglot import exp
+from sqlglot.dialects.postgres import Postgres
 from sqlglot.errors import SqlglotError
 
 from gdq.plan import PlanError, TableSchema
@@ -85,7 +86,7 @@ class Query:
 def parse_query(sql: str, tables: Sequence[TableSchema]) -> Query:
     """The canonical SQL of a view over `tables`, normalized. PlanError for what cannot be taken apart."""
     try:
-        root = sqlglot.parse_one(sql, dialect="postgres")
+        root = parse(sql)
     except SqlglotError as error:
         raise PlanError("expression", "the planner cannot read the view's SQL") from error
     if not isinstance(root, exp.Query):
@@ -94,6 +95,22 @@ def parse_query(sql: str, tables: Sequence[TableSchema]) -> Query:
     query = Query(root)
     _Namer(query, {(table.schema, table.name): table for table in tables}).run()
     return query
+
+
+class Dialect(Postgres):
+    """PostgreSQL's SQL, functions that sqlglot knows under another name left as they are written."""
+
+    class Parser(Postgres.Parser):  # type: ignore[misc, valid-type]
+        FUNCTIONS = {  # noqa: RUF012
+            name: build
+            for name, build in Postgres.Parser.FUNCTIONS.items()
+            if name not in {"MOD", "VARIANCE", "DATE_TRUNC"}
+        }
+
+
+def parse(sql: str) -> exp.Expr:
+    """The tree of one statement. sqlglot.errors.SqlglotError for what it cannot read."""
+    return sqlglot.parse_one(sql, dialect=Dialect)
 
 
 def render(node: exp.Expr) -> str:
@@ -196,7 +213,8 @@ def is_aggregate(node: exp.Expr) -> bool:
 
 
 _AGGREGATES = {
-    "bit_and", "bit_or", "bit_xor", "bool_and", "bool_or", "every", "json_agg", "jsonb_agg", "json_object_agg",
+    "variance", "bit_and", "bit_or", "bit_xor", "bool_and", "bool_or", "every", "json_agg", "jsonb_agg",
+    "json_object_agg",
     "jsonb_object_agg", "range_agg", "range_intersect_agg", "xmlagg", "regr_count", "any_value", "mode",
     "json_agg_strict", "jsonb_agg_strict", "json_object_agg_strict", "json_object_agg_unique",
     "json_object_agg_unique_strict", "jsonb_object_agg_strict", "jsonb_object_agg_unique",
@@ -263,6 +281,8 @@ class _Namer:
 
     def run(self) -> None:
         root = self._query.root
+        for select in root.find_all(exp.Select):
+            _expand_windows(select)
         for operation in root.find_all(exp.SetOperation):
             _refuse_limit(operation)
         for select in list(root.find_all(exp.Select)):
@@ -368,6 +388,23 @@ def _leaf_nodes(node: exp.Expr) -> list[exp.Expr]:
     for join in node.args.get("joins") or ():
         found += _leaf_nodes(join.this)
     return found
+
+
+def _expand_windows(select: exp.Select) -> None:
+    """Put what a WINDOW clause says where it is used."""
+    named = {window.name: window for window in select.args.get("windows") or ()}
+    for window in list(select.find_all(exp.Window)) if named else ():
+        known = named.get(window.text("alias"))
+        if known is None or known is window:
+            continue
+        if known.text("alias"):
+            raise PlanError("window-named", "a window that is made from another one is loaded in full")
+        for part, value_of in known.args.items():
+            if value_of and part != "this" and not window.args.get(part):
+                copied = [one.copy() for one in value_of] if isinstance(value_of, list) else value_of
+                window.set(part, copied.copy() if isinstance(copied, exp.Expr) else copied)
+        window.set("alias", None)
+    select.set("windows", None)
 
 
 def _refuse_limit(operation: exp.SetOperation) -> None:

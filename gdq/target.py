@@ -173,6 +173,21 @@ class Target:
             run(connection, "set local search_path = pg_catalog")
             return connection.execute(query, [self.table]).fetchall()
 
+    def make_index(self, connection: Connection[Any], columns: str, *, unique: bool) -> None:
+        """Make the index on the target's key columns, SQL of an index, unless it is there; without columns drop it.
+
+        One that fits stays: DDL on a table that a queue captures would switch its capture off.
+        """
+        made = f"{'unique ' if unique else ''}({columns})"
+        query = "select pg_catalog.obj_description(pg_catalog.to_regclass(%s), 'pg_class')"
+        if columns and _scalar(connection, query, self.key_index) == made:
+            return
+        run(connection, f"drop index if exists {self.key_index}")
+        if columns:
+            name = self.key_index.partition('".')[2]
+            run(connection, f"create {'unique ' if unique else ''}index {name} on {self.table} ({columns})")
+            run(connection, f"comment on index {self.key_index} is {sql.Literal(made).as_string(connection)}")
+
     def create_stage(self, connection: Connection[Any], stage: str, columns: Sequence[str]) -> None:
         """Create a staging table after dropping what earlier refreshes of this view have left."""
         self.sweep(connection)

@@ -57,11 +57,8 @@ class Merge:
         return self._delete_keys(_KEYS) + self._insert()
 
     def _make_index(self) -> None:
-        run(self.connection, f"drop index if exists {self.target.key_index}")
         keys = [(quote(key), key in self.plan.merge.nullable) for key in self.plan.merge.keys]
-        if keys:
-            name = self.target.key_index.partition('".')[2]
-            run(self.connection, f"create unique index {name} on {self.target.table} ({_indexed(keys)})")
+        self.target.make_index(self.connection, _indexed(keys), unique=True)
 
     def _make_state(self) -> None:
         state = self.target.state
