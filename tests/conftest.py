@@ -6,6 +6,7 @@ import pytest
 
 from gdq.embedded import MAJORS
 
+pytest.register_assert_rewrite("tests.guarded")
 pytest_plugins = ["tests.fix_server", "tests.fix_spark", "tests.events", "tests.fix_stage"]
 
 

@@ -109,6 +109,12 @@ def db(server: Server, template: str) -> Iterator[Database]:
     yield from _temporary(server, template)
 
 
+@pytest.fixture(scope="module")
+def module_db(server: Server, template: str) -> Iterator[Database]:
+    """One database for all tests of a module, where making one takes longer than most of them."""
+    yield from _temporary(server, template)
+
+
 @pytest.fixture
 def empty_db(server: Server, template: str) -> Iterator[Database]:
     """A database of its own for the test, without gdq.

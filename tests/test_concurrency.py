@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 import tests.schedules_control
-import tests.schedules_retry  # noqa: F401 (both add their own)
+import tests.schedules_retry
+import tests.schedules_rotation  # noqa: F401 (each adds its own)
 from tests.concurrency import Scene
 from tests.fix_server import Database
 from tests.schedules import SCHEDULES, play

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import tests.schedules_control
-import tests.schedules_retry  # noqa: F401 (both add their own)
+import tests.schedules_retry
+import tests.schedules_rotation  # noqa: F401 (each adds its own)
 from tests.concurrency import Violation
 from tests.fix_server import Database
 from tests.schedules import play
