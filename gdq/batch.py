@@ -2,52 +2,36 @@
 
 from __future__ import annotations
 
-import itertools
-import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+import time
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, LiteralString
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from psycopg import Connection, sql
+from psycopg import Connection
+from psycopg.pq import TransactionStatus
 from psycopg.rows import class_row, dict_row, scalar_row
-from psycopg.types.json import set_json_loads
 
 from gdq.arrow import Column, read, schema_of, select_sql
 from gdq.batch_rows import may_read_logs, read_rows
 from gdq.conninfo import conninfo_of
 from gdq.errors import GdqError, ResyncRequired, mapped
-from gdq.member import DEAD_AFTER
 from gdq.pgtypes import AS_TEXT, ColumnType, Unsupported, column_type
 from gdq.retry import DELAY, Outcome
 from gdq.sequence import SequenceValue
 from gdq.source import Event, Position
+from gdq.stream import next_batch, read_events
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 WEIGHT = "_weight"
 
-# Rows fetched from the cursor at a time: a row may hold two images of megabytes.
-_FETCH_ROWS = 500
-
-_FLOAT_DIGITS = 16
-
-# A message's numbers are kept as they were sent; those of a row may stand for a float.
-# Microseconds since 1970: as text, a time follows the DateStyle of the session, which may be any.
-_COLUMNS = """ev_id, ev_txid, (extract(epoch from ev_time) * 1000000)::bigint, op, tbl, key, old,
-              case when op <> 'message' then new end, case when op = 'message' then new::text end"""
-_EVENTS = f"select {_COLUMNS}, 0, origin from gdq.get_batch({{}}, {{}})"
-_RETRIES = f"select {_COLUMNS}, retries, origin from gdq.get_retries({{}}, {{}})"
-
 # Which images a log row holds, by ev_op; o and n are the halves of an update that did not fit one row.
 _OLD_IMAGE = ["U", "D", "o"]
 _NEW_IMAGE = ["I", "U", "n"]
-
-# A cursor that was not read to its end still holds its name.
-_cursor_numbers = itertools.count()
 
 _HEADER = [
     Column(name, column_type(kind), log_type=kind)
@@ -77,10 +61,19 @@ class Batch:
     """
 
     def __init__(
-        self, connection: Connection[Any], queue: str, row: dict[str, Any], transaction: ExitStack | None = None
+        self,
+        connection: Connection[Any],
+        queue: str,
+        row: dict[str, Any],
+        transaction: ExitStack | None = None,
+        *,
+        consumer: str | None = None,
+        events: Iterator[Event] | None = None,
     ) -> None:
         self.connection = connection
         self._transaction = transaction
+        self._consumer = consumer
+        self._first = events
         self.queue = queue
         self.id: int = row["batch_id"]
         self.token: UUID = row["token"]
@@ -89,6 +82,8 @@ class Batch:
         self.snapshot_from: str = str(row["snapshot_from"])
         self.snapshot_to: str = str(row["snapshot_to"])
         self.finished = False
+        self.streamed = False  # whether events() was called
+        self.retry_at: float | None = None  # once it is finished: when the next retry is due, by time.monotonic()
 
     @classmethod
     def open(
@@ -129,7 +124,9 @@ class Batch:
         Before them, in the same order, the events that were put aside and are due again: their `retries` is not 0.
         ResyncRequired where capture had a gap: what comes after it does not build on what came before.
         """
-        for event in self._stream(_RETRIES, _EVENTS):
+        self.streamed = True
+        first, self._first = self._first, None
+        for event in first if first is not None else read_events(self.connection, self.id, self.token):
             if event.op == "resync":
                 raise _resync(event.table, event.new)
             yield event
@@ -250,33 +247,27 @@ class Batch:
         """
         if self.finished:
             return
-        self._scalar("select gdq.finish_batch(%s, %s)", self.id, self.token)
-        if self._transaction is not None:
-            self._transaction.close()
+        if self._transaction is None or self._consumer is None:
+            self._scalar("select gdq.finish_batch(%s, %s)", self.id, self.token)
+        else:
+            self._finish(self._transaction)
         self.finished = True
 
-    def _stream(self, *queries: LiteralString) -> Iterator[Event]:
-        """The rows of one query after the other. The first ones of all come in one round trip: mostly that is all."""
-        names = [sql.Identifier(f"gdq_events_{next(_cursor_numbers)}") for _ in queries]
-        fetches = [sql.SQL("fetch {} from {}").format(_FETCH_ROWS, name) for name in names]
-        steps = [
-            sql.SQL("declare {} no scroll cursor for {}; {}").format(
-                name, sql.SQL(query).format(self.id, str(self.token)), fetch
-            )
-            for name, query, fetch in zip(names, queries, fetches, strict=True)
-        ]
-        with mapped(), self.connection.cursor(row_factory=_event_row) as cursor:
-            set_json_loads(_loads, cursor)
-            cursor.execute(sql.SQL("; ").join(steps))
-            first: list[list[Event]] = []
-            while cursor.nextset():
-                first.append(cursor.fetchall())
-                cursor.nextset()
-            for fetch, fetched in zip(fetches, first, strict=True):
-                rows = fetched
-                while rows:
-                    yield from rows
-                    rows = cursor.execute(fetch).fetchall() if len(rows) == _FETCH_ROWS else []
+    def _finish(self, transaction: ExitStack) -> None:
+        """End the batch and its transaction in one round trip, which also tells when the next retry is due."""
+        query = """select case when gdq.finish_batch(%s, %s) is not null
+                               then extract(epoch from gdq.next_retry(%s, %s) - clock_timestamp())::float8 end"""
+        cursor = self.connection.cursor(row_factory=scalar_row)
+        try:
+            with mapped(), self.connection.pipeline():
+                cursor.execute(query, [self.id, self.token, self.queue, self._consumer])
+                transaction.close()
+        finally:
+            # where that was refused, the transaction takes itself for committed
+            if self.connection.info.transaction_status in (TransactionStatus.INERROR, TransactionStatus.INTRANS):
+                self.connection.rollback()
+        seconds: float | None = cursor.fetchone()
+        self.retry_at = None if seconds is None else time.monotonic() + seconds
 
     def _read(self, table: str, columns: list[Column], version: int | None) -> Iterator[pa.RecordBatch]:
         self._refuse_gaps(table, ("resync",))
@@ -321,34 +312,6 @@ class Batch:
             return cursor.execute(query, values).fetchone()
 
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-def _event_row(_cursor: Any) -> Callable[[Sequence[Any]], Event]:
-    def event(row: Sequence[Any]) -> Event:
-        number, xid, microseconds, op, table, key, old, new, message, retries, origin = row
-        time = _EPOCH + timedelta(microseconds=microseconds)
-        image = new if message is None else json.loads(message)
-        return Event(number, xid, time, op, table, key, old, image, retries, origin)
-
-    return event
-
-
-def next_batch(
-    connection: Connection[Any],
-    queue: str,
-    consumer: str,
-    max_events: int,
-    *,
-    member: str | None = None,
-    dead_after: timedelta = DEAD_AFTER,
-) -> dict[str, Any] | None:
-    """The row of gdq.next_batch(), None when there is nothing new; a Batch is made of it."""
-    query = "select * from gdq.next_batch(%s, %s, max_events => %s, member => %s, dead_after => %s)"
-    with mapped(), connection.cursor(row_factory=dict_row) as cursor:
-        return cursor.execute(query, [queue, consumer, max_events, member, dead_after]).fetchone()
-
-
 def _type_of(source: dict[str, Any], unsupported: Unsupported, as_text: Collection[str]) -> ColumnType:
     chosen = source["name"] in as_text
     kind = column_type(
@@ -376,12 +339,3 @@ def _resync(table: str | None, data: dict[str, Any] | None, kind: str = "resync"
         f"table {table} {what}{f': {reason}' if reason else ''}",
         hint="Copy the table anew: Consumer.resync(), or by hand and gdq resynced. Or register the consumer again.",
     )
-
-
-def _integer(text: str) -> int | float:
-    # bigint comes as text, so what does not fit 2^53 is a float of the server's without a fraction, such as 1e300.
-    return int(text) if len(text) < _FLOAT_DIGITS else float(text)
-
-
-def _loads(data: str | bytes) -> Any:
-    return json.loads(data, parse_int=_integer)

@@ -19,13 +19,14 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import class_row, scalar_row
 
 from gdq import queue as queues
-from gdq.batch import Batch, next_batch
+from gdq.batch import Batch
 from gdq.conninfo import connect, is_pooled
 from gdq.control import TableCopy, resync, resynced
 from gdq.errors import GdqError, mapped
 from gdq.member import DEAD_AFTER, member_info
 from gdq.retry import Outcome, next_retry
 from gdq.source import Event
+from gdq.stream import next_batch, next_batch_with_events
 from gdq.ticker import INTERVAL_SECONDS, Housekeeping, take_tick
 
 MAX_EVENTS = 50_000
@@ -173,6 +174,7 @@ class Consumer:
         if self._pooled:
             self.connection.prepare_threshold = None
         self._housekeeping = Housekeeping(queue)
+        self._streaming = False
         self._notified = False
         self._channel = ""
         self._heard_tick = 0
@@ -215,14 +217,16 @@ class Consumer:
                 if batch is not None:
                     yield batch
                     batch.commit()
+                    self._streaming = batch.streamed
                     waiting_since = time.monotonic()
             if last_tick is not None and (batch is None or batch.tick_to >= last_tick):
                 return
-            asked = batch is None
-            if batch is not None and 0 < self._heard_tick <= batch.tick_to:
-                batch, self._notified = None, False  # there was no later tick
+            if batch is not None:
+                if not 0 < self._heard_tick <= batch.tick_to:
+                    continue
+                self._notified = False  # there was no later tick
             until = None if timeout is None else waiting_since + timeout
-            if batch is None and not self._wait(self._look_after(asked=asked), until, stop):
+            if not self._wait(self._look_after(batch), until, stop):
                 return
 
     def _wait(self, look_after: float, until: float | None, stop: Callable[[], bool]) -> bool:
@@ -280,19 +284,34 @@ class Consumer:
                 row = open_next()
             if row is None:
                 return None
+        elif self._streaming:
+            # whoever has read the events of the last batch will read those of the next
+            row, events = next_batch_with_events(
+                self.connection, self.queue, self.consumer, self._max_events, transaction
+            )
+            return self._batch(row, transaction, events)
         transaction.enter_context(self.connection.transaction())
         if self.member is None:
             row = open_next()
-        return Batch(self.connection, self.queue, row, transaction) if row else None
+        return self._batch(row, transaction)
 
-    def _look_after(self, *, asked: bool) -> float:
-        """For how many seconds at most there is nothing to look for; `asked`: for a batch, a moment ago."""
-        due = next_retry(self.connection, self.queue, self.consumer)
+    def _batch(
+        self, row: dict[str, Any] | None, transaction: ExitStack, events: Iterator[Event] | None = None
+    ) -> Batch | None:
+        if row is None:
+            return None
+        return Batch(self.connection, self.queue, row, transaction, consumer=self.consumer, events=events)
+
+    def _look_after(self, finished: Batch | None) -> float:
+        """For how many seconds at most there is nothing to look for: after a batch, or when there was none."""
         look = _POLL_SECONDS_MAX if self._pooled else _LOOK_SECONDS
+        if finished is not None:
+            return look if finished.retry_at is None else min(max(finished.retry_at - time.monotonic(), 0), look)
+        due = next_retry(self.connection, self.queue, self.consumer)
         if due is None:
             return look
         # A paused consumer is not handed what is due, and must not ask for it without a pause.
-        return min(max(due, _POLL_SECONDS_MAX if asked and due <= 0 else 0), look)
+        return min(due if due > 0 else _POLL_SECONDS_MAX, look)
 
     def _check_logs(self) -> None:
         # Once for each connection, which a crash ends; next_batch() gives no batch when it is the first to find out.

@@ -26,6 +26,11 @@ _MAINTENANCE_CALLS_MAX = 100
 
 _BACK_OFF_SECONDS_MAX = 10.0
 
+# How fast the measured cost of a tick follows the last one, and what it is taken for at most.
+_AHEAD_SHARE = 0.2
+_AHEAD_SECONDS_MAX = 0.05
+_LATE_SECONDS_MAX = 0.002  # more than that is no sleep that ended late
+
 
 def take_tick(connection: psycopg.Connection[Any], queue: str) -> int:
     """Take a tick now, due or not; its id. Needs an idle connection.
@@ -40,19 +45,19 @@ def take_tick(connection: psycopg.Connection[Any], queue: str) -> int:
 
 def tick_all(connection: psycopg.Connection[Any], queue: str | None = None) -> int:
     """Take every tick that is due, each in a transaction of its own; how many. Needs an idle connection."""
-    return _tick_all(connection, queue, INTERVAL_SECONDS)[0]
-
-
-def _tick_all(connection: psycopg.Connection[Any], queue: str | None, longest: float) -> tuple[int, float]:
-    """The ticks taken, and the seconds until the next may be due."""
     made = 0
-    while True:
-        # a statement in autocommit is a transaction of its own, in one round trip instead of three
-        with contextlib.nullcontext() if connection.autocommit else connection.transaction():
-            more, pause = queues.tick_and_pause(connection, queue, longest=timedelta(seconds=longest))
-        if not more:
-            return made, pause
+    while more := _tick(connection, queue, INTERVAL_SECONDS, 0)[0]:
         made += more
+    return made
+
+
+def _tick(connection: psycopg.Connection[Any], queue: str | None, longest: float, ahead: float) -> tuple[int, float]:
+    """Take a tick that is due, if any; how many, and the seconds until the next may be due."""
+    # a statement in autocommit is a transaction of its own, in one round trip instead of three
+    with contextlib.nullcontext() if connection.autocommit else connection.transaction():
+        return queues.tick_and_pause(
+            connection, queue, longest=timedelta(seconds=longest), ahead=timedelta(seconds=ahead)
+        )
 
 
 def maintain_all(connection: psycopg.Connection[Any], calls_max: int | None = None) -> None:
@@ -67,17 +72,38 @@ def maintain_all(connection: psycopg.Connection[Any], calls_max: int | None = No
 
 
 class Housekeeping:
-    """The work of a ticker in small portions, for a loop that has other things to do."""
+    """The work of a ticker in small portions, for a loop that has other things to do.
+
+    ticker_max_lag is a promise, so a tick is begun so much earlier as it takes: from the moment for which it was
+    planned, which the caller's sleep passes by a little, until it is committed.
+    """
 
     def __init__(self, queue: str | None = None, interval_seconds: float = INTERVAL_SECONDS) -> None:
         self._queue = queue
         self._interval = interval_seconds
-        self.pause = interval_seconds  # until the next step; shorter while a tick is near
+        self._next_at = time.monotonic() + interval_seconds
+        self._ahead = 0.0
         self._maintained_at = float("-inf")
+
+    @property
+    def pause(self) -> float:
+        """Seconds until the next step should be taken."""
+        return max(self._next_at - time.monotonic(), 0)
 
     def step(self, connection: psycopg.Connection[Any]) -> int:
         """Take the ticks that are due, and maintain when it was a while ago; how many ticks."""
-        made, self.pause = _tick_all(connection, self._queue, self._interval)
+        made = 0
+        begun = time.monotonic()
+        while True:
+            more, pause = _tick(connection, self._queue, self._interval, self._ahead)
+            if not more:
+                break
+            if not made:
+                late = min(max(begun - self._next_at, 0), _LATE_SECONDS_MAX)
+                took = min(late + time.monotonic() - begun, _AHEAD_SECONDS_MAX)
+                self._ahead += (took - self._ahead) * _AHEAD_SHARE
+            made += more
+        self._next_at = time.monotonic() + pause
         if time.monotonic() - self._maintained_at >= MAINTENANCE_SECONDS:
             maintain_all(connection, _MAINTENANCE_CALLS_MAX)
             self._maintained_at = time.monotonic()

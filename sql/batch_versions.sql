@@ -20,7 +20,7 @@ begin
      where v.table_id = id
        and exists (select from gdq.version_segments(v.version_id) s where gdq.changes_sql(s, 'ev_id', from_snapshot, b.snapshot_to) is not null)
      order by v.version_id;
-  perform gdq.open_batch(batch_id, token);
+  perform gdq.require_held(b, token);
 end
 $$;
 comment on function gdq.batch_versions(bigint, uuid, regclass) is 'The versions of a table that a batch holds rows of, oldest first.';

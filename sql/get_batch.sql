@@ -180,7 +180,7 @@ declare
 begin
   events := gdq.subscription_events_sql(b.subscription_id, b.snapshot_from, b.snapshot_to);
   -- checked after the segments were looked up: while the batch is open they cannot have been truncated
-  perform gdq.open_batch(batch_id, token);
+  perform gdq.require_held(b, token);
   -- op: the delete and the insert that a changed key gives in mode pk have one number
   return query execute 'select * from (' || events || ') e order by ev_id, op';
 end
@@ -251,7 +251,7 @@ begin
     raise exception 'table % is not among those of batch %', tbl, batch_id using errcode = 'undefined_object';
   end if;
   changes := gdq.table_changes_sql(id, gdq.delivered_from(b, tbl), b.snapshot_to, version);
-  perform gdq.open_batch(batch_id, token);
+  perform gdq.require_held(b, token);
   if (select t.origin from gdq.captured_table t where t.table_id = id) then
     changes := gdq.skip_origin_sql(b.subscription_id, 'ev_origin', changes);
   end if;

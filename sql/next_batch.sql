@@ -17,19 +17,25 @@ comment on function gdq.lock_subscription(text, text) is 'Locks a subscription u
 -- held_batch(subscription_id, member, dead_after): the open batch that a worker must take up before a new one: its own,
 -- else the oldest that nobody has, or whose member was not heard of for dead_after. Writes: nothing.
 create or replace function gdq.held_batch(subscription_id integer, member text, dead_after interval) returns gdq.batch
-language sql volatile security definer set search_path = pg_catalog, pg_temp
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
-  select b
-    from gdq.position_of(held_batch.subscription_id) pos
-    join gdq.batch b on b.subscription_id = held_batch.subscription_id and b.batch_no > pos.batch_no
+declare
+  pos gdq.position := gdq.position_of(subscription_id);
+  held gdq.batch;
+begin
+  select b.* into held
+    from gdq.batch b
     cross join lateral (select bt.member, bt.granted_at from gdq.batch_token bt
                          where bt.batch_id = b.batch_id order by bt.grant_id desc limit 1) holder
-   where not exists (select from gdq.batch_end e where e.batch_id = b.batch_id)
+   where b.subscription_id = held_batch.subscription_id and b.batch_no > pos.batch_no
+     and not exists (select from gdq.batch_end e where e.batch_id = b.batch_id)
      and (held_batch.member is null or holder.member = held_batch.member
           or holder.granted_at <= clock_timestamp() - held_batch.dead_after
           or not exists (select from gdq.member m
                           where m.subscription_id = held_batch.subscription_id and m.member_name = holder.member))
-   order by holder.member is distinct from held_batch.member, b.batch_no limit 1
+   order by holder.member is distinct from held_batch.member, b.batch_no limit 1;
+  return held;
+end
 $$;
 comment on function gdq.held_batch(integer, text, interval) is 'The open batch that a worker must take up before a new one.';
 
@@ -135,27 +141,63 @@ end
 $$;
 comment on function gdq.is_finished(integer, bigint, bigint) is 'Whether a batch is finished, or was left behind.';
 
+-- holds_batch(b, token): whether a batch is open for who has this token; false when it is finished. Writes: nothing.
+-- Errors: GDQ01 when the token is not the newest.
+create or replace function gdq.holds_batch(b gdq.batch, token uuid) returns boolean
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  newest uuid;
+begin
+  select bt.token into newest from gdq.batch_token bt where bt.batch_id = b.batch_id order by bt.grant_id desc limit 1;
+  if newest is distinct from token then
+    raise exception 'batch % was handed to another worker', b.batch_id using errcode = 'GDQ01',
+      hint = 'Roll back, and ask for the next batch.';
+  end if;
+  return not gdq.is_finished(b.subscription_id, b.batch_no, b.batch_id);
+end
+$$;
+comment on function gdq.holds_batch(gdq.batch, uuid) is 'Whether a batch is open for who has this token; error GDQ01 for a stale one.';
+
+-- require_held(b, token): error unless a batch is open and the token its newest. Writes: nothing. Errors: GDQ01.
+create or replace function gdq.require_held(b gdq.batch, token uuid) returns void
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+begin
+  if not gdq.holds_batch(b, token) then
+    raise exception 'batch % is finished', b.batch_id using errcode = 'GDQ01', hint = 'Ask for the next batch.';
+  end if;
+end
+$$;
+comment on function gdq.require_held(gdq.batch, uuid) is 'Error GDQ01 unless a batch is open and the token its newest.';
+
+-- named_batch(batch_id): a batch that the session may use, open or not. Writes: nothing. Errors: GDQ01 when there is none
+-- of that number; GDQ07; 42501.
+create or replace function gdq.named_batch(batch_id bigint) returns gdq.batch
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  b gdq.batch;
+begin
+  select * into b from gdq.batch bb where bb.batch_id = named_batch.batch_id;
+  perform gdq.check_consumer_role(b.subscription_id);
+  if b.batch_id is null then
+    raise exception 'batch % does not exist', named_batch.batch_id using errcode = 'GDQ01';
+  end if;
+  perform gdq.require_era((select s.queue_id from gdq.subscription s where s.subscription_id = b.subscription_id));
+  return b;
+end
+$$;
+comment on function gdq.named_batch(bigint) is 'A batch that the session may use, open or not.';
+
 -- open_batch(batch_id, token): the batch, if it is open and the token its newest. Writes: nothing. Errors: GDQ01, GDQ07, 42501.
 create or replace function gdq.open_batch(batch_id bigint, token uuid) returns gdq.batch
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
-  b gdq.batch;
-  newest uuid;
+  b gdq.batch := gdq.named_batch(batch_id);
 begin
-  select * into b from gdq.batch bb where bb.batch_id = open_batch.batch_id;
-  perform gdq.check_consumer_role(b.subscription_id);
-  select bt.token into newest from gdq.batch_token bt where bt.batch_id = b.batch_id order by bt.grant_id desc limit 1;
-  if b.batch_id is null then
-    raise exception 'batch % does not exist', open_batch.batch_id using errcode = 'GDQ01';
-  end if;
-  perform gdq.require_era((select s.queue_id from gdq.subscription s where s.subscription_id = b.subscription_id));
-  if newest is distinct from token then
-    raise exception 'batch % was handed to another worker', b.batch_id using errcode = 'GDQ01',
-      hint = 'Roll back, and ask for the next batch.';
-  elsif gdq.is_finished(b.subscription_id, b.batch_no, b.batch_id) then
-    raise exception 'batch % is finished', b.batch_id using errcode = 'GDQ01', hint = 'Ask for the next batch.';
-  end if;
+  perform gdq.require_held(b, token);
   return b;
 end
 $$;
@@ -177,14 +219,11 @@ begin
   perform gdq.require_read_committed('finish_batch');
   -- before the subscription: who puts an event aside at this moment must not hold up other workers
   perform pg_advisory_xact_lock(gdq.token_key(token));
-  select * into b from gdq.batch bb where bb.batch_id = finish_batch.batch_id;
-  perform gdq.check_consumer_role(b.subscription_id);
+  b := gdq.named_batch(batch_id);
   perform from gdq.subscription s where s.subscription_id = b.subscription_id for no key update;
-  if gdq.is_finished(b.subscription_id, b.batch_no, b.batch_id)
-     and token = (select bt.token from gdq.batch_token bt where bt.batch_id = b.batch_id order by bt.grant_id desc limit 1) then
+  if not gdq.holds_batch(b, token) then
     return false;
   end if;
-  b := gdq.open_batch(batch_id, token);
   if b.snapshot_to is null then
     raise exception 'batch % belongs to a refresh', batch_id using errcode = 'object_not_in_prerequisite_state', hint = 'A refresh ends with gdq.set_position().';
   end if;

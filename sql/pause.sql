@@ -55,9 +55,11 @@ comment on function gdq.check_pause(text, text) is 'Error 42501 unless the sessi
 
 -- queue_paused(queue_id): whether a queue is paused. Writes: nothing.
 create or replace function gdq.queue_paused(queue_id integer) returns boolean
-language sql volatile security definer set search_path = pg_catalog, pg_temp
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
-  select q.paused from gdq.queue q where q.queue_id = queue_paused.queue_id
+begin
+  return (select q.paused from gdq.queue q where q.queue_id = queue_paused.queue_id);
+end
 $$;
 comment on function gdq.queue_paused(integer) is 'Whether a queue is paused.';
 

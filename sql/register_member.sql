@@ -65,7 +65,7 @@ begin
   perform gdq.require_read_committed('touch_batch');
   b := gdq.open_batch(batch_id, token);
   perform from gdq.subscription s where s.subscription_id = b.subscription_id for no key update;
-  b := gdq.open_batch(batch_id, token);  -- somebody may have taken it over meanwhile
+  perform gdq.require_held(b, token);  -- somebody may have taken it over meanwhile
   insert into gdq.batch_token (batch_id, token, member)
     select b.batch_id, bt.token, bt.member from gdq.batch_token bt where bt.batch_id = b.batch_id order by bt.grant_id desc limit 1;
 end

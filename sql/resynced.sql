@@ -184,7 +184,7 @@ declare
   events text := gdq.queue_events_sql((select s.queue_id from gdq.subscription s where s.subscription_id = b.subscription_id),
                                       array[of_table::oid], b.snapshot_from, b.snapshot_to, false, b.subscription_id);
 begin
-  perform gdq.open_batch(batch_id, token);
+  perform gdq.require_held(b, token);
   if not exists (select from gdq.subscribed_tables(b.subscription_id) t where t.relid = of_table)
      and not exists (select from gdq.subscription_resync r where r.subscription_id = b.subscription_id and r.relid = of_table and r.kind = 'removed') then
     raise exception 'table % is not among those of batch %', of_table, batch_id using errcode = 'undefined_object';

@@ -14,8 +14,14 @@ comment on function gdq.token_key(uuid) is 'Advisory lock key of a batch''s toke
 -- were small would read them once for every row. Writes: nothing.
 create or replace function gdq.waiting_retries(subscription_id integer, due_before timestamptz, most bigint)
   returns table (retry_id bigint, due_at timestamptz)
-language sql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
+#variable_conflict use_column
+begin
+  if not exists (select from gdq.retry_event r where r.subscription_id = waiting_retries.subscription_id and r.due_at <= due_before) then
+    return;  -- as with most batches
+  end if;
+  return query
   with copies as materialized (
     select gdq.table_name(c.relid) as name, c.snapshot from gdq.copied_tables(waiting_retries.subscription_id) c where c.relid is not null
   )
@@ -29,7 +35,8 @@ as $$
                              or exists (select from gdq.batch b where b.batch_id = d.batch_id
                                                                  and not gdq.is_finished(b.subscription_id, b.batch_no, b.batch_id))))
      and not exists (select from copies c where c.name = r.tbl and pg_visible_in_snapshot(r.ev_txid::text::xid8, c.snapshot))
-   order by r.due_at, r.retry_id limit most
+   order by r.due_at, r.retry_id limit most;
+end
 $$;
 comment on function gdq.waiting_retries(integer, timestamptz, bigint) is 'Events that a subscription put aside and no batch has brought again.';
 
@@ -141,9 +148,11 @@ comment on function gdq.end_retries(gdq.batch, uuid) is 'Makes the dead letters 
 
 -- next_retry(queue, consumer): when the next waiting retry of a consumer is due; NULL when none waits. Writes: nothing. Errors: 42704.
 create or replace function gdq.next_retry(queue text, consumer text) returns timestamptz
-language sql volatile security definer set search_path = pg_catalog, pg_temp
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
-  select r.due_at from gdq.waiting_retries(gdq.own_subscription(queue, consumer), 'infinity', 1) r
+begin
+  return (select r.due_at from gdq.waiting_retries(gdq.own_subscription(queue, consumer), 'infinity', 1) r);
+end
 $$;
 comment on function gdq.next_retry(text, text) is 'When the next retry of a consumer is due.';
 

@@ -160,7 +160,7 @@ as $$
               'consumer_status,doctor,event_triggers_on}'::text[]),
            -- each consumer is its role's own, see check_consumer_role()
            ('{gdq_consumer,gdq_admin}', '{register_consumer,unregister_consumer,register_member,unregister_member,next_batch,touch_batch,'
-              'get_batch,batch_tables,batch_versions,batch_rows,batch_gaps,table_columns,batch_sequences,finish_batch,take_messages,retry_event,put_aside,get_retries,retry_info,next_retry,set_retry_limit,'
+              'get_batch,get_events,batch_tables,batch_versions,batch_rows,batch_gaps,table_columns,batch_sequences,finish_batch,take_messages,retry_event,put_aside,get_retries,retry_info,next_retry,set_retry_limit,'
               'dead_letter,dead_letters,replay_dead_letters,purge_dead_letters,position,tick_position,tick_nonce,check_position,force_tick,tick_pause,ticker,check_tables,maintain,check_logs}'),
            ('{gdq_consumer,gdq_admin}', '{seek,resynced,set_tables,pause,resume}'),
            -- the whole of a queue, typed reads of its logs, refreshes

@@ -48,9 +48,9 @@ end
 $$;
 comment on function gdq.event_segments(integer) is 'The segments of a queue''s event log.';
 
--- tick_due(queue_id): whether the queue's settings ask for a tick now. New numbers show new events; a long transaction
--- that commits moves no number, so after ticker_max_lag the logs are looked at too. Writes: nothing.
-create or replace function gdq.tick_due(queue_id integer) returns boolean
+-- tick_due(queue_id, ahead): whether the queue's settings ask for a tick now. New numbers show new events; a long
+-- transaction that commits moves no number, so after ticker_max_lag the logs are looked at too. Writes: nothing.
+create or replace function gdq.tick_due(queue_id integer, ahead interval default '0') returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -63,33 +63,38 @@ begin
   if q.paused then
     return false;
   elsif fresh > 0 then
-    return fresh >= q.ticker_max_count or lag >= q.ticker_max_lag;
+    return fresh >= q.ticker_max_count or lag >= gdq.lag_for_tick(q, ahead);
   end if;
   return lag >= q.ticker_idle_period
       or (lag >= q.ticker_max_lag and pg_current_snapshot()::text <> last.snapshot::text and gdq.has_changes(queue_id, last.snapshot));
 end
 $$;
-comment on function gdq.tick_due(integer) is 'Whether a queue''s settings ask for a tick now.';
+comment on function gdq.tick_due(integer, interval) is 'Whether a queue''s settings ask for a tick now.';
 
--- ticker(queue): takes the ticks that are due, of one queue or of all. Never waits: a queue that another ticker has in
+-- ticker(queue, ahead): takes the ticks that are due, of one queue or of all. Never waits: a queue that another ticker has in
 -- hand is left to it. Call it in a transaction of its own, since other tickers wait for that to end.
+--   ahead: what the caller's ticks take until they are committed. A tick is due so much earlier, though not before half
+--   of ticker_max_lag, so that after ticker_max_lag it is there.
 -- Result: how many ticks were made: one at most, so call it again until 0. Writes: tick. Errors: 42704, GDQ04, GDQ07, 55000.
-create or replace function gdq.ticker(queue text default null) returns integer
+create or replace function gdq.ticker(queue text default null, ahead interval default '0') returns integer
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   q record;
+  only_queue integer := case when queue is not null then gdq.find_queue(queue) end;
 begin
   perform gdq.require_read_committed('ticker');
-  perform gdq.require_era(case when queue is not null then gdq.find_queue(queue) end);
+  if only_queue is null then
+    perform gdq.require_era(null);  -- find_queue() asked for the one
+  end if;
   if pg_current_xact_id_if_assigned() is not null then
     raise exception 'ticker cannot run in a transaction that has written' using errcode = 'GDQ04', hint = 'Commit first.';
   end if;
   -- the one without a tick for longest first, or a busy queue would keep the others waiting
   for q in select qq.queue_id from gdq.queue qq
-            where queue is null or qq.queue_id = gdq.find_queue(queue) order by (gdq.last_tick(qq.queue_id)).created_at loop
+            where only_queue is null or qq.queue_id = only_queue order by (gdq.last_tick(qq.queue_id)).created_at loop
     -- who drops a queue holds the lock too, and nothing of the queue may be looked at then
-    if pg_try_advisory_xact_lock(gdq.lock_key('tick', q.queue_id)) and gdq.tick_due(q.queue_id) then
+    if pg_try_advisory_xact_lock(gdq.lock_key('tick', q.queue_id)) and gdq.tick_due(q.queue_id, ahead) then
       if not gdq.event_triggers_on() then
         perform gdq.check_tables((select qq.queue_name from gdq.queue qq where qq.queue_id = q.queue_id));
       end if;
@@ -104,21 +109,34 @@ begin
   return 0;
 end
 $$;
-comment on function gdq.ticker(text) is 'Takes a tick that is due, if any; returns how many were made. Call again until 0.';
+comment on function gdq.ticker(text, interval) is 'Takes a tick that is due, if any; returns how many were made. Call again until 0.';
 
--- tick_pause(queue, longest): seconds until ticker() of a queue, or of all, should be asked again: where new events wait,
--- until their tick is due; else ticker_max_lag, within which a tick for new events is due; longest at most. Writes: nothing.
--- Errors: 42704.
-create or replace function gdq.tick_pause(queue text default null, longest interval default '50 ms') returns double precision
+-- lag_for_tick(q, ahead): how old the last tick of a queue is when a tick for new events is begun. Writes: nothing.
+create or replace function gdq.lag_for_tick(q gdq.queue, ahead interval) returns interval
+language plpgsql immutable security definer set search_path = pg_catalog, pg_temp
+as $$
+begin
+  return q.ticker_max_lag - least(ahead, q.ticker_max_lag / 2);
+end
+$$;
+comment on function gdq.lag_for_tick(gdq.queue, interval) is 'Age of the last tick at which a tick for new events is begun.';
+
+-- tick_pause(queue, longest, ahead): seconds until ticker() of a queue, or of all, should be asked again: until the tick for
+-- events that wait is due, or for those that may come meanwhile; longest at most. Writes: nothing. Errors: 42704.
+create or replace function gdq.tick_pause(queue text default null, longest interval default '50 ms', ahead interval default '0') returns double precision
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
+declare
+  only_queue integer := case when queue is not null then gdq.find_queue(queue) end;
 begin
   return (
-    select extract(epoch from least(longest, greatest(interval '1 ms', (
-      select min(case when gdq.last_event(q.queue_id) > t.event_seq then t.created_at + q.ticker_max_lag - clock_timestamp() else q.ticker_max_lag end)
-        from gdq.queue q, gdq.last_tick(q.queue_id) t
-       where tick_pause.queue is null or q.queue_id = gdq.find_queue(tick_pause.queue)))))::double precision);
+    select extract(epoch from least(longest, greatest(interval '1 ms', coalesce(min(
+             -- on an idle queue a tick is due with the first event, which is looked for in time
+             case when t.created_at + lag > clock_timestamp() or gdq.last_event(q.queue_id) > t.event_seq then t.created_at + lag - clock_timestamp() else lag end),
+             longest))))::double precision
+      from gdq.queue q, gdq.last_tick(q.queue_id) t, gdq.lag_for_tick(q, ahead) lag
+     where not q.paused and (only_queue is null or q.queue_id = only_queue));
 end
 $$;
-comment on function gdq.tick_pause(text, interval) is 'Seconds until ticker() should be asked again.';
+comment on function gdq.tick_pause(text, interval, interval) is 'Seconds until ticker() should be asked again.';

@@ -148,10 +148,14 @@ def test_pause_ends_when_a_tick_is_due(stage: Stage) -> None:
     pause = "select gdq.tick_pause('q', '10 min')"
     stage.owner.execute("update gdq.queue set ticker_max_lag = '8 s'")
     stage.tick()
-    assert stage.value(pause) == 8
+    assert 0 < stage.value(pause) < 8  # for what may come
     stage.insert()
     assert 0 < stage.value(pause) < 8
     assert stage.value("select gdq.tick_pause('q')") == 0.05
+    stage.tick()
+    stage.owner.execute("update gdq.queue set ticker_max_lag = '20 ms'")
+    stage.until(lambda: stage.value(pause) == 0.02)  # a tick would be due with the first event
+    stage.insert()
     stage.owner.execute("update gdq.queue set ticker_max_lag = '1 ms'")
     stage.until(lambda: stage.value(pause) == 0.001)
 

@@ -1,0 +1,122 @@
+"""The events of a batch, streamed through a cursor of the server; the first of them together with the batch itself."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from psycopg import Connection, Cursor, Transaction
+from psycopg.rows import dict_row
+from psycopg.types.json import set_json_loads
+
+from gdq.errors import mapped
+from gdq.member import DEAD_AFTER
+from gdq.source import Event
+
+# Rows fetched from the cursor at a time: a row may hold two images of megabytes.
+_FETCH_ROWS = 500
+
+_FLOAT_DIGITS = 16
+
+# A message's numbers are kept as they were sent; those of a row may stand for a float.
+# Microseconds since 1970: as text, a time follows the DateStyle of the session, which may be any.
+_DECLARE = """
+    declare {name} no scroll cursor for
+     select ev_id, ev_txid, (extract(epoch from ev_time) * 1000000)::bigint, op, tbl, key, old,
+            case when op <> 'message' then new end, case when op = 'message' then new::text end, retries, origin
+       from gdq.get_events({batch})"""
+_FETCH = f"fetch {_FETCH_ROWS} from {{name}}"
+
+# A cursor that was not read to its end still holds its name.
+_numbers = itertools.count()
+
+# Known to the server before the client has heard of it, so that both can be asked for at once.
+_OPENED = """nullif(current_setting('gdq.batch_id', true), '')::bigint,
+             nullif(current_setting('gdq.token', true), '')::uuid"""
+_OPEN = "select * from gdq.next_batch(%s, %s, max_events => %s, member => %s, dead_after => %s)"
+_OPEN_AND_TELL = f"""
+    select b.*, set_config('gdq.batch_id', b.batch_id::text, true), set_config('gdq.token', b.token::text, true)
+      from ({_OPEN}) b"""
+
+
+def next_batch(
+    connection: Connection[Any],
+    queue: str,
+    consumer: str,
+    max_events: int,
+    *,
+    member: str | None = None,
+    dead_after: timedelta = DEAD_AFTER,
+) -> dict[str, Any] | None:
+    """The row of gdq.next_batch(), None when there is nothing new; a Batch is made of it."""
+    with mapped(), connection.cursor(row_factory=dict_row) as cursor:
+        return cursor.execute(_OPEN, [queue, consumer, max_events, member, dead_after]).fetchone()
+
+
+def next_batch_with_events(
+    connection: Connection[Any], queue: str, consumer: str, max_events: int, transaction: ExitStack
+) -> tuple[dict[str, Any] | None, Iterator[Event]]:
+    """next_batch() in a transaction that `transaction` ends, and its events, the first in the same round trip."""
+    name = _new_name()
+    opened, events = connection.cursor(row_factory=dict_row), _cursor(connection)
+    with mapped(), connection.pipeline():
+        transaction.enter_context(Transaction(connection))
+        opened.execute(_OPEN_AND_TELL, [queue, consumer, max_events, None, DEAD_AFTER])
+        connection.execute(_DECLARE.format(name=name, batch=_OPENED).encode(), prepare=False)
+        events.execute(_FETCH.format(name=name).encode(), prepare=False)
+    return opened.fetchone(), _rest(events, name)
+
+
+def read_events(connection: Connection[Any], batch_id: int, token: object) -> Iterator[Event]:
+    """The events of an open batch; the first come in one round trip: mostly that is all."""
+    name, cursor = _new_name(), _cursor(connection)
+    declare = _DECLARE.format(name=name, batch=f"{int(batch_id)}, '{token}'")
+    with mapped():
+        cursor.execute(f"{declare}; {_FETCH.format(name=name)}".encode())
+    cursor.nextset()
+    yield from _rest(cursor, name)
+
+
+def _rest(cursor: Cursor[Event], name: str) -> Iterator[Event]:
+    """What was fetched, and what has to be fetched after it."""
+    with mapped(), cursor:
+        rows = cursor.fetchall()
+        while rows:
+            yield from rows
+            rows = cursor.execute(_FETCH.format(name=name).encode()).fetchall() if len(rows) == _FETCH_ROWS else []
+
+
+def _cursor(connection: Connection[Any]) -> Cursor[Event]:
+    cursor = connection.cursor(row_factory=_event_row)
+    set_json_loads(_loads, cursor)
+    return cursor
+
+
+def _new_name() -> str:
+    return f"gdq_events_{next(_numbers)}"
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def _event_row(_cursor: Any) -> Callable[[Sequence[Any]], Event]:
+    def event(row: Sequence[Any]) -> Event:
+        number, xid, microseconds, op, table, key, old, new, message, retries, origin = row
+        time = _EPOCH + timedelta(microseconds=microseconds)
+        image = new if message is None else json.loads(message)
+        return Event(number, xid, time, op, table, key, old, image, retries, origin)
+
+    return event
+
+
+def _integer(text: str) -> int | float:
+    # bigint comes as text, so what does not fit 2^53 is a float of the server's without a fraction, such as 1e300.
+    return int(text) if len(text) < _FLOAT_DIGITS else float(text)
+
+
+def _loads(data: str | bytes) -> Any:
+    return json.loads(data, parse_int=_integer)
