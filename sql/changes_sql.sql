@@ -19,12 +19,13 @@ comment on function gdq.segment_is(regclass, oid) is 'True, or error GDQ01 when 
 create or replace function gdq.holds_rows(segment regclass) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 begin
-  return (
-    -- a look into pg_class costs more with every truncation while somebody holds a snapshot, so only where it is needed
-    select coalesce(pg_relation_size(segment), 0) > 0
-        or current_setting('transaction_isolation') <> 'read committed' and (select c.relfilenode from pg_class c where c.oid = segment) is distinct from pg_relation_filenode(segment));
+  if coalesce(pg_relation_size(segment), 0) > 0 then
+    return true;
+  elsif current_setting('transaction_isolation') = 'read committed' then
+    return false;  -- a look into pg_class costs more with every truncation while somebody holds a snapshot
+  end if;
+  return (select c.relfilenode from pg_class c where c.oid = segment) is distinct from pg_relation_filenode(segment);
 end
 $$;
 comment on function gdq.holds_rows(regclass) is 'Whether a segment holds rows, or did in the transaction''s snapshot.';

@@ -60,8 +60,13 @@ declare
 begin
   if queue_id is null then
     select r.queue_name into restored from gdq.restored_queues() r limit 1;
-  elsif (gdq.era_of(queue_id)).era is null then
-    select q.queue_name into restored from gdq.queue q where q.queue_id = require_era.queue_id;
+  else
+    -- era_of(), in one query: every call of a consumer asks
+    select q.queue_name into restored
+      from gdq.queue q
+     where q.queue_id = require_era.queue_id
+       and (select ee.written_by = ee.xmin and ee.written_in = 'gdq.era'::regclass from gdq.era ee
+             where ee.queue_id = q.queue_id order by ee.era_no desc limit 1) is not true;
   end if;
   if restored is not null then
     raise exception 'queue "%" was restored from a dump: its ticks, positions and logs are of another cluster', restored

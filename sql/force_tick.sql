@@ -3,10 +3,8 @@
 create or replace function gdq.last_event(queue_id integer) returns bigint
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 begin
-  return (
-    select coalesce(pg_sequence_last_value(to_regclass(format('gdq_log.%I', 'q' || queue_id || '_ev'))), 0));
+  return coalesce(pg_sequence_last_value(to_regclass(format('gdq_log.%I', 'q' || queue_id || '_ev'))), 0);
 end
 $$;
 comment on function gdq.last_event(integer) is 'Last event number given out by a queue.';

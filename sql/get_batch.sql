@@ -1,46 +1,48 @@
--- json_value(name, log_type, as_text): an SQL expression for one log column as JSON: bool, smallint, integer, text and
--- finite floats natively; all else as PostgreSQL's own text, since JSON would lose it (numeric scale, bigint beyond
--- 2^53, NaN, -0, infinity). Rendered by output functions, never by casts. Writes: nothing.
-create or replace function gdq.json_value(log_column text, log_type text) returns text
+-- json_value(log_type): an SQL expression for a log column of a type as JSON, a format of the column's name: bool,
+-- smallint, integer, text and finite floats natively; all else as PostgreSQL's own text, since JSON would lose it
+-- (numeric scale, bigint beyond 2^53, NaN, -0, infinity). Rendered by output functions, never by casts. Writes: nothing.
+create or replace function gdq.json_value(log_type text) returns text
 language plpgsql immutable security definer set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 begin
-  return (
-    select case
-      when log_type in ('boolean', 'smallint', 'integer', 'text', 'character varying', 'name') then format('to_jsonb(%I)', log_column)
-      when log_type in ('real', 'double precision') then
-        format('case when %1$I in (''NaN'', ''Infinity'', ''-Infinity'') or textin(%2$s(%1$I)) = ''-0'' then to_jsonb(textin(%2$s(%1$I))) else to_jsonb(%1$I) end',
-               log_column, case log_type when 'real' then 'float4out' else 'float8out' end)
-      else (select case when p.proargtypes[0] = t.oid or p.proargtypes[0]::regtype::text like 'any%'
-                        then format('to_jsonb(textin(%s(%I)))', p.oid::regproc, log_column)
-                        -- refcursor borrows the output function of text
-                        else format('case when %1$I is not null then to_jsonb(format(''%%s'', %1$I)) end', log_column) end
-              from pg_type t join pg_proc p on p.oid = t.typoutput where t.oid = log_type::regtype)
-    end);
+  if log_type in ('boolean', 'smallint', 'integer', 'text', 'character varying', 'name') then
+    return 'to_jsonb(%1$I)';
+  elsif log_type in ('real', 'double precision') then
+    return replace('case when %1$I in (''NaN'', ''Infinity'', ''-Infinity'') or textin(output(%1$I)) = ''-0'' then to_jsonb(textin(output(%1$I))) else to_jsonb(%1$I) end',
+                   'output', case log_type when 'real' then 'float4out' else 'float8out' end);
+  end if;
+  return (select case when p.proargtypes[0] = t.oid or p.proargtypes[0]::regtype::text like 'any%'
+                      then 'to_jsonb(textin(' || replace(p.oid::regproc::text, '%', '%%') || '(%1$I)))'
+                      -- refcursor borrows the output function of text
+                      else 'case when %1$I is not null then to_jsonb(format(''%%s'', %1$I)) end' end
+            from pg_type t join pg_proc p on p.oid = t.typoutput where t.oid = log_type::regtype);
 end
 $$;
-comment on function gdq.json_value(text, text) is 'SQL expression for one log column as JSON.';
+comment on function gdq.json_value(text) is 'SQL expression for a log column of a type as JSON.';
 
--- json_image(columns, which): an SQL expression for one image of a log row as a jsonb object; which is key, old or new;
--- NULL text when the version logs no such image. Writes: nothing.
-create or replace function gdq.json_image(columns jsonb, which text) returns text
+-- json_images(columns): SQL expressions for the images of a log row as jsonb objects: key and old_key, old_image and
+-- new_image; NULL text where the version logs no such image. Writes: nothing.
+create or replace function gdq.json_images(columns jsonb, out key text, out old_key text, out old_image text, out new_image text)
 language plpgsql immutable security definer set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 begin
-  return (
-    -- jsonb_build_object takes at most 100 arguments
-    select string_agg(part, ' || ' order by chunk)
-      from (select (n - 1) / 50 as chunk, format('jsonb_build_object(%s)', string_agg(format('%L::text, %s', name, gdq.json_value(col, log_type)), ', ' order by n)) as part
-              from (select row_number() over (order by attnum) as n, name, log_type,
-                           case when which in ('old', 'old_key') then 'old_' else 'new_' end || suffix as col
-                      from jsonb_to_recordset(columns) c(attnum int, name text, log_type text, key boolean, suffix text, log_old text)
-                     where case when which in ('key', 'old_key') then key else log_old is not null end) numbered
-             group by (n - 1) / 50) chunks);
+  select coalesce(max(parts) filter (where which = 'key'), 'null::jsonb'), coalesce(max(parts) filter (where which = 'old_key'), 'null::jsonb'),
+         coalesce(max(parts) filter (where which = 'old'), 'null::jsonb'), coalesce(max(parts) filter (where which = 'new'), 'null::jsonb')
+    into json_images.key, old_key, old_image, new_image
+    from (select which, string_agg(part, ' || ' order by chunk) as parts
+            -- jsonb_build_object takes at most 100 arguments
+            from (select which, (n - 1) / 50 as chunk, format('jsonb_build_object(%s)', string_agg(value, ', ' order by n)) as part
+                    from (select which, row_number() over (partition by which order by c.attnum) as n,
+                                 format('%L::text, ', c.name) || format(c.value, prefix || c.suffix) as value
+                            from (select r.*, gdq.json_value(r.log_type) as value
+                                    from jsonb_to_recordset(columns) r(attnum int, name text, log_type text, key boolean, suffix text, log_old text) offset 0) c,
+                                 (values ('key', 'new_'), ('old_key', 'old_'), ('old', 'old_'), ('new', 'new_')) image(which, prefix)
+                           where case when which in ('key', 'old_key') then c.key else c.log_old is not null end) numbered
+                   group by which, (n - 1) / 50) chunks
+           group by which) images;
 end
 $$;
-comment on function gdq.json_image(jsonb, text) is 'SQL expression for one image of a log row as jsonb.';
+comment on function gdq.json_images(jsonb) is 'SQL expressions for the images of a log row as jsonb.';
 
 -- version_events_sql(version_id, s0, s1): SELECT of one version's rows in (s0, s1] as get_batch() gives them; NULL when
 -- its log is empty. An UPDATE that was split over two log rows is joined again. Writes: nothing.
@@ -51,7 +53,7 @@ declare
   v gdq.table_version;
   tbl text;
   rows_sql text;
-  key_sql text;
+  image record;
   misfit_sql text;
 begin
   select string_agg(gdq.images_sql(s, s0, s1), ' union all ') into rows_sql from gdq.version_segments(version_id) s;
@@ -73,10 +75,10 @@ begin
     misfit_sql := format('select ev_id, ev_txid, ev_time, ''resync'' as op, %L::text as tbl, null::jsonb as key, null::jsonb as old, '
       'jsonb_build_object(''kind'', ''gap'', ''reason'', ''written after an ALTER that capture had not followed'') as new, ev_origin as origin from (%s) r where ev_op = ''!'' union all ', tbl, rows_sql);
   end if;
-  key_sql := 'case when ev_op = ''D'' then ' || gdq.json_image(v.columns, 'old_key') || ' else ' || gdq.json_image(v.columns, 'key') || ' end';
+  image := gdq.json_images(v.columns);
   return coalesce(misfit_sql, '') || format('select ev_id, ev_txid, ev_time, case ev_op when ''I'' then ''insert'' when ''U'' then ''update'' else ''delete'' end as op, %L::text as tbl, '
-    '%s as key, case when ev_op <> ''I'' then %s end as old, case when ev_op <> ''D'' then %s end as new, ev_origin as origin from (%s) r',
-    tbl, coalesce(key_sql, 'null::jsonb'), coalesce(gdq.json_image(v.columns, 'old'), 'null::jsonb'), coalesce(gdq.json_image(v.columns, 'new'), 'null::jsonb'), rows_sql)
+    'case when ev_op = ''D'' then %s else %s end as key, case when ev_op <> ''I'' then %s end as old, case when ev_op <> ''D'' then %s end as new, ev_origin as origin from (%s) r',
+    tbl, image.old_key, image.key, image.old_image, image.new_image, rows_sql)
     || case when v.shape is not null then ' where ev_op <> ''!''' else '' end;
 end
 $$;
@@ -152,6 +154,11 @@ language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 begin
+  if not exists (select from gdq.subscription s, gdq.event_segments(s.queue_id) segment
+                  where s.subscription_id = control_events_sql.subscription_id and gdq.holds_rows(segment))
+     and not exists (select from gdq.log_loss) then
+    return null;  -- as with most batches: the tables need not be listed
+  end if;
   return (
     select gdq.queue_events_sql(s.queue_id,
              array(select t.relid::oid from gdq.subscribed_tables(s.subscription_id) t

@@ -71,9 +71,11 @@ comment on function gdq.drop_row_type(bigint) is 'Drops the type that takes the 
 -- log_columns(v), log_values(v, source): the log columns of one image of a version, without their prefix, and their values
 -- in a capture function, source being OLD or NEW or a row of a transition table. Writes: nothing.
 create or replace function gdq.log_columns(v gdq.table_version) returns jsonb
-language sql immutable security definer set search_path = pg_catalog, pg_temp
+language plpgsql immutable security definer set search_path = pg_catalog, pg_temp
 as $$
-  select case when v.shape is null then v.columns else '[{"attnum": 1, "suffix": "text", "log_type": "text"}]' end
+begin
+  return case when v.shape is null then v.columns else '[{"attnum": 1, "suffix": "text", "log_type": "text"}]' end;
+end
 $$;
 comment on function gdq.log_columns(gdq.table_version) is 'The log columns of one image of a version.';
 

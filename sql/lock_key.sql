@@ -5,10 +5,8 @@
 create or replace function gdq.lock_key(class text, id oid) returns bigint
 language plpgsql immutable security definer set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 begin
-  return (
-    select (x'676471'::bigint << 40) | (case class when 'tick' then 1 when 'position' then 2 when 'capture' then 3 when 'control' then 4 when 'token' then 5 end::bigint << 32) | id::bigint);
+  return (x'676471'::bigint << 40) | (case class when 'tick' then 1 when 'position' then 2 when 'capture' then 3 when 'control' then 4 when 'token' then 5 end::bigint << 32) | id::bigint;
 end
 $$;
 comment on function gdq.lock_key(text, oid) is 'Advisory lock key of a queue''s ticks or positions, or of a table''s capture functions.';

@@ -265,10 +265,11 @@ def next_batch(
 
 
 def read_events(connection: psycopg.Connection[Any], batch_id: int, token: str) -> list[Change]:
-    """The row changes of a batch, by gdq.get_batch()."""
-    query = """select ev_txid, tbl, op, key, old, new from gdq.get_batch(%s, %s)
-                where op in ('insert', 'update', 'delete')"""
-    rows = connection.execute(query, [batch_id, token])
+    """The row changes of a batch, by gdq.get_batch() or by gdq.get_events(), which gdq's own consumer calls."""
+    events = "gdq.get_batch(%s, %s)" if batch_id % 2 else "gdq.get_events(%s, %s) where retries = 0"
+    query = f"""select ev_txid, tbl, op, key, old, new from (select * from {events}) e
+                 where op in ('insert', 'update', 'delete')"""
+    rows = connection.execute(query.encode(), [batch_id, token])
     changes = []
     for txid, tbl, op, key, old, new in rows:
         if op not in OPS.values():
