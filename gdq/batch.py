@@ -22,7 +22,7 @@ from gdq.pgtypes import AS_TEXT, ColumnType, Unsupported, column_type
 from gdq.retry import DELAY, Outcome
 from gdq.sequence import SequenceValue
 from gdq.source import Event, Position
-from gdq.stream import next_batch, read_events
+from gdq.stream import next_batch, read_events, round_trip
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -259,7 +259,7 @@ class Batch:
                                then extract(epoch from gdq.next_retry(%s, %s) - clock_timestamp())::float8 end"""
         cursor = self.connection.cursor(row_factory=scalar_row)
         try:
-            with mapped(), self.connection.pipeline():
+            with round_trip(self.connection):
                 cursor.execute(query, [self.id, self.token, self.queue, self._consumer])
                 transaction.close()
         finally:

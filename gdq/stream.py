@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import psycopg
 from psycopg import Connection, Cursor, Transaction
 from psycopg.rows import dict_row
 from psycopg.types.json import set_json_loads
@@ -43,6 +44,19 @@ _OPEN_AND_TELL = f"""
       from ({_OPEN}) b"""
 
 
+@contextmanager
+def round_trip(connection: Connection[Any]) -> Iterator[None]:
+    """What is executed within goes to the server together; the first error of it is raised at the end."""
+    with mapped():
+        try:
+            with connection.pipeline():
+                yield
+        except psycopg.errors.PipelineAborted as error:
+            # all that follows an error is aborted, and psycopg raises that if it comes in an answer of its own
+            first = error.__context__
+            raise (first if isinstance(first, psycopg.Error) else error) from None
+
+
 def next_batch(
     connection: Connection[Any],
     queue: str,
@@ -63,7 +77,7 @@ def next_batch_with_events(
     """next_batch() in a transaction that `transaction` ends, and its events, the first in the same round trip."""
     name = _new_name()
     opened, events = connection.cursor(row_factory=dict_row), _cursor(connection)
-    with mapped(), connection.pipeline():
+    with round_trip(connection):
         transaction.enter_context(Transaction(connection))
         opened.execute(_OPEN_AND_TELL, [queue, consumer, max_events, None, DEAD_AFTER])
         connection.execute(_DECLARE.format(name=name, batch=_OPENED).encode(), prepare=False)
