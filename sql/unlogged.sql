@@ -13,12 +13,13 @@ declare
   q record;
   found_empty integer := 0;
 begin
+  -- every batch asks, and mostly there is nothing
+  if not exists (select from gdq.queue qq where qq.unlogged and not exists (select from gdq.log_marker m where m.queue_id = qq.queue_id)) then
+    return 0;
+  end if;
   for q in select qq.queue_id from gdq.queue qq
-            where qq.unlogged and (queue is null or qq.queue_name = queue)
+            where qq.unlogged and (queue is null or qq.queue_id = gdq.find_queue(queue))
               and not exists (select from gdq.log_marker m where m.queue_id = qq.queue_id) order by 1 loop
-    if queue is not null then
-      perform gdq.find_queue(queue);  -- which asks for more than the name; every batch comes here, and finds no queue
-    end if;
     -- of two that look at once one waits here
     insert into gdq.log_marker (queue_id) values (q.queue_id) on conflict do nothing;
     continue when not found;
