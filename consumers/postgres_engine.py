@@ -27,6 +27,9 @@ from gdq.view import ViewInfo, apply_settings
 # More keys than these are looked up one by one for longer than the whole takes.
 _KEYS_MAX = 50_000
 
+# Of a table without statistics PostgreSQL thinks that it has about so many.
+_UNKNOWN_ROWS = 500
+
 _TOKEN = re.compile(r"\bgdq_(keys|null)_(\d+)\b")
 _OUT, _GONE, _SUMS, _BEFORE = "pg_temp.gdq_out", "pg_temp.gdq_gone", "pg_temp.gdq_sums", "pg_temp.gdq_before"
 
@@ -280,8 +283,9 @@ class PostgresEngine:
         return _TOKEN.sub(lambda token: self._keys[token[0]], statement)
 
     def _temporary(self, name: str, query: str) -> None:
-        run(self.output, f"create temp table {name} on commit drop as {query}")
-        run(self.output, f"analyze pg_temp.{name}")
+        rows = run(self.output, f"create temp table {name} on commit drop as {query}")
+        if rows > _UNKNOWN_ROWS:
+            run(self.output, f"analyze pg_temp.{name}")
 
     def _one(self, query: str) -> Any:
         row = self.output.execute(sql.SQL(query)).fetchone()

@@ -228,16 +228,18 @@ def describe(connection: Connection[Any], query: str, settings: Mapping[str, str
             result = cursor.pgresult
             columns = [(c.name, c.type_code, result.fmod(n)) for n, c in enumerate(cursor.description or ()) if result]
         connection.execute("set local search_path = pg_catalog")
-        return [
-            (name, oid, _scalar(connection, "select pg_catalog.format_type(%s::oid, %s)", oid, typmod))
-            for name, oid, typmod in columns
-        ]
+        types = connection.execute(
+            "select pg_catalog.format_type(t.oid, t.typmod) from unnest(%s::oid[], %s::int[]) as t(oid, typmod)",
+            [[oid for _, oid, _ in columns], [typmod for _, _, typmod in columns]],
+        ).fetchall()
+        return [(name, oid, kind) for (name, oid, _), (kind,) in zip(columns, types, strict=True)]
 
 
 def apply_settings(connection: Connection[Any], settings: Mapping[str, str]) -> None:
     """Set these until the transaction ends."""
-    for name, value in settings.items():
-        connection.execute("select pg_catalog.set_config(%s, %s, true)", [name, value])
+    query = """select pg_catalog.set_config(s.name, s.value, true)
+                 from pg_catalog.unnest(%s::text[], %s::text[]) as s(name, value)"""
+    connection.execute(query, [list(settings), list(settings.values())])
 
 
 def _check_target_dsn(target_dsn: str | None) -> None:
