@@ -18,6 +18,7 @@ from gdq.plan_query import parse, render
 # What a parse tree names functions by, and what has no function of its own but depends on the moment or the session.
 _FUNCTION = re.compile(r":(?:funcid|opfuncid|aggfnoid|winfnoid) (\d+)")
 _TEXT_CAST = re.compile(r"\{COERCEVIAIO .*?:resulttype (\d+)")
+_RELATION = re.compile(r":relid (\d+)")
 _MOMENT = re.compile(r"\{SQLVALUEFUNCTION|\{NEXTVALUEEXPR|\{CURRENTOFEXPR")
 
 
@@ -30,9 +31,13 @@ def canonical(connection: Connection[Any], query: str) -> str:
     _refuse_others(query)
     with connection.transaction(force_rollback=True):
         text, tree = _printed(connection, query.strip().rstrip(";"))
+        _refuse_catalogs(connection, tree)
         _refuse_volatile(connection, tree)
         try:
-            rendered = render(parse(text))
+            read = parse(text)
+            if read.find(exp.Lock):
+                raise PlanError("locking", "a view locks no rows", hint="Leave FOR UPDATE or FOR SHARE out.")
+            rendered = render(read)
             connection.execute("drop view pg_temp.gdq_check")
             again, _ = _printed(connection, rendered)
         except (SqlglotError, psycopg.Error) as error:
@@ -86,6 +91,15 @@ def _printed(connection: Connection[Any], query: str) -> tuple[str, str]:
                 "select ev_action::text from pg_catalog.pg_rewrite where ev_class = 'pg_temp.gdq_check'::regclass"
             ).fetchone()
     return str(text).strip().rstrip(";"), str(tree)
+
+
+def _refuse_catalogs(connection: Connection[Any], tree: str) -> None:
+    """PlanError when the parse tree reads a table of the server itself, which no queue captures."""
+    query = """select c.oid::regclass::text from pg_catalog.pg_class c
+                where c.oid = any (%s::oid[]) and c.oid < 16384 limit 1"""
+    found = connection.execute(query, [_RELATION.findall(tree)]).fetchone()
+    if found is not None:
+        raise PlanError("unknown-table", f"table {found[0]} cannot be captured")
 
 
 def _refuse_volatile(connection: Connection[Any], tree: str) -> None:

@@ -238,7 +238,7 @@ def describe(connection: Connection[Any], query: str, settings: Mapping[str, str
 def apply_settings(connection: Connection[Any], settings: Mapping[str, str]) -> None:
     """Set these until the transaction ends."""
     query = """select pg_catalog.set_config(s.name, s.value, true)
-                 from pg_catalog.unnest(%s::text[], %s::text[]) as s(name, value)"""
+                 from unnest(%s::text[], %s::text[]) as s(name, value)"""
     connection.execute(query, [list(settings), list(settings.values())])
 
 

@@ -1,0 +1,112 @@
+"""What keeps views exact is tested: each part of it that is left out makes a view wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+
+from gdq import plan_incremental, plan_postgres
+from gdq.consumers import postgres_engine
+from gdq.consumers.refresh import Refresher
+from gdq.view import create_view
+from tests.fix_server import Database
+
+QUERIES = {
+    "joined": "select l.id, r.id as other from l join r on r.k = l.k",
+    "padded": "select l.k, r.id from l left join r on r.k = l.k",
+    "groups": "select k, max(id) as last from l group by k",
+    "without": "select l.id from l where not exists (select from r where r.k = l.k)",
+}
+# Deleted on both sides at once, NULL keys, rows changed twice and back.
+CHANGES = [
+    "delete from l where id = 1; delete from r where k = 1",
+    "insert into l values (20, null), (21, 2); insert into r values (20, 2), (21, null)",
+    "update l set k = 3 where id = 2; update l set k = 2 where id = 2; update l set k = 4 where id = 2",
+    "insert into r values (30, 4); delete from r where id = 30; insert into r values (30, 3)",
+    "update l set k = null where id = 3; update r set k = 3 where k is null",
+    "delete from l where k is null",
+]
+
+Mutation = Callable[[pytest.MonkeyPatch], None]
+
+
+def without_sign(patch: pytest.MonkeyPatch) -> None:
+    """The join of two deltas is added instead of taken off."""
+    healthy = plan_incremental.DeltaPlanner._delta_step
+    patch.setattr(
+        plan_incremental.DeltaPlanner, "_delta_step", lambda self, sql: healthy(self, sql.replace('-("t', '("t'))
+    )
+
+
+def without_null(patch: pytest.MonkeyPatch) -> None:
+    """NULL is no key."""
+    patch.setattr(plan_incremental, "_among", lambda expression, keys: f"{expression} = any ({keys})")
+
+
+def without_netting(patch: pytest.MonkeyPatch) -> None:
+    """Each image of a row that was changed twice counts by itself, only once."""
+    healthy = postgres_engine.PostgresEngine._temporary
+
+    def temporary(self: postgres_engine.PostgresEngine, name: str, query: str) -> None:
+        healthy(self, name, query.replace('sum("__gdq_weight") over (partition by __image)', '"__gdq_weight"'))
+
+    patch.setattr(postgres_engine.PostgresEngine, "_temporary", temporary)
+
+
+def with_new_as_old(patch: pytest.MonkeyPatch) -> None:
+    """What there was is taken to be what there is."""
+    healthy = plan_incremental.DeltaPlanner._table
+    patch.setattr(plan_incremental.DeltaPlanner, "_table", lambda self, name, _: healthy(self, name, "new"))
+
+
+@contextmanager
+def mutated(mutation: Mutation | None) -> Iterator[None]:
+    plan_postgres._changes.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        if mutation is not None:
+            mutation(patch)
+        yield
+    plan_postgres._changes.cache_clear()
+
+
+def wrong_views(db: Database) -> set[str]:
+    """The views that differ from their query after some refresh, or cannot be refreshed from changes."""
+    found = set()
+    with db.connect() as connection, Refresher(db.dsn) as refresher:
+        connection.execute("create table l (id int primary key, k int); create table r (id int primary key, k int)")
+        connection.execute("select gdq.create_queue('q'); select gdq.add_table('q', 'l'), gdq.add_table('q', 'r')")
+        connection.execute("insert into l select i, i from generate_series(1, 5) i; insert into r select * from l")
+        for name, query in QUERIES.items():
+            create_view(connection, name, "q", query, f"public.{name}", engine="postgres")
+            refresher.refresh(name)
+        for change in CHANGES:
+            connection.execute(f"begin; {change}; commit")
+            for name, query in QUERIES.items():
+                try:
+                    action: str = refresher.refresh(name).action
+                except psycopg.Error:
+                    action = "failed"
+                rows = connection.execute(
+                    f"(({query}) except all table {name}) union all (table {name} except all ({query}))"
+                ).fetchall()
+                if rows or action not in ("delta", "none"):
+                    found.add(name)
+    return found
+
+
+def test_healthy_views_are_exact(db: Database) -> None:
+    with mutated(None):
+        assert wrong_views(db) == set()
+
+
+@pytest.mark.parametrize(
+    ("mutation", "victim"),
+    [(without_sign, "joined"), (without_null, "padded"), (without_netting, "joined"), (with_new_as_old, "without")],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_each_part_is_needed(db: Database, mutation: Mutation, victim: str) -> None:
+    with mutated(mutation):
+        assert victim in wrong_views(db)
