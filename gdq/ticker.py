@@ -45,16 +45,24 @@ def take_tick(connection: psycopg.Connection[Any], queue: str) -> int:
 
 def tick_all(connection: psycopg.Connection[Any], queue: str | None = None) -> int:
     """Take every tick that is due, each in a transaction of its own; how many. Needs an idle connection."""
-    made = 0
-    while more := _tick(connection, queue, INTERVAL_SECONDS, 0)[0]:
+    made, alone = 0, _may_stand_alone(connection)
+    while more := _tick(connection, queue, INTERVAL_SECONDS, 0, alone)[0]:
         made += more
     return made
 
 
-def _tick(connection: psycopg.Connection[Any], queue: str | None, longest: float, ahead: float) -> tuple[int, float]:
+def _may_stand_alone(connection: psycopg.Connection[Any]) -> bool:
+    """Whether a statement by itself is a READ COMMITTED transaction: in one round trip instead of three."""
+    if not connection.autocommit:
+        return False
+    return connection.execute("show default_transaction_isolation").fetchone() == ("read committed",)
+
+
+def _tick(
+    connection: psycopg.Connection[Any], queue: str | None, longest: float, ahead: float, alone: bool
+) -> tuple[int, float]:
     """Take a tick that is due, if any; how many, and the seconds until the next may be due."""
-    # a statement in autocommit is a transaction of its own, in one round trip instead of three
-    with contextlib.nullcontext() if connection.autocommit else connection.transaction():
+    with contextlib.nullcontext() if alone else connection.transaction():
         return queues.tick_and_pause(
             connection, queue, longest=timedelta(seconds=longest), ahead=timedelta(seconds=ahead)
         )
@@ -83,6 +91,8 @@ class Housekeeping:
         self._interval = interval_seconds
         self._next_at = time.monotonic() + interval_seconds
         self._ahead = 0.0
+        self._connection: psycopg.Connection[Any] | None = None
+        self._alone = False
         self._maintained_at = float("-inf")
 
     @property
@@ -92,10 +102,12 @@ class Housekeeping:
 
     def step(self, connection: psycopg.Connection[Any]) -> int:
         """Take the ticks that are due, and maintain when it was a while ago; how many ticks."""
+        if connection is not self._connection:
+            self._connection, self._alone = connection, _may_stand_alone(connection)
         made = 0
         begun = time.monotonic()
         while True:
-            more, pause = _tick(connection, self._queue, self._interval, self._ahead)
+            more, pause = _tick(connection, self._queue, self._interval, self._ahead, self._alone)
             if not more:
                 break
             if not made:

@@ -14,6 +14,7 @@ from gdq.consumer import Consumer
 from gdq.errors import StaleBatch
 from gdq.ticker import Housekeeping
 from tests.fix_server import Database
+from tests.programs import gdq
 from tests.retry_shop import Shop
 
 
@@ -150,3 +151,18 @@ def test_nothing_to_tick_is_looked_for_at_leisure(shop: Shop) -> None:
     assert shop.value(pause) == 600
     shop.connection.execute("select gdq.drop_queue('q', true)")
     assert shop.value(pause) == 600
+
+
+def test_ticks_of_a_role_that_prefers_serializable(shop: Shop) -> None:
+    shop.connection.execute("update gdq.queue set ticker_max_lag = '1 ms'")
+    dsn = f"{shop.db.dsn} options='-c default_transaction_isolation=serializable'"
+    assert gdq("ticker", "--once", dsn=dsn).returncode == 0
+    with Consumer(dsn, "q", "c") as consumer:
+        read: list[int] = []
+        for batch in consumer.batches(timeout=30):
+            read += [(event.key or {})["id"] for event in batch.events()]
+            if 7 in read:
+                break
+            batch.commit()
+            shop.connection.execute("insert into orders values (7)")  # no ticker runs: the consumer takes the tick
+    assert read == [0, 1, 2, 7]
