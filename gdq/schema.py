@@ -87,10 +87,17 @@ begin
 end
 $fresh$"""
 
-# What is generated for the queues that there are.
+# Asked of the older gdq: whose capture functions are what it makes. They become what this one makes.
+_SOUND = """select pg_catalog.set_config('gdq.sound_tables', coalesce((
+  select pg_catalog.array_agg(ct.table_id)::text from gdq.captured_table ct
+   where gdq.capture_state(ct.queue_id, ct.relid) = 'armed'
+     and not exists (select from gdq.function_faults(ct.table_id))), '{}'), true)"""
+
+# What is generated for the queues and tables that there are.
 _WRITERS = """do $writers$
 begin
   perform gdq.replace_writers();
+  perform gdq.renew_capture(nullif(pg_catalog.current_setting('gdq.sound_tables', true), '')::integer[]);
 end
 $writers$"""
 
@@ -181,6 +188,8 @@ def _install(dsn: str | None) -> InstallResult:
         if changed:
             config.attributes["connection"] = connection
             if raw.execute(schema_functions.ANY).rowcount:
+                with contextlib.suppress(psycopg.ProgrammingError), raw.transaction():
+                    raw.execute(_SOUND)
                 # what changes is known when it has been done once
                 _run(raw, "savepoint gdq_trial")
                 _replace(raw, config, before)

@@ -158,6 +158,36 @@ def test_an_upgrade_waits_for_nobody_while_it_holds_others_up(tap: Tap, left_by:
     assert [e.op for e in tap.events()] == ["insert"] * written
 
 
+def test_functions_of_an_older_gdq_become_those_of_this_one(tap: Tap) -> None:
+    """They are no fault, whose mending would cost every consumer a copy. What is a fault stays one."""
+    tap.write("create table t (id int primary key)", "create table spoilt (id int primary key)")
+    tap.write("create table parts (id int primary key) partition by list (id)")
+    for table in ("t", "parts", "spoilt"):
+        tap.add(f"shop.{table}")
+    older = {
+        "gdq.capture_body(bigint, integer, text)": ("'%sbegin", "'%sbegin\\n  null;"),
+        "gdq.truncate_body(integer, oid, boolean)": ("\nbegin\n", "\nbegin\n  null;\n"),
+    }
+    for name, (old, new) in older.items():
+        row = tap.owner.execute("select pg_get_functiondef(%s::regprocedure)", [name]).fetchone()
+        assert row
+        assert row[0].count(old) == 1
+        tap.owner.execute(row[0].replace(old, new).encode())
+    tap.owner.execute(
+        """select gdq.arm(gdq.current_version(table_id), 0),
+                  gdq.replace_capture(queue_id, relid, 't', gdq.truncate_body(queue_id, relid, origin))
+             from gdq.captured_table"""
+    )
+    tap.owner.execute("select gdq.replace_capture(1, 'shop.spoilt'::regclass, 'd', 'begin return null; end')")
+    tap.write("insert into t values (1)")
+    tap.owner.execute("comment on schema gdq is 'as an older gdq left it'")
+    assert schema.install(tap.db.dsn).changed
+    found = {finding.object for finding in doctor(tap.owner) if finding.severity == "error"}
+    assert found == {"shop.spoilt"}
+    tap.write("insert into t values (2)", "truncate t")
+    assert [e.op for e in tap.events()] == ["insert", "insert", "truncate"]
+
+
 def test_writers_call_nothing_that_an_upgrade_may_drop(tap: Tap) -> None:
     """Trigger functions call no function of schema gdq, and what writers of messages call keeps its signature."""
     tap.write("create type mood as enum ('sad'); create table plain (id int primary key, m mood, at timestamptz)")
