@@ -15,10 +15,11 @@ Killed anywhere, it leaves the target at S0 or at S1, and the next refresh goes 
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
@@ -27,7 +28,7 @@ import psycopg
 from psycopg import Connection
 from psycopg.rows import scalar_row
 
-from gdq.conninfo import connect, conninfo_of
+from gdq.conninfo import connect, conninfo_of, is_pooled
 from gdq.consumers.leader import Leader, lead, without_password
 from gdq.consumers.relations import (
     changes,
@@ -75,13 +76,14 @@ class Engine(Protocol):
 class Refresher:
     """Refreshes views of one source database; its Spark session starts at the first one that needs it.
 
+    Given an idle autocommit connection it works on that, which stays open at the end.
     What reads at most `driver_bytes` passes its result through this process, more goes through a staging table.
     `at` is called at the points of a refresh, in order; an exception from it ends the refresh there.
     """
 
     def __init__(
         self,
-        dsn: str | None = None,
+        source: Connection[Any] | str | None = None,
         *,
         driver_bytes: int = 16 * 2**20,
         at: Callable[[Point], None] = lambda _: None,
@@ -89,7 +91,10 @@ class Refresher:
         self._stack = ExitStack()
         self.driver_bytes = driver_bytes
         self.at = at
-        self.control = self._stack.enter_context(connect(dsn, autocommit=True, application_name="gdq:refresh"))
+        if isinstance(source, Connection):
+            self.control = source
+        else:
+            self.control = self._stack.enter_context(connect(source, autocommit=True, application_name="gdq:refresh"))
         self.dsn = conninfo_of(self.control)
         self.worker_dsn = self._stack.enter_context(without_password(self.dsn))
 
@@ -106,7 +111,11 @@ class Refresher:
         from gdq.consumers.spark_source import register  # noqa: PLC0415
         from gdq.consumers.spark_stage import register_stage  # noqa: PLC0415
 
+        handler = signal.getsignal(signal.SIGINT)
         session = spark_session()
+        if callable(handler) and handler is not signal.default_int_handler:
+            # Spark takes Ctrl-C for itself; who had asked for it goes on getting it.
+            signal.signal(signal.SIGINT, handler)
         register(session)
         register_stage(session)
         return session
@@ -117,8 +126,30 @@ class Refresher:
         """Bring one view up to the present; `full`: by loading it afresh. `check` is called before the target commits.
 
         Writes the target and its position, the queue's position and a row of the view's history. PlanError when the
-        view can no longer be planned, RefreshConflict when another refresh has overtaken this one.
+        view can no longer be planned, psycopg.errors.LockNotAvailable when another refresh of it is at work,
+        RefreshConflict when one has overtaken this.
         """
+        with self._locked(name):
+            return self._refresh(name, full, check)
+
+    @contextmanager
+    def _locked(self, name: str) -> Iterator[None]:
+        """Keep other refreshes of the view out. The lock ends with the connection at the latest."""
+        if is_pooled(self.control):
+            # a session is not ours alone there, a transaction is
+            with connect(self.dsn, application_name="gdq:refresh") as holder:
+                with mapped():
+                    holder.execute("select gdq.lock_view(%s, true)", [name])
+                yield
+            return
+        key = self._scalar("select gdq.lock_view(%s)", name)
+        try:
+            yield
+        finally:
+            if not self.control.closed:
+                self.control.execute("select pg_catalog.pg_advisory_unlock(%s)", [key])
+
+    def _refresh(self, name: str, full: bool, check: Callable[[ViewRefresh, Leader], None] | None) -> RefreshResult:
         (view,) = view_info(self.control, name)
         run = self._scalar("select gdq.start_view_run(%s)", name)
         started = time.monotonic()

@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from gdq.cli_base import Wanting, dsn_option, failure, json_option, print_rows, session, talk
+from gdq.cli_base import Wanting, dsn_option, failure, fields, json_option, print_rows, session, talk
 
 if TYPE_CHECKING:
     from gdq.view import EngineChoice, Plan, ViewInfo
@@ -73,6 +73,19 @@ def views(dsn: str | None, as_json: bool) -> None:
 
     with session(dsn) as connection:
         print_rows(view.view_info(connection), _VIEW_COLUMNS, as_json=as_json)
+
+
+@click.command("view-history")
+@click.argument("name")
+@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="At most so many refreshes.")
+@dsn_option
+@json_option
+def view_history(name: str, limit: int, dsn: str | None, as_json: bool) -> None:
+    """List the refreshes of a view, newest first."""
+    from gdq import view  # noqa: PLC0415
+
+    with session(dsn) as connection:
+        print_rows(view.view_history(connection, name, limit), fields(view.ViewRun), as_json=as_json)
 
 
 @click.command("drop-view")
@@ -149,17 +162,18 @@ def _print_plan(plan: Plan, as_json: bool) -> None:
 @dsn_option
 @json_option
 def refresh(view: tuple[str, ...], full: bool, dsn: str | None, as_json: bool) -> None:
-    """Bring views up to the present with Apache Spark; all of them without VIEW."""
+    """Bring views up to the present; without VIEW all of them, a view over another's target after that."""
     import psycopg  # noqa: PLC0415
 
     from gdq.consumers.refresh import Refresher, RefreshResult  # noqa: PLC0415
     from gdq.errors import GdqError  # noqa: PLC0415
-    from gdq.view import view_info  # noqa: PLC0415
+    from gdq.view import in_order, view_info  # noqa: PLC0415
 
     results: list[RefreshResult] = []
     failed = 0
     with Refresher(dsn) as refresher:
-        for name in view or [info.view_name for info in view_info(refresher.control)]:
+        control = refresher.control
+        for name in view or [info.view_name for info in in_order(control, view_info(control))]:
             try:
                 results.append(refresher.refresh(name, full=full))
             except (GdqError, psycopg.Error) as error:  # the other views are refreshed all the same
@@ -188,4 +202,4 @@ def verify_view(name: str, dsn: str | None, as_json: bool) -> None:
         raise Wanting(f"view {name} differs from its query", hint=hint)
 
 
-commands: list[click.Command] = [create_view, views, drop_view, explain_view, refresh, verify_view]
+commands: list[click.Command] = [create_view, views, view_history, drop_view, explain_view, refresh, verify_view]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
@@ -42,6 +42,19 @@ _FINAL = {
 
 # The planner writes the unit in capitals, which is the same.
 _UNIT = re.compile(r"date_trunc\('\w+'")
+
+
+@dataclass(frozen=True, slots=True)
+class ViewRun:
+    """One refresh of a view. `action`: full, delta, none or failed; None while it is at work or when it was killed."""
+
+    started_at: datetime
+    finished_at: datetime | None
+    action: str | None
+    reason: str | None
+    rows_changed: int | None
+    seconds: float | None
+    error: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +159,40 @@ def view_info(connection: Connection[Any], name: str | None = None) -> list[View
     """All views, or one. psycopg.errors.UndefinedObject when there is no such view."""
     with mapped(), connection.cursor(row_factory=class_row(ViewInfo)) as cursor:
         return cursor.execute("select * from gdq.view_info(%s)", [name]).fetchall()
+
+
+def view_history(connection: Connection[Any], name: str, limit: int | None = None) -> list[ViewRun]:
+    """A view's refreshes, newest first, at most `limit`. psycopg.errors.UndefinedObject when there is no such view."""
+    with mapped(), connection.cursor(row_factory=class_row(ViewRun)) as cursor:
+        return cursor.execute("select * from gdq.view_history(%s, %s)", [name, limit]).fetchall()
+
+
+def view_changed(connection: Connection[Any], name: str) -> bool:
+    """Whether a refresh of the view would find something to do; cheap. psycopg.errors.UndefinedObject as above."""
+    return bool(_scalar(connection, "select gdq.view_changed(%s)", name))
+
+
+def in_order(connection: Connection[Any], views: Iterable[ViewInfo]) -> list[ViewInfo]:
+    """Views so that one over another's target comes after that; else as they are given. Views in a circle too."""
+    given = list(views)
+    names = [name for view in given for name in (view.target, *view.tables)]
+    query = "select n, pg_catalog.to_regclass(n)::oid from pg_catalog.unnest(%s::text[]) n"
+    oids = dict(connection.execute(query, [names]).fetchall())
+    filled = {oids[view.target]: view for view in given if view.target_dsn is None and oids[view.target] is not None}
+    ordered: dict[str, ViewInfo] = {}
+    seen: set[str] = set()
+
+    def visit(view: ViewInfo) -> None:
+        if view.view_name not in seen:
+            seen.add(view.view_name)
+            for table in view.tables:
+                if oids[table] in filled:
+                    visit(filled[oids[table]])
+            ordered[view.view_name] = view
+
+    for view in given:
+        visit(view)
+    return list(ordered.values())
 
 
 def load_plan(connection: Connection[Any], view: ViewInfo) -> Plan:

@@ -275,6 +275,9 @@ def test_overtaken_refresh_changes_nothing(shop: Shop) -> None:
     def overtake(point: Point) -> None:
         points.append(point)
         if points.count("staged") == 1 and point == "staged":
+            with pytest.raises(psycopg.errors.LockNotAvailable, match=f"by pid {refresher.control.info.backend_pid}"):
+                other.refresh("sums")
+            refresher.control.execute("select pg_advisory_unlock_all()")  # fenced off all the same
             other.refresh("sums")
 
     with other, Refresher(shop.db.dsn, at=overtake) as refresher:

@@ -1,0 +1,118 @@
+"""What surrounds a refresh: its history, the lock of a view, views over views, and how fresh they are."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from gdq.consumers.refresh import Refresher
+from gdq.errors import GdqError
+from gdq.view import create_view, in_order, view_history, view_info
+from tests.fix_spark import Shop
+from tests.programs import environment, gdq
+
+pytestmark = pytest.mark.server
+
+QUERY = "select id, n from orders where n > 4"
+
+
+@pytest.fixture
+def viewed(shop: Shop) -> Shop:
+    """A view `v` inside PostgreSQL."""
+    shop.execute("alter table orders drop column at")
+    shop.capture("orders")
+    shop.view("v", QUERY, engine="postgres")
+    return shop
+
+
+def rows(shop: Shop, *arguments: str) -> list[dict[str, Any]]:
+    done = gdq(*arguments, "--json", dsn=shop.db.dsn)
+    assert done.returncode == 0, done.stderr
+    found: list[dict[str, Any]] = json.loads(done.stdout)
+    return found
+
+
+def test_history(viewed: Shop) -> None:
+    with Refresher(viewed.db.dsn) as refresher:
+        refresher.refresh("v")
+        viewed.execute("update orders set n = 3 where id in (5, 6)")
+        refresher.refresh("v")
+        refresher.refresh("v")
+        viewed.execute("alter table v rename to w; create view v as table w")
+        with pytest.raises(GdqError):
+            refresher.refresh("v", full=True)
+    found = rows(viewed, "view-history", "v")
+    assert [run["action"] for run in found] == ["failed", "none", "delta", "full"]
+    assert [run["rows_changed"] for run in found] == [None, 0, 2, 200]
+    assert found[-1]["reason"] == "first load"
+    assert [bool(run["error"]) for run in found] == [True, False, False, False]
+    assert all(0 < run["seconds"] < 60 and run["started_at"] < run["finished_at"] for run in found)
+    assert [run.action for run in view_history(viewed.connection, "v", 2)] == ["failed", "none"]
+    assert "delta" in gdq("view-history", "v", "--limit", "3", dsn=viewed.db.dsn).stdout
+    unknown = gdq("view-history", "nothing", dsn=viewed.db.dsn)
+    assert (unknown.returncode, unknown.stderr.splitlines()[0]) == (1, 'Error: view "nothing" does not exist')
+
+
+HOLDER = """
+import sys
+from gdq.consumers.refresh import Refresher
+
+def at(point):
+    if point == "ticked":
+        print(refresher.control.info.backend_pid, flush=True)
+        sys.stdin.readline()
+
+with Refresher(at=at) as refresher:
+    refresher.refresh("v")
+"""
+
+
+def test_second_refresh_is_refused_and_a_killed_one_blocks_nobody(viewed: Shop) -> None:
+    viewed.view("other", "select status, count(*) from orders group by status", engine="postgres")
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER],
+        env=environment(viewed.db.dsn),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as holder:
+        assert holder.stdout
+        pid = holder.stdout.readline().strip()
+        refused = gdq("refresh", "v", "other", "--json", dsn=viewed.db.dsn)
+        assert refused.returncode == 1
+        assert refused.stderr.splitlines()[0] == f'Error: view "v" is being refreshed by pid {pid}'
+        assert [row["view_name"] for row in json.loads(refused.stdout)] == ["other"]
+        assert [run.finished_at for run in view_history(viewed.connection, "v")] == [None]
+        holder.send_signal(signal.SIGKILL)
+    while viewed.execute(f"select 1 from pg_stat_activity where pid = {pid}"):
+        pass
+    with Refresher(viewed.db.dsn) as refresher:
+        assert refresher.refresh("v").action == "full"
+        assert refresher.refresh("v").action == "none"
+        with Refresher(viewed.db.dsn) as second:
+            assert second.refresh("v").action == "none"
+    assert viewed.differences("v", QUERY) == (0, 0)
+
+
+def test_view_over_the_target_of_another(viewed: Shop) -> None:
+    """Made in the wrong order of names, over a target that is captured."""
+    with Refresher(viewed.db.dsn) as refresher:
+        refresher.refresh("v")
+    viewed.capture("v")
+    query = "select n, count(*) as rows from v group by n"
+    create_view(viewed.connection, "a", "q", query, "public.a", engine="postgres")
+    with Refresher(viewed.db.dsn) as refresher:
+        refresher.refresh("a")
+    viewed.capture("a")
+    create_view(viewed.connection, "Z", "q", "select sum(rows) as rows from a", 'public."Z"', engine="postgres")
+    assert [info.view_name for info in in_order(viewed.connection, view_info(viewed.connection))] == ["v", "a", "Z"]
+    for change in ("select 1", "update orders set n = 9 - n", "delete from orders where id < 100", "truncate orders"):
+        viewed.execute(change)
+        assert [row["view_name"] for row in rows(viewed, "refresh")] == ["v", "a", "Z"]
+        assert viewed.differences("a", query) == (0, 0)
+        assert viewed.execute('select coalesce(rows, 0) from "Z"') == viewed.execute("select count(*) from v")
