@@ -89,28 +89,6 @@ def test_a_commit_that_fails_is_no_end_of_the_batch(shop: Shop) -> None:
 
 
 @pytest.mark.server
-def test_get_events_gives_what_comes_again_and_what_is_new(shop: Shop) -> None:
-    first = shop.opened()
-    assert shop.put(first, 1, reason="later")
-    assert shop.finish(first)
-    shop.insert(7)
-    second = shop.opened()
-    query = "select (key->>'id')::int, new->>'note', retries from gdq.get_events(%s, %s)"
-    for _ in range(2):
-        assert shop.connection.execute(query, second).fetchall() == [(1, "n", 1), (7, "n", 0)]
-    assert shop.connection.execute(query, (None, None)).fetchall() == []
-    for stale in (first, (second[0], uuid4())):
-        with pytest.raises(psycopg.Error) as error:
-            shop.connection.execute(query, stale)
-        assert error.value.sqlstate == "GDQ01"
-    shop.connection.execute("begin isolation level repeatable read")
-    with pytest.raises(psycopg.Error) as error:
-        shop.connection.execute(query, second)
-    assert error.value.sqlstate == "GDQ04"
-    shop.connection.execute("rollback")
-
-
-@pytest.mark.server
 def test_a_tick_is_begun_ahead_by_what_it_takes(shop: Shop) -> None:
     def after(minutes: int, ahead: str) -> int:
         """How many ticks are made when the last is so old."""

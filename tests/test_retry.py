@@ -342,3 +342,24 @@ def test_forgotten_with_the_consumer(shop: Shop) -> None:
     shop.finish(batch)
     assert shop.value("select gdq.unregister_consumer('q', 'c')") is True
     assert shop.value("select count(*) from gdq.retry_event") == 0
+
+
+@pytest.mark.server
+def test_events_of_a_batch_in_one(shop: Shop) -> None:
+    """get_events() gives what comes again and then what is new, to the holder of the batch alone."""
+    shop.insert(1, 2)
+    first = shop.opened()
+    assert shop.put(first, 1, reason="later")
+    assert shop.finish(first)
+    shop.insert(7)
+    given_up = shop.opened()
+    second = shop.opened()
+    query = "select (key->>'id')::int, new->>'note', retries from gdq.get_events(%s, %s)"
+    for _ in range(2):
+        assert shop.connection.execute(query, second).fetchall() == [(1, "n", 1), (7, "n", 0)]
+    assert shop.connection.execute(query, (None, None)).fetchall() == []
+    assert shop.refusal(query, *given_up) == "GDQ01"
+    assert shop.refusal(query, *first) == "GDQ01"
+    shop.connection.execute("begin isolation level repeatable read")
+    assert shop.refusal(query, *second) == "GDQ04"
+    shop.connection.execute("rollback")
