@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ import pytest
 from gdq.consumers.refresh import Refresher
 from gdq.errors import GdqError
 from gdq.view import create_view, in_order, view_history, view_info
-from tests.fix_spark import Shop
+from tests.fix_server import Database
+from tests.fix_spark import Shop, make_shop
 from tests.programs import environment, gdq
 
 pytestmark = pytest.mark.server
@@ -22,12 +24,14 @@ QUERY = "select id, n from orders where n > 4"
 
 
 @pytest.fixture
-def viewed(shop: Shop) -> Shop:
+def viewed(db: Database) -> Iterator[Shop]:
     """A view `v` inside PostgreSQL."""
-    shop.execute("alter table orders drop column at")
-    shop.capture("orders")
-    shop.view("v", QUERY, engine="postgres")
-    return shop
+    orders = "create table orders (id int primary key, status text, n int)"
+    rows = "insert into orders select i, 's' || mod(i, 5), mod(i, 10) from generate_series(1, 400) i"
+    for shop in make_shop(db, [orders, rows]):
+        shop.capture("orders")
+        shop.view("v", QUERY, engine="postgres")
+        yield shop
 
 
 def rows(shop: Shop, *arguments: str) -> list[dict[str, Any]]:

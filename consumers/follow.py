@@ -1,0 +1,164 @@
+"""Keeps views fresh: refreshes each whenever a tick of its queue brought changes for it (`gdq refresh --follow`)."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import sql
+
+from gdq.conninfo import is_pooled
+from gdq.consumers.refresh import Refresher, RefreshResult
+from gdq.errors import GdqError
+from gdq.queue import queue_info
+from gdq.ticker import INTERVAL_SECONDS, Housekeeping
+from gdq.view import ViewInfo, in_order, view_changed, view_info
+
+# A view without changes is refreshed all the same after so long: that moves its position on, which holds logs.
+IDLE_SECONDS = 300.0
+
+_RETRY_SECONDS_MAX = 60.0
+
+# The notification of a tick ends the wait; this is for one that got lost, and behind a pooler, where none comes.
+_LOOK_SECONDS = 5.0
+_POLL_SECONDS = 0.5
+
+# Who was heard ticking a queue less than so long ago is taken to be at work.
+_TICKER_SECONDS = 1.0
+
+
+@dataclass(slots=True)
+class _Watched:
+    """What is known of a view: when it was refreshed here, and how often that has failed since."""
+
+    refreshed_at: float = float("-inf")
+    failures: int = 0
+    retry_at: float = float("-inf")
+
+
+@dataclass(slots=True)
+class _Queue:
+    name: str
+    housekeeping: Housekeeping
+    heard_at: float = float("-inf")
+
+
+class Follower:
+    """Refreshes views again and again; all of the database, also those made later, or those named.
+
+    Works on the refresher's control connection alone: waits on it and does a ticker's work meanwhile. A view is looked
+    at whenever a queue ticks, at most every `interval` seconds. `report` is told each refresh, `failed` each error; a
+    view that failed is tried again, after a longer wait from time to time.
+    """
+
+    def __init__(
+        self,
+        refresher: Refresher,
+        names: Sequence[str] = (),
+        *,
+        interval: float = 1.0,
+        report: Callable[[RefreshResult], None],
+        failed: Callable[[str, Exception], None],
+    ) -> None:
+        self._refresher = refresher
+        self._connection = refresher.control
+        self._names = names
+        self._interval = interval
+        self._report = report
+        self._failed = failed
+        self._pooled = is_pooled(self._connection)
+        self._views: dict[str, _Watched] = {}
+        self._queues: dict[str, _Queue] = {}
+        self._notified = False
+
+    def run(self, stop: Callable[[], bool]) -> None:
+        """Go on until `stop`, which is asked between refreshes and while waiting.
+
+        psycopg.OperationalError when the control connection was lost, psycopg.errors.UndefinedObject when a named view
+        does not exist at the start.
+        """
+        for name in self._names:
+            view_info(self._connection, name)
+        self._connection.add_notify_handler(self._notice)
+        try:
+            while not stop():
+                started = time.monotonic()
+                self._notified = False
+                for view in self._listed():
+                    if stop():
+                        return
+                    self._look(view.view_name)
+                self._wait(started, stop)
+        finally:
+            self._connection.remove_notify_handler(self._notice)
+
+    def _listed(self) -> list[ViewInfo]:
+        """The views that there are, in the order of refreshes; their queues are listened to."""
+        views = [view for view in view_info(self._connection) if not self._names or view.view_name in self._names]
+        self._views = {view.view_name: self._views.get(view.view_name, _Watched()) for view in views}
+        wanted = {view.queue_name for view in views}
+        self._queues = {channel: queue for channel, queue in self._queues.items() if queue.name in wanted}
+        if wanted - {queue.name for queue in self._queues.values()}:
+            self._listen(wanted)
+        return in_order(self._connection, views)
+
+    def _listen(self, names: set[str]) -> None:
+        for queue in queue_info(self._connection):
+            channel = f"gdq_{queue.queue_id}"
+            if queue.queue_name in names and channel not in self._queues:
+                self._queues[channel] = _Queue(queue.queue_name, Housekeeping(queue.queue_name))
+                if not self._pooled:
+                    self._connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
+
+    def _look(self, name: str) -> None:
+        """Refresh a view if there is reason to."""
+        watched = self._views[name]
+        if time.monotonic() < watched.retry_at:
+            return
+        try:
+            fresh = not watched.failures and time.monotonic() - watched.refreshed_at < IDLE_SECONDS
+            if fresh and not view_changed(self._connection, name):
+                return
+            result = self._refresher.refresh(name)
+        except (GdqError, psycopg.Error) as error:
+            if self._connection.closed:
+                raise
+            watched.failures += 1
+            watched.retry_at = time.monotonic() + min(2.0**watched.failures / 2, _RETRY_SECONDS_MAX)
+            self._failed(name, error)
+        else:
+            self._views[name] = _Watched(time.monotonic())
+            self._report(result)
+
+    def _wait(self, started: float, stop: Callable[[], bool]) -> None:
+        """Wait until a look is worth it, and do a ticker's work meanwhile."""
+        pause = INTERVAL_SECONDS
+        look_after = max(self._interval, _POLL_SECONDS if self._pooled else _LOOK_SECONDS)
+        while not stop():
+            waited = time.monotonic() - started
+            if waited >= look_after or (waited >= self._interval and (self._notified or self._retry_due())):
+                return
+            if self._keep_house():
+                self._notified = self._notified or self._pooled  # nobody tells of it there
+                pause = INTERVAL_SECONDS
+            if select.select([self._connection.fileno()], [], [], pause)[0]:
+                self._connection.execute("select")  # reads the notification
+            pause = min(pause * 2, _POLL_SECONDS)
+
+    def _keep_house(self) -> int:
+        """Take the ticks that are due, of the queues for which nobody else does it."""
+        due = [queue for queue in self._queues.values() if time.monotonic() - queue.heard_at >= _TICKER_SECONDS]
+        return sum(queue.housekeeping.step(self._connection) for queue in due)
+
+    def _retry_due(self) -> bool:
+        now = time.monotonic()
+        return any(watched.failures and watched.retry_at <= now for watched in self._views.values())
+
+    def _notice(self, notify: psycopg.Notify) -> None:
+        # Called whatever the connection is busy with. The tick of a refresh is not told.
+        self._notified = True
+        if notify.pid != self._connection.info.backend_pid and notify.channel in self._queues:
+            self._queues[notify.channel].heard_at = time.monotonic()
