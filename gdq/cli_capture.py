@@ -34,7 +34,7 @@ def capture_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _LISTS = ("key", "include", "columns", "exclude", "operations")
-_SWITCHES = ("always", "origin", "pin_search_path")
+_SWITCHES = ("always", "origin", "pin_search_path", "allow_rls")
 _CHOICES = ("mode", "granularity", "format", "where")
 
 
@@ -52,6 +52,7 @@ _CHOICES = ("mode", "granularity", "format", "where")
 @click.option("--always/--no-always", default=None, help="Also with session_replication_role = replica.")
 @click.option("--origin", is_flag=True, default=None, help="Log the session setting gdq.origin with each change.")
 @click.option("--pin-search-path/--no-pin-search-path", default=None, help="For sessions that change theirs.")
+@click.option("--allow-rls/--no-allow-rls", default=None, help="Capture it although it has row level security.")
 @click.option("--format", type=click.Choice(["typed", "json"]), help="Log columns by type, or whole rows.")
 @click.option(
     "--reset",

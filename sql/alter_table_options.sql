@@ -100,9 +100,9 @@ language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   defaults constant jsonb := jsonb_build_object('mode', 'full', 'operations', '["insert", "update", "delete", "truncate"]'::jsonb, 'granularity', 'row', 'always', false,
-    'origin', false, 'pin_search_path', false, 'format', case when gdq.event_triggers_on() then 'typed' else 'json' end);
+    'origin', false, 'pin_search_path', false, 'allow_rls', false, 'format', case when gdq.event_triggers_on() then 'typed' else 'json' end);
   own constant jsonb := jsonb_build_object('mode', t.mode, 'operations', t.operations, 'granularity', t.granularity, 'always', t.always,
-    'origin', t.origin, 'pin_search_path', t.pin_search_path, 'format', t.format);
+    'origin', t.origin, 'pin_search_path', t.pin_search_path, 'allow_rls', t.allow_rls, 'format', t.format);
   o jsonb;
   unknown text;
   chosen text[];
@@ -122,6 +122,7 @@ begin
   t.always := (o->>'always')::boolean;
   t.origin := (o->>'origin')::boolean;
   t.pin_search_path := (o->>'pin_search_path')::boolean;
+  t.allow_rls := (o->>'allow_rls')::boolean;
   t.format := o->>'format';
   chosen := gdq.option_list(o, 'operations');
   -- in the order that add_table() stores; what is unknown is refused with the rest
@@ -161,6 +162,9 @@ begin
   elsif t.origin and not wanted.origin then
     raise exception 'origin cannot be switched off: rows that are unread have one' using errcode = 'feature_not_supported',
       hint = 'Remove the table and add it again.';
+  elsif t.allow_rls and not wanted.allow_rls and (select c.relrowsecurity from pg_class c where c.oid = t.relid) then
+    raise exception '% has row level security, which consumers of the queue would pass by', name using errcode = 'feature_not_supported',
+      hint = 'Remove the table from the queue.';
   elsif wanted.format = 'typed' and t.format = 'json' and not gdq.event_triggers_on() then
     raise exception 'format typed needs the event triggers of gdq, which are missing or off' using errcode = 'object_not_in_prerequisite_state',
       hint = 'As a superuser: gdq create-event-triggers.';
@@ -206,9 +210,9 @@ language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
   update gdq.captured_table ct
-     set (mode, format, key_attnums, include_attnums, column_attnums, exclude_attnums, operations, granularity, always, origin, pin_search_path, row_filter)
+     set (mode, format, key_attnums, include_attnums, column_attnums, exclude_attnums, operations, granularity, always, origin, pin_search_path, allow_rls, row_filter)
        = (select wanted.mode, wanted.format, wanted.key_attnums, wanted.include_attnums, wanted.column_attnums, wanted.exclude_attnums, wanted.operations,
-                 wanted.granularity, wanted.always, wanted.origin, wanted.pin_search_path, wanted.row_filter)
+                 wanted.granularity, wanted.always, wanted.origin, wanted.pin_search_path, wanted.allow_rls, wanted.row_filter)
    where ct.table_id = wanted.table_id;
   if gdq.json_fault(wanted.table_id) is not null then
     raise exception '%', gdq.json_fault(wanted.table_id) using errcode = 'feature_not_supported',

@@ -106,7 +106,7 @@ begin
     from gdq.function_faults(t.table_id) f;
   return query select f.severity, f.code, f.cause, coalesce(f.cure, fix), f.fixable from gdq.trigger_findings(t.table_id) f;
   return query select 'warning', 'row_security', format('%s has row level security and was added without allow_rls: consumers read all its rows', name),
-                      'Remove it from the queue; add it again with allow_rls when that is wanted.', false
+                      'Remove it from the queue, or gdq alter-table --allow-rls when that is wanted.', false
     from pg_class c where c.oid = t.relid and c.relrowsecurity and not t.allow_rls;
 end
 $$;

@@ -224,7 +224,10 @@ def test_what_is_refused_changes_nothing(tap: Tap) -> None:
     )
     with pytest.raises(errors.ObjectInUse, match='read by the view "w"'):
         alter(tap, exclude=["w"])
-    assert alter(tap, pin_search_path=True)
+    tap.write("alter table t enable row level security")
+    assert alter(tap, pin_search_path=True, allow_rls=True)
+    with pytest.raises(errors.FeatureNotSupported, match="has row level security"):
+        alter(tap, allow_rls=None)
     tap.write("begin isolation level repeatable read; alter table t add x int; commit")
     with pytest.raises(errors.ObjectNotInPrerequisiteState, match=r"capture of table shop\.t is off"):
         alter(tap, pin_search_path=False)
