@@ -29,6 +29,7 @@ bench: .venv/ready ## measure capture and messages beside PgQ, latency beside NO
 bench-all: bench ## also a held snapshot, many tables, an idle queue, a huge transaction
 	@$(py) -m bench.long_snapshot
 	@$(py) -m bench.many_tables
+	@$(py) -m bench.monitoring
 	@$(py) -m bench.idle
 	@$(py) -m bench.large_transaction
 

@@ -59,7 +59,12 @@ as $$
   with sizes as materialized (
     select * from gdq.log_sizes(filled_logs.queue_id, true)
   ), newest as materialized (
-    select v.table_id, max(v.version_id) as version_id from gdq.table_version v group by 1
+    -- what is gone or captured through its root is written to no more
+    select v.table_id, max(v.version_id) as version_id
+      from gdq.captured_table ct join gdq.table_version v using (table_id)
+     where not exists (select from gdq.resync r where r.queue_id = ct.queue_id and r.relid = ct.relid and r.kind in ('dropped', 'covered'))
+        or gdq.capture_state(ct.queue_id, ct.relid) not in ('dropped', 'covered')
+     group by 1
   )
   select z.queue, z.table_id, z.segment, z.bytes, z.total, coalesce(g.slot = r.current_slot, false), coalesce(g.slot = (r.current_slot + 1) % 3, false)
     from sizes z join gdq.log_segment g using (segment)

@@ -42,17 +42,20 @@ begin
     select v.table_id, max(v.version_id) as version_id from gdq.table_version v group by 1
   ), functions as materialized (
     select p.proname, p.xmin, p.prosrc, p.proowner, p.prosecdef from pg_proc p where p.pronamespace = 'gdq_log'::regnamespace
+  ), replaced as materialized (
+    select t.table_id
+      from tables t join newest n using (table_id) join gdq.log_ring r using (version_id), unnest(array['i', 'u', 'd']) op
+     where not exists (select from functions f where f.proname = gdq.capture_name(t.queue_id, t.relid, op) and f.xmin = r.xmin)
+    union
+    select t.table_id from tables t
+     where not exists (select from functions f where f.proname = gdq.capture_name(t.queue_id, t.relid, 't') and f.prosrc = gdq.truncate_body(t.queue_id, t.relid, t.origin)
+                          and pg_get_userbyid(f.proowner) = capture_owner and f.prosecdef)
   )
   -- recorded: off, or changes are missing
   select t.table_id from tables t where exists (select from gdq.resync r where r.queue_id = t.queue_id and r.relid = t.relid)
   union
-  select t.table_id
-    from tables t join newest n using (table_id) join gdq.log_ring r using (version_id), unnest(array['i', 'u', 'd']) op
-   where not exists (select from functions f where f.proname = gdq.capture_name(t.queue_id, t.relid, op) and f.xmin = r.xmin)
-  union
-  select t.table_id from tables t
-   where not exists (select from functions f where f.proname = gdq.capture_name(t.queue_id, t.relid, 't') and f.prosrc = gdq.truncate_body(t.queue_id, t.relid, t.origin)
-                        and pg_get_userbyid(f.proowner) = capture_owner and f.prosecdef)
+  -- a log that has become quiet has kept its functions
+  select r.table_id from replaced r where exists (select from gdq.function_faults(r.table_id))
   union
   -- a trigger that was touched, or fires before those of gdq
   select t.table_id

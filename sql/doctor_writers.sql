@@ -52,7 +52,7 @@ as $$
       from pg_stat_activity a
      where a.datname = current_database() and a.pid <> pg_backend_pid() and coalesce(a.backend_type, 'client backend') = 'client backend'
   ), aged as (
-    select s.pid, s.xid is not null as writes, least(s.xact_start, (select min(gdq.seen_since(q.queue_id, s.xid)) from gdq.queue q)) as since
+    select s.pid, s.xid is not null as writes, least(s.xact_start, (select min(gdq.seen_since(q.queue_id, s.xid)) from gdq.queue q where s.xid is not null)) as since
       from sessions s where s.xid is not null or s.backend_xmin is not null
   )
   select a.pid, a.writes, a.since, (select count(*) from gdq.log_ring r where r.switched_at > a.since) from aged a

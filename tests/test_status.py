@@ -18,7 +18,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from gdq.status import ConsumerStatus, QueueStatus, Status, status
+from gdq.status import ConsumerStatus, QueueStatus, Status, queue_status, status
 from tests.events import Tap, drain
 from tests.fix_server import Database
 from tests.programs import environment, gdq, start_gdq
@@ -64,6 +64,18 @@ def test_depth_falls_to_nothing_when_all_is_read(shop: Tap) -> None:
     seen = consumers(shop)["c"]
     assert (seen.unread_events, seen.unread_bytes, seen.lag, seen.batch_age) == (0, 0, timedelta(0), None)
     assert queue(shop).log_bytes > 400 * ROW_BYTES
+
+
+def test_logs_of_a_queue_are_those_of_its_tables_and_its_events(shop: Tap) -> None:
+    shop.owner.execute("select gdq.create_queue('other')")
+    shop.owner.execute("select gdq.add_table('other', 'shop.plain')")
+    write(shop, 100)
+    shop.write("insert into plain values (1)", "truncate plain")
+    whole = status(shop.owner).queues
+    assert [(row.queue_name, row.segments) for row in whole] == [("other", 2), ("q", 3)]
+    assert [(row.log_bytes, row.segments) for row in whole] == [
+        (row.log_bytes, row.segments) for row in queue_status(shop.owner)
+    ]
 
 
 def test_bytes_unread_to_a_page(shop: Tap) -> None:
