@@ -21,7 +21,7 @@ $$;
 comment on function gdq.json_value(text) is 'SQL expression for a log column of a type as JSON.';
 
 -- json_images(columns): SQL expressions for the images of a log row as jsonb objects: key and old_key, old_image and
--- new_image; NULL text where the version logs no such image. Writes: nothing.
+-- new_image; a NULL where the version logs no such image. Writes: nothing.
 create or replace function gdq.json_images(columns jsonb, out key text, out old_key text, out old_image text, out new_image text)
 language plpgsql immutable security definer set search_path = pg_catalog, pg_temp
 as $$

@@ -22,20 +22,20 @@ begin
     return;  -- as with most batches
   end if;
   return query
-  with copies as materialized (
-    select gdq.table_name(c.relid) as name, c.snapshot from gdq.copied_tables(waiting_retries.subscription_id) c where c.relid is not null
-  )
-  select r.retry_id, r.due_at
-    from gdq.retry_event r
-   where r.subscription_id = waiting_retries.subscription_id and r.due_at <= due_before and not r.dead
-     and (r.batch_id is null or exists (select from gdq.batch_end e where e.batch_id = r.batch_id and e.token = r.token))
-     and not exists (select from gdq.retry_delivery d
-                      where d.retry_id = r.retry_id
-                        and (exists (select from gdq.batch_end e where e.batch_id = d.batch_id)
-                             or exists (select from gdq.batch b where b.batch_id = d.batch_id
-                                                                 and not gdq.is_finished(b.subscription_id, b.batch_no, b.batch_id))))
-     and not exists (select from copies c where c.name = r.tbl and pg_visible_in_snapshot(r.ev_txid::text::xid8, c.snapshot))
-   order by r.due_at, r.retry_id limit most;
+    with copies as materialized (
+      select gdq.table_name(c.relid) as name, c.snapshot from gdq.copied_tables(waiting_retries.subscription_id) c where c.relid is not null
+    )
+    select r.retry_id, r.due_at
+      from gdq.retry_event r
+     where r.subscription_id = waiting_retries.subscription_id and r.due_at <= due_before and not r.dead
+       and (r.batch_id is null or exists (select from gdq.batch_end e where e.batch_id = r.batch_id and e.token = r.token))
+       and not exists (select from gdq.retry_delivery d
+                        where d.retry_id = r.retry_id
+                          and (exists (select from gdq.batch_end e where e.batch_id = d.batch_id)
+                               or exists (select from gdq.batch b where b.batch_id = d.batch_id
+                                                                   and not gdq.is_finished(b.subscription_id, b.batch_no, b.batch_id))))
+       and not exists (select from copies c where c.name = r.tbl and pg_visible_in_snapshot(r.ev_txid::text::xid8, c.snapshot))
+     order by r.due_at, r.retry_id limit most;
 end
 $$;
 comment on function gdq.waiting_retries(integer, timestamptz, bigint) is 'Events that a subscription put aside and no batch has brought again.';

@@ -116,7 +116,7 @@ create or replace function gdq.lag_for_tick(q gdq.queue, ahead interval) returns
 language plpgsql immutable security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
-  return q.ticker_max_lag - least(ahead, q.ticker_max_lag / 2);
+  return q.ticker_max_lag - least(greatest(ahead, interval '0'), q.ticker_max_lag / 2);
 end
 $$;
 comment on function gdq.lag_for_tick(gdq.queue, interval) is 'Age of the last tick at which a tick for new events is begun.';
