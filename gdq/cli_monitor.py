@@ -44,10 +44,13 @@ _TABLES_SHOWN = 10
     metavar="SECONDS",
     help="With --watch.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object with queues, consumers and tables.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object with queues, consumers, tables and views.")
 @dsn_option
 def status(queue: str | None, watch: bool, interval: float, as_json: bool, dsn: str | None) -> None:
-    """Show depth, rate and lag of queues; of the tables those in resync and those with the largest logs."""
+    """Show depth, rate and lag of queues, and how fresh views are.
+
+    Of the tables those in resync and those with the largest logs.
+    """
     from gdq.status import status as read  # noqa: PLC0415
 
     if watch:
@@ -138,17 +141,21 @@ def _tables(found: Status) -> Group:
     for table in shown[: max(wanting, _TABLES_SHOWN)]:
         sizes = (size(table.log_bytes), str(table.segments))
         tables.add_row(table.queue_name, table.table_name, table.mode, *sizes, table.state, table.reason or "")
-    return Parts(*(part for part in (queues, consumers, tables) if part.row_count or part is queues))
+    views = _table("queue", "view", "age", "last action", "rows changed", "error")
+    for view in found.views:
+        rows = "" if view.rows_changed is None else f"{view.rows_changed:,}"
+        views.add_row(view.queue_name, view.view_name, age(view.age), view.last_action or "", rows, view.error or "")
+    return Parts(*(part for part in (queues, consumers, tables, views) if part.row_count or part is queues))
 
 
 def _table(*columns: str) -> Table:
     from rich.table import Table as Grid  # noqa: PLC0415
 
     grid = Grid(box=None, pad_edge=False, header_style="bold")
-    numbers = {"depth", "bytes", "events/s", "tick", "log", "segments", "tables", "lag", "events", "batch open"}
+    numbers = {"depth", "bytes", "events/s", "tick", "log", "segments", "tables", "lag", "events", "batch open", "age"}
     for column in columns:
-        right = column in numbers | {"resync", "writers", "retries", "dead"}
-        grid.add_column(column, justify="right" if right else "left", no_wrap=column != "reason")
+        right = column in numbers | {"resync", "writers", "retries", "dead", "rows changed"}
+        grid.add_column(column, justify="right" if right else "left", no_wrap=column not in {"reason", "error"})
     return grid
 
 

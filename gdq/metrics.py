@@ -57,6 +57,10 @@ def _number(name: str) -> Callable[[Any], float | None]:
     return value
 
 
+def _rows_changed(row: Any) -> float | None:
+    return None if row.last_action is None else float(row.rows_changed or 0)
+
+
 def _queue(name: str, text: str, value: Callable[[Any], float | None]) -> Measure:
     return Measure(f"gdq_queue_{name}", text, "queues", ("queue",), value)
 
@@ -67,6 +71,10 @@ def _consumer(name: str, text: str, value: Callable[[Any], float | None]) -> Mea
 
 def _table(name: str, text: str, value: Callable[[Any], float | None]) -> Measure:
     return Measure(f"gdq_table_{name}", text, "tables", ("queue", "table"), value)
+
+
+def _view(name: str, text: str, value: Callable[[Any], float | None]) -> Measure:
+    return Measure(f"gdq_view_{name}", text, "views", ("queue", "view"), value)
 
 
 MEASURES = (
@@ -101,6 +109,9 @@ MEASURES = (
     ),
     _table("log_bytes", "Bytes of the table's log segments that hold rows, with indexes.", _number("log_bytes")),
     _table("resync", "1 while changes of the table are missing.", lambda row: float(row.state != "ok")),
+    _view("age_seconds", "Since the start of the last refresh that was finished.", _seconds("age")),
+    _view("rows_changed", "Rows deleted and inserted by the last refresh; 0 when it failed.", _rows_changed),
+    _view("failed", "1 while the last refresh is one that failed.", lambda row: float(row.last_action == "failed")),
 )
 
 UP = ("gdq_up", "1 when the last look at the database succeeded.")

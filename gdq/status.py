@@ -65,12 +65,29 @@ class TableStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class ViewStatus:
+    """One view: how fresh it is, and how its last refresh went.
+
+    `age`: since the start of the last refresh that was finished, so what the target stands for is at most as old; None
+    before the first. `last_action`: full, delta, none or failed.
+    """
+
+    queue_name: str
+    view_name: str
+    age: timedelta | None
+    last_action: Literal["full", "delta", "none", "failed"] | None
+    rows_changed: int | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
-    """All queues, or one, with their consumers and tables."""
+    """All queues, or one, with their consumers, tables and views."""
 
     queues: list[QueueStatus]
     consumers: list[ConsumerStatus]
     tables: list[TableStatus]
+    views: list[ViewStatus]
 
     def unread(self, queue_name: str) -> tuple[int, int]:
         """Depth of a queue in events and bytes: what its slowest consumer has not finished."""
@@ -96,12 +113,17 @@ def table_status(connection: Connection[Any], queue: str | None = None) -> list[
     return _rows(connection, TableStatus, "table_status", queue)
 
 
+def view_status(connection: Connection[Any], queue: str | None = None) -> list[ViewStatus]:
+    """The views of all queues, or of one."""
+    return _rows(connection, ViewStatus, "view_status", queue)
+
+
 def status(connection: Connection[Any], queue: str | None = None) -> Status:
-    """Queues, consumers and tables."""
+    """Queues, consumers, tables and views."""
     tables = table_status(connection, queue)
     # their logs need not be looked at twice
     queues = [_with_logs(row, tables) for row in _rows(connection, QueueStatus, "queue_status", queue, False)]
-    return Status(queues, consumer_status(connection, queue), tables)
+    return Status(queues, consumer_status(connection, queue), tables, view_status(connection, queue))
 
 
 def _with_logs(row: QueueStatus, tables: list[TableStatus]) -> QueueStatus:

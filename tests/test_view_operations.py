@@ -13,6 +13,7 @@ import pytest
 
 from gdq.consumers.refresh import Refresher
 from gdq.errors import GdqError
+from gdq.status import status
 from gdq.view import create_view, in_order, view_history, view_info
 from tests.fix_server import Database
 from tests.fix_spark import Shop, make_shop
@@ -101,6 +102,27 @@ def test_second_refresh_is_refused_and_a_killed_one_blocks_nobody(viewed: Shop) 
         with Refresher(viewed.db.dsn) as second:
             assert second.refresh("v").action == "none"
     assert viewed.differences("v", QUERY) == (0, 0)
+
+
+def test_status_says_how_fresh_views_are(viewed: Shop) -> None:
+    (view,) = status(viewed.connection).views
+    assert (view.queue_name, view.view_name, view.age, view.last_action) == ("q", "v", None, None)
+    with Refresher(viewed.db.dsn) as refresher:
+        refresher.refresh("v")
+        viewed.execute("update gdq.view_run set started_at = started_at - interval '1 hour'")
+        (view,) = status(viewed.connection).views
+        assert view.age
+        assert (view.age.total_seconds() // 3600, view.last_action, view.rows_changed) == (1, "full", 200)
+        viewed.execute("alter table v rename to w; create view v as table w")
+        with pytest.raises(GdqError):
+            refresher.refresh("v")
+    done = gdq("status", "--json", dsn=viewed.db.dsn)
+    (seen,) = json.loads(done.stdout)["views"]
+    assert (seen["age"] // 3600, seen["last_action"], seen["rows_changed"]) == (1, "failed", None)
+    assert seen["error"]
+    lines = gdq("status", "q", dsn=viewed.db.dsn).stdout.splitlines()
+    assert next(line for line in lines if "last action" in line).split()[:2] == ["queue", "view"]
+    assert next(line for line in lines if " failed " in line).split()[:4] == ["q", "v", "1", "h"]
 
 
 def test_view_over_the_target_of_another(viewed: Shop) -> None:
