@@ -93,13 +93,19 @@ _SOUND = """select pg_catalog.set_config('gdq.sound_tables', coalesce((
    where gdq.capture_state(ct.queue_id, ct.relid) = 'armed'
      and not exists (select from gdq.function_faults(ct.table_id))), '{}'), true)"""
 
-# What is generated for the queues and tables that there are.
+# What is generated for the queues that there are.
 _WRITERS = """do $writers$
 begin
   perform gdq.replace_writers();
-  perform gdq.renew_capture(nullif(pg_catalog.current_setting('gdq.sound_tables', true), '')::integer[]);
 end
 $writers$"""
+
+# The last step, since it keeps DDL of these tables out.
+_RENEW = """do $renew$
+begin
+  perform gdq.renew_capture(nullif(pg_catalog.current_setting('gdq.sound_tables', true), '')::integer[]);
+end
+$renew$"""
 
 _EVENT_TRIGGERS_HINT = "Have a superuser run gdq create-event-triggers; format is json until then."
 _EVENT_TRIGGERS = f"""do $triggers$
@@ -188,14 +194,15 @@ def _install(dsn: str | None) -> InstallResult:
         if changed:
             config.attributes["connection"] = connection
             if raw.execute(schema_functions.ANY).rowcount:
-                with contextlib.suppress(psycopg.ProgrammingError), raw.transaction():
-                    raw.execute(_SOUND)
                 # what changes is known when it has been done once
                 _run(raw, "savepoint gdq_trial")
                 _replace(raw, config, before)
                 new = raw.execute(schema_functions.SIGNATURES).fetchone()
                 _run(raw, "rollback to savepoint gdq_trial", "release savepoint gdq_trial")
                 raw.execute(schema_functions.SET_SIGNATURES, new)
+                # a very old one knows no faults
+                with contextlib.suppress(psycopg.ProgrammingError), raw.transaction():
+                    raw.execute(_SOUND)
                 notices.clear()
             _replace(raw, config, before)
         _run(raw, _QUIET, _EVENT_TRIGGERS)
@@ -311,14 +318,14 @@ def _revision(connection: psycopg.Connection[Any]) -> str | None:
 
 
 def _function_statements() -> tuple[str, ...]:
-    """Every function, then who may run them, then the mark by which the next install knows them."""
+    """Every function and its mark, by which the next install knows it; who may run them; what is made by them."""
     texts = (
         *schema_version.function_texts(),
         _WRITERS,
         schema_functions.RESTORE,
         f"comment on schema gdq is '{schema_version.mark()}'",
     )
-    return (_QUIET, *texts, _LOUD, schema_functions.GRANT_ROLES)
+    return (_QUIET, *texts, _LOUD, schema_functions.GRANT_ROLES, _RENEW)
 
 
 def _run(connection: psycopg.Connection[Any], *statements: str) -> None:
