@@ -1,0 +1,251 @@
+"""Views of every shape, refreshed inside PostgreSQL: whatever happens to the tables, a view equals its query.
+
+GDQ_VIEW_EXAMPLES=<rounds for each shape> makes a campaign of it, GDQ_VIEW_SEED=<number> another one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from click.testing import CliRunner
+
+from gdq.cli import main
+from gdq.consumers.refresh import Refresher, RefreshResult
+from gdq.consumers.verify import verify_view
+from gdq.view import create_view, explain_view, view_info
+from tests.fix_server import Database
+from tests.fix_spark import QUEUE, Shop, make_shop
+from tests.programs import environment
+from tests.view_churn import fill, transaction
+from tests.view_grammar import CAPTURE, SCHEMA, SHAPES, TABLES
+
+EXAMPLES = int(os.environ.get("GDQ_VIEW_EXAMPLES", "4"))
+SEED = os.environ.get("GDQ_VIEW_SEED", "1")
+PATIENCE = 5
+
+JSON = 114
+
+
+@dataclass
+class Scene:
+    """A database with the tables of the grammar, and what happened to the view that is looked at."""
+
+    shop: Shop
+    refresher: Refresher
+    history: list[str] = field(default_factory=list)
+
+    def run(self, statements: list[str]) -> None:
+        self.history += statements
+        self.shop.execute("; ".join(statements))
+
+    def view(self, name: str, query: str) -> str:
+        """Make the view and load it; returns the name of its target."""
+        target = f"public.t_{name}"
+        plan = create_view(self.shop.connection, name, QUEUE, query, target, engine="postgres")
+        assert plan is not None
+        assert self.refresher.refresh(name).action == "full"
+        return target
+
+    def differences(self, query: str, target: str) -> tuple[list[Any], list[Any]]:
+        """Rows that the target lacks, and rows that it has too many."""
+        with self.shop.connection.cursor() as cursor:
+            described = cursor.execute(f"select * from ({query}) q limit 0".encode()).description or ()
+        columns = ", ".join(f'"{c.name}"' + "::text" * (c.type_code == JSON) for c in described)
+        sides = (f"select {columns} from ({query}) q", f"select {columns} from {target}")
+        missing, unexpected = (self.shop.execute(f"{a} except all {b}") for a, b in (sides, sides[::-1]))
+        return missing, unexpected
+
+    def content(self, target: str) -> object:
+        return self.shop.execute(f"select t::text, count(*) from {target} t group by 1 order by 1")
+
+
+@pytest.fixture(scope="module")
+def module_scene(module_db: Database) -> Iterator[Scene]:
+    for shop in make_shop(module_db, [*SCHEMA, *CAPTURE]):
+        with Refresher(module_db.dsn) as refresher:
+            yield Scene(shop, refresher)
+
+
+@pytest.fixture
+def scene(module_scene: Scene) -> Iterator[Scene]:
+    """The scene without views; a test fills its tables itself."""
+    module_scene.history.clear()
+    yield module_scene
+    for info in view_info(module_scene.shop.connection):
+        dropped = CliRunner().invoke(main, ["drop-view", info.view_name, "--dsn", module_scene.shop.db.dsn])
+        assert dropped.exit_code == 0, dropped.output
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_shape(scene: Scene, name: str) -> None:
+    shape = SHAPES[name]
+    rng = random.Random(f"{SEED} {name}")
+    scene.run(fill(rng))
+    views = []
+    query = shape.query
+    if shape.base is not None:
+        views.append(f"base_of_{name}")
+        target = scene.view(views[0], SHAPES[shape.base].query)
+        scene.shop.capture(target)
+        query = query.replace("target", target)
+    views.append(name)
+    target = scene.view(name, query)
+    assert scene.differences(query, target) == ([], [])
+    rounds = changed = deltas = 0
+    while rounds < EXAMPLES or (rounds < EXAMPLES * PATIENCE and not (changed and (deltas or not shape.incremental))):
+        rounds += 1
+        before = scene.content(target)
+        scene.history[:] = [f"-- seed {SEED} {name}, round {rounds}"]
+        for _ in range(rng.randint(1, 3)):
+            scene.run(transaction(rng, shape.tables))
+        result = [scene.refresher.refresh(view) for view in views][-1]
+        found = scene.differences(query, target)
+        assert found == ([], []), f"{result}\n{query}\nmissing and unexpected: {found}\n" + ";\n".join(scene.history)
+        different = scene.content(target) != before
+        assert bool(result.rows_changed) >= different
+        changed += different
+        deltas += result.action == "delta"
+    assert changed, "the view has never changed"
+    assert deltas or not shape.incremental, f"never refreshed from changes: {result}"
+
+
+SOME = {
+    "sums": SHAPES["sums"].query,
+    "join_pk_mode": SHAPES["join_pk_mode"].query,
+    "left_join_key_hidden": SHAPES["left_join_key_hidden"].query,
+    "not_exists": SHAPES["not_exists"].query,
+    "min_max": SHAPES["min_max"].query,
+    "top_of_group": SHAPES["top_of_group"].query,
+    "except_all": SHAPES["except_all"].query,
+    "join_three": SHAPES["join_three"].query,
+}
+# A writer that meets another one gives way; what it has done is rolled back.
+_LOST = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected, psycopg.errors.UniqueViolation)
+
+
+@contextmanager
+def writers(database: Database, count: int) -> Iterator[list[int]]:
+    """Threads that run random transactions until the block ends; how many each has ended."""
+    stop = threading.Event()
+    done = [0] * count
+
+    def write(number: int) -> None:
+        rng = random.Random(f"{SEED} writer {number}")
+        with database.connect() as connection:
+            connection.execute("set lock_timeout = '20ms'")
+            while not stop.is_set():
+                try:
+                    for statement in transaction(rng, TABLES):
+                        connection.execute(statement.encode())
+                except _LOST:
+                    connection.execute("rollback")
+                done[number] += 1
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield done
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_exact_while_writers_go_on(scene: Scene) -> None:
+    scene.run(fill(random.Random(SEED)))
+    targets = {name: scene.view(name, query) for name, query in SOME.items()}
+    actions: set[str] = set()
+    with writers(scene.shop.db, 3) as done:
+        for _ in range(max(3, EXAMPLES // 2)):
+            for name in SOME:
+                found = verify_view(scene.refresher, name)
+                assert found.equal, found
+                actions.add(str(view_info(scene.shop.connection, name)[0].last_action))
+                scene.shop.keep_house()
+    assert min(done) > 10
+    assert "delta" in actions
+    for name, target in targets.items():
+        scene.refresher.refresh(name)
+        assert scene.differences(SOME[name], target) == ([], [])
+
+
+def test_nothing_to_do(scene: Scene) -> None:
+    scene.run(fill(random.Random(SEED)))
+    for name, query in SOME.items():
+        scene.view(name, query)
+
+    def refreshed() -> list[RefreshResult]:
+        return [scene.refresher.refresh(name) for name in SOME]
+
+    assert {result.action for result in refreshed()} == {"none"}
+    # Nothing, in the end, has changed.
+    scene.run(
+        ["begin", "update item set k = k + 1", "update item set k = k - 1", "update fact set qty = qty", "commit"]
+    )
+    scene.run(["begin", "delete from item", "delete from fact", "rollback"])
+    before = [scene.content(f"t_{name}") for name in SOME]
+    assert all(result.rows_changed == 0 for result in refreshed() if result.action == "delta")
+    assert [scene.content(f"t_{name}") for name in SOME] == before
+    scene.run(["truncate fact"])
+    results = {result.view_name: result for result in refreshed()}
+    assert (results["join_three"].action, results["join_three"].reason) == ("full", "truncate of public.fact")
+    assert results["sums"].action == "none"
+    assert scene.shop.execute("select count(*) from t_join_three") == [(0,)]
+
+
+def test_explained_without_a_trace(scene: Scene) -> None:
+    for name, shape in SHAPES.items():
+        if shape.base is None:
+            plan = explain_view(scene.shop.connection, QUEUE, shape.query, engine="postgres")
+            assert str(plan), name
+    assert view_info(scene.shop.connection) == []
+
+
+PROGRAM = """
+import sys
+from gdq.cli import main
+main(sys.argv[1:], standalone_mode=False)
+loaded = [name for name in ("pyspark", "pyarrow") if name in sys.modules]
+assert not loaded, loaded
+"""
+
+
+def test_commands_without_spark(scene: Scene, tmp_path: Path) -> None:
+    scene.run(fill(random.Random(SEED)))
+    query = SHAPES["left_join"].query
+    file = tmp_path / "view.sql"
+    file.write_text(query + ";\n")
+
+    def gdq(*arguments: str) -> Any:
+        return CliRunner().invoke(main, [*arguments, "--dsn", scene.shop.db.dsn])
+
+    create = ("create-view", "cli", "--queue", QUEUE, "--sql", str(file), "--target", "public.t_cli")
+    done = gdq(*create, "--engine", "postgres")
+    assert done.exit_code == 0, done.output
+    assert json.loads(gdq("explain-view", "cli", "--json").stdout)["strategy"]
+    command = [sys.executable, "-c", PROGRAM, "refresh", "cli"]
+    for _ in range(2):
+        subprocess.run(command, env=environment(scene.shop.db.dsn), check=True, capture_output=True, timeout=60)
+        assert scene.differences(query, "t_cli") == ([], [])
+        scene.run(["update fact set k = 3 where k = 2", "delete from item where k = 3", "update item set k = null"])
+    assert view_info(scene.shop.connection, "cli")[0].last_action == "delta"
+    assert gdq("verify-view", "cli").exit_code == 0
+    scene.shop.execute("delete from t_cli where ctid = (select min(ctid) from t_cli)")
+    wrong = gdq("verify-view", "cli")
+    assert (wrong.exit_code, "differs" in wrong.stderr) == (3, True)
+    assert gdq("refresh", "--full", "cli").exit_code == 0
+    assert gdq("verify-view", "cli").exit_code == 0
+    assert gdq("drop-view", "cli").exit_code == 0
