@@ -11,7 +11,7 @@ _VALUES: dict[str, tuple[str, ...]] = {
     "grp": ("null", "1", "2", "3", "4"),
     "amount": ("null", "-1", "0.05", "2.50", "10", "99.99", "'NaN'"),
     "flag": ("null", "true", "false"),
-    "ratio": ("null", "0.25", "0.5", "-1.75", "1024"),
+    "ratio": ("null", "0", "'-0'", "0.25", "0.5", "-1.75", "1024", "'NaN'", "'Infinity'"),
     "note": _NOTES,
     "doc": ("null", """'{"a": 1}'""", """'{"a":1}'""", "'[]'"),
     "label": _NOTES,
@@ -21,13 +21,18 @@ _VALUES: dict[str, tuple[str, ...]] = {
     "extra": _NOTES,
     "n": ("null", "1", "2", "9000000000"),
     '"Name"': _NOTES,
+    "at": ("null", "'2026-01-31 23:30+00'", "'2026-02-01 01:30+02'", "'2026-02-01 12:00+00'", "'infinity'"),
+    "tags": ("null", "'{}'", "'{1,2}'", "'{1,NULL}'", "'{2}'"),
+    "props": ("null", """'{"a": 1}'""", """'{"a": 1.0}'""", "'[]'", "'null'"),
+    "mood": ("null", "'sad'", "'calm'", "'glad'"),
+    "code": ("null", "'a'", "'a  '", "'ab'"),
     "v": ("null", "0", "1", "3", "6"),
 }
 _COLUMNS = {
-    "item": ("grp", "k", "amount", "flag", "ratio", "note", "doc"),
-    "fact": ("k", "grp", "label", "qty", "price"),
-    "dim": ("grp", "name", "extra"),
-    "part": ("k", "n", '"Name"'),
+    "item": ("grp", "k", "amount", "flag", "ratio", "note", "doc", "at"),
+    "fact": ("k", "grp", "label", "qty", "price", "tags", "props"),
+    "dim": ("grp", "name", "extra", "mood"),
+    "part": ("k", "n", '"Name"', "mood", "code"),
     "few": ("v",),
 }
 _FACTS_MAX = 45

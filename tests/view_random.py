@@ -1,0 +1,166 @@
+"""Random views over the tables of view_grammar: joins, subqueries, groups, windows and set operations."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# Columns of each table that are integers and that are text.
+_INTEGERS = {
+    "item": ("id", "k", "grp"),
+    "fact": ("k", "grp", "qty"),
+    "dim": ("k", "grp"),
+    "part": ("id", "k", "n"),
+    "few": ("id", "v"),
+}
+_TEXTS = {"item": ("note",), "fact": ("label",), "dim": ("name",), "part": ('"Name"',), "few": ()}
+_TABLES = ("item", "item", "fact", "fact", "fact", "dim", "part", "few")
+
+
+@dataclass(frozen=True, slots=True)
+class _From:
+    """What stands in FROM, and the columns that it offers."""
+
+    sql: str
+    integers: tuple[str, ...]
+    texts: tuple[str, ...]
+    size: int
+
+
+class RandomView:
+    """Draws one query from `rng`; every order in it is total as far as its rows can tell."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.aliases = 0
+
+    def query(self) -> str:
+        draw = self.rng.choice((self._plain, self._plain, self._grouped, self._grouped, self._distinct, self._set))
+        return self.rng.choice((draw, draw, draw, self._ranked))()
+
+    def _alias(self) -> str:
+        self.aliases += 1
+        return f"t{self.aliases}"
+
+    def _table(self) -> _From:
+        table, alias = self.rng.choice(_TABLES), self._alias()
+        qualified = [tuple(f"{alias}.{c}" for c in columns[table]) for columns in (_INTEGERS, _TEXTS)]
+        return _From(f"{table} {alias}", qualified[0], qualified[1], 1)
+
+    def _derived(self) -> _From:
+        """A subquery: groups, distinct rows, or the rows that meet a condition."""
+        inner, alias = self._table(), self._alias()
+        a, b = (self.rng.choice(inner.integers) for _ in range(2))
+        where = f" where {self._condition(inner, 1)}" if self.rng.random() < 0.5 else ""
+        sql = self.rng.choice(
+            (
+                f"select {a} as a, count(*) as b, max({b}) as c from {inner.sql}{where} group by {a}",
+                f"select distinct {a} as a, {b} as b, {b} as c from {inner.sql}{where}",
+                f"select {a} as a, {b} as b, {a} + {b} as c from {inner.sql}{where}",
+                f"select {a} as a, {b} as b, count(*) over (partition by {a}) as c from {inner.sql}{where}",
+            )
+        )
+        return _From(f"({sql}) {alias}", tuple(f"{alias}.{c}" for c in "abc"), (), 1)
+
+    def _from(self, most: int = 3) -> _From:
+        found = self._leaf()
+        while found.size < most and self.rng.random() < 0.6:
+            right = self._leaf()
+            kind = self.rng.choice(("join", "join", "left join", "left join", "right join", "full join"))
+            on = f"{self.rng.choice(right.integers)} = {self.rng.choice(found.integers)}"
+            if kind != "full join" and self.rng.random() < 0.3:
+                on += f" and {self._comparison(self.rng.choice((found, right)))}"
+            found = _From(
+                f"{found.sql} {kind} {right.sql} on {on}",
+                found.integers + right.integers,
+                found.texts + right.texts,
+                found.size + 1,
+            )
+        return found
+
+    def _leaf(self) -> _From:
+        return self._derived() if self.rng.random() < 0.2 else self._table()
+
+    def _comparison(self, source: _From) -> str:
+        a, b = (self.rng.choice(source.integers) for _ in range(2))
+        return self.rng.choice(
+            (
+                f"{a} > {self.rng.randint(0, 3)}",
+                f"{a} is null",
+                f"({a} is not null or {b} < 3)",
+                f"{a} <> {self.rng.randint(1, 4)}",
+                f"coalesce({a}, 0) <= coalesce({b}, 2)",
+            )
+        )
+
+    def _condition(self, source: _From, depth: int) -> str:
+        if depth <= 0 or self.rng.random() < 0.4:
+            return self._comparison(source)
+        inner = self._from(2)
+        outer, own, other = self.rng.choice(source.integers), *(self.rng.choice(inner.integers) for _ in range(2))
+        where = f"{own} = {outer}"
+        if self.rng.random() < 0.5:
+            where += f" and {self._condition(inner, depth - 1)}"
+        plain = f" where {self._comparison(inner)}" if self.rng.random() < 0.5 else ""
+        return self.rng.choice(
+            (
+                f"exists (select 1 from {inner.sql} where {where})",
+                f"not exists (select 1 from {inner.sql} where {where})",
+                f"{outer} in (select {own} from {inner.sql}{plain})",
+                f"{outer} not in (select {own} from {inner.sql} where {own} is not null)",
+                f"{outer} < (select max({other}) from {inner.sql} where {where})",
+                f"(exists (select 1 from {inner.sql} where {where}) or {self._comparison(source)})",
+            )
+        )
+
+    def _where(self, source: _From) -> str:
+        parts = [self._condition(source, 2) for _ in range(self.rng.choice((0, 1, 1, 2)))]
+        return f" where {' and '.join(parts)}" if parts else ""
+
+    def _some(self, names: Sequence[str], most: int) -> list[str]:
+        return self.rng.sample(names, min(len(names), self.rng.randint(1, most)))
+
+    def _plain(self, columns: int | None = None, word: str = "select") -> str:
+        source = self._from()
+        names = [self.rng.choice(source.integers) for _ in range(columns)] if columns else None
+        outputs = names or [*self._some(source.integers, 3), *source.texts[:1]]
+        if names is None and self.rng.random() < 0.2:
+            inner = self._table()
+            own, other = (self.rng.choice(inner.integers) for _ in range(2))
+            call = self.rng.choice(("max", "count", "sum"))
+            outputs.append(
+                f"(select {call}({other}) from {inner.sql} where {own} = {self.rng.choice(source.integers)})"
+            )
+        listed = ", ".join(f"{output} as o{n}" for n, output in enumerate(outputs))
+        return f"{word} {listed} from {source.sql}{self._where(source)}"
+
+    def _distinct(self) -> str:
+        return self._plain(word="select distinct")
+
+    def _grouped(self) -> str:
+        source = self._from()
+        keys = self._some(source.integers + source.texts, 2)
+        calls = self.rng.sample(("count(*)", "count({})", "sum({})", "min({})", "max({})", "count(distinct {})"), 2)
+        outputs = [*keys, *(call.format(self.rng.choice(source.integers)) for call in calls)]
+        if self.rng.random() < 0.2:
+            outputs = outputs[1:]
+        listed = ", ".join(f"{output} as o{n}" for n, output in enumerate(outputs))
+        having = f" having count(*) {self.rng.choice('<>')} 2" if self.rng.random() < 0.3 else ""
+        return f"select {listed} from {source.sql}{self._where(source)} group by {', '.join(keys)}{having}"
+
+    def _set(self) -> str:
+        number = self.rng.randint(1, 2)
+        word = self.rng.choice(("union", "union all", "except", "except all", "intersect", "intersect all"))
+        return f"{self._plain(number)} {word} {self._plain(number)}"
+
+    def _ranked(self) -> str:
+        """The first rows of each partition; rows that tie are equal."""
+        number = self.rng.randint(2, 3)
+        columns = [f"o{n}" for n in range(number)]
+        order = ", ".join(columns[1:])
+        place = f"row_number() over (partition by o0 order by {order}) as place"
+        return (
+            f"select {', '.join(columns)}, place from (select {', '.join(columns)}, {place}"
+            f" from ({self._plain(number)}) plain) ranked where place <= {self.rng.randint(1, 3)}"
+        )
