@@ -126,14 +126,16 @@ class RandomView:
         names = [self.rng.choice(source.integers) for _ in range(columns)] if columns else None
         outputs = names or [*self._some(source.integers, 3), *source.texts[:1]]
         if names is None and self.rng.random() < 0.2:
-            inner = self._table()
-            own, other = (self.rng.choice(inner.integers) for _ in range(2))
-            call = self.rng.choice(("max", "count", "sum"))
-            outputs.append(
-                f"(select {call}({other}) from {inner.sql} where {own} = {self.rng.choice(source.integers)})"
-            )
+            outputs.append(self._scalar(source.integers))
         listed = ", ".join(f"{output} as o{n}" for n, output in enumerate(outputs))
         return f"{word} {listed} from {source.sql}{self._where(source)}"
+
+    def _scalar(self, outer: Sequence[str]) -> str:
+        """A subquery with one value, correlated by one of these columns."""
+        inner = self._table()
+        own, other = (self.rng.choice(inner.integers) for _ in range(2))
+        call = self.rng.choice(("max", "count", "sum"))
+        return f"(select {call}({other}) from {inner.sql} where {own} = {self.rng.choice(outer)})"
 
     def _distinct(self) -> str:
         return self._plain(word="select distinct")
@@ -143,6 +145,11 @@ class RandomView:
         keys = self._some(source.integers + source.texts, 2)
         calls = self.rng.sample(("count(*)", "count({})", "sum({})", "min({})", "max({})", "count(distinct {})"), 2)
         outputs = [*keys, *(call.format(self.rng.choice(source.integers)) for call in calls)]
+        numbers = [key for key in keys if key in source.integers]
+        if self.rng.random() < 0.2:
+            outputs.append(f"sum(case when {self._condition(source, 1)} then 1 else 2 end)")
+        if numbers and self.rng.random() < 0.15:
+            outputs.append(self._scalar(numbers))
         if self.rng.random() < 0.2:
             outputs = outputs[1:]
         listed = ", ".join(f"{output} as o{n}" for n, output in enumerate(outputs))
