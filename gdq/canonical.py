@@ -33,6 +33,7 @@ def canonical(connection: Connection[Any], query: str) -> str:
         text, tree = _printed(connection, query.strip().rstrip(";"))
         _refuse_catalogs(connection, tree)
         _refuse_volatile(connection, tree)
+        _refuse_catalogs(connection, tree)
         try:
             read = parse(text)
             if read.find(exp.Lock):
@@ -48,7 +49,7 @@ def canonical(connection: Connection[Any], query: str) -> str:
                 "an expression of the view is not read as PostgreSQL reads it",
                 hint=f"PostgreSQL: {' '.join(text.split())} planner: {' '.join(again.split())}",
             )
-    return " ".join(text.split()) if "'" not in text else text
+    return " ".join(text.split()) if "'" not in text and '"' not in text else text
 
 
 def tables_of(text: str) -> list[str]:

@@ -127,6 +127,8 @@ def create_view(
     options["source"] = str(uuid.uuid4())
     if inside:
         options["engine"] = "postgres"
+        # Canonical SQL names what is not in pg_catalog with its schema: nothing may come before that.
+        options["search_path"] = ", ".join(filter(None, ["pg_catalog", options["search_path"]]))
     if target_dsn is not None:
         options["target_dsn"] = target_dsn
     # A star means the columns of today, as in PostgreSQL's own views.

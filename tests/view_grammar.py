@@ -224,6 +224,7 @@ _NAMES_AND_TYPES = {
                         group by "P"."Name", "P".n""",
     "star_of_join": "select i.*, d.name from item i join dim d on d.k = i.k",
     "natural_join": "select k, id, name from (select id, k from item) i natural join (select k, name from dim) d",
+    "odd_names": """select n as "two  spaces", "Name" as "a ""quoted"" 'name'" from part where n > 1""",
     "group_by_position": "select grp, k as key, count(*) as n from fact group by 1, 2",
     "group_by_alias": "select coalesce(k, -1) as key, count(*) as n from fact group by key",
     "join_enum": "select p.id, d.name from part p join dim d on d.mood = p.mood",
@@ -319,6 +320,7 @@ _MAY_BE_FULL = {
     "cross_join_total",
     "json_bag",
     "full_join_of_three",
+    "group_by_array",
     "join_values",
     "lateral_group",
     "limit_in_subquery",
@@ -350,6 +352,7 @@ REFUSED = {
     "select id, random() as r from item": "nondeterministic",
     "select id from item where at < now()": "nondeterministic",
     "select i.id from item i join pg_class c on c.relname = i.note": "unknown-table",
+    "select id from item where note in (select tablename from pg_tables)": "unknown-table",
 }
 
 SHAPES = {
