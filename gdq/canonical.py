@@ -33,7 +33,6 @@ def canonical(connection: Connection[Any], query: str) -> str:
         text, tree = _printed(connection, query.strip().rstrip(";"))
         _refuse_catalogs(connection, tree)
         _refuse_volatile(connection, tree)
-        _refuse_catalogs(connection, tree)
         try:
             read = parse(text)
             if read.find(exp.Lock):
