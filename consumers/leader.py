@@ -6,6 +6,7 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,14 +34,25 @@ class Leader:
 
 @contextlib.contextmanager
 def lead(
-    dsn: str, queue: str, tables: Sequence[str], *, batch_id: int | None = None, token: str | None = None
+    source: str | psycopg.Connection[Any],
+    queue: str,
+    tables: Sequence[str],
+    *,
+    batch_id: int | None = None,
+    token: str | None = None,
 ) -> Iterator[Leader]:
     """Lock the tables and their log segments, take and export a snapshot, and hold it until the block ends.
+
+    `source`: where to, or a connection that is not in a transaction and serves no other purpose.
 
     Locks come before the snapshot: a TRUNCATE or rewrite after it would make a table read as empty. `batch_id` and
     `token`, of begin_refresh(), are checked under the locks: StaleBatch when another refresh has taken over.
     """
-    with connect(dsn, application_name=f"gdq:{queue}/leader") as connection:
+    with ExitStack() as stack:
+        if isinstance(source, str):
+            source = stack.enter_context(connect(source, application_name=f"gdq:{queue}/leader"))
+        connection = source
+        stack.callback(_reset, connection)
         for _ in range(_LOCK_TRIES):
             segments = _segments(connection, queue, tables)
             connection.rollback()
@@ -56,13 +68,18 @@ def lead(
                     with mapped():
                         connection.execute("select gdq.batch_tables(%s, %s)", [batch_id, token])
                 yield Leader(connection, *row)
-                connection.rollback()
                 return
             # A table got a new version between the list and the locks.
-            connection.rollback()
-            connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
-            connection.read_only = False
+            _reset(connection)
     raise GdqError(f"the logs of {', '.join(tables)} changed {_LOCK_TRIES} times while they were being locked")
+
+
+def _reset(connection: psycopg.Connection[Any]) -> None:
+    """End the transaction; the next one is an ordinary one."""
+    if not connection.closed:
+        connection.rollback()
+        connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+        connection.read_only = False
 
 
 def _segments(connection: psycopg.Connection[Any], queue: str, tables: Sequence[str]) -> list[str]:

@@ -99,7 +99,6 @@ class PostgresEngine:
             if table.name in images:
                 self._make_delta(number, table, images[table.name])
                 if self._one(f"select exists (select from pg_temp.gdq_delta_{number})"):
-                    self._make_old(number, table)
                     changed.append(table.name)
         return changed
 
@@ -109,9 +108,18 @@ class PostgresEngine:
             steps = self.plan.changes(changed)
         except PlanError as error:
             raise NeedsFull(str(error)) from error
+        statements = " ".join(step.sql for step in steps.steps)
+        views = []
+        for number, table in enumerate(self.plan.tables, 1):
+            if re.search(rf"\bgdq_(old|any)_{number}\b", statements):
+                self._make_old(number, table)
+                views.append(f"gdq_old_{number}, gdq_any_{number}")
         for step in steps.steps:
             self._take(step)
-        return self._finish(steps)
+        rows = self._finish(steps)
+        if views:
+            run(self.output, f"drop view {', '.join(views)}")
+        return rows
 
     def _finish(self, steps: Changes) -> int:
         if steps.outcome is None:
@@ -149,9 +157,9 @@ class PostgresEngine:
                 f"row_number() over (partition by {image}) as __copy from {table.name} as i) as t "
                 f"where not exists (select from {delta} as d where d.__image = t.__image and t.__copy <= d.{weight})"
             )
-        run(self.output, f"create or replace temp view gdq_old_{number} as {kept} union all {gone}")
+        run(self.output, f"create temp view gdq_old_{number} as {kept} union all {gone}")
         rows = f"select {columns} from {table.name} union all {gone}"
-        run(self.output, f"create or replace temp view gdq_any_{number} as {rows}")
+        run(self.output, f"create temp view gdq_any_{number} as {rows}")
 
     def _take(self, step: Step) -> None:
         if step.kind == "delta":

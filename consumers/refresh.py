@@ -89,6 +89,7 @@ class Refresher:
         at: Callable[[Point], None] = lambda _: None,
     ) -> None:
         self._stack = ExitStack()
+        self._connections: dict[tuple[str, str], Connection[Any]] = {}
         self.driver_bytes = driver_bytes
         self.at = at
         if isinstance(source, Connection):
@@ -167,6 +168,15 @@ class Refresher:
         )
         return RefreshResult(name, action, reason, rows, time.monotonic() - started)
 
+    def connection(self, purpose: str, dsn: str, *, autocommit: bool = False) -> Connection[Any]:
+        """A connection for one purpose, kept from refresh to refresh: what a session has compiled is not lost."""
+        known = self._connections.get((purpose, dsn))
+        if known is None or known.closed or known.broken:
+            known = connect(dsn, autocommit=autocommit, application_name=f"gdq:refresh {purpose}")
+            self._connections[purpose, dsn] = known
+            self._stack.callback(known.close)
+        return known
+
     def _scalar(self, query: str, *values: object) -> Any:
         with mapped(), self.control.cursor(row_factory=scalar_row) as cursor:
             return cursor.execute(query, values).fetchone()
@@ -188,9 +198,9 @@ class ViewRefresh:
 
     def __enter__(self) -> Self:
         dsn = self.refresher.dsn if self.view.target_dsn is None else self.view.target_dsn
-        self.output = self._stack.enter_context(
-            psycopg.connect(dsn, autocommit=True, application_name=f"gdq:refresh {self.view.view_name}"[:63])
-        )
+        self.output = self.refresher.connection("target", dsn, autocommit=True)
+        name = f"gdq:refresh {self.view.view_name}"[:63]
+        self.output.execute("select pg_catalog.set_config('application_name', %s, false)", [name])
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -222,7 +232,8 @@ class ViewRefresh:
             stored = self.target.position(self.output)
             there = self.target.exists(self.output)
         at("begun")
-        with lead(self.refresher.dsn, queue, self.view.tables, batch_id=batch_id, token=token) as leader:
+        source = self.refresher.connection("leader", self.refresher.dsn)
+        with lead(source, queue, self.view.tables, batch_id=batch_id, token=token) as leader:
             at("exported")
             self._load_plan(leader.connection)
             reason = reason or self._why_full(stored, there)
