@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from gdq.consumers import follow
+from gdq.consumers.refresh import Refresher
 from tests.fix_spark import Shop
 from tests.programs import gdq, start_gdq
 
@@ -104,6 +106,22 @@ def test_failing_view_stops_no_other_and_is_tried_again(viewed: Shop) -> None:
     assert err.splitlines() == ["Error: view shares: division by zero"] * tries
     assert tries < 10
     assert "v: delta, 1 rows changed in " in out
+
+
+def test_view_without_changes_moves_on_now_and_then(viewed: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its position would hold logs."""
+    told: list[tuple[str, str]] = []
+    monkeypatch.setattr(follow, "IDLE_SECONDS", 0)
+    with Refresher(viewed.db.dsn) as refresher:
+        follower = follow.Follower(
+            refresher,
+            ["still"],
+            interval=0.05,
+            report=lambda result: told.append((result.view_name, result.action)),
+            failed=lambda name, error: pytest.fail(f"{name}: {error}"),
+        )
+        follower.run(lambda: len(told) == 3)
+    assert told == [("still", "full"), ("still", "none"), ("still", "none")]
 
 
 def test_lost_connection_new_views_and_names(viewed: Shop) -> None:

@@ -18,6 +18,9 @@ import pytest
 
 from gdq.conninfo import connect, is_pooled
 from gdq.consumer import Consumer
+from gdq.consumers.follow import Follower
+from gdq.consumers.refresh import Point, Refresher, RefreshResult
+from gdq.view import create_view
 from tests.events import Tap
 from tests.fix_server import PASSWORD
 from tests.programs import gdq, start_gdq
@@ -33,8 +36,11 @@ def free_port() -> int:
 
 
 @pytest.fixture
-def pooled(tap: Tap) -> Iterator[str]:
-    """The connection string of a PgBouncer with two server sessions, both gdq_owner's in the database of `tap`."""
+def pooled(tap: Tap, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The connection string of a PgBouncer with two server sessions, both gdq_owner's in the database of `tap`.
+
+    As many as the fixture's parameter says, where it has one.
+    """
     server = tap.db.server
     account = server.account
     folder = server.folder / f"pgbouncer-{tap.db.name}"
@@ -50,7 +56,7 @@ listen_port = {port}
 unix_socket_dir =
 auth_type = any
 pool_mode = transaction
-default_pool_size = 2
+default_pool_size = {getattr(request, "param", 2)}
 server_lifetime = 3600
 """,
     )
@@ -201,3 +207,32 @@ def test_install_through_the_pooler(tap: Tap, pooled: str) -> None:
     tap.owner.execute("comment on schema gdq is 'as an older gdq left it'")
     with busy(pooled):
         assert gdq("install", dsn=pooled).returncode == 0
+
+
+@pytest.mark.parametrize("pooled", [4], indirect=True)
+def test_refreshes_keep_each_other_out_and_follow_by_asking(tap: Tap, pooled: str) -> None:
+    tap.write("create table t (id int primary key)", "insert into t values (1), (2)")
+    tap.add("shop.t")
+    with tap.db.connect("su") as su:
+        su.execute("create schema fast authorization gdq_owner")
+        su.execute("grant usage on schema shop to gdq_owner; grant select on shop.t to gdq_owner")
+    create_view(tap.owner, "v", "q", "select id from shop.t", "fast.v", engine="postgres")
+    refused = []
+
+    def intrude(point: Point) -> None:
+        if point == "begun":
+            with Refresher(pooled) as other, pytest.raises(psycopg.errors.LockNotAvailable, match='view "v" is being'):
+                other.refresh("v")
+            refused.append(point)
+
+    with Refresher(pooled, at=intrude) as refresher:
+        assert refresher.refresh("v").action == "full"
+        assert refused == ["begun"]
+        told: list[RefreshResult] = []
+
+        def report(result: RefreshResult) -> None:
+            told.append(result)
+            tap.write(f"insert into t values (10 + {len(told)})")
+
+        Follower(refresher, report=report, failed=lambda _, error: pytest.fail(str(error))).run(lambda: len(told) == 3)
+    assert [result.action for result in told] == ["none", "delta", "delta"]

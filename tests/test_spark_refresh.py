@@ -26,6 +26,7 @@ from gdq.errors import DivergedPosition, GdqError, StaleBatch
 from gdq.target import RefreshConflict
 from tests.fix_server import Database
 from tests.fix_spark import QUEUE, SPARK_MARKS, Shop
+from tests.test_follow import following, runs, until
 
 pytestmark = SPARK_MARKS
 
@@ -374,3 +375,17 @@ def test_commands(shop: Shop) -> None:
     assert runner.invoke(main, ["refresh", "nothing", "--dsn", shop.db.dsn]).exit_code == 1
     (held,) = shop.execute(f"select lag_events from gdq.consumer_info('{QUEUE}')")
     assert held == (0,)
+
+
+def test_following_ends_well_by_ctrl_c(shop: Shop) -> None:
+    """Spark would take the signal for itself."""
+    shop.capture("orders")
+    shop.view("sums", SUMS)
+    with following(shop) as process:
+        until(lambda: runs(shop, "sums") == ["full"])
+        change(shop, 1)
+        until(lambda: runs(shop, "sums")[-1] == "delta")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, "Error" in err, out.count("sums: ")) == (0, False, len(runs(shop, "sums")))
+    assert shop.differences("sums", SUMS) == (0, 0)
