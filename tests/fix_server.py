@@ -124,11 +124,17 @@ def empty_db(server: Server, template: str) -> Iterator[Database]:
     yield from _temporary(server, "template0")
 
 
+_ended: list[str] = []
+
+
 def _temporary(server: Server, template: str) -> Iterator[Database]:
     name = _create(server, f"test_{secrets.token_hex(6)}", template)
     yield Database(server, name)
+    # The server waits a tenth of a second for sessions that have just ended, so each database outlives its test by one.
     with psycopg.connect(server.conninfo(), autocommit=True) as su:
-        su.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
+        while _ended:
+            su.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(_ended.pop())))
+    _ended.append(name)
 
 
 def _create(server: Server, name: str, template: str = "template0") -> str:
