@@ -15,18 +15,14 @@ from gdq.errors import StaleBatch
 from gdq.ticker import Housekeeping
 from tests.fix_server import Database
 from tests.programs import gdq
-from tests.retry_shop import Shop
+from tests.retry_shop import Shop, open_shop
 
 
 @pytest.fixture
 def shop(db: Database) -> Iterator[Shop]:
     """A queue q that captures orders, with the consumer c, for whom three ticks hold one change each."""
-    with db.connect() as connection:
-        connection.execute("create table orders (id int primary key, note text); create table seen (ev_id bigint)")
-        connection.execute("select gdq.create_queue('q', ticker_max_lag => '1 hour', ticker_idle_period => '1 hour')")
-        connection.execute("select gdq.add_table('q', 'orders')")
-        connection.execute("select gdq.register_consumer('q', 'c')")
-        opened = Shop(db, connection)
+    with open_shop(db) as opened:
+        opened.connection.execute("update gdq.queue set ticker_max_lag = '1 hour', ticker_idle_period = '1 hour'")
         for key in range(3):
             opened.insert(key)
         yield opened
