@@ -108,7 +108,7 @@ begin
                       case when f.own then fix else format('As a superuser: ALTER FUNCTION gdq_log.%I() OWNER TO %I', f.name, gdq.capture_owner()) end, f.own
     from gdq.function_faults(t.table_id) f;
   return query select f.severity, f.code, f.cause, coalesce(f.cure, fix), f.fixable from gdq.trigger_findings(t.table_id) f;
-  return query select 'warning', 'row_security', format('%s has row level security and was added without allow_rls: consumers read all its rows', name),
+  return query select 'warning', 'row_security', format('%s has row level security and is captured without allow_rls: consumers read all its rows', name),
                       'Remove it from the queue, or gdq alter-table --allow-rls when that is wanted.', false
     from pg_class c where c.oid = t.relid and c.relrowsecurity and not t.allow_rls;
 end
