@@ -39,8 +39,7 @@ comment on function gdq.doctor_writers(integer, interval) is 'The part of doctor
 
 -- open_transactions(): sessions of this database with an xid (writes) or a snapshot; since: when their transaction began,
 -- at the latest; NULL when nothing tells; switched: how many logs were switched after that. Without pg_monitor the
--- server hides the age of other roles' transactions: there the ticks tell that of an xid, and a snapshot is not seen.
--- Writes: nothing.
+-- server hides the age of other roles' transactions, but not their xid and xmin: there the ticks tell. Writes: nothing.
 create or replace function gdq.open_transactions() returns table (pid integer, writes boolean, since timestamptz, switched bigint)
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -52,7 +51,8 @@ as $$
       from pg_stat_activity a
      where a.datname = current_database() and a.pid <> pg_backend_pid() and coalesce(a.backend_type, 'client backend') = 'client backend'
   ), aged as (
-    select s.pid, s.xid is not null as writes, least(s.xact_start, (select min(gdq.seen_since(q.queue_id, s.xid)) from gdq.queue q where s.xid is not null)) as since
+    select s.pid, s.xid is not null as writes,
+           coalesce(s.xact_start, (select min(least(gdq.seen_since(q.queue_id, s.xid), gdq.seen_since(q.queue_id, gdq.full_xid(s.backend_xmin), true))) from gdq.queue q)) as since
       from sessions s where s.xid is not null or s.backend_xmin is not null
   )
   select a.pid, a.writes, a.since, (select count(*) from gdq.log_ring r where r.switched_at > a.since) from aged a

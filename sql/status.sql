@@ -282,9 +282,10 @@ end
 $$;
 comment on function gdq.full_xid(xid) is 'The number of an open transaction with its epoch.';
 
--- seen_since(queue_id, xid): time of the first tick that met an open transaction: it began before. NULL when none did.
--- A binary search: there may be a million ticks. Writes: nothing.
-create or replace function gdq.seen_since(queue_id integer, xid xid8) returns timestamptz
+-- seen_since(queue_id, xid, ended): time of the first tick that met an open transaction: it began before; or (ended) the
+-- first that found it over: a snapshot that still lists it, or ends at it, is older. NULL when none did. A binary search:
+-- there may be a million ticks. Writes: nothing.
+create or replace function gdq.seen_since(queue_id integer, xid xid8, ended boolean default false) returns timestamptz
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -297,7 +298,7 @@ begin
   while low < high loop
     middle := (low + high) / 2;
     select * into t from gdq.tick tt where tt.queue_id = seen_since.queue_id and not tt.refresh and tt.tick_id >= middle order by tt.tick_id limit 1;
-    if pg_snapshot_xmax(t.snapshot) > xid then
+    if (ended and pg_visible_in_snapshot(xid, t.snapshot)) or (not ended and pg_snapshot_xmax(t.snapshot) > xid) then
       high := middle;
     else
       low := t.tick_id + 1;
@@ -306,4 +307,4 @@ begin
   return (select tt.created_at from gdq.tick tt where tt.queue_id = seen_since.queue_id and not tt.refresh and tt.tick_id >= low order by tt.tick_id limit 1);
 end
 $$;
-comment on function gdq.seen_since(integer, xid8) is 'Time of the first tick that met an open transaction.';
+comment on function gdq.seen_since(integer, xid8, boolean) is 'Time of the first tick that met an open transaction, or found it over.';

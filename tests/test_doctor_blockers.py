@@ -226,3 +226,19 @@ def test_old_snapshot_from_before_a_rotation(stage: Stage) -> None:
     [finding] = found(stage.owner, "long_writer")
     assert finding.object == f"pid {old.info.backend_pid}"
     assert found(stage.owner, "long_transaction") == []
+
+
+@pytest.mark.server
+def test_old_snapshot_whose_age_is_hidden(shop: Tap) -> None:
+    """A tick that found over what the snapshot shows as open was taken after it."""
+    with shop.db.connect("app", autocommit=False) as old:
+        old.execute("set transaction isolation level repeatable read")
+        old.execute("select 1")
+        assert found(shop.owner, "long_transaction") == []
+        shop.write("insert into item values (1, 'a')")
+        shop.owner.execute("select gdq.force_tick('q')")
+        [finding] = found(shop.owner, "long_transaction")
+        assert finding.object == f"pid {old.info.backend_pid}"
+        assert "in a transaction for at least 00:00:0" in finding.cause
+        assert "keeps an old snapshot" in finding.cause
+        assert found(shop.owner, "long_transaction", PATIENCE) == []
