@@ -44,16 +44,14 @@ create or replace function gdq.open_transactions() returns table (pid integer, w
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
   with sessions as (
-    select a.pid, a.xact_start,
-           (select gdq.full_xid(l.transactionid) from pg_locks l
-             where l.pid = a.pid and l.locktype = 'transactionid' and l.mode = 'ExclusiveLock' and l.granted order by age(l.transactionid) desc limit 1) as xid,
-           a.backend_xmin
+    select a.pid, a.xact_start, gdq.full_xid(a.backend_xid) as xid, gdq.full_xid(a.backend_xmin) as xmin
       from pg_stat_activity a
      where a.datname = current_database() and a.pid <> pg_backend_pid() and coalesce(a.backend_type, 'client backend') = 'client backend'
+       and (a.backend_xid is not null or a.backend_xmin is not null)
   ), aged as (
     select s.pid, s.xid is not null as writes,
-           coalesce(s.xact_start, (select min(least(gdq.seen_since(q.queue_id, s.xid), gdq.seen_since(q.queue_id, gdq.full_xid(s.backend_xmin), true))) from gdq.queue q)) as since
-      from sessions s where s.xid is not null or s.backend_xmin is not null
+           coalesce(s.xact_start, (select min(least(gdq.seen_since(q.queue_id, s.xid), gdq.seen_since(q.queue_id, s.xmin, true))) from gdq.queue q)) as since
+      from sessions s
   )
   select a.pid, a.writes, a.since, (select count(*) from gdq.log_ring r where r.switched_at > a.since) from aged a
 $$;
