@@ -14,7 +14,7 @@ import pytest
 from gdq.consumers.refresh import Refresher
 from gdq.errors import GdqError
 from gdq.status import status
-from gdq.view import create_view, in_order, view_history, view_info
+from gdq.view import create_view, in_order, view_changed, view_history, view_info
 from tests.fix_server import Database
 from tests.fix_spark import Shop, make_shop
 from tests.programs import environment, gdq
@@ -102,6 +102,23 @@ def test_second_refresh_is_refused_and_a_killed_one_blocks_nobody(viewed: Shop) 
         with Refresher(viewed.db.dsn) as second:
             assert second.refresh("v").action == "none"
     assert viewed.differences("v", QUERY) == (0, 0)
+
+
+def test_change_of_a_transaction_that_was_open_at_the_last_refresh(viewed: Shop) -> None:
+    with Refresher(viewed.db.dsn) as refresher, viewed.db.connect(autocommit=False) as late:
+        late.execute("update orders set n = 7 where id = 10")
+        viewed.execute("insert into orders values (401, 'x', 8)")
+        assert view_changed(viewed.connection, "v")
+        assert refresher.refresh("v").action == "full"
+        assert not view_changed(viewed.connection, "v")
+        late.commit()
+        assert view_changed(viewed.connection, "v")
+        assert refresher.refresh("v").rows_changed == 1
+        assert not view_changed(viewed.connection, "v")
+        viewed.execute("select gdq.insert_event('q', 'note', '{}')")
+        assert not view_changed(viewed.connection, "v")
+        viewed.execute("truncate orders")
+        assert view_changed(viewed.connection, "v")
 
 
 def test_status_says_how_fresh_views_are(viewed: Shop) -> None:
