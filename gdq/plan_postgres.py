@@ -161,8 +161,11 @@ def _plan(canonical: str, tables: tuple[TableSchema, ...]) -> PostgresPlan:
         whole = tuple(UsedTable(t.qualified, tuple(c.name for c in t.columns), t.key) for t in tables)
         return PostgresPlan(canonical, (), whole, None, str(error), (), (), tuple(tables))
     used = tuple(_used(query, table) for table in tables if table.qualified in query.tables(query.root))
-    state = plan_state(query)
     columns = output_names(query.root)
+    folded = _folded(query, used, tables)
+    if folded is not None:
+        return PostgresPlan(canonical, columns, used, None, folded, (), (), tuple(tables))
+    state = plan_state(query)
     summed = query.root.find(exp.AggFunc, exp.Anonymous, exp.Window) is not None
     plan = PostgresPlan(canonical, columns, used, state, None, columns if summed else (), (), tuple(tables))
     rules = list(plan.alone().values())
@@ -170,6 +173,21 @@ def _plan(canonical: str, tables: tuple[TableSchema, ...]) -> PostgresPlan:
     reason = full.removeprefix("full: ") if full else None
     match = () if full else _match(query, plan)
     return PostgresPlan(canonical, columns, used, state, reason, plan.aggregates, match, tuple(tables))
+
+
+def _folded(query: Query, used: Sequence[UsedTable], tables: Sequence[TableSchema]) -> str | None:
+    """Why rows cannot be looked for by their values: a collation takes different ones for equal; None when they can.
+
+    The log and the target hold values without their collation, so keys of them would miss what is spelled otherwise.
+    """
+    if query.root.find(exp.Collate):
+        return "a view with COLLATE is loaded in full [collation]"
+    read = {(table.name, name) for table in used for name in table.columns}
+    for table in tables:
+        for column in table.columns:
+            if column.folded and (table.qualified, column.name) in read:
+                return f"the collation of {quote(column.name)} takes different values for equal [collation]"
+    return None
 
 
 def _used(query: Query, table: TableSchema) -> UsedTable:

@@ -143,6 +143,7 @@ def test_shape(scene: Scene, name: str) -> None:
     assert seen.deltas or not shape.incremental, "never refreshed from changes"
 
 
+@pytest.mark.server
 def test_random_queries(scene: Scene) -> None:
     deltas = 0
     for number in range(RANDOM):
@@ -249,12 +250,30 @@ def test_nothing_to_do(scene: Scene) -> None:
     assert scene.shop.execute("select count(*) from t_join_three") == [(0,)]
 
 
+@pytest.mark.server
 def test_explained_without_a_trace(scene: Scene) -> None:
     for name, shape in SHAPES.items():
         if shape.base is None:
             plan = explain_view(scene.shop.connection, QUEUE, shape.query, engine="postgres")
             assert str(plan), name
     assert view_info(scene.shop.connection) == []
+
+
+@pytest.mark.server
+def test_collation_that_takes_different_values_for_equal(scene: Scene) -> None:
+    try:
+        scene.shop.execute("create collation fold (provider = icu, locale = 'und-u-ks-level2', deterministic = false)")
+    except psycopg.errors.FeatureNotSupported:
+        pytest.skip("this PostgreSQL has no ICU")
+    scene.shop.execute("create table tag (id int primary key, word text collate fold)")
+    scene.shop.capture("tag")
+    scene.shop.execute("insert into tag values (1, 'a'), (2, 'A'), (3, 'b')")
+    query = "select word, count(*) as n, max(id) as last from tag group by word"
+    target = scene.view("folded", query)
+    scene.shop.execute("delete from tag where id = 1; update tag set word = 'B' where id = 2")
+    result = scene.refresher.refresh("folded")
+    assert (result.action, "[collation]" in str(result.reason)) == ("full", True)
+    assert scene.shop.execute(f"select upper(word), n, last from {target}") == [("B", 2, 3)]
 
 
 @pytest.mark.parametrize("query", REFUSED)
