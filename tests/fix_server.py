@@ -131,10 +131,15 @@ def _temporary(server: Server, template: str) -> Iterator[Database]:
     name = _create(server, f"test_{secrets.token_hex(6)}", template)
     yield Database(server, name)
     # The server waits a tenth of a second for sessions that have just ended, so each database outlives its test by one.
+    drop_ended(server)
+    _ended.append(name)
+
+
+def drop_ended(server: Server) -> None:
+    """Drop the databases of tests that are over: before a role that has rights in them."""
     with psycopg.connect(server.conninfo(), autocommit=True) as su:
         while _ended:
             su.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(_ended.pop())))
-    _ended.append(name)
 
 
 def _create(server: Server, name: str, template: str = "template0") -> str:

@@ -16,7 +16,7 @@ from gdq import schema
 from gdq.consumer import Consumer, consumer_info
 from gdq.embedded import Server
 from tests.events import Tap
-from tests.fix_server import PASSWORD, Database
+from tests.fix_server import PASSWORD, Database, drop_ended
 
 ROLES = {"boss": "gdq_admin", "mirror": "gdq_consumer", "rival": "gdq_consumer", "watcher": "gdq_reader"}
 
@@ -35,6 +35,7 @@ def people(server: Server, template: str) -> Iterator[None]:
                 )
             )
         yield
+        drop_ended(server)
         for name in ROLES:
             su.execute(sql.SQL("drop role {}").format(sql.Identifier(name)))
 
