@@ -20,7 +20,6 @@ from gdq.plan_query import (
     Leaf,
     Query,
     Tree,
-    aggregates_of,
     conjuncts,
     joins_of,
     leaves_of,
@@ -29,6 +28,7 @@ from gdq.plan_query import (
     subqueries_of,
     where_of,
 )
+from gdq.plan_shape import aggregates_of
 
 ColumnOf = tuple[str, str]
 

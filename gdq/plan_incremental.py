@@ -18,7 +18,7 @@ The plan is SQL of PostgreSQL over these relations, besides the tables themselve
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,7 +29,6 @@ from gdq.plan_graph import Graph, Key, build_graph, choose_key
 from gdq.plan_query import (
     Leaf,
     Query,
-    aggregates_of,
     conjuncts,
     joins_of,
     leaves_of,
@@ -40,11 +39,11 @@ from gdq.plan_query import (
     value,
     where_of,
 )
+from gdq.plan_relations import Bounds, Relations, State, alias_node, among
+from gdq.plan_shape import dividing, group_all, is_grouped
 
 # Each table that changed doubles the terms of a join.
 _CHANGED_MAX = 6
-
-State = Literal["new", "old", "any"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +74,13 @@ class Replace:
     sql: str
 
 
-Bounds = dict[str, list[tuple[str, str]]]
-
-
 class DeltaPlanner:
     """Plans the steps for one set of tables that changed. `numbers`: tables (qualified) and their number."""
 
     def __init__(self, query: Query, numbers: dict[str, int], changed: Iterable[str]) -> None:
         self.query = query
         self.steps: list[Step] = []
-        self._tables = numbers
-        self._changed = frozenset(changed)
+        self._relations = Relations(query, numbers, changed)
         self._numbers = itertools.count(1)
         self._aliases = itertools.count(1)
         self._deltas: dict[str, str | None] = {}
@@ -93,7 +88,7 @@ class DeltaPlanner:
     def outcome(self) -> Signed | Replace | None:
         """How the rows of the whole query change; None when they do not."""
         root = self.query.root
-        if not self.is_changed(root):
+        if not self._relations.is_changed(root):
             return None
         if isinstance(root, exp.Select):
             replaced = self._replaced(root)
@@ -102,20 +97,16 @@ class DeltaPlanner:
         rows = self.delta(root)
         return None if rows is None else Signed(rows)
 
-    def is_changed(self, node: exp.Expr) -> bool:
-        """Whether a part of the query reads a table that changed."""
-        return bool(self.query.tables(node) & self._changed)
-
     def delta(self, query: exp.Query) -> str | None:
         """The relation with the signed rows by which a query changes; None when it does not."""
-        if not self.is_changed(query):
+        if not self._relations.is_changed(query):
             return None
         if isinstance(query, exp.SetOperation):
             return self._set_operation(query)
         if not isinstance(query, exp.Select):
             return self.delta(query.this)
         query = self._separated(query)
-        by = self._keys_of(query)
+        by = self._dividing(query)
         if by is None:
             return self.core(query, [value(item) for item in query.expressions])
         touched = self.core(query, by, query.expressions)
@@ -133,7 +124,7 @@ class DeltaPlanner:
         joins = list(joins_of(self.query.tree(select)))
         conditions = [*where_of(select), *conjuncts(*(join.on for join in joins))]
         nested = [query for part in [*conditions, *items, *beside] for query in subqueries_of(part)]
-        if any(join.kind != "inner" for join in joins) or any(self.is_changed(query) for query in nested):
+        if any(join.kind != "inner" for join in joins) or any(self._relations.is_changed(query) for query in nested):
             return self._core_by_key(select, items)
         return self._core_by_sign(select, items, conditions)
 
@@ -141,7 +132,7 @@ class DeltaPlanner:
         """The plan that deletes from the target by key, where its columns hold the key: the old rows need no query."""
         select = self._separated(select)
         names = {render(value(item)): item.alias for item in reversed(select.expressions)}
-        by = self._keys_of(select)
+        by = self._dividing(select)
         if by is not None:
             by = [expression for expression in by if render(expression) in names]
             touched = self.core(select, by, select.expressions) if by else None
@@ -167,12 +158,13 @@ class DeltaPlanner:
         joins = list(joins_of(self.query.tree(select)))
         parts = [*where_of(select), *conjuncts(*(join.on for join in joins)), *select.expressions]
         nested = [query for part in parts for query in subqueries_of(part)]
-        if all(join.kind == "inner" for join in joins) and not any(self.is_changed(query) for query in nested):
+        followed = any(self._relations.is_changed(query) for query in nested)
+        if not followed and all(join.kind == "inner" for join in joins):
             return None
         graph = build_graph(self.query, select)
-        changed = [alias for alias, leaf in graph.leaves.items() if self._leaf_changed(leaf)]
+        changed = [alias for alias, leaf in graph.leaves.items() if self._relations.leaf_changed(leaf)]
         self._refuse_hidden(select, graph)
-        tested = [test.this for query, test in graph.negated if self.is_changed(query)]
+        tested = [test.this for query, test in graph.negated if self._relations.is_changed(query)]
         return graph, choose_key(graph, changed, tested), changed
 
     def _core_by_key(self, select: exp.Select, items: Sequence[exp.Expr]) -> str | None:
@@ -189,20 +181,20 @@ class DeltaPlanner:
         for clause in ("group", "having", "distinct", "order", "windows", "limit", "offset"):
             bare.set(clause, None)
         bare.set("expressions", [named(item, f"c{n}") for n, item in enumerate(items, 1)])
-        return self._at(bare, state, {alias: [(name, keys)] for alias, name in key.bound.items()})
+        return self._relations.at(bare, state, {alias: [(name, keys)] for alias, name in key.bound.items()})
 
     def _core_by_sign(
         self, select: exp.Select, items: Sequence[exp.Expr], conditions: Sequence[exp.Expr]
     ) -> str | None:
         leaves = leaves_of(self.query.tree(select))
-        deltas = {leaf.alias: self._leaf_delta(leaf) for leaf in leaves if self._leaf_changed(leaf)}
+        deltas = {leaf.alias: self._leaf_delta(leaf) for leaf in leaves if self._relations.leaf_changed(leaf)}
         changed = [alias for alias, relation in deltas.items() if relation is not None]
         if not changed:
             return None
         if len(changed) > _CHANGED_MAX:
             raise PlanError("join-wide", f"more than {_CHANGED_MAX} tables of a join have changed")
-        shown = ", ".join(f"{self._at(item)} as c{n}" for n, item in enumerate(items, 1))
-        where = " and ".join(f"({self._at(part)})" for part in conditions) or "true"
+        shown = ", ".join(f"{self._relations.at(item)} as c{n}" for n, item in enumerate(items, 1))
+        where = " and ".join(f"({self._relations.at(part)})" for part in conditions) or "true"
         terms = []
         for size in range(1, len(changed) + 1):
             for some in itertools.combinations(changed, size):
@@ -221,7 +213,7 @@ class DeltaPlanner:
     def _beside(self, leaf: Leaf, deltas: dict[str, str], conditions: Iterable[exp.Expr]) -> str:
         """A leaf at its new state in FROM; a query only for the keys by which the deltas beside it are joined."""
         if leaf.query is None:
-            return self._relation(leaf, "new")
+            return self._relations.relation(leaf, "new")
         bounds = []
         for part in conditions:
             sides = (part.this.unnest(), part.expression.unnest()) if isinstance(part, exp.EQ) else ()
@@ -231,7 +223,7 @@ class DeltaPlanner:
                 if own.table == leaf.alias and other.table in deltas:
                     keys = self._keys(f"select d.{quote(other.name)} from {deltas[other.table]} as d")
                     bounds.append((own.name, keys))
-        return self._relation(leaf, "new", bounds)
+        return self._relations.relation(leaf, "new", bounds)
 
     def _key_step(self, graph: Graph, key: Key, changed: Iterable[str]) -> str:
         """The step that follows the changes of all leaves to the key."""
@@ -245,14 +237,14 @@ class DeltaPlanner:
             relations = [f"{delta} as {quote(alias)}"]
             for link in path:
                 others = [one for one in (link.left, link.right) if one != alias]
-                relations += [self._relation(graph.leaves[one], "any") for one in others]
+                relations += [self._relations.relation(graph.leaves[one], "any") for one in others]
                 end = next((one for one in (link.left, link.right) if one in key.bound), end)
             relations = list(dict.fromkeys(relations))
-            where = " and ".join(f"({self._at(link.condition, 'any')})" for link in path)
+            where = " and ".join(f"({self._relations.at(link.condition, 'any')})" for link in path)
             column = f"{quote(end)}.{quote(key.bound[end])}"
             parts.append(f"select {column} as k from {', '.join(relations)}" + (f" where {where}" if where else ""))
         for nested, _ in graph.negated:
-            if self.is_changed(nested):
+            if self._relations.is_changed(nested):
                 self._refuse_nulls(nested)
                 parts.append("select null")
         return self._keys(" union all ".join(parts) or "select null::text where false")
@@ -283,7 +275,7 @@ class DeltaPlanner:
             listed = ", ".join([*columns, "w"])
             return self._delta_step(" union all ".join(f"select {listed} from {rows}" for rows in deltas))
         keys = [self._keys(" union all ".join(f"select {column} from {rows}" for rows in deltas)) for column in columns]
-        where = " and ".join(_among(column, key) for column, key in zip(columns, keys, strict=True))
+        where = " and ".join(among(column, key) for column, key in zip(columns, keys, strict=True))
         new, old = (self._operated(query, state, columns, where) for state in ("new", "old"))
         return self._difference(width, new, old)
 
@@ -293,11 +285,11 @@ class DeltaPlanner:
             word = query.key.upper() + ("" if query.args.get("distinct") else " ALL")
             left, right = (self._operated(side, state, columns, where) for side in (query.this, query.expression))
             return f"({left}) {word} ({right})"
-        return f"select * from ({self._at(query, state)}) as q({', '.join(columns)}) where {where}"
+        return f"select * from ({self._relations.at(query, state)}) as q({', '.join(columns)}) where {where}"
 
     def _separated(self, select: exp.Select) -> exp.Select:
         """DISTINCT over aggregates, taken apart into a DISTINCT over a query."""
-        if not select.args.get("distinct") or not _is_grouped(select):
+        if not select.args.get("distinct") or not is_grouped(select):
             return select
         if select.args["distinct"].args.get("on"):
             raise PlanError("distinct-on-aggregate", "DISTINCT ON over aggregates is loaded in full")
@@ -309,33 +301,15 @@ class DeltaPlanner:
         for name in output_names(inner):
             column = exp.Column(this=exp.to_identifier(name, quoted=True), table=exp.to_identifier(alias, quoted=True))
             outer.append("expressions", named(column, name))
-        outer.set("from_", exp.From(this=exp.Subquery(this=inner, alias=_alias(alias))))
+        outer.set("from_", exp.From(this=exp.Subquery(this=inner, alias=alias_node(alias))))
         return outer
 
-    def _keys_of(self, select: exp.Select) -> list[exp.Expr] | None:
-        """The expressions that divide the rows of a SELECT into parts computed apart; None when each row is one."""
-        if select.args.get("limit") or select.args.get("offset"):
-            raise PlanError("order-limit", "LIMIT is loaded in full, but over a GROUP BY whose sums are kept")
-        windows = [window for item in select.expressions for window in _windows_of(item)]
-        distinct = select.args.get("distinct")
-        grouped = _is_grouped(select)
-        if not (windows or distinct or grouped):
-            return None
-        keys = _group_of(select) if grouped else None
-        if grouped and not keys:
-            raise PlanError("no-group-by", "an aggregate without GROUP BY whose value is not a sum is loaded in full")
-        for window in windows:
-            parts = list(window.args.get("partition_by") or ())
-            keys = _common(parts if keys is None else keys, parts)
-        if windows and not keys:
-            raise PlanError("window-no-partition", "a window without a common PARTITION BY is loaded in full")
-        if distinct:
-            on = distinct.args.get("on")
-            own = list(on.expressions) if on is not None else [value(item) for item in select.expressions]
-            keys = _common(own if keys is None else keys, own)
-        if not keys or any(subqueries_of(key) and self.is_changed(key) for key in keys):
-            raise PlanError("no-key", "no expression divides the rows of the view")
-        return [key.copy() for key in keys]
+    def _dividing(self, select: exp.Select) -> list[exp.Expr] | None:
+        """dividing(); a subquery whose tables changed cannot be among it: its old values are not in the rows' delta."""
+        by = dividing(select)
+        if any(self._relations.is_changed(query) for key in by or () for query in subqueries_of(key)):
+            raise PlanError("no-key", "the rows of the view are divided by a subquery whose tables changed")
+        return by
 
     def _recomputed(self, select: exp.Select, by: Sequence[tuple[exp.Expr, str]], state: State) -> str:
         """The rows of a SELECT for some keys, its columns named c1, c2, ..."""
@@ -347,7 +321,7 @@ class DeltaPlanner:
                 for alias, name in graph.closure([(expression.table, expression.name)]).items():
                     bounds.setdefault(alias, []).append((name, keys))
         bare = select.copy()
-        conditions = [exp.Var(this=_among(self._at(expression), keys)) for expression, keys in by]
+        conditions = [exp.Var(this=among(self._relations.at(expression), keys)) for expression, keys in by]
         clause = bare.args.get("where")
         parts = [*([exp.Paren(this=clause.this)] if clause is not None else []), *conditions]
         where = parts[0]
@@ -356,13 +330,13 @@ class DeltaPlanner:
         bare.set("where", exp.Where(this=where))
         if not (select.args.get("distinct") and select.args["distinct"].args.get("on")):
             bare.set("order", None)
-        _group_all(bare)
+        group_all(bare)
         bare.set("expressions", [named(i, f"c{n}") for n, i in enumerate(select.expressions, 1)])
-        return self._at(bare, state, bounds)
+        return self._relations.at(bare, state, bounds)
 
     def _refuse_having(self, select: exp.Select) -> None:
         clause = select.args.get("having")
-        if clause is not None and self.is_changed(clause):
+        if clause is not None and self._relations.is_changed(clause):
             raise PlanError("having-subquery", "a subquery in HAVING whose tables changed is loaded in full")
 
     def _refuse_hidden(self, select: exp.Select, graph: Graph) -> None:
@@ -371,18 +345,13 @@ class DeltaPlanner:
         seen = {alias for leaf in graph.leaves.values() if leaf.query for alias in _tables_in(leaf.query)}
         for table in select.find_all(exp.Table):
             leaf = self.query.leaves[table.alias]
-            if self._leaf_changed(leaf) and table.alias not in graph.leaves and table.alias not in seen:
+            if self._relations.leaf_changed(leaf) and table.alias not in graph.leaves and table.alias not in seen:
                 raise PlanError("subquery", "a subquery whose tables changed is loaded in full")
-
-    def _leaf_changed(self, leaf: Leaf) -> bool:
-        if leaf.table is not None:
-            return leaf.table.qualified in self._changed
-        return leaf.query is not None and self.is_changed(leaf.query)
 
     def _leaf_delta(self, leaf: Leaf) -> str | None:
         """The signed rows by which a leaf changes, for FROM, columns by their names."""
         if leaf.table is not None:
-            return f"pg_temp.gdq_delta_{self._tables[leaf.table.qualified]}"
+            return f"pg_temp.gdq_delta_{self._relations.numbers[leaf.table.qualified]}"
         if leaf.query is None:
             raise AssertionError("a leaf is a table or a query")
         if leaf.alias not in self._deltas:
@@ -391,46 +360,6 @@ class DeltaPlanner:
             listed = f"(select {names}, w as {quote(WEIGHT)} from {rows})"
             self._deltas[leaf.alias] = None if rows is None else listed
         return self._deltas[leaf.alias]
-
-    def _relation(self, leaf: Leaf, state: State, bounds: Sequence[tuple[str, str]] = ()) -> str:
-        """A leaf at a state, for FROM with its alias; `bounds`: its columns and the keys that are wanted there."""
-        alias = quote(leaf.alias)
-        columns = ", ".join(quote(name) for name in leaf.columns)
-        if leaf.table is not None:
-            rows = self._table(leaf.table.qualified, state)
-            item = f"{rows} as {alias}"
-        else:
-            query = leaf.query or exp.Select()
-            states: tuple[State, ...] = ("new", "old") if state == "any" and self.is_changed(query) else (state,)
-            sql = " union all ".join(f"({self._at(query, 'new' if s == 'any' else s)})" for s in states)
-            item = f"({sql}) as {alias}({columns})"
-        where = " and ".join(_among(f"{alias}.{quote(name)}", keys) for name, keys in bounds)
-        return f"(select * from {item} where {where}) as {alias}" if where else item
-
-    def _table(self, qualified: str, state: State) -> str:
-        if state == "new" or qualified not in self._changed:
-            return qualified
-        return f"pg_temp.gdq_{state}_{self._tables[qualified]}"
-
-    def _at(self, node: exp.Expr, state: State = "new", bounds: Bounds | None = None) -> str:
-        """A part of the query as SQL, every leaf in it at a state and within its bounds."""
-        holder = exp.Paren(this=node.copy())
-        leaves = [n for n in holder.find_all(exp.Table, exp.Subquery, bfs=False) if n.alias in self.query.leaves]
-        for found in reversed(leaves):
-            leaf = self.query.leaves[found.alias]
-            wanted = (bounds or {}).get(leaf.alias, [])
-            if leaf.query is not None and not wanted:
-                continue
-            if leaf.query is None:
-                rows = self._relation(leaf, state, wanted)
-            else:
-                where = " and ".join(_among(f"{quote(leaf.alias)}.{quote(name)}", keys) for name, keys in wanted)
-                bare = found.copy()
-                bare.set("joins", None)
-                rows = f"(select * from {render(bare)} where {where}) as {quote(leaf.alias)}"
-            body = exp.Var(this=f"select * from {rows}")
-            found.replace(exp.Subquery(this=body, alias=_alias(leaf.alias), joins=found.args.get("joins")))
-        return render(holder.this)
 
     def _difference(self, width: int, new: str, old: str) -> str:
         columns = "".join(f"q.c{n}, " for n in range(1, width + 1))
@@ -453,80 +382,5 @@ class DeltaPlanner:
         return name
 
 
-def _among(expression: str, keys: str) -> str:
-    """The condition that an expression is one of collected keys."""
-    null = keys.replace("keys", "null")
-    return f"({expression} = any ({keys}) or ({null} and {expression} is null))"
-
-
-def _alias(alias: str) -> exp.TableAlias:
-    return exp.TableAlias(this=exp.to_identifier(alias, quoted=True))
-
-
-def _common(some: Iterable[exp.Expr], others: Iterable[exp.Expr]) -> list[exp.Expr]:
-    """The expressions of `some` that are among `others` too."""
-    listed = {render(other) for other in others}
-    return [one for one in some if render(one) in listed]
-
-
 def _tables_in(query: exp.Query) -> list[str]:
     return [table.alias for table in query.find_all(exp.Table)]
-
-
-def _is_grouped(select: exp.Select) -> bool:
-    having = select.args.get("having")
-    items = [*select.expressions, *([having.this] if having is not None else [])]
-    return select.args.get("group") is not None or any(aggregates_of(item) for item in items)
-
-
-def _group_of(select: exp.Select) -> list[exp.Expr]:
-    group = select.args.get("group")
-    if group is None:
-        return []
-    extra = [name for name, value in group.args.items() if value and name != "expressions"]
-    if extra or any(isinstance(item, exp.Rollup | exp.Cube | exp.GroupingSets) for item in group.expressions):
-        raise PlanError("grouping-sets", "GROUPING SETS are loaded in full")
-    return [item.unnest() for item in group.expressions]
-
-
-def _group_all(select: exp.Select) -> None:
-    """Group by all columns that stand outside of aggregates: where the primary key is grouped by they may.
-
-    PostgreSQL knows that of a table, not of a query over it.
-    """
-    group = select.args.get("group")
-    if group is None:
-        return
-    own = {item.unnest() for item in group.expressions}
-    having = select.args.get("having")
-    parts = [*select.expressions, *([having] if having is not None else [])]
-    local = {node.alias for node in _from_of(select) for node in node.find_all(exp.Table, exp.Subquery)}
-    for part in parts:
-        for column in _bare_columns(part, own):
-            if column.table in local and column not in own:
-                own.add(column)
-                group.append("expressions", column.copy())
-
-
-def _from_of(select: exp.Select) -> list[exp.Expr]:
-    clause = select.args.get("from_")
-    return [*([clause] if clause is not None else []), *(select.args.get("joins") or ())]
-
-
-def _bare_columns(node: exp.Expr, grouped: set[exp.Expr]) -> Iterator[exp.Column]:
-    """The columns of an expression outside of aggregates and of what is grouped by."""
-    if node in grouped or (not isinstance(node, exp.Query | exp.Window) and aggregates_of(node) == [node]):
-        return
-    if isinstance(node, exp.Column):
-        yield node
-    for child in node.iter_expressions():
-        yield from _bare_columns(child, grouped)
-
-
-def _windows_of(node: exp.Expr) -> list[exp.Window]:
-    """The window functions in an expression, those of inner queries left out."""
-    if isinstance(node, exp.Window):
-        return [node]
-    if isinstance(node, exp.Query):
-        return []
-    return [window for child in node.iter_expressions() for window in _windows_of(child)]

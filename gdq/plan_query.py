@@ -194,42 +194,6 @@ def output_names(query: exp.Query) -> tuple[str, ...]:
     return tuple(item.alias_or_name or f"column{n}" for n, item in enumerate(query.expressions, 1))
 
 
-def aggregates_of(node: exp.Expr) -> list[exp.Expr]:
-    """The aggregate calls directly in an expression, each with its FILTER; not those of inner queries or windows."""
-    if isinstance(node, exp.Query | exp.Window):
-        inner = [] if isinstance(node, exp.Query) else _window_parts(node)
-        return [call for part in inner for call in aggregates_of(part)]
-    if isinstance(node, exp.Filter | exp.WithinGroup) or is_aggregate(node):
-        return [node]
-    found: list[exp.Expr] = []
-    for child in node.iter_expressions():
-        found += aggregates_of(child)
-    return found
-
-
-def is_aggregate(node: exp.Expr) -> bool:
-    """Whether a node is a call of an aggregate. An unknown function counts as one when PostgreSQL has it as one."""
-    return isinstance(node, exp.AggFunc) or (isinstance(node, exp.Anonymous) and node.name.lower() in _AGGREGATES)
-
-
-_AGGREGATES = {
-    "variance", "bit_and", "bit_or", "bit_xor", "bool_and", "bool_or", "every", "json_agg", "jsonb_agg",
-    "json_object_agg",
-    "jsonb_object_agg", "range_agg", "range_intersect_agg", "xmlagg", "regr_count", "any_value", "mode",
-    "json_agg_strict", "jsonb_agg_strict", "json_object_agg_strict", "json_object_agg_unique",
-    "json_object_agg_unique_strict", "jsonb_object_agg_strict", "jsonb_object_agg_unique",
-    "jsonb_object_agg_unique_strict", "regr_avgx", "regr_avgy", "regr_intercept", "regr_r2", "regr_slope", "regr_sxx",
-    "regr_sxy", "regr_syy", "covar_pop", "covar_samp", "corr",
-}  # fmt: skip
-
-
-def _window_parts(window: exp.Window) -> list[exp.Expr]:
-    """What a window function is over, which may hold aggregates of the query itself."""
-    call = window.this.this if isinstance(window.this, exp.Filter | exp.IgnoreNulls | exp.RespectNulls) else window.this
-    order = window.args.get("order")
-    return [*call.iter_expressions(), *(window.args.get("partition_by") or []), *([order] if order else [])]
-
-
 def _inlined(node: exp.Expr, known: Mapping[str, tuple[exp.Expr, Sequence[exp.Identifier]]]) -> exp.Expr:
     """A copy of a query in which CTEs stand where they are used."""
     node = node.copy()

@@ -13,7 +13,8 @@ from sqlglot import exp
 
 from gdq.plan import PlanError
 from gdq.plan_number import Number, column_number, number_of
-from gdq.plan_query import Query, aggregates_of, leaves_of, output_names, render, subqueries_of, value
+from gdq.plan_query import Query, leaves_of, output_names, render, subqueries_of, value
+from gdq.plan_shape import aggregates_of
 
 # The type of a sum of these; of all else it is numeric.
 _INTEGERS = {"smallint": "bigint", "integer": "bigint"}

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import psycopg
 import pytest
 
-from gdq import plan_incremental, plan_postgres
+from gdq import plan_incremental, plan_postgres, plan_relations
 from gdq.consumers import postgres_engine
 from gdq.consumers.refresh import Refresher
 from gdq.view import create_view
@@ -43,7 +43,8 @@ def without_sign(patch: pytest.MonkeyPatch) -> None:
 
 def without_null(patch: pytest.MonkeyPatch) -> None:
     """NULL is no key."""
-    patch.setattr(plan_incremental, "_among", lambda expression, keys: f"{expression} = any ({keys})")
+    for module in (plan_incremental, plan_relations):
+        patch.setattr(module, "among", lambda expression, keys: f"{expression} = any ({keys})")
 
 
 def without_netting(patch: pytest.MonkeyPatch) -> None:
@@ -58,8 +59,8 @@ def without_netting(patch: pytest.MonkeyPatch) -> None:
 
 def with_new_as_old(patch: pytest.MonkeyPatch) -> None:
     """What there was is taken to be what there is."""
-    healthy = plan_incremental.DeltaPlanner._table
-    patch.setattr(plan_incremental.DeltaPlanner, "_table", lambda self, name, _: healthy(self, name, "new"))
+    healthy = plan_relations.Relations._table
+    patch.setattr(plan_relations.Relations, "_table", lambda self, name, _: healthy(self, name, "new"))
 
 
 @contextmanager

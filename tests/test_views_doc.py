@@ -83,7 +83,7 @@ def difference(db: Database, query: str, table: str) -> list[tuple[object, ...]]
 def test_codes_are_explained() -> None:
     page = PAGE.read_text(encoding="utf-8")
     codes = set()
-    for name in ("plan_query", "plan_graph", "plan_incremental", "plan_postgres", "canonical"):
+    for name in ("plan_query", "plan_graph", "plan_shape", "plan_incremental", "plan_postgres", "canonical"):
         text = (Path(__file__).parent.parent / "gdq" / f"{name}.py").read_text(encoding="utf-8")
         codes |= set(re.findall(r'PlanError\(\s*"([a-z-]+)"', text))
     assert {code for code in codes if f"`{code}`" not in page} == {"not-a-select", "duplicate-column"}
