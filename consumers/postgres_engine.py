@@ -113,7 +113,7 @@ class PostgresEngine:
         for number, table in enumerate(self.plan.tables, 1):
             if re.search(rf"\bgdq_(old|any)_{number}\b", statements):
                 self._make_old(number, table)
-                views.append(f"gdq_old_{number}, gdq_any_{number}")
+                views.append(f"pg_temp.gdq_old_{number}, pg_temp.gdq_any_{number}")
         for step in steps.steps:
             self._take(step)
         rows = self._finish(steps)

@@ -137,7 +137,6 @@ def test_row_filter_and_key(tap: Tap) -> None:
     assert not alter(tap, include=["v"])
 
 
-@pytest.mark.server
 @pytest.mark.parametrize("partitioned", [False, True])
 def test_operations_granularity_and_always(tap: Tap, partitioned: bool) -> None:
     tap.write(f"create table t (id int primary key, v int){' partition by range (id)' if partitioned else ''}")

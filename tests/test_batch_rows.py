@@ -15,7 +15,7 @@ from gdq import Consumer
 from gdq.batch import Batch
 from gdq.errors import ResyncRequired, StaleBatch, UnsupportedValue, mapped
 from tests.events import Tap
-from tests.fix_server import PASSWORD, Database
+from tests.fix_server import PASSWORD, Database, drop_ended
 from tests.test_arrow import EXACT, HOMELESS
 
 LOGINS = ("typed_mirror", "typed_rival")
@@ -32,6 +32,7 @@ def logins(server: Any, template: str) -> Iterator[None]:
                 )
             )
         yield
+        drop_ended(server)
         for name in LOGINS:
             su.execute(sql.SQL("drop role {}").format(sql.Identifier(name)))
 

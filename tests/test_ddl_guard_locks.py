@@ -13,8 +13,6 @@ import pytest
 
 from tests.events import Tap, drain
 
-pytestmark = pytest.mark.server
-
 T = "create table t (id int primary key, a int, b text)"
 
 

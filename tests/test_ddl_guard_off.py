@@ -11,8 +11,6 @@ from tests.fix_server import Database
 from tests.guarded import T, emptied, maintain, reasons, state, triggers, watched
 from tests.history import History
 
-pytestmark = pytest.mark.server
-
 
 @pytest.fixture
 def tap(module_db: Database) -> Iterator[Tap]:

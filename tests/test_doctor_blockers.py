@@ -76,7 +76,6 @@ def test_log_that_waits_for_its_consumers(full: Stage) -> None:
     assert found(full.owner, "rotation_blocked", PATIENCE) == []
 
 
-@pytest.mark.server
 def test_log_that_waits_for_a_transaction(full: Stage) -> None:
     segments = full.value("select array_agg(segment::text) from gdq.filled_logs(1) where not written")
     reader = full.session("reporter")
@@ -193,7 +192,6 @@ def test_writers_that_do_not_end(shop: Tap) -> None:
     assert found(shop.owner, "prepared_transaction") == []
 
 
-@pytest.mark.server
 def test_transaction_that_has_written_elsewhere(shop: Tap) -> None:
     """The server hides when it began; the tick that met it tells."""
     with shop.db.connect("app", autocommit=False) as writer:
@@ -228,7 +226,6 @@ def test_old_snapshot_from_before_a_rotation(stage: Stage) -> None:
     assert found(stage.owner, "long_transaction") == []
 
 
-@pytest.mark.server
 def test_old_snapshot_whose_age_is_hidden(shop: Tap) -> None:
     """A tick that found over what the snapshot shows as open was taken after it."""
     with shop.db.connect("app", autocommit=False) as old:

@@ -17,8 +17,6 @@ from gdq.consumers.refresh import Refresher
 from tests.fix_spark import Shop
 from tests.programs import gdq, start_gdq
 
-pytestmark = pytest.mark.server
-
 QUERY = "select id, n from orders where n > 4"
 SUMS = "select status, count(*) as rows, sum(n) as n from orders group by status"
 WAIT_SECONDS = 60

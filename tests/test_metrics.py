@@ -46,7 +46,6 @@ def scrape(collector: StatusCollector) -> Samples:
     return samples(generate_latest(registry(collector)).decode())
 
 
-@pytest.mark.server
 def test_values(tap: Tap) -> None:
     tap.write("create table item (id int primary key)")
     tap.add("shop.item")

@@ -7,8 +7,6 @@ from psycopg import errors, sql
 
 from tests.events import Tap, drain
 
-pytestmark = pytest.mark.server
-
 ODD = [
     "MiXed",
     "with space",

@@ -9,12 +9,9 @@ from collections import Counter
 from typing import Any
 
 import psycopg
-import pytest
 
 from gdq import register_member
 from tests.fix_server import Database
-
-pytestmark = pytest.mark.server
 
 EVENTS = 300
 SECONDS_MAX = 60

@@ -19,8 +19,6 @@ from tests.fix_server import Database
 from tests.fix_spark import Shop, make_shop
 from tests.programs import environment, gdq
 
-pytestmark = pytest.mark.server
-
 QUERY = "select id, n from orders where n > 4"
 
 
