@@ -28,7 +28,7 @@ from gdq.plan_query import (
     subqueries_of,
     where_of,
 )
-from gdq.plan_shape import aggregates_of
+from gdq.plan_shape import aggregates_of, windows_of
 
 ColumnOf = tuple[str, str]
 
@@ -260,6 +260,8 @@ def _add_membership(query: Query, graph: Graph, part: exp.Expr, nested: exp.Quer
     plain = isinstance(part, exp.In)
     if not plain:
         graph.negated.append((nested, test))
+    if _is_cut(nested):
+        return
     own = {leaf.alias for leaf in leaves_of(query.tree(nested))}
     for left, item in zip(outer, nested.expressions, strict=True):
         right = item.unalias()
@@ -271,6 +273,13 @@ def _add_membership(query: Query, graph: Graph, part: exp.Expr, nested: exp.Quer
             _link(graph, ends, equal)
             if plain:
                 _bind(graph, ends, own)
+
+
+def _is_cut(select: exp.Select) -> bool:
+    """Whether the rows of a SELECT depend on each other, so that one may come or go with another."""
+    distinct = select.args.get("distinct")
+    cut = select.args.get("limit") or select.args.get("offset") or (distinct is not None and distinct.args.get("on"))
+    return bool(cut) or any(windows_of(item) for item in select.expressions)
 
 
 def _group_columns(select: exp.Select) -> set[str] | None:

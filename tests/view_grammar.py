@@ -270,6 +270,10 @@ _MIXED = {
     "exists_in_case": """select f.grp, sum(case when exists (select 1 from item i where i.k = f.k) then 1 else 0 end)
                                 as known from fact f group by f.grp""",
     "in_union": "select id from item where k in (select k from fact where qty > 3 union select k from part)",
+    "in_limit": """select i.id from item i left join dim d on d.k = i.k
+                    where i.k in (select k from fact order by k desc nulls last, qty, label limit 4)""",
+    "in_window": """select id from item where k in (select last_value(k) over (partition by grp order by k
+                      rows between unbounded preceding and unbounded following) from fact)""",
     "in_group": "select id, k from item where k in (select k from fact group by k having count(*) > 3)",
     "all_of": "select i.id from item i where i.k >= all (select f.qty from fact f where f.grp = i.grp)",
     "count_in_where": "select i.id from item i where (select count(*) from fact f where f.k = i.k) = 0",
@@ -323,6 +327,8 @@ _MAY_BE_FULL = {
     "group_by_array",
     "join_values",
     "lateral_group",
+    "in_limit",
+    "in_window",
     "limit_in_subquery",
     "outer_column",
     "recursive",
