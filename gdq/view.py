@@ -5,6 +5,7 @@ The functions take a connection to the source and leave the transaction to the c
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import uuid
@@ -109,12 +110,14 @@ def create_view(
     """Register the view `query` over tables that `queue` captures; its first refresh fills `target`.
 
     `target` is a table name, with a schema; `target_dsn` a connection string without a password, None for the source's
-    own database. `engine`: what refreshes it; auto takes spark for the views of one table that it covers, else
-    postgres. The session's search_path and TimeZone are kept for all refreshes. Returns the plan, None when the
-    very same view existed. Writes the view and a consumer for its tables. PlanError for a query that the engine
-    cannot refresh, GdqError for a bad target.
+    own database. `engine`: what refreshes it; auto takes spark, where it is installed, for the views of one table that
+    it covers, else postgres. The session's search_path and TimeZone are kept for all refreshes. Returns the plan, None
+    when the very same view existed. Writes the view and a consumer for its tables. PlanError for a query that the
+    engine cannot refresh, GdqError for a bad target.
     """
     _check_target_dsn(target_dsn)
+    if engine == "auto" and target_dsn is not None:
+        engine = "spark"  # the other one cannot, and its refusal would hide what Spark lacks
     plan = explain_view(connection, queue, query, engine=engine)
     inside = not isinstance(plan, RefreshPlan)
     if inside and target_dsn is not None:
@@ -211,6 +214,8 @@ def load_plan(connection: Connection[Any], view: ViewInfo) -> Plan:
 
 def explain_view(connection: Connection[Any], queue: str, query: str, *, engine: EngineChoice = "auto") -> Plan:
     """The plan that create_view() would make; nothing is written. PlanError as there."""
+    if engine == "auto" and importlib.util.find_spec("pyspark") is None:
+        engine = "postgres"
     if engine != "postgres":
         try:
             table = _resolve(connection, query)

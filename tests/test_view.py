@@ -244,3 +244,17 @@ def test_table_of_somebody_else_is_no_target(captured: Shop) -> None:
     captured.execute("create table v (id int)")
     with pytest.raises(GdqError, match="not the target"):
         Target("v", "mark", '"public"."v"').exists(captured.connection)
+
+
+def test_engine_is_chosen(captured: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    grouped, joined = "select status, count(*) from orders group by status", "select a.id from orders a, orders b"
+    connection = captured.connection
+    assert isinstance(explain_view(connection, QUEUE, grouped), RefreshPlan)
+    assert not isinstance(explain_view(connection, QUEUE, joined), RefreshPlan)
+    with pytest.raises(PlanError) as error:
+        create_view(connection, "v", QUEUE, joined, "public.v", target_dsn="dbname=elsewhere")
+    assert error.value.code == "join"
+    with pytest.raises(GdqError, match="own database"):
+        create_view(connection, "v", QUEUE, joined, "public.v", target_dsn="dbname=elsewhere", engine="postgres")
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert not isinstance(explain_view(connection, QUEUE, grouped), RefreshPlan)
