@@ -71,18 +71,25 @@ $$;
 comment on function gdq.near_tables(oid[], oid[]) is 'Captured tables that DDL of these relations and schemas may concern.';
 
 -- guard_tables(tag): guard_table() for every captured table that this transaction has locked, or a partition or child
--- of it; when it renames a schema, for those in it. Writes: as guard_table().
+-- of it; when it renames a schema, for those in it; when it made a trigger, for the table and its partitions alone, or a
+-- transaction that captures many tables would look at all of them for each. Writes: as guard_table().
 create or replace function gdq.guard_tables(tag text) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   t record;
   schemas oid[];
+  touched oid[];
 begin
-  if tag = 'ALTER SCHEMA' then
+  if tag = 'CREATE TRIGGER' then
+    touched := array(select r from pg_event_trigger_ddl_commands() o join pg_trigger tg on tg.oid = o.objid,
+                            lateral (select tg.tgrelid union select p.relid from pg_partition_tree(tg.tgrelid) p) relations(r)
+                      where o.classid = 'pg_trigger'::regclass);
+  elsif tag = 'ALTER SCHEMA' then
     schemas := array(select o.objid from pg_event_trigger_ddl_commands() o where o.classid = 'pg_namespace'::regclass);
   end if;
-  for t in select * from gdq.near_tables(gdq.locked_tables('AccessExclusiveLock', 'ShareRowExclusiveLock'), schemas) loop
+  touched := coalesce(nullif(touched, '{}'), gdq.locked_tables('AccessExclusiveLock', 'ShareRowExclusiveLock'));
+  for t in select * from gdq.near_tables(touched, schemas) loop
     begin
       perform gdq.guard_table(t.table_id, tag);
     exception when others then
@@ -111,6 +118,8 @@ begin
   end if;
   if tag = 'CREATE TABLE' and not exists (select from pg_event_trigger_ddl_commands() c
                                            where c.object_type = 'table' and c.schema_name not in ('pg_temp', 'gdq_log')) then
+    return;
+  elsif tag = 'ALTER TABLE' and event = 'ddl_command_end' and (select bool_and(c.schema_name = 'gdq_log') from pg_event_trigger_ddl_commands() c) then
     return;
   elsif event = 'sql_drop' and not exists (select from pg_event_trigger_dropped_objects() o where not o.is_temporary) then
     return;

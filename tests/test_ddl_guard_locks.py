@@ -295,6 +295,22 @@ def test_many_tables_in_one_transaction(tap: Tap) -> None:
     assert segments == [(3,)] * 60
 
 
+def test_capturing_many_tables_looks_at_each_alone(tap: Tap) -> None:
+    tables = [f"shop.m{i}" for i in range(25)]
+    tap.write(*(f"create table {name} (id int primary key)" for name in tables))
+    with tap.db.connect("su") as su:
+        su.execute("set track_functions = 'all'")
+        with su.transaction():
+            for name in tables:
+                su.execute("select gdq.add_table('q', %s::regclass)", [name])
+        su.execute("select pg_stat_force_next_flush()")
+        su.execute("select")  # whose end writes the counters
+        counted = "select funcname, calls from pg_stat_user_functions where funcname in ('guard_table', 'add_table')"
+        calls = dict(su.execute(counted).fetchall())
+    assert calls["add_table"] == 25
+    assert calls.get("guard_table", 0) <= 25 * 6
+
+
 @pytest.mark.parametrize("event", ["ddl_command_end", "sql_drop"])
 def test_event_triggers_of_the_application_that_write_to_the_table(t: Tap, event: str) -> None:
     """They fire after gdq's, by their names; on ddl_command_end also for what the guard itself creates."""
