@@ -59,6 +59,9 @@ def _settle(connection: psycopg.Connection[Any]) -> None:
     busy = "select count(*) > %s from gdq.log_ring where activity <> 'quiet'"
     while connection.execute(busy, [2 * CHANGING]).fetchone() == (True,):
         connection.execute("select gdq.settle_logs()")
+    for queue in ("few", "many"):
+        connection.execute("select gdq.force_tick(%s)", [queue])
+        _consume(connection, queue)
     connection.execute("vacuum analyze")
 
 
