@@ -14,7 +14,7 @@ from gdq.conninfo import is_pooled
 from gdq.consumers.refresh import Refresher, RefreshResult
 from gdq.errors import GdqError
 from gdq.queue import queue_info
-from gdq.ticker import INTERVAL_SECONDS, Housekeeping
+from gdq.ticker import INTERVAL_SECONDS, TICKER_SECONDS, Housekeeping
 from gdq.view import ViewInfo, in_order, view_changed, view_info
 
 # A view without changes is refreshed all the same after so long: that moves its position on, which holds logs.
@@ -25,9 +25,6 @@ _RETRY_SECONDS_MAX = 60.0
 # The notification of a tick ends the wait; this is for one that got lost, and behind a pooler, where none comes.
 _LOOK_SECONDS = 5.0
 _POLL_SECONDS = 0.5
-
-# Who was heard ticking a queue less than so long ago is taken to be at work.
-_TICKER_SECONDS = 1.0
 
 
 @dataclass(slots=True)
@@ -150,7 +147,7 @@ class Follower:
 
     def _keep_house(self) -> int:
         """Take the ticks that are due, of the queues for which nobody else does it."""
-        due = [queue for queue in self._queues.values() if time.monotonic() - queue.heard_at >= _TICKER_SECONDS]
+        due = [queue for queue in self._queues.values() if time.monotonic() - queue.heard_at >= TICKER_SECONDS]
         return sum(queue.housekeeping.step(self._connection) for queue in due)
 
     def _retry_due(self) -> bool:

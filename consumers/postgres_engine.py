@@ -14,7 +14,7 @@ import psycopg
 from psycopg import Connection, sql
 
 from gdq.consumers.leader import Leader
-from gdq.consumers.relations import changes, log_columns, weighted
+from gdq.consumers.relations import log_columns, weighted
 from gdq.pgtypes import READ_SETTINGS
 from gdq.plan import WEIGHT, PlanError, quote
 from gdq.plan_incremental import Replace, Step
@@ -46,12 +46,12 @@ class PostgresEngine:
     types: Sequence[OutputType]
     _keys: dict[str, str] = field(default_factory=dict, init=False)
 
-    def compute(self, s0: str | None, changed: Sequence[str]) -> None:
+    def compute(self, s0: str | None, changed: Mapping[str, str]) -> None:
         """NeedsFull for a view that has no delta; all else is done in one transaction."""
         if s0 is not None and changed and self.plan.full:
             raise NeedsFull(self.plan.full)
 
-    def apply(self, s0: str | None, changed: Sequence[str]) -> int:
+    def apply(self, s0: str | None, changed: Mapping[str, str]) -> int:
         """Load the target in full, or bring it from s0 to the leader's snapshot; the rows deleted and inserted.
 
         NeedsFull when that takes a full load, Diverged when the target lacks rows that should go. Must come first in
@@ -69,8 +69,7 @@ class PostgresEngine:
         names = dict(zip(self.view.tables, (schema.qualified for schema in self.plan.schemas), strict=True))
         deltas = {}
         with connection.transaction():
-            for table in changed:
-                rows = changes(connection, queue, table, s0, self.leader.snapshot)
+            for table, rows in changed.items():
                 deltas[names[table]] = weighted(rows, log_columns(connection, queue, table))
         try:
             return self._change(self._make_deltas(deltas))

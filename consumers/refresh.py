@@ -18,7 +18,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -63,13 +63,14 @@ class RefreshResult:
 class Engine(Protocol):
     """What computes the rows of a view and brings them into the target.
 
-    `s0`: the snapshot that the target stands for, None in a full load.
+    `s0`: the snapshot that the target stands for, None in a full load; `changed`: the tables that changed since, and
+    the SELECTs of their log rows.
     """
 
-    def compute(self, s0: str | None, changed: Sequence[str]) -> None:
-        """What takes long and does not touch the target. NeedsFull when the changes of these tables do not do."""
+    def compute(self, s0: str | None, changed: Mapping[str, str]) -> None:
+        """What takes long and does not touch the target. NeedsFull when the changes do not do."""
 
-    def apply(self, s0: str | None, changed: Sequence[str]) -> int:
+    def apply(self, s0: str | None, changed: Mapping[str, str]) -> int:
         """Change the target in the transaction that its connection is in; the rows deleted plus the rows inserted."""
 
 
@@ -155,8 +156,8 @@ class Refresher:
         run = self._scalar("select gdq.start_view_run(%s)", name)
         started = time.monotonic()
         try:
-            with ViewRefresh(self, view) as work:
-                action, reason, rows = work.run(full=full, check=check)
+            work = ViewRefresh(self, view)
+            action, reason, rows = work.run(full=full, check=check)
         except BaseException as error:
             text = str(error).strip() or type(error).__name__
             if not self.control.closed:
@@ -186,25 +187,17 @@ class ViewRefresh:
     """One refresh of one view."""
 
     def __init__(self, refresher: Refresher, view: ViewInfo) -> None:
-        self._stack = ExitStack()
         self.refresher = refresher
         self.control = refresher.control
         self.view = view
         self.snapshots: tuple[str | None, str | None] = (None, None)
         self.target = Target(view.view_name, view.source, view.target)
-        self.output: Connection[Any]
         self.plan: Plan
         self.types: tuple[OutputType, ...]
-
-    def __enter__(self) -> Self:
-        dsn = self.refresher.dsn if self.view.target_dsn is None else self.view.target_dsn
-        self.output = self.refresher.connection("target", dsn, autocommit=True)
-        name = f"gdq:refresh {self.view.view_name}"[:63]
+        dsn = refresher.dsn if view.target_dsn is None else view.target_dsn
+        self.output = refresher.connection("target", dsn, autocommit=True)
+        name = f"gdq:refresh {view.view_name}"[:63]
         self.output.execute("select pg_catalog.set_config('application_name', %s, false)", [name])
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
 
     def run(self, *, full: bool, check: Callable[[ViewRefresh, Leader], None] | None) -> tuple[Action, str | None, int]:
         """The whole refresh; returns what was done, why in full, and the rows changed."""
@@ -239,7 +232,7 @@ class ViewRefresh:
             reason = reason or self._why_full(stored, there)
             s0 = None if stored is None or reason else Position.parse(stored.position).snapshot
             self.snapshots = (s0, leader.snapshot)
-            changed = list(self.view.tables) if s0 is None else self._changed(leader, s0)
+            changed = {} if s0 is None else self._changed(leader, s0)
             engine = self._engine(leader)
             engine.compute(s0, changed)
             at("staged")
@@ -288,9 +281,10 @@ class ViewRefresh:
             raise DivergedPosition(f"view {self.view.view_name}: {error}", detail=error.detail, hint=hint) from error
         return None
 
-    def _changed(self, leader: Leader, s0: str) -> list[str]:
-        """The tables with log rows since s0. NeedsFull when something changed that no log row shows."""
+    def _changed(self, leader: Leader, s0: str) -> dict[str, str]:
+        """The tables with log rows since s0, and the SELECT of those; NeedsFull when no log row shows a change."""
         connection, queue = leader.connection, self.view.queue_name
+        found = {}
         try:
             with mapped(), connection.transaction():
                 events = connection.execute(
@@ -301,14 +295,13 @@ class ViewRefresh:
                 if events is not None:
                     raise NeedsFull(f"{events[0]} of {events[1]}")
                 connection.execute("set local enable_seqscan = off")
-                return [table for table in self.view.tables if self._has_changes(leader, table, s0)]
+                for table in self.view.tables:
+                    rows = changes(connection, queue, table, s0, leader.snapshot)
+                    if connection.execute(f"select from ({rows}) as c limit 1").rowcount:
+                        found[table] = rows
         except TruncatedPosition as error:
             raise NeedsFull("the changes since the target's position are gone") from error
-
-    def _has_changes(self, leader: Leader, table: str, s0: str) -> bool:
-        rows = changes(leader.connection, self.view.queue_name, table, s0, leader.snapshot)
-        found = leader.connection.execute(f"select exists (select from ({rows}) as c)").fetchone()
-        return found is not None and bool(found[0])
+        return found
 
     def _engine(self, leader: Leader) -> Engine:
         if isinstance(self.plan, RefreshPlan):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,6 @@ from gdq.consumers.leader import Leader
 from gdq.consumers.relations import (
     base,
     block_ranges,
-    changes,
     key_condition,
     log_columns,
     split_changes,
@@ -66,11 +65,14 @@ class SparkEngine:
     types: Sequence[OutputType]
     _staged: Staged | None = field(default=None, init=False)
 
-    def compute(self, s0: str | None, changed: Sequence[str]) -> None:
-        """Let Spark compute, from s0 or (None) from the whole table, and stage the result."""
-        self._staged = self._computed(s0) if changed else None
+    def compute(self, s0: str | None, changed: Mapping[str, str]) -> None:
+        """Let Spark compute, from the changes since s0 or (None) from the whole table, and stage the result."""
+        if s0 is None:
+            self._staged = self._computed(None)
+        elif changed:
+            self._staged = self._computed(changed[self.view.tables[0]])
 
-    def apply(self, s0: str | None, changed: Sequence[str]) -> int:  # noqa: ARG002 (what changed is staged)
+    def apply(self, s0: str | None, changed: Mapping[str, str]) -> int:  # noqa: ARG002 (what changed is staged)
         staged = self._staged
         if staged is None:
             return 0
@@ -79,13 +81,13 @@ class SparkEngine:
         merge = Merge(self.output, self.target, self.plan, self.types, table)
         return merge.full() if s0 is None else merge.difference(staged.keys)
 
-    def _computed(self, s0: str | None) -> Staged:
+    def _computed(self, rows: str | None) -> Staged:
         """_stage(), with the errors of Spark and its workers in one line.
 
         An image that is gone again may raise what no row of the table does, a division by zero; then the table decides.
         """
         try:
-            return self._stage(s0)
+            return self._stage(rows)
         except Exception as error:
             if not type(error).__module__.startswith(("pyspark.", "py4j.")):
                 raise
@@ -93,35 +95,34 @@ class SparkEngine:
             if cause is None:
                 raise GdqError(f"Spark failed: {str(error).strip().splitlines()[0]}") from error
             kind = getattr(psycopg.errors, cause[1], None)
-            if s0 is not None and kind is not None and issubclass(kind, psycopg.DataError):
+            if rows is not None and kind is not None and issubclass(kind, psycopg.DataError):
                 raise NeedsFull(f"a changed row cannot be computed: {cause[2]}") from error
             raise GdqError(cause[2]) from error
 
-    def _stage(self, s0: str | None) -> Staged:
-        """Let Spark compute, from s0 or (None) from the whole table, and write the staging table."""
+    def _stage(self, rows: str | None) -> Staged:
+        """Let Spark compute, from these log rows or (None) from the whole table, and write the staging table."""
         plan = self.plan
-        if s0 is None and plan.rows is not None:
+        if rows is None and plan.rows is not None:
             return self._write(self._read_rows(None), [], full=True)
-        data = self._compute(s0)
+        data = self._compute(rows)
         if plan.rows is None:
-            return self._write(data, [], full=s0 is None)
+            return self._write(data, [], full=rows is None)
         keys = [tuple(row) for row in data.limit(_KEYS_MAX + 1).collect()]
         if len(keys) > _KEYS_MAX:
             raise NeedsFull(f"more than {_KEYS_MAX} keys changed")
         return self._write(self._read_rows(keys), keys, full=False)
 
-    def _compute(self, s0: str | None) -> DataFrame:
-        """The plan's Spark statement over the delta since s0, or over the whole table as one."""
+    def _compute(self, rows: str | None) -> DataFrame:
+        """The plan's Spark statement over these log rows, or over the whole table as one."""
         queue = self.view.queue_name
-        if s0 is None:
+        if rows is None:
             ranges = block_ranges(self.leader.connection, self.view.tables[0], _PARTITION_BYTES)
             relations = [base(self.view.tables[0], part) for part in ranges]
         else:
             columns = log_columns(self.leader.connection, queue, self.view.tables[0])
-            rows = changes(self.leader.connection, queue, self.view.tables[0], s0, self.leader.snapshot)
             parts = split_changes(self.leader.connection, queue, self.view.tables[0], rows, _PARTITION_BYTES)
             relations = [weighted(part, columns) for part in parts]
-        self._read(self.plan.delta, relations, log=s0 is not None).createOrReplaceTempView("delta")
+        self._read(self.plan.delta, relations, log=rows is not None).createOrReplaceTempView("delta")
         return self.refresher.spark.sql(self.plan.compute.sql)
 
     def _read_rows(self, keys: Sequence[tuple[str | None, ...]] | None) -> DataFrame:

@@ -27,16 +27,13 @@ from gdq.member import DEAD_AFTER, member_info
 from gdq.retry import Outcome, next_retry
 from gdq.source import Event
 from gdq.stream import next_batch, next_batch_with_events
-from gdq.ticker import INTERVAL_SECONDS, Housekeeping, take_tick
+from gdq.ticker import INTERVAL_SECONDS, TICKER_SECONDS, Housekeeping, take_tick
 
 MAX_EVENTS = 50_000
 
 # The notification of a tick ends the wait at once; this is for ticks that nobody but this consumer would take.
 _POLL_SECONDS_MAX = 0.5
 _LOOK_SECONDS = 5.0
-
-# A ticker that was heard of less than so long ago is taken to be at work.
-_TICKER_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +237,7 @@ class Consumer:
             if until is not None and time.monotonic() >= until:
                 return False
             # Who hears the ticks of a ticker need not do its work.
-            ticking = _since(self._heard_at) < _TICKER_SECONDS
+            ticking = _since(self._heard_at) < TICKER_SECONDS
             made = 0 if ticking else self._housekeeping.step(self.connection)
             if made and self._pooled:
                 return True  # nobody tells of it

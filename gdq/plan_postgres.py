@@ -52,10 +52,10 @@ class Changes:
 class PostgresPlan:
     """How one view is refreshed inside PostgreSQL.
 
-    `query` is its canonical SQL, None of it parsed; `columns` its columns; `tables` are numbered from 1 in the names of
-    relations. `state`: the counts and sums that are kept, None when rows are recomputed or added up otherwise. `full`:
-    the reason why it can only be loaded in full. `aggregates`: columns that may be sums of floats. `match`: columns by
-    which rows of the target are found.
+    `query` is its canonical SQL, `columns` its columns, none where that was not taken apart; `tables` are numbered from
+    1 in the names of relations. `state`: the counts and sums that are kept, None when rows are recomputed or added up
+    otherwise. `full`: the reason why it can only be loaded in full. `aggregates`: columns that may be sums of floats.
+    `match`: columns by which rows of the target are found.
     """
 
     query: str

@@ -16,10 +16,12 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.dialects.postgres import Postgres
 from sqlglot.errors import SqlglotError
+from sqlglot.parsers.postgres import PostgresParser
 
 from gdq.plan import PlanError, TableSchema
 
 JoinKind = Literal["inner", "left", "right", "full"]
+_KINDS: dict[str, JoinKind] = {"LEFT": "left", "RIGHT": "right", "FULL": "full"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +80,7 @@ class Query:
         return tree
 
     def _join(self, left: Tree, join: exp.Join) -> Join:
-        side = (join.side or "").lower()
-        kind: JoinKind = side if side in ("left", "right", "full") else "inner"  # type: ignore[assignment]
+        kind = _KINDS.get(join.side.upper(), "inner")
         return Join(kind, left, self._tree(join.this), join.args.get("on"))
 
 
@@ -100,10 +101,10 @@ def parse_query(sql: str, tables: Sequence[TableSchema]) -> Query:
 class Dialect(Postgres):
     """PostgreSQL's SQL, functions that sqlglot knows under another name left as they are written."""
 
-    class Parser(Postgres.Parser):  # type: ignore[misc, valid-type]
+    class Parser(PostgresParser):
         FUNCTIONS = {  # noqa: RUF012
             name: build
-            for name, build in Postgres.Parser.FUNCTIONS.items()
+            for name, build in PostgresParser.FUNCTIONS.items()
             if name not in {"MOD", "VARIANCE", "DATE_TRUNC"}
         }
 

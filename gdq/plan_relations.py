@@ -44,8 +44,7 @@ class Relations:
             states: tuple[State, ...] = ("new", "old") if state == "any" and self.is_changed(query) else (state,)
             sql = " union all ".join(f"({self.at(query, 'new' if s == 'any' else s)})" for s in states)
             item = f"({sql}) as {alias}({columns})"
-        where = " and ".join(among(f"{alias}.{quote(name)}", keys) for name, keys in bounds)
-        return f"(select * from {item} where {where}) as {alias}" if where else item
+        return f"({_within(item, leaf, bounds)}) as {alias}" if bounds else item
 
     def _table(self, qualified: str, state: State) -> str:
         if state == "new" or qualified not in self._changed:
@@ -62,15 +61,20 @@ class Relations:
             if leaf.query is not None and not wanted:
                 continue
             if leaf.query is None:
-                rows = self.relation(leaf, state, wanted)
+                item = self.relation(leaf, state)
             else:
-                where = " and ".join(among(f"{quote(leaf.alias)}.{quote(name)}", keys) for name, keys in wanted)
                 bare = found.copy()
                 bare.set("joins", None)
-                rows = f"(select * from {render(bare)} where {where}) as {quote(leaf.alias)}"
-            body = exp.Var(this=f"select * from {rows}")
+                item = render(bare)
+            body = exp.Var(this=_within(item, leaf, wanted))
             found.replace(exp.Subquery(this=body, alias=alias_node(leaf.alias), joins=found.args.get("joins")))
         return render(holder.this)
+
+
+def _within(item: str, leaf: Leaf, bounds: Sequence[tuple[str, str]]) -> str:
+    """The SELECT of an item of FROM, with the alias of its leaf, within bounds."""
+    where = " and ".join(among(f"{quote(leaf.alias)}.{quote(name)}", keys) for name, keys in bounds)
+    return f"select * from {item}" + (f" where {where}" if where else "")
 
 
 def among(expression: str, keys: str) -> str:

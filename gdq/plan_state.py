@@ -77,11 +77,10 @@ class StatePlan:
 
     def no_number(self, rows: str) -> str:
         """A SELECT of true when signed rows hold NaN or infinity, which stay in a sum for ever; empty when none can."""
-        kinds = ("numeric",)
         found = [
             f"c{len(self.groups) + n}::numeric in ('NaN', 'Infinity', '-Infinity')"
             for n, a in enumerate(self.arguments, 1)
-            if a.summed and a.number is not None and a.number.type in kinds
+            if a.summed and a.number is not None and a.number.type == "numeric"
         ]
         return f"select exists (select from {rows} as r where {' or '.join(found)})" if found else ""
 

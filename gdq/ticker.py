@@ -18,6 +18,9 @@ log = logging.getLogger(__name__)
 
 INTERVAL_SECONDS = 0.05
 
+# A ticker that was heard of less than so long ago is taken to be at work.
+TICKER_SECONDS = 1.0
+
 # Maintenance looks at every log, a tick only at what moved.
 MAINTENANCE_SECONDS = 1.0
 

@@ -35,7 +35,9 @@ begin
     if t is distinct from (select ct from gdq.captured_table ct where ct.table_id = id) or gdq.capture_state(t.queue_id, t.relid) <> 'armed'
        or not gdq.version_fits(gdq.current_version(id), gdq.describe_table(id)) then
       raise exception 'table % was altered meanwhile', gdq.table_name(tbl) using errcode = 'lock_not_available';
-    elsif (wanted.operations, wanted.granularity, wanted.always) is distinct from (t.operations, t.granularity, t.always) then
+    end if;
+    perform gdq.refuse_new_options(t, wanted);  -- again: a view may have been made meanwhile
+    if (wanted.operations, wanted.granularity, wanted.always) is distinct from (t.operations, t.granularity, t.always) then
       perform gdq.replace_triggers(t, wanted);
     end if;
   exception when lock_not_available or deadlock_detected then

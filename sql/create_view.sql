@@ -29,6 +29,8 @@ begin
   if other is not null then
     raise exception 'table % is the target of view "%"', target, other using errcode = 'duplicate_object';
   end if;
+  -- other options of a table wait for this view, and refuse then; or this sees them
+  perform pg_advisory_xact_lock(gdq.lock_key('capture', t)) from unnest(tables) t order by t::oid;
   select coalesce(gdq.table_name(ct.relid), ct.table_name) into other from gdq.captured_table ct
    where ct.queue_id = queue_of and ct.relid = any (tables) and (ct.row_filter is not null or cardinality(ct.operations) < 4) limit 1;
   if other is not null then
