@@ -31,7 +31,6 @@ bench-all: bench ## also a held snapshot, many tables, an idle queue, views of T
 	@$(py) -m bench.many_tables
 	@$(py) -m bench.monitoring
 	@$(py) -m bench.idle
-	@$(py) -m bench.monitoring
 	@$(py) -m bench.views
 	@$(py) -m bench.large_transaction
 
