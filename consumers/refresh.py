@@ -193,6 +193,7 @@ class ViewRefresh:
         self.snapshots: tuple[str | None, str | None] = (None, None)
         self.target = Target(view.view_name, view.source, view.target)
         self.plan: Plan
+        self.columns: list[tuple[str, int, str]]
         self.types: tuple[OutputType, ...]
         dsn = refresher.dsn if view.target_dsn is None else view.target_dsn
         self.output = refresher.connection("target", dsn, autocommit=True)
@@ -233,17 +234,17 @@ class ViewRefresh:
             s0 = None if stored is None or reason else Position.parse(stored.position).snapshot
             self.snapshots = (s0, leader.snapshot)
             changed = {} if s0 is None else self._changed(leader, s0)
-            engine = self._engine(leader)
-            engine.compute(s0, changed)
-            at("staged")
-            position = self._tick(leader.snapshot)
-            at("ticked")
-            with self.output.transaction():
-                rows = engine.apply(s0, changed)
-                self.target.move(self.output, stored, self.plan.fingerprint(), position)
-                if check is not None:
-                    check(self, leader)
-                at("applied")
+            with self._engine(leader) as engine:
+                engine.compute(s0, changed)
+                at("staged")
+                position = self._tick(leader.snapshot)
+                at("ticked")
+                with self.output.transaction():
+                    rows = engine.apply(s0, changed)
+                    self.target.move(self.output, stored, self.plan.fingerprint(), position)
+                    if check is not None:
+                        check(self, leader)
+                    at("applied")
         at("committed")
         with mapped():
             self.control.execute(
@@ -257,8 +258,8 @@ class ViewRefresh:
     def _load_plan(self, connection: Connection[Any]) -> None:
         """Plan under the leader's locks: the table cannot change until the refresh ends."""
         self.plan = load_plan(connection, self.view)
-        columns = describe(connection, self.plan.query, self.view.settings)
-        self.types = target_types(columns, same_database=self.view.target_dsn is None)
+        self.columns = describe(connection, self.plan.query, self.view.settings)
+        self.types = target_types(self.columns, same_database=not self.view.elsewhere)
 
     def _why_full(self, stored: StoredPosition | None, there: bool) -> str | None:
         """Why the changes since the stored position cannot do, as far as the position tells; None when they may.
@@ -303,14 +304,26 @@ class ViewRefresh:
             raise NeedsFull("the changes since the target's position are gone") from error
         return found
 
-    def _engine(self, leader: Leader) -> Engine:
+    @contextmanager
+    def _engine(self, leader: Leader) -> Iterator[Engine]:
         if isinstance(self.plan, RefreshPlan):
             from gdq.consumers.spark_engine import SparkEngine  # noqa: PLC0415
 
-            return SparkEngine(self.refresher, leader, self.output, self.target, self.view, self.plan, self.types)
+            yield SparkEngine(self.refresher, leader, self.output, self.target, self.view, self.plan, self.types)
+            return
+        from gdq.consumers.computation import Computation  # noqa: PLC0415
+        from gdq.consumers.copy_engine import CopyEngine, folded_columns  # noqa: PLC0415
         from gdq.consumers.postgres_engine import PostgresEngine  # noqa: PLC0415
 
-        return PostgresEngine(leader, self.output, self.target, self.view, self.plan, self.types)
+        if not self.view.elsewhere:
+            made = Computation(self.output, leader, self.view, self.plan, self.types)
+            yield PostgresEngine(made, self.output, self.target, self.types)
+            return
+        connection = self.refresher.connection("compute", self.refresher.dsn)
+        types = target_types(self.columns, same_database=True)
+        folded = folded_columns(leader.connection, self.columns)
+        with Computation(connection, leader, self.view, self.plan, types, folded).beside() as made:
+            yield CopyEngine(made, self.output, self.target, self.types)
 
     def _tick(self, snapshot: str) -> str:
         """Record the refresh's snapshot as a tick; returns the position that names it."""

@@ -13,7 +13,7 @@ from gdq.consumers.leader import Leader
 from gdq.consumers.refresh import Refresher, ViewRefresh
 from gdq.pgtypes import READ_SETTINGS
 from gdq.plan import quote
-from gdq.target import run
+from gdq.target import copy_rows, run
 from gdq.view import apply_settings
 
 _EXPECTED = "pg_temp.gdq_expected"
@@ -57,12 +57,7 @@ def _compare(work: ViewRefresh, leader: Leader) -> VerifyResult:
     with leader.connection.transaction():
         apply_settings(leader.connection, READ_SETTINGS | work.view.settings)
         apply_settings(leader.connection, {"max_parallel_workers_per_gather": "0", "synchronize_seqscans": "off"})
-        with (
-            leader.connection.cursor().copy(f"copy ({work.plan.query}) to stdout") as source,
-            output.cursor().copy(f"copy {_EXPECTED} from stdin") as sink,
-        ):
-            for block in source:
-                sink.write(block)
+        copy_rows(leader.connection, work.plan.query, output, _EXPECTED)
     values = ", ".join(
         f"{quote(column.name)}::text" if column.type in _NO_EQUALITY else quote(column.name) for column in work.types
     )

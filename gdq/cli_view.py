@@ -46,7 +46,7 @@ engine_option = click.option(
     type=click.Choice(["auto", "spark", "postgres"]),
     default="auto",
     show_default=True,
-    help="What refreshes the view: spark covers one table and any target, postgres any SELECT in its own database.",
+    help="What refreshes the view: spark covers one table, postgres any SELECT.",
 )
 
 

@@ -85,12 +85,12 @@ class DeltaPlanner:
         self._aliases = itertools.count(1)
         self._deltas: dict[str, str | None] = {}
 
-    def outcome(self) -> Signed | Replace | None:
-        """How the rows of the whole query change; None when they do not."""
+    def outcome(self, *, replace: bool = True) -> Signed | Replace | None:
+        """How the rows of the whole query change; None when they do not. `replace`: Replace will do."""
         root = self.query.root
         if not self._relations.is_changed(root):
             return None
-        if isinstance(root, exp.Select):
+        if replace and isinstance(root, exp.Select):
             replaced = self._replaced(root)
             if replaced is not None:
                 return replaced

@@ -11,6 +11,7 @@ import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 from sqlglot import exp
 
@@ -55,7 +56,7 @@ class PostgresPlan:
     `query` is its canonical SQL, `columns` its columns, none where that was not taken apart; `tables` are numbered from
     1 in the names of relations. `state`: the counts and sums that are kept, None when rows are recomputed or added up
     otherwise. `full`: the reason why it can only be loaded in full. `aggregates`: columns that may be sums of floats.
-    `match`: columns by which rows of the target are found.
+    `match`: columns by which rows of the target are found. `elsewhere`: the target is not in the tables' database.
     """
 
     query: str
@@ -66,16 +67,21 @@ class PostgresPlan:
     aggregates: tuple[str, ...]
     match: tuple[str, ...]
     schemas: tuple[TableSchema, ...]
+    elsewhere: bool = False
 
     @property
     def strategy(self) -> str:
         """state, incremental or full."""
         return "full" if self.full else "state" if self.state else "incremental"
 
-    def changes(self, changed: Collection[str]) -> Changes:
-        """The refresh when these tables (quoted and qualified) changed. PlanError when it takes a full load."""
+    def changes(self, changed: Collection[str], *, replace: bool = True) -> Changes:
+        """The refresh when these tables (quoted and qualified) changed. PlanError when it takes a full load.
+
+        `replace`: rows may be found by their keys alone; else they are always signed.
+        """
         names = tuple(table.name for table in self.tables)
-        return _changes(self.query, self.schemas, names, frozenset(changed))
+        how = "state" if self.state is not None else "replace" if replace else "signed"
+        return _changes(self.query, self.schemas, names, frozenset(changed), how)
 
     def fingerprint(self) -> str:
         """Changes when the plan does: a target that was filled by another plan is filled afresh."""
@@ -93,6 +99,7 @@ class PostgresPlan:
             "engine": "postgres",
             "strategy": self.strategy,
             "reason": self.full,
+            "elsewhere": self.elsewhere,
             "tables": [
                 {"name": t.name, "columns": list(t.columns), "key": list(t.key), "rule": rule}
                 for t, rule in zip(self.tables, self.alone().values(), strict=True)
@@ -103,6 +110,8 @@ class PostgresPlan:
 
     def __str__(self) -> str:
         lines = [f"strategy: {self.strategy}"] + ([f"reason: {self.full}"] if self.full else [])
+        if self.elsewhere:
+            lines.append("target: elsewhere; rows are computed beside the tables and copied there, no state is kept")
         lines += [f"table {name}: {rule}" for name, rule in self.alone().items()]
         if self.state is not None:
             lines.append(f"state: {', '.join([*self.state.group_columns, *self.state.numbers])}")
@@ -129,24 +138,29 @@ class PostgresPlan:
         return "replace" if isinstance(outcome, Replace) else "signed"
 
 
-def plan_postgres(canonical: str, tables: Sequence[TableSchema]) -> PostgresPlan:
+def plan_postgres(canonical: str, tables: Sequence[TableSchema], *, elsewhere: bool = False) -> PostgresPlan:
     """The plan of a view by its canonical SQL. PlanError when the log lacks a column that the view reads.
 
-    What cannot be refreshed from changes has a plan too: `full` says why.
+    What cannot be refreshed from changes has a plan too: `full` says why. `elsewhere`: the target is not in the
+    database of the tables, so nothing is kept beside it: groups are recomputed.
     """
-    return _plan(canonical, tuple(tables))
+    return _plan(canonical, tuple(tables), elsewhere)
 
 
 # Whoever refreshes again and again plans once.
 @lru_cache(maxsize=256)
 def _changes(
-    canonical: str, tables: tuple[TableSchema, ...], names: tuple[str, ...], changed: frozenset[str]
+    canonical: str,
+    tables: tuple[TableSchema, ...],
+    names: tuple[str, ...],
+    changed: frozenset[str],
+    how: Literal["state", "replace", "signed"],
 ) -> Changes:
     query = parse_query(canonical, tables)
     planner = DeltaPlanner(query, {name: n for n, name in enumerate(names, 1)}, changed)
-    state = plan_state(query)
+    state = plan_state(query) if how == "state" else None
     if state is None:
-        outcome = planner.outcome()
+        outcome = planner.outcome(replace=how == "replace")
     else:
         rows = planner.core(state.select, state.items)
         outcome = None if rows is None else Signed(rows)
@@ -154,25 +168,25 @@ def _changes(
 
 
 @lru_cache(maxsize=256)
-def _plan(canonical: str, tables: tuple[TableSchema, ...]) -> PostgresPlan:
+def _plan(canonical: str, tables: tuple[TableSchema, ...], elsewhere: bool) -> PostgresPlan:
     try:
         query = parse_query(canonical, tables)
     except PlanError as error:
         whole = tuple(UsedTable(t.qualified, tuple(c.name for c in t.columns), t.key) for t in tables)
-        return PostgresPlan(canonical, (), whole, None, str(error), (), (), tuple(tables))
+        return PostgresPlan(canonical, (), whole, None, str(error), (), (), tuple(tables), elsewhere)
     used = tuple(_used(query, table) for table in tables if table.qualified in query.tables(query.root))
     columns = output_names(query.root)
     folded = _folded(query, used, tables)
     if folded is not None:
-        return PostgresPlan(canonical, columns, used, None, folded, (), (), tuple(tables))
-    state = plan_state(query)
+        return PostgresPlan(canonical, columns, used, None, folded, (), (), tuple(tables), elsewhere)
+    state = None if elsewhere else plan_state(query)
     summed = query.root.find(exp.AggFunc, exp.Anonymous, exp.Window) is not None
-    plan = PostgresPlan(canonical, columns, used, state, None, columns if summed else (), (), tuple(tables))
+    plan = PostgresPlan(canonical, columns, used, state, None, columns if summed else (), (), tuple(tables), elsewhere)
     rules = list(plan.alone().values())
     full = rules[0] if all(rule.startswith("full: ") for rule in rules) else None
     reason = full.removeprefix("full: ") if full else None
     match = () if full else _match(query, plan)
-    return PostgresPlan(canonical, columns, used, state, reason, plan.aggregates, match, tuple(tables))
+    return PostgresPlan(canonical, columns, used, state, reason, plan.aggregates, match, tuple(tables), elsewhere)
 
 
 def _folded(query: Query, used: Sequence[UsedTable], tables: Sequence[TableSchema]) -> str | None:

@@ -63,9 +63,13 @@ class OutputType:
 
 
 def target_types(columns: Sequence[tuple[str, int, str]], *, same_database: bool) -> tuple[OutputType, ...]:
-    """Types of the target's columns for (name, type oid, type) of the view's; user types are text elsewhere."""
+    """Types of the target's columns for (name, type oid, type) of the view's.
+
+    Elsewhere user types are text, and so are regclass and its like, which stand for objects of this database.
+    """
     return tuple(
-        OutputType(name, kind if same_database or oid < _FIRST_USER_OID else "text") for name, oid, kind in columns
+        OutputType(name, kind if same_database or (oid < _FIRST_USER_OID and not kind.startswith("reg")) else "text")
+        for name, oid, kind in columns
     )
 
 
@@ -234,6 +238,26 @@ class Target:
 def run(connection: Connection[Any], statement: str) -> int:
     """Execute SQL built from a plan and quoted names; the number of rows that it touched, -1 when it counts none."""
     return connection.execute(statement).rowcount
+
+
+def copy_rows(source: Connection[Any], query: str, sink: Connection[Any], into: str) -> int:
+    """Copy the rows of a SELECT in one session into a table (with columns, if not all) of another; how many.
+
+    They go as the text that `source` writes, in its encoding.
+    """
+    theirs = sink.info.parameter_status("client_encoding")
+    own = source.info.parameter_status("client_encoding")
+    set_encoding = "select pg_catalog.set_config('client_encoding', %s, true)"
+    if own != theirs:
+        sink.execute(set_encoding, [own])
+    with sink.cursor() as writer:
+        with source.cursor().copy(f"copy ({query}) to stdout") as rows, writer.copy(f"copy {into} from stdin") as copy:
+            for block in rows:
+                copy.write(block)
+        copied = writer.rowcount
+    if own != theirs:
+        sink.execute(set_encoding, [theirs])
+    return copied
 
 
 def _scalar(connection: Connection[Any], query: LiteralString, *values: object) -> Any:

@@ -87,6 +87,11 @@ class ViewInfo:
         return self.options.get("target_dsn")
 
     @property
+    def elsewhere(self) -> bool:
+        """Whether the target is not in the source's own database."""
+        return self.target_dsn is not None
+
+    @property
     def engine(self) -> str:
         """What refreshes the view: spark or postgres."""
         return str(self.options.get("engine", "spark"))
@@ -111,17 +116,13 @@ def create_view(
 
     `target` is a table name, with a schema; `target_dsn` a connection string without a password, None for the source's
     own database. `engine`: what refreshes it; auto takes spark, where it is installed, for the views of one table that
-    it covers, else postgres. The session's search_path and TimeZone are kept for all refreshes. Returns the plan, None
-    when the very same view existed. Writes the view and a consumer for its tables. PlanError for a query that the
-    engine cannot refresh, GdqError for a bad target.
+    it covers, else postgres, wherever the target is. The session's search_path and TimeZone are kept for all refreshes.
+    Returns the plan, None when the very same view existed. Writes the view and a consumer for its tables. PlanError for
+    a query that the engine cannot refresh, GdqError for a bad target.
     """
     _check_target_dsn(target_dsn)
-    if engine == "auto" and target_dsn is not None:
-        engine = "spark"  # the other one cannot, and its refusal would hide what Spark lacks
-    plan = explain_view(connection, queue, query, engine=engine)
+    plan = explain_view(connection, queue, query, engine=engine, elsewhere=target_dsn is not None)
     inside = not isinstance(plan, RefreshPlan)
-    if inside and target_dsn is not None:
-        raise GdqError("engine postgres fills a target in the tables' own database", hint="Leave the target's dsn out.")
     options: dict[str, str] = {
         setting: _scalar(connection, "select pg_catalog.current_setting(%s)", setting) for setting in _KEPT_SETTINGS
     }
@@ -150,8 +151,6 @@ def create_view(
             tables,
             json.dumps(options),
         )
-        if target_dsn is not None and isinstance(plan, RefreshPlan):
-            _check_group_types(connection, plan)
     return plan if created else None
 
 
@@ -209,11 +208,16 @@ def load_plan(connection: Connection[Any], view: ViewInfo) -> Plan:
         return plan_view(view.definition, schemas)
     from gdq.plan_postgres import plan_postgres  # noqa: PLC0415 (loads sqlglot)
 
-    return plan_postgres(view.definition, schemas)
+    return plan_postgres(view.definition, schemas, elsewhere=view.elsewhere)
 
 
-def explain_view(connection: Connection[Any], queue: str, query: str, *, engine: EngineChoice = "auto") -> Plan:
-    """The plan that create_view() would make; nothing is written. PlanError as there."""
+def explain_view(
+    connection: Connection[Any], queue: str, query: str, *, engine: EngineChoice = "auto", elsewhere: bool = False
+) -> Plan:
+    """The plan that create_view() would make; nothing is written. PlanError as there.
+
+    `elsewhere`: for a target that is not in the database of the tables.
+    """
     if engine == "auto" and importlib.util.find_spec("pyspark") is None:
         engine = "postgres"
     if engine != "postgres":
@@ -221,6 +225,8 @@ def explain_view(connection: Connection[Any], queue: str, query: str, *, engine:
             table = _resolve(connection, query)
             plan = plan_view(query, [load_schema(connection, queue, table)])
             _check_on_server(connection, query, plan)
+            if elsewhere:
+                _check_group_types(connection, plan)
         except PlanError as error:
             if engine == "spark" or error.code in _FINAL:
                 raise
@@ -233,7 +239,7 @@ def explain_view(connection: Connection[Any], queue: str, query: str, *, engine:
     tables = tables_of(text)
     if not tables:
         raise PlanError("no-table", "the view reads no table")
-    return plan_postgres(text, [load_schema(connection, queue, table) for table in tables])
+    return plan_postgres(text, [load_schema(connection, queue, table) for table in tables], elsewhere=elsewhere)
 
 
 def load_schema(connection: Connection[Any], queue: str, table: str) -> TableSchema:

@@ -124,6 +124,12 @@ def empty_db(server: Server, template: str) -> Iterator[Database]:
     yield from _temporary(server, "template0")
 
 
+@pytest.fixture(scope="module")
+def module_empty_db(server: Server, template: str) -> Iterator[Database]:
+    """One such database for all tests of a module."""
+    yield from _temporary(server, "template0")
+
+
 _ended: list[str] = []
 
 

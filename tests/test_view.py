@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from gdq.cli import main
 from gdq.errors import GdqError
 from gdq.plan import PlanError, RefreshPlan
+from gdq.plan_postgres import PostgresPlan
 from gdq.target import Diverged, OutputType, RefreshConflict, Target
 from gdq.target_merge import Merge
 from gdq.view import create_view, drop_view, explain_view, load_plan, view_info
@@ -131,7 +132,7 @@ def test_group_by_a_type_of_the_source_alone(shop: Shop) -> None:
     shop.capture("orders")
     query = "select period, count(*) from orders group by period"
     with pytest.raises(PlanError) as error:
-        create_view(shop.connection, "v", QUEUE, query, "public.v", target_dsn="service=elsewhere")
+        create_view(shop.connection, "v", QUEUE, query, "public.v", target_dsn="service=elsewhere", engine="spark")
     assert error.value.code == "group-by-type"
     assert shop.execute("select * from gdq.view_info()") == []
     assert create_view(shop.connection, "v", QUEUE, query, "public.v") is not None
@@ -251,10 +252,10 @@ def test_engine_is_chosen(captured: Shop, monkeypatch: pytest.MonkeyPatch) -> No
     connection = captured.connection
     assert isinstance(explain_view(connection, QUEUE, grouped), RefreshPlan)
     assert not isinstance(explain_view(connection, QUEUE, joined), RefreshPlan)
+    assert isinstance(explain_view(connection, QUEUE, grouped, elsewhere=True), RefreshPlan)
+    assert isinstance(explain_view(connection, QUEUE, joined, elsewhere=True), PostgresPlan)
     with pytest.raises(PlanError) as error:
-        create_view(connection, "v", QUEUE, joined, "public.v", target_dsn="dbname=elsewhere")
+        create_view(connection, "v", QUEUE, joined, "public.v", target_dsn="dbname=elsewhere", engine="spark")
     assert error.value.code == "join"
-    with pytest.raises(GdqError, match="own database"):
-        create_view(connection, "v", QUEUE, joined, "public.v", target_dsn="dbname=elsewhere", engine="postgres")
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     assert not isinstance(explain_view(connection, QUEUE, grouped), RefreshPlan)

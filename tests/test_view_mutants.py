@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from gdq import plan_incremental, plan_postgres, plan_relations
-from gdq.consumers import postgres_engine
+from gdq.consumers import computation
 from gdq.consumers.refresh import Refresher
 from gdq.view import create_view
 from tests.fix_server import Database
@@ -49,12 +49,12 @@ def without_null(patch: pytest.MonkeyPatch) -> None:
 
 def without_netting(patch: pytest.MonkeyPatch) -> None:
     """Each image of a row that was changed twice counts by itself, only once."""
-    healthy = postgres_engine.PostgresEngine._temporary
+    healthy = computation.Computation.temporary
 
-    def temporary(self: postgres_engine.PostgresEngine, name: str, query: str) -> None:
+    def temporary(self: computation.Computation, name: str, query: str) -> None:
         healthy(self, name, query.replace('sum("__gdq_weight") over (partition by __image)', '"__gdq_weight"'))
 
-    patch.setattr(postgres_engine.PostgresEngine, "_temporary", temporary)
+    patch.setattr(computation.Computation, "temporary", temporary)
 
 
 def with_new_as_old(patch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,261 @@
+"""Computes what a refresh of a view changes, in the source database: temporary tables of one transaction.
+
+The steps of the plan are statements of the server; what passes through this process are the keys that they collect.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import psycopg
+from psycopg import Connection, sql
+
+from gdq.consumers.difference import Difference, KeySet
+from gdq.consumers.leader import Leader
+from gdq.consumers.relations import log_columns, weighted
+from gdq.pgtypes import READ_SETTINGS
+from gdq.plan import WEIGHT, PlanError, quote
+from gdq.plan_incremental import Replace, Signed, Step
+from gdq.plan_postgres import PostgresPlan, UsedTable
+from gdq.target import NeedsFull, OutputType, run
+from gdq.view import ViewInfo, apply_settings
+
+# More keys than these are looked up one by one for longer than the whole takes.
+_KEYS_MAX = 50_000
+
+# Of a table without statistics PostgreSQL thinks that it has about so many.
+_UNKNOWN_ROWS = 500
+
+_TOKEN = re.compile(r"\bgdq_(keys|null)_(\d+)\b")
+
+# The net signed rows of the view: c1, c2, ..., the row as one text `image`, and `net`.
+OUT = "pg_temp.gdq_out"
+
+
+@dataclass(slots=True)
+class Computation:
+    """What one refresh of a view changes, in the transaction of `connection`, which reads what the leader sees.
+
+    `types` are the types of the view's columns. `folded`: columns whose values the target does not compare as the
+    source does; rows are not replaced by these.
+    """
+
+    connection: Connection[Any]
+    leader: Leader
+    view: ViewInfo
+    plan: PostgresPlan
+    types: Sequence[OutputType]
+    folded: Collection[str] = ()
+    _keys: dict[str, KeySet] = field(default_factory=dict, init=False)
+    _literals: dict[str, str] = field(default_factory=dict, init=False)
+    _views: list[str] = field(default_factory=list, init=False)
+
+    def begin(self) -> None:
+        """Make the transaction see what the leader sees. Must come first in it."""
+        self.connection.execute("set transaction isolation level repeatable read")
+        self.connection.execute(sql.SQL("set transaction snapshot {}").format(sql.Literal(self.leader.exported)))
+        apply_settings(self.connection, READ_SETTINGS | self.view.settings)
+
+    @contextmanager
+    def beside(self) -> Iterator[Self]:
+        """Begin in a connection of its own, for a target elsewhere; the transaction ends with the block.
+
+        The connection leads to the source, is in no transaction and not in autocommit.
+        """
+        try:
+            self.begin()
+            yield self
+        finally:
+            if not self.connection.closed:
+                self.connection.rollback()
+
+    def difference(self, s0: str | None, changed: Mapping[str, str]) -> Difference:
+        """What changes from s0 (None: from nothing) to the leader's snapshot, for a plan without state.
+
+        `changed`: the tables that changed, and the SELECTs of their log rows. NeedsFull when that takes a full load.
+        """
+        if s0 is None:
+            return self.full()
+        if not changed:
+            return Difference("none", match=self.plan.match)
+        with self.computing():
+            return self.difference_of(self.outcome(changed))
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """NeedsFull for an error of the server: an image that is gone again may raise what no row of the table does."""
+        try:
+            yield
+        except (psycopg.DataError, psycopg.ProgrammingError, psycopg.NotSupportedError) as error:
+            raise NeedsFull(f"a changed row cannot be computed: {str(error).splitlines()[0]}") from error
+
+    def full(self) -> Difference:
+        """All rows of the view."""
+        return Difference("full", self._named(self.plan.query), match=self.plan.match)
+
+    def outcome(self, changed: Mapping[str, str]) -> Signed | Replace | None:
+        """Take the steps of the plan for these tables and the SELECTs of their log rows; its outcome."""
+        if self.plan.full:
+            raise NeedsFull(self.plan.full)
+        connection, queue = self.leader.connection, self.view.queue_name
+        # the server quotes names where it must, the plan always
+        names = dict(zip(self.view.tables, (schema.qualified for schema in self.plan.schemas), strict=True))
+        deltas = {}
+        with connection.transaction():
+            for table, rows in changed.items():
+                deltas[names[table]] = weighted(rows, log_columns(connection, queue, table))
+        return self._take_all(self._make_deltas(deltas))
+
+    def difference_of(self, outcome: Signed | Replace | None) -> Difference:
+        """The outcome of a plan without state as a difference."""
+        if outcome is None:
+            return Difference("none", match=self.plan.match)
+        if isinstance(outcome, Signed):
+            columns = [f"c{n}" for n in range(1, len(self.types) + 1)]
+            return self.net(f"select {', '.join([*columns, 'w'])} from {outcome.rows}")
+        types = {column.name: column.type for column in self.types}
+        keys = []
+        for column, name in outcome.keys:
+            known = self._keys[name]
+            keys.append(KeySet(column, types[column], known.array, known.array_type, known.null))
+        return Difference("replace", self._named(self._with_keys(outcome.sql)), tuple(keys), self.plan.match)
+
+    def net(self, rows: str) -> Difference:
+        """Net signed rows (c1, c2, ..., w) of the view into OUT."""
+        typed = "".join(f"c{n}::{column.type} as c{n}, " for n, column in enumerate(self.types, 1))
+        names = [f"c{n}" for n in range(1, len(self.types) + 1)]
+        self.temporary(
+            "gdq_out",
+            f"select * from (select distinct on (image) *, sum(w) over (partition by image) as net "
+            f"from (select *, {image_of(names)} as image from (select {typed}w from ({rows}) as r) as r) as r) as r "
+            f"where net <> 0",
+        )
+        weight = "w"
+        while any(column.name == weight for column in self.types):
+            weight += "_"
+        shown = "".join(f"c{n} as {quote(column.name)}, " for n, column in enumerate(self.types, 1))
+        listed = f"select {shown}net::bigint as {quote(weight)} from {OUT}"
+        return Difference("signed", listed, match=self.plan.match, weight=weight)
+
+    def temporary(self, name: str, query: str) -> None:
+        """Make a table that ends with the transaction."""
+        temporary(self.connection, name, query)
+
+    def one(self, query: str) -> Any:
+        """The first value of the first row."""
+        row = self.connection.execute(sql.SQL(query)).fetchone()
+        return row[0] if row else None
+
+    def end(self) -> None:
+        """Drop what would outlive the transaction."""
+        if self._views:
+            run(self.connection, f"drop view {', '.join(self._views)}")
+            self._views.clear()
+
+    def _named(self, query: str) -> str:
+        names = ", ".join(quote(column.name) for column in self.types)
+        return f"select * from ({query}) as r({names})" if names else query
+
+    def _make_deltas(self, images: Mapping[str, str]) -> list[str]:
+        """Net the signed images of tables, SELECTs with __gdq_weight, into relations; the tables that did change."""
+        changed = []
+        for number, table in enumerate(self.plan.tables, 1):
+            if table.name in images:
+                self._make_delta(number, table, images[table.name])
+                if self.one(f"select exists (select from pg_temp.gdq_delta_{number})"):
+                    changed.append(table.name)
+        return changed
+
+    def _take_all(self, changed: Sequence[str]) -> Signed | Replace | None:
+        try:
+            plan = self.plan.changes(changed)
+            if isinstance(plan.outcome, Replace) and any(name in self.folded for name, _ in plan.outcome.keys):
+                plan = self.plan.changes(changed, replace=False)
+        except PlanError as error:
+            raise NeedsFull(str(error)) from error
+        statements = " ".join(step.sql for step in plan.steps)
+        for number, table in enumerate(self.plan.tables, 1):
+            if re.search(rf"\bgdq_(old|any)_{number}\b", statements):
+                self._make_old(number, table)
+                self._views += [f"pg_temp.gdq_old_{number}", f"pg_temp.gdq_any_{number}"]
+        for step in plan.steps:
+            self._take(step)
+        return plan.outcome
+
+    def _make_delta(self, number: int, table: UsedTable, images: str) -> None:
+        columns = ", ".join(quote(name) for name in table.logged)
+        weight = quote(WEIGHT)
+        self.temporary(
+            f"gdq_delta_{number}",
+            f"select * from (select distinct on (__image) {columns}{', ' if columns else ''}__image, "
+            f"sum({weight}) over (partition by __image) as {weight} "
+            f"from (select {columns}{', ' if columns else ''}{weight}, {image_of(table.logged)} as __image "
+            f"from {images} as i) as i) as net where {weight} <> 0",
+        )
+
+    def _make_old(self, number: int, table: UsedTable) -> None:
+        """The table as it was, and all rows of both states, as views over the table and its delta."""
+        columns = ", ".join(quote(name) for name in table.logged)
+        delta, weight = f"pg_temp.gdq_delta_{number}", quote(WEIGHT)
+        gone = f"select {columns} from {delta}, generate_series(1, -{weight}) where {weight} < 0"
+        if table.key:
+            same = " and ".join(f"d.{quote(key)} = t.{quote(key)}" for key in table.key)
+            kept = f"select {columns} from {table.name} as t where not exists (select from {delta} as d where {same})"
+        else:
+            image = image_of(table.logged)
+            kept = (
+                f"select {columns} from (select {columns}{', ' if columns else ''}{image} as __image, "
+                f"row_number() over (partition by {image}) as __copy from {table.name} as i) as t "
+                f"where not exists (select from {delta} as d where d.__image = t.__image and t.__copy <= d.{weight})"
+            )
+        run(self.connection, f"create temp view gdq_old_{number} as {kept} union all {gone}")
+        rows = f"select {columns} from {table.name} union all {gone}"
+        run(self.connection, f"create temp view gdq_any_{number} as {rows}")
+
+    def _take(self, step: Step) -> None:
+        if step.kind == "delta":
+            self.temporary(step.name.removeprefix("pg_temp."), self._with_keys(step.sql))
+        elif step.kind == "check":
+            if self.one(self._with_keys(step.sql)):
+                raise NeedsFull(step.reason)
+        else:
+            self._collect(step)
+
+    def _collect(self, step: Step) -> None:
+        row = self.connection.execute(
+            f"with q as materialized (select distinct k from ({self._with_keys(step.sql)}) as q(k) "
+            f"limit {_KEYS_MAX + 1}), "
+            f"a as (select coalesce(array_agg(k) filter (where k is not null), '{{}}')::text, "
+            f"coalesce(bool_or(k is null), false), count(*), bool_or(pg_typeof(k)::text like '%[]'), "
+            f"pg_typeof(array_agg(k)) as type from q) "
+            f"select a.*, format('%I.%I', n.nspname, t.typname) from a join pg_catalog.pg_type as t on t.oid = a.type "
+            f"join pg_catalog.pg_namespace as n on n.oid = t.typnamespace"
+        ).fetchone()
+        # not the type as it is written: character[] is of one letter each
+        values, null, count, nested, _, kind = row or ("{}", False, 0, False, None, "text[]")
+        if count > _KEYS_MAX:
+            raise NeedsFull(f"more than {_KEYS_MAX} keys changed")
+        if nested:
+            raise NeedsFull("a key is an array")
+        self._keys[step.name] = KeySet("", "", values, kind, null)
+        self._literals[step.name] = f"{sql.Literal(values).as_string(self.connection)}::{kind}"
+        self._literals[step.name.replace("keys", "null")] = "true" if null else "false"
+
+    def _with_keys(self, statement: str) -> str:
+        return _TOKEN.sub(lambda token: self._literals[token[0]], statement)
+
+
+def temporary(connection: Connection[Any], name: str, query: str) -> None:
+    """Make a table that ends with the transaction."""
+    rows = run(connection, f"create temp table {name} on commit drop as {query}")
+    if rows > _UNKNOWN_ROWS:
+        run(connection, f"analyze pg_temp.{name}")
+
+
+def image_of(columns: Sequence[str], prefix: str = "") -> str:
+    """A row's columns in one text, NULL and empty text told apart: rows of types without an equality compare by it."""
+    return f"row({', '.join(prefix + quote(name) for name in columns)})::text"

@@ -1,0 +1,84 @@
+"""Brings the difference of a refresh into a target in another PostgreSQL.
+
+It is computed beside the tables, in a session whose transaction stays open until the target has taken the rows; they
+go by COPY into the transaction of the target that deletes, inserts and moves the position.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from psycopg import Connection
+
+from gdq.consumers.computation import OUT, Computation, image_of, temporary
+from gdq.consumers.difference import Difference
+from gdq.consumers.target_rows import TargetRows
+from gdq.pgtypes import READ_SETTINGS
+from gdq.target import OutputType, Target, copy_rows
+from gdq.view import apply_settings
+
+_IN = "pg_temp.gdq_in"
+
+
+@dataclass(slots=True)
+class CopyEngine:
+    """One refresh of one view whose target is in the database of `output`; `types` are the target's."""
+
+    computation: Computation
+    output: Connection[Any]
+    target: Target
+    types: Sequence[OutputType]
+    _difference: Difference | None = field(default=None, init=False)
+
+    def compute(self, s0: str | None, changed: Mapping[str, str]) -> None:
+        """Compute what changes; the target's session is not touched."""
+        self._difference = self.computation.difference(s0, changed)
+
+    def apply(self, s0: str | None, changed: Mapping[str, str]) -> int:  # noqa: ARG002 (what changed is computed)
+        """Copy the rows into the target's transaction and change the target; the rows deleted and inserted."""
+        difference = self._difference
+        if difference is None or difference.kind == "none":
+            return 0
+        apply_settings(self.output, READ_SETTINGS | self.computation.view.settings)
+        rows = TargetRows(self.output, self.target, self.types)
+        if difference.kind == "full":
+            deleted = self.target.empty(self.output, self.types)
+            inserted = self._copy(difference, f"{self.target.table} ({rows.columns})")
+            rows.loaded(difference)
+            return deleted + inserted
+        names = [f"c{n}" for n in range(1, len(self.types) + 1)]
+        columns = [f"{name} {column.type}" for name, column in zip(names, self.types, strict=True)]
+        signed = difference.kind == "signed"
+        listed = ", ".join([*columns, "net bigint"] if signed else columns)
+        self.output.execute(f"create temp table gdq_in ({listed}) on commit drop")
+        self._copy(difference, _IN)
+        if signed:
+            temporary(self.output, OUT.removeprefix("pg_temp."), f"select *, {image_of(names)} as image from {_IN}")
+            return rows.change(difference)
+        kinds = {column.name: column.type for column in self.types}
+        keys = tuple(
+            # a type that the target has as text is compared as such
+            key if kinds[key.column] == key.type else dataclasses.replace(key, array_type="pg_catalog._text")
+            for key in difference.keys
+        )
+        return rows.change(dataclasses.replace(difference, rows=f"select {', '.join(names)} from {_IN}", keys=keys))
+
+    def _copy(self, difference: Difference, into: str) -> int:
+        # reading the rows may compute them
+        full = difference.kind == "full"
+        with nullcontext() if full else self.computation.computing():
+            return copy_rows(self.computation.connection, difference.rows, self.output, into)
+
+
+def folded_columns(connection: Connection[Any], columns: Sequence[tuple[str, int, str]]) -> set[str]:
+    """Which of a view's columns (name, type oid, type) a target elsewhere, which has them as text, compares otherwise.
+
+    Labels of an enum are equal when their texts are.
+    """
+    query = "select oid from pg_catalog.pg_type where oid = any (%s::oid[]) and oid >= 16384 and typtype <> 'e'"
+    oids = {oid for (oid,) in connection.execute(query, [[oid for _, oid, _ in columns]])}
+    return {name for name, oid, _ in columns if oid in oids}

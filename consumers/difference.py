@@ -1,0 +1,52 @@
+"""What one refresh changes in a view, as the session has it that computed it: what any kind of target is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from psycopg.adapt import Transformer
+from psycopg.pq import Format
+
+_TEXT_ARRAY = 1009
+
+
+@dataclass(frozen=True, slots=True)
+class KeySet:
+    """The values of one key column whose rows are replaced.
+
+    `column` and `type` are the view's. `array` holds the values that are not NULL as PostgreSQL writes an array of
+    them, `array_type` is its type; `null`: NULL is one of the values too.
+    """
+
+    column: str
+    type: str
+    array: str
+    array_type: str
+    null: bool
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """The values that are not NULL, each in PostgreSQL's text, none twice."""
+        loader = Transformer().get_loader(_TEXT_ARRAY, Format.TEXT)
+        return tuple(loader.load(self.array.encode()))
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What one refresh changes in the view's rows.
+
+    kind none:    nothing
+         full:    `rows` are all rows of the view
+         replace: the rows that match all of `keys` go, and `rows` come
+         signed:  each of `rows`, none twice, comes as often as its weight says; below zero as many equal ones go
+    `rows`: a SELECT for the session that computed it, good until its transaction ends, of the view's columns under
+    their names and, when signed, of the net `weight` after them, a bigint that is not 0. `match`: columns by which
+    rows of the target are looked for, best indexed there; none when there are no such.
+    """
+
+    kind: Literal["none", "full", "replace", "signed"]
+    rows: str = ""
+    keys: tuple[KeySet, ...] = ()
+    match: tuple[str, ...] = ()
+    weight: str = "w"
