@@ -60,11 +60,7 @@ class CopyEngine:
             temporary(self.output, OUT.removeprefix("pg_temp."), f"select *, {image_of(names)} as image from {_IN}")
             return rows.change(difference)
         kinds = {column.name: column.type for column in self.types}
-        keys = tuple(
-            # a type that the target has as text is compared as such
-            key if kinds[key.column] == key.type else dataclasses.replace(key, array_type="pg_catalog._text")
-            for key in difference.keys
-        )
+        keys = tuple(dataclasses.replace(key, array_type=f"{kinds[key.column]}[]") for key in difference.keys)
         return rows.change(dataclasses.replace(difference, rows=f"select {', '.join(names)} from {_IN}", keys=keys))
 
     def _copy(self, difference: Difference, into: str) -> int:

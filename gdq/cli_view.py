@@ -133,6 +133,7 @@ def _drop_target(info: ViewInfo, dsn: str | None) -> None:
 @click.argument("name", required=False)
 @click.option("--queue", metavar="QUEUE", help="With --sql: the queue that captures the table.")
 @click.option("--sql", "file", type=click.File(), help="File with a SELECT to explain instead of a view; - for stdin.")
+@click.option("--elsewhere", is_flag=True, help="With --sql: for a target in another database.")
 @engine_option
 @dsn_option
 @json_option
@@ -141,6 +142,7 @@ def explain_view(
     name: str | None,
     queue: str | None,
     file: IO[str] | None,
+    elsewhere: bool,
     engine: EngineChoice,
     dsn: str | None,
     as_json: bool,
@@ -151,10 +153,12 @@ def explain_view(
 
     if (name is None) == (file is None) or (file is None) != (queue is None):
         raise click.UsageError("give the NAME of a view, or --queue and --sql")
+    if elsewhere and file is None:
+        raise click.UsageError("--elsewhere goes with --sql")
     with session(dsn) as connection:
         try:
             if file is not None:
-                plan = view.explain_view(connection, str(queue), file.read(), engine=engine)
+                plan = view.explain_view(connection, str(queue), file.read(), engine=engine, elsewhere=elsewhere)
             else:
                 (info,) = view.view_info(connection, name)
                 plan = view.load_plan(connection, info)
