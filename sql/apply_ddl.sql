@@ -69,6 +69,9 @@ begin
       end if;
       perform gdq.note_catalog(t.table_id);
     end loop;
+    if ddl ~* '\m(add|drop)\M' then
+      perform gdq.guard_row_types(gdq.locked_tables('AccessExclusiveLock'), tag);
+    end if;
     -- these two lock no table
     for t in select ct.* from gdq.captured_table ct where exists (select from pg_class c where c.oid = ct.relid) loop
       if gdq.last_table_name(t.table_id) <> gdq.table_name(t.relid) then

@@ -88,7 +88,7 @@ begin
   elsif tag = 'ALTER SCHEMA' then
     schemas := array(select o.objid from pg_event_trigger_ddl_commands() o where o.classid = 'pg_namespace'::regclass);
   end if;
-  touched := coalesce(nullif(touched, '{}'), gdq.locked_tables('AccessExclusiveLock', 'ShareRowExclusiveLock'));
+  touched := coalesce(nullif(touched, '{}'), gdq.locked_tables('AccessExclusiveLock', 'ShareRowExclusiveLock', gdq.weakest_lock(tag)));
   for t in select * from gdq.near_tables(touched, schemas) loop
     begin
       perform gdq.guard_table(t.table_id, tag);
@@ -99,6 +99,15 @@ begin
 end
 $$;
 comment on function gdq.guard_tables(text) is 'Follows what DDL did to every captured table that this transaction has locked.';
+
+-- weakest_lock(tag): the weakest lock under which a command of this tag changes a table: DROP INDEX CONCURRENTLY, which may
+-- take away a key, holds this one to its end. Writes: nothing.
+create or replace function gdq.weakest_lock(tag text) returns text
+language sql immutable security definer set search_path = pg_catalog, pg_temp
+as $$
+  select case tag when 'DROP INDEX' then 'ShareUpdateExclusiveLock' else 'AccessExclusiveLock' end
+$$;
+comment on function gdq.weakest_lock(text) is 'The weakest lock under which a command changes a table.';
 
 -- follow_ddl(event, tag): what ddl_guard() does for a command that may have changed a captured table. The settings are
 -- pinned because the session of the DDL may have others. Where statement_timeout is short it waits less: that error
@@ -125,15 +134,19 @@ begin
     return;
   elsif tag = 'ALTER TYPE' and event = 'ddl_command_end' then
     perform gdq.guard_types();
+  elsif tag = 'ALTER TABLE' and event = 'ddl_command_end' and current_query() !~* '^\s*alter\s+table\s(?!.*(\madd\M|;\s*\S))' then
+    perform gdq.guard_row_types(gdq.locked_tables('AccessExclusiveLock'), tag);
+  elsif event = 'sql_drop' then
+    perform gdq.guard_row_types(array(select o.objid from pg_event_trigger_dropped_objects() o where o.classid = 'pg_class'::regclass and o.objsubid <> 0), tag);
   end if;
   if fresh then
     perform gdq.guard_tables(tag);
   else
-    perform gdq.switch_off_locked(tag || ' in a ' || upper(current_setting('transaction_isolation')) || ' transaction');
+    perform gdq.switch_off_locked(tag || ' in a ' || upper(current_setting('transaction_isolation')) || ' transaction', gdq.weakest_lock(tag));
   end if;
 exception when others then
   begin
-    perform gdq.switch_off_locked('capture could not follow ' || tag || ': ' || sqlerrm);
+    perform gdq.switch_off_locked('capture could not follow ' || tag || ': ' || sqlerrm, gdq.weakest_lock(tag));
   exception when others then
     raise log 'gdq: capture could neither follow nor be switched off after %: %', tag, sqlerrm;
   end;

@@ -92,6 +92,11 @@ begin
     into fault
     from pg_class c
    where c.oid = any (rels) and ((c.relkind = 'r' and c.relpersistence <> 'p') or c.relkind = 'f') limit 1;
+  if fault is null then
+    -- its rows are no part of the table any more, but its triggers still fire; no event trigger fires for what broke off
+    select format('partition %s is half detached: ALTER TABLE ... DETACH PARTITION ... FINALIZE', gdq.table_name(i.inhrelid)) into fault
+      from pg_inherits i where i.inhparent = any (rels) and i.inhdetachpending limit 1;
+  end if;
   fault := coalesce(fault, gdq.json_fault(table_id));
   if fault is null then
     -- a child that only one session sees is no part of what others read

@@ -86,16 +86,17 @@ end
 $$;
 comment on function gdq.switch_off(integer, oid, text) is 'Records that capture of a table is off, and disarms it.';
 
--- switch_off_locked(reason): switches capture off for every captured table that this transaction may have changed,
+-- switch_off_locked(reason, mode): switches capture off for every captured table that this transaction may have changed,
 -- without trusting control rows or catalogs that are read through the snapshot, which may be old: what this transaction
 -- did itself is visible in any. A table that only a partition or a child of it was locked for keeps its functions,
 -- which still fit: for it, maintain() has to look at its partitions anew. While an upgrade of gdq holds the control
--- tables, the triggers that a partition has kept tell its root. Writes: as switch_off().
-create or replace function gdq.switch_off_locked(reason text) returns void
+-- tables, the triggers that a partition has kept tell its root. mode: the weakest lock of a command that may have
+-- changed a table. Writes: as switch_off().
+create or replace function gdq.switch_off_locked(reason text, mode text default 'AccessExclusiveLock') returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
-  altered oid[] := gdq.locked_tables('AccessExclusiveLock');
+  altered oid[] := gdq.locked_tables('AccessExclusiveLock', mode);
   touched oid[] := gdq.locked_tables('ShareRowExclusiveLock');
   roots oid[];
   r record;
@@ -108,7 +109,8 @@ begin
   for r in select rel, q, bool_or(own) as own
              from (select unnest(altered) as rel, true as own
                    union all
-                   select tg.tgrelid, true from pg_trigger tg
+                   -- the trigger's name has the root, whose partition it may be on
+                   select split_part(tg.tgname, '_', 2)::oid, split_part(tg.tgname, '_', 2)::oid = tg.tgrelid from pg_trigger tg
                     where tg.tgrelid = any (touched) and tg.tgname ~ '^!gdq_\d+_\d+_[iudtb]$'
                       and (tg.tgenabled not in ('O', 'A') or tg.tgqual is not null or tg.tgattr <> ''
                            or tg.tgfoid is distinct from gdq.capture_function(split_part(tg.tgname, '_', 3)::integer, split_part(tg.tgname, '_', 2)::oid,
@@ -130,4 +132,4 @@ begin
   end loop;
 end
 $$;
-comment on function gdq.switch_off_locked(text) is 'Switches capture off for every captured table that this transaction may have changed.';
+comment on function gdq.switch_off_locked(text, text) is 'Switches capture off for every captured table that this transaction may have changed.';

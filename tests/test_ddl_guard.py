@@ -155,6 +155,26 @@ TYPES = {
     "add value": ("create type k as enum ('x', 'y')", "alter type k add value 'z' after 'y'", False),
     "rename type": ("create type k as enum ('x', 'y')", "alter type k rename to l", False),
     "add attribute": ("create type k as (x int)", "alter type k add attribute z int", True),
+    "add a column to the table of a row type": ("create table k (x int)", "alter table k add z int", True),
+    "the same through a parent": (
+        "create table p (x int); create table k () inherits (p)",
+        "alter table p add z int",
+        True,
+    ),
+    "the same in a block": ("create table k (x int)", "do $$ begin alter table k add z int; end $$", True),
+    "drop a column of the table of a row type": ("create table k (x int, z int)", "alter table k drop z", True),
+    "drop the type of an attribute": (
+        "create type e as enum ('x'); create type k as (x int, z e)",
+        "drop type e cascade",
+        True,
+    ),
+    "drop the type of an attribute of an attribute": (
+        "create type e as enum ('x'); create type m as (x int, z e); create type k as (m m[])",
+        "drop type e cascade",
+        True,
+    ),
+    "alter the table of a row type": ("create table k (x int)", "alter table k alter x set default 5", False),
+    "rename a column of a row type": ("create table k (x int)", "alter table k rename x to z", False),
     "of an array of domains": (
         "create type e as enum ('x', 'y'); create domain m as e; create domain k as m[]",
         "alter type e rename value 'x' to 'z'",

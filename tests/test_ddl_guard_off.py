@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from psycopg import errors
 
 from tests.events import Tap, drain
 from tests.fix_server import Database
@@ -50,9 +51,12 @@ def test_capture_triggers_that_go_are_noticed_and_come_back(tap: Tap, kind: str,
     assert state(tap) == ("ok", None)
 
 
+PARTED = ("create table t (id int) partition by list (id)", "create table t1 partition of t for values in (1)")
+
+
 @pytest.mark.parametrize("what", ["disable trigger user", "disable trigger all"])
 def test_disabled_triggers_of_a_partition(tap: Tap, what: str) -> None:
-    tap.write("create table t (id int) partition by list (id)", "create table t1 partition of t for values in (1)")
+    tap.write(*PARTED)
     tap.add("shop.t")
     with tap.db.connect("su") as su:
         su.execute(f"alter table shop.t1 {what}".encode())
@@ -61,6 +65,55 @@ def test_disabled_triggers_of_a_partition(tap: Tap, what: str) -> None:
     maintain(tap)
     tap.write("insert into t values (1)")
     assert [row[3] for row in drain(tap.db)] == ["resync", "resync", "insert"]
+
+
+LOADED = {
+    "disable": ("alter table t1 disable trigger user", "alter table t1 enable trigger user"),
+    "replica": ("alter table t1 enable replica trigger {i}", "alter table t1 enable trigger {i}"),
+    "replace": (
+        "create or replace trigger {t} after truncate on t1 for each statement execute function nothing()",
+        "select 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", LOADED)
+@pytest.mark.parametrize("isolation", ["read committed", "repeatable read"])
+def test_partition_loaded_without_its_triggers(tap: Tap, kind: str, isolation: str) -> None:
+    """They may be back before the transaction ends, and nothing in the catalogs tells it afterwards."""
+    tap.write(*PARTED, "create function nothing() returns trigger language plpgsql as 'begin return null; end'")
+    tap.add("shop.t")
+    off, on = (statement.format(**triggers(tap)) for statement in LOADED[kind])
+    with tap.app.transaction():
+        tap.write(f"set transaction isolation level {isolation}", "select 1", off)
+        tap.write("insert into t1 values (1)", "truncate t1", on)
+    assert state(tap)[0] == "resync"
+    maintain(tap)
+    tap.write("insert into t values (1)", "truncate t1")
+    assert [row[3] for row in drain(tap.db)][-3:] == ["resync", "insert", "truncate"]
+    assert state(tap) == ("ok", None)
+
+
+def test_partition_that_is_half_detached(tap: Tap) -> None:
+    """No event trigger fires where DETACH CONCURRENTLY breaks off, and the partition keeps the triggers."""
+    tap.write(*PARTED)
+    tap.add("shop.t")
+    tap.write("insert into t values (1)")
+    with tap.db.connect("app") as old, old.transaction():
+        old.execute("set transaction isolation level repeatable read")
+        old.execute("select from shop.t")
+        with pytest.raises(errors.LockNotAvailable):
+            tap.write("set lock_timeout = '50 ms'", "alter table t detach partition t1 concurrently")
+    tap.owner.execute("select gdq.check_tables('q')")
+    maintain(tap)
+    tap.write("insert into t1 values (1)")
+    found, why = state(tap)
+    assert (found, (why or "").partition(":")[0]) == ("resync", "capture stays off")
+    assert "partition shop.t1 is half detached" in (why or "")
+    tap.write("alter table t detach partition t1 finalize", "insert into t1 values (1)")
+    maintain(tap)
+    assert [row[3] for row in drain(tap.db) if row[3] not in ("resync", "ddl")] == ["insert"]
+    assert state(tap) == ("ok", None)
 
 
 def test_truncate_trigger_dropped_from_a_partition(tap: Tap) -> None:
@@ -141,11 +194,18 @@ def test_foreign_partition_switches_off(tap: Tap) -> None:
     assert [row[3] for row in drain(tap.db) if row[3] != "resync"] == ["insert"]
 
 
-@pytest.mark.parametrize(
-    "how", ["drop index k", "alter table t alter a drop not null", "alter table t drop constraint k"]
+NO_KEY = (
+    "drop index k",
+    "drop index concurrently k",
+    "alter table t alter a drop not null",
+    "alter table t drop constraint k",
 )
-def test_key_that_is_no_longer_one(tap: Tap, how: str) -> None:
-    tap.write("create table t (id int, a int not null)")
+
+
+@pytest.mark.parametrize("how", NO_KEY)
+@pytest.mark.parametrize("isolation", ["read committed", "repeatable read"])
+def test_key_that_is_no_longer_one(tap: Tap, how: str, isolation: str) -> None:
+    tap.write("create table t (id int, a int not null)", f"set default_transaction_isolation = '{isolation}'")
     tap.write("alter table t add constraint k unique (a)" if "constraint" in how else "create unique index k on t (a)")
     tap.add("shop.t", key=["a"])
     tap.write(how, "insert into t values (1, 1)")

@@ -339,9 +339,10 @@ def test_user_types_are_their_own_text(tap: Tap) -> None:
     assert nulls.new == dict.fromkeys(columns) | {"id": 3, "nn": ""}
 
 
-def test_log_does_not_hold_on_to_user_types(tap: Tap) -> None:
+@pytest.mark.parametrize("log_format", ["typed", "json"])
+def test_log_does_not_hold_on_to_user_types(tap: Tap, log_format: str) -> None:
     create_user_table(tap)
-    tap.add("shop.t")
+    tap.add("shop.t", format=log_format)
     tap.write("insert into t (id, nn) values (1, 'x')", "drop table t")
     tap.write("drop type moods, duo, pair, span, feeling, mood, smaller, small, sure, numbers")
     assert [e.op for e in tap.events()] == ["insert", "ddl"]
