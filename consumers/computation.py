@@ -19,8 +19,8 @@ from gdq.consumers.leader import Leader
 from gdq.consumers.relations import log_columns, weighted
 from gdq.pgtypes import READ_SETTINGS
 from gdq.plan import WEIGHT, PlanError, quote
-from gdq.plan_incremental import Replace, Signed, Step
 from gdq.plan_postgres import PostgresPlan, UsedTable
+from gdq.plan_steps import Recompute, Replace, Signed, Step
 from gdq.target import NeedsFull, OutputType, run
 from gdq.view import ViewInfo, apply_settings
 
@@ -99,7 +99,7 @@ class Computation:
 
     def outcome(self, changed: Mapping[str, str]) -> Signed | Replace | None:
         """Take the steps of the plan for these tables and the SELECTs of their log rows; its outcome."""
-        if self.plan.full:
+        if self.plan.full and not self.plan.checked:
             raise NeedsFull(self.plan.full)
         connection, queue = self.leader.connection, self.view.queue_name
         # the server quotes names where it must, the plan always
@@ -184,6 +184,10 @@ class Computation:
                 self._views += [f"pg_temp.gdq_old_{number}", f"pg_temp.gdq_any_{number}"]
         for step in plan.steps:
             self._take(step)
+        if isinstance(plan.outcome, Recompute):
+            if self.one(f"select exists (select from {plan.outcome.rows})"):
+                raise NeedsFull(plan.outcome.reason)
+            return None
         return plan.outcome
 
     def _make_delta(self, number: int, table: UsedTable, images: str) -> None:

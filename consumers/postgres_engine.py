@@ -16,9 +16,8 @@ from psycopg import Connection
 from gdq.consumers.computation import Computation
 from gdq.consumers.difference import Difference
 from gdq.consumers.target_rows import TargetRows
-from gdq.plan_incremental import Signed
-from gdq.plan_query import render
 from gdq.plan_state import StatePlan
+from gdq.plan_steps import Signed
 from gdq.target import Diverged, NeedsFull, OutputType, Target, run
 
 _SUMS, _BEFORE = "pg_temp.gdq_sums", "pg_temp.gdq_before"
@@ -36,7 +35,7 @@ class PostgresEngine:
     def compute(self, s0: str | None, changed: Mapping[str, str]) -> None:
         """NeedsFull for a view that has no delta; all else is done in one transaction."""
         plan = self.computation.plan
-        if s0 is not None and changed and plan.full:
+        if s0 is not None and changed and plan.full and not plan.checked:
             raise NeedsFull(plan.full)
 
     def apply(self, s0: str | None, changed: Mapping[str, str]) -> int:
@@ -76,14 +75,8 @@ class PostgresEngine:
     def _make_state(self, state: StatePlan) -> None:
         """Make the state afresh from the tables."""
         table, columns = self.target.state, state.group_columns
-        items = ", ".join(f"{render(item)} as c{n}" for n, item in enumerate(state.items, 1))
-        bare = state.select.copy()
-        for clause in ("group", "having", "order", "limit", "expressions"):
-            bare.set(clause, None)
-        source = render(bare).removeprefix("SELECT")
         run(self.output, f"drop table if exists {table}")
-        rows = f"(select {items}{', ' if items else ''}1 as w{source})"
-        run(self.output, f"create table {table} as {state.sums(rows)}")
+        run(self.output, f"create table {table} as {state.whole()}")
         run(self.output, f"alter table {table} add check (n {'>' if columns else '>='} 0)")
         if columns:
             listed = ", ".join(f"(array[{column}])" for column in columns)
@@ -98,7 +91,7 @@ class PostgresEngine:
         columns, numbers = state.group_columns, state.numbers
         some = " or ".join(f"{name} <> 0" for name in numbers)
         self.computation.temporary("gdq_sums", f"select * from ({state.sums(rows)}) as s where {some}")
-        touched = "" if state.order else f" join {_SUMS} as d on {_same(columns)}"
+        touched = "" if state.order or state.extremes else f" join {_SUMS} as d on {_same(columns)}"
         names = ", ".join(f"c{n}" for n in range(1, len(self.types) + 1))
         self.computation.temporary(
             "gdq_before", f"select *, -1 as w from ({self._shown(state, touched)}) as b({names})"
@@ -115,6 +108,8 @@ class PostgresEngine:
             )
         except psycopg.errors.CheckViolation as error:
             raise Diverged(f"{self.target.state} counts fewer rows than the delta takes away") from error
+        for statement in state.follow_extremes(self.target.state, rows):
+            run(self.output, statement)
         after = f"select *, 1 as w from ({self._shown(state, touched)}) as a({names})"
         return self.computation.net(f"{after} union all select * from {_BEFORE}")
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from sqlglot import exp
 
 from gdq.plan import PlanError
+from gdq.plan_leaf import Leaf
 from gdq.plan_query import (
     Join,
-    Leaf,
     Query,
     Tree,
     conjuncts,
@@ -104,14 +104,14 @@ def build_graph(query: Query, select: exp.Select) -> Graph:
     """The graph of `select`. Its subqueries' leaves are in it; queries in FROM are leaves."""
     graph = Graph()
     tree = query.tree(select)
-    for leaf in leaves_of(tree):
-        graph.leaves[leaf.alias] = leaf
+    graph.leaves |= _own(tree)
     _refuse_padded_full(tree)
     _count_padding(graph, tree)
     for column in query.root.find_all(exp.Column):
         graph.read[column.table] = (*graph.read.get(column.table, ()), column.name)
     graph.kept = [alias for alias in graph.leaves if not graph.padding[alias]]
     _add_joins(query, graph, tree, inner=set())
+    _add_laterals(query, graph, tree)
     _add_conditions(query, graph, where_of(select), inner=None)
     _add_items(query, graph, select)
     return graph
@@ -232,12 +232,25 @@ def _add_subquery(query: Query, graph: Graph, nested: exp.Query) -> None:
     """The leaves, links and bounds of a subquery and of those in it."""
     for select in selects_of(nested):
         tree = query.tree(select)
-        own = {leaf.alias: leaf for leaf in leaves_of(tree)}
+        own = _own(tree)
         graph.leaves |= own
         _count_padding(graph, tree)
         _add_joins(query, graph, tree, inner=set(own))
+        _add_laterals(query, graph, tree)
         _add_conditions(query, graph, where_of(select), inner=set(own))
         _add_items(query, graph, select)
+
+
+def _own(tree: Tree | None) -> dict[str, Leaf]:
+    """The leaves of a FROM that stand by themselves."""
+    return {leaf.alias: leaf for leaf in leaves_of(tree) if not leaf.lateral}
+
+
+def _add_laterals(query: Query, graph: Graph, tree: Tree | None) -> None:
+    """The LATERAL queries of a FROM: like subqueries in expressions, they follow the row that they are computed for."""
+    for leaf in leaves_of(tree):
+        if leaf.lateral and leaf.query is not None:
+            _add_subquery(query, graph, leaf.query)
 
 
 def _add_items(query: Query, graph: Graph, select: exp.Select) -> None:
@@ -262,7 +275,7 @@ def _add_membership(query: Query, graph: Graph, part: exp.Expr, nested: exp.Quer
         graph.negated.append((nested, test))
     if _is_cut(nested):
         return
-    own = {leaf.alias for leaf in leaves_of(query.tree(nested))}
+    own = set(_own(query.tree(nested)))
     for left, item in zip(outer, nested.expressions, strict=True):
         right = item.unalias()
         if aggregates_of(right) or (grouped is not None and render(right) not in grouped):

@@ -19,21 +19,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 from sqlglot import exp
 
 from gdq.plan import WEIGHT, PlanError, quote
 from gdq.plan_graph import Graph, Key, build_graph, choose_key
+from gdq.plan_leaf import Leaf, is_correlated, output_names
 from gdq.plan_query import (
-    Leaf,
     Query,
     conjuncts,
     joins_of,
     leaves_of,
     named,
-    output_names,
     render,
     subqueries_of,
     value,
@@ -41,37 +38,11 @@ from gdq.plan_query import (
 )
 from gdq.plan_relations import Bounds, Relations, State, alias_node, among
 from gdq.plan_shape import dividing, group_all, is_grouped
+from gdq.plan_steps import Recompute, Replace, Signed, Step
+from gdq.plan_whole import inputs, outside, require_order, whole_reason
 
 # Each table that changed doubles the terms of a join.
 _CHANGED_MAX = 6
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One statement. kind delta: makes the relation `name`; keys: collects the array `name`; check: true ends the plan.
-
-    `reason`: why a check that is true means a full load.
-    """
-
-    kind: Literal["delta", "keys", "check"]
-    name: str
-    sql: str
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Signed:
-    """The view's rows change by those of the relation `rows`, each as often as its weight says."""
-
-    rows: str
-
-
-@dataclass(frozen=True, slots=True)
-class Replace:
-    """All rows of the view with these keys, (column, name of the keys) each, give way to what `sql` selects."""
-
-    keys: tuple[tuple[str, str], ...]
-    sql: str
 
 
 class DeltaPlanner:
@@ -80,16 +51,21 @@ class DeltaPlanner:
     def __init__(self, query: Query, numbers: dict[str, int], changed: Iterable[str]) -> None:
         self.query = query
         self.steps: list[Step] = []
-        self._relations = Relations(query, numbers, changed)
+        self.relations = Relations(query, numbers, changed)
         self._numbers = itertools.count(1)
         self._aliases = itertools.count(1)
         self._deltas: dict[str, str | None] = {}
 
-    def outcome(self, *, replace: bool = True) -> Signed | Replace | None:
+    def outcome(self, *, replace: bool = True) -> Signed | Replace | Recompute | None:
         """How the rows of the whole query change; None when they do not. `replace`: Replace will do."""
         root = self.query.root
-        if not self._relations.is_changed(root):
+        if not self.relations.is_changed(root):
             return None
+        if isinstance(root, exp.Select):
+            reason = whole_reason(root)
+            if reason is not None:
+                rows = self._reaching(root)
+                return None if rows is None else Recompute(rows, reason)
         if replace and isinstance(root, exp.Select):
             replaced = self._replaced(root)
             if replaced is not None:
@@ -99,13 +75,15 @@ class DeltaPlanner:
 
     def delta(self, query: exp.Query) -> str | None:
         """The relation with the signed rows by which a query changes; None when it does not."""
-        if not self._relations.is_changed(query):
+        if not self.relations.is_changed(query):
             return None
         if isinstance(query, exp.SetOperation):
             return self._set_operation(query)
         if not isinstance(query, exp.Select):
             return self.delta(query.this)
         query = self._separated(query)
+        if whole_reason(query) is not None:
+            return self._whole(query)
         by = self._dividing(query)
         if by is None:
             return self.core(query, [value(item) for item in query.expressions])
@@ -116,6 +94,22 @@ class DeltaPlanner:
         new, old = (self._recomputed(query, list(zip(by, keys, strict=True)), state) for state in ("new", "old"))
         return self._difference(len(query.expressions), new, old)
 
+    def _reaching(self, select: exp.Select) -> str | None:
+        """The relation of what changed in the rows that a SELECT is computed of; None when nothing did."""
+        return self.core(select, inputs(self.query, select), outside(select))
+
+    def _whole(self, select: exp.Select) -> str | None:
+        """The change of a SELECT in FROM that depends on all of its rows: it is computed as it is and as it was."""
+        require_order(self.query, select)
+        rows = self._reaching(select)
+        if rows is None:
+            return None
+        new, old = (
+            f"select * from ({self.relations.at(select, state)}) as q where exists (select from {rows})"
+            for state in ("new", "old")
+        )
+        return self._difference(len(select.expressions), new, old)
+
     def core(self, select: exp.Select, items: Sequence[exp.Expr], beside: Sequence[exp.Expr] = ()) -> str | None:
         """The signed change of FROM and WHERE of a SELECT, of which `items` are computed; None when there is none.
 
@@ -124,7 +118,8 @@ class DeltaPlanner:
         joins = list(joins_of(self.query.tree(select)))
         conditions = [*where_of(select), *conjuncts(*(join.on for join in joins))]
         nested = [query for part in [*conditions, *items, *beside] for query in subqueries_of(part)]
-        if any(join.kind != "inner" for join in joins) or any(self._relations.is_changed(query) for query in nested):
+        nested += self._laterals(select)
+        if any(join.kind != "inner" for join in joins) or any(self.relations.is_changed(query) for query in nested):
             return self._core_by_key(select, items)
         return self._core_by_sign(select, items, conditions)
 
@@ -157,15 +152,20 @@ class DeltaPlanner:
         """Graph, key and changed leaves of a SELECT whose FROM and WHERE go by key; None when they go by sign."""
         joins = list(joins_of(self.query.tree(select)))
         parts = [*where_of(select), *conjuncts(*(join.on for join in joins)), *select.expressions]
-        nested = [query for part in parts for query in subqueries_of(part)]
-        followed = any(self._relations.is_changed(query) for query in nested)
+        nested = [query for part in parts for query in subqueries_of(part)] + self._laterals(select)
+        followed = any(self.relations.is_changed(query) for query in nested)
         if not followed and all(join.kind == "inner" for join in joins):
             return None
         graph = build_graph(self.query, select)
-        changed = [alias for alias, leaf in graph.leaves.items() if self._relations.leaf_changed(leaf)]
+        changed = [alias for alias, leaf in graph.leaves.items() if self.relations.leaf_changed(leaf)]
         self._refuse_hidden(select, graph)
-        tested = [test.this for query, test in graph.negated if self._relations.is_changed(query)]
+        tested = [test.this for query, test in graph.negated if self.relations.is_changed(query)]
         return graph, choose_key(graph, changed, tested), changed
+
+    def _laterals(self, select: exp.Select) -> list[exp.Query]:
+        """The LATERAL queries of a FROM."""
+        leaves = leaves_of(self.query.tree(select))
+        return [leaf.query for leaf in leaves if leaf.lateral and leaf.query is not None]
 
     def _core_by_key(self, select: exp.Select, items: Sequence[exp.Expr]) -> str | None:
         found = self._choose(select)
@@ -181,20 +181,20 @@ class DeltaPlanner:
         for clause in ("group", "having", "distinct", "order", "windows", "limit", "offset"):
             bare.set(clause, None)
         bare.set("expressions", [named(item, f"c{n}") for n, item in enumerate(items, 1)])
-        return self._relations.at(bare, state, {alias: [(name, keys)] for alias, name in key.bound.items()})
+        return self.relations.at(bare, state, {alias: [(name, keys)] for alias, name in key.bound.items()})
 
     def _core_by_sign(
         self, select: exp.Select, items: Sequence[exp.Expr], conditions: Sequence[exp.Expr]
     ) -> str | None:
         leaves = leaves_of(self.query.tree(select))
-        deltas = {leaf.alias: self._leaf_delta(leaf) for leaf in leaves if self._relations.leaf_changed(leaf)}
+        deltas = {leaf.alias: self._leaf_delta(leaf) for leaf in leaves if self.relations.leaf_changed(leaf)}
         changed = [alias for alias, relation in deltas.items() if relation is not None]
         if not changed:
             return None
         if len(changed) > _CHANGED_MAX:
             raise PlanError("join-wide", f"more than {_CHANGED_MAX} tables of a join have changed")
-        shown = ", ".join(f"{self._relations.at(item)} as c{n}" for n, item in enumerate(items, 1))
-        where = " and ".join(f"({self._relations.at(part)})" for part in conditions) or "true"
+        shown = ", ".join(f"{self.relations.at(item)} as c{n}" for n, item in enumerate(items, 1))
+        where = " and ".join(f"({self.relations.at(part)})" for part in conditions) or "true"
         terms = []
         for size in range(1, len(changed) + 1):
             for some in itertools.combinations(changed, size):
@@ -212,8 +212,8 @@ class DeltaPlanner:
 
     def _beside(self, leaf: Leaf, deltas: dict[str, str], conditions: Iterable[exp.Expr]) -> str:
         """A leaf at its new state in FROM; a query only for the keys by which the deltas beside it are joined."""
-        if leaf.query is None:
-            return self._relations.relation(leaf, "new")
+        if leaf.query is None or leaf.lateral:
+            return self.relations.relation(leaf, "new")
         bounds = []
         for part in conditions:
             sides = (part.this.unnest(), part.expression.unnest()) if isinstance(part, exp.EQ) else ()
@@ -223,7 +223,7 @@ class DeltaPlanner:
                 if own.table == leaf.alias and other.table in deltas:
                     keys = self._keys(f"select d.{quote(other.name)} from {deltas[other.table]} as d")
                     bounds.append((own.name, keys))
-        return self._relations.relation(leaf, "new", bounds)
+        return self.relations.relation(leaf, "new", bounds)
 
     def _key_step(self, graph: Graph, key: Key, changed: Iterable[str]) -> str:
         """The step that follows the changes of all leaves to the key."""
@@ -237,14 +237,14 @@ class DeltaPlanner:
             relations = [f"{delta} as {quote(alias)}"]
             for link in path:
                 others = [one for one in (link.left, link.right) if one != alias]
-                relations += [self._relations.relation(graph.leaves[one], "any") for one in others]
+                relations += [self.relations.relation(graph.leaves[one], "any") for one in others]
                 end = next((one for one in (link.left, link.right) if one in key.bound), end)
             relations = list(dict.fromkeys(relations))
-            where = " and ".join(f"({self._relations.at(link.condition, 'any')})" for link in path)
+            where = " and ".join(f"({self.relations.at(link.condition, 'any')})" for link in path)
             column = f"{quote(end)}.{quote(key.bound[end])}"
             parts.append(f"select {column} as k from {', '.join(relations)}" + (f" where {where}" if where else ""))
         for nested, _ in graph.negated:
-            if self._relations.is_changed(nested):
+            if self.relations.is_changed(nested):
                 self._refuse_nulls(nested)
                 parts.append("select null")
         return self._keys(" union all ".join(parts) or "select null::text where false")
@@ -285,7 +285,7 @@ class DeltaPlanner:
             word = query.key.upper() + ("" if query.args.get("distinct") else " ALL")
             left, right = (self._operated(side, state, columns, where) for side in (query.this, query.expression))
             return f"({left}) {word} ({right})"
-        return f"select * from ({self._relations.at(query, state)}) as q({', '.join(columns)}) where {where}"
+        return f"select * from ({self.relations.at(query, state)}) as q({', '.join(columns)}) where {where}"
 
     def _separated(self, select: exp.Select) -> exp.Select:
         """DISTINCT over aggregates, taken apart into a DISTINCT over a query."""
@@ -307,7 +307,7 @@ class DeltaPlanner:
     def _dividing(self, select: exp.Select) -> list[exp.Expr] | None:
         """dividing(); a subquery whose tables changed cannot be among it: its old values are not in the rows' delta."""
         by = dividing(select)
-        if any(self._relations.is_changed(query) for key in by or () for query in subqueries_of(key)):
+        if any(self.relations.is_changed(query) for key in by or () for query in subqueries_of(key)):
             raise PlanError("no-key", "the rows of the view are divided by a subquery whose tables changed")
         return by
 
@@ -321,7 +321,7 @@ class DeltaPlanner:
                 for alias, name in graph.closure([(expression.table, expression.name)]).items():
                     bounds.setdefault(alias, []).append((name, keys))
         bare = select.copy()
-        conditions = [exp.Var(this=among(self._relations.at(expression), keys)) for expression, keys in by]
+        conditions = [exp.Var(this=among(self.relations.at(expression), keys)) for expression, keys in by]
         clause = bare.args.get("where")
         parts = [*([exp.Paren(this=clause.this)] if clause is not None else []), *conditions]
         where = parts[0]
@@ -332,11 +332,11 @@ class DeltaPlanner:
             bare.set("order", None)
         group_all(bare)
         bare.set("expressions", [named(i, f"c{n}") for n, i in enumerate(select.expressions, 1)])
-        return self._relations.at(bare, state, bounds)
+        return self.relations.at(bare, state, bounds)
 
     def _refuse_having(self, select: exp.Select) -> None:
         clause = select.args.get("having")
-        if clause is not None and self._relations.is_changed(clause):
+        if clause is not None and self.relations.is_changed(clause):
             raise PlanError("having-subquery", "a subquery in HAVING whose tables changed is loaded in full")
 
     def _refuse_hidden(self, select: exp.Select, graph: Graph) -> None:
@@ -345,16 +345,20 @@ class DeltaPlanner:
         seen = {alias for leaf in graph.leaves.values() if leaf.query for alias in _tables_in(leaf.query)}
         for table in select.find_all(exp.Table):
             leaf = self.query.leaves[table.alias]
-            if self._relations.leaf_changed(leaf) and table.alias not in graph.leaves and table.alias not in seen:
+            if self.relations.leaf_changed(leaf) and table.alias not in graph.leaves and table.alias not in seen:
                 raise PlanError("subquery", "a subquery whose tables changed is loaded in full")
 
     def _leaf_delta(self, leaf: Leaf) -> str | None:
         """The signed rows by which a leaf changes, for FROM, columns by their names."""
         if leaf.table is not None:
-            return f"pg_temp.gdq_delta_{self._relations.numbers[leaf.table.qualified]}"
+            return f"pg_temp.gdq_delta_{self.relations.numbers[leaf.table.qualified]}"
         if leaf.query is None:
             raise AssertionError("a leaf is a table or a query")
         if leaf.alias not in self._deltas:
+            if is_correlated(leaf.query):
+                raise PlanError(
+                    "lateral", "a query in FROM that reads columns from around its SELECT is loaded in full"
+                )
             rows = self.delta(leaf.query)
             names = ", ".join(f"c{n} as {quote(name)}" for n, name in enumerate(leaf.columns, 1))
             listed = f"(select {names}, w as {quote(WEIGHT)} from {rows})"

@@ -9,16 +9,21 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
 from sqlglot import exp
 
 from gdq.plan import PlanError, TableSchema, quote
-from gdq.plan_incremental import DeltaPlanner, Replace, Signed, Step
-from gdq.plan_query import Query, output_names, parse_query
+from gdq.plan_incremental import DeltaPlanner
+from gdq.plan_leaf import output_names
+from gdq.plan_query import Query, parse_query
+from gdq.plan_settle import LEVELS, settle
 from gdq.plan_state import StatePlan, plan_state
+from gdq.plan_steps import Recompute, Replace, Signed, Step
+
+How = Literal["state", "replace", "signed"]
 
 # Raised when the same SQL is planned to another state or target than before: those are filled afresh.
 _VERSION = 1
@@ -46,7 +51,7 @@ class Changes:
     """
 
     steps: tuple[Step, ...]
-    outcome: Signed | Replace | None
+    outcome: Signed | Replace | Recompute | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,7 @@ class PostgresPlan:
     1 in the names of relations. `state`: the counts and sums that are kept, None when rows are recomputed or added up
     otherwise. `full`: the reason why it can only be loaded in full. `aggregates`: columns that may be sums of floats.
     `match`: columns by which rows of the target are found. `elsewhere`: the target is not in the tables' database.
+    `checked`: with `full`, changes that do not reach the view's rows need nothing all the same.
     """
 
     query: str
@@ -68,6 +74,7 @@ class PostgresPlan:
     match: tuple[str, ...]
     schemas: tuple[TableSchema, ...]
     elsewhere: bool = False
+    checked: bool = False
 
     @property
     def strategy(self) -> str:
@@ -80,8 +87,15 @@ class PostgresPlan:
         `replace`: rows may be found by their keys alone; else they are always signed.
         """
         names = tuple(table.name for table in self.tables)
-        how = "state" if self.state is not None else "replace" if replace else "signed"
+        how: How = "state" if self.state is not None else "replace" if replace else "signed"
         return _changes(self.query, self.schemas, names, frozenset(changed), how)
+
+    def reaches(self, table: str) -> bool:
+        """Whether a look at the changes of a table tells if they reach the rows of a view that is loaded in full."""
+        try:
+            return isinstance(self.changes([table]).outcome, Recompute)
+        except PlanError:
+            return False
 
     def fingerprint(self) -> str:
         """Changes when the plan does: a target that was filled by another plan is filled afresh."""
@@ -133,6 +147,8 @@ class PostgresPlan:
             outcome = self.changes(changed).outcome
         except PlanError as error:
             return f"full: {error}"
+        if isinstance(outcome, Recompute):
+            return f"full: {outcome.reason}"
         if self.state is not None:
             return "state"
         return "replace" if isinstance(outcome, Replace) else "signed"
@@ -154,17 +170,28 @@ def _changes(
     tables: tuple[TableSchema, ...],
     names: tuple[str, ...],
     changed: frozenset[str],
-    how: Literal["state", "replace", "signed"],
+    how: How,
 ) -> Changes:
-    query = parse_query(canonical, tables)
-    planner = DeltaPlanner(query, {name: n for n, name in enumerate(names, 1)}, changed)
-    state = plan_state(query) if how == "state" else None
+    first: PlanError | None = None
+    for kinds in LEVELS:
+        query = parse_query(canonical, tables)
+        planner = DeltaPlanner(query, {name: n for n, name in enumerate(names, 1)}, changed)
+        try:
+            if kinds and not settle(planner, kinds):
+                continue
+            outcome = _outcome(planner, how)
+            return Changes(tuple(planner.steps), outcome)
+        except PlanError as error:
+            first = first or error
+    raise first or AssertionError("the first level plans or fails")
+
+
+def _outcome(planner: DeltaPlanner, how: How) -> Signed | Replace | Recompute | None:
+    state = plan_state(planner.query) if how == "state" else None
     if state is None:
-        outcome = planner.outcome(replace=how == "replace")
-    else:
-        rows = planner.core(state.select, state.items)
-        outcome = None if rows is None else Signed(rows)
-    return Changes(tuple(planner.steps), outcome)
+        return planner.outcome(replace=how == "replace")
+    rows = planner.core(state.select, state.items)
+    return None if rows is None else Signed(rows)
 
 
 @lru_cache(maxsize=256)
@@ -182,11 +209,12 @@ def _plan(canonical: str, tables: tuple[TableSchema, ...], elsewhere: bool) -> P
     state = None if elsewhere else plan_state(query)
     summed = query.root.find(exp.AggFunc, exp.Anonymous, exp.Window) is not None
     plan = PostgresPlan(canonical, columns, used, state, None, columns if summed else (), (), tuple(tables), elsewhere)
-    rules = list(plan.alone().values())
-    full = rules[0] if all(rule.startswith("full: ") for rule in rules) else None
+    rules = plan.alone()
+    full = next(iter(rules.values())) if all(rule.startswith("full: ") for rule in rules.values()) else None
     reason = full.removeprefix("full: ") if full else None
     match = () if full else _match(query, plan)
-    return PostgresPlan(canonical, columns, used, state, reason, plan.aggregates, match, tuple(tables), elsewhere)
+    checked = full is not None and any(plan.reaches(name) for name in rules)
+    return replace(plan, full=reason, match=match, checked=checked)
 
 
 def _folded(query: Query, used: Sequence[UsedTable], tables: Sequence[TableSchema]) -> str | None:

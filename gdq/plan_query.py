@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import sqlglot
@@ -19,19 +19,10 @@ from sqlglot.errors import SqlglotError
 from sqlglot.parsers.postgres import PostgresParser
 
 from gdq.plan import PlanError, TableSchema
+from gdq.plan_leaf import Leaf, is_correlated, leaf_of
 
 JoinKind = Literal["inner", "left", "right", "full"]
 _KINDS: dict[str, JoinKind] = {"LEFT": "left", "RIGHT": "right", "FULL": "full"}
-
-
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """One item of a FROM: a table, or a query. `columns` are the names by which its columns are known."""
-
-    alias: str
-    columns: tuple[str, ...]
-    table: TableSchema | None = None
-    query: exp.Query | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +112,8 @@ def render(node: exp.Expr) -> str:
 
 def is_parenthesis(node: exp.Expr) -> bool:
     """Whether a node of FROM is no item but joins in parentheses."""
-    return isinstance(node, exp.Subquery) and not node.alias and isinstance(node.this, exp.Table | exp.Subquery)
+    items = exp.Table | exp.Subquery | exp.Values | exp.Unnest
+    return isinstance(node, exp.Subquery) and not node.alias and isinstance(node.this, items)
 
 
 def value(item: exp.Expr) -> exp.Expr:
@@ -188,13 +180,6 @@ def selects_of(query: exp.Query) -> list[exp.Select]:
     return [query] if isinstance(query, exp.Select) else selects_of(query.this)
 
 
-def output_names(query: exp.Query) -> tuple[str, ...]:
-    """The names of a query's columns."""
-    while not isinstance(query, exp.Select):
-        query = query.this
-    return tuple(item.alias_or_name or f"column{n}" for n, item in enumerate(query.expressions, 1))
-
-
 def _inlined(node: exp.Expr, known: Mapping[str, tuple[exp.Expr, Sequence[exp.Identifier]]]) -> exp.Expr:
     """A copy of a query in which CTEs stand where they are used."""
     node = node.copy()
@@ -258,6 +243,15 @@ class _Namer:
             self._resolve(column)
         for join in list(root.find_all(exp.Join)):
             self._expand_using(join)
+        for lateral in list(root.find_all(exp.Lateral)):
+            self._settle_lateral(lateral)
+
+    def _settle_lateral(self, node: exp.Lateral) -> None:
+        """Make a LATERAL query that reads nothing of what is before it an ordinary one."""
+        leaf = self._query.leaf(node)
+        if leaf.query is not None and not is_correlated(leaf.query):
+            self._query.leaves[leaf.alias] = replace(leaf, lateral=False)
+            node.replace(exp.Subquery(this=leaf.query, alias=node.args["alias"], joins=node.args.get("joins")))
 
     def _name_outputs(self, select: exp.Select) -> None:
         items = []
@@ -271,37 +265,24 @@ class _Namer:
         names: dict[str, str] = {}
         clause = select.args.get("from_")
         if select.args.get("laterals"):
-            raise PlanError("lateral", "LATERAL is loaded in full")
+            raise PlanError("lateral", "this kind of LATERAL is loaded in full")
         parts = ([clause.this] if clause is not None else []) + [j.this for j in select.args.get("joins") or ()]
         for node in (leaf for part in parts for leaf in _leaf_nodes(part)):
             old = node.alias or node.name
             alias = f"t{next(self._numbers)}"
             given = node.args.get("alias")
             columns = tuple(c.name for c in (given.args.get("columns") if given else None) or ())
-            leaf = self._leaf(node, alias, columns)
-            listed = [exp.to_identifier(c, quoted=True) for c in leaf.columns] if columns else None
+            leaf = leaf_of(node, alias, columns, self._tables)
+            listed = (
+                [exp.to_identifier(c, quoted=True) for c in (columns if leaf.fixed else leaf.columns)]
+                if columns
+                else None
+            )
             named = exp.TableAlias(this=exp.to_identifier(alias, quoted=True), columns=listed)
             node.set("alias", named)
             self._query.leaves[alias] = leaf
             names[old] = alias
         return names
-
-    def _leaf(self, node: exp.Expr, alias: str, columns: tuple[str, ...]) -> Leaf:
-        if isinstance(node, exp.Subquery) and isinstance(node.this, exp.Query):
-            names = output_names(node.this)
-            names = columns + names[len(columns) :]
-            if len(set(names)) != len(names):
-                raise PlanError("duplicate-column", "a query in FROM has two columns of one name")
-            return Leaf(alias, names, query=node.this)
-        if not isinstance(node, exp.Table) or not isinstance(node.this, exp.Identifier) or node.args.get("sample"):
-            raise PlanError("table-function", f"FROM {render(node)} is loaded in full")
-        table = self._tables.get((node.db, node.name))
-        if table is None:
-            raise PlanError("unknown-table", f"table {node.db}.{node.name} is not captured")
-        names = tuple(column.name for column in table.columns)
-        if columns:
-            raise PlanError("column-aliases", "a table with aliases for its columns is loaded in full")
-        return Leaf(alias, names, table=table)
 
     def _resolve(self, column: exp.Column) -> None:
         select = column.find_ancestor(exp.Select)

@@ -8,7 +8,8 @@ from typing import Literal
 from sqlglot import exp
 
 from gdq.plan import quote
-from gdq.plan_query import Leaf, Query, render
+from gdq.plan_leaf import ITEMS, Leaf
+from gdq.plan_query import Query, render
 
 State = Literal["new", "old", "any"]
 Bounds = dict[str, list[tuple[str, str]]]
@@ -39,6 +40,10 @@ class Relations:
         if leaf.table is not None:
             rows = self._table(leaf.table.qualified, state)
             item = f"{rows} as {alias}"
+        elif leaf.fixed is not None:
+            item = _bare(leaf.fixed)
+        elif leaf.lateral and leaf.query is not None:
+            item = f"lateral ({self.at(leaf.query, 'new')}) as {alias}({columns})"
         else:
             query = leaf.query or exp.Select()
             states: tuple[State, ...] = ("new", "old") if state == "any" and self.is_changed(query) else (state,)
@@ -54,21 +59,23 @@ class Relations:
     def at(self, node: exp.Expr, state: State = "new", bounds: Bounds | None = None) -> str:
         """A part of the query as SQL, every leaf in it at a state and within its bounds."""
         holder = exp.Paren(this=node.copy())
-        leaves = [n for n in holder.find_all(exp.Table, exp.Subquery, bfs=False) if n.alias in self.query.leaves]
+        leaves = [n for n in holder.find_all(*ITEMS, bfs=False) if n.alias in self.query.leaves]
         for found in reversed(leaves):
             leaf = self.query.leaves[found.alias]
             wanted = (bounds or {}).get(leaf.alias, [])
-            if leaf.query is not None and not wanted:
+            if leaf.table is None and not wanted:
                 continue
-            if leaf.query is None:
-                item = self.relation(leaf, state)
-            else:
-                bare = found.copy()
-                bare.set("joins", None)
-                item = render(bare)
+            item = _bare(found) if leaf.table is None else self.relation(leaf, state)
             body = exp.Var(this=_within(item, leaf, wanted))
             found.replace(exp.Subquery(this=body, alias=alias_node(leaf.alias), joins=found.args.get("joins")))
         return render(holder.this)
+
+
+def _bare(node: exp.Expr) -> str:
+    """An item of FROM without what is joined to it."""
+    bare = node.copy()
+    bare.set("joins", None)
+    return render(bare)
 
 
 def _within(item: str, leaf: Leaf, bounds: Sequence[tuple[str, str]]) -> str:

@@ -13,18 +13,14 @@ from gdq.plan_query import render, value
 def dividing(select: exp.Select) -> list[exp.Expr] | None:
     """The expressions that divide the rows of a SELECT into parts computed apart; None when each row is one.
 
-    PlanError when there are none: a part is then all there is.
+    Not of one that plan_whole says to depend on all rows. PlanError when there are none.
     """
-    if select.args.get("limit") or select.args.get("offset"):
-        raise PlanError("order-limit", "LIMIT is loaded in full, but over a GROUP BY whose sums are kept")
     windows = [window for item in select.expressions for window in windows_of(item)]
     distinct = select.args.get("distinct")
     grouped = is_grouped(select)
     if not (windows or distinct or grouped):
         return None
     keys = group_of(select) if grouped else None
-    if grouped and not keys:
-        raise PlanError("no-group-by", "an aggregate without GROUP BY whose value is not a sum is loaded in full")
     for window in windows:
         parts = list(window.args.get("partition_by") or ())
         keys = _common(parts if keys is None else keys, parts)

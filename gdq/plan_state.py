@@ -8,12 +8,14 @@ ORDER BY with LIMIT.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from sqlglot import exp
 
 from gdq.plan import PlanError
+from gdq.plan_leaf import output_names
 from gdq.plan_number import Number, column_number, number_of
-from gdq.plan_query import Query, leaves_of, output_names, render, subqueries_of, value
+from gdq.plan_query import Query, leaves_of, render, subqueries_of, value
 from gdq.plan_shape import aggregates_of
 
 # The type of a sum of these; of all else it is numeric.
@@ -30,17 +32,44 @@ class Argument:
 
 
 @dataclass(frozen=True, slots=True)
+class Extreme:
+    """A min or max over all rows: `column` holds it in the state."""
+
+    kind: Literal["min", "max"]
+    expression: exp.Expr
+    column: str
+
+    def follow(self, state: str, rows: str, value: str, source: str) -> str:
+        """The statement that brings it to the present by signed rows with the column `value`.
+
+        When the value itself went it is looked up in `source`, FROM and WHERE of the query: by an index where there
+        is one, else by reading all.
+        """
+        compare, better = ("<=", "least") if self.kind == "min" else (">=", "greatest")
+        held = f"s.{self.column}"
+        return (
+            f"with net as materialized (select r.{value} as x, sum(r.w) as w from {rows} as r "
+            f"where r.{value} is not null group by r.{value} having sum(r.w) <> 0) "
+            f"update {state} as s set {self.column} = "
+            f"case when exists (select from net where w < 0 and x {compare} {held}) "
+            f"then (select {self.kind}({render(self.expression)}) {source}) "
+            f"else {better}({held}, (select {self.kind}(x) from net where w > 0)) end where exists (select from net)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class StatePlan:
     """The state of a view and what it shows.
 
-    `groups` and `arguments` are what FROM and WHERE are asked for. `visible` are the view's columns as expressions over
-    the state s, `having` and `order` (with LIMIT) what else its rows depend on, empty when there is none. `keys`: the
-    columns of the view that are groups, with the number of the group.
+    `groups`, `arguments` and `extremes` are what FROM and WHERE are asked for. `visible` are the view's columns as
+    expressions over the state s, `having` and `order` (with LIMIT) what else its rows depend on, empty when there is
+    none. `keys`: the columns of the view that are groups, with the number of the group.
     """
 
     select: exp.Select
     groups: tuple[exp.Expr, ...]
     arguments: tuple[Argument, ...]
+    extremes: tuple[Extreme, ...]
     visible: tuple[str, ...]
     having: str
     order: str
@@ -48,8 +77,17 @@ class StatePlan:
 
     @property
     def items(self) -> list[exp.Expr]:
-        """What is computed for every row of FROM and WHERE: groups, then arguments."""
-        return [*self.groups, *(argument.expression for argument in self.arguments)]
+        """What is computed for every row of FROM and WHERE: groups, arguments, what extremes are of."""
+        arguments, extremes = ([p.expression for p in parts] for parts in (self.arguments, self.extremes))
+        return [*self.groups, *arguments, *extremes]
+
+    @property
+    def source(self) -> str:
+        """FROM and WHERE."""
+        bare = self.select.copy()
+        for clause in ("group", "having", "order", "limit", "expressions"):
+            bare.set(clause, None)
+        return render(bare).removeprefix("SELECT").strip()
 
     @property
     def group_columns(self) -> list[str]:
@@ -64,7 +102,22 @@ class StatePlan:
             names += [f"n{n}", f"s{n}"] if argument.summed else [f"n{n}"]
         return names
 
-    def sums(self, rows: str) -> str:
+    def _valued(self) -> list[tuple[Extreme, str]]:
+        """The extremes and the columns of rows with their values."""
+        first = len(self.groups) + len(self.arguments) + 1
+        return [(extreme, f"c{n}") for n, extreme in enumerate(self.extremes, first)]
+
+    def whole(self) -> str:
+        """The SELECT of the state from the tables."""
+        items = "".join(f"{render(item)} as c{n}, " for n, item in enumerate(self.items, 1))
+        extremes = "".join(f", {extreme.kind}({value}) as {extreme.column}" for extreme, value in self._valued())
+        return self.sums(f"(select {items}1 as w {self.source})", extremes)
+
+    def follow_extremes(self, state: str, rows: str) -> list[str]:
+        """The statements that bring the extremes in the table `state` to the present by signed rows."""
+        return [extreme.follow(state, rows, value, self.source) for extreme, value in self._valued()]
+
+    def sums(self, rows: str, extremes: str = "") -> str:
         """The SELECT of the sums over signed rows (c1, c2, ..., w): what is added to the state."""
         columns, sums = self.group_columns, ["coalesce(sum(w), 0)::bigint as n"]
         for n, argument in enumerate(self.arguments, 1):
@@ -73,7 +126,7 @@ class StatePlan:
             if argument.summed:
                 sums.append(f"coalesce(sum({name}::numeric * w), 0) as s{n}")
         group = f" group by {', '.join(columns)}" if columns else ""
-        return f"select {', '.join([*columns, *sums])} from {rows} as r{group}"
+        return f"select {', '.join([*columns, *sums])}{extremes} from {rows} as r{group}"
 
     def no_number(self, rows: str) -> str:
         """A SELECT of true when signed rows hold NaN or infinity, which stay in a sum for ever; empty when none can."""
@@ -113,7 +166,16 @@ def plan_state(query: Query) -> StatePlan | None:
         return None
     names = output_names(root)
     keys = tuple((name, groups.index(o) + 1) for name, o in zip(names, outputs, strict=True) if o in groups)
-    return StatePlan(root, groups, tuple(builder.arguments.values()), visible, condition, order, keys)
+    return StatePlan(
+        root,
+        groups,
+        tuple(builder.arguments.values()),
+        tuple(builder.extremes.values()),
+        visible,
+        condition,
+        order,
+        keys,
+    )
 
 
 def _order(select: exp.Select, builder: _Builder) -> str:
@@ -136,6 +198,7 @@ class _Builder:
 
     def __init__(self, query: Query, groups: tuple[exp.Expr, ...]) -> None:
         self.arguments: dict[str, Argument] = {}
+        self.extremes: dict[tuple[str, str], Extreme] = {}
         self._query = query
         self._groups = groups
 
@@ -162,10 +225,13 @@ class _Builder:
         condition = None
         if isinstance(call, exp.Filter):
             condition, call = call.expression.this, call.this
+        shown = self._extreme(call, condition) or self._truth(call, condition)
+        if shown:
+            return shown
         if not isinstance(call, exp.Count | exp.Sum | exp.Avg) or call.expressions:
             raise PlanError("aggregate", f"{render(call)} is recomputed for the groups that changed")
         argument = call.this
-        if isinstance(argument, exp.Distinct | exp.Order) or argument is None:
+        if _is_arranged(argument):
             raise PlanError("aggregate", f"{render(call)} is recomputed for the groups that changed")
         if isinstance(argument, exp.Star):
             if condition is None:
@@ -175,15 +241,36 @@ class _Builder:
         number = self._number(argument) if summed else None
         if summed and (number is None or (isinstance(call, exp.Avg) and not number.fixed)):
             raise PlanError("aggregate", f"{render(call)} is recomputed: its digits follow its values")
-        if condition is not None:
-            argument = exp.Case(ifs=[exp.If(this=condition.copy(), true=argument.copy())])
-        n = self._place(argument, number, summed=summed)
+        n = self._place(_when(condition, argument), number, summed=summed)
         if isinstance(call, exp.Count):
             return f"s.n{n}"
         if isinstance(call, exp.Avg):
             return f"case when s.n{n} > 0 then s.s{n} / s.n{n}::numeric end"
         kind = _INTEGERS.get(number.type, "numeric") if number is not None else "numeric"
         return f"case when s.n{n} > 0 then s.s{n}::{kind} end"
+
+    def _extreme(self, call: exp.Expr, condition: exp.Expr | None) -> str:
+        """A min or max over all rows; of groups those are recomputed."""
+        if self._groups or not isinstance(call, exp.Min | exp.Max) or call.expressions or _is_arranged(call.this):
+            return ""
+        argument = _when(condition, call.this)
+        kind: Literal["min", "max"] = "min" if isinstance(call, exp.Min) else "max"
+        known = Extreme(kind, argument, f"e{len(self.extremes) + 1}")
+        return f"s.{self.extremes.setdefault((kind, render(argument)), known).column}"
+
+    def _truth(self, call: exp.Expr, condition: exp.Expr | None) -> str:
+        """bool_and and bool_or, by the number of values and of true ones."""
+        name = call.name.lower() if isinstance(call, exp.Anonymous) else ""
+        every = isinstance(call, exp.LogicalAnd) or name in ("bool_and", "every")
+        if not every and not isinstance(call, exp.LogicalOr) and name != "bool_or":
+            return ""
+        argument = call.expressions[0] if isinstance(call, exp.Anonymous) else call.this
+        if _is_arranged(argument):
+            return ""
+        argument = _when(condition, argument)
+        values = self._place(argument, None, summed=False)
+        true = self._place(_when(argument, exp.Boolean(this=True)), None, summed=False)
+        return f"case when s.n{values} > 0 then s.n{true} {f'= s.n{values}' if every else '> 0'} end"
 
     def _place(self, argument: exp.Expr, number: Number | None, *, summed: bool) -> int:
         """The number of an argument in the state; the same one for equal arguments."""
@@ -210,6 +297,16 @@ class _Builder:
         if aggregates_of(item) or padded or any(c.table not in own for c in item.find_all(exp.Column)):
             return None
         return number_of(item, self._column_number)
+
+
+def _is_arranged(argument: exp.Expr | None) -> bool:
+    """Whether an aggregate is over distinct or ordered values."""
+    return argument is None or isinstance(argument, exp.Distinct | exp.Order)
+
+
+def _when(condition: exp.Expr | None, argument: exp.Expr) -> exp.Expr:
+    """The argument of an aggregate with FILTER."""
+    return argument if condition is None else exp.Case(ifs=[exp.If(this=condition.copy(), true=argument.copy())])
 
 
 def _is_vague(query: Query, group: exp.Expr) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from tests.view_grammar_whole import WHOLE
+
 TABLES = ("item", "fact", "dim", "part", "few")
 
 # item has a key, fact has none and holds rows twice, dim is captured in mode pk, part is partitioned, few is emptied
@@ -321,32 +323,26 @@ _MIXED = {
 # These depend on every row of a table, or on whether any is NULL, or are not taken apart: they may be loaded in full.
 _MAY_BE_FULL = {
     "all_of",
-    "cross_join_total",
     "json_bag",
     "full_join_of_three",
     "group_by_array",
-    "join_values",
-    "lateral_group",
-    "in_limit",
     "in_window",
-    "limit_in_subquery",
     "outer_column",
     "recursive",
-    "series",
-    "top_lateral",
     "two_windows",
-    "unnest",
     "window_of_all",
     "join_unequal",
     "cross_join",
     "exists_or",
     "not_in",
     "rollup",
-    "total",
-    "total_of_few",
-    "total_of_join",
     "top_of_all",
-    "scalar_uncorrelated",
+    "total_of_text",
+    "total_statistics",
+    "limit_of_bag",
+    "limit_of_join",
+    "limit_of_groups",
+    "limit_of_scalar",
 }
 _BASES = {"view_of_view": "sums", "view_of_view_join": "sums", "view_of_view_group": "window_sum"}
 
@@ -363,6 +359,6 @@ REFUSED = {
 
 SHAPES = {
     name: Shape(query, name not in _MAY_BE_FULL, _BASES.get(name))
-    for family in (_ROWS, _JOINS, _SEMI_JOINS, _AGGREGATES, _SETS, _WINDOWS, _QUERIES, _NAMES_AND_TYPES, _MIXED)
+    for family in (_ROWS, _JOINS, _SEMI_JOINS, _AGGREGATES, _SETS, _WINDOWS, _QUERIES, _NAMES_AND_TYPES, _MIXED, WHOLE)
     for name, query in family.items()
 }

@@ -1,0 +1,39 @@
+"""Takes uncorrelated subqueries for constants, with a check that their values did not change."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from gdq.plan import PlanError
+from gdq.plan_incremental import DeltaPlanner
+from gdq.plan_steps import Step
+from gdq.plan_whole import Kind, constant, constants, is_other, require_order
+
+# How far a planner goes in it: not at all, single values, sets too.
+LEVELS: tuple[tuple[Kind, ...], ...] = ((), ("scalar", "exists"), ("scalar", "exists", "set"))
+
+_REASON = "the value of a subquery changed [subquery-value]"
+
+
+def settle(planner: DeltaPlanner, kinds: Collection[Kind]) -> bool:
+    """Put constants for the subqueries of these kinds whose tables changed; whether there are such."""
+    found = False
+    for kind, query, place in constants(planner.query.root, planner.relations.is_changed):
+        if kind not in kinds:
+            continue
+        if kind != "exists":
+            require_order(planner.query, query)
+        planned = len(planner.steps)
+        new, old = (planner.relations.at(query, state) for state in ("new", "old"))
+        try:
+            rows = planner.delta(query)
+        except PlanError:
+            del planner.steps[planned:]
+            sql = is_other(kind, query, None, new, old)
+        else:
+            sql = is_other(kind, query, rows, new, old) if rows is not None else ""
+        if sql:
+            planner.steps.append(Step("check", "check value", sql, _REASON))
+        place.replace(constant(kind, new))
+        found = True
+    return found
