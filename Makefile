@@ -2,7 +2,7 @@
 # where the machine has none of its own.
 
 PYTHON ?= python3
-EXTRAS := arrow,views,spark,metrics,embedded,demo,dev
+EXTRAS := arrow,views,spark,lake,metrics,embedded,demo,dev
 MAJORS := 15 16 17 18
 # a server and its databases for each of two workers; the tests of one file stay together
 PARALLEL := -n 2 --dist loadfile

@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
@@ -29,6 +29,8 @@ from psycopg import Connection
 from psycopg.rows import scalar_row
 
 from gdq.conninfo import connect, conninfo_of, is_pooled
+from gdq.consumers.lake import LakeState, open_lake
+from gdq.consumers.lake_engine import LakeEngine
 from gdq.consumers.leader import Leader, lead, without_password
 from gdq.consumers.relations import (
     changes,
@@ -43,6 +45,7 @@ from gdq.view import ViewInfo, describe, load_plan, view_info
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from gdq.consumers.lake_types import LakeColumn
     from gdq.view import Plan
 
 Action = Literal["full", "delta", "none"]
@@ -191,10 +194,13 @@ class ViewRefresh:
         self.control = refresher.control
         self.view = view
         self.snapshots: tuple[str | None, str | None] = (None, None)
-        self.target = Target(view.view_name, view.source, view.target)
         self.plan: Plan
         self.columns: list[tuple[str, int, str]]
         self.types: tuple[OutputType, ...]
+        self.lake = None if view.lake is None else open_lake(view.lake, view.view_name, view.source)
+        if self.lake is not None:
+            return
+        self.target = Target(view.view_name, view.source, view.target)
         dsn = refresher.dsn if view.target_dsn is None else view.target_dsn
         self.output = refresher.connection("target", dsn, autocommit=True)
         name = f"gdq:refresh {view.view_name}"[:63]
@@ -221,16 +227,14 @@ class ViewRefresh:
         with mapped():
             row = self.control.execute("select * from gdq.begin_refresh(%s, %s)", [queue, consumer]).fetchone()
         batch_id, token, _ = row or (None, None, None)
-        with self.output.transaction():
-            self.target.prepare(self.output)
-            stored = self.target.position(self.output)
-            there = self.target.exists(self.output)
+        look = self._look()
+        stored = look.stored
         at("begun")
         source = self.refresher.connection("leader", self.refresher.dsn)
         with lead(source, queue, self.view.tables, batch_id=batch_id, token=token) as leader:
             at("exported")
             self._load_plan(leader.connection)
-            reason = reason or self._why_full(stored, there)
+            reason = reason or self._why_full(look)
             s0 = None if stored is None or reason else Position.parse(stored.position).snapshot
             self.snapshots = (s0, leader.snapshot)
             changed = {} if s0 is None else self._changed(leader, s0)
@@ -239,21 +243,45 @@ class ViewRefresh:
                 at("staged")
                 position = self._tick(leader.snapshot)
                 at("ticked")
-                with self.output.transaction():
-                    rows = engine.apply(s0, changed)
-                    self.target.move(self.output, stored, self.plan.fingerprint(), position)
+                if isinstance(engine, LakeEngine):
+                    new = StoredPosition(self.view.source, self.view.target, self.plan.fingerprint(), position)
+                    rows = engine.commit(stored, new)
                     if check is not None:
                         check(self, leader)
-                    at("applied")
+                else:
+                    with self.output.transaction():
+                        rows = engine.apply(s0, changed)
+                        self.target.move(self.output, stored, self.plan.fingerprint(), position)
+                        if check is not None:
+                            check(self, leader)
+                        at("applied")
         at("committed")
         with mapped():
             self.control.execute(
                 "select gdq.set_position(%s, %s, %s, %s::pg_snapshot)", [queue, consumer, token, leader.snapshot]
             )
-        with self.output.transaction():
-            self.target.sweep(self.output)
+        self._sweep()
         at("done")
         return ("full" if s0 is None else "delta" if changed else "none"), reason, rows
+
+    def _look(self) -> LakeState:
+        """What the target stands for, and whether others have changed it."""
+        if self.lake is not None:
+            state = self.lake.state()
+            gone = state.stored is None and self.view.last_refresh is not None
+            return replace(state, gone=gone)
+        with self.output.transaction():
+            self.target.prepare(self.output)
+            stored = self.target.position(self.output)
+            there = self.target.exists(self.output)
+        return LakeState(stored, gone=stored is not None and not there)
+
+    def _sweep(self) -> None:
+        if self.lake is not None:
+            self.lake.sweep()
+            return
+        with self.output.transaction():
+            self.target.sweep(self.output)
 
     def _load_plan(self, connection: Connection[Any]) -> None:
         """Plan under the leader's locks: the table cannot change until the refresh ends."""
@@ -261,15 +289,18 @@ class ViewRefresh:
         self.columns = describe(connection, self.plan.query, self.view.settings)
         self.types = target_types(self.columns, same_database=not self.view.elsewhere)
 
-    def _why_full(self, stored: StoredPosition | None, there: bool) -> str | None:
+    def _why_full(self, look: LakeState) -> str | None:
         """Why the changes since the stored position cannot do, as far as the position tells; None when they may.
 
         DivergedPosition when the source has lost it.
         """
+        stored = look.stored
+        if look.gone:
+            return "the target table is gone"
         if stored is None:
             return "first load"
-        if not there:
-            return "the target table is gone"
+        if not stored.position:
+            return look.foreign
         if stored.plan != self.plan.fingerprint():
             return "the plan has changed"
         try:
@@ -280,7 +311,7 @@ class ViewRefresh:
             # What the target holds more than the source may be all that is left of it: not to be overwritten unasked.
             hint = f"Save what you need of {stored.target}; gdq refresh --full {self.view.view_name} loads it afresh."
             raise DivergedPosition(f"view {self.view.view_name}: {error}", detail=error.detail, hint=hint) from error
-        return None
+        return None if look.foreign is None else f"the target was changed by another: {look.foreign}"
 
     def _changed(self, leader: Leader, s0: str) -> dict[str, str]:
         """The tables with log rows since s0, and the SELECT of those; NeedsFull when no log row shows a change."""
@@ -305,7 +336,7 @@ class ViewRefresh:
         return found
 
     @contextmanager
-    def _engine(self, leader: Leader) -> Iterator[Engine]:
+    def _engine(self, leader: Leader) -> Iterator[Engine | LakeEngine]:
         if isinstance(self.plan, RefreshPlan):
             from gdq.consumers.spark_engine import SparkEngine  # noqa: PLC0415
 
@@ -322,7 +353,16 @@ class ViewRefresh:
         connection = self.refresher.connection("compute", self.refresher.dsn)
         types = target_types(self.columns, same_database=True)
         folded = folded_columns(leader.connection, self.columns)
+        columns: Sequence[LakeColumn] = ()
+        if self.view.lake is not None:
+            from gdq.consumers.lake_types import compared_as_text, lake_columns  # noqa: PLC0415
+
+            columns = lake_columns(self.columns, self.view.lake.kind)
+            folded |= compared_as_text(self.columns, columns)
         with Computation(connection, leader, self.view, self.plan, types, folded).beside() as made:
+            if self.lake is not None:
+                yield LakeEngine(made, self.lake, columns)
+                return
             yield CopyEngine(made, self.output, self.target, self.types)
 
     def _tick(self, snapshot: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,8 @@ _EXPECTED = "pg_temp.gdq_expected"
 
 # Types of PostgreSQL without an equality that EXCEPT can use: they are compared as text.
 _NO_EQUALITY = {"json", "xml", "jsonpath", "point", "line", "lseg", "box", "path", "polygon", "circle", "pg_snapshot"}
+# Sums of floats come out the same when they are added up in the same order.
+_IN_ORDER = {"max_parallel_workers_per_gather": "0", "synchronize_seqscans": "off"}
 _FLOATS = {"real", "double precision"}
 
 
@@ -40,6 +43,8 @@ class VerifyResult:
 def verify_view(refresher: Refresher, name: str) -> VerifyResult:
     """Refresh a view and, before that is committed, compare its target with its query at the refresh's snapshot.
 
+    A lake table is compared after its commit.
+
     Both sides are multisets and compared by PostgreSQL (EXCEPT ALL, both ways). Sums of floats may differ by one part
     in 10^9: PostgreSQL adds them up in no fixed order. Writes what a refresh writes.
     """
@@ -50,13 +55,14 @@ def verify_view(refresher: Refresher, name: str) -> VerifyResult:
 
 def _compare(work: ViewRefresh, leader: Leader) -> VerifyResult:
     """Copy the query's rows at the leader's snapshot beside the target, and compare the two there."""
+    if work.lake is not None:
+        return _compare_lake(work, leader)
     output = work.output
     apply_settings(output, READ_SETTINGS | work.view.settings)
     columns = ", ".join(f"{quote(column.name)} {column.type}" for column in work.types)
     run(output, f"create temp table gdq_expected ({columns}) on commit drop")
     with leader.connection.transaction():
-        apply_settings(leader.connection, READ_SETTINGS | work.view.settings)
-        apply_settings(leader.connection, {"max_parallel_workers_per_gather": "0", "synchronize_seqscans": "off"})
+        apply_settings(leader.connection, READ_SETTINGS | work.view.settings | _IN_ORDER)
         copy_rows(leader.connection, work.plan.query, output, _EXPECTED)
     values = ", ".join(
         f"{quote(column.name)}::text" if column.type in _NO_EQUALITY else quote(column.name) for column in work.types
@@ -69,6 +75,22 @@ def _compare(work: ViewRefresh, leader: Leader) -> VerifyResult:
     else:
         lacking, surplus = _count(output, missing), _count(output, unexpected)
     return VerifyResult(work.view.view_name, _count(output, target), lacking, surplus)
+
+
+def _compare_lake(work: ViewRefresh, leader: Leader) -> VerifyResult:
+    """Read both sides into memory, as the lake table has them, and count equal rows."""
+    from gdq.consumers.lake_types import differing, lake_columns, read  # noqa: PLC0415 (pyarrow is slow to load)
+
+    assert work.lake is not None
+    assert work.view.lake is not None
+    columns = lake_columns(work.columns, work.view.lake.kind)
+    with leader.connection.transaction():
+        apply_settings(leader.connection, READ_SETTINGS | work.view.settings | _IN_ORDER)
+        expected = list(read(leader.connection, work.plan.query, columns))
+    rows, lacking, surplus = differing(expected, work.lake.scan(), columns)
+    floats = _float_columns(work)
+    missing, unexpected = (_unlike(lacking, surplus, floats)) if floats else (len(lacking), len(surplus))
+    return VerifyResult(work.view.view_name, rows, missing, unexpected)
 
 
 def _count(connection: Connection[Any], query: str) -> int:
@@ -84,8 +106,12 @@ def _float_columns(work: ViewRefresh) -> set[int]:
 def _tell_apart(work: ViewRefresh, output: Connection[Any], missing: str, unexpected: str) -> tuple[int, int]:
     """The rows that differ by more than the last digits of a float sum: how many are missing and unexpected."""
     floats = _float_columns(work)
-    lacking = output.execute(missing).fetchall()
-    surplus = output.execute(unexpected).fetchall()
+    return _unlike(output.execute(missing).fetchall(), output.execute(unexpected).fetchall(), floats)
+
+
+def _unlike(
+    lacking: Sequence[tuple[Any, ...]], surplus: Sequence[tuple[Any, ...]], floats: set[int]
+) -> tuple[int, int]:
     left: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
     for row in surplus:
         left.setdefault(_without(row, floats), []).append(row)

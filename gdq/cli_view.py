@@ -54,7 +54,12 @@ engine_option = click.option(
 @click.argument("name")
 @click.option("--queue", required=True, metavar="QUEUE", help="The queue that captures the view's table.")
 @click.option("--sql", "file", required=True, type=click.File(), help="File with the view's SELECT; - for stdin.")
-@click.option("--target", required=True, metavar="SCHEMA.TABLE", help="The table that refreshes fill.")
+@click.option(
+    "--target",
+    required=True,
+    metavar="TARGET",
+    help="The table that refreshes fill: SCHEMA.TABLE, or delta:, parquet: or iceberg: and a place.",
+)
 @click.option("--target-dsn", metavar="CONNINFO", help="Database of the target, without a password; default: this one.")
 @engine_option
 @dsn_option
@@ -123,6 +128,11 @@ def drop_view(name: str, keep_target: bool, dsn: str | None) -> None:
 
 
 def _drop_target(info: ViewInfo, dsn: str | None) -> None:
+    if info.lake is not None:
+        from gdq.consumers.lake import open_lake  # noqa: PLC0415
+
+        open_lake(info.lake, info.view_name, info.source).drop()
+        return
     from gdq.target import Target  # noqa: PLC0415
 
     with session(info.target_dsn or dsn) as connection:

@@ -20,6 +20,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import class_row, dict_row, scalar_row
 
 from gdq.errors import GdqError, mapped
+from gdq.lake import LakeName, check_columns, lake_name
 from gdq.plan import PlanError, RefreshPlan, TableColumn, TableSchema, plan_view, quote, referenced_table
 
 # Settings of the session that made the view and that its SQL may depend on: every refresh uses them.
@@ -89,7 +90,12 @@ class ViewInfo:
     @property
     def elsewhere(self) -> bool:
         """Whether the target is not in the source's own database."""
-        return self.target_dsn is not None
+        return self.target_dsn is not None or self.lake is not None
+
+    @property
+    def lake(self) -> LakeName | None:
+        """The lake table that is the target, None when that is a table of PostgreSQL."""
+        return lake_name(self.target)
 
     @property
     def engine(self) -> str:
@@ -114,14 +120,19 @@ def create_view(
 ) -> Plan | None:
     """Register the view `query` over tables that `queue` captures; its first refresh fills `target`.
 
-    `target` is a table name, with a schema; `target_dsn` a connection string without a password, None for the source's
-    own database. `engine`: what refreshes it; auto takes spark, where it is installed, for the views of one table that
-    it covers, else postgres, wherever the target is. The session's search_path and TimeZone are kept for all refreshes.
-    Returns the plan, None when the very same view existed. Writes the view and a consumer for its tables. PlanError for
-    a query that the engine cannot refresh, GdqError for a bad target.
+    `target` is a table name, with a schema, or the name of a lake table (gdq.lake); `target_dsn` a connection string
+    without a password, None for the source's own database. `engine`: what refreshes it; auto takes spark, where it is
+    installed, for the views of one table that it covers, else postgres, wherever the target is, and always for lake
+    tables. The session's search_path and TimeZone are kept for all refreshes. Returns the plan, None when the very same
+    view existed. Writes the view and a consumer for its tables. PlanError for a query that the engine cannot refresh,
+    GdqError for a bad target.
     """
     _check_target_dsn(target_dsn)
-    plan = explain_view(connection, queue, query, engine=engine, elsewhere=target_dsn is not None)
+    lake = lake_name(target)
+    if lake is not None:
+        engine = _check_lake(target_dsn, engine)
+    elsewhere = target_dsn is not None or lake is not None
+    plan = explain_view(connection, queue, query, engine=engine, elsewhere=elsewhere)
     inside = not isinstance(plan, RefreshPlan)
     options: dict[str, str] = {
         setting: _scalar(connection, "select pg_catalog.current_setting(%s)", setting) for setting in _KEPT_SETTINGS
@@ -138,7 +149,12 @@ def create_view(
     # A star means the columns of today, as in PostgreSQL's own views.
     definition = plan.query if inside or "*" in query.replace("(*)", "") else query.strip()
     tables = [plan.table] if isinstance(plan, RefreshPlan) else [table.name for table in plan.tables]
-    qualified = qualified_target(connection, target)
+    if lake is None:
+        qualified = qualified_target(connection, target)
+    else:
+        qualified = str(lake)
+        settings = {setting: options[setting] for setting in _KEPT_SETTINGS}
+        check_columns(lake.kind, [column for column, _, _ in describe(connection, definition, settings)])
     with connection.transaction():
         # The consumer comes first: its tick wants a transaction that has written nothing.
         created = _scalar(
@@ -179,10 +195,10 @@ def view_changed(connection: Connection[Any], name: str) -> bool:
 def in_order(connection: Connection[Any], views: Iterable[ViewInfo]) -> list[ViewInfo]:
     """Views so that one over another's target comes after that; else as they are given. Views in a circle too."""
     given = list(views)
-    names = [name for view in given for name in (view.target, *view.tables)]
+    names = [name for view in given for name in (*([] if view.lake else [view.target]), *view.tables)]
     query = "select n, pg_catalog.to_regclass(n)::oid from pg_catalog.unnest(%s::text[]) n"
     oids = dict(connection.execute(query, [names]).fetchall())
-    filled = {oids[view.target]: view for view in given if view.target_dsn is None and oids[view.target] is not None}
+    filled = {oids[view.target]: view for view in given if not view.elsewhere and oids[view.target] is not None}
     ordered: dict[str, ViewInfo] = {}
     seen: set[str] = set()
 
@@ -300,6 +316,15 @@ def apply_settings(connection: Connection[Any], settings: Mapping[str, str]) -> 
     query = """select pg_catalog.set_config(s.name, s.value, true)
                  from unnest(%s::text[], %s::text[]) as s(name, value)"""
     connection.execute(query, [list(settings), list(settings.values())])
+
+
+def _check_lake(target_dsn: str | None, engine: EngineChoice) -> EngineChoice:
+    """The engine for a lake table. GdqError for what does not go with one."""
+    if target_dsn is not None:
+        raise GdqError("a lake table is in no database", hint="Leave the target's dsn out.")
+    if engine == "spark":
+        raise GdqError("the engine spark does not fill lake tables", hint="Leave the engine out, or take postgres.")
+    return "postgres"
 
 
 def _check_target_dsn(target_dsn: str | None) -> None:

@@ -7,7 +7,7 @@ import pytest
 from gdq.embedded import MAJORS
 
 pytest.register_assert_rewrite("tests.guarded")
-pytest_plugins = ["tests.fix_server", "tests.fix_spark", "tests.events", "tests.fix_stage"]
+pytest_plugins = ["tests.fix_server", "tests.fix_spark", "tests.events", "tests.fix_stage", "tests.fix_lake"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,0 +1,99 @@
+"""Lake tables as targets of views: what Delta, Iceberg and Parquet versions have in common, and opening one.
+
+A lake table holds its view's position itself: the commit that changes the rows moves it. It is committed only onto the
+state that was looked at, so of two refreshes one gives up, and another writer's commit in between is noticed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from gdq.errors import GdqError
+from gdq.lake import LakeName
+from gdq.target import RefreshConflict, StoredPosition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from gdq.consumers.lake_rows import LakeChange
+
+# A commit that another one came before is tried anew, so often.
+TRIES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class LakeState:
+    """What a target says of itself: its position, None before the first load, and who else has changed its rows.
+
+    A position without a text is one that is lost. `gone`: there is no table, although it was filled.
+    """
+
+    stored: StoredPosition | None
+    foreign: str | None = None
+    gone: bool = False
+
+
+class Lake(Protocol):
+    """A lake table that is the target of one view."""
+
+    def state(self) -> LakeState:
+        """What the table stands for now. GdqError when there is a table that is not this view's target."""
+
+    def commit(self, change: LakeChange, stored: StoredPosition | None, new: StoredPosition) -> int:
+        """Apply a change and move the position in one commit; the rows deleted and inserted.
+
+        RefreshConflict unless the position is still `stored`, Diverged when the rows are not those of that position.
+        """
+
+    def scan(self) -> Iterator[pa.RecordBatch]:
+        """The rows of the table as it is now."""
+
+    def sweep(self) -> None:
+        """Remove what refreshes that were killed have left, and what no reader can need any more."""
+
+    def drop(self) -> None:
+        """Remove the table; nothing when it is not there. GdqError when it is not this view's target."""
+
+
+def open_lake(name: LakeName, view: str, source: str) -> Lake:
+    """The lake table `name` as the target of a view; `source` is the view's own mark. Nothing is read or written."""
+    try:
+        match name.kind:
+            case "delta":
+                from gdq.consumers.lake_delta import DeltaLake  # noqa: PLC0415
+
+                return DeltaLake(name, view, source)
+            case "parquet":
+                from gdq.consumers.lake_parquet import ParquetLake  # noqa: PLC0415
+
+                return ParquetLake(name, view, source)
+            case "iceberg":
+                from gdq.consumers.lake_iceberg import IcebergLake  # noqa: PLC0415
+
+                return IcebergLake(name, view, source)
+    except ModuleNotFoundError as error:
+        raise GdqError(f"a {name.kind} target needs {error.name}", hint="pip install 'gdq[lake]'") from error
+
+
+def pack(position: StoredPosition) -> str:
+    """A position as the text that is kept in the commit."""
+    return json.dumps(asdict(position))
+
+
+def unpack(text: str) -> StoredPosition:
+    """The position that pack() has written."""
+    return StoredPosition(**json.loads(text))
+
+
+def check_stored(view: str, found: StoredPosition | None, stored: StoredPosition | None) -> None:
+    """RefreshConflict unless the position found is the one that the refresh began with."""
+    if found != stored:
+        raise RefreshConflict(f'another refresh of view "{view}" has moved its position meanwhile')
+
+
+def not_ours(name: LakeName, view: str) -> GdqError:
+    """The error for a table that is there and is none of ours."""
+    return GdqError(f"{name} exists and is not the target of view {view}", hint="Choose another target.")
