@@ -18,6 +18,8 @@ Options:
     as_text          columns, comma-separated, to read as PostgreSQL's text: for what Spark has no type for
     partition_bytes  size of the part of a table or log segment that one partition reads (default 64 MB)
 
+    consumer         makes it a stream: spark.readStream, see gdq.consumers.spark_stream for this and its other options
+
 Columns that a given .schema() leaves out are not read.
 """
 
@@ -26,10 +28,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
-from psycopg import sql
+from psycopg import Connection, sql
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
@@ -45,8 +47,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
+    from gdq.consumers.spark_stream import GdqStreamReader
+
 _PARTITION_BYTES = 64 * 2**20
-_HEADER = (
+HEADER = (
     Column("_change_type", ColumnType("string", "string", "{c}")),
     Column("_commit_version", ColumnType("int64", "bigint", "{c}")),
     Column("_commit_timestamp", ColumnType("timestamp[us, tz=UTC]", "timestamp", "{c}")),
@@ -62,17 +66,25 @@ class Statement(InputPartition):
 
 
 class GdqDataSource(DataSource):
-    """spark.read.format("gdq")"""
+    """spark.read.format("gdq") and spark.readStream.format("gdq")"""
 
     @classmethod
     def name(cls) -> str:
         return "gdq"
 
     def schema(self) -> str:
-        return spark_schema(_table_columns(self.options))
+        with connect(conninfo(self.options), application_name="gdq:spark") as connection:
+            return spark_schema(_table_columns(connection, self.options))
 
     def reader(self, schema: StructType) -> GdqReader:
+        if "consumer" in self.options:
+            raise GdqError('the option "consumer" belongs to spark.readStream')
         return GdqReader(dict(self.options), schema.names)
+
+    def streamReader(self, schema: StructType) -> GdqStreamReader:  # noqa: N802 (Spark calls it so)
+        from gdq.consumers.spark_stream import stream_reader  # noqa: PLC0415 (which needs this module)
+
+        return stream_reader(dict(self.options), schema.names)
 
 
 class GdqReader(DataSourceReader):
@@ -83,11 +95,8 @@ class GdqReader(DataSourceReader):
         if "statements" in options:
             self.columns = [Column(*_column(part)) for part in json.loads(options["columns"])]
         else:
-            known = {column.label: column for column in _table_columns(options, names)}
-            missing = [name for name in names if name not in known]
-            if missing:
-                raise GdqError(f"table {options['table']} has no captured column {', '.join(missing)}")
-            self.columns = [known[name] for name in names]
+            with connect(conninfo(options), application_name="gdq:spark") as connection:
+                self.columns = read_columns(connection, options, names)
 
     def partitions(self) -> Sequence[Statement]:
         if "statements" in self.options:
@@ -99,7 +108,7 @@ class GdqReader(DataSourceReader):
         if not settings:
             settings = LOG_SETTINGS if "from" in self.options else READ_SETTINGS
         yield from read_statement(
-            _conninfo(self.options), partition.query, self.columns, settings, self.options.get("snapshot")
+            conninfo(self.options), partition.query, self.columns, settings, self.options.get("snapshot")
         )
 
 
@@ -170,34 +179,46 @@ def _column(part: Sequence[str]) -> tuple[str, ColumnType]:
     return source, ColumnType(arrow, spark, read_sql)
 
 
-def _conninfo(options: Mapping[str, str]) -> str:
+def conninfo(options: Mapping[str, str]) -> str:
+    """The connection string that the options name."""
     if "dsn" in options:
         return options["dsn"]
     return f"service={options['service']}" if "service" in options else ""
 
 
-def _option(options: Mapping[str, str], name: str) -> str:
+def option(options: Mapping[str, str], name: str) -> str:
+    """An option that must be there."""
     if name not in options:
         raise GdqError(f'the data source gdq needs the option "{name}"')
     return options[name]
 
 
-def _table_columns(options: Mapping[str, str], names: Sequence[str] | None = None) -> list[Column]:
+def read_columns(connection: Connection[Any], options: Mapping[str, str], names: Sequence[str]) -> list[Column]:
+    """The columns of these names; GdqError when one is not there."""
+    known = {column.label: column for column in _table_columns(connection, options, names)}
+    missing = [name for name in names if name not in known]
+    if missing:
+        raise GdqError(f"table {options['table']} has no captured column {', '.join(missing)}")
+    return [known[name] for name in names]
+
+
+def _table_columns(
+    connection: Connection[Any], options: Mapping[str, str], names: Sequence[str] | None = None
+) -> list[Column]:
     """The columns that can be read, in order; only those in `names`, if given."""
     as_text = {name.strip() for name in options.get("as_text", "").split(",")}
-    queue, table = _option(options, "queue"), _option(options, "table")
-    with connect(_conninfo(options), application_name="gdq:spark") as connection:
-        if "from" in options:
-            return [
-                *_HEADER,
-                *(
-                    Column(c.name, _type(c.name, c.type, as_text, c.as_text, c.log_type))
-                    for c in log_columns(connection, queue, table)
-                    if names is None or c.name in names
-                ),
-            ]
-        columns = load_schema(connection, queue, table).columns
-        return [Column(c.name, _type(c.name, c.type, as_text)) for c in columns if names is None or c.name in names]
+    queue, table = option(options, "queue"), option(options, "table")
+    if "from" in options or "consumer" in options:
+        return [
+            *HEADER,
+            *(
+                Column(c.name, _type(c.name, c.type, as_text, c.as_text, c.log_type))
+                for c in log_columns(connection, queue, table)
+                if names is None or c.name in names
+            ),
+        ]
+    columns = load_schema(connection, queue, table).columns
+    return [Column(c.name, _type(c.name, c.type, as_text)) for c in columns if names is None or c.name in names]
 
 
 def _type(
@@ -209,15 +230,27 @@ def _type(
     return column_type(pg_type, logged_as_text, log_type=log_type, column=name)
 
 
+def change_relations(
+    connection: Connection[Any], queue: str, table: str, interval: tuple[str, str], bytes_each: int
+) -> list[str]:
+    """The changes of a table between two snapshots in signed long form, one relation for FROM each partition."""
+    rows = changes(connection, queue, table, *interval)
+    columns = log_columns(connection, queue, table)
+    return [signed_form(part, columns) for part in split_changes(connection, queue, table, rows, bytes_each)]
+
+
+def partition_bytes(options: Mapping[str, str]) -> int:
+    """What one partition reads at most."""
+    return int(options.get("partition_bytes", _PARTITION_BYTES))
+
+
 def _relations(options: Mapping[str, str]) -> list[str]:
     """What each partition reads, for FROM."""
-    queue, table = _option(options, "queue"), _option(options, "table")
-    size = int(options.get("partition_bytes", _PARTITION_BYTES))
-    with connect(_conninfo(options), application_name="gdq:spark") as connection:
+    queue, table = option(options, "queue"), option(options, "table")
+    size = partition_bytes(options)
+    with connect(conninfo(options), application_name="gdq:spark") as connection:
         if "from" in options:
-            rows = changes(connection, queue, table, options["from"], _option(options, "to"))
-            columns = log_columns(connection, queue, table)
-            return [signed_form(part, columns) for part in split_changes(connection, queue, table, rows, size)]
+            return change_relations(connection, queue, table, (options["from"], option(options, "to")), size)
         schema = load_schema(connection, queue, table)
         table = schema.qualified
         if "keys" in options:

@@ -167,7 +167,7 @@ as $$
            ('{gdq_admin}', '{create_queue,set_queue,drop_queue,add_table,alter_table_options,remove_table,add_sequence,remove_sequence,insert_event,insert_events,set_consumer_role,rebase,'
               'suspend_table,off_reason,rearm,summarise_logs,stray_triggers,renamed_triggers,'
               'apply_ddl,begin_ddl,end_ddl,batch_sql,row_fits,row_is_whole,delta_sql,delta_events,log_segments,segment_is,table_name,create_view,drop_view,'
-              'lock_view,view_changed,begin_refresh,add_tick,set_position,start_view_run,finish_view_run}')) g(roles, names)
+              'lock_view,view_changed,stream_end,begin_refresh,add_tick,set_position,start_view_run,finish_view_run}')) g(roles, names)
    where p.pronamespace = 'gdq'::regnamespace and role = any (g.roles) and p.proname = any (g.names)
 $$;
 comment on function gdq.granted(name) is 'The functions of gdq that one of its roles may execute.';
