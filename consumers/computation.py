@@ -6,7 +6,7 @@ The steps of the plan are statements of the server; what passes through this pro
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -15,6 +15,7 @@ import psycopg
 from psycopg import Connection, sql
 
 from gdq.consumers.difference import Difference, KeySet
+from gdq.consumers.effort import Effort, Kind
 from gdq.consumers.leader import Leader
 from gdq.consumers.relations import log_columns, weighted
 from gdq.pgtypes import READ_SETTINGS
@@ -36,12 +37,24 @@ _TOKEN = re.compile(r"\bgdq_(keys|null)_(\d+)\b")
 OUT = "pg_temp.gdq_out"
 
 
+# What pg_stat_xact_all_tables shows, of some tables with their partitions.
+_ROWS_READ = """
+select coalesce(sum(pg_catalog.pg_stat_get_xact_tuples_returned(t.oid)
+                    + pg_catalog.pg_stat_get_xact_tuples_fetched(t.oid)
+                    + (select coalesce(sum(pg_catalog.pg_stat_get_xact_tuples_fetched(i.indexrelid)), 0)
+                         from pg_catalog.pg_index i where i.indrelid = t.oid)), 0)
+  from (select n::pg_catalog.regclass::oid as oid from pg_catalog.unnest(%s::text[]) n
+        union select p.relid from pg_catalog.unnest(%s::text[]) n,
+                                  pg_catalog.pg_partition_tree(n::pg_catalog.regclass) p) t"""
+
+
 @dataclass(slots=True)
 class Computation:
     """What one refresh of a view changes, in the transaction of `connection`, which reads what the leader sees.
 
     `types` are the types of the view's columns. `folded`: columns whose values the target does not compare as the
-    source does; rows are not replaced by these.
+    source does; rows are not replaced by these. `choose` is told how many netted changes there are,
+    and may raise NeedsFull.
     """
 
     connection: Connection[Any]
@@ -50,15 +63,29 @@ class Computation:
     plan: PostgresPlan
     types: Sequence[OutputType]
     folded: Collection[str] = ()
+    choose: Callable[[int], None] = lambda _: None
     _keys: dict[str, KeySet] = field(default_factory=dict, init=False)
     _literals: dict[str, str] = field(default_factory=dict, init=False)
     _views: list[str] = field(default_factory=list, init=False)
+    _kind: Kind = field(default="none", init=False)
+    _delta_rows: int = field(default=0, init=False)
+    _read_before: int = field(default=0, init=False)
 
     def begin(self) -> None:
         """Make the transaction see what the leader sees. Must come first in it."""
         self.connection.execute("set transaction isolation level repeatable read")
         self.connection.execute(sql.SQL("set transaction snapshot {}").format(sql.Literal(self.leader.exported)))
         apply_settings(self.connection, READ_SETTINGS | self.view.settings)
+        self._read_before = self._rows_read()
+
+    def effort(self) -> Effort:
+        """What it took so far; to be asked in the same transaction."""
+        return Effort(self._kind, self._delta_rows, self._rows_read() - self._read_before)
+
+    def _rows_read(self) -> int:
+        """Rows of the view's tables that this session has read; it may hold those of transactions before this one."""
+        names = [table.name for table in self.plan.tables]
+        return int(self.connection.execute(_ROWS_READ, [names, names]).fetchone()[0])  # type: ignore[index]
 
     @contextmanager
     def beside(self) -> Iterator[Self]:
@@ -95,6 +122,7 @@ class Computation:
 
     def full(self) -> Difference:
         """All rows of the view."""
+        self._kind = "full"
         return Difference("full", self._named(self.plan.query), match=self.plan.match)
 
     def outcome(self, changed: Mapping[str, str]) -> Signed | Replace | None:
@@ -108,7 +136,10 @@ class Computation:
         with connection.transaction():
             for table, rows in changed.items():
                 deltas[names[table]] = weighted(rows, log_columns(connection, queue, table))
-        return self._take_all(self._make_deltas(deltas))
+        tables = self._make_deltas(deltas)
+        if tables:
+            self.choose(self._delta_rows)
+        return self._take_all(tables)
 
     def difference_of(self, outcome: Signed | Replace | None) -> Difference:
         """The outcome of a plan without state as a difference."""
@@ -141,9 +172,9 @@ class Computation:
         listed = f"select {shown}net::bigint as {quote(weight)} from {OUT}"
         return Difference("signed", listed, match=self.plan.match, weight=weight)
 
-    def temporary(self, name: str, query: str) -> None:
-        """Make a table that ends with the transaction."""
-        temporary(self.connection, name, query)
+    def temporary(self, name: str, query: str) -> int:
+        """Make a table that ends with the transaction; its rows."""
+        return temporary(self.connection, name, query)
 
     def one(self, query: str) -> Any:
         """The first value of the first row."""
@@ -165,8 +196,9 @@ class Computation:
         changed = []
         for number, table in enumerate(self.plan.tables, 1):
             if table.name in images:
-                self._make_delta(number, table, images[table.name])
-                if self.one(f"select exists (select from pg_temp.gdq_delta_{number})"):
+                rows = self._make_delta(number, table, images[table.name])
+                self._delta_rows += rows
+                if rows:
                     changed.append(table.name)
         return changed
 
@@ -188,12 +220,14 @@ class Computation:
             if self.one(f"select exists (select from {plan.outcome.rows})"):
                 raise NeedsFull(plan.outcome.reason)
             return None
+        if plan.outcome is not None:
+            self._kind = "by-key" if self._views or isinstance(plan.outcome, Replace) else "incremental"
         return plan.outcome
 
-    def _make_delta(self, number: int, table: UsedTable, images: str) -> None:
+    def _make_delta(self, number: int, table: UsedTable, images: str) -> int:
         columns = ", ".join(quote(name) for name in table.logged)
         weight = quote(WEIGHT)
-        self.temporary(
+        return self.temporary(
             f"gdq_delta_{number}",
             f"select * from (select distinct on (__image) {columns}{', ' if columns else ''}__image, "
             f"sum({weight}) over (partition by __image) as {weight} "
@@ -253,11 +287,12 @@ class Computation:
         return _TOKEN.sub(lambda token: self._literals[token[0]], statement)
 
 
-def temporary(connection: Connection[Any], name: str, query: str) -> None:
-    """Make a table that ends with the transaction."""
+def temporary(connection: Connection[Any], name: str, query: str) -> int:
+    """Make a table that ends with the transaction; its rows."""
     rows = run(connection, f"create temp table {name} on commit drop as {query}")
     if rows > _UNKNOWN_ROWS:
         run(connection, f"analyze pg_temp.{name}")
+    return rows
 
 
 def image_of(columns: Sequence[str], prefix: str = "") -> str:

@@ -16,6 +16,7 @@ from psycopg import Connection
 
 from gdq.consumers.computation import OUT, Computation, image_of, temporary
 from gdq.consumers.difference import Difference
+from gdq.consumers.effort import Effort
 from gdq.consumers.target_rows import TargetRows
 from gdq.pgtypes import READ_SETTINGS
 from gdq.target import OutputType, Target, copy_rows
@@ -37,6 +38,10 @@ class CopyEngine:
     def compute(self, s0: str | None, changed: Mapping[str, str]) -> None:
         """Compute what changes; the target's session is not touched."""
         self._difference = self.computation.difference(s0, changed)
+
+    def effort(self) -> Effort:
+        """What the refresh took."""
+        return self.computation.effort()
 
     def apply(self, s0: str | None, changed: Mapping[str, str]) -> int:  # noqa: ARG002 (what changed is computed)
         """Copy the rows into the target's transaction and change the target; the rows deleted and inserted."""

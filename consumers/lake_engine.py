@@ -15,6 +15,7 @@ from psycopg import sql
 
 from gdq.consumers.computation import Computation
 from gdq.consumers.difference import Difference, KeySet
+from gdq.consumers.effort import Effort
 from gdq.consumers.lake import Lake
 from gdq.target import StoredPosition
 
@@ -37,6 +38,10 @@ class LakeEngine:
     def compute(self, s0: str | None, changed: Mapping[str, str]) -> None:
         """Compute what changes; the lake is not touched."""
         self._difference = self.computation.difference(s0, changed)
+
+    def effort(self) -> Effort:
+        """What the refresh took."""
+        return self.computation.effort()
 
     def commit(self, stored: StoredPosition | None, new: StoredPosition) -> int:
         """Change the lake table and move its position in one commit; the rows deleted and inserted.

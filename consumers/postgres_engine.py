@@ -15,6 +15,7 @@ from psycopg import Connection
 
 from gdq.consumers.computation import Computation
 from gdq.consumers.difference import Difference
+from gdq.consumers.effort import Effort
 from gdq.consumers.target_rows import TargetRows
 from gdq.plan_state import StatePlan
 from gdq.plan_steps import Signed
@@ -37,6 +38,10 @@ class PostgresEngine:
         plan = self.computation.plan
         if s0 is not None and changed and plan.full and not plan.checked:
             raise NeedsFull(plan.full)
+
+    def effort(self) -> Effort:
+        """What the refresh took."""
+        return self.computation.effort()
 
     def apply(self, s0: str | None, changed: Mapping[str, str]) -> int:
         """Load the target in full, or bring it from s0 to the leader's snapshot; the rows deleted and inserted.
@@ -69,6 +74,7 @@ class PostgresEngine:
         state, match = self.computation.plan.state, self.computation.plan.match
         if state is None:
             return self._rows.change(self.computation.full())
+        self.computation.full()
         self._make_state(state)
         return self._rows.change(Difference("full", self._shown(state, ""), match=match))
 

@@ -18,17 +18,18 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import psycopg
 from psycopg import Connection
 from psycopg.rows import scalar_row
 
 from gdq.conninfo import connect, conninfo_of, is_pooled
+from gdq.consumers.effort import Effort, Engine, Kind, Measured
 from gdq.consumers.lake import LakeState, open_lake
 from gdq.consumers.lake_engine import LakeEngine
 from gdq.consumers.leader import Leader, lead, without_password
@@ -40,7 +41,8 @@ from gdq.errors import DivergedPosition, EraEnded, TruncatedPosition, mapped
 from gdq.plan import RefreshPlan
 from gdq.source import Position
 from gdq.target import Diverged, NeedsFull, OutputType, StoredPosition, Target, target_types
-from gdq.view import ViewInfo, describe, load_plan, view_info
+from gdq.view import ViewInfo, describe, load_plan, view_history, view_info
+from gdq.view_cost import choose
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,33 +50,28 @@ if TYPE_CHECKING:
     from gdq.consumers.lake_types import LakeColumn
     from gdq.view import Plan
 
+# So many past refreshes are looked at for what this one may cost.
+_HISTORY = 100
+
 Action = Literal["full", "delta", "none"]
 Point = Literal["begun", "exported", "staged", "ticked", "applied", "committed", "done"]
 
 
 @dataclass(frozen=True, slots=True)
 class RefreshResult:
-    """One refresh: what was done and why, the rows deleted and inserted, and how long it took."""
+    """One refresh: what was done and why, the rows deleted and inserted, and how long it took.
+
+    `kind`: what was computed for that, `delta_rows` of how many netted changes, `rows_read` rows of the tables.
+    """
 
     view_name: str
     action: Action
     reason: str | None
     rows_changed: int
     seconds: float
-
-
-class Engine(Protocol):
-    """What computes the rows of a view and brings them into the target.
-
-    `s0`: the snapshot that the target stands for, None in a full load; `changed`: the tables that changed since, and
-    the SELECTs of their log rows.
-    """
-
-    def compute(self, s0: str | None, changed: Mapping[str, str]) -> None:
-        """What takes long and does not touch the target. NeedsFull when the changes do not do."""
-
-    def apply(self, s0: str | None, changed: Mapping[str, str]) -> int:
-        """Change the target in the transaction that its connection is in; the rows deleted plus the rows inserted."""
+    kind: str | None = None
+    delta_rows: int | None = None
+    rows_read: int | None = None
 
 
 class Refresher:
@@ -156,21 +153,33 @@ class Refresher:
 
     def _refresh(self, name: str, full: bool, check: Callable[[ViewRefresh, Leader], None] | None) -> RefreshResult:
         (view,) = view_info(self.control, name)
-        run = self._scalar("select gdq.start_view_run(%s)", name)
+        with self.noted(view) as work:
+            work.run(full=full, check=check)
+        return work.result
+
+    @contextmanager
+    def noted(self, view: ViewInfo) -> Iterator[ViewRefresh]:
+        """A refresh of a view whose outcome the block brings about: it is noted in the history."""
+        run = self._scalar("select gdq.start_view_run(%s)", view.view_name)
         started = time.monotonic()
         try:
             work = ViewRefresh(self, view)
-            action, reason, rows = work.run(full=full, check=check)
+            yield work
         except BaseException as error:
             text = str(error).strip() or type(error).__name__
             if not self.control.closed:
                 self._scalar("select gdq.finish_view_run(%s, 'failed', error => %s)", run, text.splitlines()[0])
             raise
+        effort = work.effort
         self._scalar(
-            "select gdq.finish_view_run(%s, %s, %s, %s::pg_snapshot, %s::pg_snapshot, %s)",
-            *(run, action, reason, *work.snapshots, rows),
+            """select gdq.finish_view_run(%s, %s, %s, %s::pg_snapshot, %s::pg_snapshot, %s, null,
+                 %s, %s, %s, %s, %s)""",
+            *(run, work.action, work.reason, *work.snapshots, work.rows),
+            *(effort.kind, effort.delta_rows, effort.rows_read, work.seconds, work.choice or None),
         )
-        return RefreshResult(name, action, reason, rows, time.monotonic() - started)
+        work.result = RefreshResult(
+            view.view_name, work.action, work.reason, work.rows, time.monotonic() - started, *astuple(effort)
+        )
 
     def connection(self, purpose: str, dsn: str, *, autocommit: bool = False) -> Connection[Any]:
         """A connection for one purpose, kept from refresh to refresh: what a session has compiled is not lost."""
@@ -194,6 +203,13 @@ class ViewRefresh:
         self.control = refresher.control
         self.view = view
         self.snapshots: tuple[str | None, str | None] = (None, None)
+        self.reason: str | None = None
+        self.changed: dict[str, str] = {}
+        self.rows = 0
+        self.seconds = 0.0
+        self.effort = Effort("none")
+        self.choice = ""
+        self.result: RefreshResult
         self.plan: Plan
         self.columns: list[tuple[str, int, str]]
         self.types: tuple[OutputType, ...]
@@ -206,8 +222,8 @@ class ViewRefresh:
         name = f"gdq:refresh {view.view_name}"[:63]
         self.output.execute("select pg_catalog.set_config('application_name', %s, false)", [name])
 
-    def run(self, *, full: bool, check: Callable[[ViewRefresh, Leader], None] | None) -> tuple[Action, str | None, int]:
-        """The whole refresh; returns what was done, why in full, and the rows changed."""
+    def run(self, *, full: bool, check: Callable[[ViewRefresh, Leader], None] | None) -> None:
+        """The whole refresh."""
         reason = "asked for" if full else None
         while True:
             try:
@@ -219,50 +235,92 @@ class ViewRefresh:
                     raise
                 reason = f"the target was changed by another: {why}"
 
-    def _run(
-        self, reason: str | None, check: Callable[[ViewRefresh, Leader], None] | None
-    ) -> tuple[Action, str | None, int]:
+    def _run(self, reason: str | None, check: Callable[[ViewRefresh, Leader], None] | None) -> None:
         at = self.refresher.at
-        queue, consumer = self.view.queue_name, self.view.consumer_name
-        with mapped():
-            row = self.control.execute("select * from gdq.begin_refresh(%s, %s)", [queue, consumer]).fetchone()
-        batch_id, token, _ = row or (None, None, None)
-        look = self._look()
-        stored = look.stored
+        self.begin()
         at("begun")
         source = self.refresher.connection("leader", self.refresher.dsn)
+        queue, (batch_id, token) = self.view.queue_name, self.batch
         with lead(source, queue, self.view.tables, batch_id=batch_id, token=token) as leader:
             at("exported")
-            self._load_plan(leader.connection)
-            reason = reason or self._why_full(look)
-            s0 = None if stored is None or reason else Position.parse(stored.position).snapshot
-            self.snapshots = (s0, leader.snapshot)
-            changed = {} if s0 is None else self._changed(leader, s0)
-            with self._engine(leader) as engine:
-                engine.compute(s0, changed)
+            self.look(leader, reason)
+            with self.engine(leader) as engine:
+                started = time.monotonic()
+                engine.compute(self.s0, self.changed)
                 at("staged")
-                position = self._tick(leader.snapshot)
+                computed = time.monotonic()
+                position = self.tick(leader.snapshot)
                 at("ticked")
-                if isinstance(engine, LakeEngine):
-                    new = StoredPosition(self.view.source, self.view.target, self.plan.fingerprint(), position)
-                    rows = engine.commit(stored, new)
+                with nullcontext() if isinstance(engine, LakeEngine) else self.output.transaction():
+                    self.apply(engine, position)
+                    self.seconds += computed - started
                     if check is not None:
                         check(self, leader)
-                else:
-                    with self.output.transaction():
-                        rows = engine.apply(s0, changed)
-                        self.target.move(self.output, stored, self.plan.fingerprint(), position)
-                        if check is not None:
-                            check(self, leader)
+                    if not isinstance(engine, LakeEngine):
                         at("applied")
         at("committed")
-        with mapped():
-            self.control.execute(
-                "select gdq.set_position(%s, %s, %s, %s::pg_snapshot)", [queue, consumer, token, leader.snapshot]
-            )
-        self._sweep()
+        self.finish(leader.snapshot)
         at("done")
-        return ("full" if s0 is None else "delta" if changed else "none"), reason, rows
+
+    @property
+    def s0(self) -> str | None:
+        """The snapshot that the changes begin at, None in a full load."""
+        return self.snapshots[0]
+
+    @property
+    def action(self) -> Action:
+        """What is done."""
+        return "full" if self.s0 is None else "delta" if self.changed else "none"
+
+    def begin(self) -> None:
+        """Take the view's consumer, which fences older refreshes off, and read the target's position."""
+        with mapped():
+            query = "select batch_id, token from gdq.begin_refresh(%s, %s)"
+            row = self.control.execute(query, [self.view.queue_name, self.view.consumer_name]).fetchone()
+        self.batch: tuple[int | None, str | None] = row or (None, None)
+        self.state = self._look()
+
+    def look(self, leader: Leader, reason: str | None) -> None:
+        """Plan, and find what changed up to the leader's snapshot, unless there is a reason for a full load."""
+        self._load_plan(leader.connection)
+        self.reason = reason or self._why_full(self.state)
+        stored = self.state.stored
+        s0 = None if stored is None or self.reason else Position.parse(stored.position).snapshot
+        self.snapshots = (s0, leader.snapshot)
+        self.changed = {} if s0 is None else self._changed(leader, s0)
+
+    def apply(self, engine: Engine | LakeEngine, position: str) -> None:
+        """Change the target and move its position: in the transaction of its connection, or in a lake's own commit."""
+        started = time.monotonic()
+        stored, plan = self.state.stored, self.plan.fingerprint()
+        if isinstance(engine, LakeEngine):
+            self.rows = engine.commit(stored, StoredPosition(self.view.source, self.view.target, plan, position))
+        else:
+            self.rows = engine.apply(self.s0, self.changed)
+        self.seconds = time.monotonic() - started
+        self.effort = engine.effort() if isinstance(engine, Measured) else self._guessed()
+        if not isinstance(engine, LakeEngine):
+            self.target.move(self.output, stored, plan, position)
+
+    def _guessed(self) -> Effort:
+        """The kind alone, for an engine that does not tell what it did."""
+        changes: Kind = "by-key" if self.plan.strategy.endswith("recompute") else "incremental"
+        return Effort(changes if self.action == "delta" else self.action)
+
+    def finish(self, snapshot: str) -> None:
+        """Tell the queue what is consumed."""
+        queue, consumer = self.view.queue_name, self.view.consumer_name
+        with mapped():
+            query = "select gdq.set_position(%s, %s, %s, %s::pg_snapshot)"
+            self.control.execute(query, [queue, consumer, self.batch[1], snapshot])
+        self._sweep()
+
+    def choose(self, delta_rows: int) -> None:
+        """NeedsFull when so many changes are expected to cost more than a full load."""
+        chosen = choose(view_history(self.control, self.view.view_name, _HISTORY), delta_rows)
+        self.choice = chosen.why
+        if chosen.full:
+            raise NeedsFull(chosen.why)
 
     def _look(self) -> LakeState:
         """What the target stands for, and whether others have changed it."""
@@ -336,7 +394,7 @@ class ViewRefresh:
         return found
 
     @contextmanager
-    def _engine(self, leader: Leader) -> Iterator[Engine | LakeEngine]:
+    def engine(self, leader: Leader) -> Iterator[Engine | LakeEngine]:
         if isinstance(self.plan, RefreshPlan):
             from gdq.consumers.spark_engine import SparkEngine  # noqa: PLC0415
 
@@ -347,7 +405,7 @@ class ViewRefresh:
         from gdq.consumers.postgres_engine import PostgresEngine  # noqa: PLC0415
 
         if not self.view.elsewhere:
-            made = Computation(self.output, leader, self.view, self.plan, self.types)
+            made = Computation(self.output, leader, self.view, self.plan, self.types, choose=self.choose)
             yield PostgresEngine(made, self.output, self.target, self.types)
             return
         connection = self.refresher.connection("compute", self.refresher.dsn)
@@ -359,13 +417,13 @@ class ViewRefresh:
 
             columns = lake_columns(self.columns, self.view.lake.kind)
             folded |= compared_as_text(self.columns, columns)
-        with Computation(connection, leader, self.view, self.plan, types, folded).beside() as made:
+        with Computation(connection, leader, self.view, self.plan, types, folded, self.choose).beside() as made:
             if self.lake is not None:
                 yield LakeEngine(made, self.lake, columns)
                 return
             yield CopyEngine(made, self.output, self.target, self.types)
 
-    def _tick(self, snapshot: str) -> str:
+    def tick(self, snapshot: str) -> str:
         """Record the refresh's snapshot as a tick; returns the position that names it."""
         with mapped():
             query = "select gdq.tick_position(%s, tick_id) from gdq.add_tick(%s, %s::pg_snapshot)"

@@ -111,6 +111,14 @@ MEASURES = (
     _table("resync", "1 while changes of the table are missing.", lambda row: float(row.state != "ok")),
     _view("age_seconds", "Since the start of the last refresh that was finished.", _seconds("age")),
     _view("rows_changed", "Rows deleted and inserted by the last refresh; 0 when it failed.", _rows_changed),
+    _view("delta_rows", "Netted changes that the last refresh worked on.", _number("delta_rows")),
+    Measure(
+        "gdq_view_kind",
+        "1 for what the last refresh computed: none, incremental, by-key or full; unknown when it failed.",
+        "views",
+        ("queue", "view", "kind"),
+        lambda row: None if row.last_action is None else 1.0,
+    ),
     _view("failed", "1 while the last refresh is one that failed.", lambda row: float(row.last_action == "failed")),
 )
 

@@ -96,6 +96,7 @@ class DeltaPlanner:
 
     def _reaching(self, select: exp.Select) -> str | None:
         """The relation of what changed in the rows that a SELECT is computed of; None when nothing did."""
+        self._refuse_having(select)
         return self.core(select, inputs(self.query, select), outside(select))
 
     def _whole(self, select: exp.Select) -> str | None:
@@ -306,6 +307,7 @@ class DeltaPlanner:
 
     def _dividing(self, select: exp.Select) -> list[exp.Expr] | None:
         """dividing(); a subquery whose tables changed cannot be among it: its old values are not in the rows' delta."""
+        self._refuse_having(select)
         by = dividing(select)
         if any(self.relations.is_changed(query) for key in by or () for query in subqueries_of(key)):
             raise PlanError("no-key", "the rows of the view are divided by a subquery whose tables changed")
@@ -335,8 +337,10 @@ class DeltaPlanner:
         return self.relations.at(bare, state, bounds)
 
     def _refuse_having(self, select: exp.Select) -> None:
-        clause = select.args.get("having")
-        if clause is not None and self.relations.is_changed(clause):
+        """PlanError for a changed subquery that the rows of FROM and WHERE do not show, nor the select list."""
+        names = ("having", "order") if select.args.get("limit") or select.args.get("distinct") else ("having",)
+        clauses = (select.args.get(name) for name in names)
+        if any(clause is not None and self.relations.is_changed(clause) for clause in clauses):
             raise PlanError("having-subquery", "a subquery in HAVING whose tables changed is loaded in full")
 
     def _refuse_hidden(self, select: exp.Select, graph: Graph) -> None:

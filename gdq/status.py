@@ -69,7 +69,8 @@ class ViewStatus:
     """One view: how fresh it is, and how its last refresh went.
 
     `age`: since the start of the last refresh that was finished, so what the target stands for is at most as old; None
-    before the first. `last_action`: full, delta, none or failed.
+    before the first. `last_action`: full, delta, none or failed; `kind`: none, incremental, by-key or full, what it
+    computed, and `delta_rows`: the netted changes that it worked on.
     """
 
     queue_name: str
@@ -78,6 +79,13 @@ class ViewStatus:
     last_action: Literal["full", "delta", "none", "failed"] | None
     rows_changed: int | None
     error: str | None
+    kind: str | None
+    delta_rows: int | None
+
+    @property
+    def kind_name(self) -> str:
+        """The kind, unknown before the first refresh and after one that failed."""
+        return self.kind or "unknown"
 
 
 @dataclass(frozen=True, slots=True)

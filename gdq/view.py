@@ -48,7 +48,12 @@ _UNIT = re.compile(r"date_trunc\('\w+'")
 
 @dataclass(frozen=True, slots=True)
 class ViewRun:
-    """One refresh of a view. `action`: full, delta, none or failed; None while it is at work or when it was killed."""
+    """One refresh of a view. `action`: full, delta, none or failed; None while it is at work or when it was killed.
+
+    `kind`: none, incremental, by-key or full, what was computed. `delta_rows`: netted changes that it worked on,
+    `rows_read`: rows of the tables that it read, None where that is not known. `work_seconds`: computing and writing
+    alone. `choice`: why that was expected to cost less.
+    """
 
     started_at: datetime
     finished_at: datetime | None
@@ -57,6 +62,11 @@ class ViewRun:
     rows_changed: int | None
     seconds: float | None
     error: str | None
+    kind: str | None
+    delta_rows: int | None
+    rows_read: int | None
+    work_seconds: float | None
+    choice: str | None
 
 
 @dataclass(frozen=True, slots=True)

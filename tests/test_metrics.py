@@ -35,7 +35,11 @@ def samples(text: str) -> Samples:
     return {
         (
             sample.name,
-            *(sample.labels[label] for label in ("queue", "consumer", "table", "view") if label in sample.labels),
+            *(
+                sample.labels[label]
+                for label in ("queue", "consumer", "table", "view", "kind")
+                if label in sample.labels
+            ),
         ): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
@@ -66,11 +70,15 @@ def test_values(tap: Tap) -> None:
         "select gdq.create_view('v', 'q', 'select id from shop.item', 'shop.v', '{shop.item}'::regclass[])"
     )
     assert scrape(collector)["gdq_view_failed", "q", "v"] == 0
-    tap.owner.execute("select gdq.finish_view_run(gdq.start_view_run('v'), 'full', rows_changed => 3)")
+    tap.owner.execute(
+        "select gdq.finish_view_run(gdq.start_view_run('v'), 'full', rows_changed => 3, kind => 'by-key',"
+        " delta_rows => 7)"
+    )
     tap.owner.execute("update gdq.view_run set started_at = started_at - interval '1 hour'")
     seen = scrape(collector)
     assert 3600 < seen["gdq_view_age_seconds", "q", "v"] < 3700
     assert (seen["gdq_view_rows_changed", "q", "v"], seen["gdq_view_failed", "q", "v"]) == (3, 0)
+    assert (seen["gdq_view_kind", "q", "v", "by-key"], seen["gdq_view_delta_rows", "q", "v"]) == (1, 7)
     assert (seen["gdq_consumer_unread_events", "q", "c"], seen["gdq_consumer_lag_seconds", "q", "c"]) == (0, 0)
     assert {name for name, *_ in seen} == LABELS.keys()
     collector.close()
@@ -80,7 +88,7 @@ def test_names_are_prometheus_ones(db: Database) -> None:
     text = gdq("metrics", "--once", dsn=db.dsn).stdout
     for name, labels in LABELS.items():
         assert re.fullmatch(r"gdq_[a-z_]+", name)
-        assert labels <= {"queue", "consumer", "table", "view"}
+        assert labels <= {"queue", "consumer", "table", "view", "kind"}
         assert f"# HELP {name} " in text
         assert f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}" in text
 
@@ -184,7 +192,12 @@ def test_dashboard_asks_for_what_there_is() -> None:
             asked |= names
     for variable in dashboard["templating"]["list"]:
         assert promql_names(variable["query"]).keys() <= LABELS.keys()
-    assert LABELS.keys() - asked.keys() == {"gdq_queue_tables", "gdq_queue_consumers", "gdq_consumer_tables_resync"}
+    assert LABELS.keys() - asked.keys() == {
+        "gdq_queue_tables",
+        "gdq_queue_consumers",
+        "gdq_consumer_tables_resync",
+        "gdq_view_kind",
+    }
 
 
 @pytest.mark.skipif(not DOCS.exists(), reason="an sdist has no documentation")

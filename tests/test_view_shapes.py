@@ -254,6 +254,22 @@ def test_nothing_to_do(scene: Scene) -> None:
     assert scene.shop.execute("select count(*) from t_join_three") == [(0,)]
 
 
+def test_subquery_outside_of_the_rows_changes_alone(scene: Scene) -> None:
+    queries = {
+        "having": "select k, max(qty) as top from fact group by k having max(qty) > (select max(v) from few)",
+        "total": "select string_agg(label, '') as s from fact having count(*) > (select count(*) from item)",
+        "limit": "select id from item order by (select f.v from few f where f.id = item.k), id limit 3",
+        "on": "select distinct on (grp) grp, id from item order by grp, (select max(v) from few where few.id = k), id",
+    }
+    scene.run(fill(random.Random(SEED)))
+    targets = {name: scene.view(name, query) for name, query in queries.items()}
+    for change in ("insert into few values (9, 100)", "delete from few", "delete from item where id < 12"):
+        scene.run([change])
+        for name, query in queries.items():
+            scene.refresher.refresh(name)
+            assert scene.differences(query, targets[name]) == ([], []), (name, change)
+
+
 @pytest.mark.server
 def test_explained_without_a_trace(scene: Scene) -> None:
     for name, query in SOME.items():

@@ -1,0 +1,40 @@
+"""What does the work of a refresh, and what that work was, as the history of a view shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+Kind = Literal["none", "incremental", "by-key", "full"]
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """What a refresh computed, of how many netted changes, and how many rows of the tables it read for that."""
+
+    kind: Kind
+    delta_rows: int | None = None
+    rows_read: int | None = None
+
+
+class Engine(Protocol):
+    """What computes the rows of a view and brings them into the target.
+
+    `s0`: the snapshot that the target stands for, None in a full load; `changed`: the tables that changed since, and
+    the SELECTs of their log rows.
+    """
+
+    def compute(self, s0: str | None, changed: Mapping[str, str]) -> None:
+        """What takes long and does not touch the target. NeedsFull when the changes do not do."""
+
+    def apply(self, s0: str | None, changed: Mapping[str, str]) -> int:
+        """Change the target in the transaction that its connection is in; the rows deleted plus the rows inserted."""
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """An engine that knows what its work was."""
+
+    def effort(self) -> Effort:
+        """What the refresh at hand took, asked in its transaction."""

@@ -1,0 +1,69 @@
+"""Whether the changes of a view or a full load cost less, by what its past refreshes took."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from gdq.view import ViewRun
+
+# Full loads are taken for what the last few took; changes are not given up for a difference that may be chance.
+_FULL_RUNS = 5
+_MARGIN = 1.5
+
+# What is expected to take no longer is not worth a thought.
+_SECONDS_MIN = 1.0
+
+# After so many full loads by choice in a row the changes are tried again: an index may have come.
+_TRY_AGAIN = 8
+
+BY_COST = "full expected to cost less"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Whether to load in full, and why as the history shows it; empty when nothing is known."""
+
+    full: bool
+    why: str
+
+
+def choose(runs: Sequence[ViewRun], delta_rows: int) -> Choice:
+    """The choice for a refresh that found so many netted changes. `runs`: the view's history, newest first."""
+    done = [run for run in runs if run.action in ("full", "delta", "none") and run.work_seconds is not None]
+    loads = [float(run.work_seconds or 0) for run in done if run.action == "full"][:_FULL_RUNS]
+    deltas = [
+        (run.delta_rows, float(run.work_seconds or 0)) for run in done if run.action == "delta" and run.delta_rows
+    ]
+    if not loads or not deltas:
+        return Choice(False, "")
+    full, expected = median(loads), _expected(deltas, delta_rows)
+    why = f"{delta_rows} changes: {expected:.2g} s expected, full {full:.2g} s"
+    if expected <= max(full * _MARGIN, _SECONDS_MIN):
+        return Choice(False, f"delta, {why}")
+    recent = [run for run in done if run.action != "none"][:_TRY_AGAIN]
+    if len(recent) == _TRY_AGAIN and all((run.reason or "").startswith(BY_COST) for run in recent):
+        return Choice(False, f"delta tried again, {why}")
+    return Choice(True, f"{BY_COST}, {why}")
+
+
+def _expected(deltas: Sequence[tuple[int, float]], rows: int) -> float:
+    """Seconds for so many changes, by the refreshes next to it in size: between two in a line, beyond the largest too.
+
+    The fixed cost is that of the smallest; a smaller one costs no more than the next larger one did.
+    """
+    by_size: dict[int, list[float]] = {}
+    for size, seconds in deltas:
+        by_size.setdefault(size, []).append(seconds)
+    points = sorted((size, median(seconds)) for size, seconds in by_size.items())
+    smaller = [point for point in points if point[0] <= rows]
+    larger = [point for point in points if point[0] > rows]
+    if not smaller:
+        return larger[0][1]
+    below = smaller[-1]
+    if larger:
+        share = (rows - below[0]) / (larger[0][0] - below[0])
+        return below[1] + share * (larger[0][1] - below[1])
+    fixed = min(seconds for _, seconds in points)
+    return fixed + (below[1] - fixed) * rows / below[0] if below[1] > fixed else below[1]
