@@ -51,6 +51,14 @@ class Database:
         return psycopg.connect(self.dsn_of(role), autocommit=autocommit, **kw)
 
 
+class OldServer(Server):
+    """A server in use for so long that its transaction numbers need more than 32 bits."""
+
+    def _initialise(self, password_file: Path) -> None:
+        super()._initialise(password_file)
+        self.account.run(self.binaries.program("pg_resetwal"), "--epoch=3", f"--pgdata={self.data}")
+
+
 @cache
 def chosen_binaries(major: int) -> Binaries:
     """The PostgreSQL to test with: GDQ_TEST_BIN, else `major` from wherever it is found."""

@@ -348,3 +348,19 @@ def test_typed_table_altered_without_event_triggers_is_switched_off(tap: Tap) ->
     assert [(e.op, (e.new or {}).get("kind")) for e in seen][:1] == [("resync", "disarmed")]
     assert seen[-1].new == {"id": 2}
     assert state(tap) == ("json", "ok", None)
+
+
+def test_typed_log_takes_what_a_widened_column_holds(tap: Tap) -> None:
+    """The length of a type is no part of the log, or writes would fail until somebody looks."""
+    tap.write("create table t (id int primary key, v varchar(3), n numeric(4, 1), b varbit(2), c char(2))")
+    tap.add("shop.t")
+    drop_guards(tap)
+    tap.write(
+        "alter table t alter v type varchar(9), alter n type numeric(9, 3), alter b type varbit(5)",
+        "alter table t alter c type char(4)",
+        "insert into t values (1, 'longer', 12345.678, '10110', 'abcd')",
+    )
+    maintain(tap)
+    (first, *others) = tap.events()
+    assert first.new == {"id": 1, "v": "longer", "n": "12345.678", "b": "10110", "c": "abcd"}
+    assert [e.op for e in others] == ["resync", "resync"]

@@ -16,7 +16,7 @@ from gdq.embedded import EmbeddedError, Server, find_binaries
 from gdq.embedded_files import make_folder
 from gdq.era import check_position, position
 from gdq.errors import DivergedPosition
-from tests.fix_server import chosen_binaries
+from tests.fix_server import OldServer, chosen_binaries
 
 pytestmark = pytest.mark.server
 
@@ -25,7 +25,7 @@ SETTINGS: dict[str, str | float | bool] = {"wal_level": "replica", "max_wal_send
 
 @pytest.fixture
 def primary(pytestconfig: pytest.Config) -> Iterator[Server]:
-    with Server(binaries=chosen_binaries(pytestconfig.getoption("--pg")), settings=SETTINGS) as server:
+    with OldServer(binaries=chosen_binaries(pytestconfig.getoption("--pg")), settings=SETTINGS) as server:
         yield server
 
 
@@ -125,6 +125,7 @@ def test_promoted_under_load(primary: Server) -> None:
                 worker.start()
             try:
                 until(lambda: scalar(connection, "select count(*) from sink") > 200)
+                assert scalar(su, "select txid_current()") > 2**33
                 early = position(su, "q", "fast")
                 with pytest.raises(
                     psycopg.Error, match="a consumer needs the primary server, this is a standby"

@@ -191,3 +191,25 @@ def _check_others(stage: Stage) -> None:
             stage.owner.execute("select gdq.finish_batch(%s, %s)", batch[:2])
         assert got == due, f"{consumer} got {got} of {due} changes"
         stage.owner.execute("select gdq.unregister_consumer('q', %s)", [consumer])
+
+
+@pytest.mark.server
+def test_more_savepoints_than_a_snapshot_holds(stage: Stage) -> None:
+    """Past 64 of them a snapshot no longer lists them; a change is its transaction's, whichever savepoint wrote it."""
+    session = stage.session()
+    session.execute("begin")
+    for number in range(150):
+        session.execute("savepoint s")
+        stage.insert(session)
+        if number % 3 == 0:
+            session.execute("rollback to s")
+        if number % 50 == 49:
+            stage.insert()
+            stage.tick()
+            stage.consume()
+    session.execute("commit")
+    stage.tick()
+    batch = next_batch(stage.owner, "c")
+    assert batch
+    assert len(read_events(stage.owner, *batch[:2])) == 100
+    stage.finish()

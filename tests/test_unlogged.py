@@ -15,7 +15,7 @@ from gdq.consumer import Consumer
 from gdq.embedded import Server
 from gdq.errors import ResyncRequired
 from gdq.queue import queue_info
-from tests.fix_server import chosen_binaries
+from tests.fix_server import OldServer, chosen_binaries
 from tests.test_failover import SETTINGS, standby_of
 
 REASON = "crash: the unlogged logs of the queue were emptied"
@@ -24,7 +24,7 @@ REASON = "crash: the unlogged logs of the queue were emptied"
 @pytest.fixture(scope="module")
 def cluster(pytestconfig: pytest.Config) -> Iterator[Server]:
     """A server of its own, to be crashed."""
-    with Server(binaries=chosen_binaries(pytestconfig.getoption("--pg")), settings=SETTINGS) as server:
+    with OldServer(binaries=chosen_binaries(pytestconfig.getoption("--pg")), settings=SETTINGS) as server:
         yield server
 
 
