@@ -54,7 +54,7 @@ class Computation:
 
     `types` are the types of the view's columns. `folded`: columns whose values the target does not compare as the
     source does; rows are not replaced by these. `choose` is told how many netted changes there are,
-    and may raise NeedsFull.
+    and may raise NeedsFull. `joined`: another view has begun the transaction, with this snapshot.
     """
 
     connection: Connection[Any]
@@ -66,15 +66,18 @@ class Computation:
     choose: Callable[[int], None] = lambda _: None
     _keys: dict[str, KeySet] = field(default_factory=dict, init=False)
     _literals: dict[str, str] = field(default_factory=dict, init=False)
+    joined: bool = field(default=False, init=False)
+    _made: list[str] = field(default_factory=list, init=False)
     _views: list[str] = field(default_factory=list, init=False)
     _kind: Kind = field(default="none", init=False)
     _delta_rows: int = field(default=0, init=False)
     _read_before: int = field(default=0, init=False)
 
     def begin(self) -> None:
-        """Make the transaction see what the leader sees. Must come first in it."""
-        self.connection.execute("set transaction isolation level repeatable read")
-        self.connection.execute(sql.SQL("set transaction snapshot {}").format(sql.Literal(self.leader.exported)))
+        """Make the transaction see what the leader sees. Must come first in it, unless it is `joined`."""
+        if not self.joined:
+            self.connection.execute("set transaction isolation level repeatable read")
+            self.connection.execute(sql.SQL("set transaction snapshot {}").format(sql.Literal(self.leader.exported)))
         apply_settings(self.connection, READ_SETTINGS | self.view.settings)
         self._read_before = self._rows_read()
 
@@ -174,6 +177,7 @@ class Computation:
 
     def temporary(self, name: str, query: str) -> int:
         """Make a table that ends with the transaction; its rows."""
+        self._made.append(f"pg_temp.{name}")
         return temporary(self.connection, name, query)
 
     def one(self, query: str) -> Any:
@@ -186,6 +190,12 @@ class Computation:
         if self._views:
             run(self.connection, f"drop view {', '.join(self._views)}")
             self._views.clear()
+
+    def clear(self) -> None:
+        """Drop what was made, so that another view can be computed in the same transaction."""
+        if self._made:
+            run(self.connection, f"drop table {', '.join(self._made)}")
+            self._made.clear()
 
     def _named(self, query: str) -> str:
         names = ", ".join(quote(column.name) for column in self.types)

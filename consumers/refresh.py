@@ -131,11 +131,11 @@ class Refresher:
         view can no longer be planned, psycopg.errors.LockNotAvailable when another refresh of it is at work,
         RefreshConflict when one has overtaken this.
         """
-        with self._locked(name):
+        with self.locked(name):
             return self._refresh(name, full, check)
 
     @contextmanager
-    def _locked(self, name: str) -> Iterator[None]:
+    def locked(self, name: str) -> Iterator[None]:
         """Keep other refreshes of the view out. The lock ends with the connection at the latest."""
         if is_pooled(self.control):
             # a session is not ours alone there, a transaction is

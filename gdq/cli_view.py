@@ -188,6 +188,7 @@ def _print_plan(plan: Plan, as_json: bool) -> None:
 @click.command()
 @click.argument("view", nargs=-1)
 @click.option("--full", is_flag=True, help="Load afresh instead of applying the changes.")
+@click.option("--group", is_flag=True, help="Refresh the named views at one snapshot, all in one transaction.")
 @click.option("--follow", is_flag=True, help="Go on refreshing whenever something changed, until SIGTERM or Ctrl-C.")
 @click.option(
     "--interval",
@@ -200,7 +201,14 @@ def _print_plan(plan: Plan, as_json: bool) -> None:
 @dsn_option
 @json_option
 def refresh(
-    *, view: tuple[str, ...], full: bool, follow: bool, interval: float, dsn: str | None, as_json: bool
+    *,
+    view: tuple[str, ...],
+    full: bool,
+    group: bool,
+    follow: bool,
+    interval: float,
+    dsn: str | None,
+    as_json: bool,
 ) -> None:
     """Bring views up to the present; without VIEW all of them, a view over another's target after that.
 
@@ -212,6 +220,8 @@ def refresh(
     from gdq.errors import GdqError  # noqa: PLC0415
     from gdq.view import in_order, view_info  # noqa: PLC0415
 
+    if group and (follow or not view):
+        raise click.UsageError("--group takes the names of views, and is not for --follow")
     if follow:
         if full:
             raise click.UsageError("--follow applies changes: leave --full out")
@@ -221,6 +231,11 @@ def refresh(
     failed = 0
     with Refresher(dsn) as refresher:
         control = refresher.control
+        if group:
+            from gdq.consumers.group import refresh_group  # noqa: PLC0415
+
+            print_rows(refresh_group(refresher, view, full=full), fields(RefreshResult), as_json=as_json)
+            return
         for name in view or [info.view_name for info in in_order(control, view_info(control))]:
             try:
                 results.append(refresher.refresh(name, full=full))
