@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 # A commit that another one came before is tried anew, so often.
 TRIES = 20
+
+_LIBRARIES = {"_internal", "deltalake", "pyarrow", "pyiceberg", "sqlalchemy"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,53 @@ class Lake(Protocol):
 
 
 def open_lake(name: LakeName, view: str, source: str) -> Lake:
-    """The lake table `name` as the target of a view; `source` is the view's own mark. Nothing is read or written."""
+    """The lake table `name` as the target of a view; `source` is the view's own mark. Nothing is read or written.
+
+    Its methods raise GdqError for what goes wrong in the lake.
+    """
+    return _Told(_open(name, view, source), name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """A lake table whose errors are told in one line."""
+
+    lake: Lake
+    name: LakeName
+
+    def state(self) -> LakeState:
+        with self._errors():
+            return self.lake.state()
+
+    def commit(self, change: LakeChange, stored: StoredPosition | None, new: StoredPosition) -> int:
+        with self._errors():
+            return self.lake.commit(change, stored, new)
+
+    def scan(self) -> Iterator[pa.RecordBatch]:
+        with self._errors():
+            yield from self.lake.scan()
+
+    def sweep(self) -> None:
+        with self._errors():
+            self.lake.sweep()
+
+    def drop(self) -> None:
+        with self._errors():
+            self.lake.drop()
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            # the libraries' errors have no class in common
+            if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _LIBRARIES:
+                text = (str(error).strip() or type(error).__name__).splitlines()[0]
+                raise GdqError(f"{self.name}: {text}") from error
+            raise
+
+
+def _open(name: LakeName, view: str, source: str) -> Lake:
     try:
         match name.kind:
             case "delta":

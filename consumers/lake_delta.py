@@ -23,7 +23,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from pyarrow import fs
 
 from gdq.consumers.lake import TRIES, LakeState, check_stored, not_ours, pack, unpack
-from gdq.consumers.lake_rows import DataFile, LakeChange, Rewrite, remove, rewrite
+from gdq.consumers.lake_rows import FILE_BYTES, DataFile, LakeChange, Rewrite, remove, rewrite
 from gdq.errors import GdqError
 from gdq.lake import LakeName
 from gdq.target import Diverged, RefreshConflict, StoredPosition
@@ -138,6 +138,7 @@ class DeltaLake:
                 mode="error" if found.table is None else "overwrite",
                 schema_mode=None if found.table is None else "overwrite",
                 description=f"gdq: target of view {self.view}, {self.source}",
+                target_file_size=FILE_BYTES,
                 commit_properties=self._properties(found.number + 1, new),
             )
         except DeltaError as error:

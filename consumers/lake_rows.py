@@ -7,6 +7,7 @@ A value that is NULL equals NULL, NaN equals NaN, and of equal rows exactly as m
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -20,7 +21,8 @@ from pyarrow import fs
 from gdq.target import Diverged
 
 WEIGHT = "__gdq_weight"
-_FILE_BYTES = 128 * 2**20
+# A row that goes costs a file of at most this size.
+FILE_BYTES = 32 * 2**20
 _GROUP_ROWS = 131_072
 # So many small files are rewritten as one: each refresh adds one.
 _SMALL_BYTES = 8 * 2**20
@@ -107,7 +109,7 @@ class Writer:
         self._writer.write_table(table.cast(self._schema), row_group_size=_GROUP_ROWS)
         self._rows += table.num_rows
         self.rows += table.num_rows
-        if self._sink.tell() >= _FILE_BYTES:
+        if self._sink.tell() >= FILE_BYTES:
             self._finish()
 
     def _finish(self) -> None:
@@ -280,7 +282,9 @@ class _Images:
         self._values = {name: column.unique() for name, column in columns.items()}
         self.columns = {name: self._values[name] for name in first}
         codes = [_numbers(column, self._values[name]) for name, column in columns.items()]
-        self._left = dict(zip(zip(*codes, strict=True), counts, strict=True))
+        self._left: Counter[tuple[int | None, ...]] = Counter()
+        for code, count in zip(zip(*codes, strict=True), counts, strict=True):
+            self._left[code] += count
         self.left = sum(counts)
 
     @property

@@ -9,17 +9,29 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import Connection
+from pyarrow import csv
 
 from gdq.errors import UnsupportedValue
 from gdq.lake import LakeKind, check_columns
 from gdq.pgtypes import AS_TEXT, base_name, column_type
 
 _FIRST_USER_OID = 16384
-_BATCH_ROWS = 65_536
+_BLOCK_BYTES = 8 * 2**20
 
 # Values of these types are equal in PostgreSQL exactly when they are equal in a lake table.
 _COMPARABLE = {
-    *("boolean", "smallint", "integer", "bigint", "oid", "real", "double precision", "text", "character varying"),
+    *(
+        "boolean",
+        "smallint",
+        "integer",
+        "bigint",
+        "numeric",
+        "oid",
+        "real",
+        "double precision",
+        "text",
+        "character varying",
+    ),
     *("bytea", "uuid", "date", "timestamp without time zone", "timestamp with time zone", "name", '"char"'),
 }
 
@@ -60,6 +72,9 @@ def _lake_column(name: str, oid: int, pg_type: str, kind: LakeKind) -> LakeColum
     if arrow == "timestamp[us, tz=UTC]":
         # the session's time zone may have had an offset with seconds in it
         read = "({c}) at time zone 'UTC'"
+    if arrow == "string" and base_name(pg_type) == "numeric":
+        # 1.0 and 1.00 are equal
+        read = "pg_catalog.trim_scale({c})::text"
     if arrow == "bool":
         read = "({c})::text"
     if arrow.startswith("decimal128("):
@@ -70,13 +85,9 @@ def _lake_column(name: str, oid: int, pg_type: str, kind: LakeKind) -> LakeColum
     return LakeColumn(name, pg_type, _ARROW[arrow], read)
 
 
-def compared_as_text(described: Sequence[tuple[str, int, str]], columns: Sequence[LakeColumn]) -> set[str]:
-    """Which columns, of PostgreSQL's own types, have values that are equal there and not in a lake table: 1.0, 1.00."""
-    return {
-        name
-        for (name, oid, pg_type), column in zip(described, columns, strict=True)
-        if oid < _FIRST_USER_OID and base_name(pg_type) not in _COMPARABLE and not pa.types.is_decimal(column.arrow)
-    }
+def compared_as_text(described: Sequence[tuple[str, int, str]]) -> set[str]:
+    """Which columns, of PostgreSQL's own types, have values that are equal there and not here: 1 day, 24:00."""
+    return {name for name, oid, pg_type in described if oid < _FIRST_USER_OID and base_name(pg_type) not in _COMPARABLE}
 
 
 def schema_of(columns: Sequence[LakeColumn]) -> pa.Schema:
@@ -96,15 +107,18 @@ def read(
     names = ", ".join(f"c{n}" for n in range(len(wanted)))
     values = ", ".join(c.read.format(c=f"r.c{n}::{c.type}") for n, c in enumerate(wanted))
     schema = schema_of(wanted)
-    with connection.cursor().copy(f"copy (select {values} from ({rows}) as r({names})) to stdout") as copy:
-        block: list[tuple[Any, ...]] = []
-        for row in copy.rows():
-            block.append(row)
-            if len(block) == _BATCH_ROWS:
-                yield _batch(block, wanted, schema)
-                block = []
-    if block:
-        yield _batch(block, wanted, schema)
+    query = f"copy (select {values} from ({rows}) as r({names})) to stdout (format csv, encoding 'UTF8')"
+    with connection.cursor().copy(query) as copy:
+        blocks: list[bytes] = []
+        size = 0
+        for block in copy:  # whole rows
+            blocks.append(bytes(block))
+            size += len(block)
+            if size >= _BLOCK_BYTES:
+                yield _batch(b"".join(blocks), wanted, schema)
+                blocks, size = [], 0
+    if blocks:
+        yield _batch(b"".join(blocks), wanted, schema)
 
 
 def read_column(connection: Connection[Any], rows: str, column: LakeColumn) -> pa.Array:
@@ -132,16 +146,31 @@ def differing(
     return sides[1].num_rows, lacking, surplus
 
 
-def _batch(block: list[tuple[Any, ...]], columns: Sequence[LakeColumn], schema: pa.Schema) -> pa.RecordBatch:
-    values = list(zip(*block, strict=True)) or [()] * len(columns)
-    arrays = [_array(list(some), column) for some, column in zip(values, columns, strict=True)]
+def _batch(block: bytes, columns: Sequence[LakeColumn], schema: pa.Schema) -> pa.RecordBatch:
+    names = [f"c{n}" for n in range(len(columns))]
+    table = csv.read_csv(
+        pa.BufferReader(block),
+        # one block, so that no row is cut
+        read_options=csv.ReadOptions(use_threads=False, column_names=names, block_size=len(block) + 1),
+        parse_options=csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
+        convert_options=csv.ConvertOptions(
+            column_types=dict.fromkeys(names, pa.string()),
+            null_values=[""],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+        ),
+    ).combine_chunks()
+    arrays = [
+        _array(pa.concat_arrays(text.chunks), column) for text, column in zip(table.columns, columns, strict=True)
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _array(values: list[Any], column: LakeColumn) -> pa.Array:
+def _array(text: pa.Array, column: LakeColumn) -> pa.Array:
+    """PostgreSQL's text of the values as the lake has them."""
     if pa.types.is_binary(column.arrow):
-        return pa.array([None if v is None else bytes.fromhex(v.removeprefix("\\x")) for v in values], pa.binary())
-    text = pa.array(values, pa.string())
+        values = [None if value is None else bytes.fromhex(value.removeprefix("\\x")) for value in text.to_pylist()]
+        return pa.array(values, pa.binary())
     try:
         if column.arrow == pa.timestamp("us", "UTC"):
             return pc.assume_timezone(text.cast(pa.timestamp("us")), "UTC")

@@ -7,7 +7,8 @@ One refresh:
     3. lock what will be read, take a snapshot S1 and export it: all readers import it
     4. Spark reads the delta (S0, S1], or the table at S1 for a full load, nets it and writes a staging table
     5. record S1 as a tick; its nonce goes into the position
-    6. in one transaction of the target: position still S0? merge the staged rows, write the position
+    6. in one transaction of the target, or one commit of a lake table: position still S0? merge the staged rows, write
+       the position
     7. let the queue drop what is consumed
 
 Killed anywhere, it leaves the target at S0 or at S1, and the next refresh goes on from there.
@@ -416,7 +417,7 @@ class ViewRefresh:
             from gdq.consumers.lake_types import compared_as_text, lake_columns  # noqa: PLC0415
 
             columns = lake_columns(self.columns, self.view.lake.kind)
-            folded |= compared_as_text(self.columns, columns)
+            folded |= compared_as_text(self.columns)
         with Computation(connection, leader, self.view, self.plan, types, folded, self.choose).beside() as made:
             if self.lake is not None:
                 yield LakeEngine(made, self.lake, columns)

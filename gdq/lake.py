@@ -70,6 +70,8 @@ def lake_name(target: str) -> LakeName | None:
 
 def check_columns(kind: LakeKind, names: Sequence[str]) -> None:
     """GdqError for columns that such a table cannot have: readers do not tell them apart, or refuse them."""
+    if not names:
+        raise GdqError(f"a {kind} table cannot be without columns", hint="Select one.")
     folded = [name.lower() for name in names]
     for name in names:
         if folded.count(name.lower()) > 1:

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,9 @@ class Lakes:
 
 
 def _plain(value: Any) -> Any:
+    """As the lake has it: numbers without a precision are text there, without trailing zeros."""
+    if isinstance(value, Decimal):
+        return f"{value.normalize():f}"
     return value if value is None or isinstance(value, int | bool | float) else str(value)
 
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyiceberg.catalog import Catalog
+from pyiceberg.table import Table
 
 from gdq.consumers import lake_delta, lake_iceberg
 from gdq.consumers.lake_iceberg import IcebergLake
 from gdq.consumers.lake_rows import LakeChange
 from gdq.consumers.refresh import Point, Refresher
 from gdq.target import RefreshConflict
+from gdq.view import view_info
 from tests.fix_lake import Lakes
 from tests.view_grammar import SHAPES
 
@@ -34,7 +39,26 @@ def move(lakes: Lakes) -> None:
 def compact(lakes: Lakes) -> None:
     from deltalake import DeltaTable
 
-    DeltaTable(str(lakes.folder / "bag")).optimize.compact()
+    assert DeltaTable(str(lakes.folder / "bag")).optimize.compact()["numFilesRemoved"] > 1
+
+
+def add(lakes: Lakes) -> None:
+    """A row comes that gdq has not written."""
+    row = next(iter(lakes.open("bag").scan())).slice(0, 1)
+    if lakes.kind == "delta":
+        from deltalake import write_deltalake
+
+        write_deltalake(lakes.folder / "bag", row, mode="append")
+    else:
+        with iceberg(lakes) as (_, table):
+            assert table is not None
+            table.append(pa.Table.from_batches([row]))
+
+
+def iceberg(lakes: Lakes) -> AbstractContextManager[tuple[Catalog | None, Table | None]]:
+    (info,) = view_info(lakes.shop.connection, "bag")
+    assert info.lake is not None
+    return IcebergLake(info.lake, "bag", info.source)._opened()
 
 
 def take(lakes: Lakes) -> None:
@@ -46,9 +70,7 @@ def take(lakes: Lakes) -> None:
     elif lakes.kind == "parquet":
         next((lakes.folder / "bag" / "current").glob("*.parquet")).unlink()
     else:
-        lake = lakes.open("bag")
-        assert isinstance(lake, IcebergLake)
-        with lake._opened() as (_, table):
+        with iceberg(lakes) as (_, table):
             assert table is not None
             table.delete("qty is not null")
 
@@ -94,9 +116,10 @@ def test_overtaken_in_the_commit(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) 
         with pytest.raises(RefreshConflict):
             refresher.refresh("bag")
         assert lakes.rows("bag") == before
-        meanwhile(lakes, monkeypatch, take)
-        assert refresher.refresh("bag").reason == "the plan has changed"  # so does move() leave it
-        lakes.shop.execute(MORE)
+        assert refresher.refresh("bag").reason == "the plan has changed"  # as move() leaves it
+        meanwhile(lakes, monkeypatch, add)
+        # rows that only come would fit onto any version
+        lakes.shop.execute("insert into fact (k) values (1)")
         result = refresher.refresh("bag")
         assert result.reason is not None
         assert result.reason.startswith("the target was changed by another: ")
@@ -110,8 +133,10 @@ def test_compaction(lakes: Lakes, monkeypatch: pytest.MonkeyPatch, between: bool
     lakes.view("bag", BAG)
     with Refresher(lakes.shop.db.dsn) as refresher:
         refresher.refresh("bag")
-        for _ in range(2):
-            lakes.shop.execute(MORE)
+        for change in ("insert into fact (k) values (1)", MORE):
+            lakes.shop.execute("insert into fact (k) values (2)")
+            refresher.refresh("bag")
+            lakes.shop.execute(change)
             if between:
                 compact(lakes)
             else:

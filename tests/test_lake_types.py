@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+from collections import Counter
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ _VALUES: dict[str, Any] = {
     "'NaN'::float8 + v": float("nan"),
     "v / 8::float4": 0.125,
     "(v + 0.5)::numeric(10,2)": Decimal("1.50"),
-    "v + 0.50": "1.50",
+    "v + 0.50": "1.5",
     "'a  '::char(3)": "a  ",
     "null::text": None,
     "''::text": "",
@@ -62,6 +63,35 @@ def test_types(lakes: Lakes) -> None:
     assert row.pop("small") == 1
     assert batch.schema.field("small").type == ("int32" if lakes.kind == "iceberg" else "int16")
     assert str(list(row.values())) == str(list(_VALUES.values()))
+
+
+@pytest.mark.parametrize("lakes", ["delta"], indirect=True)
+def test_key_of_many_texts(lakes: Lakes) -> None:
+    """A group that PostgreSQL takes for the one that the lake has under another text."""
+    lakes.shop.execute("truncate item; insert into item (id, flag) values (1, true)")
+    span = "case when flag then interval '1 day' else interval '24 hours' end"
+    lakes.view("spans", f"select {span} as span, count(*) as n from item group by 1")
+    with Refresher(lakes.shop.db.dsn) as refresher:
+        refresher.refresh("spans")
+        lakes.shop.execute("insert into item (id, flag) values (2, false)")
+        assert refresher.refresh("spans").action == "delta"
+    assert [row["n"] for batch in lakes.open("spans").scan() for row in batch.to_pylist()] == [2]
+
+
+@pytest.mark.parametrize("lakes", ["delta"], indirect=True)
+def test_texts(lakes: Lakes) -> None:
+    """In a view of one column, where a NULL is an empty line on the way."""
+    texts = [None, "", '"', "a,b", "x\ny\r\n", "\\.", "\\N", "'ü", None]
+    lakes.shop.execute("truncate item")
+    for number, text in enumerate(texts):
+        lakes.shop.execute("insert into item (id, note) values (%s, %s)", number, text)
+    lakes.view("texts", "select note from item")
+    with Refresher(lakes.shop.db.dsn) as refresher:
+        refresher.refresh("texts")
+        assert lakes.rows("texts") == Counter(str([text]) for text in texts)
+        lakes.shop.execute("delete from item where id in (0, 1, 4)")
+        assert refresher.refresh("texts").action == "delta"
+    assert lakes.equal("texts", "select note from item")
 
 
 @pytest.mark.parametrize("lakes", ["delta"], indirect=True)
@@ -105,6 +135,15 @@ def test_good_target() -> None:
     assert str(lake_name("parquet:x")) == f"parquet:{Path.cwd()}/x"
     assert str(lake_name("iceberg:prod/ns.t")) == "iceberg:prod/ns.t"
     assert lake_name("public.x") is None
+
+
+@pytest.mark.parametrize("lakes", ["delta"], indirect=True)
+def test_lake_that_cannot_be_written(lakes: Lakes) -> None:
+    """One line that names it, so that other views go on."""
+    lakes.view("bag", SHAPES["bag"].query)
+    (lakes.folder / "bag").write_text("a file where a folder should be")
+    with Refresher(lakes.shop.db.dsn) as refresher, pytest.raises(GdqError, match=r"delta:.*/bag: "):
+        refresher.refresh("bag")
 
 
 def test_columns_that_a_lake_cannot_have(lakes: Lakes) -> None:
