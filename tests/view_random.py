@@ -37,7 +37,8 @@ class RandomView:
 
     def query(self) -> str:
         draw = self.rng.choice((self._plain, self._plain, self._grouped, self._grouped, self._distinct, self._set))
-        return self.rng.choice((draw, draw, draw, self._ranked))()
+        query = self.rng.choice((draw, draw, draw, self._ranked))()
+        return query if any(f" {table} t" in query for table in _TABLES) else self.query()
 
     def _alias(self) -> str:
         self.aliases += 1
@@ -53,8 +54,17 @@ class RandomView:
         inner, alias = self._table(), self._alias()
         a, b = (self.rng.choice(inner.integers) for _ in range(2))
         where = f" where {self._condition(inner, 1)}" if self.rng.random() < 0.5 else ""
+        if self.rng.random() < 0.1:
+            return _From(
+                f"(values (1, 2, 3), (2, null, 1), (4, 1, 2)) {alias} (a, b, c)",
+                tuple(f"{alias}.{c}" for c in "abc"),
+                (),
+                1,
+            )
         sql = self.rng.choice(
             (
+                f"select max({a}) as a, count(*) as b, min({b}) as c from {inner.sql}{where}",
+                f"select {a} as a, {b} as b, {b} as c from {inner.sql}{where} order by {a}, {b} limit 4",
                 f"select {a} as a, count(*) as b, max({b}) as c from {inner.sql}{where} group by {a}",
                 f"select distinct {a} as a, {b} as b, {b} as c from {inner.sql}{where}",
                 f"select {a} as a, {b} as b, {a} + {b} as c from {inner.sql}{where}",
@@ -63,8 +73,30 @@ class RandomView:
         )
         return _From(f"({sql}) {alias}", tuple(f"{alias}.{c}" for c in "abc"), (), 1)
 
+    def _lateral(self, found: _From) -> _From:
+        """Some rows, or a summary, of a table for every row of what is there."""
+        inner, alias = self._table(), self._alias()
+        a, b, own = (self.rng.choice(inner.integers) for _ in range(3))
+        source = f"from {inner.sql} where {own} = {self.rng.choice(found.integers)}"
+        sql = self.rng.choice(
+            (
+                f"select max({a}) as a, count(*) as b, min({b}) as c {source}",
+                f"select {a} as a, {b} as b, {b} as c {source} order by {a}, {b} limit 2",
+                f"select {a} as a, {b} as b, {b} as c {source} and {self._comparison(inner)}",
+            )
+        )
+        kind, on = self.rng.choice((("cross join", ""), ("left join", " on true")))
+        return _From(
+            f"{found.sql} {kind} lateral ({sql}) {alias}{on}",
+            found.integers + tuple(f"{alias}.{c}" for c in "abc"),
+            found.texts,
+            found.size + 1,
+        )
+
     def _from(self, most: int = 3) -> _From:
         found = self._leaf()
+        if most > 2 and self.rng.random() < 0.15:
+            found = self._lateral(found)
         while found.size < most and self.rng.random() < 0.6:
             right = self._leaf()
             kind = self.rng.choice(("join", "join", "left join", "left join", "right join", "full join"))
@@ -110,6 +142,8 @@ class RandomView:
                 f"{outer} in (select {own} from {inner.sql}{plain})",
                 f"{outer} not in (select {own} from {inner.sql} where {own} is not null)",
                 f"{outer} < (select max({other}) from {inner.sql} where {where})",
+                f"{outer} >= (select min({other}) from {inner.sql}{plain})",
+                f"exists (select 1 from {inner.sql}{plain})",
                 f"(exists (select 1 from {inner.sql} where {where}) or {self._comparison(source)})",
             )
         )
