@@ -63,6 +63,7 @@ class Graph:
     it, by the alias of the column that it tests.
     """
 
+    select: exp.Select
     leaves: dict[str, Leaf] = field(default_factory=dict)
     links: list[Link] = field(default_factory=list)
     bounds: dict[ColumnOf, list[ColumnOf]] = field(default_factory=dict)
@@ -102,7 +103,7 @@ class Graph:
 
 def build_graph(query: Query, select: exp.Select) -> Graph:
     """The graph of `select`. Its subqueries' leaves are in it; queries in FROM are leaves."""
-    graph = Graph()
+    graph = Graph(select)
     tree = query.tree(select)
     graph.leaves |= _own(tree)
     _refuse_padded_full(tree)

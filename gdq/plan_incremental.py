@@ -23,6 +23,7 @@ from collections.abc import Iterable, Sequence
 from sqlglot import exp
 
 from gdq.plan import WEIGHT, PlanError, quote
+from gdq.plan_gate import following
 from gdq.plan_graph import Graph, Key, build_graph, choose_key
 from gdq.plan_leaf import Leaf, is_correlated, output_names
 from gdq.plan_query import (
@@ -87,12 +88,28 @@ class DeltaPlanner:
         by = self._dividing(query)
         if by is None:
             return self.core(query, [value(item) for item in query.expressions])
-        touched = self.core(query, by, query.expressions)
+        keys = self._part_keys(query, by)
+        if keys is None:
+            return None
+        new, old = (self._recomputed(query, keys, state) for state in ("new", "old"))
+        return self._difference(len(query.expressions), new, old)
+
+    def _part_keys(self, select: exp.Select, by: Sequence[exp.Expr]) -> list[tuple[exp.Expr, str]] | None:
+        """What divides the rows of a SELECT, or as much of it as does, with the keys of the parts that changed.
+
+        None when none did.
+        """
+        found = self._choose(select)
+        if found is not None and not found[1].padded:
+            graph, key, changed = found
+            start = "{}.{}".format(*map(quote, key.starts[0]))
+            same = next((expression for expression in by if render(expression) == start), None)
+            if same is not None:
+                return [(same, self._key_step(graph, key, changed))]
+        touched = self.core(select, by, select.expressions)
         if touched is None:
             return None
-        keys = [self._keys(f"select c{n} from {touched}") for n in range(1, len(by) + 1)]
-        new, old = (self._recomputed(query, list(zip(by, keys, strict=True)), state) for state in ("new", "old"))
-        return self._difference(len(query.expressions), new, old)
+        return [(expression, self._keys(f"select c{n} from {touched}")) for n, expression in enumerate(by, 1)]
 
     def _reaching(self, select: exp.Select) -> str | None:
         """The relation of what changed in the rows that a SELECT is computed of; None when nothing did."""
@@ -131,12 +148,11 @@ class DeltaPlanner:
         by = self._dividing(select)
         if by is not None:
             by = [expression for expression in by if render(expression) in names]
-            touched = self.core(select, by, select.expressions) if by else None
-            if touched is None:
+            keys = self._part_keys(select, by) if by else None
+            if keys is None:
                 return None
-            keys = [self._keys(f"select c{n} from {touched}") for n in range(1, len(by) + 1)]
-            sql = self._recomputed(select, list(zip(by, keys, strict=True)), "new")
-            return Replace(tuple((names[render(e)], key) for e, key in zip(by, keys, strict=True)), sql)
+            sql = self._recomputed(select, keys, "new")
+            return Replace(tuple((names[render(expression)], key) for expression, key in keys), sql)
         found = self._choose(select)
         if found is None or found[1].padded:
             return None
@@ -233,17 +249,7 @@ class DeltaPlanner:
             delta = self._leaf_delta(graph.leaves[alias])
             if delta is None:
                 continue
-            path = graph.path(alias, key.bound) or []
-            end = alias
-            relations = [f"{delta} as {quote(alias)}"]
-            for link in path:
-                others = [one for one in (link.left, link.right) if one != alias]
-                relations += [self.relations.relation(graph.leaves[one], "any") for one in others]
-                end = next((one for one in (link.left, link.right) if one in key.bound), end)
-            relations = list(dict.fromkeys(relations))
-            where = " and ".join(f"({self.relations.at(link.condition, 'any')})" for link in path)
-            column = f"{quote(end)}.{quote(key.bound[end])}"
-            parts.append(f"select {column} as k from {', '.join(relations)}" + (f" where {where}" if where else ""))
+            parts.append(following(self.relations, graph, key, alias, delta))
         for nested, _ in graph.negated:
             if self.relations.is_changed(nested):
                 self._refuse_nulls(nested)

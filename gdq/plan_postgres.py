@@ -17,7 +17,7 @@ from sqlglot import exp
 
 from gdq.plan import PlanError, TableSchema, quote
 from gdq.plan_incremental import DeltaPlanner
-from gdq.plan_leaf import output_names
+from gdq.plan_leaf import is_correlated, output_names
 from gdq.plan_query import Query, parse_query
 from gdq.plan_settle import LEVELS, settle
 from gdq.plan_state import StatePlan, plan_state
@@ -31,11 +31,15 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class UsedTable:
-    """A table of the view, the columns that the view reads and those of its key (none: it has no key)."""
+    """A table of the view, the columns that the view reads and those of its key (none: it has no key).
+
+    `looked_up`: columns by which correlated subqueries find its rows, one at a time.
+    """
 
     name: str
     columns: tuple[str, ...]
     key: tuple[str, ...]
+    looked_up: tuple[str, ...] = ()
 
     @property
     def logged(self) -> tuple[str, ...]:
@@ -247,7 +251,16 @@ def _used(query: Query, table: TableSchema) -> UsedTable:
             if pk
             else "Capture these columns too.",
         )
-    return UsedTable(table.qualified, tuple(column.name for column in columns), table.key)
+    looked_up = [
+        side.name
+        for select in query.root.find_all(exp.Select)
+        if is_correlated(select)
+        for equal in select.find_all(exp.EQ)
+        for side in (equal.this.unnest(), equal.expression.unnest())
+        if isinstance(side, exp.Column) and side.table in aliases
+    ]
+    names_read = tuple(column.name for column in columns)
+    return UsedTable(table.qualified, names_read, table.key, tuple(dict.fromkeys(looked_up)))
 
 
 def _match(query: Query, plan: PostgresPlan) -> tuple[str, ...]:

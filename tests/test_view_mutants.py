@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -52,8 +53,9 @@ def without_netting(patch: pytest.MonkeyPatch) -> None:
     """Each image of a row that was changed twice counts by itself, only once."""
     healthy = computation.Computation.temporary
 
-    def temporary(self: computation.Computation, name: str, query: str) -> None:
-        healthy(self, name, query.replace('sum("__gdq_weight") over (partition by __image)', '"__gdq_weight"'))
+    def temporary(self: computation.Computation, name: str, query: str) -> int:
+        net = re.sub(r'sum\("__gdq_weight"\)( over \(partition by __image\))?', 'max("__gdq_weight")\\1', query)
+        return healthy(self, name, net)
 
     patch.setattr(computation.Computation, "temporary", temporary)
 
