@@ -96,12 +96,14 @@ def test_ddl_is_followed(bare: Tap) -> None:
         ("alter table t alter a type int using a + 1", "was rewritten"),
         ("alter type mood rename value 'sad' to 'low'", "ALTER TYPE"),
         ("alter table t set unlogged", "is unlogged"),
+        ("alter table pair add z int", "stored values read otherwise"),
     ],
 )
 def test_rows_that_change_without_events_ask_for_a_resync(bare: Tap, ddl: str, reason: str) -> None:
-    bare.write("create type mood as enum ('sad', 'happy')", "create table t (id int primary key, a int, m mood)")
+    bare.write("create type mood as enum ('sad', 'happy')", "create table pair (x int, y int)")
+    bare.write("create table t (id int primary key, a int, m mood, p pair)")
     bare.add("shop.t")
-    bare.write("insert into t values (1, 1, 'sad')")
+    bare.write("insert into t values (1, 1, 'sad', '(1,2)')")
     apply(bare, ddl)
     assert any(reason in (e.new or {})["reason"] for e in bare.events() if e.op == "resync")
 
