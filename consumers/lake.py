@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from gdq.errors import GdqError
 from gdq.lake import LakeName
-from gdq.target import RefreshConflict, StoredPosition
+from gdq.target import Diverged, RefreshConflict, StoredPosition
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -137,10 +137,15 @@ def unpack(text: str) -> StoredPosition:
     return StoredPosition(**json.loads(text))
 
 
-def check_stored(view: str, found: StoredPosition | None, stored: StoredPosition | None) -> None:
-    """RefreshConflict unless the position found is the one that the refresh began with."""
-    if found != stored:
+def check_state(name: LakeName, view: str, state: LakeState, stored: StoredPosition | None, kind: str) -> None:
+    """Whether a change of this kind, computed from `stored`, fits what the table is now.
+
+    RefreshConflict when the position is another, Diverged when the rows are; all rows fit whatever is there.
+    """
+    if state.stored != stored:
         raise RefreshConflict(f'another refresh of view "{view}" has moved its position meanwhile')
+    if kind != "full" and (state.stored is None or state.foreign is not None):
+        raise Diverged(state.foreign or f"{name} is gone")
 
 
 def not_ours(name: LakeName, view: str) -> GdqError:

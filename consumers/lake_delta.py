@@ -22,7 +22,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, RemoveAction
 from pyarrow import fs
 
-from gdq.consumers.lake import TRIES, LakeState, check_stored, not_ours, pack, unpack
+from gdq.consumers.lake import TRIES, LakeState, check_state, not_ours, pack, unpack
 from gdq.consumers.lake_rows import FILE_BYTES, DataFile, LakeChange, Rewrite, remove, rewrite
 from gdq.errors import GdqError
 from gdq.lake import LakeName
@@ -66,9 +66,7 @@ class DeltaLake:
     def commit(self, change: LakeChange, stored: StoredPosition | None, new: StoredPosition) -> int:
         for _ in range(TRIES):
             found = self._find()
-            check_stored(self.view, found.state.stored, stored)
-            if found.state.foreign is not None and change.kind != "full":
-                raise Diverged(found.state.foreign)
+            check_state(self.name, self.view, found.state, stored, change.kind)
             try:
                 if change.kind == "full":
                     return self._load(found, change, new)

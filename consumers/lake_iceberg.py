@@ -27,7 +27,7 @@ from pyiceberg.manifest import DataFile as IcebergFile
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.snapshots import Operation, Snapshot
 
-from gdq.consumers.lake import TRIES, LakeState, check_stored, not_ours, pack, unpack
+from gdq.consumers.lake import TRIES, LakeState, check_state, not_ours, pack, unpack
 from gdq.consumers.lake_rows import DataFile, LakeChange, Rewrite, load, remove, rewrite
 from gdq.lake import LakeName
 from gdq.target import Diverged, RefreshConflict, StoredPosition
@@ -57,12 +57,7 @@ class IcebergLake:
         for _ in range(TRIES):
             with self._opened(make=change.kind == "full") as (catalog, table):
                 state = LakeState(None) if table is None else self._read_state(table)
-                check_stored(self.view, state.stored, stored)
-                if change.kind != "full":
-                    if table is None:
-                        raise Diverged(f"{self.name} is gone")
-                    if state.foreign is not None:
-                        raise Diverged(state.foreign)
+                check_state(self.name, self.view, state, stored, change.kind)
                 try:
                     return self._change(table or self._create(catalog, change.schema), change, new)
                 except CommitFailedException:

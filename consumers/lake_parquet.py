@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from gdq.consumers.lake import LakeState, check_stored, not_ours, pack, unpack
+from gdq.consumers.lake import LakeState, check_state, not_ours, pack, unpack
 from gdq.consumers.lake_rows import DataFile, LakeChange, Rewrite, load, rewrite
 from gdq.errors import GdqError
 from gdq.lake import LakeName
@@ -66,12 +66,7 @@ class ParquetLake:
     def commit(self, change: LakeChange, stored: StoredPosition | None, new: StoredPosition) -> int:
         with self._locked():
             state, before = self.state(), self._current()
-            check_stored(self.view, state.stored, stored)
-            if change.kind != "full":
-                if before is None:
-                    raise Diverged(f"{self.name} is gone")
-                if state.foreign is not None:
-                    raise Diverged(state.foreign)
+            check_state(self.name, self.view, state, stored, change.kind)
             if change.kind == "none" and before is not None:
                 moved = _Version(before.number, before.since, pack(new), before.files)
                 self._write_manifest(self._path(before.number), moved)
