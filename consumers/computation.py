@@ -42,6 +42,9 @@ _TOKEN = re.compile(r"\bgdq_(keys|null)_(\d+)\b")
 # The net signed rows of the view: c1, c2, ..., the row as one text `image`, and `net`.
 OUT = "pg_temp.gdq_out"
 
+# Makes a temporary table of a name from a query; its rows.
+Make = Callable[[str, str], int]
+
 
 # What pg_stat_xact_all_tables shows, of some tables with their partitions.
 _ROWS_READ = """
@@ -169,20 +172,7 @@ class Computation:
 
     def net(self, rows: str) -> Difference:
         """Net signed rows (c1, c2, ..., w) of the view into OUT."""
-        typed = "".join(f"c{n}::{column.type} as c{n}, " for n, column in enumerate(self.types, 1))
-        names = [f"c{n}" for n in range(1, len(self.types) + 1)]
-        self.temporary(
-            "gdq_out",
-            f"select * from (select distinct on (image) *, sum(w) over (partition by image) as net "
-            f"from (select *, {image_of(names)} as image from (select {typed}w from ({rows}) as r) as r) as r) as r "
-            f"where net <> 0",
-        )
-        weight = "w"
-        while any(column.name == weight for column in self.types):
-            weight += "_"
-        shown = "".join(f"c{n} as {quote(column.name)}, " for n, column in enumerate(self.types, 1))
-        listed = f"select {shown}net::bigint as {quote(weight)} from {OUT}"
-        return Difference("signed", listed, match=self.plan.match, weight=weight)
+        return net(self.temporary, self.types, rows, self.plan.match)
 
     def temporary(self, name: str, query: str) -> int:
         """Make a table that ends with the transaction; its rows."""
@@ -315,6 +305,24 @@ class Computation:
 
     def _with_keys(self, statement: str) -> str:
         return _TOKEN.sub(lambda token: self._literals[token[0]], statement)
+
+
+def net(make: Make, types: Sequence[OutputType], rows: str, match: Sequence[str]) -> Difference:
+    """Net signed rows (c1, c2, ..., w) of a view into OUT, a table that `make` makes."""
+    typed = "".join(f"c{n}::{column.type} as c{n}, " for n, column in enumerate(types, 1))
+    names = [f"c{n}" for n in range(1, len(types) + 1)]
+    make(
+        "gdq_out",
+        f"select * from (select distinct on (image) *, sum(w) over (partition by image) as net "
+        f"from (select *, {image_of(names)} as image from (select {typed}w from ({rows}) as r) as r) as r) as r "
+        f"where net <> 0",
+    )
+    weight = "w"
+    while any(column.name == weight for column in types):
+        weight += "_"
+    shown = "".join(f"c{n} as {quote(column.name)}, " for n, column in enumerate(types, 1))
+    listed = f"select {shown}net::bigint as {quote(weight)} from {OUT}"
+    return Difference("signed", listed, match=tuple(match), weight=weight)
 
 
 def temporary(connection: Connection[Any], name: str, query: str) -> int:

@@ -401,6 +401,13 @@ class ViewRefresh:
 
             yield SparkEngine(self.refresher, leader, self.output, self.target, self.view, self.plan, self.types)
             return
+        from gdq.plan_spark import SparkPlan  # noqa: PLC0415 (loads sqlglot)
+
+        if isinstance(self.plan, SparkPlan):
+            from gdq.consumers.spark_views import SparkViews  # noqa: PLC0415
+
+            yield SparkViews(self.refresher, leader, self.output, self.target, self.view, self.plan, self.types)
+            return
         from gdq.consumers.computation import Computation  # noqa: PLC0415
         from gdq.consumers.copy_engine import CopyEngine, folded_columns  # noqa: PLC0415
         from gdq.consumers.postgres_engine import PostgresEngine  # noqa: PLC0415

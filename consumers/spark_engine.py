@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -37,9 +38,9 @@ if TYPE_CHECKING:
 
 _KEYS_MAX = 200_000
 _KEYS_EACH = 10_000
-_PARTITION_BYTES = 64 * 2**20
+PARTITION_BYTES = 64 * 2**20
 _WORKER_ERROR = re.compile(r"(?:psycopg|gdq)\.(?:errors\.)?(\w+): (.+)")
-_LONG = ColumnType("int64", "bigint", "({c})::bigint")
+LONG = ColumnType("int64", "bigint", "({c})::bigint")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +68,10 @@ class SparkEngine:
 
     def compute(self, s0: str | None, changed: Mapping[str, str]) -> None:
         """Let Spark compute, from the changes since s0 or (None) from the whole table, and stage the result."""
-        if s0 is None:
-            self._staged = self._computed(None)
-        elif changed:
-            self._staged = self._computed(changed[self.view.tables[0]])
+        if s0 is not None and not changed:
+            return
+        with worker_errors(delta=s0 is not None):
+            self._staged = self._stage(None if s0 is None else changed[self.view.tables[0]])
 
     def apply(self, s0: str | None, changed: Mapping[str, str]) -> int:  # noqa: ARG002 (what changed is staged)
         staged = self._staged
@@ -80,24 +81,6 @@ class SparkEngine:
         table = staged.table or self.target.temporary_stage(self.output, staged.columns, staged.rows)
         merge = Merge(self.output, self.target, self.plan, self.types, table)
         return merge.full() if s0 is None else merge.difference(staged.keys)
-
-    def _computed(self, rows: str | None) -> Staged:
-        """_stage(), with the errors of Spark and its workers in one line.
-
-        An image that is gone again may raise what no row of the table does, a division by zero; then the table decides.
-        """
-        try:
-            return self._stage(rows)
-        except Exception as error:
-            if not type(error).__module__.startswith(("pyspark.", "py4j.")):
-                raise
-            cause = _WORKER_ERROR.search(str(error))
-            if cause is None:
-                raise GdqError(f"Spark failed: {str(error).strip().splitlines()[0]}") from error
-            kind = getattr(psycopg.errors, cause[1], None)
-            if rows is not None and kind is not None and issubclass(kind, psycopg.DataError):
-                raise NeedsFull(f"a changed row cannot be computed: {cause[2]}") from error
-            raise GdqError(cause[2]) from error
 
     def _stage(self, rows: str | None) -> Staged:
         """Let Spark compute, from these log rows or (None) from the whole table, and write the staging table."""
@@ -116,11 +99,11 @@ class SparkEngine:
         """The plan's Spark statement over these log rows, or over the whole table as one."""
         queue = self.view.queue_name
         if rows is None:
-            ranges = block_ranges(self.leader.connection, self.view.tables[0], _PARTITION_BYTES)
+            ranges = block_ranges(self.leader.connection, self.view.tables[0], PARTITION_BYTES)
             relations = [base(self.view.tables[0], part) for part in ranges]
         else:
             columns = log_columns(self.leader.connection, queue, self.view.tables[0])
-            parts = split_changes(self.leader.connection, queue, self.view.tables[0], rows, _PARTITION_BYTES)
+            parts = split_changes(self.leader.connection, queue, self.view.tables[0], rows, PARTITION_BYTES)
             relations = [weighted(part, columns) for part in parts]
         self._read(self.plan.delta, relations, log=rows is not None).createOrReplaceTempView("delta")
         return self.refresher.spark.sql(self.plan.compute.sql)
@@ -133,7 +116,7 @@ class SparkEngine:
         relation = base(self.view.tables[0])
         if keys is None:
             if not read.group:
-                parts = block_ranges(self.leader.connection, self.view.tables[0], _PARTITION_BYTES)
+                parts = block_ranges(self.leader.connection, self.view.tables[0], PARTITION_BYTES)
                 return self._read(read, [base(self.view.tables[0], part) for part in parts])
             return self._read(read, [relation])
         schema = load_schema(self.leader.connection, self.view.queue_name, self.view.tables[0])
@@ -169,40 +152,79 @@ class SparkEngine:
         """How the columns of a statement travel: numbers that Spark adds as such, all else as PostgreSQL's text."""
         numbers = {column.name: column.spark for column in self.plan.merge.state} | {"w": "bigint"}
         described = describe(connection, read.render(base(self.view.tables[0])), self.view.settings)
-        query = """select t.oid, pg_catalog.format('pg_catalog.textin(%%I.%%I({c}))', n.nspname, p.proname)
-                     from pg_catalog.pg_type t join pg_catalog.pg_proc p on p.oid = t.typoutput
-                     join pg_catalog.pg_namespace n on n.oid = p.pronamespace where t.oid = any (%s::oid[])"""
-        outputs = dict(connection.execute(query, [[oid for _, oid, _ in described]]).fetchall())
         columns = []
-        for name, oid, _ in described:
-            spark = numbers.get(name)
+        for column in text_columns(connection, described):
+            spark = numbers.get(column.source)
             if spark is None:
-                columns.append(Column(name, ColumnType("string", "string", outputs[oid])))
+                columns.append(column)
             elif spark == "bigint":
-                columns.append(Column(name, _LONG))
+                columns.append(Column(column.source, LONG))
             else:
                 arrow = spark.replace("decimal", "decimal128").replace(",", ", ")
-                columns.append(Column(name, ColumnType(arrow, spark, "({c})::text")))
+                columns.append(Column(column.source, ColumnType(arrow, spark, "({c})::text")))
         return columns
 
     def _write(self, data: DataFrame, keys: list[tuple[str | None, ...]], *, full: bool) -> Staged:
-        """Compute `data`: a small result into this process, another into a staging table, written by Spark's tasks."""
-        from gdq.consumers.spark_stage import text_rows, write_stage  # noqa: PLC0415
-
-        if self._bytes(full=full) <= self.refresher.driver_bytes:
-            return Staged(data.columns, text_rows(data), None, keys)
-        stage = self.target.stage(secrets.token_hex(4))
-        with self.output.transaction():
-            self.target.create_stage(self.output, stage, data.columns)
-        dsn = self.refresher.worker_dsn if self.view.target_dsn is None else self.view.target_dsn
-        write_stage(data, dsn, stage.partition(".")[2].strip('"'))
-        return Staged(data.columns, [], stage, keys)
-
-    def _bytes(self, *, full: bool) -> int:
-        """What a refresh reads at most: the table, or the log segments."""
         if full:
-            return table_bytes(self.leader.connection, self.view.tables[0])[1]
-        query = """select coalesce(sum(pg_catalog.pg_relation_size(s)), 0)::bigint
-                     from gdq.log_segments(%s, %s::text[]::pg_catalog.regclass[]) s"""
-        with self.leader.connection.cursor(row_factory=scalar_row) as cursor:
-            return int(cursor.execute(query, [self.view.queue_name, self.view.tables]).fetchone() or 0)
+            size = table_bytes(self.leader.connection, self.view.tables[0])[1]
+        else:
+            size = log_bytes(self.leader, self.view)
+        dsn = self.refresher.worker_dsn if self.view.target_dsn is None else self.view.target_dsn
+        stage = self.target.stage(secrets.token_hex(4)) if size > self.refresher.driver_bytes else None
+        return put(data, (self.output, self.target, stage), dsn, keys)
+
+
+def put(
+    data: DataFrame,
+    place: tuple[Connection[Any], Target, str | None],
+    dsn: str,
+    keys: list[tuple[str | None, ...]],
+) -> Staged:
+    """Compute `data` into the staging table of `place`, written by Spark's tasks, or without one into this process."""
+    output, target, stage = place
+    from gdq.consumers.spark_stage import text_rows, write_stage  # noqa: PLC0415
+
+    if stage is None:
+        return Staged(data.columns, text_rows(data), None, keys)
+    with output.transaction():
+        target.create_stage(output, stage, data.columns)
+    write_stage(data, dsn, stage.partition(".")[2].strip('"'))
+    return Staged(data.columns, [], stage, keys)
+
+
+@contextmanager
+def worker_errors(*, delta: bool) -> Iterator[None]:
+    """The errors of Spark and its workers in one line.
+
+    An image that is gone again may raise what no row of the table does, a division by zero; then the table decides:
+    NeedsFull when a `delta` is read.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not type(error).__module__.startswith(("pyspark.", "py4j.")):
+            raise
+        cause = _WORKER_ERROR.search(str(error))
+        if cause is None:
+            raise GdqError(f"Spark failed: {str(error).strip().splitlines()[0]}") from error
+        kind = getattr(psycopg.errors, cause[1], None)
+        if delta and kind is not None and issubclass(kind, psycopg.DataError):
+            raise NeedsFull(f"a changed row cannot be computed: {cause[2]}") from error
+        raise GdqError(cause[2]) from error
+
+
+def text_columns(connection: Connection[Any], described: Sequence[tuple[str, int, str]]) -> list[Column]:
+    """Columns, (name, type oid, type) each, that are read as PostgreSQL's text."""
+    query = """select t.oid, pg_catalog.format('pg_catalog.textin(%%I.%%I({c}))', n.nspname, p.proname)
+                 from pg_catalog.pg_type t join pg_catalog.pg_proc p on p.oid = t.typoutput
+                 join pg_catalog.pg_namespace n on n.oid = p.pronamespace where t.oid = any (%s::oid[])"""
+    outputs = dict(connection.execute(query, [[oid for _, oid, _ in described]]).fetchall())
+    return [Column(name, ColumnType("string", "string", outputs[oid])) for name, oid, _ in described]
+
+
+def log_bytes(leader: Leader, view: ViewInfo) -> int:
+    """The size of the log segments of a view's tables: a refresh from changes reads no more of them."""
+    query = """select coalesce(sum(pg_catalog.pg_relation_size(s)), 0)::bigint
+                 from gdq.log_segments(%s, %s::text[]::pg_catalog.regclass[]) s"""
+    with leader.connection.cursor(row_factory=scalar_row) as cursor:
+        return int(cursor.execute(query, [view.queue_name, view.tables]).fetchone() or 0)

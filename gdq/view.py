@@ -28,8 +28,9 @@ _KEPT_SETTINGS = ("search_path", "timezone", "datestyle")
 
 if TYPE_CHECKING:
     from gdq.plan_postgres import PostgresPlan
+    from gdq.plan_spark import SparkPlan
 
-    Plan = RefreshPlan | PostgresPlan
+    Plan = RefreshPlan | PostgresPlan | SparkPlan
 EngineChoice = Literal["auto", "spark", "postgres"]
 
 # What no engine can do.
@@ -143,21 +144,23 @@ def create_view(
         engine = _check_lake(target_dsn, engine)
     elsewhere = target_dsn is not None or lake is not None
     plan = explain_view(connection, queue, query, engine=engine, elsewhere=elsewhere)
-    inside = not isinstance(plan, RefreshPlan)
+    from gdq.plan_postgres import PostgresPlan  # noqa: PLC0415 (loads sqlglot)
+
+    canonical = not isinstance(plan, RefreshPlan)
     options: dict[str, str] = {
         setting: _scalar(connection, "select pg_catalog.current_setting(%s)", setting) for setting in _KEPT_SETTINGS
     }
     # Dates are read in the order of the session, and written so that they can be read back.
     options["datestyle"] = f"ISO, {options['datestyle'].rpartition(' ')[2]}"
     options["source"] = str(uuid.uuid4())
-    if inside:
-        options["engine"] = "postgres"
+    if canonical:
+        options |= {"engine": "postgres"} if isinstance(plan, PostgresPlan) else {"planner": "tables"}
         # Canonical SQL names what is not in pg_catalog with its schema: nothing may come before that.
         options["search_path"] = ", ".join(filter(None, ["pg_catalog", options["search_path"]]))
     if target_dsn is not None:
         options["target_dsn"] = target_dsn
     # A star means the columns of today, as in PostgreSQL's own views.
-    definition = plan.query if inside or "*" in query.replace("(*)", "") else query.strip()
+    definition = plan.query if canonical or "*" in query.replace("(*)", "") else query.strip()
     tables = [plan.table] if isinstance(plan, RefreshPlan) else [table.name for table in plan.tables]
     if lake is None:
         qualified = qualified_target(connection, target)
@@ -230,6 +233,10 @@ def load_plan(connection: Connection[Any], view: ViewInfo) -> Plan:
     if not view.tables:
         raise PlanError("unknown-table", f"the table of view {view.view_name} is no longer captured")
     schemas = [load_schema(connection, view.queue_name, table) for table in view.tables]
+    if view.options.get("planner") == "tables":
+        from gdq.plan_spark import plan_spark  # noqa: PLC0415 (loads sqlglot)
+
+        return plan_spark(view.definition, schemas)
     if view.engine != "postgres":
         return plan_view(view.definition, schemas)
     from gdq.plan_postgres import plan_postgres  # noqa: PLC0415 (loads sqlglot)
@@ -254,7 +261,7 @@ def explain_view(
             if elsewhere:
                 _check_group_types(connection, plan)
         except PlanError as error:
-            if engine == "spark" or error.code in _FINAL:
+            if error.code in _FINAL:
                 raise
         else:
             return plan
@@ -265,7 +272,12 @@ def explain_view(
     tables = tables_of(text)
     if not tables:
         raise PlanError("no-table", "the view reads no table")
-    return plan_postgres(text, [load_schema(connection, queue, table) for table in tables], elsewhere=elsewhere)
+    schemas = [load_schema(connection, queue, table) for table in tables]
+    if engine == "spark":
+        from gdq.view_spark import plan_on_spark  # noqa: PLC0415
+
+        return plan_on_spark(connection, text, schemas, elsewhere=elsewhere)
+    return plan_postgres(text, schemas, elsewhere=elsewhere)
 
 
 def load_schema(connection: Connection[Any], queue: str, table: str) -> TableSchema:

@@ -52,9 +52,9 @@ def test_life_of_a_view(captured: Shop) -> None:
 
 def test_explain_of_a_query_that_is_refused(captured: Shop) -> None:
     arguments = ("explain-view", "--queue", QUEUE, "--sql", "-", "--engine", "spark", "--json")
-    result = gdq(captured, *arguments, query="select distinct id from orders")
+    result = gdq(captured, *arguments, query="select id, count(*) over () as n from orders")
     assert result.exit_code == 3
-    assert json.loads(result.stdout)["code"] == "distinct"
+    assert json.loads(result.stdout)["code"] == "spark-window"
     assert captured.execute("select * from gdq.view_info()") == []
 
 
@@ -72,7 +72,7 @@ def test_star_means_the_columns_of_today(captured: Shop) -> None:
         ("select id, at::date as d from orders", "nondeterministic"),
         ("select id from orders where at > now()", "nondeterministic"),
         ("select id, to_char(at, 'YYYY') as y from orders", "nondeterministic"),
-        ("select id, regexp_split_to_table(note, 'n') as x from orders", "expression"),
+        ("select id, regexp_split_to_table(note, 'n') as x from orders", "spark-set-function"),
         ("select id from nowhere", "unknown-table"),
     ],
 )
@@ -254,8 +254,9 @@ def test_engine_is_chosen(captured: Shop, monkeypatch: pytest.MonkeyPatch) -> No
     assert not isinstance(explain_view(connection, QUEUE, joined), RefreshPlan)
     assert isinstance(explain_view(connection, QUEUE, grouped, elsewhere=True), RefreshPlan)
     assert isinstance(explain_view(connection, QUEUE, joined, elsewhere=True), PostgresPlan)
+    outer = "select a.id from orders a full join orders b on b.id = a.id"
     with pytest.raises(PlanError) as error:
-        create_view(connection, "v", QUEUE, joined, "public.v", target_dsn="dbname=elsewhere", engine="spark")
-    assert error.value.code == "join"
+        create_view(connection, "v", QUEUE, outer, "public.v", target_dsn="dbname=elsewhere", engine="spark")
+    assert error.value.code == "spark-full-join"
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     assert not isinstance(explain_view(connection, QUEUE, grouped), RefreshPlan)

@@ -1,0 +1,156 @@
+"""The state beside the target of a view: what is kept of its groups, and the rows of the view that follow from it.
+
+A state holds, for every group or every combination of values, how many rows it has and what is added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import psycopg
+from psycopg import Connection
+
+from gdq.consumers.computation import Make, net
+from gdq.consumers.difference import Difference
+from gdq.plan_spark import Detail
+from gdq.plan_state import StatePlan
+from gdq.target import Diverged, OutputType, Target, run
+
+_SUMS, _BEFORE = "pg_temp.gdq_sums", "pg_temp.gdq_before"
+
+
+class Kept(Protocol):
+    """What a state holds. `keys` and `numbers` are its columns; `groups`: the keys by which the view's rows follow."""
+
+    @property
+    def keys(self) -> Sequence[str]: ...
+    @property
+    def numbers(self) -> Sequence[str]: ...
+    @property
+    def groups(self) -> Sequence[str]: ...
+
+    def sums(self, rows: str) -> str:
+        """The SELECT of what signed rows (c1, c2, ..., w) add to the state."""
+
+    def shown(self, state: str, touched: str) -> str:
+        """The SELECT of the view's rows from the table `state`, joined as s with the groups in `touched`."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptSums:
+    """The counts and sums of a GROUP BY."""
+
+    plan: StatePlan
+
+    @property
+    def keys(self) -> Sequence[str]:
+        return self.plan.group_columns
+
+    @property
+    def numbers(self) -> Sequence[str]:
+        return self.plan.numbers
+
+    @property
+    def groups(self) -> Sequence[str]:
+        # with LIMIT a row may come for another one's sake
+        return () if self.plan.order or self.plan.extremes else self.plan.group_columns
+
+    def sums(self, rows: str) -> str:
+        return self.plan.sums(rows)
+
+    def shown(self, state: str, touched: str) -> str:
+        where = f" where {self.plan.having}" if self.plan.having else ""
+        return f"select {', '.join(self.plan.visible)} from {state} as s{touched}{where}{self.plan.order}"
+
+
+@dataclass(frozen=True, slots=True)
+class KeptValues:
+    """The values of a GROUP BY, with how often they occur."""
+
+    plan: Detail
+
+    @property
+    def keys(self) -> Sequence[str]:
+        return self.plan.columns
+
+    @property
+    def numbers(self) -> Sequence[str]:
+        return ("n",)
+
+    @property
+    def groups(self) -> Sequence[str]:
+        return self.plan.columns[: self.plan.groups]
+
+    def sums(self, rows: str) -> str:
+        keys = ", ".join(self.keys)
+        return f"select {keys}, sum(w)::bigint as n from {rows} as r group by {keys}"
+
+    def shown(self, state: str, touched: str) -> str:
+        having = f" having {self.plan.having}" if self.plan.having else ""
+        groups = ", ".join(f"s.{name}" for name in self.groups)
+        return f"select {', '.join(self.plan.visible)} from {state} as s{touched} group by {groups}{having}"
+
+
+@dataclass(frozen=True, slots=True)
+class KeptState:
+    """The state of one view, in the transaction of `output`. `types` are those of the view's columns.
+
+    `make`: makes the temporary tables that it takes.
+    """
+
+    output: Connection[Any]
+    target: Target
+    types: Sequence[OutputType]
+    match: Sequence[str]
+    kept: Kept
+    make: Make
+
+    def load(self, sums: str) -> Difference:
+        """Make the state afresh from a SELECT of its columns; all rows of the view."""
+        table, columns = self.target.state, self.kept.keys
+        run(self.output, f"drop table if exists {table}")
+        run(self.output, f"create table {table} as {sums}")
+        run(self.output, f"alter table {table} add check (n {'>' if columns else '>='} 0)")
+        if columns:
+            listed = ", ".join(f"(array[{column}])" for column in columns)
+            run(self.output, f"create unique index on {table} ({listed})")
+        run(self.output, f"analyze {table}")
+        return Difference("full", self.kept.shown(table, ""), match=tuple(self.match))
+
+    def merge(self, sums: str, after: Sequence[str] = ()) -> Difference:
+        """Add a SELECT of the state's columns to it; the difference between the old and new rows of what it touches.
+
+        `after`: statements that follow in the state what is no sum.
+        """
+        columns, numbers, groups = self.kept.keys, self.kept.numbers, self.kept.groups
+        some = " or ".join(f"{name} <> 0" for name in numbers)
+        self.make("gdq_sums", f"select * from ({sums}) as s where {some}")
+        touched = ""
+        if groups:
+            touched = f" join (select distinct {', '.join(groups)} from {_SUMS}) as d on {_same(groups)}"
+        table, names = self.target.state, ", ".join(f"c{n}" for n in range(1, len(self.types) + 1))
+        shown = self.kept.shown(table, touched)
+        self.make("gdq_before", f"select *, -1 as w from ({shown}) as b({names})")
+        added = ", ".join(f"{name} = s.{name} + d.{name}" for name in numbers)
+        gone = "when matched and s.n + d.n = 0 then delete " if columns else ""
+        listed = ", ".join([*columns, *numbers])
+        values = ", ".join(f"d.{name}" for name in [*columns, *numbers])
+        try:
+            run(
+                self.output,
+                f"merge into {table} as s using {_SUMS} as d on {_same(columns)} {gone}"
+                f"when matched then update set {added} when not matched then insert ({listed}) values ({values})",
+            )
+        except psycopg.errors.CheckViolation as error:
+            raise Diverged(f"{table} counts fewer rows than the delta takes away") from error
+        for statement in after:
+            run(self.output, statement)
+        now = f"select *, 1 as w from ({shown}) as a({names})"
+        return net(self.make, self.types, f"{now} union all select * from {_BEFORE}", self.match)
+
+
+def _same(columns: Sequence[str]) -> str:
+    """The condition that s and d are one group; arrays with a NULL each are equal."""
+    return " and ".join(f"array[s.{column}] = array[d.{column}]" for column in columns) or "true"

@@ -1,0 +1,74 @@
+"""The plan of a view of several tables on Spark, checked on the server: what its types and collations allow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from psycopg import Connection, sql
+
+from gdq.plan import PlanError, TableSchema
+from gdq.plan_spark import SparkPlan, plan_spark
+
+_FIRST_USER_OID = 16384
+
+
+def plan_on_spark(
+    connection: Connection[Any], canonical: str, schemas: Sequence[TableSchema], *, elsewhere: bool
+) -> SparkPlan:
+    """The plan of a view by its canonical SQL, for a target in the tables' database or `elsewhere`. PlanError as there.
+
+    Values of groups are compared where the target is: where they would compare otherwise there, the view is refused.
+    """
+    plan = plan_spark(canonical, schemas)
+    _refuse_sets(connection, canonical)
+    if plan.state is None and plan.detail is None:
+        return plan
+    _refuse_collations(connection, plan)
+    if elsewhere:
+        _refuse_types(connection, plan)
+    return plan
+
+
+def _refuse_sets(connection: Connection[Any], canonical: str) -> None:
+    """A function that gives several rows for one does so in step with others of the same SELECT, of any table."""
+    with connection.transaction(force_rollback=True):
+        connection.execute(sql.SQL("create temp view gdq_check as {}").format(sql.SQL(canonical)))
+        query = """select ev_action::text ~ ':(func|op)retset true' from pg_catalog.pg_rewrite
+                    where ev_class = 'pg_temp.gdq_check'::regclass"""
+        found = connection.execute(query).fetchone()
+    if found is not None and found[0]:
+        raise PlanError("spark-set-function", "Spark takes no function that gives several rows for one")
+
+
+def _refuse_collations(connection: Connection[Any], plan: SparkPlan) -> None:
+    query = """select pg_catalog.quote_ident(a.attname)
+                 from pg_catalog.pg_attribute a join pg_catalog.pg_type t on t.oid = a.atttypid
+                where a.attrelid = %s::pg_catalog.regclass and a.attname = any (%s)
+                  and a.attcollation <> t.typcollation"""
+    for table in plan.tables:
+        found = connection.execute(query, [table.name, list(table.columns)]).fetchone()
+        if found is not None:
+            raise PlanError("collation", f"Spark keeps no groups where a column has a collation of its own: {found[0]}")
+
+
+def _refuse_types(connection: Connection[Any], plan: SparkPlan) -> None:
+    from gdq.view import describe  # noqa: PLC0415 (uses this module)
+
+    values = {name for branch in plan.branches for name, _, _ in branch.values}
+    oids = []
+    for leaf in (leaf for branch in plan.branches for leaf in branch.leaves):
+        described = describe(connection, leaf.render(leaf.table, "1 as n, 1 as o"), {})
+        oids += [oid for name, oid, _ in described if name in values]
+    query = """select pg_catalog.format_type(t.oid, null), t.oid::bigint from pg_catalog.pg_type t
+                where t.oid = any (%s::oid[]) and (t.oid >= %s or t.typcollation <> 0)"""
+    for kind, oid in connection.execute(query, [oids, _FIRST_USER_OID]).fetchall():
+        if oid >= _FIRST_USER_OID or _is_computed_there(plan):
+            raise PlanError("group-by-type", f"groups: another database does not compare {kind} alike")
+
+
+def _is_computed_there(plan: SparkPlan) -> bool:
+    """Whether more is done with the values in the target's database than to tell them apart."""
+    if plan.state is None or plan.state.having or plan.state.order:
+        return True
+    return any("s.c" in shown and shown not in plan.state_columns for shown in plan.state.visible)
