@@ -14,6 +14,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -47,12 +48,16 @@ _CHURN = (
 
 @dataclass(slots=True)
 class Measured:
-    """One view: medians of seconds and of rows read from the tables, for gdq and for REFRESH; what gdq did."""
+    """One view: medians of seconds and of rows read from the tables, for gdq and for REFRESH; what gdq did.
+
+    `concurrently`: seconds of REFRESH CONCURRENTLY, None when the rows of the view are not unique.
+    """
 
     view: str
     action: str
     gdq: float
     refresh: float
+    concurrently: float | None
     gdq_rows: int
     refresh_rows: int
     equal: bool
@@ -62,8 +67,12 @@ class Measured:
         return self.refresh / self.gdq
 
 
-def prepare(connection: psycopg.Connection[Any], scale: float, queries: dict[str, str]) -> None:
-    """TPC-H, captured, with each query as a view of gdq and as a materialized one."""
+def prepare(connection: psycopg.Connection[Any], scale: float, queries: dict[str, str]) -> set[str]:
+    """TPC-H, captured, with each query as a view of gdq and as two materialized ones.
+
+    The names of those whose rows are unique, which REFRESH CONCURRENTLY wants.
+    """
+    concurrent = set()
     with tempfile.TemporaryDirectory() as folder:
         tpch.load(connection, Path(folder), scale)
     connection.execute("select gdq.create_event_triggers(); select gdq.create_queue('bench')")
@@ -72,6 +81,14 @@ def prepare(connection: psycopg.Connection[Any], scale: float, queries: dict[str
     for name, query in queries.items():
         create_view(connection, name, "bench", query, f"public.{name}", engine="postgres")
         connection.execute(f"create materialized view m_{name} as {query}")
+        connection.execute(f"create materialized view c_{name} as {query}")
+        columns = connection.execute(f"select * from m_{name} limit 0").description or ()
+        try:
+            connection.execute(f"create unique index on c_{name} ({', '.join(column.name for column in columns)})")
+        except psycopg.errors.UniqueViolation:
+            continue
+        concurrent.add(name)
+    return concurrent
 
 
 def rows_read(connection: psycopg.Connection[Any]) -> int:
@@ -88,7 +105,7 @@ def measure(server: Server, scale: float, churn: float, rounds: int, queries: di
     """Load, then `rounds` times change a share of the lines and refresh everything both ways."""
     schema.install(server.conninfo())
     with psycopg.connect(server.conninfo(), autocommit=True) as connection, Refresher(server.conninfo()) as refresher:
-        prepare(connection, scale, queries)
+        concurrent = prepare(connection, scale, queries)
         for name in queries:
             refresher.refresh(name)
         step = max(round(3 / churn / 3), 3 * rounds + 6)
@@ -98,26 +115,35 @@ def measure(server: Server, scale: float, churn: float, rounds: int, queries: di
                 for statement in _CHURN:
                     connection.execute(statement.format(r=number, step=step))
             for name in queries:
-                taken[name].append(_both(connection, refresher, name))
+                taken[name].append(_both(connection, refresher, name, concurrent))
             print(f"round {number} of {rounds} done", file=sys.stderr, flush=True)
     return [_median(name, found) for name, found in taken.items()]
 
 
-def _both(connection: psycopg.Connection[Any], refresher: Refresher, name: str) -> Measured:
+def _both(
+    connection: psycopg.Connection[Any], refresher: Refresher, name: str, concurrent: Collection[str]
+) -> Measured:
     before = rows_read(connection)
     start = time.monotonic()
     result = refresher.refresh(name)
     mine = time.monotonic() - start
-    # what a backend has read is counted when it is idle or gone
-    while (middle := rows_read(connection)) == before and result.action == "full":
-        time.sleep(0.05)
+    for purpose in ("target", "leader"):
+        # a session tells what it has read once a second at most, unless it is asked
+        refresher.connection(purpose, refresher.dsn).execute("select pg_stat_force_next_flush()")
+        refresher.connection(purpose, refresher.dsn).commit()
+    middle = rows_read(connection)
     start = time.monotonic()
     connection.execute(f"refresh materialized view m_{name}")
     theirs = time.monotonic() - start
     after = rows_read(connection)
+    beside = None
+    if name in concurrent:
+        start = time.monotonic()
+        connection.execute(f"refresh materialized view concurrently c_{name}")
+        beside = time.monotonic() - start
     bare = f"(table {name} except all table m_{name}) union all (table m_{name} except all table {name})"
     equal = connection.execute(f"select not exists ({bare})").fetchone() == (True,)
-    return Measured(name, result.action, mine, theirs, middle - before, after - middle, equal)
+    return Measured(name, result.action, mine, theirs, beside, middle - before, after - middle, equal)
 
 
 def _median(name: str, found: list[Measured]) -> Measured:
@@ -126,6 +152,9 @@ def _median(name: str, found: list[Measured]) -> Measured:
         "/".join(sorted({one.action for one in found})),
         statistics.median(one.gdq for one in found),
         statistics.median(one.refresh for one in found),
+        statistics.median(one.concurrently for one in found if one.concurrently is not None)
+        if found[0].concurrently is not None
+        else None,
         int(statistics.median(one.gdq_rows for one in found)),
         int(statistics.median(one.refresh_rows for one in found)),
         all(one.equal for one in found),
@@ -134,11 +163,22 @@ def _median(name: str, found: list[Measured]) -> Measured:
 
 def show(measured: list[Measured], console: Console) -> None:
     table = Table(box=box.SIMPLE_HEAD)
-    for name in ("view", "did", "gdq s", "REFRESH s", "times faster", "rows read", "of REFRESH's", "same rows"):
+    for name in (
+        "view",
+        "did",
+        "gdq s",
+        "REFRESH s",
+        "CONCURRENTLY s",
+        "times faster",
+        "rows read",
+        "of REFRESH's",
+        "same rows",
+    ):
         table.add_column(name, justify="right")
     for one in measured:
         share = f"{one.gdq_rows / max(one.refresh_rows, 1):.1%}"
-        seconds = [f"{one.gdq:.3f}", f"{one.refresh:.3f}", f"{one.ratio:.1f}"]
+        beside = "-" if one.concurrently is None else f"{one.concurrently:.3f}"
+        seconds = [f"{one.gdq:.3f}", f"{one.refresh:.3f}", beside, f"{one.ratio:.1f}"]
         table.add_row(one.view, one.action, *seconds, str(one.gdq_rows), share, "yes" if one.equal else "NO")
     console.print(table)
     faster = [one.ratio for one in measured if one.action == "delta"]
@@ -158,7 +198,12 @@ def show(measured: list[Measured], console: Console) -> None:
 def main(query: tuple[str, ...], scale: float, churn: float, rounds: int, *, as_json: bool) -> None:
     """Measure refreshes of the TPC-H queries beside REFRESH MATERIALIZED VIEW. Exit code 1 when rows differ."""
     queries = {name: text for name, text in tpch.QUERIES.items() if not query or name in query}
-    settings: dict[str, str | float | bool] = {"shared_buffers": "2GB", "synchronous_commit": False, "work_mem": "64MB"}
+    settings: dict[str, str | float | bool] = {
+        "shared_buffers": "2GB",
+        "synchronous_commit": False,
+        "work_mem": "64MB",
+        "random_page_cost": 1.1,  # all is in memory
+    }
     with Server(binaries=find_binaries(18), settings=settings) as server:
         measured = measure(server, scale, churn, rounds, queries)
     if as_json:
