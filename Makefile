@@ -39,10 +39,12 @@ test: lint ## lint, all tests on PostgreSQL 18, the server tests on 16 and 15
 	@$(call pytest,16,-m server)
 	@$(call pytest,15,-m server)
 
-test-all: lint .venv-spark43/ready ## lint, all tests on every PostgreSQL, the Spark tests on the newest Spark too
+test-all: lint .venv-spark43/ready ## lint, all tests on every PostgreSQL, a Spark cluster, the Spark tests on the newest Spark too
 	@$(foreach major,$(MAJORS),$(call pytest,$(major),) &&) true
+	$(say) '== a cluster of Spark'
+	@GDQ_TEST_CLUSTER=1 $(py) -m pytest -q tests/test_spark_cluster.py
 	$(say) '== Spark $(SPARK43)'
-	@.venv-spark43/bin/python -m pytest -q -m spark
+	@GDQ_TEST_CLUSTER=1 .venv-spark43/bin/python -m pytest -q -m spark
 
 soak: .venv/ready ## random sequences of steps for hours; SOAK=<examples>
 	@GDQ_MACHINE_EXAMPLES=$(SOAK) $(py) -m pytest -q -s tests/test_machine.py

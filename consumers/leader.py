@@ -109,3 +109,15 @@ def without_password(dsn: str) -> Iterator[str]:
         escaped = str(password).replace("\\", "\\\\").replace(":", "\\:")
         path.write_text(f"*:*:*:*:{escaped}{os.linesep}")
         yield make_conninfo(**(parameters | {"passfile": str(path)}))
+
+
+def for_other_machines(dsn: str, given: str) -> str:
+    """What without_password() made, for machines that have no file of this one's.
+
+    A password that libpq found here in a file or the environment they find by what they have themselves. One that was
+    `given`, in the user's own connection string, stays in the file: it is good for workers on this machine only.
+    """
+    parameters: dict[str, Any] = dict(conninfo_to_dict(dsn))
+    if not {"password", "passfile"} & conninfo_to_dict(given).keys():
+        parameters.pop("passfile", None)
+    return make_conninfo(**parameters)

@@ -29,11 +29,11 @@ import psycopg
 from psycopg import Connection
 from psycopg.rows import scalar_row
 
-from gdq.conninfo import connect, conninfo_of, is_pooled
+from gdq.conninfo import connect, conninfo_of, is_pooled, resolve
 from gdq.consumers.effort import Effort, Engine, Kind, Measured
 from gdq.consumers.lake import LakeState, open_lake
 from gdq.consumers.lake_engine import LakeEngine
-from gdq.consumers.leader import Leader, lead, without_password
+from gdq.consumers.leader import Leader, for_other_machines, lead, without_password
 from gdq.consumers.relations import (
     changes,
 )
@@ -100,6 +100,7 @@ class Refresher:
             self.control = self._stack.enter_context(connect(source, autocommit=True, application_name="gdq:refresh"))
         self.dsn = conninfo_of(self.control)
         self.worker_dsn = self._stack.enter_context(without_password(self.dsn))
+        self._given = self.dsn if isinstance(source, Connection) else resolve(source)
 
     def __enter__(self) -> Self:
         return self
@@ -116,6 +117,8 @@ class Refresher:
 
         handler = signal.getsignal(signal.SIGINT)
         session = spark_session()
+        if not str(session.sparkContext.master).startswith("local"):
+            self.worker_dsn = for_other_machines(self.worker_dsn, self._given)
         if callable(handler) and handler is not signal.default_int_handler:
             # Spark takes Ctrl-C for itself; who had asked for it goes on getting it.
             signal.signal(signal.SIGINT, handler)

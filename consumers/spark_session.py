@@ -36,9 +36,11 @@ def spark_session(name: str = "gdq") -> SparkSession:
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     if "JAVA_HOME" not in os.environ and "PYSPARK_GATEWAY_PORT" not in os.environ:
         os.environ["JAVA_HOME"] = str(java_home())
-    from pyspark import SparkConf  # noqa: PLC0415 (half a gigabyte of package)
+    from pyspark import SparkConf, SparkContext  # noqa: PLC0415 (half a gigabyte of package)
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        SparkContext._ensure_initialized()  # or a SparkConf knows nothing of what spark-submit was told
     conf = SparkConf()
     for key, value in {"spark.master": "local[2]", "spark.app.name": name, **_SETTINGS}.items():
         conf.setIfMissing(key, value)
