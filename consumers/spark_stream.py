@@ -177,7 +177,8 @@ class GdqStreamReader(DataSourceStreamReader):
             if end is None:
                 return known
             rested = time.monotonic() - self._moved_at < _IDLE_SECONDS
-            if not first and last_tick is None and rested and not self._changed(connection, known, end):
+            may_rest = start is not None and not first and last_tick is None and rested
+            if may_rest and not self._changed(connection, known, end):
                 return known
         self._moved_at = time.monotonic()
         return end
