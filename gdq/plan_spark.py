@@ -24,7 +24,7 @@ from gdq.plan import PlanError, TableSchema, quote
 from gdq.plan_leaf import output_names
 from gdq.plan_number import Number
 from gdq.plan_postgres import UsedTable, plan_postgres
-from gdq.plan_query import Query, parse_query, render, selects_of, value
+from gdq.plan_query import Query, parse_query, render, selects_of, subqueries_of, value
 from gdq.plan_shape import aggregates_of, group_all, group_of, is_grouped, windows_of
 from gdq.plan_state import StatePlan, plan_state
 
@@ -208,6 +208,8 @@ def _plan(canonical: str, tables: tuple[TableSchema, ...]) -> SparkPlan:
     from gdq.plan_spark_join import plan_branch  # noqa: PLC0415 (builds on this module)
 
     branches = tuple(plan_branch(query, select, some) for select, some in zip(selects, items, strict=True))
+    if {leaf.table for branch in branches for leaf in branch.leaves} != query.tables(root):
+        raise PlanError("spark-subquery", "Spark reads tables in FROM, EXISTS and IN only")
     return SparkPlan(
         query=known.query,
         columns=known.columns,
@@ -277,6 +279,8 @@ def _detail(query: Query, select: exp.Select) -> tuple[Detail, list[exp.Expr]]:
         raise PlanError("order-limit", "Spark takes LIMIT only over sums that are kept")
     having = select.args.get("having")
     outputs = [value(item) for item in select.expressions]
+    if any(subqueries_of(part) for part in [*outputs, *groups, *([having] if having is not None else [])]):
+        raise PlanError("spark-subquery", "Spark takes no subquery beside aggregates")
     parts: list[exp.Expr] = list(groups)
     builder = _Values(parts, len(groups))
     visible = tuple(builder.shown(output) for output in outputs)

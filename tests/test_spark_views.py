@@ -57,6 +57,9 @@ REFUSED = {
     "select i.id, f.label from item i join fact f on f.k = i.k where f.label > i.note": "spark-expression",
     "select i.id, s.n from item i join (select k, count(*) as n from fact group by k) s on s.k = i.k": "spark-subquery",
     "select id from item where k not in (select k from fact)": "spark-subquery",
+    "select i.k, max(f.qty), (select count(*) from few) as n from item i join fact f on f.k = i.k group by i.k": (
+        "spark-subquery"
+    ),
     "select k from item except select k from fact": "spark-set-operation",
     "select f.k, string_agg(i.note, ',') as notes from fact f join item i on i.k = f.k group by f.k": "spark-aggregate",
     "select f.tags, max(f.qty) as n from fact f join dim d on d.k = f.k group by f.tags": "spark-group-type",
