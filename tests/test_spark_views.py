@@ -41,7 +41,7 @@ SOME = {
                     group by d.name, p.mood""",
     "left_and_anti": """select i.id, d.name, f.qty from item i left join dim d on d.k = i.k
                           left join fact f on f.grp = d.grp and f.qty > 1
-                         where not exists (select from part p where p.k = i.k and p.n > 1)""",
+                         where not exists (select from part p where p.k = i.k and p.n = 2)""",
     "union_of_self_join": """select i.id, f.label from item i join fact f on f.k = i.k
                              union select a.id, b.note from item a join item b on b.id = a.k""",
     "max_of_left_join": SHAPES["max_of_left_join"].query,
@@ -127,13 +127,17 @@ def test_views_follow_whatever_happens(scene: Scene) -> None:
         assert rounds < 20 + EXAMPLES, f"never changed: {[name for name in views if not changed[name]]}"
         for _ in range(rng.randint(1, 4) if EXAMPLES else 6):
             scene.run(transaction(rng, TABLES))
+        if rounds == 1:  # rows that lose what they were joined with
+            scene.run(["delete from dim", "delete from fact where grp = 2"])
         waiting = [name for name in views if rounds <= EXAMPLES or not changed[name]]
         for name in waiting:
             before = content(scene, name)
             found = verify_view(scene.refresher, name)
-            (action,) = scene.shop.execute("select last_action from gdq.view_info(%s)", name)
+            ((action, reason),) = scene.shop.execute("select last_action, last_reason from gdq.view_info(%s)", name)
+            # a full load would hide changes that took away rows which were not there
+            assert "changed by another" not in str(reason), f"{views[name]}\n" + ";\n".join(scene.history)
             assert found.equal, f"{found} seed {SEED} round {rounds}\n{views[name]}\n" + ";\n".join(scene.history)
-            changed[name] += action[0] == "delta" and content(scene, name) != before
+            changed[name] += action == "delta" and content(scene, name) != before
 
 
 @pytest.mark.parametrize("query", REFUSED)
