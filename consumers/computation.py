@@ -23,7 +23,8 @@ from gdq.plan import WEIGHT, PlanError, quote
 from gdq.plan_postgres import PostgresPlan, UsedTable
 from gdq.plan_steps import Recompute, Replace, Signed, Step
 from gdq.target import NeedsFull, OutputType, run
-from gdq.view import ViewInfo, apply_settings
+from gdq.view import ViewInfo
+from gdq.view_schema import apply_settings
 
 # More keys than these are looked up one by one for longer than the whole takes.
 _KEYS_MAX = 50_000

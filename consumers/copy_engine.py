@@ -20,7 +20,7 @@ from gdq.consumers.effort import Effort
 from gdq.consumers.target_rows import TargetRows
 from gdq.pgtypes import READ_SETTINGS
 from gdq.target import OutputType, Target, copy_rows
-from gdq.view import apply_settings
+from gdq.view_schema import apply_settings
 
 _IN = "pg_temp.gdq_in"
 

@@ -15,7 +15,8 @@ from psycopg import Connection
 
 from gdq.consumers.leader import Leader, lead
 from gdq.consumers.postgres_engine import PostgresEngine
-from gdq.consumers.refresh import Refresher, RefreshResult, ViewRefresh
+from gdq.consumers.refresh import Refresher, RefreshResult
+from gdq.consumers.view_refresh import ViewRefresh
 from gdq.errors import GdqError, mapped
 from gdq.target import Diverged, NeedsFull
 from gdq.view import ViewInfo, view_info

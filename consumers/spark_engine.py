@@ -29,7 +29,8 @@ from gdq.pgtypes import READ_SETTINGS, ColumnType
 from gdq.plan import Read, RefreshPlan
 from gdq.target import NeedsFull, OutputType, Target
 from gdq.target_merge import Merge
-from gdq.view import ViewInfo, apply_settings, describe, load_schema
+from gdq.view import ViewInfo
+from gdq.view_schema import apply_settings, describe, load_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

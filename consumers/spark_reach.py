@@ -16,7 +16,8 @@ from gdq.consumers.leader import Leader
 from gdq.pgtypes import READ_SETTINGS
 from gdq.plan import WEIGHT, quote
 from gdq.plan_spark import Branch, LeafRead, SparkPlan
-from gdq.view import ViewInfo, apply_settings
+from gdq.view import ViewInfo
+from gdq.view_schema import apply_settings
 
 # More keys than these are looked up for longer than reading the whole table takes.
 _KEYS_MAX = 50_000

@@ -41,7 +41,7 @@ from gdq.conninfo import connect
 from gdq.consumers.relations import base, block_ranges, changes, key_condition, log_columns, signed_form, split_changes
 from gdq.errors import GdqError, by_sqlstate
 from gdq.pgtypes import AS_TEXT, READ_SETTINGS, ColumnType, column_type
-from gdq.view import load_schema
+from gdq.view_schema import load_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -36,7 +36,8 @@ from gdq.plan import WEIGHT, quote
 from gdq.plan_spark import Branch, LeafRead, SparkPlan
 from gdq.plan_state import StatePlan
 from gdq.target import NeedsFull, OutputType, Target, target_types
-from gdq.view import ViewInfo, apply_settings, describe
+from gdq.view import ViewInfo
+from gdq.view_schema import apply_settings, describe
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -11,11 +11,12 @@ from typing import Any
 from psycopg import Connection
 
 from gdq.consumers.leader import Leader
-from gdq.consumers.refresh import Refresher, ViewRefresh
+from gdq.consumers.refresh import Refresher
+from gdq.consumers.view_refresh import ViewRefresh
 from gdq.pgtypes import READ_SETTINGS
 from gdq.plan import quote
 from gdq.target import copy_rows, run
-from gdq.view import apply_settings
+from gdq.view_schema import apply_settings
 
 _EXPECTED = "pg_temp.gdq_expected"
 

@@ -9,7 +9,7 @@ import importlib.util
 import json
 import re
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import psycopg
 from psycopg import Connection, sql
 from psycopg.conninfo import conninfo_to_dict
-from psycopg.rows import class_row, dict_row, scalar_row
+from psycopg.rows import class_row, scalar_row
 
 from gdq.errors import GdqError, mapped
 from gdq.lake import LakeName, check_columns, lake_name
-from gdq.plan import PlanError, RefreshPlan, TableColumn, TableSchema, plan_view, quote, referenced_table
+from gdq.plan import PlanError, RefreshPlan, plan_view, quote, referenced_table
+from gdq.view_schema import describe, load_schema, raw
 
 # Settings of the session that made the view and that its SQL may depend on: every refresh uses them.
 _KEPT_SETTINGS = ("search_path", "timezone", "datestyle")
@@ -280,28 +281,6 @@ def explain_view(
     return plan_postgres(text, schemas, elsewhere=elsewhere)
 
 
-def load_schema(connection: Connection[Any], queue: str, table: str) -> TableSchema:
-    """A captured table's columns and what its log holds of them. psycopg.errors.UndefinedObject when not captured."""
-    query = """
-        select n.nspname, c.relname, a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod) as type, a.attnotnull,
-               coalesce(l.is_key, false) as is_key, l.log_key is not null as log_key, l.log_old is not null as images,
-               coalesce(not o.collisdeterministic, false) as folded
-          from pg_catalog.pg_class c
-          join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-          join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
-          left join pg_catalog.pg_collation o on o.oid = a.attcollation
-          left join gdq.table_columns(%(queue)s, %(table)s::pg_catalog.regclass) l on l.attnum = a.attnum
-         where c.oid = %(table)s::pg_catalog.regclass order by a.attnum"""
-    with mapped(), connection.cursor(row_factory=dict_row) as cursor:
-        rows = cursor.execute(query, {"queue": queue, "table": table}).fetchall()
-    columns = tuple(
-        TableColumn(row["attname"], row["type"], row["attnotnull"], row["is_key"], row["images"], row["folded"])
-        for row in rows
-    )
-    mode = "pk" if any(row["log_key"] for row in rows) else "full"
-    return TableSchema(rows[0]["nspname"], rows[0]["relname"], "pk" if mode == "pk" else "full", columns)
-
-
 def qualified_target(connection: Connection[Any], target: str) -> str:
     """`target`, schema.table as in SQL, in PostgreSQL's own spelling. GdqError when it is no such name."""
     try:
@@ -312,32 +291,6 @@ def qualified_target(connection: Connection[Any], target: str) -> str:
     if len(parts) != 2:
         raise GdqError(f"target {target!r}: write schema.table")
     return f"{quote(parts[0])}.{quote(parts[1])}"
-
-
-def describe(connection: Connection[Any], query: str, settings: Mapping[str, str]) -> list[tuple[str, int, str]]:
-    """Name, type oid and type with typmod (schema-qualified unless in pg_catalog) of each column of `query`.
-
-    Run under `settings`; nothing is read or written.
-    """
-    with connection.transaction(force_rollback=True):
-        apply_settings(connection, settings)
-        with connection.cursor() as cursor:
-            cursor.execute(sql.SQL("select * from ({}) as q limit 0").format(_raw(query)))
-            result = cursor.pgresult
-            columns = [(c.name, c.type_code, result.fmod(n)) for n, c in enumerate(cursor.description or ()) if result]
-        connection.execute("set local search_path = pg_catalog")
-        types = connection.execute(
-            "select pg_catalog.format_type(t.oid, t.typmod) from unnest(%s::oid[], %s::int[]) as t(oid, typmod)",
-            [[oid for _, oid, _ in columns], [typmod for _, _, typmod in columns]],
-        ).fetchall()
-        return [(name, oid, kind) for (name, oid, _), (kind,) in zip(columns, types, strict=True)]
-
-
-def apply_settings(connection: Connection[Any], settings: Mapping[str, str]) -> None:
-    """Set these until the transaction ends."""
-    query = """select pg_catalog.set_config(s.name, s.value, true)
-                 from unnest(%s::text[], %s::text[]) as s(name, value)"""
-    connection.execute(query, [list(settings), list(settings.values())])
 
 
 def _check_lake(target_dsn: str | None, engine: EngineChoice) -> EngineChoice:
@@ -395,7 +348,7 @@ def _check_on_server(connection: Connection[Any], query: str, plan: RefreshPlan)
     with connection.transaction(force_rollback=True):
         trees = []
         for text in (query, plan.query):
-            connection.execute(sql.SQL("create temp view gdq_check as {}").format(_raw(text.strip().rstrip(";"))))
+            connection.execute(sql.SQL("create temp view gdq_check as {}").format(raw(text.strip().rstrip(";"))))
             tree = _scalar(connection, "select pg_catalog.pg_get_viewdef('pg_temp.gdq_check'::regclass)")
             trees.append(_UNIT.sub(lambda unit: unit[0].lower(), tree))
             connection.execute("drop view pg_temp.gdq_check")
@@ -407,13 +360,13 @@ def _check_on_server(connection: Connection[Any], query: str, plan: RefreshPlan)
             )
         connection.execute("set local client_min_messages = error")
         alias = sql.Identifier(delta.alias)
-        connection.execute(sql.SQL("create temp table {} (like {})").format(alias, _raw(plan.table)))
+        connection.execute(sql.SQL("create temp table {} (like {})").format(alias, raw(plan.table)))
         for expression in plan.expressions:
             try:
                 with connection.transaction():
                     connection.execute(
                         sql.SQL("create index on pg_temp.{} ((1)) where ({}) is not null").format(
-                            alias, _raw(expression)
+                            alias, raw(expression)
                         )
                     )
             except psycopg.errors.InvalidObjectDefinition as error:
@@ -424,11 +377,6 @@ def _check_on_server(connection: Connection[Any], query: str, plan: RefreshPlan)
                 ) from error
             except (psycopg.errors.FeatureNotSupported, psycopg.errors.GroupingError) as error:
                 raise PlanError("expression", f"{expression}: {error.diag.message_primary}") from error
-
-
-def _raw(text: str) -> sql.SQL:
-    """SQL that was checked before, for a statement without parameters."""
-    return sql.SQL(text)
 
 
 def _scalar(connection: Connection[Any], query: str, *values: object) -> Any:

@@ -53,7 +53,7 @@ def _refuse_collations(connection: Connection[Any], plan: SparkPlan) -> None:
 
 
 def _refuse_types(connection: Connection[Any], plan: SparkPlan) -> None:
-    from gdq.view import describe  # noqa: PLC0415 (uses this module)
+    from gdq.view_schema import describe  # noqa: PLC0415 (uses this module)
 
     values = {name for branch in plan.branches for name, _, _ in branch.values}
     oids = []

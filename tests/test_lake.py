@@ -9,8 +9,9 @@ import sys
 
 import pytest
 
-from gdq.consumers.refresh import Point, Refresher
+from gdq.consumers.refresh import Refresher
 from gdq.consumers.verify import verify_view
+from gdq.consumers.view_refresh import Point
 from gdq.view import view_history
 from tests.fix_lake import Lakes
 from tests.view_churn import transaction

@@ -16,7 +16,8 @@ from pyiceberg.table import Table
 from gdq.consumers import lake_delta, lake_iceberg
 from gdq.consumers.lake_iceberg import IcebergLake
 from gdq.consumers.lake_rows import LakeChange
-from gdq.consumers.refresh import Point, Refresher
+from gdq.consumers.refresh import Refresher
+from gdq.consumers.view_refresh import Point
 from gdq.target import RefreshConflict
 from gdq.view import view_info
 from tests.fix_lake import Lakes

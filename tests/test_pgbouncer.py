@@ -19,7 +19,8 @@ import pytest
 from gdq.conninfo import connect, is_pooled
 from gdq.consumer import Consumer
 from gdq.consumers.follow import Follower
-from gdq.consumers.refresh import Point, Refresher, RefreshResult
+from gdq.consumers.refresh import Refresher, RefreshResult
+from gdq.consumers.view_refresh import Point
 from gdq.view import create_view
 from tests.events import Tap
 from tests.fix_server import PASSWORD

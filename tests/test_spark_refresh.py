@@ -20,8 +20,9 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from gdq.cli import main
 from gdq.consumer import consumer_info
-from gdq.consumers.refresh import Point, Refresher
+from gdq.consumers.refresh import Refresher
 from gdq.consumers.verify import verify_view
+from gdq.consumers.view_refresh import Point
 from gdq.errors import DivergedPosition, GdqError, StaleBatch
 from gdq.target import RefreshConflict
 from tests.fix_server import Database

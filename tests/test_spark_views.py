@@ -19,8 +19,9 @@ from click.testing import CliRunner
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from gdq.cli import main
-from gdq.consumers.refresh import Point, Refresher
+from gdq.consumers.refresh import Refresher
 from gdq.consumers.verify import verify_view
+from gdq.consumers.view_refresh import Point
 from gdq.plan import PlanError
 from gdq.plan_spark import SparkPlan
 from gdq.view import create_view, explain_view

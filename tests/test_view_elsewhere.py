@@ -18,12 +18,14 @@ from click.testing import CliRunner
 from gdq.cli import main
 from gdq.consumers.computation import Computation
 from gdq.consumers.leader import without_password
-from gdq.consumers.refresh import Point, Refresher
+from gdq.consumers.refresh import Refresher
 from gdq.consumers.verify import verify_view
+from gdq.consumers.view_refresh import Point
 from gdq.errors import StaleBatch
 from gdq.pgtypes import READ_SETTINGS
 from gdq.target import RefreshConflict, Target
-from gdq.view import apply_settings, create_view, drop_view, view_history, view_info
+from gdq.view import create_view, drop_view, view_history, view_info
+from gdq.view_schema import apply_settings
 from tests.fix_server import Database
 from tests.fix_spark import QUEUE, Shop, make_shop
 from tests.programs import environment, gdq

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from gdq.consumers.group import refresh_group
-from gdq.consumers.refresh import Point, Refresher
+from gdq.consumers.refresh import Refresher
+from gdq.consumers.view_refresh import Point
 from gdq.errors import GdqError
 from gdq.view import create_view, view_history
 from tests.fix_server import Database

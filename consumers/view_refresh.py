@@ -1,0 +1,280 @@
+"""One refresh of one view, step by step: what gdq.consumers.refresh describes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import psycopg
+from psycopg import Connection
+
+from gdq.consumers.effort import Effort, Engine, Kind, Measured
+from gdq.consumers.lake import LakeState, open_lake
+from gdq.consumers.lake_engine import LakeEngine
+from gdq.consumers.leader import Leader, lead
+from gdq.consumers.relations import changes
+from gdq.era import check_position
+from gdq.errors import DivergedPosition, EraEnded, TruncatedPosition, mapped
+from gdq.plan import RefreshPlan
+from gdq.source import Position
+from gdq.target import Diverged, NeedsFull, OutputType, StoredPosition, Target, target_types
+from gdq.view import ViewInfo, load_plan, view_history
+from gdq.view_cost import choose
+from gdq.view_schema import describe
+
+if TYPE_CHECKING:
+    from gdq.consumers.lake_types import LakeColumn
+    from gdq.consumers.refresh import Refresher, RefreshResult
+    from gdq.view import Plan
+
+# So many past refreshes are looked at for what this one may cost.
+_HISTORY = 100
+
+Action = Literal["full", "delta", "none"]
+Point = Literal["begun", "exported", "staged", "ticked", "applied", "committed", "done"]
+
+
+class ViewRefresh:
+    """One refresh of one view."""
+
+    def __init__(self, refresher: Refresher, view: ViewInfo) -> None:
+        self.refresher = refresher
+        self.control = refresher.control
+        self.view = view
+        self.snapshots: tuple[str | None, str | None] = (None, None)
+        self.reason: str | None = None
+        self.changed: dict[str, str] = {}
+        self.rows = 0
+        self.seconds = 0.0
+        self.effort = Effort("none")
+        self.choice = ""
+        self.result: RefreshResult
+        self.plan: Plan
+        self.columns: list[tuple[str, int, str]]
+        self.types: tuple[OutputType, ...]
+        self.lake = None if view.lake is None else open_lake(view.lake, view.view_name, view.source)
+        if self.lake is not None:
+            return
+        self.target = Target(view.view_name, view.source, view.target)
+        dsn = refresher.dsn if view.target_dsn is None else view.target_dsn
+        self.output = refresher.connection("target", dsn, autocommit=True)
+        name = f"gdq:refresh {view.view_name}"[:63]
+        self.output.execute("select pg_catalog.set_config('application_name', %s, false)", [name])
+
+    def run(self, *, full: bool, check: Callable[[ViewRefresh, Leader], None] | None) -> None:
+        """The whole refresh."""
+        reason = "asked for" if full else None
+        while True:
+            try:
+                return self._run(reason, check)
+            except NeedsFull as why:
+                reason = str(why)
+            except Diverged as why:
+                if reason is not None:
+                    raise
+                reason = f"the target was changed by another: {why}"
+
+    def _run(self, reason: str | None, check: Callable[[ViewRefresh, Leader], None] | None) -> None:
+        at = self.refresher.at
+        self.begin()
+        at("begun")
+        source = self.refresher.connection("leader", self.refresher.dsn)
+        queue, (batch_id, token) = self.view.queue_name, self.batch
+        with lead(source, queue, self.view.tables, batch_id=batch_id, token=token) as leader:
+            at("exported")
+            self.look(leader, reason)
+            with self.engine(leader) as engine:
+                started = time.monotonic()
+                engine.compute(self.s0, self.changed)
+                at("staged")
+                computed = time.monotonic()
+                position = self.tick(leader.snapshot)
+                at("ticked")
+                with nullcontext() if isinstance(engine, LakeEngine) else self.output.transaction():
+                    self.apply(engine, position)
+                    self.seconds += computed - started
+                    if check is not None:
+                        check(self, leader)
+                    if not isinstance(engine, LakeEngine):
+                        at("applied")
+        at("committed")
+        self.finish(leader.snapshot)
+        at("done")
+
+    @property
+    def s0(self) -> str | None:
+        """The snapshot that the changes begin at, None in a full load."""
+        return self.snapshots[0]
+
+    @property
+    def action(self) -> Action:
+        """What is done."""
+        return "full" if self.s0 is None else "delta" if self.changed else "none"
+
+    def begin(self) -> None:
+        """Take the view's consumer, which fences older refreshes off, and read the target's position."""
+        with mapped():
+            query = "select batch_id, token from gdq.begin_refresh(%s, %s)"
+            row = self.control.execute(query, [self.view.queue_name, self.view.consumer_name]).fetchone()
+        self.batch: tuple[int | None, str | None] = row or (None, None)
+        self.state = self._look()
+
+    def look(self, leader: Leader, reason: str | None) -> None:
+        """Plan, and find what changed up to the leader's snapshot, unless there is a reason for a full load."""
+        self._load_plan(leader.connection)
+        self.reason = reason or self._why_full(self.state)
+        stored = self.state.stored
+        s0 = None if stored is None or self.reason else Position.parse(stored.position).snapshot
+        self.snapshots = (s0, leader.snapshot)
+        self.changed = {} if s0 is None else self._changed(leader, s0)
+
+    def apply(self, engine: Engine | LakeEngine, position: str) -> None:
+        """Change the target and move its position: in the transaction of its connection, or in a lake's own commit."""
+        started = time.monotonic()
+        stored, plan = self.state.stored, self.plan.fingerprint()
+        if isinstance(engine, LakeEngine):
+            self.rows = engine.commit(stored, StoredPosition(self.view.source, self.view.target, plan, position))
+        else:
+            self.rows = engine.apply(self.s0, self.changed)
+        self.seconds = time.monotonic() - started
+        self.effort = engine.effort() if isinstance(engine, Measured) else self._guessed()
+        if not isinstance(engine, LakeEngine):
+            self.target.move(self.output, stored, plan, position)
+
+    def _guessed(self) -> Effort:
+        """The kind alone, for an engine that does not tell what it did."""
+        changes: Kind = "by-key" if self.plan.strategy.endswith("recompute") else "incremental"
+        return Effort(changes if self.action == "delta" else self.action)
+
+    def finish(self, snapshot: str) -> None:
+        """Tell the queue what is consumed."""
+        queue, consumer = self.view.queue_name, self.view.consumer_name
+        with mapped():
+            query = "select gdq.set_position(%s, %s, %s, %s::pg_snapshot)"
+            self.control.execute(query, [queue, consumer, self.batch[1], snapshot])
+        self._sweep()
+
+    def choose(self, delta_rows: int) -> None:
+        """NeedsFull when so many changes are expected to cost more than a full load."""
+        chosen = choose(view_history(self.control, self.view.view_name, _HISTORY), delta_rows)
+        self.choice = chosen.why
+        if chosen.full:
+            raise NeedsFull(chosen.why)
+
+    def _look(self) -> LakeState:
+        """What the target stands for, and whether others have changed it."""
+        if self.lake is not None:
+            state = self.lake.state()
+            gone = state.stored is None and self.view.last_refresh is not None
+            return replace(state, gone=gone)
+        with self.output.transaction():
+            self.target.prepare(self.output)
+            stored = self.target.position(self.output)
+            there = self.target.exists(self.output)
+        return LakeState(stored, gone=stored is not None and not there)
+
+    def _sweep(self) -> None:
+        if self.lake is not None:
+            self.lake.sweep()
+            return
+        with self.output.transaction():
+            self.target.sweep(self.output)
+
+    def _load_plan(self, connection: Connection[Any]) -> None:
+        """Plan under the leader's locks: the table cannot change until the refresh ends."""
+        self.plan = load_plan(connection, self.view)
+        self.columns = describe(connection, self.plan.query, self.view.settings)
+        self.types = target_types(self.columns, same_database=not self.view.elsewhere)
+
+    def _why_full(self, look: LakeState) -> str | None:
+        """Why the changes since the stored position cannot do, as far as the position tells; None when they may.
+
+        DivergedPosition when the source has lost it.
+        """
+        stored = look.stored
+        if look.gone:
+            return "the target table is gone"
+        if stored is None:
+            return "first load"
+        if not stored.position:
+            return look.foreign
+        if stored.plan != self.plan.fingerprint():
+            return "the plan has changed"
+        try:
+            check_position(self.control, self.view.queue_name, stored.position)
+        except (EraEnded, TruncatedPosition, psycopg.errors.InvalidParameterValue) as error:
+            return str(error).splitlines()[0]
+        except DivergedPosition as error:
+            # What the target holds more than the source may be all that is left of it: not to be overwritten unasked.
+            hint = f"Save what you need of {stored.target}; gdq refresh --full {self.view.view_name} loads it afresh."
+            raise DivergedPosition(f"view {self.view.view_name}: {error}", detail=error.detail, hint=hint) from error
+        return None if look.foreign is None else f"the target was changed by another: {look.foreign}"
+
+    def _changed(self, leader: Leader, s0: str) -> dict[str, str]:
+        """The tables with log rows since s0, and the SELECT of those; NeedsFull when no log row shows a change."""
+        connection, queue = leader.connection, self.view.queue_name
+        found = {}
+        try:
+            with mapped(), connection.transaction():
+                events = connection.execute(
+                    """select kind, tbl from gdq.delta_events(%s, %s::pg_snapshot, %s::pg_snapshot,
+                         %s::text[]::pg_catalog.regclass[]) where kind <> 'message' limit 1""",
+                    [queue, s0, leader.snapshot, self.view.tables],
+                ).fetchone()
+                if events is not None:
+                    raise NeedsFull(f"{events[0]} of {events[1]}")
+                connection.execute("set local enable_seqscan = off")
+                for table in self.view.tables:
+                    rows = changes(connection, queue, table, s0, leader.snapshot)
+                    if connection.execute(f"select from ({rows}) as c limit 1").rowcount:
+                        found[table] = rows
+        except TruncatedPosition as error:
+            raise NeedsFull("the changes since the target's position are gone") from error
+        return found
+
+    @contextmanager
+    def engine(self, leader: Leader) -> Iterator[Engine | LakeEngine]:
+        if isinstance(self.plan, RefreshPlan):
+            from gdq.consumers.spark_engine import SparkEngine  # noqa: PLC0415
+
+            yield SparkEngine(self.refresher, leader, self.output, self.target, self.view, self.plan, self.types)
+            return
+        from gdq.plan_spark import SparkPlan  # noqa: PLC0415 (loads sqlglot)
+
+        if isinstance(self.plan, SparkPlan):
+            from gdq.consumers.spark_views import SparkViews  # noqa: PLC0415
+
+            yield SparkViews(self.refresher, leader, self.output, self.target, self.view, self.plan, self.types)
+            return
+        from gdq.consumers.computation import Computation  # noqa: PLC0415
+        from gdq.consumers.copy_engine import CopyEngine, folded_columns  # noqa: PLC0415
+        from gdq.consumers.postgres_engine import PostgresEngine  # noqa: PLC0415
+
+        if not self.view.elsewhere:
+            made = Computation(self.output, leader, self.view, self.plan, self.types, choose=self.choose)
+            yield PostgresEngine(made, self.output, self.target, self.types)
+            return
+        connection = self.refresher.connection("compute", self.refresher.dsn)
+        types = target_types(self.columns, same_database=True)
+        folded = folded_columns(leader.connection, self.columns)
+        columns: Sequence[LakeColumn] = ()
+        if self.view.lake is not None:
+            from gdq.consumers.lake_types import compared_as_text, lake_columns  # noqa: PLC0415
+
+            columns = lake_columns(self.columns, self.view.lake.kind)
+            folded |= compared_as_text(self.columns)
+        with Computation(connection, leader, self.view, self.plan, types, folded, self.choose).beside() as made:
+            if self.lake is not None:
+                yield LakeEngine(made, self.lake, columns)
+                return
+            yield CopyEngine(made, self.output, self.target, self.types)
+
+    def tick(self, snapshot: str) -> str:
+        """Record the refresh's snapshot as a tick; returns the position that names it."""
+        with mapped():
+            query = "select gdq.tick_position(%s, tick_id) from gdq.add_tick(%s, %s::pg_snapshot)"
+            row = self.control.execute(query, [self.view.queue_name, self.view.queue_name, snapshot]).fetchone()
+        return str(row[0]) if row else ""
