@@ -84,7 +84,7 @@ def _conditions(
     relations: Relations, graph: Graph, blocks: Iterable[exp.Select], known: Collection[str]
 ) -> list[exp.Expr]:
     """The conditions of SELECTs over known leaves whose truth did not change for a row, each once."""
-    parts = [link.condition for link in graph.links]
+    parts = [link.condition for link in graph.links if link.starts <= set(known)]
     for block in blocks:
         parts += [*where_of(block), *conjuncts(*(join.on for join in joins_of(relations.query.tree(block))))]
     found: dict[str, exp.Expr] = {}

@@ -1,9 +1,9 @@
 """Which columns of a SELECT are bound to which, and from that the key by which a part of it can be recomputed.
 
 A link is a condition between two items of FROM, at any depth: by links a change of one item is followed to the rows of
-another. A bound (a.x -> b.y) says more: where only rows with a.x in some set are wanted, no row of b outside of that
-set at b.y matters. That holds both ways in an inner join, from the kept to the padded side of an outer join, and from
-an outer query to a subquery that is correlated with it.
+another, as long as that one must have rows. A bound (a.x -> b.y) says more: where only rows with a.x in some set are
+wanted, no row of b outside of that set at b.y matters. That holds both ways in an inner join, from the kept to the
+padded side of an outer join, and from an outer query to a subquery that is correlated with it.
 """
 
 from __future__ import annotations
@@ -35,11 +35,17 @@ ColumnOf = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A condition that ties two leaves, `left` and `right` by their aliases."""
+    """A condition that ties two leaves, `left` and `right` by their aliases.
+
+    `starts`: the leaves from which it may be followed. That a row there counts means that the condition holds, and that
+    the other leaf has a row: so it is from a subquery to what is around it and from the padded side of an outer join,
+    not the other way.
+    """
 
     left: str
     right: str
     condition: exp.Expr
+    starts: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +101,7 @@ class Graph:
                 return list(_back(came, alias))
             for link in self.links:
                 for here, there in ((link.left, link.right), (link.right, link.left)):
-                    if here == alias and there not in came:
+                    if here == alias and here in link.starts and there not in came:
                         came[there] = (alias, link)
                         waiting.append(there)
         return None
@@ -209,7 +215,11 @@ def _add_joins(query: Query, graph: Graph, tree: Tree | None, inner: set[str]) -
                 left, right = ends.columns
                 if left is not None and right is not None:
                     graph.full.append((left, right))
-            _link(graph, ends, part, nullable)
+            starts = inner or {*ends.aliases}
+            if join.kind != "inner":
+                # a row of the kept side counts without one of the other
+                starts = set() if join.kind == "full" else starts & nullable
+            _link(graph, ends, part, starts, nullable)
             if join.kind != "full":
                 _bind(graph, ends, nullable if join.kind != "inner" else inner or None)
 
@@ -225,7 +235,7 @@ def _add_conditions(query: Query, graph: Graph, parts: Iterable[exp.Expr], inner
             continue
         ends = _ends(graph, part)
         if ends is not None:
-            _link(graph, ends, part)
+            _link(graph, ends, part, {*ends.aliases} if inner is None else inner)
             _bind(graph, ends, inner)
 
 
@@ -284,7 +294,7 @@ def _add_membership(query: Query, graph: Graph, part: exp.Expr, nested: exp.Quer
         equal = exp.EQ(this=left.copy(), expression=right.copy())
         ends = _ends(graph, equal)
         if ends is not None:
-            _link(graph, ends, equal)
+            _link(graph, ends, equal, own)
             if plain:
                 _bind(graph, ends, own)
 
@@ -326,14 +336,18 @@ def _ends(graph: Graph, part: exp.Expr) -> _Ends | None:
     return _Ends((first, second), (None, None))
 
 
-def _link(graph: Graph, ends: _Ends, part: exp.Expr, here: Iterable[str] = ()) -> None:
+def _link(graph: Graph, ends: _Ends, part: exp.Expr, starts: set[str], here: Iterable[str] = ()) -> None:
     """Add a link, unless it may hold for the NULLs of a padded leaf: then a row that comes also takes one away.
 
-    `here`: the leaves that the join of this condition pads itself, which is after it was tested.
+    `starts`: where it may be followed from, other leaves among them; `here`: the leaves that the join of this condition
+    pads itself, which is after it was tested.
     """
+    starts = starts & {*ends.aliases}
+    if not starts:
+        return
     plain = all(column is not None for column in ends.columns)
     if plain or not any(graph.padding[alias] - (alias in here) for alias in ends.aliases):
-        graph.links.append(Link(*ends.aliases, part))
+        graph.links.append(Link(*ends.aliases, part, frozenset(starts)))
 
 
 def _bind(graph: Graph, ends: _Ends, into: set[str] | None) -> None:

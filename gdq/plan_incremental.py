@@ -187,7 +187,7 @@ class DeltaPlanner:
     def _core_by_key(self, select: exp.Select, items: Sequence[exp.Expr]) -> str | None:
         found = self._choose(select)
         if found is None:
-            raise AssertionError("only what goes by key comes here")
+            raise PlanError("subquery", "a subquery whose tables changed stands where it is not followed")
         graph, key, changed = found
         keys = self._key_step(graph, key, changed)
         new, old = (self._restricted_core(select, items, key, keys, state) for state in ("new", "old"))

@@ -49,7 +49,7 @@ class Extreme:
         held = f"s.{self.column}"
         return (
             f"with net as materialized (select r.{value} as x, sum(r.w) as w from {rows} as r "
-            f"where r.{value} is not null group by r.{value} having sum(r.w) <> 0) "
+            f"where r.{value} is not null group by r.{value}, r.{value}::text having sum(r.w) <> 0) "
             f"update {state} as s set {self.column} = "
             f"case when exists (select from net where w < 0 and x {compare} {held}) "
             f"then (select {self.kind}({render(self.expression)}) {source}) "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from tests.view_grammar_reach import REACH
 from tests.view_grammar_whole import WHOLE
 
 TABLES = ("item", "fact", "dim", "part", "few")
@@ -357,8 +358,11 @@ REFUSED = {
     "select id from item where note in (select tablename from pg_tables)": "unknown-table",
 }
 
+# families that have a module of their own
+_OWN = (REACH, WHOLE)
+
 SHAPES = {
     name: Shape(query, name not in _MAY_BE_FULL, _BASES.get(name))
-    for family in (_ROWS, _JOINS, _SEMI_JOINS, _AGGREGATES, _SETS, _WINDOWS, _QUERIES, _NAMES_AND_TYPES, _MIXED, WHOLE)
+    for family in (_ROWS, _JOINS, _SEMI_JOINS, _AGGREGATES, _SETS, _WINDOWS, _QUERIES, _NAMES_AND_TYPES, _MIXED, *_OWN)
     for name, query in family.items()
 }
