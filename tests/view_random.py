@@ -99,12 +99,16 @@ class RandomView:
             found = self._lateral(found)
         while found.size < most and self.rng.random() < 0.6:
             right = self._leaf()
-            kind = self.rng.choice(("join", "join", "left join", "left join", "right join", "full join"))
-            on = f"{self.rng.choice(right.integers)} = {self.rng.choice(found.integers)}"
-            if kind != "full join" and self.rng.random() < 0.3:
+            kind = self.rng.choice(("join", "join", "left join", "left join", "right join", "full join", "cross join"))
+            on = f" on {self._equality(right, found)}"
+            if kind in ("join", "left join", "right join") and self.rng.random() < 0.3:
                 on += f" and {self._comparison(self.rng.choice((found, right)))}"
+            if kind in ("join", "left join", "right join") and self.rng.random() < 0.2:
+                on += f" and {self._equality(self.rng.choice((found, right)), found)}"
+            if kind == "cross join":
+                on = ""
             found = _From(
-                f"{found.sql} {kind} {right.sql} on {on}",
+                f"{found.sql} {kind} {right.sql}{on}",
                 found.integers + right.integers,
                 found.texts + right.texts,
                 found.size + 1,
@@ -113,6 +117,9 @@ class RandomView:
 
     def _leaf(self) -> _From:
         return self._derived() if self.rng.random() < 0.2 else self._table()
+
+    def _equality(self, one: _From, other: _From) -> str:
+        return f"{self.rng.choice(one.integers)} = {self.rng.choice(other.integers)}"
 
     def _comparison(self, source: _From) -> str:
         a, b = (self.rng.choice(source.integers) for _ in range(2))
@@ -132,6 +139,8 @@ class RandomView:
         inner = self._from(2)
         outer, own, other = self.rng.choice(source.integers), *(self.rng.choice(inner.integers) for _ in range(2))
         where = f"{own} = {outer}"
+        if self.rng.random() < 0.3:
+            where += f" and {self._equality(self.rng.choice((inner, source)), source)}"
         if self.rng.random() < 0.5:
             where += f" and {self._condition(inner, depth - 1)}"
         plain = f" where {self._comparison(inner)}" if self.rng.random() < 0.5 else ""
