@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import psycopg
@@ -18,13 +18,13 @@ from gdq.consumers.difference import Difference, KeySet
 from gdq.consumers.effort import Effort, Kind
 from gdq.consumers.leader import Leader
 from gdq.consumers.relations import LogColumn, log_columns, weighted
-from gdq.pgtypes import READ_SETTINGS
+from gdq.pgtypes import READ_SETTINGS, base_name
 from gdq.plan import WEIGHT, PlanError, quote
-from gdq.plan_postgres import PostgresPlan, UsedTable
+from gdq.plan_postgres import Changes, PostgresPlan, UsedTable
 from gdq.plan_steps import Recompute, Replace, Signed, Step
 from gdq.target import NeedsFull, OutputType, run
 from gdq.view import ViewInfo
-from gdq.view_schema import apply_settings
+from gdq.view_schema import apply_settings, describe
 
 # More keys than these are looked up one by one for longer than the whole takes.
 _KEYS_MAX = 50_000
@@ -43,6 +43,14 @@ _TOKEN = re.compile(r"\bgdq_(keys|null)_(\d+)\b")
 # The net signed rows of the view: c1, c2, ..., the row as one text `image`, and `net`.
 OUT = "pg_temp.gdq_out"
 
+# What a server says that cannot index a column; a cancelled statement is none of these.
+_NO_INDEX = (
+    psycopg.errors.ProgramLimitExceeded,
+    psycopg.ProgrammingError,
+    psycopg.NotSupportedError,
+    psycopg.DataError,
+)
+
 # Makes a temporary table of a name from a query; its rows.
 Make = Callable[[str, str], int]
 
@@ -56,6 +64,10 @@ select coalesce(sum(pg_catalog.pg_stat_get_xact_tuples_returned(t.oid)
   from (select n::pg_catalog.regclass::oid as oid from pg_catalog.unnest(%s::text[]) n
         union select p.relid from pg_catalog.unnest(%s::text[]) n,
                                   pg_catalog.pg_partition_tree(n::pg_catalog.regclass) p) t"""
+
+
+class _OtherTypeError(Exception):
+    """Keys are of another type than the view's column."""
 
 
 @dataclass(slots=True)
@@ -164,12 +176,8 @@ class Computation:
         if isinstance(outcome, Signed):
             columns = [f"c{n}" for n in range(1, len(self.types) + 1)]
             return self.net(f"select {', '.join([*columns, 'w'])} from {outcome.rows}")
-        types = {column.name: column.type for column in self.types}
-        keys = []
-        for column, name in outcome.keys:
-            known = self._keys[name]
-            keys.append(KeySet(column, types[column], known.array, known.array_type, known.null))
-        return Difference("replace", self._named(self._with_keys(outcome.sql)), tuple(keys), self.plan.match)
+        keys = tuple(replace(self._keys[name], column=column) for column, name in outcome.keys)
+        return Difference("replace", self._named(self._with_keys(outcome.sql)), keys, self.plan.match)
 
     def net(self, rows: str) -> Difference:
         """Net signed rows (c1, c2, ..., w) of the view into OUT."""
@@ -215,16 +223,38 @@ class Computation:
     def _take_all(self, changed: Sequence[str]) -> Signed | Replace | None:
         try:
             plan = self.plan.changes(changed)
-            if isinstance(plan.outcome, Replace) and any(name in self.folded for name, _ in plan.outcome.keys):
+            if self.plan.elsewhere and isinstance(plan.outcome, Replace):
+                if not any(column in self.folded for column, _ in plan.outcome.keys):
+                    with suppress(_OtherTypeError), self._tried():
+                        return self._take_steps(plan)
                 plan = self.plan.changes(changed, replace=False)
         except PlanError as error:
             raise NeedsFull(str(error)) from error
+        return self._take_steps(plan)
+
+    @contextmanager
+    def _tried(self) -> Iterator[None]:
+        """What an error ends leaves nothing behind."""
+        made = len(self._made)
+        try:
+            with self.connection.transaction():
+                yield
+        except _OtherTypeError:
+            del self._made[made:]
+            self._views.clear()
+            self._keys.clear()
+            self._literals.clear()
+            raise
+
+    def _take_steps(self, plan: Changes) -> Signed | Replace | None:
         statements = " ".join(step.sql for step in plan.steps)
         for number, table in enumerate(self.plan.tables, 1):
             if re.search(rf"\bgdq_(old|any)_{number}\b", statements):
                 self._make_old(number, table)
                 self._views += [f"pg_temp.gdq_old_{number}", f"pg_temp.gdq_any_{number}"]
         for step in plan.steps:
+            if self.plan.elsewhere and isinstance(plan.outcome, Replace):
+                self._check_type(step, plan.outcome)
             self._take(step)
         if isinstance(plan.outcome, Recompute):
             if self.one(f"select exists (select from {plan.outcome.rows})"):
@@ -233,6 +263,18 @@ class Computation:
         if plan.outcome is not None:
             self._kind = "by-key" if self._views or isinstance(plan.outcome, Replace) else "incremental"
         return plan.outcome
+
+    def _check_type(self, step: Step, outcome: Replace) -> None:
+        """_OtherTypeError for keys of another type than the column of the view that they replace rows by.
+
+        They come from any column that is compared with it: a bigint that no integer equals, a time within a day.
+        """
+        types = {column.name: column.type for column in self.types}
+        wanted = [types[column] for column, name in outcome.keys if name == step.name]
+        if wanted:
+            ((_, _, kind),) = describe(self.connection, self._with_keys(step.sql), {})
+            if any(own not in (kind, base_name(kind)) for own in wanted):
+                raise _OtherTypeError
 
     def _make_delta(self, number: int, table: UsedTable, images: str) -> int:
         columns = ", ".join(quote(name) for name in table.logged)
@@ -273,7 +315,9 @@ class Computation:
         run(self.connection, f"create temp view gdq_any_{number} as {rows}")
         if table.looked_up and self.one(f"select count(*) > {_UNKNOWN_ROWS} from {delta}"):
             for listed in {", ".join(map(quote, table.key)), *map(quote, table.looked_up)} - {""}:
-                run(self.connection, f"create index on {delta} ({listed})")
+                # values that are too long for an index, or of a type without one
+                with suppress(*_NO_INDEX), self.connection.transaction():
+                    run(self.connection, f"create index on {delta} ({listed})")
 
     def _take(self, step: Step) -> None:
         if step.kind == "delta":
@@ -300,7 +344,7 @@ class Computation:
             raise NeedsFull(f"more than {_KEYS_MAX} keys changed")
         if nested:
             raise NeedsFull("a key is an array")
-        self._keys[step.name] = KeySet("", "", values, kind, null)
+        self._keys[step.name] = KeySet("", values, kind, null)
         self._literals[step.name] = f"{sql.Literal(values).as_string(self.connection)}::{kind}"
         self._literals[step.name.replace("keys", "null")] = "true" if null else "false"
 

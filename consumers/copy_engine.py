@@ -19,7 +19,7 @@ from gdq.consumers.difference import Difference
 from gdq.consumers.effort import Effort
 from gdq.consumers.target_rows import TargetRows
 from gdq.pgtypes import READ_SETTINGS
-from gdq.target import OutputType, Target, copy_rows
+from gdq.target import OutputType, Target, copy_rows, text_elsewhere
 from gdq.view_schema import apply_settings
 
 _IN = "pg_temp.gdq_in"
@@ -64,6 +64,7 @@ class CopyEngine:
         if signed:
             temporary(self.output, OUT.removeprefix("pg_temp."), f"select *, {image_of(names)} as image from {_IN}")
             return rows.change(difference)
+        # the keys have the column's type; a domain or an enum is known only where they come from
         kinds = {column.name: column.type for column in self.types}
         keys = tuple(dataclasses.replace(key, array_type=f"{kinds[key.column]}[]") for key in difference.keys)
         return rows.change(dataclasses.replace(difference, rows=f"select {', '.join(names)} from {_IN}", keys=keys))
@@ -80,6 +81,6 @@ def folded_columns(connection: Connection[Any], columns: Sequence[tuple[str, int
 
     Labels of an enum are equal when their texts are.
     """
-    query = "select oid from pg_catalog.pg_type where oid = any (%s::oid[]) and oid >= 16384 and typtype <> 'e'"
-    oids = {oid for (oid,) in connection.execute(query, [[oid for _, oid, _ in columns]])}
-    return {name for name, oid, _ in columns if oid in oids}
+    query = "select oid from pg_catalog.pg_type where oid = any (%s::oid[]) and typtype = 'e'"
+    enums = {oid for (oid,) in connection.execute(query, [[oid for _, oid, _ in columns]])}
+    return {name for name, oid, kind in columns if text_elsewhere(oid, kind) and oid not in enums}

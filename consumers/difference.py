@@ -5,31 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from psycopg.adapt import Transformer
-from psycopg.pq import Format
-
-_TEXT_ARRAY = 1009
-
 
 @dataclass(frozen=True, slots=True)
 class KeySet:
     """The values of one key column whose rows are replaced.
 
-    `column` and `type` are the view's. `array` holds the values that are not NULL as PostgreSQL writes an array of
-    them, `array_type` is its type; `null`: NULL is one of the values too.
+    `column` is the view's. `array` holds the values that are not NULL as PostgreSQL writes an array of them,
+    `array_type` is its type; `null`: NULL is one of the values too. For a target elsewhere the values have the column's
+    own type.
     """
 
     column: str
-    type: str
     array: str
     array_type: str
     null: bool
-
-    @property
-    def values(self) -> tuple[str, ...]:
-        """The values that are not NULL, each in PostgreSQL's text, none twice."""
-        loader = Transformer().get_loader(_TEXT_ARRAY, Format.TEXT)
-        return tuple(loader.load(self.array.encode()))
 
 
 @dataclass(frozen=True, slots=True)

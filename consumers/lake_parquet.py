@@ -175,7 +175,8 @@ class ParquetLake:
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / _LOCK).open("a+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not lock.tell():
+            # what another view has written while this one waited counts
+            if not lock.seek(0, os.SEEK_END):
                 lock.write(self.source)
                 lock.flush()
             self._ours()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -148,6 +149,9 @@ def differing(
 
 def _batch(block: bytes, columns: Sequence[LakeColumn], schema: pa.Schema) -> pa.RecordBatch:
     names = [f"c{n}" for n in range(len(columns))]
+    if block.startswith(codecs.BOM_UTF8):
+        # one is taken for a mark of the encoding
+        block = codecs.BOM_UTF8 + block
     table = csv.read_csv(
         pa.BufferReader(block),
         # one block, so that no row is cut

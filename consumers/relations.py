@@ -96,6 +96,19 @@ def table_bytes(connection: Connection[Any], table: str) -> tuple[int, int]:
     return int(largest), int(total)
 
 
+def rows_held(connection: Connection[Any], tables: Sequence[str]) -> int:
+    """About how many rows these tables and their partitions hold, by the server's statistics; 0 without any."""
+    query = """
+        select coalesce(sum(greatest(pg_catalog.pg_stat_get_live_tuples(c.oid), c.reltuples::bigint, 0)), 0)::bigint
+          from pg_catalog.pg_class c
+         where c.relkind <> 'p' and c.oid in (
+                 select n::pg_catalog.regclass from pg_catalog.unnest(%(tables)s::text[]) n
+                 union select p.relid from pg_catalog.unnest(%(tables)s::text[]) n,
+                                           pg_catalog.pg_partition_tree(n::pg_catalog.regclass) p)"""
+    with connection.cursor(row_factory=scalar_row) as cursor:
+        return int(cursor.execute(query, {"tables": list(tables)}).fetchone() or 0)
+
+
 def block_ranges(connection: Connection[Any], table: str, bytes_each: int) -> list[str]:
     """Conditions over t.ctid that divide a table into parts of about `bytes_each`; the last has no end.
 

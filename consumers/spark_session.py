@@ -1,4 +1,4 @@
-"""A local Spark session for refreshes, quiet and without a web interface."""
+"""The Spark session of a refresh, local or on a cluster, quiet and without a web interface."""
 
 from __future__ import annotations
 

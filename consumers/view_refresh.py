@@ -15,7 +15,7 @@ from gdq.consumers.effort import Effort, Engine, Kind, Measured
 from gdq.consumers.lake import LakeState, open_lake
 from gdq.consumers.lake_engine import LakeEngine
 from gdq.consumers.leader import Leader, lead
-from gdq.consumers.relations import changes
+from gdq.consumers.relations import changes, rows_held
 from gdq.era import check_position
 from gdq.errors import DivergedPosition, EraEnded, TruncatedPosition, mapped
 from gdq.plan import RefreshPlan
@@ -159,7 +159,8 @@ class ViewRefresh:
 
     def choose(self, delta_rows: int) -> None:
         """NeedsFull when so many changes are expected to cost more than a full load."""
-        chosen = choose(view_history(self.control, self.view.view_name, _HISTORY), delta_rows)
+        held = rows_held(self.control, self.view.tables)
+        chosen = choose(view_history(self.control, self.view.view_name, _HISTORY), delta_rows, held)
         self.choice = chosen.why
         if chosen.full:
             raise NeedsFull(chosen.why)

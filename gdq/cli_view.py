@@ -143,7 +143,11 @@ def _drop_target(info: ViewInfo, dsn: str | None) -> None:
 @click.argument("name", required=False)
 @click.option("--queue", metavar="QUEUE", help="With --sql: the queue that captures the table.")
 @click.option("--sql", "file", type=click.File(), help="File with a SELECT to explain instead of a view; - for stdin.")
-@click.option("--elsewhere", is_flag=True, help="With --sql: for a target in another database.")
+@click.option(
+    "--elsewhere",
+    is_flag=True,
+    help="With --sql: for a target in another database; for a lake table with --engine postgres.",
+)
 @engine_option
 @dsn_option
 @json_option

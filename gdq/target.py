@@ -1,6 +1,7 @@
 """The target of a view: its table, the position that moves with it, and the staging tables of its refreshes.
 
-Everything here runs in the target's database, on a connection whose transaction belongs to the caller.
+Everything here runs in the target's database, on a connection whose transaction belongs to the caller; copy_rows() also
+reads a session of the source.
 """
 
 # ruff: noqa: N818 (an error's name says what happened, as in gdq.errors)
@@ -63,14 +64,19 @@ class OutputType:
 
 
 def target_types(columns: Sequence[tuple[str, int, str]], *, same_database: bool) -> tuple[OutputType, ...]:
-    """Types of the target's columns for (name, type oid, type) of the view's.
-
-    Elsewhere user types are text, and so are regclass and its like, which stand for objects of this database.
-    """
+    """Types of the target's columns for (name, type oid, type) of the view's."""
     return tuple(
-        OutputType(name, kind if same_database or (oid < _FIRST_USER_OID and not kind.startswith("reg")) else "text")
+        OutputType(name, kind if same_database or not text_elsewhere(oid, kind) else "text")
         for name, oid, kind in columns
     )
+
+
+def text_elsewhere(oid: int, kind: str) -> bool:
+    """Whether a target in another database has values of a type as text.
+
+    User types, and regclass and its like, which stand for objects of this database.
+    """
+    return oid >= _FIRST_USER_OID or kind.startswith("reg")
 
 
 @dataclass(frozen=True, slots=True)

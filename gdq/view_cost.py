@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -29,10 +29,13 @@ class Choice:
     why: str
 
 
-def choose(runs: Sequence[ViewRun], delta_rows: int) -> Choice:
-    """The choice for a refresh that found so many netted changes. `runs`: the view's history, newest first."""
+def choose(runs: Sequence[ViewRun], delta_rows: int, held: int) -> Choice:
+    """The choice for a refresh that found so many netted changes.
+
+    `runs`: the view's history, newest first. `held`: about how many rows its tables hold now.
+    """
     done = [run for run in runs if run.action in ("full", "delta", "none") and run.work_seconds is not None]
-    loads = [float(run.work_seconds or 0) for run in done if run.action == "full"][:_FULL_RUNS]
+    loads = [float(run.work_seconds or 0) for run in _loads(done, delta_rows, held)][:_FULL_RUNS]
     deltas = [
         (run.delta_rows, float(run.work_seconds or 0)) for run in done if run.action == "delta" and run.delta_rows
     ]
@@ -46,6 +49,22 @@ def choose(runs: Sequence[ViewRun], delta_rows: int) -> Choice:
     if len(recent) == _TRY_AGAIN and all((run.reason or "").startswith(BY_COST) for run in recent):
         return Choice(False, f"delta tried again, {why}")
     return Choice(True, f"{BY_COST}, {why}")
+
+
+def _loads(done: Sequence[ViewRun], delta_rows: int, held: int) -> Iterator[ViewRun]:
+    """The full loads but those of smaller tables: since them changed, and they read, less than half of `held`.
+
+    What changed before a full load is not known: no more than what that read.
+    """
+    changed = delta_rows
+    for run in done:
+        if run.action != "full":
+            changed += run.delta_rows or 0
+            continue
+        read = run.rows_read or 0
+        if 2 * changed <= held or 2 * read >= held:
+            yield run
+        changed += read
 
 
 def _expected(deltas: Sequence[tuple[int, float]], rows: int) -> float:

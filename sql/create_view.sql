@@ -1,6 +1,6 @@
 -- create_view(view, queue, definition, target, tables, options): registers a materialized view that is refreshed from a
 -- queue, and a consumer for it that takes only its tables.
---   definition: its SELECT; target: schema.table that the refresh fills; options: settings of the refresh.
+--   definition: its SELECT; target: schema.table or lake table (delta:/folder, ...) that the refresh fills; options: settings of the refresh.
 -- Result: true; false when the very same view existed. Writes: view, and what register_consumer() writes.
 -- Errors: 22023 for a bad name; 0A000 for a table that is captured in part; 42710 when another view has the name or the target; 42704 for queue or tables; GDQ04.
 create or replace function gdq.create_view(view text, queue text, definition text, target text, tables regclass[], options jsonb default '{}')

@@ -47,13 +47,13 @@ class Lakes:
         return found
 
     def expected(self, query: str) -> Counter[str]:
-        return Counter(str([_plain(value) for value in row]) for row in self.shop.execute(query))
+        return Counter(str([as_in_lake(value) for value in row]) for row in self.shop.execute(query))
 
     def equal(self, name: str, query: str) -> bool:
         return self.rows(name) == self.expected(query)
 
 
-def _plain(value: Any) -> Any:
+def as_in_lake(value: Any) -> Any:
     """As the lake has it: numbers without a precision are text there, without trailing zeros."""
     if isinstance(value, Decimal):
         return f"{value.normalize():f}"

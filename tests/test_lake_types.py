@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
+import fcntl
 import json
 from collections import Counter
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -95,6 +96,20 @@ def test_texts(lakes: Lakes) -> None:
 
 
 @pytest.mark.parametrize("lakes", ["delta"], indirect=True)
+def test_text_that_begins_as_a_file_may(lakes: Lakes) -> None:
+    """As the first value of rows, and as a key."""
+    query = "select note, count(*) as n from item group by note"
+    lakes.shop.execute("truncate item; insert into item (id, note) values (1, U&'\\FEFFx')")
+    lakes.view("marks", query)
+    with Refresher(lakes.shop.db.dsn) as refresher:
+        refresher.refresh("marks")
+        assert lakes.rows("marks") == Counter([str(["\ufeffx", 1])])
+        lakes.shop.execute("insert into item (id, note) select 2, note from item")
+        assert refresher.refresh("marks").action == "delta"
+    assert lakes.rows("marks") == Counter([str(["\ufeffx", 2])])
+
+
+@pytest.mark.parametrize("lakes", ["delta"], indirect=True)
 @pytest.mark.parametrize(
     "odd",
     [
@@ -165,6 +180,27 @@ def test_folder_of_another(lakes: Lakes) -> None:
         )
         with pytest.raises(GdqError, match="is not the target of view other"):
             refresher.refresh("other")
+
+
+@pytest.mark.parametrize("lakes", ["parquet"], indirect=True)
+def test_two_views_make_the_same_folder(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One waits for the lock of the other: it is refused, and the folder stays the other's."""
+    for name in ("bag", "other"):
+        lakes.view(name, SHAPES["bag"].query)
+    lakes.shop.execute("update gdq.view set target = replace(target, '/other', '/bag') where view_name = 'other'")
+    flock = fcntl.flock
+
+    def overtaken(handle: IO[str], operation: int) -> None:
+        monkeypatch.undo()
+        with Refresher(lakes.shop.db.dsn) as second:
+            second.refresh("other")
+        flock(handle, operation)
+
+    with Refresher(lakes.shop.db.dsn) as refresher:
+        monkeypatch.setattr(fcntl, "flock", overtaken)
+        with pytest.raises(GdqError, match="is not the target of view bag"):
+            refresher.refresh("bag")
+        assert refresher.refresh("other").action == "none"
 
 
 @pytest.mark.parametrize("lakes", ["parquet"], indirect=True)

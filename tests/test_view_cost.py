@@ -16,10 +16,13 @@ from tests.fix_spark import Shop, make_shop
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def run(action: str, seconds: float, delta_rows: int | None = None, reason: str | None = None) -> ViewRun:
-    return ViewRun(NOW, NOW, action, reason, 1, seconds, None, None, delta_rows, None, seconds, None)
+def run(
+    action: str, seconds: float, delta_rows: int | None = None, reason: str | None = None, read: int | None = None
+) -> ViewRun:
+    return ViewRun(NOW, NOW, action, reason, 1, seconds, None, None, delta_rows, read, seconds, None)
 
 
+HELD = 10**7
 PAST = [run("delta", 2.0, 1000), run("delta", 0.1, 10), run("none", 0.01), run("full", 10.0, None, "first load")]
 CHOSEN = run("full", 10.0, None, f"{BY_COST}, ...")
 
@@ -42,9 +45,31 @@ CHOSEN = run("full", 10.0, None, f"{BY_COST}, ...")
     ],
 )
 def test_choice(runs: list[ViewRun], rows: int, full: bool) -> None:
-    chosen = choose(runs, rows)
+    chosen = choose(runs, rows, HELD)
     assert chosen.full == full
     assert bool(chosen.why) == (len(runs) > 2)
+
+
+@pytest.mark.parametrize(
+    ("runs", "rows", "full"),
+    [
+        # made on empty tables
+        ([run("full", 0.02, read=0)], 60_000, False),
+        ([run("full", 0.02)], 60_000, False),
+        # rows came and went: it read about as many
+        ([run("full", 0.02, read=49_000)], 60_000, False),
+        ([run("full", 0.02, read=50_000)], 60_000, True),
+        ([run("delta", 2.0, 90_000), run("full", 0.02, read=60_000)], 5000, True),
+        # an index led it to few rows
+        ([run("full", 0.02, read=10)], 5000, True),
+        ([run("full", 0.02, read=10)] * 5, 5000, True),
+        ([run("delta", 2.0, 60_000), run("full", 0.02, read=10)], 5000, False),
+        # one of the grown tables does not speak for those before
+        ([run("full", 10.0, read=100_000), *[run("full", 0.02, read=0)] * 4], 5000, False),
+    ],
+)
+def test_full_loads_of_smaller_tables_do_not_count(runs: list[ViewRun], rows: int, full: bool) -> None:
+    assert choose([run("delta", 2.0, 1000), *runs], rows, 100_000).full == full
 
 
 @pytest.mark.server
@@ -79,6 +104,20 @@ def test_history_tells_what_a_refresh_did(db: Database) -> None:
         assert 500 <= seen["rows"][0][2] <= seen["groups"][0][2] == 1000
         assert all(10 <= run[2] < 1000 for run in seen["groups"][1:])
         assert [seen["rows"][1][2], seen["rows"][2][2], seen["text"][2][2]] == [0, 0, 0]
+
+
+def test_first_load_of_an_empty_table_is_no_measure(db: Database) -> None:
+    for shop in make_shop(db, ["create table item (id int primary key, k int)"]):
+        shop.capture("item")
+        shop.view("v", "select id, k from item", engine="postgres")
+        with Refresher(db.dsn) as refresher:
+            refresher.refresh("v")
+            shop.execute(
+                "select gdq.finish_view_run(gdq.start_view_run('v'), 'delta',"
+                " kind => 'x', delta_rows => 10, work_seconds => 2.0)"
+            )
+            shop.execute("insert into item select i, i from generate_series(1, 1000) i; analyze item")
+            assert refresher.refresh("v").action == "delta"
 
 
 def history(shop: Shop, name: str) -> list[tuple[Any, ...]]:
