@@ -28,7 +28,7 @@ WAIT_SECONDS = 30
 
 
 class Column(NamedTuple):
-    """One column of a control table; the name is NULL for a sequence."""
+    """One column of a control table; the name is NULL for a sequence or an index."""
 
     relation: str
     kind: str
@@ -37,14 +37,16 @@ class Column(NamedTuple):
 
 
 def catalog(connection: psycopg.Connection[Any]) -> list[Column]:
-    """The tables, columns and sequences of schema gdq."""
+    """The tables, columns, sequences and indexes of schema gdq; those of keys come and go with their tables."""
     rows = connection.execute(
         """select c.relname, c.relkind::text, a.attname, concat_ws(' ', format_type(a.atttypid, a.atttypmod),
                   a.attnotnull, pg_get_expr(d.adbin, d.adrelid))
              from pg_class c
-             left join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped and c.relkind <> 'S'
+             left join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+                                         and c.relkind in ('r', 'p')
              left join pg_attrdef d on d.adrelid = c.oid and d.adnum = a.attnum
-            where c.relnamespace = 'gdq'::regnamespace and c.relkind in ('r', 'p', 'S') order by c.relname, a.attnum"""
+            where c.relnamespace = 'gdq'::regnamespace and c.relkind in ('r', 'p', 'S', 'i')
+              and not exists (select from pg_constraint k where k.conindid = c.oid) order by c.relname, a.attnum"""
     )
     return [Column(*row) for row in rows]
 
@@ -74,7 +76,7 @@ def downgrade(owner: psycopg.Connection[Any], revision: str, wanted: list[Column
         )
         for column in catalog(owner):
             if column.relation not in relations:
-                kind = "sequence" if column.kind == "S" else "table"
+                kind = {"S": "sequence", "i": "index"}.get(column.kind, "table")
                 owner.execute(f'drop {kind} if exists gdq."{column.relation}" cascade'.encode())
             elif (column.relation, column.name) not in keep:
                 owner.execute(f'alter table gdq."{column.relation}" drop column if exists "{column.name}"'.encode())
