@@ -38,15 +38,25 @@ class Kept(Protocol):
         """The SELECT of the view's rows from the table `state`, joined as s with the groups in `touched`."""
 
 
+def image_of_keys(loose: Sequence[str]) -> str:
+    """A hash of how key columns are written. With it as a key too, equal keys of different text are kept apart."""
+    text = f"row({', '.join(loose)})::pg_catalog.text"
+    return f'pg_catalog.hashtextextended({text} collate pg_catalog."C", 0)'
+
+
 @dataclass(frozen=True, slots=True)
 class KeptSums:
-    """The counts and sums of a GROUP BY."""
+    """The counts and sums of a GROUP BY. `loose`: groups of which equal values may be written differently.
+
+    Such a group has a row of the state for each spelling, so that a spelling that no row has any more goes.
+    """
 
     plan: StatePlan
+    loose: Sequence[str] = ()
 
     @property
     def keys(self) -> Sequence[str]:
-        return self.plan.group_columns
+        return [*self.plan.group_columns, "image"] if self.loose else self.plan.group_columns
 
     @property
     def numbers(self) -> Sequence[str]:
@@ -58,22 +68,35 @@ class KeptSums:
         return () if self.plan.order or self.plan.extremes else self.plan.group_columns
 
     def sums(self, rows: str) -> str:
-        return self.plan.sums(rows)
+        if not self.loose:
+            return self.plan.sums(rows)
+        return self.plan.sums(f"(select *, {image_of_keys(self.loose)} as image from {rows} as r)", also=["image"])
 
     def shown(self, state: str, touched: str) -> str:
+        if self.loose:
+            state, touched = self._merged(state, touched), ""
         where = f" where {self.plan.having}" if self.plan.having else ""
         return f"select {', '.join(self.plan.visible)} from {state} as s{touched}{where}{self.plan.order}"
+
+    def _merged(self, state: str, touched: str) -> str:
+        """The state with one row for each group, in a spelling that does not depend on the order of its rows."""
+        groups = self.plan.group_columns
+        names = [f"(array_agg(s.{name} order by s.image))[1] as {name}" for name in groups]
+        names += [f"sum(s.{name})::{'numeric' if name[0] == 's' else 'bigint'} as {name}" for name in self.plan.numbers]
+        group = ", ".join(f"s.{name}" for name in groups)
+        return f"(select {', '.join(names)} from {state} as s{touched} group by {group})"
 
 
 @dataclass(frozen=True, slots=True)
 class KeptValues:
-    """The values of a GROUP BY, with how often they occur."""
+    """The values of a GROUP BY, with how often they occur; `loose`: keys, as of KeptSums."""
 
     plan: Detail
+    loose: Sequence[str] = ()
 
     @property
     def keys(self) -> Sequence[str]:
-        return self.plan.columns
+        return [*self.plan.columns, "image"] if self.loose else self.plan.columns
 
     @property
     def numbers(self) -> Sequence[str]:
@@ -85,12 +108,28 @@ class KeptValues:
 
     def sums(self, rows: str) -> str:
         keys = ", ".join(self.keys)
+        if self.loose:
+            rows = f"(select *, {image_of_keys(self.loose)} as image from {rows} as r)"
         return f"select {keys}, sum(w)::bigint as n from {rows} as r group by {keys}"
 
     def shown(self, state: str, touched: str) -> str:
+        if self.loose:
+            state, touched = self._respelled(state, touched), ""
         having = f" having {self.plan.having}" if self.plan.having else ""
         groups = ", ".join(f"s.{name}" for name in self.groups)
         return f"select {', '.join(self.plan.visible)} from {state} as s{touched} group by {groups}{having}"
+
+    def _respelled(self, state: str, touched: str) -> str:
+        """The state with one spelling of every value of a group, which does not depend on the order of its rows."""
+        groups = [f"s.{name}" for name in self.groups]
+        names = ["s.n"]
+        for name in self.plan.columns:
+            if name in self.loose:
+                within = ", ".join(groups if name in self.groups else [*groups, f"s.{name}"])
+                names.append(f"first_value(s.{name}) over (partition by {within} order by s.image) as {name}")
+            else:
+                names.append(f"s.{name}")
+        return f"(select {', '.join(names)} from {state} as s{touched})"
 
 
 @dataclass(frozen=True, slots=True)

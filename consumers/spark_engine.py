@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import secrets
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -33,13 +35,16 @@ from gdq.view import ViewInfo
 from gdq.view_schema import apply_settings, describe, load_schema
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark import StatusTracker
+    from pyspark.sql import DataFrame, SparkSession
 
     from gdq.consumers.refresh import Refresher
 
 _KEYS_MAX = 200_000
 _KEYS_EACH = 10_000
 PARTITION_BYTES = 64 * 2**20
+_JOB_PROPERTIES = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
+_TASKS_END_SECONDS = 30.0
 _WORKER_ERROR = re.compile(r"(?:psycopg|gdq)\.(?:errors\.)?(\w+): (.+)")
 LONG = ColumnType("int64", "bigint", "({c})::bigint")
 
@@ -71,7 +76,7 @@ class SparkEngine:
         """Let Spark compute, from the changes since s0 or (None) from the whole table, and stage the result."""
         if s0 is not None and not changed:
             return
-        with worker_errors(delta=s0 is not None):
+        with worker_errors(delta=s0 is not None), own_jobs(self.refresher.spark):
             self._staged = self._stage(None if s0 is None else changed[self.view.tables[0]])
 
     def apply(self, s0: str | None, changed: Mapping[str, str]) -> int:  # noqa: ARG002 (what changed is staged)
@@ -191,6 +196,38 @@ def put(
         target.create_stage(output, stage, data.columns)
     write_stage(data, dsn, stage.partition(".")[2].strip('"'))
     return Staged(data.columns, [], stage, keys)
+
+
+@contextmanager
+def own_jobs(spark: SparkSession) -> Iterator[None]:
+    """Let no task of the jobs in this block outlive it: none may start when the leader's snapshot is gone.
+
+    An action returns once it has its result. A stage that turned out not to matter, since what it was to be joined with
+    is empty, goes on without it; so do the stages beside one that failed.
+    """
+    context, group = spark.sparkContext, f"gdq {secrets.token_hex(8)}"
+    outer = {name: context.getLocalProperty(name) for name in _JOB_PROPERTIES}
+    context.setJobGroup(group, "gdq refresh", interruptOnCancel=True)
+    try:
+        yield
+    finally:
+        for name, value in outer.items():
+            context.setLocalProperty(name, value)  # type: ignore[arg-type]  # None takes it away
+        context.cancelJobGroup(group)
+        tracker = context.statusTracker()
+        # a task that does not end reads by a snapshot that it has already, and what it reads counts for nothing
+        deadline = time.monotonic() + _TASKS_END_SECONDS
+        while any(map(partial(_is_running, tracker), tracker.getJobIdsForGroup(group))) and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+
+def _is_running(tracker: StatusTracker, job: int) -> bool:
+    """Whether a job or a task of it has not ended."""
+    info = tracker.getJobInfo(job)
+    if info is None:
+        return False
+    stages = [tracker.getStageInfo(stage) for stage in info.stageIds]
+    return info.status == "RUNNING" or any(stage is not None and stage.numActiveTasks > 0 for stage in stages)
 
 
 @contextmanager

@@ -50,14 +50,21 @@ class Reach:
     def _follow(self, branch: Branch, leaves: Mapping[str, LeafRead], start: str) -> dict[str, tuple[str, ...]]:
         """The conditions of every leaf that the changes of one lead to; leaves that need all rows are left out.
 
+        First to leaves that have a row wherever the change counts: over inner joins, and from a leaf of an outer, semi
+        or anti join to what it is joined with. Then from these to leaves that may have none, and on to what is joined
+        with those, but never back to another table that they are joined with: where they have no row it still counts.
         A leaf of an outer or semi join is reached from itself too: of a key that changed there all rows count.
         """
         reached: dict[str, tuple[str, ...]] = {}
-        waiting = deque([start])
-        while waiting:
-            here = waiting.popleft()
-            for edge in branch.edges:
-                for (alias, own), (other, theirs) in ((edge.left, edge.right), (edge.right, edge.left)):
+        optional = {alias for alias, leaf in leaves.items() if leaf.role != "inner"}
+        certain = [(edge.left, edge.right) for edge in branch.edges]
+        certain += [(right, left) for left, right in certain if left[0] not in optional]
+        uncertain = [(edge.right, edge.left) for edge in branch.edges if edge.left[0] in optional]
+        for steps in (certain, uncertain):
+            waiting = deque([start, *reached])
+            while waiting:
+                here = waiting.popleft()
+                for (alias, own), (other, theirs) in steps:
                     if alias != here or other in reached or other == start:
                         continue
                     keys = self._keys(leaves[here], own, None if here == start else reached[here])

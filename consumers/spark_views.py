@@ -17,7 +17,7 @@ from psycopg import Connection
 from gdq.arrow import LOG_SETTINGS, Column, select_sql
 from gdq.consumers.computation import net, temporary
 from gdq.consumers.difference import Difference
-from gdq.consumers.kept_state import Kept, KeptState, KeptSums, KeptValues
+from gdq.consumers.kept_state import Kept, KeptState, KeptSums, KeptValues, image_of_keys
 from gdq.consumers.leader import Leader
 from gdq.consumers.relations import base, block_ranges, log_columns, split_changes, table_bytes, weighted
 from gdq.consumers.spark_engine import (
@@ -25,6 +25,7 @@ from gdq.consumers.spark_engine import (
     PARTITION_BYTES,
     Staged,
     log_bytes,
+    own_jobs,
     put,
     text_columns,
     worker_errors,
@@ -93,7 +94,7 @@ class SparkViews:
         logs = None if s0 is None else {names[table]: (table, rows) for table, rows in changed.items()}
         self._value_types = [self._types_of(branch) for branch in self.plan.branches]
         try:
-            with worker_errors(delta=s0 is not None):
+            with worker_errors(delta=s0 is not None), own_jobs(self.refresher.spark):
                 self._staged = self._write(logs)
         except psycopg.DataError as error:
             if s0 is None:
@@ -121,11 +122,11 @@ class SparkViews:
             return Difference("full", f"select {values} from ({rows}) as r, generate_series(1, r.w)", match=match)
         kept: Kept
         if state is not None:
-            kept, sums = KeptSums(state), self._sums(stage, state)
+            kept, sums = KeptSums(state, self.plan.loose), self._sums(stage, state)
             if not full and self._one(self._no_number(stage, state)):
                 raise NeedsFull("NaN or infinity came into or went from a sum")
         elif detail is not None:
-            kept = KeptValues(detail)
+            kept = KeptValues(detail, self.plan.loose)
             sums = kept.sums(f"({self._rows(stage)})")
         beside = KeptState(self.output, self.target, self.types, match, kept, make)
         return beside.load(sums) if full else beside.merge(sums)
@@ -150,11 +151,12 @@ class SparkViews:
     def _sums(self, stage: str, state: StatePlan) -> str:
         """The SELECT of what the staged rows, or the sums that Spark has made of them, add to the state."""
         if self.plan.sums is None:
-            return state.sums(f"({self._rows(stage)})")
+            return KeptSums(state, self.plan.loose).sums(f"({self._rows(stage)})")
         branch, types = self.plan.branches[0], self._value_types[0]
-        groups = [
-            f"{name}::{types[item]} as {name}" for name, item in zip(state.group_columns, branch.items, strict=False)
-        ]
+        cast = {name: f"{name}::{types[item]}" for name, item in zip(state.group_columns, branch.items, strict=False)}
+        groups = [f"{value} as {name}" for name, value in cast.items()]
+        if self.plan.loose:
+            groups.append(f"{image_of_keys([cast[name] for name in self.plan.loose])} as image")
         numbers = []
         for name in state.numbers:
             total = f"coalesce(sum({name}::numeric), 0)"

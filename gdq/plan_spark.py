@@ -26,10 +26,11 @@ from gdq.plan_number import Number
 from gdq.plan_postgres import UsedTable, plan_postgres
 from gdq.plan_query import Query, parse_query, render, selects_of, subqueries_of, value
 from gdq.plan_shape import aggregates_of, group_all, group_of, is_grouped, windows_of
+from gdq.plan_spark_types import query_types, text_form
 from gdq.plan_state import StatePlan, plan_state
 
 # Raised when the same SQL is planned to another state or target than before: those are filled afresh.
-_VERSION = 1
+_VERSION = 2
 
 Role = Literal["inner", "padded", "exists", "absent"]
 
@@ -61,7 +62,10 @@ class LeafRead:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """An equality between two leaves: by it changes of one are followed to rows of the other."""
+    """An equality between two leaves: by it changes of one are followed to rows of the other.
+
+    `left` is the leaf whose join it belongs to, when that is an outer, semi or anti join.
+    """
 
     left: tuple[str, str]
     right: tuple[str, str]
@@ -111,6 +115,7 @@ class SparkPlan:
 
     `sums`: the Spark types of the sums of the state's arguments, None for those of which none is kept; None in all
     when Spark cannot add them up, so that PostgreSQL does, of the joined rows.
+    `loose`: key columns of the state of which equal values may be written differently; a hash of how is a key too.
     """
 
     query: str
@@ -119,6 +124,7 @@ class SparkPlan:
     branches: tuple[Branch, ...]
     state: StatePlan | None
     detail: Detail | None
+    loose: tuple[str, ...]
     sums: tuple[str | None, ...] | None
     aggregates: tuple[str, ...]
     match: tuple[str, ...]
@@ -207,6 +213,8 @@ def _plan(canonical: str, tables: tuple[TableSchema, ...]) -> SparkPlan:
         items = [[value(item) for item in selects[0].expressions]]
     from gdq.plan_spark_join import plan_branch  # noqa: PLC0415 (builds on this module)
 
+    keys = len(state.groups) if state is not None else detail.width if detail is not None else 0
+    loose = tuple(f"c{n + 1}" for n in range(keys) if not _have_one_text(query, [some[n] for some in items]))
     branches = tuple(plan_branch(query, select, some) for select, some in zip(selects, items, strict=True))
     if {leaf.table for branch in branches for leaf in branch.leaves} != query.tables(root):
         raise PlanError("spark-subquery", "Spark reads tables in FROM, EXISTS and IN only")
@@ -217,6 +225,7 @@ def _plan(canonical: str, tables: tuple[TableSchema, ...]) -> SparkPlan:
         branches=branches,
         state=state,
         detail=detail,
+        loose=loose,
         sums=_sums(state, branches) if state is not None else None,
         aggregates=known.aggregates,
         match=known.match,
@@ -225,9 +234,16 @@ def _plan(canonical: str, tables: tuple[TableSchema, ...]) -> SparkPlan:
 
 
 def _kept(plan: SparkPlan) -> list[str] | None:
+    image = ["image"] if plan.loose else []
     if plan.state is not None:
-        return [*plan.state.group_columns, *plan.state.numbers]
-    return [*plan.detail.columns, "n"] if plan.detail is not None else None
+        return [*plan.state.group_columns, *image, *plan.state.numbers]
+    return [*plan.detail.columns, *image, "n"] if plan.detail is not None else None
+
+
+def _have_one_text(query: Query, column: Sequence[exp.Expr]) -> bool:
+    """Whether equal values of a column, of which each SELECT has an expression, are always written alike."""
+    forms = {text_form(one, query_types(query)) for one in column}
+    return len(forms) == 1 and "" not in forms
 
 
 def _branches(root: exp.Query) -> list[exp.Select]:

@@ -25,7 +25,7 @@ from gdq.plan_query import (
 from gdq.plan_shape import aggregates_of
 from gdq.plan_spark import Branch, Edge, LeafRead, Role
 from gdq.plan_spark_sql import Part, joined
-from gdq.plan_spark_types import check_after, kind_of
+from gdq.plan_spark_types import check_after, kind_of, query_types
 
 # So many tables one join may have.
 _LEAVES_MAX = 8
@@ -40,16 +40,21 @@ def plan_branch(query: Query, select: exp.Select, items: Sequence[exp.Expr]) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """One side of an equality: PostgreSQL's expression, and one of which equal values have the same text."""
+    """One side of an equality: PostgreSQL's expression, and one of which equal values have the same text.
+
+    `strict`: a column or a cast of one, NULL where the column is.
+    """
 
     alias: str
     sql: str
     text: str
+    strict: bool
 
 
 class _Planner:
     def __init__(self, query: Query) -> None:
         self.query = query
+        self._column_type = query_types(query)
         self.parts: dict[str, Part] = {}
         self.edges: list[Edge] = []
         self.equalities: list[tuple[str, str, str, str]] = []
@@ -186,7 +191,11 @@ class _Planner:
                 sides = self._sides(part)
                 if sides is None:
                     raise PlanError("spark-condition", f"Spark joins by equalities: {render(part)}")
-                found.append(sides if sides[0].alias == own else (sides[1], sides[0]))
+                mine, other = sides if sides[0].alias == own else (sides[1], sides[0])
+                if self.parts[other.alias].role == "padded" and not other.strict:
+                    # computed where the table is read, so of rows that are there only
+                    raise PlanError("spark-condition", f"Spark joins padded rows by columns: {render(part)}")
+                found.append((mine, other))
         for aliases, part in guards:
             # what does not meet a condition over the kept side has no key there
             number = next((n for n, (_, other) in enumerate(found) if aliases == [other.alias]), None)
@@ -194,7 +203,7 @@ class _Planner:
                 raise PlanError("spark-condition", f"Spark takes no such condition of an outer join: {render(part)}")
             mine, other = found[number]
             text = f"case when {render(part)} then {other.text} end"
-            found[number] = (mine, _Side(other.alias, other.sql, text))
+            found[number] = (mine, _Side(other.alias, other.sql, text, other.strict))
         if not found:
             raise PlanError("spark-condition", "Spark wants an equality in the condition of an outer or semi join")
         for mine, other in found:
@@ -219,15 +228,14 @@ class _Planner:
         wrap = "pg_catalog.trim_scale(({})::pg_catalog.numeric)" if "numeric" in kinds else "{}"
         (first,), (second,) = aliases
         left, right = (render(side) for side in sides)
-        return _Side(first, left, wrap.format(left)), _Side(second, right, wrap.format(right))
+        strict = [_is_column(side) for side in sides]
+        return (
+            _Side(first, left, wrap.format(left), strict[0]),
+            _Side(second, right, wrap.format(right), strict[1]),
+        )
 
     def _kind(self, side: exp.Expr) -> str:
         return kind_of(side, self._column_type)
-
-    def _column_type(self, column: exp.Column) -> str:
-        table = self.query.leaves[column.table].table
-        found = table.column(column.name) if table is not None else None
-        return "" if found is None or found.folded else found.type
 
     def _key(self, alias: str, sql: str, letter: str = "k") -> str:
         """The name of a column that holds a key of a leaf; `letter` j: its own key in an outer or semi join."""
@@ -267,7 +275,8 @@ class _Planner:
     def _replace(self, node: exp.Expr, found: list[exp.Expr]) -> None:
         if subqueries_of(node) and isinstance(node, exp.Query | exp.Subquery | exp.Exists):
             raise PlanError("spark-subquery", "Spark takes no subquery among the columns or inside a condition")
-        name = self._value(node) if _aliases(node) else None
+        # WHEN ... THEN ... and (..., ...) are parts of an expression, no values
+        name = self._value(node) if _aliases(node) and not isinstance(node, exp.If | exp.Tuple) else None
         if name is not None:
             found.append(node.copy())
             node.replace(exp.Var(this=name))
@@ -300,6 +309,12 @@ def _is_shaped(select: exp.Select) -> bool:
 def _aliases(node: exp.Expr) -> list[str]:
     """The leaves whose columns an expression reads, those of subqueries left out."""
     return list(dict.fromkeys(column.table for column in node.find_all(exp.Column)))
+
+
+def _is_column(side: exp.Expr) -> bool:
+    while isinstance(side, exp.Cast | exp.Paren):
+        side = side.this
+    return isinstance(side, exp.Column)
 
 
 def _is_strict(part: exp.Expr) -> bool:

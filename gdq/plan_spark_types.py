@@ -9,7 +9,7 @@ from sqlglot import exp
 
 from gdq.plan import PlanError
 from gdq.plan_number import column_number, number_of
-from gdq.plan_query import render
+from gdq.plan_query import Query, render
 
 _KINDS = {
     r"smallint|integer|bigint|oid": "integer",
@@ -60,6 +60,26 @@ def kind_of(side: exp.Expr, type_of: Callable[[exp.Column], str]) -> str:
     if number is None:
         return ""
     return "numeric" if number.type == "numeric" else "integer"
+
+
+def text_form(side: exp.Expr, type_of: Callable[[exp.Column], str]) -> str:
+    """The kind of type of an expression, with numeric's scale; empty when equal values may have different texts."""
+    kind = kind_of(side, type_of)
+    if kind != "numeric":
+        return kind
+    number = number_of(side, lambda column: column_number(type_of(column)))
+    return f"numeric({number.scale})" if number is not None and number.fixed else ""
+
+
+def query_types(query: Query) -> Callable[[exp.Column], str]:
+    """The types of a query's columns; empty for those of no table, and where a collation takes texts for equal."""
+
+    def type_of(column: exp.Column) -> str:
+        table = query.leaves[column.table].table
+        found = table.column(column.name) if table is not None else None
+        return "" if found is None or found.folded else found.type
+
+    return type_of
 
 
 def check_after(node: exp.Expr, kinds: Sequence[str]) -> None:

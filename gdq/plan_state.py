@@ -7,6 +7,7 @@ ORDER BY with LIMIT.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -117,9 +118,12 @@ class StatePlan:
         """The statements that bring the extremes in the table `state` to the present by signed rows."""
         return [extreme.follow(state, rows, value, self.source) for extreme, value in self._valued()]
 
-    def sums(self, rows: str, extremes: str = "") -> str:
-        """The SELECT of the sums over signed rows (c1, c2, ..., w): what is added to the state."""
-        columns, sums = self.group_columns, ["coalesce(sum(w), 0)::bigint as n"]
+    def sums(self, rows: str, extremes: str = "", also: Sequence[str] = ()) -> str:
+        """The SELECT of the sums over signed rows (c1, c2, ..., w): what is added to the state.
+
+        `also`: columns of the rows that are grouped by too.
+        """
+        columns, sums = [*self.group_columns, *also], ["coalesce(sum(w), 0)::bigint as n"]
         for n, argument in enumerate(self.arguments, 1):
             name = f"c{len(self.groups) + n}"
             sums.append(f"coalesce(sum(case when {name} is null then 0 else w end), 0)::bigint as n{n}")
