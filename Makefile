@@ -64,11 +64,11 @@ clean: ## remove what the other targets made in this folder
 
 # pytest on one PostgreSQL; a major that this machine cannot get is passed over, in one clear line.
 define pytest
-printf '== PostgreSQL %s\n' '$(1) $(2)'; \
+{ printf '== PostgreSQL %s\n' '$(1) $(2)'; \
 $(py) -m gdq.embedded $(1) >/dev/null; found=$$?; \
 if [ $$found -eq 0 ]; then $(py) -m pytest -q $(PARALLEL) --pg $(1) $(2); \
 elif [ $$found -eq 3 ] && [ $(1) != 18 ]; then printf 'PASSED OVER: PostgreSQL %s\n' $(1); \
-else exit $$found; fi
+else exit $$found; fi; }
 endef
 
 .venv/ready: pyproject.toml constraints.txt
