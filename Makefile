@@ -34,10 +34,10 @@ bench-all: bench ## also a held snapshot, many tables, an idle queue, views of T
 	@$(py) -m bench.views
 	@$(py) -m bench.large_transaction
 
-test: lint ## lint, all tests on PostgreSQL 18, the server tests on 16 and 15
-	@$(call pytest,18,)
-	@$(call pytest,16,-m server)
-	@$(call pytest,15,-m server)
+test: lint ## lint, all tests but the long ones on PostgreSQL 18, the server tests on 16 and 15
+	@$(call pytest,18,-m 'not long')
+	@$(call pytest,16,-m 'server and not long')
+	@$(call pytest,15,-m 'server and not long')
 
 test-all: lint .venv-spark43/ready ## lint, all tests on every PostgreSQL, a Spark cluster, the Spark tests on the newest Spark too
 	@$(foreach major,$(MAJORS),$(call pytest,$(major),) &&) true
@@ -64,7 +64,7 @@ clean: ## remove what the other targets made in this folder
 
 # pytest on one PostgreSQL; a major that this machine cannot get is passed over, in one clear line.
 define pytest
-{ printf '== PostgreSQL %s\n' '$(1) $(2)'; \
+{ printf '== PostgreSQL %s\n' "$(1) $(2)"; \
 $(py) -m gdq.embedded $(1) >/dev/null; found=$$?; \
 if [ $$found -eq 0 ]; then $(py) -m pytest -q $(PARALLEL) --pg $(1) $(2); \
 elif [ $$found -eq 3 ] && [ $(1) != 18 ]; then printf 'PASSED OVER: PostgreSQL %s\n' $(1); \

@@ -155,6 +155,7 @@ def test_max_events_divides_what_there_is(shop: Shop, stream: Stream) -> None:
     assert streamed(stream.sink.rows) == history(shop)
 
 
+@pytest.mark.long
 def test_stopped_anywhere_beside_writers(shop: Shop, stream: Stream) -> None:
     done = threading.Event()
 

@@ -62,6 +62,7 @@ def shop(db: Database) -> Iterator[Shop]:
     yield from make_shop(db, statements)
 
 
+@pytest.mark.long
 def test_views_are_their_queries_to_the_letter(shop: Shop) -> None:
     """Each step changes one table alone, so that all else must be found by its keys; texts count, not values."""
     with Refresher(shop.db.dsn) as refresher:

@@ -152,6 +152,7 @@ class KilledError(Exception):
     """The refresh ended here."""
 
 
+@pytest.mark.long
 def test_staged_in_another_database_and_killed(scene: Scene, empty_db: Database, tmp_path: Path) -> None:
     parameters: dict[str, Any] = dict(conninfo_to_dict(empty_db.dsn))
     passfile = tmp_path / "pgpass"
