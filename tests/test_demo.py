@@ -11,6 +11,7 @@ from tests.fix_spark import SPARK_MARKS
 pytestmark = SPARK_MARKS
 
 
+@pytest.mark.long
 def test_demo_runs_small(capsys: pytest.CaptureFixture[str]) -> None:
     assert demo.main(["--scale", "0.002", "--rounds", "1"]) == 0
     said = capsys.readouterr().out

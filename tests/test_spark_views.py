@@ -114,6 +114,7 @@ def content(scene: Scene, name: str) -> object:
     return scene.shop.execute(f"select t::text, count(*) from t_{name} t group by 1 order by 1")
 
 
+@pytest.mark.long
 def test_views_follow_whatever_happens(scene: Scene) -> None:
     rng = random.Random(f"{SEED} spark")
     scene.run(fill(rng))
