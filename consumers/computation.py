@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import psycopg
 from psycopg import Connection, sql
+from psycopg.rows import scalar_row
 
 from gdq.consumers.difference import Difference, KeySet
 from gdq.consumers.effort import Effort, Kind
@@ -111,7 +112,8 @@ class Computation:
     def _rows_read(self) -> int:
         """Rows of the view's tables that this session has read; it may hold those of transactions before this one."""
         names = [table.name for table in self.plan.tables]
-        return int(self.connection.execute(_ROWS_READ, [names, names]).fetchone()[0])  # type: ignore[index]
+        with self.connection.cursor(row_factory=scalar_row) as cursor:
+            return int(cursor.execute(_ROWS_READ, [names, names]).fetchone() or 0)
 
     @contextmanager
     def beside(self) -> Iterator[Self]:

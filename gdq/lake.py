@@ -46,18 +46,19 @@ def lake_name(target: str) -> LakeName | None:
 
     Relative paths become absolute: refreshes run in other folders.
     """
-    kind, colon, place = target.partition(":")
-    if not colon or kind not in get_args(LakeKind):
+    word, colon, place = target.partition(":")
+    kind: LakeKind | None = next((one for one in get_args(LakeKind) if one == word), None)
+    if kind is None or not colon:
         return None
     if not place or "\n" in place:
         raise GdqError(f"target {target!r} names no place", hint=f"Write {kind}:/folder.")
     if "://" in place:
         _check_uri(kind, place)
-        name = LakeName(kind, place.rstrip("/"))  # type: ignore[arg-type]
+        name = LakeName(kind, place.rstrip("/"))
     elif kind == "iceberg" and place[0] not in "/.":
         name = LakeName("iceberg", place)
     else:
-        name = LakeName(kind, os.path.abspath(place))  # type: ignore[arg-type] # noqa: PTH100 (no link is resolved)
+        name = LakeName(kind, os.path.abspath(place))  # noqa: PTH100 (no link is resolved)
     if kind == "iceberg":
         where, table = name.iceberg
         if not where or ("/" in where and where[0] != "/") or "." not in table or not all(table.split(".")):

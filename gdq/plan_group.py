@@ -95,7 +95,7 @@ def _argument_of(output: Output) -> exp.Expr | None:
         if isinstance(call, exp.AggFunc):
             raise PlanError("aggregate", f"aggregate {render(call)} is not refreshed from changes")
         raise PlanError("column-not-grouped", f"{render(call)} is neither a column of GROUP BY nor an aggregate")
-    argument = call.this
+    argument: exp.Expr | None = call.this
     if isinstance(argument, exp.Star):
         return None
     if isinstance(argument, exp.Distinct):
@@ -103,7 +103,7 @@ def _argument_of(output: Output) -> exp.Expr | None:
     if argument is None or isinstance(argument, exp.Order) or call.expressions:
         raise PlanError("aggregate-argument", f"{render(call)} is not refreshed from changes")
     check_expression(argument, f"{call.key}()")
-    return argument  # type: ignore[no-any-return]
+    return argument
 
 
 def _recompute_reason(view: ParsedView, arguments: dict[str, _Argument]) -> str | None:
