@@ -34,9 +34,8 @@ bench-all: bench ## also a held snapshot, many tables, an idle queue, views of T
 	@$(py) -m bench.views
 	@$(py) -m bench.large_transaction
 
-test: lint ## lint, all tests but the long ones on PostgreSQL 18, the server tests on 16 and 15
+test: lint ## lint, all tests but the long ones on PostgreSQL 18, the server tests on 15
 	@$(call pytest,18,-m 'not long')
-	@$(call pytest,16,-m 'server and not long')
 	@$(call pytest,15,-m 'server and not long')
 
 test-all: lint .venv-spark43/ready ## lint, all tests on every PostgreSQL, a Spark cluster, the Spark tests on the newest Spark too

@@ -52,7 +52,8 @@ class CopyEngine:
         rows = TargetRows(self.output, self.target, self.types)
         if difference.kind == "full":
             deleted = self.target.empty(self.output, self.types)
-            inserted = self._copy(difference, f"{self.target.table} ({rows.columns})")
+            into = f"{self.target.table} ({rows.columns})"
+            inserted = self.target.fill(self.output, lambda: self._copy(difference, into))
             rows.loaded(difference)
             return deleted + inserted
         names = [f"c{n}" for n in range(1, len(self.types) + 1)]

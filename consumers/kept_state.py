@@ -16,7 +16,7 @@ from gdq.consumers.computation import Make, net
 from gdq.consumers.difference import Difference
 from gdq.plan_spark import Detail
 from gdq.plan_state import StatePlan
-from gdq.target import Diverged, OutputType, Target, run
+from gdq.target import Diverged, OutputType, Target, run, try_index
 
 _SUMS, _BEFORE = "pg_temp.gdq_sums", "pg_temp.gdq_before"
 
@@ -154,7 +154,7 @@ class KeptState:
         run(self.output, f"alter table {table} add check (n {'>' if columns else '>='} 0)")
         if columns:
             listed = ", ".join(f"(array[{column}])" for column in columns)
-            run(self.output, f"create unique index on {table} ({listed})")
+            try_index(self.output, f"create unique index on {table} ({listed})")
         run(self.output, f"analyze {table}")
         return Difference("full", self.kept.shown(table, ""), match=tuple(self.match))
 

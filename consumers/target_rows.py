@@ -40,7 +40,7 @@ class TargetRows:
             where = " and ".join(self._among(key) for key in difference.keys)
             return run(self.output, f"delete from {self.target.table} where {where}") + self._insert(difference.rows)
         deleted = self.target.empty(self.output, self.types)
-        inserted = self._insert(difference.rows)
+        inserted = self.target.fill(self.output, lambda: self._insert(difference.rows))
         self.loaded(difference)
         return deleted + inserted
 

@@ -132,13 +132,21 @@ class ViewRefresh:
         self.changed = {} if s0 is None else self._changed(leader, s0)
 
     def apply(self, engine: Engine | LakeEngine, position: str) -> None:
-        """Change the target and move its position: in the transaction of its connection, or in a lake's own commit."""
+        """Change the target and move its position: in the transaction of its connection, or in a lake's own commit.
+
+        NeedsFull when the changes do not do.
+        """
         started = time.monotonic()
         stored, plan = self.state.stored, self.plan.fingerprint()
         if isinstance(engine, LakeEngine):
             self.rows = engine.commit(stored, StoredPosition(self.view.source, self.view.target, plan, position))
         else:
-            self.rows = engine.apply(self.s0, self.changed)
+            try:
+                self.rows = engine.apply(self.s0, self.changed)
+            except psycopg.errors.ProgramLimitExceeded as error:
+                if self.s0 is None:
+                    raise
+                raise NeedsFull(f"a value is too long for an index: {error.diag.message_primary}") from error
         self.seconds = time.monotonic() - started
         self.effort = engine.effort() if isinstance(engine, Measured) else self._guessed()
         if not isinstance(engine, LakeEngine):

@@ -9,7 +9,7 @@ reads a session of the source.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, LiteralString
 
@@ -195,8 +195,17 @@ class Target:
         run(connection, f"drop index if exists {self.key_index}")
         if columns:
             name = self.key_index.partition('".')[2]
-            run(connection, f"create {'unique ' if unique else ''}index {name} on {self.table} ({columns})")
-            run(connection, f"comment on index {self.key_index} is {sql.Literal(made).as_string(connection)}")
+            if try_index(connection, f"create {'unique ' if unique else ''}index {name} on {self.table} ({columns})"):
+                run(connection, f"comment on index {self.key_index} is {sql.Literal(made).as_string(connection)}")
+
+    def fill(self, connection: Connection[Any], insert: Callable[[], int]) -> int:
+        """Insert all rows of a full load; the index on the key goes where a row's key is too long for it."""
+        try:
+            with connection.transaction():
+                return insert()
+        except psycopg.errors.ProgramLimitExceeded:
+            run(connection, f"drop index if exists {self.key_index}")
+            return insert()
 
     def create_stage(self, connection: Connection[Any], stage: str, columns: Sequence[str]) -> None:
         """Create a staging table after dropping what earlier refreshes of this view have left."""
@@ -244,6 +253,16 @@ class Target:
 def run(connection: Connection[Any], statement: str) -> int:
     """Execute SQL built from a plan and quoted names; the number of rows that it touched, -1 when it counts none."""
     return connection.execute(statement).rowcount
+
+
+def try_index(connection: Connection[Any], statement: str) -> bool:
+    """Make an index unless a value is too long for one (a third of a page): what it serves works without it."""
+    try:
+        with connection.transaction():
+            run(connection, statement)
+    except psycopg.errors.ProgramLimitExceeded:
+        return False
+    return True
 
 
 def copy_rows(source: Connection[Any], query: str, sink: Connection[Any], into: str) -> int:

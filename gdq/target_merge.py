@@ -14,7 +14,7 @@ import psycopg
 from psycopg import Connection
 
 from gdq.plan import RefreshPlan, quote
-from gdq.target import Diverged, OutputType, Target, run
+from gdq.target import Diverged, OutputType, Target, run, try_index
 
 _KEYS = "pg_temp.gdq_keys"
 _SUMS = "pg_temp.gdq_sums"
@@ -34,11 +34,12 @@ class Merge:
         """Replace all rows of the target, made if missing; the rows deleted plus the rows inserted."""
         run(self.connection, f"analyze {self.stage}")
         deleted = self.target.empty(self.connection, self.types)
-        self._make_index()
         if self.plan.merge.rule == "state":
             self._make_state()
             self._add_sums()
-        return deleted + self._insert()
+        inserted = self.target.fill(self.connection, self._insert)
+        self._make_index()
+        return deleted + inserted
 
     def difference(self, keys: Iterable[Sequence[str | None]] = ()) -> int:
         """Apply a delta; the rows deleted plus the rows inserted.
@@ -68,7 +69,7 @@ class Merge:
             columns.append(f"{number.name} {kind} not null")
         run(self.connection, f"drop table if exists {state}")
         run(self.connection, f"create table {state} ({', '.join(columns)}, check (n > 0))")
-        run(self.connection, f"create unique index on {state} ({_indexed(self._keys())})")
+        try_index(self.connection, f"create unique index on {state} ({_indexed(self._keys())})")
 
     def _add_sums(self) -> None:
         """Add the staged sums to the state; _SUMS then holds the touched groups.

@@ -225,7 +225,7 @@ def writer(tap: Tap, number: int, stop: threading.Event) -> None:
     rng = random.Random(number)
     with tap.db.connect("app") as app:
         for key in range(number * 100_000, number * 100_000 + 99_999):
-            if stop.is_set():
+            if stop.wait(0.01):  # not faster than one reader's events, one by one, are applied
                 return
             with app.transaction():
                 app.execute("insert into t values (%s, nextval('version'))", [key])

@@ -36,6 +36,7 @@ BAG = "select status, note from orders"
 SUMS = """select status, count(*), sum(amount) as amount, avg(amount) as mean, sum(n) as n, avg(n) as n_mean,
                  count(note) as notes, sum(big) as big from orders where n < 9 group by status"""
 FLOATS = "select status, sum(ratio) as ratio, count(*) as rows from orders group by status"
+STAGES = [pytest.param(0, id="staged", marks=pytest.mark.long), pytest.param(2**24, id="driver")]
 VIEWS = {"projection": PROJECTION, "bag": BAG, "sums": SUMS, "floats": FLOATS}
 
 
@@ -53,7 +54,7 @@ def change(shop: Shop, seed: int) -> None:
     shop.execute(f"delete from orders where amount = 'NaN' and mod(id, 2) = {seed % 2}")
 
 
-@pytest.mark.parametrize("driver_bytes", [0, 2**24], ids=["staged", "driver"])
+@pytest.mark.parametrize("driver_bytes", STAGES)
 def test_every_shape_stays_equal(shop: Shop, driver_bytes: int) -> None:
     shop.capture("orders")
     for name, query in VIEWS.items():
@@ -82,6 +83,7 @@ def staging_and_position(shop: Shop) -> list[str]:
     return [name for (name,) in shop.execute(query)]
 
 
+@pytest.mark.long
 def test_pk_modes(shop: Shop) -> None:
     shop.execute("create table narrow (like orders including all)")
     shop.execute("insert into narrow select * from orders")
@@ -141,6 +143,7 @@ def writers(shop: Shop, count: int) -> Iterator[list[int]]:
             thread.join()
 
 
+@pytest.mark.long
 def test_exact_under_load_with_rotation(shop: Shop) -> None:
     shop.capture("orders")
     for name, query in VIEWS.items():
@@ -160,7 +163,7 @@ class KilledError(Exception):
     """The refresh ended here."""
 
 
-@pytest.mark.parametrize("driver_bytes", [0, 2**24], ids=["staged", "driver"])
+@pytest.mark.parametrize("driver_bytes", STAGES)
 def test_ended_at_any_point(shop: Shop, driver_bytes: int) -> None:
     shop.capture("orders")
     views = {"projection": PROJECTION, "sums": SUMS}

@@ -87,6 +87,7 @@ def test_views_are_their_queries_to_the_letter(shop: Shop) -> None:
                 assert found == shop.execute(f"select q::text from ({PARTS[name]}) as q order by 1"), (name, step)
 
 
+@pytest.mark.long
 def test_spellings_side_by_side_are_one_group(shop: Shop) -> None:
     shop.execute("update p set k = 2, price = 2.000 where id = 1; update p set price = 2.00 where id = 3")
     names = ["kept", "groups"]
