@@ -16,7 +16,7 @@ from psycopg import Connection, sql
 from psycopg.rows import scalar_row
 
 from gdq.consumers.difference import Difference, KeySet
-from gdq.consumers.effort import Effort, Kind
+from gdq.consumers.effort import Effort, Kind, Tell, tell_nobody
 from gdq.consumers.leader import Leader
 from gdq.consumers.relations import LogColumn, log_columns, weighted
 from gdq.pgtypes import READ_SETTINGS, base_name
@@ -77,7 +77,7 @@ class Computation:
 
     `types` are the types of the view's columns. `folded`: columns whose values the target does not compare as the
     source does; rows are not replaced by these. `choose` is told how many netted changes there are,
-    and may raise NeedsFull. `joined`: another view has begun the transaction, with this snapshot.
+    and may raise NeedsFull, `tell` of each phase. `joined`: another view has begun the transaction, with this snapshot.
     """
 
     connection: Connection[Any]
@@ -87,6 +87,7 @@ class Computation:
     types: Sequence[OutputType]
     folded: Collection[str] = ()
     choose: Callable[[int], None] = lambda _: None
+    tell: Tell = tell_nobody
     _keys: dict[str, KeySet] = field(default_factory=dict, init=False)
     _literals: dict[str, str] = field(default_factory=dict, init=False)
     joined: bool = field(default=False, init=False)
@@ -166,9 +167,11 @@ class Computation:
                 columns = log_columns(connection, queue, table)
                 deltas[names[table]] = weighted(rows, columns)
                 self._exact |= {(names[table], column.name) for column in columns if _is_exact(column)}
+        self.tell("netting", 0)
         tables = self._make_deltas(deltas)
         if tables:
             self.choose(self._delta_rows)
+        self.tell("computing", 0)
         return self._take_all(tables)
 
     def difference_of(self, outcome: Signed | Replace | None) -> Difference:

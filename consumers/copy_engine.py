@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from psycopg import Connection
@@ -19,7 +20,7 @@ from gdq.consumers.difference import Difference
 from gdq.consumers.effort import Effort
 from gdq.consumers.target_rows import TargetRows
 from gdq.pgtypes import READ_SETTINGS
-from gdq.target import OutputType, Target, copy_rows, text_elsewhere
+from gdq.target import OutputType, Target, copy_rows, run, text_elsewhere
 from gdq.view_schema import apply_settings
 
 _IN = "pg_temp.gdq_in"
@@ -34,6 +35,7 @@ class CopyEngine:
     target: Target
     types: Sequence[OutputType]
     _difference: Difference | None = field(default=None, init=False)
+    _made: list[str] = field(default_factory=list, init=False)
 
     def compute(self, s0: str | None, changed: Mapping[str, str]) -> None:
         """Compute what changes; the target's session is not touched."""
@@ -49,6 +51,7 @@ class CopyEngine:
         if difference is None or difference.kind == "none":
             return 0
         apply_settings(self.output, READ_SETTINGS | self.computation.view.settings)
+        self.computation.tell("writing", 0)
         rows = TargetRows(self.output, self.target, self.types)
         if difference.kind == "full":
             deleted = self.target.empty(self.output, self.types)
@@ -61,8 +64,10 @@ class CopyEngine:
         signed = difference.kind == "signed"
         listed = ", ".join([*columns, "net bigint"] if signed else columns)
         self.output.execute(f"create temp table gdq_in ({listed}) on commit drop")
+        self._made.append(_IN)
         self._copy(difference, _IN)
         if signed:
+            self._made.append(OUT)
             temporary(self.output, OUT.removeprefix("pg_temp."), f"select *, {image_of(names)} as image from {_IN}")
             return rows.change(difference)
         # the keys have the column's type; a domain or an enum is known only where they come from
@@ -70,11 +75,18 @@ class CopyEngine:
         keys = tuple(dataclasses.replace(key, array_type=f"{kinds[key.column]}[]") for key in difference.keys)
         return rows.change(dataclasses.replace(difference, rows=f"select {', '.join(names)} from {_IN}", keys=keys))
 
+    def clear(self) -> None:
+        """Drop what was made, so that another view can be refreshed in the same transaction of the target."""
+        if self._made:
+            run(self.output, f"drop table {', '.join(self._made)}")
+            self._made.clear()
+
     def _copy(self, difference: Difference, into: str) -> int:
         # reading the rows may compute them
         full = difference.kind == "full"
         with nullcontext() if full else self.computation.computing():
-            return copy_rows(self.computation.connection, difference.rows, self.output, into)
+            tell = partial(self.computation.tell, "writing")
+            return copy_rows(self.computation.connection, difference.rows, self.output, into, tell)
 
 
 def folded_columns(connection: Connection[Any], columns: Sequence[tuple[str, int, str]]) -> set[str]:

@@ -1,12 +1,23 @@
-"""What does the work of a refresh, and what that work was, as the history of a view shows it."""
+"""What does the work of a refresh, what it is at, and what that work was, as the history of a view shows it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 Kind = Literal["none", "incremental", "by-key", "full"]
+
+# What a refresh is at. A full load in the database of the tables computes and writes in one statement: writing.
+Phase = Literal["netting", "computing", "writing"]
+
+# Told when a refresh comes to a phase, and in the last one of the rows that have been written so far, where these pass
+# through this process: phase, rows.
+Tell = Callable[[Phase, int], None]
+
+
+def tell_nobody(_phase: Phase, _rows: int) -> None:
+    """For a refresh that nobody watches."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,13 @@ import psycopg
 from psycopg import sql
 
 from gdq.conninfo import is_pooled
+from gdq.consumers.group import refresh_unit
 from gdq.consumers.refresh import Refresher, RefreshResult
 from gdq.errors import GdqError
+from gdq.group import Unit, units
 from gdq.queue import queue_info
 from gdq.ticker import INTERVAL_SECONDS, TICKER_SECONDS, Housekeeping
-from gdq.view import ViewInfo, in_order, view_changed, view_info
+from gdq.view import view_changed
 
 # A view without changes is refreshed all the same after so long: that moves its position on, which holds logs.
 IDLE_SECONDS = 300.0
@@ -29,7 +31,7 @@ _POLL_SECONDS = 0.5
 
 @dataclass(slots=True)
 class _Watched:
-    """What is known of a view: when it was refreshed here, and how often that has failed since."""
+    """What is known of a view or group: when it was refreshed here, and how often that has failed since."""
 
     refreshed_at: float = float("-inf")
     failures: int = 0
@@ -44,11 +46,12 @@ class _Queue:
 
 
 class Follower:
-    """Refreshes views again and again; all of the database, also those made later, or those named.
+    """Refreshes views again and again; all of the database, also those made later, or those named, and `groups`.
 
     Works on the refresher's control connection alone: waits on it and does a ticker's work meanwhile. A view is looked
-    at whenever a queue ticks, at most every `interval` seconds. `report` is told each refresh, `failed` each error; a
-    view that failed is tried again, after a longer wait from time to time.
+    at whenever a queue ticks, at most every `interval` seconds, and a group refreshed as soon as one of its views has
+    changes. `report` is told each refresh, `failed` each error; what failed is tried again, after a longer wait from
+    time to time.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class Follower:
         refresher: Refresher,
         names: Sequence[str] = (),
         *,
+        groups: Sequence[str] = (),
         interval: float = 1.0,
         report: Callable[[RefreshResult], None],
         failed: Callable[[str, Exception], None],
@@ -63,11 +67,12 @@ class Follower:
         self._refresher = refresher
         self._connection = refresher.control
         self._names = names
+        self._groups = groups
         self._interval = interval
         self._report = report
         self._failed = failed
         self._pooled = is_pooled(self._connection)
-        self._views: dict[str, _Watched] = {}
+        self._units: dict[str, _Watched] = {}
         self._queues: dict[str, _Queue] = {}
         self._notified = False
 
@@ -75,32 +80,35 @@ class Follower:
         """Go on until `stop`, which is asked between refreshes and while waiting.
 
         psycopg.OperationalError when the control connection was lost, psycopg.errors.UndefinedObject when a named view
-        does not exist at the start.
+        or group does not exist at the start.
         """
-        for name in self._names:
-            view_info(self._connection, name)
+        units(self._connection, self._names, self._groups)
         self._connection.add_notify_handler(self._notice)
         try:
             while not stop():
                 started = time.monotonic()
                 self._notified = False
-                for view in self._listed():
+                for unit in self._listed():
                     if stop():
                         return
-                    self._look(view.view_name)
+                    self._look(unit)
                 self._wait(started, stop)
         finally:
             self._connection.remove_notify_handler(self._notice)
 
-    def _listed(self) -> list[ViewInfo]:
-        """The views that there are, in the order of refreshes; their queues are listened to."""
-        views = [view for view in view_info(self._connection) if not self._names or view.view_name in self._names]
-        self._views = {view.view_name: self._views.get(view.view_name, _Watched()) for view in views}
-        wanted = {view.queue_name for view in views}
+    def _listed(self) -> list[Unit]:
+        """What there is to refresh, in its order; the queues are listened to."""
+        listed = [unit for unit in units(self._connection) if self._is_wanted(unit)]
+        self._units = {str(unit): self._units.get(str(unit), _Watched()) for unit in listed}
+        wanted = {view.queue_name for unit in listed for view in unit.views}
         self._queues = {channel: queue for channel, queue in self._queues.items() if queue.name in wanted}
         if wanted - {queue.name for queue in self._queues.values()}:
             self._listen(wanted)
-        return in_order(self._connection, views)
+        return listed
+
+    def _is_wanted(self, unit: Unit) -> bool:
+        everything = not self._names and not self._groups
+        return everything or unit.group_name in self._groups or any(name in self._names for name in unit.names)
 
     def _listen(self, names: set[str]) -> None:
         for queue in queue_info(self._connection):
@@ -110,25 +118,26 @@ class Follower:
                 if not self._pooled:
                     self._connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
 
-    def _look(self, name: str) -> None:
-        """Refresh a view if there is reason to."""
-        watched = self._views[name]
+    def _look(self, unit: Unit) -> None:
+        """Refresh a view or a group if there is reason to."""
+        watched = self._units[str(unit)]
         if time.monotonic() < watched.retry_at:
             return
         try:
             fresh = not watched.failures and time.monotonic() - watched.refreshed_at < IDLE_SECONDS
-            if fresh and not view_changed(self._connection, name):
+            if fresh and not any(view_changed(self._connection, name) for name in unit.names):
                 return
-            result = self._refresher.refresh(name)
+            results = refresh_unit(self._refresher, unit)
         except (GdqError, psycopg.Error) as error:
             if self._connection.closed:
                 raise
             watched.failures += 1
             watched.retry_at = time.monotonic() + min(2.0**watched.failures / 2, _RETRY_SECONDS_MAX)
-            self._failed(name, error)
+            self._failed(str(unit), error)
         else:
-            self._views[name] = _Watched(time.monotonic())
-            self._report(result)
+            self._units[str(unit)] = _Watched(time.monotonic())
+            for result in results:
+                self._report(result)
 
     def _wait(self, started: float, stop: Callable[[], bool]) -> None:
         """Wait until a look is worth it, and do a ticker's work meanwhile."""
@@ -152,7 +161,7 @@ class Follower:
 
     def _retry_due(self) -> bool:
         now = time.monotonic()
-        return any(watched.failures and watched.retry_at <= now for watched in self._views.values())
+        return any(watched.failures and watched.retry_at <= now for watched in self._units.values())
 
     def _notice(self, notify: psycopg.Notify) -> None:
         # Called whatever the connection is busy with. The tick of a refresh is not told.

@@ -1,4 +1,4 @@
-"""Refreshes several views as one: `gdq refresh --group VIEW VIEW...`.
+"""Refreshes several views as one: a stored group, `gdq refresh --group NAME`, or `gdq refresh --together VIEW VIEW...`.
 
 All are computed at one snapshot, and all targets move in one transaction: whoever reads two of them in one statement
 sees them at the same point of their tables' history. Killed anywhere, all are as before or all are moved.
@@ -6,62 +6,66 @@ sees them at the same point of their tables' history. Killed anywhere, all are a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
 
-from psycopg import Connection
+import psycopg
 
+from gdq.consumers.copy_engine import CopyEngine
 from gdq.consumers.leader import Leader, lead
 from gdq.consumers.postgres_engine import PostgresEngine
 from gdq.consumers.refresh import Refresher, RefreshResult
 from gdq.consumers.view_refresh import ViewRefresh
 from gdq.errors import GdqError, mapped
+from gdq.group import Unit
 from gdq.target import Diverged, NeedsFull
-from gdq.view import ViewInfo, view_info
+from gdq.view import view_info
+
+Check = Callable[[ViewRefresh, Leader], None]
 
 
-def refresh_group(refresher: Refresher, names: Sequence[str], *, full: bool = False) -> list[RefreshResult]:
-    """Bring these views up to the same present; `full`: by loading them afresh.
+def refresh_unit(
+    refresher: Refresher, unit: Unit, *, full: Collection[str] = (), check: Mapping[str, Check] | None = None
+) -> list[RefreshResult]:
+    """Bring a view or a group up to the present. Errors as of Refresher.refresh() and refresh_group()."""
+    if unit.group_name is not None:
+        return refresh_group(refresher, unit.names, full=full, check=check, group=unit.group_name)
+    (name,) = unit.names
+    return [refresher.refresh(name, full=name in full, check=(check or {}).get(name))]
 
-    Writes what the refresh of each writes. GdqError for views that cannot be refreshed together; all else as for one.
+
+def refresh_group(
+    refresher: Refresher,
+    names: Sequence[str],
+    *,
+    full: Collection[str] = (),
+    check: Mapping[str, Check] | None = None,
+    group: str | None = None,
+) -> list[RefreshResult]:
+    """Bring these views up to the same present; those in `full` by loading them afresh.
+
+    `group`: the stored one that they are. `check` is called for the views that it names before all are committed.
+    Writes what the refresh of each writes. psycopg.errors.FeatureNotSupported for views that do not go together,
+    GdqError for one that a stored group has; all else as for one view.
     """
-    views = [view_info(refresher.control, name)[0] for name in dict.fromkeys(names)]
-    _check(refresher.control, views)
+    names = list(dict.fromkeys(names))
     with ExitStack() as stack:
         # in one order, so that two groups never wait for each other
-        for view in sorted(views, key=lambda view: view.view_name):
-            stack.enter_context(refresher.locked(view.view_name))
-        works = [stack.enter_context(refresher.noted(view)) for view in views]
-        _Group(refresher, works, dict.fromkeys(names, "asked for" if full else None)).run()
+        for name in sorted(names):
+            stack.enter_context(refresher.locked(name))
+        with mapped():
+            refresher.control.execute("select gdq.check_group(%s)", [names])
+        views = [view_info(refresher.control, name)[0] for name in names]
+        for view in views:
+            if view.group_name not in (None, group):
+                # without the others it would stand at another snapshot than they
+                hint = f"gdq refresh --group {view.group_name}"
+                raise GdqError(f"view {view.view_name} is refreshed with group {view.group_name} only", hint=hint)
+        works = [stack.enter_context(refresher.noted(view, group)) for view in views]
+        reasons = {name: "asked for" if name in full else None for name in names}
+        _Group(refresher, works, reasons, check or {}).run()
     return [work.result for work in works]
-
-
-def _check(connection: Connection[Any], views: Sequence[ViewInfo]) -> None:
-    for view in views:
-        if view.engine != "postgres" or view.elsewhere:
-            raise GdqError(
-                f"view {view.view_name} cannot be refreshed in a group",
-                hint="A group takes views of engine postgres whose targets are in the database of their tables.",
-            )
-        if view.queue_name != views[0].queue_name:
-            raise GdqError(f"views {views[0].view_name} and {view.view_name} are of two queues: no group")
-    query = (
-        "select pg_catalog.to_regclass(n)::oid from pg_catalog.unnest(%s::text[]) with ordinality u(n, i) order by i"
-    )
-
-    def oids(tables: list[str]) -> list[int | None]:
-        return [oid for (oid,) in connection.execute(query, [tables])]
-
-    filled = dict(zip(oids([view.target for view in views]), views, strict=True))
-    for view in views:
-        below = next((filled[oid] for oid in oids(view.tables) if oid is not None and oid in filled), None)
-        if below is not None:
-            raise GdqError(
-                f"view {view.view_name} reads the target of view {below.view_name}: they cannot be in one group",
-                hint=f"Refresh {view.view_name} after the group.",
-            )
 
 
 @dataclass(slots=True)
@@ -71,6 +75,7 @@ class _Group:
     refresher: Refresher
     works: Sequence[ViewRefresh]
     reasons: dict[str, str | None]
+    check: Mapping[str, Check]
     _name: str = field(default="", init=False)
 
     def run(self) -> None:
@@ -106,6 +111,9 @@ class _Group:
             with first.output.transaction():
                 for work in self.works:
                     self._apply(work, leader, position)
+                for work in self.works:
+                    if work.view.view_name in self.check:
+                        self.check[work.view.view_name](work, leader)
                 at("applied")
         at("committed")
         for work in self.works:
@@ -116,9 +124,15 @@ class _Group:
         """Change one target in the transaction that all share."""
         self._name = work.view.view_name
         with work.engine(leader) as engine:
-            if not isinstance(engine, PostgresEngine):
-                raise AssertionError("only views of engine postgres come here")
-            engine.computation.joined = work is not self.works[0]
-            engine.compute(work.s0, work.changed)
-            work.apply(engine, position)
-            engine.computation.clear()
+            if not isinstance(engine, (PostgresEngine, CopyEngine)):
+                raise AssertionError("only views of engine postgres with targets in one database come here")
+            if isinstance(engine, PostgresEngine):
+                engine.computation.joined = work is not self.works[0]
+            try:
+                engine.compute(work.s0, work.changed)
+                work.apply(engine, position)
+            except psycopg.DataError as error:
+                diag = error.diag
+                message = f"view {self._name}: {diag.message_primary}"
+                raise GdqError(message, detail=diag.message_detail, hint=diag.message_hint) from error
+            engine.clear()

@@ -66,7 +66,11 @@ class LakeEngine:
         # reading the rows may compute them
         with nullcontext() if done.kind == "full" else self.computation.computing():
             weight = WEIGHT if done.kind == "signed" else None
-            yield from read(self.computation.connection, done.rows, self.columns, weight)
+            written = 0
+            for batch in read(self.computation.connection, done.rows, self.columns, weight):
+                self.computation.tell("writing", written)
+                yield batch
+                written += batch.num_rows
 
     def _key(self, key: KeySet) -> LakeKey:
         from gdq.consumers.lake_rows import LakeKey  # noqa: PLC0415

@@ -53,13 +53,17 @@ class PostgresEngine:
         if not changed:
             return 0
         with self.computation.computing():
-            rows = self._rows.change(self._difference(changed))
+            rows = self._write(self._difference(changed))
             self.computation.end()
         return rows
 
-    @property
-    def _rows(self) -> TargetRows:
-        return TargetRows(self.output, self.target, self.types)
+    def clear(self) -> None:
+        """Drop what was made, so that another view can be refreshed in the same transaction."""
+        self.computation.clear()
+
+    def _write(self, difference: Difference) -> int:
+        self.computation.tell("writing", 0)
+        return TargetRows(self.output, self.target, self.types).change(difference)
 
     def _difference(self, changed: Mapping[str, str]) -> Difference:
         outcome, state = self.computation.outcome(changed), self.computation.plan.state
@@ -71,9 +75,10 @@ class PostgresEngine:
         """Fill the target, made if missing, with all rows of the view; the rows deleted and inserted."""
         state = self.computation.plan.state
         if state is None:
-            return self._rows.change(self.computation.full())
+            return self._write(self.computation.full())
         self.computation.full()
-        return self._rows.change(self._kept(state).load(state.whole()))
+        self.computation.tell("computing", 0)
+        return self._write(self._kept(state).load(state.whole()))
 
     def _merge_state(self, state: StatePlan, rows: str) -> Difference:
         """Add signed rows of groups and arguments to the state; the difference between the groups' old and new rows."""

@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
@@ -30,9 +30,10 @@ from psycopg import Connection
 from psycopg.rows import scalar_row
 
 from gdq.conninfo import connect, conninfo_of, is_pooled, resolve
+from gdq.consumers.effort import Phase
 from gdq.consumers.leader import Leader, for_other_machines, without_password
 from gdq.consumers.view_refresh import Action, Point, ViewRefresh
-from gdq.errors import mapped
+from gdq.errors import GdqError, mapped
 from gdq.view import ViewInfo, view_info
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class RefreshResult:
     """One refresh: what was done and why, the rows deleted and inserted, and how long it took.
 
     `kind`: what was computed for that, `delta_rows` of how many netted changes, `rows_read` rows of the tables.
+    `group_name`: the stored group that was refreshed.
     """
 
     view_name: str
@@ -54,6 +56,7 @@ class RefreshResult:
     kind: str | None = None
     delta_rows: int | None = None
     rows_read: int | None = None
+    group_name: str | None = None
 
 
 class Refresher:
@@ -61,7 +64,8 @@ class Refresher:
 
     Given an idle autocommit connection it works on that, which stays open at the end.
     What reads at most `driver_bytes` passes its result through this process, more goes through a staging table.
-    `at` is called at the points of a refresh, in order; an exception from it ends the refresh there.
+    `at` is called at the points of a refresh, in order; an exception from it ends the refresh there. `progress` is told
+    of which view a refresh has come to which phase, and how many rows are written, where that is known.
     """
 
     def __init__(
@@ -70,11 +74,13 @@ class Refresher:
         *,
         driver_bytes: int = 16 * 2**20,
         at: Callable[[Point], None] = lambda _: None,
+        progress: Callable[[str, Phase, int], None] = lambda _view, _phase, _rows: None,
     ) -> None:
         self._stack = ExitStack()
         self._connections: dict[tuple[str, str], Connection[Any]] = {}
         self.driver_bytes = driver_bytes
         self.at = at
+        self.progress = progress
         if isinstance(source, Connection):
             self.control = source
         else:
@@ -114,7 +120,7 @@ class Refresher:
 
         Writes the target and its position, the queue's position and a row of the view's history. PlanError when the
         view can no longer be planned, psycopg.errors.LockNotAvailable when another refresh of it is at work,
-        RefreshConflict when one has overtaken this.
+        RefreshConflict when one has overtaken this; GdqError when the view is refreshed with a group only.
         """
         with self.locked(name):
             return self._refresh(name, full, check)
@@ -138,14 +144,18 @@ class Refresher:
 
     def _refresh(self, name: str, full: bool, check: Callable[[ViewRefresh, Leader], None] | None) -> RefreshResult:
         (view,) = view_info(self.control, name)
+        if view.group_name is not None:
+            # alone it would stand at another snapshot than the others
+            hint = f"gdq refresh --group {view.group_name}"
+            raise GdqError(f"view {name} is refreshed with group {view.group_name} only", hint=hint)
         with self.noted(view) as work:
             work.run(full=full, check=check)
         return work.result
 
     @contextmanager
-    def noted(self, view: ViewInfo) -> Iterator[ViewRefresh]:
-        """A refresh of a view whose outcome the block brings about: it is noted in the history."""
-        run = self._scalar("select gdq.start_view_run(%s)", view.view_name)
+    def noted(self, view: ViewInfo, group: str | None = None) -> Iterator[ViewRefresh]:
+        """A refresh of a view whose outcome the block brings about: it is noted in the history, with its `group`."""
+        run = self._scalar("select gdq.start_view_run(%s, %s)", view.view_name, group)
         started = time.monotonic()
         try:
             work = ViewRefresh(self, view)
@@ -162,9 +172,8 @@ class Refresher:
             *(run, work.action, work.reason, *work.snapshots, work.rows),
             *(effort.kind, effort.delta_rows, effort.rows_read, work.seconds, work.choice or None),
         )
-        work.result = RefreshResult(
-            view.view_name, work.action, work.reason, work.rows, time.monotonic() - started, *astuple(effort)
-        )
+        done = (view.view_name, work.action, work.reason, work.rows, time.monotonic() - started)
+        work.result = RefreshResult(*done, effort.kind, effort.delta_rows, effort.rows_read, group)
 
     def connection(self, purpose: str, dsn: str, *, autocommit: bool = False) -> Connection[Any]:
         """A connection for one purpose, kept from refresh to refresh: what a session has compiled is not lost."""

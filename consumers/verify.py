@@ -10,9 +10,11 @@ from typing import Any
 
 from psycopg import Connection
 
+from gdq.consumers.group import refresh_unit
 from gdq.consumers.leader import Leader
 from gdq.consumers.refresh import Refresher
 from gdq.consumers.view_refresh import ViewRefresh
+from gdq.group import units
 from gdq.pgtypes import READ_SETTINGS
 from gdq.plan import quote
 from gdq.target import copy_rows, run
@@ -44,13 +46,14 @@ class VerifyResult:
 def verify_view(refresher: Refresher, name: str) -> VerifyResult:
     """Refresh a view and, before that is committed, compare its target with its query at the refresh's snapshot.
 
-    A lake table is compared after its commit.
+    A lake table is compared after its commit. A view of a group is refreshed with it.
 
     Both sides are multisets and compared by PostgreSQL (EXCEPT ALL, both ways). Sums of floats may differ by one part
     in 10^9: PostgreSQL adds them up in no fixed order. Writes what a refresh writes.
     """
     found: list[VerifyResult] = []
-    refresher.refresh(name, check=lambda work, leader: found.append(_compare(work, leader)))
+    (unit,) = units(refresher.control, [name])
+    refresh_unit(refresher, unit, check={name: lambda work, leader: found.append(_compare(work, leader))})
     return found[-1]
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import psycopg
 from psycopg import Connection
 
-from gdq.consumers.effort import Effort, Engine, Kind, Measured
+from gdq.consumers.effort import Effort, Engine, Kind, Measured, Phase
 from gdq.consumers.lake import LakeState, open_lake
 from gdq.consumers.lake_engine import LakeEngine
 from gdq.consumers.leader import Leader, lead
@@ -88,6 +88,8 @@ class ViewRefresh:
             self.look(leader, reason)
             with self.engine(leader) as engine:
                 started = time.monotonic()
+                if not isinstance(engine, Measured):  # those tell themselves
+                    self.tell("computing")
                 engine.compute(self.s0, self.changed)
                 at("staged")
                 computed = time.monotonic()
@@ -141,6 +143,8 @@ class ViewRefresh:
         if isinstance(engine, LakeEngine):
             self.rows = engine.commit(stored, StoredPosition(self.view.source, self.view.target, plan, position))
         else:
+            if not isinstance(engine, Measured):
+                self.tell("writing")
             try:
                 self.rows = engine.apply(self.s0, self.changed)
             except psycopg.errors.ProgramLimitExceeded as error:
@@ -151,6 +155,10 @@ class ViewRefresh:
         self.effort = engine.effort() if isinstance(engine, Measured) else self._guessed()
         if not isinstance(engine, LakeEngine):
             self.target.move(self.output, stored, plan, position)
+
+    def tell(self, phase: Phase, rows: int = 0) -> None:
+        """Say what the refresh is at."""
+        self.refresher.progress(self.view.view_name, phase, rows)
 
     def _guessed(self) -> Effort:
         """The kind alone, for an engine that does not tell what it did."""
@@ -263,7 +271,9 @@ class ViewRefresh:
         from gdq.consumers.postgres_engine import PostgresEngine  # noqa: PLC0415
 
         if not self.view.elsewhere:
-            made = Computation(self.output, leader, self.view, self.plan, self.types, choose=self.choose)
+            made = Computation(
+                self.output, leader, self.view, self.plan, self.types, choose=self.choose, tell=self.tell
+            )
             yield PostgresEngine(made, self.output, self.target, self.types)
             return
         connection = self.refresher.connection("compute", self.refresher.dsn)
@@ -275,7 +285,8 @@ class ViewRefresh:
 
             columns = lake_columns(self.columns, self.view.lake.kind)
             folded |= compared_as_text(self.columns)
-        with Computation(connection, leader, self.view, self.plan, types, folded, self.choose).beside() as made:
+        computation = Computation(connection, leader, self.view, self.plan, types, folded, self.choose, self.tell)
+        with computation.beside() as made:
             if self.lake is not None:
                 yield LakeEngine(made, self.lake, columns)
                 return

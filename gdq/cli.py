@@ -27,8 +27,10 @@ from gdq.cli_control import NEW_QUEUE_SETTINGS, settings_of
 from gdq.cli_control import commands as control_commands
 from gdq.cli_ddl import apply_ddl
 from gdq.cli_era import commands as era_commands
+from gdq.cli_group import commands as group_commands
 from gdq.cli_message import commands as message_commands
 from gdq.cli_monitor import commands as monitor_commands
+from gdq.cli_refresh import commands as refresh_commands
 from gdq.cli_retry import commands as retry_commands
 from gdq.cli_run import consume, peek, ticker
 from gdq.cli_sequence import commands as sequence_commands
@@ -305,6 +307,8 @@ for _command in (
     *retry_commands,
     *sequence_commands,
     *view_commands,
+    *group_commands,
+    *refresh_commands,
     *era_commands,
     *monitor_commands,
 ):

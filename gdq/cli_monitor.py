@@ -141,10 +141,11 @@ def _tables(found: Status) -> Group:
     for table in shown[: max(wanting, _TABLES_SHOWN)]:
         sizes = (size(table.log_bytes), str(table.segments))
         tables.add_row(table.queue_name, table.table_name, table.mode, *sizes, table.state, table.reason or "")
-    views = _table("queue", "view", "age", "last action", "rows changed", "error")
+    views = _table("queue", "view", "group", "age", "last action", "rows changed", "error")
     for view in found.views:
         rows = "" if view.rows_changed is None else f"{view.rows_changed:,}"
-        views.add_row(view.queue_name, view.view_name, age(view.age), view.last_action or "", rows, view.error or "")
+        done = (age(view.age), view.last_action or "", rows, view.error or "")
+        views.add_row(view.queue_name, view.view_name, view.group_name or "", *done)
     return Parts(*(part for part in (queues, consumers, tables, views) if part.row_count or part is queues))
 
 

@@ -1,21 +1,15 @@
-"""Commands for views. Only `refresh` and `verify-view` load Apache Spark."""
+"""Commands for views. Only `verify-view` loads Apache Spark."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import sys
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 import click
 
 from gdq.cli_base import (
-    Failure,
-    Stop,
     Wanting,
-    connect_checked,
     dsn_option,
-    failure,
     fields,
     json_option,
     print_rows,
@@ -24,13 +18,12 @@ from gdq.cli_base import (
 )
 
 if TYPE_CHECKING:
-    from psycopg import Connection
-
     from gdq.view import EngineChoice, Plan, ViewInfo
 
 _VIEW_COLUMNS = (
     "view_name",
     "queue_name",
+    "group_name",
     "tables",
     "target",
     "last_refresh",
@@ -189,96 +182,6 @@ def _print_plan(plan: Plan, as_json: bool) -> None:
     click.echo(json.dumps(plan.as_dict(), indent=1) if as_json else str(plan))
 
 
-@click.command()
-@click.argument("view", nargs=-1)
-@click.option("--full", is_flag=True, help="Load afresh instead of applying the changes.")
-@click.option("--group", is_flag=True, help="Refresh the named views at one snapshot, all in one transaction.")
-@click.option("--follow", is_flag=True, help="Go on refreshing whenever something changed, until SIGTERM or Ctrl-C.")
-@click.option(
-    "--interval",
-    type=click.FloatRange(min=0),
-    default=1.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="With --follow: refresh a view at most so often.",
-)
-@dsn_option
-@json_option
-def refresh(
-    *,
-    view: tuple[str, ...],
-    full: bool,
-    group: bool,
-    follow: bool,
-    interval: float,
-    dsn: str | None,
-    as_json: bool,
-) -> None:
-    """Bring views up to the present; without VIEW all of them, a view over another's target after that.
-
-    With --follow one line, or with --json one object, for each refresh.
-    """
-    import psycopg  # noqa: PLC0415
-
-    from gdq.consumers.refresh import Refresher, RefreshResult  # noqa: PLC0415
-    from gdq.errors import GdqError  # noqa: PLC0415
-    from gdq.view import in_order, view_info  # noqa: PLC0415
-
-    if group and (follow or not view):
-        raise click.UsageError("--group takes the names of views, and is not for --follow")
-    if follow:
-        if full:
-            raise click.UsageError("--follow applies changes: leave --full out")
-        _follow(view, interval, dsn, as_json=as_json)
-        return
-    results: list[RefreshResult] = []
-    failed = 0
-    with Refresher(dsn) as refresher:
-        control = refresher.control
-        if group:
-            from gdq.consumers.group import refresh_group  # noqa: PLC0415
-
-            print_rows(refresh_group(refresher, view, full=full), fields(RefreshResult), as_json=as_json)
-            return
-        for name in view or [info.view_name for info in in_order(control, view_info(control))]:
-            try:
-                results.append(refresher.refresh(name, full=full))
-            except (GdqError, psycopg.Error) as error:  # the other views are refreshed all the same
-                failure(error).show()
-                failed += 1
-    print_rows(results, fields(RefreshResult), as_json=as_json)
-    if failed:
-        sys.exit(1)
-
-
-def _follow(names: tuple[str, ...], interval: float, dsn: str | None, *, as_json: bool) -> None:
-    from gdq.consumers.follow import Follower  # noqa: PLC0415
-    from gdq.consumers.refresh import Refresher, RefreshResult  # noqa: PLC0415
-    from gdq.ticker import reconnecting  # noqa: PLC0415
-
-    def report(result: RefreshResult) -> None:
-        if as_json:
-            click.echo(json.dumps(dataclasses.asdict(result), ensure_ascii=False))
-        else:
-            why = f" ({result.reason})" if result.reason else ""
-            done = f"{result.rows_changed} rows changed in {result.seconds:.2f} s"
-            click.echo(f"{result.view_name}: {result.action}{why}, {done}")
-
-    def failed(name: str, error: Exception) -> None:
-        told = failure(error)
-        Failure(f"view {name}: {told.message}", told.detail, told.hint).show()
-
-    def work(connection: Connection[Any]) -> None:
-        with Refresher(connection) as refresher:
-            Follower(refresher, names, interval=interval, report=report, failed=failed).run(stop)
-
-    stop = Stop()
-    try:
-        reconnecting(lambda: connect_checked(dsn, "gdq:refresh"), work, stop.sleep)
-    except KeyboardInterrupt:
-        raise Failure("interrupted: the refresh at hand was rolled back") from None
-
-
 @click.command("verify-view")
 @click.argument("name")
 @dsn_option
@@ -296,4 +199,4 @@ def verify_view(name: str, dsn: str | None, as_json: bool) -> None:
         raise Wanting(f"view {name} differs from its query", hint=hint)
 
 
-commands: list[click.Command] = [create_view, views, view_history, drop_view, explain_view, refresh, verify_view]
+commands: list[click.Command] = [create_view, views, view_history, drop_view, explain_view, verify_view]

@@ -70,7 +70,7 @@ class ViewStatus:
 
     `age`: since the start of the last refresh that was finished, so what the target stands for is at most as old; None
     before the first. `last_action`: full, delta, none or failed; `kind`: none, incremental, by-key or full, what it
-    computed, and `delta_rows`: the netted changes that it worked on.
+    computed, and `delta_rows`: the netted changes that it worked on. `group_name`: the group that it is refreshed with.
     """
 
     queue_name: str
@@ -81,6 +81,7 @@ class ViewStatus:
     error: str | None
     kind: str | None
     delta_rows: int | None
+    group_name: str | None
 
     @property
     def kind_name(self) -> str:

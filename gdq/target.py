@@ -22,6 +22,9 @@ from gdq.plan import quote
 
 _FIRST_USER_OID = 16384
 
+# Of so many rows of a copy each is told.
+_TOLD_ROWS = 10_000
+
 _CREATE_POSITION = """
 create table if not exists gdq_target.position (
   view        text primary key,
@@ -265,10 +268,16 @@ def try_index(connection: Connection[Any], statement: str) -> bool:
     return True
 
 
-def copy_rows(source: Connection[Any], query: str, sink: Connection[Any], into: str) -> int:
+def copy_rows(
+    source: Connection[Any],
+    query: str,
+    sink: Connection[Any],
+    into: str,
+    copied_so_far: Callable[[int], None] = lambda _: None,
+) -> int:
     """Copy the rows of a SELECT in one session into a table (with columns, if not all) of another; how many.
 
-    They go as the text that `source` writes, in its encoding.
+    They go as the text that `source` writes, in its encoding. `copied_so_far` is told now and then how many have gone.
     """
     theirs = sink.info.parameter_status("client_encoding")
     own = source.info.parameter_status("client_encoding")
@@ -277,8 +286,10 @@ def copy_rows(source: Connection[Any], query: str, sink: Connection[Any], into: 
         sink.execute(set_encoding, [own])
     with sink.cursor() as writer:
         with source.cursor().copy(f"copy ({query}) to stdout") as rows, writer.copy(f"copy {into} from stdin") as copy:
-            for block in rows:
+            for number, block in enumerate(rows, 1):  # one row each
                 copy.write(block)
+                if number % _TOLD_ROWS == 0:
+                    copied_so_far(number)
         copied = writer.rowcount
     if own != theirs:
         sink.execute(set_encoding, [theirs])

@@ -9,7 +9,6 @@ import importlib.util
 import json
 import re
 import uuid
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
@@ -54,7 +53,7 @@ class ViewRun:
 
     `kind`: none, incremental, by-key or full, what was computed. `delta_rows`: netted changes that it worked on,
     `rows_read`: rows of the tables that it read, None where that is not known. `work_seconds`: computing and writing
-    alone. `choice`: why that was expected to cost less.
+    alone. `choice`: why that was expected to cost less. `group_name`: the group that was refreshed.
     """
 
     started_at: datetime
@@ -69,11 +68,15 @@ class ViewRun:
     rows_read: int | None
     work_seconds: float | None
     choice: str | None
+    group_name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ViewInfo:
-    """One view and the outcome of its last refresh. `last_action`: full, delta, none or failed."""
+    """One view and the outcome of its last refresh.
+
+    `last_action`: full, delta, none or failed; `group_name`: the group that it is refreshed with.
+    """
 
     view_name: str
     queue_name: str
@@ -88,6 +91,7 @@ class ViewInfo:
     last_reason: str | None
     rows_changed: int | None
     error: str | None
+    group_name: str | None
 
     @property
     def source(self) -> str:
@@ -204,29 +208,6 @@ def view_history(connection: Connection[Any], name: str, limit: int | None = Non
 def view_changed(connection: Connection[Any], name: str) -> bool:
     """Whether a refresh of the view would find something to do; cheap. psycopg.errors.UndefinedObject as above."""
     return bool(_scalar(connection, "select gdq.view_changed(%s)", name))
-
-
-def in_order(connection: Connection[Any], views: Iterable[ViewInfo]) -> list[ViewInfo]:
-    """Views so that one over another's target comes after that; else as they are given. Views in a circle too."""
-    given = list(views)
-    names = [name for view in given for name in (*([] if view.lake else [view.target]), *view.tables)]
-    query = "select n, pg_catalog.to_regclass(n)::oid from pg_catalog.unnest(%s::text[]) n"
-    oids = dict(connection.execute(query, [names]).fetchall())
-    filled = {oids[view.target]: view for view in given if not view.elsewhere and oids[view.target] is not None}
-    ordered: dict[str, ViewInfo] = {}
-    seen: set[str] = set()
-
-    def visit(view: ViewInfo) -> None:
-        if view.view_name not in seen:
-            seen.add(view.view_name)
-            for table in view.tables:
-                if oids[table] in filled:
-                    visit(filled[oids[table]])
-            ordered[view.view_name] = view
-
-    for view in given:
-        visit(view)
-    return list(ordered.values())
 
 
 def load_plan(connection: Connection[Any], view: ViewInfo) -> Plan:

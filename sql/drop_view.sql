@@ -1,5 +1,5 @@
--- drop_view(view): forgets a view, its history and its consumer; the target is not touched. Result: true; false when
--- there was none. Writes: deletes from view and view_run, and what unregister_consumer() deletes.
+-- drop_view(view): forgets a view, its history and its consumer, and takes it out of its group; the target is not touched.
+-- Result: true; false when there was none. Writes: deletes from view and view_run, and what unregister_consumer() deletes.
 create or replace function gdq.drop_view(view text) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -11,6 +11,9 @@ begin
     return false;
   end if;
   perform gdq.unregister_consumer((select q.queue_name from gdq.queue q where q.queue_id = old.queue_id), old.consumer_name);
+  if old.group_id is not null then
+    raise notice 'view "%" was in group "%", which goes on without it', view, (select g.group_name from gdq.view_group g where g.group_id = old.group_id);
+  end if;
   return true;
 end
 $$;

@@ -156,7 +156,7 @@ as $$
     from pg_proc p,
          (values
            -- what there is, and no data
-           ('{gdq_reader,gdq_consumer,gdq_admin}'::name[], '{queue_info,table_info,sequence_info,consumer_info,member_info,view_info,view_history,view_status,queue_status,table_status,'
+           ('{gdq_reader,gdq_consumer,gdq_admin}'::name[], '{queue_info,table_info,sequence_info,consumer_info,member_info,view_info,view_history,view_status,group_info,queue_status,table_status,'
               'consumer_status,doctor,event_triggers_on}'::text[]),
            -- each consumer is its role's own, see check_consumer_role()
            ('{gdq_consumer,gdq_admin}', '{register_consumer,unregister_consumer,register_member,unregister_member,next_batch,touch_batch,'
@@ -166,7 +166,7 @@ as $$
            -- the whole of a queue, typed reads of its logs, refreshes
            ('{gdq_admin}', '{create_queue,set_queue,drop_queue,add_table,alter_table_options,remove_table,add_sequence,remove_sequence,insert_event,insert_events,set_consumer_role,rebase,'
               'suspend_table,off_reason,rearm,summarise_logs,stray_triggers,renamed_triggers,'
-              'apply_ddl,begin_ddl,end_ddl,batch_sql,row_fits,row_is_whole,delta_sql,delta_events,log_segments,segment_is,table_name,create_view,drop_view,'
+              'apply_ddl,begin_ddl,end_ddl,batch_sql,row_fits,row_is_whole,delta_sql,delta_events,log_segments,segment_is,table_name,create_view,drop_view,check_group,create_group,alter_group,drop_group,'
               'lock_view,view_changed,stream_end,begin_refresh,add_tick,set_position,start_view_run,finish_view_run}')) g(roles, names)
    where p.pronamespace = 'gdq'::regnamespace and role = any (g.roles) and p.proname = any (g.names)
 $$;

@@ -1,10 +1,10 @@
 -- view_history(view, max_runs): the refreshes of a view, newest first, at most max_runs (NULL: all that are kept, 1,000).
 -- One row a refresh: action: full, delta, none (nothing had changed) or failed; reason: why full; rows_changed: rows
--- deleted from and inserted into the target; seconds from start to end; kind to choice as finish_view_run() has them.
+-- deleted from and inserted into the target; seconds from start to end; kind to choice as finish_view_run() has them; group_name: the group that was refreshed.
 -- finished_at and action are NULL while it is at work, and for good where its process was killed. Writes: nothing. Errors: 42704.
 create or replace function gdq.view_history(view text, max_runs integer default null)
   returns table (started_at timestamptz, finished_at timestamptz, action text, reason text, rows_changed bigint, seconds double precision, error text,
-                 kind text, delta_rows bigint, rows_read bigint, work_seconds double precision, choice text)
+                 kind text, delta_rows bigint, rows_read bigint, work_seconds double precision, choice text, group_name text)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -15,7 +15,7 @@ begin
   end if;
   return query
     select r.started_at, r.finished_at, r.action, r.reason, r.rows_changed, extract(epoch from r.finished_at - r.started_at)::double precision, r.error,
-           r.kind, r.delta_rows, r.rows_read, r.work_seconds, r.choice
+           r.kind, r.delta_rows, r.rows_read, r.work_seconds, r.choice, r.group_name
       from gdq.view_run r where r.view_id = id order by r.run_id desc limit max_runs;
 end
 $$;
@@ -23,9 +23,10 @@ comment on function gdq.view_history(text, integer) is 'The refreshes of a view,
 
 -- view_status(queue): one row a view of a queue (NULL: of all queues) with how fresh it is. age: since the start of the last
 -- refresh that was finished, so the snapshot that the target stands for is at most as old; NULL before the first.
--- last_action, rows_changed, error, kind, delta_rows: of the last refresh that ended. Writes: nothing. Errors: 42704.
+-- last_action, rows_changed, error, kind, delta_rows: of the last refresh that ended. group_name: the group that it is refreshed with. Writes: nothing. Errors: 42704.
 create or replace function gdq.view_status(queue text default null)
-  returns table (queue_name text, view_name text, age interval, last_action text, rows_changed bigint, error text, kind text, delta_rows bigint)
+  returns table (queue_name text, view_name text, age interval, last_action text, rows_changed bigint, error text, kind text, delta_rows bigint,
+                 group_name text)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -33,8 +34,8 @@ declare
 begin
   return query
     select q.queue_name, v.view_name, clock_timestamp() - done.started_at, ended.action, ended.rows_changed, ended.error,
-           ended.kind, ended.delta_rows
-      from gdq.view v join gdq.queue q using (queue_id)
+           ended.kind, ended.delta_rows, g.group_name
+      from gdq.view v join gdq.queue q using (queue_id) left join gdq.view_group g using (group_id)
       left join lateral (select r.* from gdq.view_run r where r.view_id = v.view_id and r.finished_at is not null order by r.run_id desc limit 1) ended on true
       left join lateral (select r.started_at from gdq.view_run r where r.view_id = v.view_id and r.action <> 'failed' order by r.run_id desc limit 1) done on true
      where wanted is null or v.queue_id = wanted order by 1, 2;

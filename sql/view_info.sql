@@ -1,8 +1,9 @@
 -- view_info(view): one row a view (NULL: all), with how its last refresh went: last_action is full, delta, none or
--- failed. Writes: nothing. Errors: 42704.
+-- failed, group_name the group that it is refreshed with. Writes: nothing. Errors: 42704.
 create or replace function gdq.view_info(view text default null)
   returns table (view_name text, queue_name text, consumer_name text, tables text[], target text, definition text, options jsonb,
-                 created_at timestamptz, last_refresh timestamptz, last_action text, last_reason text, rows_changed bigint, error text)
+                 created_at timestamptz, last_refresh timestamptz, last_action text, last_reason text, rows_changed bigint, error text,
+                 group_name text)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -14,8 +15,8 @@ begin
            array(select coalesce(gdq.table_name(ct.relid), ct.table_name)
                    from gdq.subscription s join gdq.consumer c using (consumer_id), gdq.subscribed_tables(s.subscription_id) ct
                   where s.queue_id = v.queue_id and c.consumer_name = v.consumer_name order by 1),
-           v.target, v.definition, v.options, v.created_at, r.finished_at, r.action, r.reason, r.rows_changed, r.error
-      from gdq.view v join gdq.queue q using (queue_id)
+           v.target, v.definition, v.options, v.created_at, r.finished_at, r.action, r.reason, r.rows_changed, r.error, g.group_name
+      from gdq.view v join gdq.queue q using (queue_id) left join gdq.view_group g using (group_id)
       left join lateral (select * from gdq.view_run vr where vr.view_id = v.view_id and vr.finished_at is not null
                           order by vr.run_id desc limit 1) r on true
      where view is null or v.view_name = view order by v.view_name;

@@ -14,13 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from psycopg import sql
 
 from gdq.consumer import Consumer
 from gdq.consumers.leader import without_password
 from gdq.consumers.spark_source import register
 from gdq.consumers.spark_stream import LIMITS_BATCHES
+from gdq.pgtypes import column_type
 from gdq.source import Position
 from tests.fix_spark import QUEUE, SPARK_MARKS, Shop
+from tests.test_stream_reader import every_type
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -143,6 +146,32 @@ def ended_at(stream: Stream, number: int) -> int:
     """The tick at which a batch ended, from the checkpoint."""
     offset = json.loads((stream.checkpoint / "offsets" / str(number)).read_text().splitlines()[-1])
     return Position.parse(offset["position"]).tick
+
+
+def test_every_type_reaches_spark_as_in_the_batch_reader(shop: Shop, stream: Stream) -> None:
+    """Their Spark types are those of docs/types.md, and all that Spark makes of the values is the same."""
+    names, as_text, values = every_type(shop)
+    start = Position.parse(shop.execute(f"select gdq.position('{QUEUE}', 'lake')")[0][0]).snapshot
+    shop.connection.execute(sql.SQL("insert into kinds values (1, {})").format(values))
+    shop.execute("update kinds set id = 2; insert into kinds (id) values (3); delete from kinds where id = 2")
+    options = {"dsn": stream.dsn, "queue": QUEUE, "table": "kinds", "as_text": as_text}
+    now = shop.execute("select pg_current_snapshot()::text")[0][0]
+    batch = stream.spark.read.format("gdq").options(**options, **{"from": start, "to": now}).load()
+    streaming = stream.spark.readStream.format("gdq").options(**options, consumer="lake").load()
+    assert streaming.schema == batch.schema
+    assert len(names) > 60
+    assert streaming.columns[4:] == ["id", *names]
+    shown = {field.name: field.dataType.simpleString() for field in streaming.schema}
+    columns = shop.execute(
+        """select a.attname, format_type(a.atttypid, a.atttypmod), a.atttypid >= 16384 from pg_attribute a
+            where a.attrelid = 'kinds'::regclass and a.attnum > 0"""
+    )
+    for name, kind, own in columns:
+        told = column_type(kind, own, column=name, unsupported="text").spark
+        assert (name, shown[name]) == (name, told)
+    found = stream.run(table="kinds", as_text=as_text)
+    assert len(found) == 5
+    assert sorted(map(str, found)) == sorted(str(tuple(row)) for row in batch.collect())
 
 
 @pytest.mark.skipif(not LIMITS_BATCHES, reason="Spark 4.1 does not limit batches")

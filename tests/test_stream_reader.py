@@ -81,22 +81,27 @@ def test_batches_between_offsets(taken: Shop) -> None:
         assert rows(reader, end, end) == []
 
 
-def test_every_type_travels_as_in_the_batch_reader(taken: Shop) -> None:
-    known = taken.execute("select typname from pg_type where typnamespace = 'pg_catalog'::regnamespace")
+def every_type(shop: Shop) -> tuple[list[str], str, sql.Composed]:
+    """A captured table `kinds` with a column for every type; their names, those to read as text, and a row's values."""
+    known = shop.execute("select typname from pg_type where typnamespace = 'pg_catalog'::regnamespace")
     kinds = [(f'pg_catalog."{name}"', SAMPLES[name]) for (name,) in known if SAMPLES.get(name) is not None]
     kinds += [("numeric(20,3)", "12345678901234567.125"), ("int[]", "{1,null}"), ("mood", "ok")]
     names = [f"c{number}" for number in range(len(kinds))]
     assert len(kinds) > 60
-    taken.execute("create type mood as enum ('sad', 'ok')")
+    shop.execute("create type mood as enum ('sad', 'ok')")
     columns = ", ".join(f"{name} {kind}" for name, (kind, _) in zip(names, kinds, strict=True))
-    taken.execute(f"create table kinds (id int primary key, {columns})")
-    taken.capture("kinds")
+    shop.execute(f"create table kinds (id int primary key, {columns})")
+    shop.capture("kinds")
     homeless = [f'pg_catalog."{name}"' for name in ("numeric", "money", "time", "timetz", "interval")]
     as_text = ",".join(name for name, (kind, _) in zip(names, kinds, strict=True) if kind in homeless)
+    return names, as_text, sql.SQL(", ").join(sql.Literal(value) for _, value in kinds)
+
+
+def test_every_type_travels_as_in_the_batch_reader(taken: Shop) -> None:
+    names, as_text, values = every_type(taken)
     wanted = [*COLUMNS[:3], "_commit_version", "_commit_timestamp", *names]
     with reading(taken, wanted, table="kinds", as_text=as_text) as reader:
         start = reader.initialOffset()
-        values = sql.SQL(", ").join(sql.Literal(value) for _, value in kinds)
         taken.connection.execute(sql.SQL("insert into kinds values (1, {})").format(values))
         taken.execute("update kinds set id = 2")
         taken.execute("insert into kinds (id) values (3)")

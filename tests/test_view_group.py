@@ -1,4 +1,4 @@
-"""Views that are refreshed as a group are never seen at different snapshots, whatever is killed."""
+"""Views that are refreshed together are never seen at different snapshots, whatever is killed."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_killed_anywhere_a_rerun_is_right(grouped: Shop) -> None:
 
 
 def test_one_that_needs_a_full_load_takes_the_others_along(grouped: Shop) -> None:
-    done = gdq("refresh", "--group", *VIEWS, "--json", dsn=grouped.db.dsn)
+    done = gdq("refresh", "--together", *VIEWS, "--json", dsn=grouped.db.dsn)
     assert [row["action"] for row in json.loads(done.stdout)] == ["full"] * 4
     grouped.execute(CHANGE.format(1))
     grouped.execute("delete from sums where k = 1; truncate kind")
@@ -123,9 +123,9 @@ def test_refused(grouped: Shop) -> None:
         refresher.refresh("rows")
     grouped.capture("rows")
     create_view(grouped.connection, "above", "q", "select k from rows", "public.above", engine="postgres")
-    done = gdq("refresh", "--group", "above", "sums", "rows", dsn=grouped.db.dsn)
+    done = gdq("refresh", "--together", "above", "sums", "rows", dsn=grouped.db.dsn)
     assert done.returncode == 1
-    told = "Error: view above reads the target of view rows: they cannot be in one group"
+    told = 'Error: view "above" reads the target of view "rows": they cannot be in one group'
     assert done.stderr.splitlines()[0] == told
-    assert gdq("refresh", "--group", dsn=grouped.db.dsn).returncode == 2
-    assert gdq("refresh", "--group", "sums", "nothing", dsn=grouped.db.dsn).returncode == 1
+    assert gdq("refresh", "--together", dsn=grouped.db.dsn).returncode == 2
+    assert gdq("refresh", "--together", "sums", "nothing", dsn=grouped.db.dsn).returncode == 1

@@ -13,8 +13,9 @@ import pytest
 
 from gdq.consumers.refresh import Refresher
 from gdq.errors import GdqError
+from gdq.group import units
 from gdq.status import status
-from gdq.view import create_view, in_order, view_changed, view_history, view_info
+from gdq.view import create_view, view_changed, view_history
 from tests.fix_server import Database
 from tests.fix_spark import Shop, make_shop
 from tests.programs import environment, gdq
@@ -151,7 +152,7 @@ def test_view_over_the_target_of_another(viewed: Shop) -> None:
         refresher.refresh("a")
     viewed.capture("a")
     create_view(viewed.connection, "Z", "q", "select sum(rows) as rows from a", 'public."Z"', engine="postgres")
-    assert [info.view_name for info in in_order(viewed.connection, view_info(viewed.connection))] == ["v", "a", "Z"]
+    assert [unit.names for unit in units(viewed.connection)] == [["v"], ["a"], ["Z"]]
     for change in ("select 1", "update orders set n = 9 - n", "delete from orders where id < 100", "truncate orders"):
         viewed.execute(change)
         assert [row["view_name"] for row in rows(viewed, "refresh")] == ["v", "a", "Z"]
