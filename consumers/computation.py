@@ -188,10 +188,10 @@ class Computation:
         """Net signed rows (c1, c2, ..., w) of the view into OUT."""
         return net(self.temporary, self.types, rows, self.plan.match)
 
-    def temporary(self, name: str, query: str) -> int:
-        """Make a table that ends with the transaction; its rows."""
+    def temporary(self, name: str, query: str, weight: str | None = None) -> int:
+        """Make a table that ends with the transaction; its rows. `weight`: a column of one that is to be joined."""
         self._made.append(f"pg_temp.{name}")
-        return temporary(self.connection, name, query)
+        return temporary(self.connection, name, query, weight)
 
     def one(self, query: str) -> Any:
         """The first value of the first row."""
@@ -297,7 +297,7 @@ class Computation:
                 f"from (select {listed}{weight}, {image_of(table.logged)} as __image from {images} as i) as i) as net "
                 f"where {weight} <> 0"
             )
-        return self.temporary(f"gdq_delta_{number}", query)
+        return self.temporary(f"gdq_delta_{number}", query, weight)
 
     def _make_old(self, number: int, table: UsedTable) -> None:
         """The table as it was, and all rows of both states, as views over the table and its delta."""
@@ -326,7 +326,7 @@ class Computation:
 
     def _take(self, step: Step) -> None:
         if step.kind == "delta":
-            self.temporary(step.name.removeprefix("pg_temp."), self._with_keys(step.sql))
+            self.temporary(step.name.removeprefix("pg_temp."), self._with_keys(step.sql), "w")
         elif step.kind == "check":
             if self.one(self._with_keys(step.sql)):
                 raise NeedsFull(step.reason)
@@ -375,13 +375,16 @@ def net(make: Make, types: Sequence[OutputType], rows: str, match: Sequence[str]
     return Difference("signed", listed, match=tuple(match), weight=weight)
 
 
-def temporary(connection: Connection[Any], name: str, query: str) -> int:
-    """Make a table that ends with the transaction; its rows."""
+def temporary(connection: Connection[Any], name: str, query: str, weight: str | None = None) -> int:
+    """Make a table that ends with the transaction; its rows. `weight`: a column of one that is to be joined."""
     rows = run(connection, f"create temp table {name} on commit drop as {query}")
     if rows > _UNKNOWN_ROWS:
         # sizes and numbers of distinct values are wanted, which a small sample tells in a quarter of the time
         target = "set local default_statistics_target"
         run(connection, f"{target} = 10; analyze pg_temp.{name}; {target} to default")
+    elif weight is not None:
+        # joined as one of unknown size, a table of ten rows had whole tables read beside it
+        run(connection, f"analyze pg_temp.{name} ({weight})")
     return rows
 
 

@@ -30,9 +30,11 @@ SCHEMA = (
          ps_supplycost numeric(12,2) not null, ps_comment text not null, primary key (ps_partkey, ps_suppkey))""",
 )
 INDEXES = (
+    # what is joined by, and the columns of groups
     "nation (n_regionkey)",
     "supplier (s_nationkey)",
     "customer (c_nationkey)",
+    "part (p_brand, p_type, p_size)",
     "partsupp (ps_suppkey)",
     "orders (o_custkey)",
     "lineitem (l_partkey, l_suppkey)",
@@ -269,6 +271,21 @@ _AIMED = {
               where c_custkey between {r} * 10 and {r} * 10 + 2""",
 }
 
+# A third of the changed lines each: orders with their lines come, lines are updated, orders with their lines go.
+_LINES = (
+    """insert into orders select o_orderkey + {offset}, o_custkey, 'O', o_totalprice, o_orderdate,
+         o_orderpriority, o_clerk, o_shippriority, o_comment
+       from orders where o_orderkey < {span} and o_orderkey % {step} = {residue}""",
+    """insert into lineitem select l_orderkey + {offset}, l_partkey, l_suppkey, l_linenumber, l_quantity,
+         l_extendedprice, l_discount, l_tax, l_returnflag, 'O', l_shipdate, l_commitdate, l_receiptdate,
+         l_shipinstruct, l_shipmode, l_comment
+       from lineitem where l_orderkey < {span} and l_orderkey % {step} = {residue}""",
+    """update lineitem set l_quantity = 51 - l_quantity, l_extendedprice = l_extendedprice + 1
+        where l_orderkey % {step} = {residue} + 1""",
+    "delete from lineitem where l_orderkey % {step} = {residue} + 2",
+    "delete from orders where o_orderkey % {step} = {residue} + 2",
+)
+
 
 def churn(number: int) -> list[list[str]]:
     """The transactions of one round, each a list of statements."""
@@ -293,3 +310,31 @@ def load(connection: psycopg.Connection[Any], folder: Path, scale: float) -> Non
     for index in INDEXES:
         connection.execute(f"create index on {index}")
     connection.execute("vacuum analyze")
+
+
+def change_lines(connection: psycopg.Connection[Any], scale: float, share: float, number: int, unit: int) -> int:
+    """Change a share of the lines, in one transaction; how many that were.
+
+    `number` chooses the lines, once each for one share; `unit` the keys of the new orders, once each.
+    """
+    # orders have the first eight of every 32 keys: an odd step meets them evenly
+    step = max(round(3 / share), 3 * number + 4) | 1
+    span = round(6_000_000 * scale) + 1
+    lines = 0
+    with connection.transaction():
+        for statement in _LINES:
+            text = statement.format(offset=unit * span, span=span, step=step, residue=3 * number)
+            changed = connection.execute(text).rowcount
+            lines += changed if "lineitem" in statement else 0
+    return lines
+
+
+def rows_read(connection: psycopg.Connection[Any]) -> int:
+    """The rows of the tables that scans have handed out so far: of a table, by an index, or of an index alone."""
+    connection.execute("select pg_stat_force_next_flush()")
+    connection.execute("select pg_stat_clear_snapshot()")
+    query = """select coalesce(sum(seq_tup_read + greatest(coalesce(idx_tup_fetch, 0),
+                 (select sum(i.idx_tup_read) from pg_stat_user_indexes i where i.relid = t.relid))), 0)::bigint
+                 from pg_stat_user_tables t where schemaname = 'public' and relname = any (%s)"""
+    row = connection.execute(query, [list(TABLES)]).fetchone()
+    return int(row[0]) if row else 0
