@@ -18,7 +18,7 @@ from psycopg.rows import scalar_row
 from gdq.consumers.difference import Difference, KeySet
 from gdq.consumers.effort import Effort, Kind, Tell, tell_nobody
 from gdq.consumers.leader import Leader
-from gdq.consumers.relations import LogColumn, log_columns, weighted
+from gdq.consumers.relations import ROWS_READ, LogColumn, log_columns, weighted
 from gdq.pgtypes import READ_SETTINGS, base_name
 from gdq.plan import WEIGHT, PlanError, quote
 from gdq.plan_postgres import Changes, PostgresPlan, UsedTable
@@ -54,17 +54,6 @@ _NO_INDEX = (
 
 # Makes a temporary table of a name from a query; its rows.
 Make = Callable[[str, str], int]
-
-
-# What pg_stat_xact_all_tables shows, of some tables with their partitions.
-_ROWS_READ = """
-select coalesce(sum(pg_catalog.pg_stat_get_xact_tuples_returned(t.oid)
-                    + pg_catalog.pg_stat_get_xact_tuples_fetched(t.oid)
-                    + (select coalesce(sum(pg_catalog.pg_stat_get_xact_tuples_fetched(i.indexrelid)), 0)
-                         from pg_catalog.pg_index i where i.indrelid = t.oid)), 0)
-  from (select n::pg_catalog.regclass::oid as oid from pg_catalog.unnest(%s::text[]) n
-        union select p.relid from pg_catalog.unnest(%s::text[]) n,
-                                  pg_catalog.pg_partition_tree(n::pg_catalog.regclass) p) t"""
 
 
 class _OtherTypeError(Exception):
@@ -114,7 +103,7 @@ class Computation:
         """Rows of the view's tables that this session has read; it may hold those of transactions before this one."""
         names = [table.name for table in self.plan.tables]
         with self.connection.cursor(row_factory=scalar_row) as cursor:
-            return int(cursor.execute(_ROWS_READ, [names, names]).fetchone() or 0)
+            return int(cursor.execute(ROWS_READ, [names, names]).fetchone() or 0)
 
     @contextmanager
     def beside(self) -> Iterator[Self]:
@@ -182,7 +171,14 @@ class Computation:
             columns = [f"c{n}" for n in range(1, len(self.types) + 1)]
             return self.net(f"select {', '.join([*columns, 'w'])} from {outcome.rows}")
         keys = tuple(replace(self._keys[name], column=column) for column, name in outcome.keys)
-        return Difference("replace", self._named(self._with_keys(outcome.sql)), keys, self.plan.match)
+        return Difference("replace", self._named(self.rows_of(outcome)), keys, self.plan.match)
+
+    def rows_of(self, outcome: Replace, some: Mapping[str, KeySet] | None = None) -> str:
+        """The SELECT of the rows that come; with `some` keys in place of all those of the same name, when given."""
+        literals = dict(self._literals)
+        for name, keys in (some or {}).items():
+            literals |= self._literals_of(name, keys)
+        return _TOKEN.sub(lambda token: literals[token[0]], outcome.sql)
 
     def net(self, rows: str) -> Difference:
         """Net signed rows (c1, c2, ..., w) of the view into OUT."""
@@ -350,8 +346,12 @@ class Computation:
         if nested:
             raise NeedsFull("a key is an array")
         self._keys[step.name] = KeySet("", values, kind, null)
-        self._literals[step.name] = f"{sql.Literal(values).as_string(self.connection)}::{kind}"
-        self._literals[step.name.replace("keys", "null")] = "true" if null else "false"
+        self._literals |= self._literals_of(step.name, self._keys[step.name])
+
+    def _literals_of(self, name: str, keys: KeySet) -> dict[str, str]:
+        """What stands for keys in a statement."""
+        array = f"{sql.Literal(keys.array).as_string(self.connection)}::{keys.array_type}"
+        return {name: array, name.replace("keys", "null"): "true" if keys.null else "false"}
 
     def _with_keys(self, statement: str) -> str:
         return _TOKEN.sub(lambda token: self._literals[token[0]], statement)

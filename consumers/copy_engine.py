@@ -34,12 +34,12 @@ class CopyEngine:
     output: Connection[Any]
     target: Target
     types: Sequence[OutputType]
-    _difference: Difference | None = field(default=None, init=False)
+    difference: Difference | None = field(default=None, init=False)
     _made: list[str] = field(default_factory=list, init=False)
 
     def compute(self, s0: str | None, changed: Mapping[str, str]) -> None:
         """Compute what changes; the target's session is not touched."""
-        self._difference = self.computation.difference(s0, changed)
+        self.difference = self.computation.difference(s0, changed)
 
     def effort(self) -> Effort:
         """What the refresh took."""
@@ -47,7 +47,7 @@ class CopyEngine:
 
     def apply(self, s0: str | None, changed: Mapping[str, str]) -> int:  # noqa: ARG002 (what changed is computed)
         """Copy the rows into the target's transaction and change the target; the rows deleted and inserted."""
-        difference = self._difference
+        difference = self.difference
         if difference is None or difference.kind == "none":
             return 0
         apply_settings(self.output, READ_SETTINGS | self.computation.view.settings)

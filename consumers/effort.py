@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol
 
 Kind = Literal["none", "incremental", "by-key", "full"]
 
@@ -41,11 +41,6 @@ class Engine(Protocol):
 
     def apply(self, s0: str | None, changed: Mapping[str, str]) -> int:
         """Change the target in the transaction that its connection is in; the rows deleted plus the rows inserted."""
-
-
-@runtime_checkable
-class Measured(Protocol):
-    """An engine that knows what its work was."""
 
     def effort(self) -> Effort:
         """What the refresh at hand took, asked in its transaction."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,20 @@ from psycopg.rows import class_row, scalar_row
 
 from gdq.errors import mapped
 from gdq.plan import WEIGHT, quote
+from gdq.view_schema import raw
 
 BLOCK_BYTES = 8192
 _OLD_OPS, _NEW_OPS = "('D', 'U', 'o')", "('I', 'U', 'n')"
+
+# What pg_stat_xact_all_tables shows, of some tables with their partitions.
+ROWS_READ = """
+select coalesce(sum(pg_catalog.pg_stat_get_xact_tuples_returned(t.oid)
+                    + pg_catalog.pg_stat_get_xact_tuples_fetched(t.oid)
+                    + (select coalesce(sum(pg_catalog.pg_stat_get_xact_tuples_fetched(i.indexrelid)), 0)
+                         from pg_catalog.pg_index i where i.indrelid = t.oid)), 0)::bigint
+  from (select n::pg_catalog.regclass::oid as oid from pg_catalog.unnest(%s::text[]) n
+        union select p.relid from pg_catalog.unnest(%s::text[]) n,
+                                  pg_catalog.pg_partition_tree(n::pg_catalog.regclass) p) t"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +67,18 @@ def changes(connection: Connection[Any], queue: str, table: str, s0: str, s1: st
     query = "select gdq.delta_sql(%s, %s::pg_catalog.regclass, %s::pg_snapshot, %s::pg_snapshot)"
     with mapped(), connection.cursor(row_factory=scalar_row) as cursor:
         return str(cursor.execute(query, [queue, table, s0, s1]).fetchone())
+
+
+def images_held(connection: Connection[Any], rows: Iterable[str]) -> int:
+    """How many images of table rows there are in log rows, SELECTs of changes(): an update has two."""
+    query = " union all ".join(
+        f"select count(*) filter (where d.ev_op in {_OLD_OPS}) + count(*) filter (where d.ev_op in {_NEW_OPS}) as n "
+        f"from ({some}) as d"
+        for some in rows
+    )
+    with connection.transaction(force_rollback=True), connection.cursor(row_factory=scalar_row) as cursor:
+        cursor.execute("set local enable_seqscan = off")
+        return int(cursor.execute(sql.SQL("select sum(n)::bigint from ({}) as n").format(raw(query))).fetchone() or 0)
 
 
 def weighted(rows: str, columns: Sequence[LogColumn]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,10 +16,12 @@ from psycopg import Connection
 from psycopg.rows import scalar_row
 
 from gdq.arrow import LOG_SETTINGS, Column, select_sql
+from gdq.consumers.effort import Effort, Kind
 from gdq.consumers.leader import Leader
 from gdq.consumers.relations import (
     base,
     block_ranges,
+    images_held,
     key_condition,
     log_columns,
     split_changes,
@@ -70,14 +72,23 @@ class SparkEngine:
     view: ViewInfo
     plan: RefreshPlan
     types: Sequence[OutputType]
+    choose: Callable[[int], None] = lambda _: None
     _staged: Staged | None = field(default=None, init=False)
+    _effort: Effort = field(default=Effort("none"), init=False)
 
     def compute(self, s0: str | None, changed: Mapping[str, str]) -> None:
         """Let Spark compute, from the changes since s0 or (None) from the whole table, and stage the result."""
         if s0 is not None and not changed:
             return
-        with worker_errors(delta=s0 is not None), own_jobs(self.refresher.spark):
+        kind: Kind = "full" if s0 is None else "incremental" if self.plan.rows is None else "by-key"
+        delta_rows = weighed(self.leader, changed, self.choose)
+        with worker_errors(delta=s0 is not None), own_jobs(self.refresher.spark) as jobs:
             self._staged = self._stage(None if s0 is None else changed[self.view.tables[0]])
+        self._effort = Effort(kind, delta_rows, jobs.rows_read)
+
+    def effort(self) -> Effort:
+        """What the refresh took."""
+        return self._effort
 
     def apply(self, s0: str | None, changed: Mapping[str, str]) -> int:  # noqa: ARG002 (what changed is staged)
         staged = self._staged
@@ -180,6 +191,15 @@ class SparkEngine:
         return put(data, (self.output, self.target, stage), dsn, keys)
 
 
+def weighed(leader: Leader, changed: Mapping[str, str], choose: Callable[[int], None]) -> int | None:
+    """How many images of rows the logs hold of what changed, for a choice that may raise NeedsFull; None of nothing."""
+    if not changed:
+        return None
+    images = images_held(leader.connection, changed.values())
+    choose(images)
+    return images
+
+
 def put(
     data: DataFrame,
     place: tuple[Connection[Any], Target, str | None],
@@ -198,8 +218,15 @@ def put(
     return Staged(data.columns, [], stage, keys)
 
 
+@dataclass(slots=True)
+class Jobs:
+    """What the jobs of a block did, once it has ended: the rows that their tasks got from the server."""
+
+    rows_read: int | None = None
+
+
 @contextmanager
-def own_jobs(spark: SparkSession) -> Iterator[None]:
+def own_jobs(spark: SparkSession) -> Iterator[Jobs]:
     """Let no task of the jobs in this block outlive it: none may start when the leader's snapshot is gone.
 
     An action returns once it has its result. A stage that turned out not to matter, since what it was to be joined with
@@ -208,8 +235,9 @@ def own_jobs(spark: SparkSession) -> Iterator[None]:
     context, group = spark.sparkContext, f"gdq {secrets.token_hex(8)}"
     outer = {name: context.getLocalProperty(name) for name in _JOB_PROPERTIES}
     context.setJobGroup(group, "gdq refresh", interruptOnCancel=True)
+    jobs = Jobs()
     try:
-        yield
+        yield jobs
     finally:
         for name, value in outer.items():
             context.setLocalProperty(name, value)  # type: ignore[arg-type]  # None takes it away
@@ -219,6 +247,21 @@ def own_jobs(spark: SparkSession) -> Iterator[None]:
         deadline = time.monotonic() + _TASKS_END_SECONDS
         while any(map(partial(_is_running, tracker), tracker.getJobIdsForGroup(group))) and time.monotonic() < deadline:
             time.sleep(0.01)
+    jobs.rows_read = _rows_read(spark, tracker.getJobIdsForGroup(group))
+
+
+def _rows_read(spark: SparkSession, jobs: Iterable[int]) -> int | None:
+    """What Spark counted in the stages of these jobs; None where it does not tell."""
+    from py4j.protocol import Py4JError  # noqa: PLC0415 (comes with pyspark)
+
+    tracker, context = spark.sparkContext.statusTracker(), spark.sparkContext._jsc.sc()
+    infos = [tracker.getJobInfo(job) for job in jobs]
+    stages = {stage for info in infos if info is not None for stage in info.stageIds}
+    try:
+        context.listenerBus().waitUntilEmpty()
+        return sum(int(context.statusStore().lastStageAttempt(stage).inputRecords()) for stage in stages)
+    except Py4JError:
+        return None
 
 
 def _is_running(tracker: StatusTracker, job: int) -> bool:

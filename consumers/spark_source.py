@@ -35,7 +35,7 @@ from psycopg import Connection, sql
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from gdq.arrow import LOG_SETTINGS, Column, convert, select_sql
+from gdq.arrow import LOG_SETTINGS, Column, convert, schema_of, select_sql
 from gdq.arrow import connect as connect_arrow
 from gdq.conninfo import connect
 from gdq.consumers.relations import base, block_ranges, changes, key_condition, log_columns, signed_form, split_changes
@@ -108,7 +108,12 @@ class GdqReader(DataSourceReader):
         if not settings:
             settings = LOG_SETTINGS if "from" in self.options else READ_SETTINGS
         yield from read_statement(
-            conninfo(self.options), partition.query, self.columns, settings, self.options.get("snapshot")
+            conninfo(self.options),
+            partition.query,
+            self.columns,
+            settings,
+            self.options.get("snapshot"),
+            counter=self.options.get("counter"),
         )
 
 
@@ -125,8 +130,12 @@ def read_statements(
     *,
     settings: Mapping[str, str],
     snapshot: str,
+    counter: str | None = None,
 ) -> DataFrame:
-    """The rows of SELECTs that were made for `columns`, one partition each, as a DataFrame."""
+    """The rows of SELECTs that were made for `columns`, one partition each, as a DataFrame.
+
+    `counter`: a SELECT of a bigint, run after each of them; it comes in a row of its own, in the last column.
+    """
     parts = [[c.source, c.type.arrow, c.type.spark, c.type.read_sql] for c in columns]
     reader = spark.read.format("gdq").schema(spark_schema(columns))
     options = {
@@ -136,6 +145,8 @@ def read_statements(
         "settings": json.dumps(dict(settings)),
         "snapshot": snapshot,
     }
+    if counter is not None:
+        options["counter"] = counter
     return reader.options(**options).load()
 
 
@@ -145,9 +156,18 @@ def spark_schema(columns: Sequence[Column]) -> str:
 
 
 def read_statement(
-    conninfo: str, query: str, columns: Sequence[Column], settings: Mapping[str, str], snapshot: str | None
+    conninfo: str,
+    query: str,
+    columns: Sequence[Column],
+    settings: Mapping[str, str],
+    snapshot: str | None,
+    *,
+    counter: str | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Run one SELECT in REPEATABLE READ, in the exported `snapshot` if given; its rows as record batches."""
+    """Run one SELECT in REPEATABLE READ, in the exported `snapshot` if given; its rows as record batches.
+
+    `counter`: as in read_statements().
+    """
     from adbc_driver_manager import Error  # noqa: PLC0415 (slow to load, and only needed in workers)
 
     try:
@@ -162,6 +182,9 @@ def read_statement(
             cursor.execute(query)
             for batch in cursor.fetch_record_batch():
                 yield convert(batch, columns)
+            if counter is not None:
+                cursor.execute(counter)
+                yield _counted(cursor.fetchone(), columns)
     except Error as error:
         details = {str(name): text.decode(errors="replace") for name, text in error.details or []}
         message = details.get("PG_DIAG_MESSAGE_PRIMARY", str(error))
@@ -172,6 +195,16 @@ def read_statement(
         if "ERROR:  " not in message:
             raise
         raise psycopg.DataError(message.partition("ERROR:  ")[2].splitlines()[0]) from error
+
+
+def _counted(row: Sequence[Any] | None, columns: Sequence[Column]) -> pa.RecordBatch:
+    """The row of a counter: NULL but in the last column."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    schema = schema_of(columns)
+    values = [None] * (len(columns) - 1) + [row[0] if row else 0]
+    arrays = [pa.array([value], one.type) for value, one in zip(values, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _column(part: Sequence[str]) -> tuple[str, ColumnType]:

@@ -6,7 +6,7 @@ What was computed is staged beside the target, where PostgreSQL finishes what co
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from psycopg import Connection
 from gdq.arrow import LOG_SETTINGS, Column, select_sql
 from gdq.consumers.computation import net, temporary
 from gdq.consumers.difference import Difference
+from gdq.consumers.effort import Effort
 from gdq.consumers.kept_state import Kept, KeptState, KeptSums, KeptValues, image_of_keys
 from gdq.consumers.leader import Leader
 from gdq.consumers.relations import base, block_ranges, log_columns, split_changes, table_bytes, weighted
@@ -28,6 +29,7 @@ from gdq.consumers.spark_engine import (
     own_jobs,
     put,
     text_columns,
+    weighed,
     worker_errors,
 )
 from gdq.consumers.spark_reach import Reach
@@ -82,6 +84,8 @@ class SparkViews:
     view: ViewInfo
     plan: SparkPlan
     types: Sequence[OutputType]
+    choose: Callable[[int], None] = lambda _: None
+    _effort: Effort = field(default=Effort("none"), init=False)
     _staged: Staged | None = field(default=None, init=False)
     _value_types: list[dict[str, str]] = field(default_factory=list, init=False)
 
@@ -93,13 +97,19 @@ class SparkViews:
         names = dict(zip(self.view.tables, (schema.qualified for schema in self.plan.schemas), strict=True))
         logs = None if s0 is None else {names[table]: (table, rows) for table, rows in changed.items()}
         self._value_types = [self._types_of(branch) for branch in self.plan.branches]
+        delta_rows = weighed(self.leader, changed, self.choose)
         try:
-            with worker_errors(delta=s0 is not None), own_jobs(self.refresher.spark):
+            with worker_errors(delta=s0 is not None), own_jobs(self.refresher.spark) as jobs:
                 self._staged = self._write(logs)
+            self._effort = Effort("full" if s0 is None else "incremental", delta_rows, jobs.rows_read)
         except psycopg.DataError as error:
             if s0 is None:
                 raise
             raise NeedsFull(f"a changed row cannot be computed: {str(error).splitlines()[0]}") from error
+
+    def effort(self) -> Effort:
+        """What the refresh took."""
+        return self._effort
 
     def apply(self, s0: str | None, changed: Mapping[str, str]) -> int:  # noqa: ARG002 (what changed is staged)
         staged = self._staged

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import psycopg
 from psycopg import Connection
 
-from gdq.consumers.effort import Effort, Engine, Kind, Measured, Phase
+from gdq.consumers.effort import Effort, Engine, Phase
 from gdq.consumers.lake import LakeState, open_lake
 from gdq.consumers.lake_engine import LakeEngine
 from gdq.consumers.leader import Leader, lead
@@ -26,7 +26,9 @@ from gdq.view_cost import choose
 from gdq.view_schema import describe
 
 if TYPE_CHECKING:
+    from gdq.consumers.copy_engine import CopyEngine
     from gdq.consumers.lake_types import LakeColumn
+    from gdq.consumers.postgres_engine import PostgresEngine
     from gdq.consumers.refresh import Refresher, RefreshResult
     from gdq.view import Plan
 
@@ -88,7 +90,7 @@ class ViewRefresh:
             self.look(leader, reason)
             with self.engine(leader) as engine:
                 started = time.monotonic()
-                if not isinstance(engine, Measured):  # those tell themselves
+                if not self._tells:
                     self.tell("computing")
                 engine.compute(self.s0, self.changed)
                 at("staged")
@@ -143,7 +145,7 @@ class ViewRefresh:
         if isinstance(engine, LakeEngine):
             self.rows = engine.commit(stored, StoredPosition(self.view.source, self.view.target, plan, position))
         else:
-            if not isinstance(engine, Measured):
+            if not self._tells:
                 self.tell("writing")
             try:
                 self.rows = engine.apply(self.s0, self.changed)
@@ -152,18 +154,20 @@ class ViewRefresh:
                     raise
                 raise NeedsFull(f"a value is too long for an index: {error.diag.message_primary}") from error
         self.seconds = time.monotonic() - started
-        self.effort = engine.effort() if isinstance(engine, Measured) else self._guessed()
+        self.effort = engine.effort()
         if not isinstance(engine, LakeEngine):
             self.target.move(self.output, stored, plan, position)
+
+    @property
+    def _tells(self) -> bool:
+        """Whether the engine tells itself what it is at."""
+        from gdq.plan_postgres import PostgresPlan  # noqa: PLC0415 (loads sqlglot)
+
+        return isinstance(self.plan, PostgresPlan)
 
     def tell(self, phase: Phase, rows: int = 0) -> None:
         """Say what the refresh is at."""
         self.refresher.progress(self.view.view_name, phase, rows)
-
-    def _guessed(self) -> Effort:
-        """The kind alone, for an engine that does not tell what it did."""
-        changes: Kind = "by-key" if self.plan.strategy.endswith("recompute") else "incremental"
-        return Effort(changes if self.action == "delta" else self.action)
 
     def finish(self, snapshot: str) -> None:
         """Tell the queue what is consumed."""
@@ -257,24 +261,31 @@ class ViewRefresh:
         if isinstance(self.plan, RefreshPlan):
             from gdq.consumers.spark_engine import SparkEngine  # noqa: PLC0415
 
-            yield SparkEngine(self.refresher, leader, self.output, self.target, self.view, self.plan, self.types)
+            yield SparkEngine(
+                self.refresher, leader, self.output, self.target, self.view, self.plan, self.types, self.choose
+            )
             return
         from gdq.plan_spark import SparkPlan  # noqa: PLC0415 (loads sqlglot)
 
         if isinstance(self.plan, SparkPlan):
             from gdq.consumers.spark_views import SparkViews  # noqa: PLC0415
 
-            yield SparkViews(self.refresher, leader, self.output, self.target, self.view, self.plan, self.types)
+            yield SparkViews(
+                self.refresher, leader, self.output, self.target, self.view, self.plan, self.types, self.choose
+            )
             return
         from gdq.consumers.computation import Computation  # noqa: PLC0415
         from gdq.consumers.copy_engine import CopyEngine, folded_columns  # noqa: PLC0415
         from gdq.consumers.postgres_engine import PostgresEngine  # noqa: PLC0415
+        from gdq.plan_spark_keys import SparkKeyPlan  # noqa: PLC0415
 
-        if not self.view.elsewhere:
+        # in the database of the tables what is not kept is computed beside the target's session only to be staged
+        staged = isinstance(self.plan, SparkKeyPlan) and self.plan.state is None
+        if not self.view.elsewhere and not staged:
             made = Computation(
                 self.output, leader, self.view, self.plan, self.types, choose=self.choose, tell=self.tell
             )
-            yield PostgresEngine(made, self.output, self.target, self.types)
+            yield self._by_spark(PostgresEngine(made, self.output, self.target, self.types))
             return
         connection = self.refresher.connection("compute", self.refresher.dsn)
         types = target_types(self.columns, same_database=True)
@@ -290,7 +301,17 @@ class ViewRefresh:
             if self.lake is not None:
                 yield LakeEngine(made, self.lake, columns)
                 return
-            yield CopyEngine(made, self.output, self.target, self.types)
+            yield self._by_spark(CopyEngine(made, self.output, self.target, self.types))
+
+    def _by_spark(self, inner: PostgresEngine | CopyEngine) -> Engine:
+        """What lets Spark compute rows that `inner` would, if the view is Spark's."""
+        from gdq.plan_spark_keys import SparkKeyPlan  # noqa: PLC0415 (loads sqlglot)
+
+        if not isinstance(self.plan, SparkKeyPlan):
+            return inner
+        from gdq.consumers.spark_keys import SparkKeys  # noqa: PLC0415
+
+        return SparkKeys(self.refresher, self.plan, inner)
 
     def tick(self, snapshot: str) -> str:
         """Record the refresh's snapshot as a tick; returns the position that names it."""

@@ -39,7 +39,7 @@ engine_option = click.option(
     type=click.Choice(["auto", "spark", "postgres"]),
     default="auto",
     show_default=True,
-    help="What refreshes the view: spark covers one table, postgres any SELECT.",
+    help="What refreshes the view; auto: spark, where it is installed, for simple views of one table.",
 )
 
 

@@ -162,6 +162,7 @@ class SparkPlan:
         """The plan as plain values that json takes."""
         return {
             "engine": "spark",
+            "way": "joins",
             "strategy": self.strategy,
             "reason": None,
             "tables": [{"name": t.name, "columns": list(t.columns), "key": list(t.key)} for t in self.tables],
@@ -170,7 +171,8 @@ class SparkPlan:
         }
 
     def __str__(self) -> str:
-        lines = [f"strategy: {self.strategy}", *(f"table {table.name}" for table in self.tables)]
+        way = "way: joins; PostgreSQL reads and merges, Spark joins, counts and adds, which its values allow"
+        lines = [way, f"strategy: {self.strategy}", *(f"table {table.name}" for table in self.tables)]
         kept = _kept(self)
         if kept is not None:
             lines.append(f"state: {', '.join(kept)}")

@@ -29,8 +29,9 @@ _KEPT_SETTINGS = ("search_path", "timezone", "datestyle")
 if TYPE_CHECKING:
     from gdq.plan_postgres import PostgresPlan
     from gdq.plan_spark import SparkPlan
+    from gdq.plan_spark_keys import SparkKeyPlan
 
-    Plan = RefreshPlan | PostgresPlan | SparkPlan
+    Plan = RefreshPlan | PostgresPlan | SparkPlan | SparkKeyPlan
 EngineChoice = Literal["auto", "spark", "postgres"]
 
 # What no engine can do.
@@ -149,7 +150,8 @@ def create_view(
         engine = _check_lake(target_dsn, engine)
     elsewhere = target_dsn is not None or lake is not None
     plan = explain_view(connection, queue, query, engine=engine, elsewhere=elsewhere)
-    from gdq.plan_postgres import PostgresPlan  # noqa: PLC0415 (loads sqlglot)
+    from gdq.plan_spark import SparkPlan  # noqa: PLC0415 (loads sqlglot)
+    from gdq.plan_spark_keys import SparkKeyPlan  # noqa: PLC0415
 
     canonical = not isinstance(plan, RefreshPlan)
     options: dict[str, str] = {
@@ -159,7 +161,10 @@ def create_view(
     options["datestyle"] = f"ISO, {options['datestyle'].rpartition(' ')[2]}"
     options["source"] = str(uuid.uuid4())
     if canonical:
-        options |= {"engine": "postgres"} if isinstance(plan, PostgresPlan) else {"planner": "tables"}
+        if isinstance(plan, SparkKeyPlan):
+            options |= {"planner": "tables", "refused": plan.refused}
+        else:
+            options |= {"planner": "tables"} if isinstance(plan, SparkPlan) else {"engine": "postgres"}
         # Canonical SQL names what is not in pg_catalog with its schema: nothing may come before that.
         options["search_path"] = ", ".join(filter(None, ["pg_catalog", options["search_path"]]))
     if target_dsn is not None:
@@ -216,9 +221,9 @@ def load_plan(connection: Connection[Any], view: ViewInfo) -> Plan:
         raise PlanError("unknown-table", f"the table of view {view.view_name} is no longer captured")
     schemas = [load_schema(connection, view.queue_name, table) for table in view.tables]
     if view.options.get("planner") == "tables":
-        from gdq.plan_spark import plan_spark  # noqa: PLC0415 (loads sqlglot)
+        from gdq.view_spark import load_on_spark  # noqa: PLC0415 (loads sqlglot)
 
-        return plan_spark(view.definition, schemas)
+        return load_on_spark(view.definition, schemas, view.options.get("refused"), elsewhere=view.elsewhere)
     if view.engine != "postgres":
         return plan_view(view.definition, schemas)
     from gdq.plan_postgres import plan_postgres  # noqa: PLC0415 (loads sqlglot)

@@ -1,4 +1,4 @@
-"""The plan of a view of several tables on Spark, checked on the server: what its types and collations allow."""
+"""The plan of a view on Spark, checked on the server: joined by Spark where its types allow that, else by keys."""
 
 from __future__ import annotations
 
@@ -9,14 +9,40 @@ from psycopg import Connection, sql
 
 from gdq.plan import PlanError, TableSchema
 from gdq.plan_spark import SparkPlan, plan_spark
+from gdq.plan_spark_keys import SparkKeyPlan, plan_spark_keys
 
 _FIRST_USER_OID = 16384
 
 
 def plan_on_spark(
     connection: Connection[Any], canonical: str, schemas: Sequence[TableSchema], *, elsewhere: bool
+) -> SparkPlan | SparkKeyPlan:
+    """The plan of a view by its canonical SQL, for a target in the tables' database or `elsewhere`.
+
+    PlanError for what the engine postgres refuses too.
+    """
+    try:
+        return _plan_joined(connection, canonical, schemas, elsewhere=elsewhere)
+    except PlanError as error:
+        return plan_spark_keys(canonical, schemas, str(error), elsewhere=elsewhere)
+
+
+def load_on_spark(
+    canonical: str, schemas: Sequence[TableSchema], refused: str | None, *, elsewhere: bool
+) -> SparkPlan | SparkKeyPlan:
+    """The plan of a view that was made for Spark, which `refused` to join it then, by its tables as they are now."""
+    if refused is None:
+        try:
+            return plan_spark(canonical, schemas)
+        except PlanError as error:
+            refused = str(error)
+    return plan_spark_keys(canonical, schemas, refused, elsewhere=elsewhere)
+
+
+def _plan_joined(
+    connection: Connection[Any], canonical: str, schemas: Sequence[TableSchema], *, elsewhere: bool
 ) -> SparkPlan:
-    """The plan of a view by its canonical SQL, for a target in the tables' database or `elsewhere`. PlanError as there.
+    """The plan of a view that Spark joins. PlanError, whose code names what Spark does not cover.
 
     Values of groups are compared where the target is: where they would compare otherwise there, the view is refused.
     """
