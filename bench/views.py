@@ -61,6 +61,8 @@ def measure(results: Results, wanted: Sequence[Key], minutes: float, console: Co
 
         def told(text: str, done: int) -> None:
             progress.update(task, advance=done, description=text or None)
+            if "changing" in text and not console.is_terminal:
+                console.print(f"{time.monotonic() - started:.0f} s: {text}", highlight=False)
 
         run = Run(server, results, wanted, started + minutes * 60, told)
         try:
@@ -130,7 +132,8 @@ def main(query: tuple[str, ...], scale: float, churn: tuple[float, ...], **optio
     if options["write"] is not None:
         options["write"].write_text(page(results, not_measured(missing)), encoding="utf-8")
         return
-    show(results, Console(), len(missing))
+    wide = Console()
+    show(results, wide if wide.is_terminal else Console(width=180), len(missing))
     for line in not_measured(missing):
         console.print(f"not measured: {line}", highlight=False, soft_wrap=True)
     console.print(f"results: {path}", highlight=False, soft_wrap=True)

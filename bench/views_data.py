@@ -111,12 +111,12 @@ def expected(
 ) -> Iterator[Key]:
     """What is to be measured, in order; `spark`: the views to measure there."""
     for number in range(1, rounds + 1):
-        if "spark" in engines:
-            yield from (Key(number, 0.0, view, "spark-full") for view in spark)
-        for churn in by_goal(churns):
-            for engine in engines:
-                for view in queries if engine == "postgres" else spark:
-                    yield from (Key(number, churn, view, m) for m in ENGINES[engine] if m != "spark-full")
+        for engine in engines:
+            views = queries if engine == "postgres" else spark
+            if engine == "spark":
+                yield from (Key(number, 0.0, view, "spark-full") for view in views)
+            for churn in by_goal(churns):
+                yield from (Key(number, churn, view, m) for view in views for m in ENGINES[engine] if m != "spark-full")
 
 
 def by_goal(churns: Sequence[float]) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -118,8 +119,9 @@ def reasons(line: Line, fixed: tuple[float | None, float | None]) -> str:
 
 def _reason(side: Side, limit: float, least: float | None) -> Iterator[str]:
     if side.why or not side.from_changes:
+        code = re.search(r"\[([a-z-]+)\]$", side.why or "")
         if side.why:
-            yield side.why
+            yield f"{side.did}, `{code[1]}`" if code else side.why
         return
     if least and side.rival and side.rival / limit < least:
         yield f"the rival takes {side.rival:.2f} s, no refresh less than {least:.2f} s"
@@ -194,11 +196,14 @@ def show(results: Results, console: Console, missing: int) -> None:
     for churn in results.churns():
         found = lines(results, churn)
         table = Table(box=box.SIMPLE_HEAD, title=_title(results, churn), title_justify="left", title_style="")
-        for column in (*_COLUMNS, "why not faster"):
-            table.add_column(column, justify="left" if column in ("view", "why not faster") else "right")
+        for column in _COLUMNS:
+            table.add_column(column, justify="left" if column == "view" else "right")
         for line in found:
-            table.add_row(*cells(line), reasons(line, fixed))
+            table.add_row(*cells(line))
         console.print(table)
+        for view, reason in ((line.view, reasons(line, fixed)) for line in found):
+            if reason:
+                console.print(f"{view}: {reason}", highlight=False, soft_wrap=True, markup=False)
         for verdict in verdicts(found):
             console.print(verdict, highlight=False, soft_wrap=True)
     if missing:
@@ -224,7 +229,7 @@ orders, and then refreshes every view in every way, one after the other:
 - postgres: from the changes, inside the server. Its rivals are REFRESH MATERIALIZED VIEW, and CONCURRENTLY where the
   rows are unique
 - Spark: from the changes, in a session that is kept. Its rival is `gdq refresh --full` in the same session, once a
-  round, and in the first round the first load
+  round before the changes, in the first round as the first load
 
 `delta` is a refresh from changes, `full` a full load, for the reason that stands below; `no change`: the view's tables
 had none. Seconds are medians of {rounds} round{plural}, times faster is their ratio, with the least and largest of the

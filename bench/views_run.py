@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg
 
-from bench.views_data import Key, Method, Results, Sample, by_goal
+from bench.views_data import ENGINES, Key, Method, Results, Sample, by_goal
 from gdq import schema
 from gdq.consumers.refresh import Refresher
 from gdq.embedded import Server
@@ -45,15 +45,17 @@ class Run:
     _stack: ExitStack = field(default_factory=ExitStack, init=False)
     _connection: psycopg.Connection[Any] = field(init=False)
     _refresher: Refresher = field(init=False)
-    _postgres: list[str] = field(default_factory=list, init=False)
-    _spark: list[str] = field(default_factory=list, init=False)
+    _known: set[str] = field(default_factory=set, init=False)
+    _begun: dict[str, set[str]] = field(default_factory=lambda: {name: set() for name in ENGINES}, init=False)
+    _live: dict[str, set[str]] = field(default_factory=lambda: {name: set() for name in ENGINES}, init=False)
     _unique: set[str] = field(default_factory=set, init=False)
+    _warm: bool = field(default=False, init=False)
+    _units: int = field(default=0, init=False)
 
     def measure(self) -> None:
         """Measure what is missing. OutOfTime when the bound is reached."""
         missing = [key for key in self.wanted if key not in self.results.samples]
-        views = list(dict.fromkeys(key.view for key in missing))
-        if not views:
+        if not missing:
             return
         schema.install(self.server.conninfo())
         with self._stack:
@@ -61,43 +63,54 @@ class Run:
             self._connection = self._stack.enter_context(connect)
             self._refresher = self._stack.enter_context(Refresher(self.server.conninfo()))
             self._load()
-            self._prepare(missing, views)
             churns = by_goal([key.churn for key in self.wanted if key.churn])
-            unit = 0
-            for number in range(1, max(key.round for key in missing) + 1):
-                for churn in churns:
-                    own = {key for key in missing if key.round == number and key.churn == churn}
-                    full = {key for key in missing if key.round == number and not key.churn and churn == churns[0]}
-                    if own or full:
-                        unit += 1
-                        self._unit(number, churn, unit, views)
+            for number in sorted({key.round for key in missing}):
+                own = [key for key in missing if key.round == number]
+                for engine in ("postgres", "spark"):
+                    methods = set(ENGINES[engine]) - {"refresh"}
+                    views = list(dict.fromkeys(key.view for key in own if key.method in methods))
+                    if views:
+                        self._pass(engine, number, views, churns)
 
-    def _unit(self, number: int, churn: float, unit: int, views: Sequence[str]) -> None:
+    def _pass(self, engine: str, number: int, views: Sequence[str], churns: Sequence[float]) -> None:
+        """All churns of one round on one engine, whose views are brought up to the present before."""
+        for view in views:
+            self._in_time()
+            self._truth(view)
+            if engine == "postgres":
+                self._begin_postgres(view)
+            else:
+                self._begin_spark(view, number)
+        for churn in churns:
+            keys = {Key(number, churn, view, method) for view in views for method in ENGINES[engine]} & {*self.wanted}
+            if keys - self.results.samples.keys():
+                self._unit(engine, number, churn, views)
+
+    def _unit(self, engine: str, number: int, churn: float, views: Sequence[str]) -> None:
         self._in_time()
-        self.told(f"round {number}: changes {churn:.2%}", 0)
-        lines = tpch.change_lines(self._connection, self.results.scale, churn, number, unit)
+        self._units += 1
+        self.told(f"round {number}, {engine}: changing {churn:.2%} of the lines", 0)
+        chosen = 2 * number - (engine == "postgres")
+        lines = tpch.change_lines(self._connection, self.results.scale, churn, chosen, self._units)
         self.results.about.setdefault("lines changed", {})[f"{churn:g}"] = lines
         while self._connection.execute("select gdq.maintain()").fetchone() == (True,):
             pass
-        order = views if number % 2 else views[::-1]
-        for view in order:
-            ways: list[Method] = ["postgres", "refresh"] if view in self._postgres else ["refresh"]
+        for view in views if number % 2 else views[::-1]:
+            mine: Method = "postgres" if engine == "postgres" else "spark"
+            ways: list[Method] = [mine, "refresh"]
+            if view not in self._live[engine]:
+                ways = [] if Key(number, churn, view, "refresh") in self.results.samples else ["refresh"]
             # whoever comes first may warm the cache for the others
             for method in ways if number % 2 else ways[::-1]:
                 self._take(Key(number, churn, view, method))
-            self._take(Key(number, churn, view, "concurrently"))
-            self._compare(Key(number, churn, view, "postgres"), view)
-        for view in order:
-            if view in self._spark:
-                key = Key(number, churn, view, "spark")
-                self._take(key)
-                self._compare(key, f"s_{view}")
-                self._take(Key(number, 0.0, view, "spark-full"))
+            if engine == "postgres":
+                self._take(Key(number, churn, view, "concurrently"))
+            self._compare(Key(number, churn, view, mine), view if engine == "postgres" else f"s_{view}")
 
     def _take(self, key: Key) -> None:
         """Measure, or only refresh what later measurements need as it is now."""
         known = key in self.results.samples or key not in self.wanted
-        if known and key.method in ("concurrently", "spark-full"):
+        if known and key.method == "concurrently":
             return
         self._in_time()
         self.told(f"round {key.round}, {key.churn:.2%}: {key.view} {key.method}", 0)
@@ -127,6 +140,8 @@ class Run:
         try:
             sample = self._timed(work)
         except Exception as error:  # whatever Spark throws is a result
+            if any(isinstance(cause, KeyboardInterrupt) for cause in _causes(error)):
+                raise KeyboardInterrupt from error
             return Sample("failed", why=(str(error).strip() or type(error).__name__).splitlines()[0])
         assert result is not None
         # what gdq says that it has read, should a session not have told the server yet
@@ -181,37 +196,43 @@ class Run:
         for table in tpch.TABLES:
             self._connection.execute("select gdq.add_table('bench', %s::regclass)", [table])
 
-    def _prepare(self, missing: Collection[Key], views: Sequence[str]) -> None:
-        """Make and fill the views that what is missing needs."""
-        spark = {key.view for key in missing if key.method in ("spark", "spark-full")}
-        postgres = {key.view for key in missing if key.method == "postgres"}
-        beside = {key.view for key in missing if key.method == "concurrently"}
-        for view in views:
-            self._in_time()
-            self.told(f"{view}: first loads", 0)
-            query = tpch.QUERIES[view]
-            self._connection.execute(f"create materialized view m_{view} as {query}".encode())
-            if view in postgres and self._created(view, view, "postgres"):
-                self._refreshed(view)
-                self._postgres.append(view)
-            if view in beside:
-                self._beside(view)
-        if spark:
-            self._warm_up()
-        for view in (view for view in views if view in spark):
-            self._in_time()
-            self.told(f"{view}: first load on Spark", 0)
+    def _truth(self, view: str) -> None:
+        if view not in self._known:
+            self.told(f"{view}: materialized view", 0)
+            self._connection.execute(f"create materialized view m_{view} as {tpch.QUERIES[view]}".encode())
+            self._known.add(view)
+
+    def _begin_postgres(self, view: str) -> None:
+        """Make the view and what stands beside it, or bring it up to the present."""
+        self.told(f"{view}: refreshed before the changes", 0)
+        if view not in self._begun["postgres"]:
+            self._begun["postgres"].add(view)
+            self._beside(view)
+            if self._created(view, view, "postgres"):
+                self._live["postgres"].add(view)
+        if view in self._live["postgres"]:
+            self._refreshed(view)
+
+    def _begin_spark(self, view: str, number: int) -> None:
+        """Make the view, and compute it in full: at first as its first load."""
+        self.told(f"round {number}: {view} spark-full", 0)
+        if view not in self._begun["spark"]:
+            self._begun["spark"].add(view)
             if not self._created(view, f"s_{view}", "spark"):
-                continue
-            first = self._refreshed(f"s_{view}")
-            if first.seconds is None:
-                self._refused(view, ("spark", "spark-full"), first)
-                continue
-            self._spark.append(view)
-            key = Key(1, 0.0, view, "spark-full")
-            if key in missing:
-                self.results.add(key, first)
-                self.told("", 1)
+                return
+            self._warm_up()
+            self._live["spark"].add(view)
+        if view not in self._live["spark"]:
+            return
+        sample = self._refreshed(f"s_{view}", full=True)
+        if sample.seconds is None:
+            self._live["spark"].discard(view)
+            self._refused(view, ("spark", "spark-full"), sample)
+            return
+        key = Key(number, 0.0, view, "spark-full")
+        if key not in self.results.samples:
+            self.results.add(key, sample)
+            self.told("", 1)
 
     def _beside(self, view: str) -> None:
         """A materialized view for CONCURRENTLY, which wants a unique index."""
@@ -240,10 +261,20 @@ class Run:
                 self.told("", 1)
 
     def _warm_up(self) -> None:
-        """Start Spark, and compile what every refresh there needs."""
+        """Start Spark, and compile what every refresh there needs; once."""
+        if self._warm:
+            return
+        self._warm = True
         self.told("starting Spark", 0)
         self._stack.callback(self._refresher.spark.stop)
         query = "select n_name, r_name from nation join region on n_regionkey = r_regionkey"
         create_view(self._connection, "warm", "bench", query, "public.warm", engine="spark")
         for full in (False, True, True):
             self._refresher.refresh("warm", full=full)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and what was being handled when it came: Spark's own errors hide a Ctrl-C."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
