@@ -26,12 +26,13 @@ bench: .venv/ready ## measure capture and messages beside PgQ, latency beside NO
 	@$(py) -m bench.messages
 	@$(py) -m bench.latency
 
-bench-all: bench ## also a held snapshot, many tables, an idle queue, views of TPC-H, a huge transaction
+bench-all: bench ## also a held snapshot, many tables, an idle queue, keys of views, views of TPC-H on both engines, a huge transaction
 	@$(py) -m bench.long_snapshot
 	@$(py) -m bench.many_tables
 	@$(py) -m bench.monitoring
 	@$(py) -m bench.idle
-	@$(py) -m bench.views
+	@$(py) -m bench.keys
+	@$(py) -m bench.views --fresh
 	@$(py) -m bench.large_transaction
 
 test: lint ## lint, all tests but the long ones on PostgreSQL 18, the server tests on 15

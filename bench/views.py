@@ -24,7 +24,7 @@ import psycopg
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from bench.views_data import ENGINES, GOAL_CHURN, Key, OtherSettings, Results, expected, machine
+from bench.views_data import ENGINES, Key, OtherSettings, Results, expected, machine
 from bench.views_report import page, show
 from bench.views_run import OutOfTime, Run
 from gdq.embedded import Server, find_binaries
@@ -37,6 +37,7 @@ SETTINGS: dict[str, str | float | bool] = {
     "work_mem": "64MB",
     "random_page_cost": 1.1,  # all is in memory
 }
+CHURNS = (0.0001, 0.001, 0.01, 0.1)
 
 
 def results_path(scale: float) -> Path:
@@ -102,7 +103,7 @@ def _split(_context: click.Context, parameter: click.Parameter, value: str) -> t
 @click.argument("query", nargs=-1, type=click.Choice(list(tpch.QUERIES)))
 @click.option("--scale", type=float, default=0.5, show_default=True, help="TPC-H's scale factor.")
 @click.option(
-    "--churn", type=click.FloatRange(0, 0.1, min_open=True), multiple=True, default=(GOAL_CHURN,), show_default=True,
+    "--churn", type=click.FloatRange(0, 0.1, min_open=True), multiple=True, default=CHURNS, show_default=True,
     help="Share of the lines that change; may be given more than once.",
 )  # fmt: skip
 @click.option("--rounds", type=click.IntRange(1, 8), default=3, show_default=True, help="Rounds of changes.")

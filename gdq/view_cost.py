@@ -8,14 +8,16 @@ from statistics import median
 
 from gdq.view import ViewRun
 
-# Full loads are taken for what the last few took; changes are not given up for a difference that may be chance.
+# Full loads are taken for what the last few took; changes are not given up for a difference that may be chance: of
+# three equal refreshes the slowest took 1.4 times the quickest in the median (python -m bench.keys).
 _FULL_RUNS = 5
 _MARGIN = 1.5
 
 # What is expected to take no longer is not worth a thought.
 _SECONDS_MIN = 1.0
 
-# After so many full loads by choice in a row the changes are tried again: an index may have come.
+# After so many full loads by choice in a row the changes are tried again: an index may have come. Costing twice a full
+# load, such a try makes refreshes a ninth dearer.
 _TRY_AGAIN = 8
 
 BY_COST = "full expected to cost less"

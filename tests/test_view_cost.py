@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gdq.consumers import computation
 from gdq.consumers.refresh import Refresher
 from gdq.view import ViewRun, create_view, view_history
 from gdq.view_cost import BY_COST, choose
@@ -148,3 +149,24 @@ def test_what_is_expected_to_cost_more_is_not_done(db: Database) -> None:
             shop.execute("update item set k = 9 where id < 10")
             assert refresher.refresh("v").action == "delta"
             assert str(view_history(shop.connection, "v", 1)[0].choice).startswith("delta, ")
+
+
+def test_more_keys_than_statements_take_are_not_followed(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(computation, "_KEYS_MAX", 10)
+    monkeypatch.setattr(computation, "_KEYS_BYTES_MAX", 100)
+    table = "create table item (id int primary key, k text)"
+    for shop in make_shop(db, [table, "insert into item select i, 'k' || i from generate_series(1, 100) i"]):
+        shop.capture("item")
+        query = "select k, max(id) as most from item group by k"
+        shop.view("v", query, engine="postgres")
+        with Refresher(db.dsn) as refresher:
+            refresher.refresh("v")
+            for change, action, reason in (
+                ("update item set id = id + 1000 where id <= 10", "delta", None),
+                ("update item set id = id + 1000 where id <= 21", "full", "more than 10 keys changed"),
+                ("update item set k = repeat(k, 40) where id = 50", "full", "the keys that changed take more than"),
+            ):
+                shop.execute(change)
+                result = refresher.refresh("v")
+                assert (result.action, (result.reason or "")[: len(reason or "")] or None) == (action, reason)
+                assert shop.differences("v", query) == (0, 0)
