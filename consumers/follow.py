@@ -72,7 +72,7 @@ class Follower:
         self._report = report
         self._failed = failed
         self._pooled = is_pooled(self._connection)
-        self._units: dict[str, _Watched] = {}
+        self._units: dict[tuple[str, ...], _Watched] = {}
         self._queues: dict[str, _Queue] = {}
         self._notified = False
 
@@ -99,7 +99,8 @@ class Follower:
     def _listed(self) -> list[Unit]:
         """What there is to refresh, in its order; the queues are listened to."""
         listed = [unit for unit in units(self._connection) if self._is_wanted(unit)]
-        self._units = {str(unit): self._units.get(str(unit), _Watched()) for unit in listed}
+        # a group that has another view is a new one: that view does not stand where the others do
+        self._units = {unit.key: self._units.get(unit.key, _Watched()) for unit in listed}
         wanted = {view.queue_name for unit in listed for view in unit.views}
         self._queues = {channel: queue for channel, queue in self._queues.items() if queue.name in wanted}
         if wanted - {queue.name for queue in self._queues.values()}:
@@ -120,7 +121,7 @@ class Follower:
 
     def _look(self, unit: Unit) -> None:
         """Refresh a view or a group if there is reason to."""
-        watched = self._units[str(unit)]
+        watched = self._units[unit.key]
         if time.monotonic() < watched.retry_at:
             return
         try:
@@ -135,7 +136,7 @@ class Follower:
             watched.retry_at = time.monotonic() + min(2.0**watched.failures / 2, _RETRY_SECONDS_MAX)
             self._failed(str(unit), error)
         else:
-            self._units[str(unit)] = _Watched(time.monotonic())
+            self._units[unit.key] = _Watched(time.monotonic())
             for result in results:
                 self._report(result)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -88,7 +88,7 @@ class ViewRefresh:
         with lead(source, queue, self.view.tables, batch_id=batch_id, token=token) as leader:
             at("exported")
             self.look(leader, reason)
-            with self.engine(leader) as engine:
+            with self._swept(), self.engine(leader) as engine:
                 started = time.monotonic()
                 if not self._tells:
                     self.tell("computing")
@@ -203,6 +203,17 @@ class ViewRefresh:
             return
         with self.output.transaction():
             self.target.sweep(self.output)
+
+    @contextmanager
+    def _swept(self) -> Iterator[None]:
+        """What ends the block leaves no staging table; one that cannot be dropped now the next refresh drops."""
+        try:
+            yield
+        except BaseException:
+            if self.view.engine == "spark" and not self.output.closed:
+                with suppress(psycopg.Error):
+                    self._sweep()
+            raise
 
     def _load_plan(self, connection: Connection[Any]) -> None:
         """Plan under the leader's locks: the table cannot change until the refresh ends."""

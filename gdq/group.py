@@ -41,6 +41,11 @@ class Unit:
         """The names of the views."""
         return [view.view_name for view in self.views]
 
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Tells it from others, and from the same group with other views."""
+        return (self.group_name or "", *self.names)
+
     def __str__(self) -> str:
         return f"view {self.names[0]}" if self.group_name is None else f"group {self.group_name}"
 

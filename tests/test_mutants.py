@@ -18,6 +18,7 @@ from tests.test_apply_ddl import bare  # noqa: F401 (a fixture, as the following
 from tests.test_rebase import crew  # noqa: F401
 from tests.test_retry import shop  # noqa: F401
 from tests.test_row_filter import table  # noqa: F401
+from tests.test_stored_groups import grouped  # noqa: F401
 from tests.test_stream_reader import taken  # noqa: F401
 from tests.test_view_operations import viewed  # noqa: F401
 

@@ -148,6 +148,7 @@ def ended_at(stream: Stream, number: int) -> int:
     return Position.parse(offset["position"]).tick
 
 
+@pytest.mark.long  # the reader alone is asked in test_stream_reader
 def test_every_type_reaches_spark_as_in_the_batch_reader(shop: Shop, stream: Stream) -> None:
     """Their Spark types are those of docs/types.md, and all that Spark makes of the values is the same."""
     names, as_text, values = every_type(shop)

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from gdq.cli import main
 from gdq.consumers.follow import Follower
 from gdq.consumers.group import refresh_group, refresh_unit
-from gdq.consumers.refresh import Refresher
+from gdq.consumers.refresh import Refresher, RefreshResult
 from gdq.consumers.verify import verify_view
 from gdq.errors import GdqError
 from gdq.group import alter_group, create_group, drop_group, group_info, units
@@ -107,16 +107,25 @@ def test_nobody_refreshes_a_member_alone(grouped: Shop) -> None:
         grouped.execute("insert into sums values (99, 1, 1)")
         assert verify_view(refresher, "sums").unexpected == 1
         grouped.execute(CHANGE)
-        follower = Follower(
-            refresher,
-            ["sums"],
-            interval=0.05,
-            report=lambda result: told.append(result.view_name),
-            failed=lambda name, error: pytest.fail(f"{name}: {error}"),
-        )
+
+        def failed(name: str, error: Exception) -> None:
+            pytest.fail(f"{name}: {error}")
+
+        def report(result: RefreshResult) -> None:
+            told.append(result.view_name)
+
+        follower = Follower(refresher, ["sums"], interval=0.05, report=report, failed=failed)
         follower.run(lambda: len(told) >= 2)
-    assert told == ["rows", "sums"]
-    assert set(snapshots(grouped)) == {"rows", "sums"}
+        assert told == ["rows", "sums"]
+        # one that is new to a group is brought to where the others stand, though nothing has changed
+        alter_group(grouped.connection, "g", add=["tops"])
+        follower.run(lambda: len(told) >= 5)
+        assert told[2:] == ["rows", "sums", "tops"]
+        create_view(grouped.connection, "own", "q", VIEWS["rows"], "public.own", engine="postgres")
+        follower = Follower(refresher, groups=["g"], interval=0.05, report=report, failed=failed)
+        follower.run(lambda: len(told) >= 8)
+    assert told[5:] == ["rows", "sums", "tops"]
+    assert set(snapshots(grouped)) == {"rows", "sums", "tops"}
     assert len(set(snapshots(grouped).values())) == 1
     assert grouped.differences("rows", VIEWS["rows"]) == (0, 0)
 
