@@ -21,11 +21,12 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
+import psycopg
 from psycopg import Connection
 from psycopg.rows import scalar_row
 
@@ -179,7 +180,12 @@ class Refresher:
         """A connection for one purpose, kept from refresh to refresh: what a session has compiled is not lost."""
         known = self._connections.get((purpose, dsn))
         if known is None or known.closed or known.broken:
-            known = connect(dsn, autocommit=autocommit, application_name=f"gdq:refresh {purpose}")
+            known = connect(dsn, autocommit=True, application_name=f"gdq:refresh {purpose}")
+            if not is_pooled(known):
+                # else the statement of a process that was killed goes on to its end, with its locks
+                with suppress(psycopg.errors.InvalidParameterValue):  # a server that cannot look
+                    known.execute("select pg_catalog.set_config('client_connection_check_interval', '2s', false)")
+            known.autocommit = autocommit
             self._connections[purpose, dsn] = known
             self._stack.callback(known.close)
         return known

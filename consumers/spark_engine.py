@@ -285,6 +285,8 @@ def worker_errors(*, delta: bool) -> Iterator[None]:
     except Exception as error:
         if not type(error).__module__.startswith(("pyspark.", "py4j.")):
             raise
+        if _was_interrupted(error):
+            raise KeyboardInterrupt from error
         cause = _WORKER_ERROR.search(str(error))
         if cause is None:
             raise GdqError(f"Spark failed: {str(error).strip().splitlines()[0]}") from error
@@ -292,6 +294,13 @@ def worker_errors(*, delta: bool) -> Iterator[None]:
         if delta and kind is not None and issubclass(kind, psycopg.DataError):
             raise NeedsFull(f"a changed row cannot be computed: {cause[2]}") from error
         raise GdqError(cause[2]) from error
+
+
+def _was_interrupted(error: BaseException | None) -> bool:
+    """Whether Spark failed since Ctrl-C has cancelled its jobs: that error takes the place of KeyboardInterrupt."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
 
 
 def text_columns(connection: Connection[Any], described: Sequence[tuple[str, int, str]]) -> list[Column]:

@@ -161,6 +161,22 @@ def test_interrupted_a_rerun_is_right(loaded: Shop, empty_db: Database, phase: s
         assert target(there) == expected
 
 
+def test_killed_while_the_server_works(loaded: Shop) -> None:
+    """The statement at hand does not go on without its process."""
+    loaded.view("v", ROWS, engine="postgres")
+    loaded.execute("update item set n = -n where id % 10000 = 1")
+    with loaded.db.connect() as holder:
+        holder.execute("select pg_advisory_lock(7)")
+        process, ours = on_terminal(loaded.db.dsn, "refresh")
+        until(lambda: process.poll() is not None or holder.execute("select from pg_locks where not granted").rowcount)
+        process.kill()
+        printed(ours)
+        assert process.wait() == -signal.SIGKILL
+        until(lambda: not sessions(loaded))
+    assert gdq("refresh", dsn=loaded.db.dsn).returncode == 0
+    assert loaded.differences("v", ROWS) == (0, 0)
+
+
 def target(database: Database) -> list[tuple[Any, ...]] | None:
     """The rows of the view, None before its first load."""
     with database.connect() as connection:
