@@ -34,6 +34,7 @@ from gdq.cli_refresh import commands as refresh_commands
 from gdq.cli_retry import commands as retry_commands
 from gdq.cli_run import consume, peek, ticker
 from gdq.cli_sequence import commands as sequence_commands
+from gdq.cli_slot import commands as slot_commands
 from gdq.cli_view import commands as view_commands
 
 if TYPE_CHECKING:
@@ -309,6 +310,7 @@ for _command in (
     *view_commands,
     *group_commands,
     *refresh_commands,
+    *slot_commands,
     *era_commands,
     *monitor_commands,
 ):

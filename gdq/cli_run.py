@@ -53,6 +53,13 @@ def ticker(once: bool, interval: float, dsn: str | None) -> None:
 )
 @click.option("--each", is_flag=True, help="HANDLER takes one event: handler(connection, event).")
 @click.option("--retry-errors", type=SECONDS, help="With --each: retry an event after so long when HANDLER fails.")
+@click.option(
+    "--source",
+    type=click.Choice(["queue", "slot"]),
+    default="queue",
+    show_default=True,
+    help="Read the queue, or the consumer's logical slot (gdq create-slot).",
+)
 @dsn_option
 def consume(
     queue: str,
@@ -65,6 +72,7 @@ def consume(
     dead_after: float,
     each: bool,
     retry_errors: float | None,
+    source: str,
     dsn: str | None,
 ) -> None:
     """Hand the batches of a consumer to a handler; without one print every event as a line of JSON, then the
@@ -91,13 +99,18 @@ def consume(
         raise click.UsageError("--json prints the events itself and takes no handler")
     if (each and handler == "printer") or (retry_errors is not None and not each):
         raise click.UsageError("--retry-errors needs --each, and --each a handler")
+    if source == "slot" and (each or member is not None):
+        raise click.UsageError("--each and --member need the queue: a slot has one reader and no retries")
     function = _load_handler(handler)
     on_error = None if retry_errors is None else timedelta(seconds=retry_errors)
     stop = Stop()
 
     def work(connection: Connection[Any]) -> None:
-        source = Consumer(connection, queue, consumer, member=member, dead_after=timedelta(seconds=dead_after))
-        for batch in source.batches(once=once, stop=stop):
+        if source == "slot":
+            _consume_slot(connection, queue, consumer, handler, function, once=once, stop=stop)
+            return
+        reader = Consumer(connection, queue, consumer, member=member, dead_after=timedelta(seconds=dead_after))
+        for batch in reader.batches(once=once, stop=stop):
             with _handler_errors(handler):
                 if each:
                     handle_each(batch, batch.events(), function, on_error=on_error)
@@ -111,6 +124,26 @@ def consume(
         reconnecting(lambda: connect_checked(dsn, name), work, stop.sleep)
     except KeyboardInterrupt:
         raise Failure("interrupted: the batch at hand was rolled back") from None
+
+
+def _consume_slot(
+    connection: Connection[Any],
+    queue: str,
+    consumer: str,
+    handler: str,
+    function: Callable[[Any, Any], Any],
+    *,
+    once: bool,
+    stop: Callable[[], bool],
+) -> None:
+    """Hand the batches of a consumer's slot to a handler."""
+    from gdq.consumers.slot.source import SlotSource  # noqa: PLC0415
+
+    with SlotSource(connection, queue, consumer) as reader:
+        for batch in reader.batches(once=once, stop=stop):
+            with _handler_errors(handler):
+                if function(connection, batch.events()):
+                    raise Failure(f"handler {handler} puts events aside: a slot has no retries")
 
 
 @click.command()

@@ -127,10 +127,10 @@ def _event_row(_cursor: Any) -> Callable[[Sequence[Any]], Event]:
     return event
 
 
-def _integer(text: str) -> int | float:
-    # bigint comes as text, so what does not fit 2^53 is a float of the server's without a fraction, such as 1e300.
+def json_integer(text: str) -> int | float:
+    """A number without a fraction: bigint comes as text, so what does not fit 2^53 is a float, such as 1e300."""
     return int(text) if len(text) < _FLOAT_DIGITS else float(text)
 
 
 def _loads(data: str | bytes) -> Any:
-    return json.loads(data, parse_int=_integer)
+    return json.loads(data, parse_int=json_integer)

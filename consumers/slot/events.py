@@ -1,0 +1,148 @@
+"""Events of the queue's form, made of the messages of a transaction that came through a slot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg import Connection
+
+from gdq.consumers.slot.pgoutput import Message, Relation, Row, Truncate, Tuple, Value
+from gdq.consumers.slot.transaction import Transaction
+from gdq.errors import GdqError
+from gdq.source import Event
+from gdq.stream import json_integer
+
+_BOOL, _INTEGERS, _FLOATS = 16, (21, 23), (700, 701)
+_NO_NUMBERS = ("NaN", "Infinity", "-Infinity", "-0")
+
+_DESCRIBE = """
+    select pg_catalog.format('%%I.%%I', %s::text, %s::text),
+           array(select a.attname::text from pg_catalog.pg_index i
+                   join pg_catalog.pg_attribute a on a.attrelid = i.indrelid and a.attnum = any (i.indkey)
+                  where i.indrelid = %s::oid and i.indisprimary)"""
+_BASE_TYPES = """
+    with recursive b(of, oid) as (
+      select t, t from pg_catalog.unnest(%s::oid[]) t
+      union all
+      select b.of, t.typbasetype from b join pg_catalog.pg_type t on t.oid = b.oid where t.typbasetype <> 0)
+    select of::bigint, min(oid::bigint) from b group by of"""
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A table as the slot told it, with what the catalog knows: its quoted name, its key's columns, its base types.
+
+    `key` is the primary key of today, without one the replica identity.
+    """
+
+    name: str
+    relation: Relation
+    key: tuple[str, ...]
+    base_types: tuple[int, ...]
+
+
+class TableNames:
+    """Looks tables up in the catalog, each version once."""
+
+    def __init__(self, connection: Connection[Any]) -> None:
+        self._connection = connection
+        self._known: dict[Relation, Described] = {}
+
+    def describe(self, relation: Relation) -> Described:
+        """What is known of a table."""
+        if relation not in self._known:
+            values = [relation.schema, relation.name, relation.oid]
+            name, primary = self._connection.execute(_DESCRIBE, values).fetchone() or ("", [])
+            types = [column.type_oid for column in relation.columns]
+            bases = dict(self._connection.execute(_BASE_TYPES, [types]).fetchall())
+            columns = {column.name for column in relation.columns}
+            identity = [column.name for column in relation.columns if column.identity]
+            key = primary if primary and columns >= set(primary) else identity if relation.identity != "f" else []
+            base_types = tuple(int(bases.get(one, one)) for one in types)
+            self._known[relation] = Described(name, relation, tuple(key), base_types)
+        return self._known[relation]
+
+
+def events_of(transaction: Transaction, names: TableNames) -> Iterator[Event]:
+    """The changes of a transaction.
+
+    `id` is the place of the change in the write-ahead log: rows of one COPY may share it. `xid` has 32 bits, `time` is
+    that of the commit. `old` is what the replica identity gives: the whole row with `full`, else the old key where it
+    changed, or nothing; `new` lacks large values that an update left as they were, unless `old` has them.
+    """
+    relations = dict(transaction.relations)
+    for lsn, message in transaction.messages():
+        if isinstance(message, Relation):
+            relations[message.oid] = message
+        elif isinstance(message, Row):
+            table = names.describe(_known(relations, message.oid))
+            yield _row_event(transaction, lsn, message, table)
+        elif isinstance(message, Truncate):
+            for oid in message.oids:
+                name = names.describe(_known(relations, oid)).name
+                yield _event(transaction, lsn, "truncate", name)
+        elif isinstance(message, Message):
+            new = {"type": message.prefix, "data": message.content.decode(errors="replace")}
+            yield _event(transaction, lsn, "message", None, new=new)
+
+
+def _known(relations: dict[int, Relation], oid: int) -> Relation:
+    if oid not in relations:
+        raise GdqError(f"the slot sent a change of table {oid}, which it did not describe")
+    return relations[oid]
+
+
+def _row_event(transaction: Transaction, lsn: int, row: Row, table: Described) -> Event:
+    old = _image(row.old, table) if row.old is not None else _identity(row.old_key, table)
+    new = None if row.new is None else _image(row.new, table, old if row.old is not None else None)
+    held = (old if new is None else new) or {}
+    key = {name: held[name] for name in table.key if name in held}
+    return _event(transaction, lsn, row.op, table.name, key=key or None, old=old, new=new)
+
+
+def _event(
+    transaction: Transaction,
+    lsn: int,
+    op: str,
+    table: str | None,
+    *,
+    key: dict[str, Any] | None = None,
+    old: dict[str, Any] | None = None,
+    new: dict[str, Any] | None = None,
+) -> Event:
+    return Event(lsn, transaction.xid, transaction.time, op, table, key, old, new, origin=transaction.origin)
+
+
+def _image(row: Tuple, table: Described, old: dict[str, Any] | None = None) -> dict[str, Any]:
+    image = {}
+    for column, base_type, value in zip(table.relation.columns, table.base_types, row, strict=True):
+        if not value.unchanged:
+            image[column.name] = _json(value, base_type)
+        elif old is not None and column.name in old:
+            image[column.name] = old[column.name]
+    return image
+
+
+def _identity(row: Tuple | None, table: Described) -> dict[str, Any] | None:
+    if row is None:
+        return None
+    image = _image(row, table)
+    return {column.name: image[column.name] for column in table.relation.columns if column.identity}
+
+
+def _json(value: Value, base_type: int) -> Any:
+    """What docs/types.md makes of a value's text."""
+    if value.data is None:
+        return None
+    if value.binary:
+        raise GdqError("the slot sends binary values, events are made of text")
+    text = value.data.decode()
+    if base_type == _BOOL:
+        return text == "t"
+    if base_type in _INTEGERS:
+        return int(text)
+    if base_type in _FLOATS and text not in _NO_NUMBERS:
+        return json_integer(text) if text.lstrip("-").isdecimal() else float(text)
+    return text

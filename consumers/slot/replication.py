@@ -1,0 +1,173 @@
+"""A replication connection: the stream of a logical slot, as PostgreSQL's streaming replication protocol sends it."""
+
+from __future__ import annotations
+
+import select
+import struct
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import psycopg
+from psycopg import pq
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from gdq.conninfo import resolve
+from gdq.errors import GdqError
+from gdq.pgtypes import READ_SETTINGS
+
+_FEEDBACK_SECONDS = 10.0
+_GOODBYE_SECONDS = 2.0
+_DATA = struct.Struct("!QQq")
+_KEEPALIVE = struct.Struct("!QqB")
+_STATUS = struct.Struct("!cQQQqB")
+_EPOCH_SECONDS = 946_684_800  # 2000-01-01
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """One message of the output plugin, whose change is at `lsn`."""
+
+    lsn: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Keepalive:
+    """The server has sent all that was committed before `lsn`."""
+
+    lsn: int
+
+
+class Replication:
+    """The stream of one slot; what was confirmed is not sent again after a restart.
+
+    Text of values does not follow the settings of the role or database: the session sets its own.
+    """
+
+    def __init__(self, dsn: str | None, slot: str, options: Mapping[str, str]) -> None:
+        """Connect and start. psycopg.Error as the server says, such as ObjectInUse for a slot that somebody reads.
+
+        `options` are those of the output plugin.
+        """
+        parameters = conninfo_to_dict(resolve(dsn))
+        # a reader that is busy with a batch answers nothing, and must not be taken for dead
+        settings = READ_SETTINGS | {"wal_sender_timeout": "0"}
+        given = [f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in settings.items()]
+        parameters["options"] = " ".join([str(parameters.get("options") or ""), *given])
+        parameters.setdefault("fallback_application_name", f"gdq:slot {slot}"[:63])
+        conninfo = make_conninfo("", **parameters, replication="database", client_encoding="UTF8")
+        self.slot = slot
+        self._confirmed = 0
+        self._told_at = time.monotonic()
+        self._wire = pq.PGconn.connect(conninfo.encode())
+        if self._wire.status != pq.ConnStatus.OK:
+            raise psycopg.OperationalError(self._wire.error_message.decode().strip())
+        try:
+            self._start(options)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the session; the slot stays, and is free for the next reader when the server answers in time."""
+        try:
+            if self._wire.status == pq.ConnStatus.OK:
+                self._wire.put_copy_end()
+                self._drain(time.monotonic() + _GOODBYE_SECONDS)
+        except psycopg.Error:
+            pass  # it is over already
+        finally:
+            self._wire.finish()
+
+    def _drain(self, until: float) -> None:
+        """Read what the server has sent before it heard of the end."""
+        while time.monotonic() < until:
+            waiting = self._wire.flush()
+            size, _ = self._wire.get_copy_data(1)
+            if size < 0:
+                self._wire.get_result()
+                return
+            if size == 0:
+                select.select([self._wire.socket], [self._wire.socket] if waiting else [], [], 0.1)
+                self._wire.consume_input()
+
+    def _start(self, options: Mapping[str, str]) -> None:
+        listed = ", ".join(f"\"{name}\" '{value.replace(chr(39), chr(39) * 2)}'" for name, value in options.items())
+        # the server goes on from what was confirmed when it is asked for less
+        command = f'START_REPLICATION SLOT "{self.slot}" LOGICAL 0/0 ({listed})'
+        result = self._wire.exec_(command.encode())
+        if result.status != pq.ExecStatus.COPY_BOTH:
+            raise psycopg.errors.error_from_result(result)
+
+    def receive(self, seconds: float) -> Data | Keepalive | None:
+        """The next message; None when there was none for so many seconds (0: none has arrived yet).
+
+        psycopg.Error when the connection or the stream is over.
+        """
+        until = time.monotonic() + seconds
+        while True:
+            size, view = self._wire.get_copy_data(1)
+            if size > 0:
+                found = self._read(bytes(view))
+                if found is not None:
+                    return found
+                continue
+            if size < 0:
+                self._ended(size)
+            self._tell_in_time()
+            wait = until - time.monotonic()
+            if not select.select([self._wire.socket], [], [], max(min(wait, _FEEDBACK_SECONDS), 0))[0] and wait <= 0:
+                return None
+            self._wire.consume_input()
+
+    def confirm(self, lsn: int) -> None:
+        """Tell the server that nothing before `lsn` is needed any more."""
+        if lsn > self._confirmed:
+            self._confirmed = lsn
+            self._tell()
+
+    def seen(self, lsn: int) -> None:
+        """The same, but told in time only: where there was nothing to read."""
+        self._confirmed = max(self._confirmed, lsn)
+
+    def _read(self, data: bytes) -> Data | Keepalive | None:
+        if data[:1] == b"w":
+            lsn, _, _ = _DATA.unpack_from(data, 1)
+            return Data(lsn, data[1 + _DATA.size :])
+        if data[:1] != b"k":
+            raise GdqError(f"not a message of a replication stream: {data[:20]!r}")
+        lsn, _, reply = _KEEPALIVE.unpack_from(data, 1)
+        if reply:
+            self._tell()
+        return Keepalive(lsn)
+
+    def _tell_in_time(self) -> None:
+        if time.monotonic() - self._told_at >= _FEEDBACK_SECONDS:
+            self._tell()
+
+    def _tell(self) -> None:
+        lsn, microseconds = self._confirmed, int((time.time() - _EPOCH_SECONDS) * 1_000_000)
+        # written, flushed and applied are one here
+        self._wire.put_copy_data(_STATUS.pack(b"r", lsn, lsn, lsn, microseconds, 0))
+        while self._wire.flush():
+            select.select([], [self._wire.socket], [])
+        self._told_at = time.monotonic()
+
+    def _ended(self, size: int) -> None:
+        if size == -1:
+            result = self._wire.get_result()
+            if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
+                raise psycopg.errors.error_from_result(result)
+            raise psycopg.OperationalError(f"the server ended the stream of slot {self.slot}")
+        raise psycopg.OperationalError(self._wire.error_message.decode().strip())

@@ -1,0 +1,150 @@
+"""Slots and publications of gdq: made, dropped and listed with what they keep from being removed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg import Connection, sql
+from psycopg.rows import class_row, scalar_row
+
+from gdq.errors import GdqError
+
+PREFIX = "gdq_"
+_NAME = re.compile(r"[a-z0-9_]+")
+
+
+@dataclass(frozen=True, slots=True)
+class SlotInfo:
+    """A slot of gdq: whether somebody reads it, and the write-ahead log that it keeps, in bytes.
+
+    `lost`: the server removed log that its reader had not had; it must be dropped and made anew. `retained_bytes` is
+    None then. `publication`: what it reads, None when that is gone.
+    """
+
+    slot_name: str
+    publication: str | None
+    active: bool
+    confirmed_lsn: str | None
+    retained_bytes: int | None
+    lag_bytes: int | None
+    lost: bool
+
+
+def slot_name(queue: str, consumer: str) -> str:
+    """The name of a consumer's slot. GdqError for names that no slot can have."""
+    name = f"{PREFIX}{queue}_{consumer}"
+    if not _NAME.fullmatch(name) or len(name) > 63:
+        raise GdqError(
+            f"no slot can be named {name}",
+            hint="Queue and consumer of a slot are lower-case letters, digits and _, 58 together.",
+        )
+    return name
+
+
+def publication_name(queue: str) -> str:
+    """The name of the publication whose tables the slots of a queue read."""
+    return f"{PREFIX}{queue}"
+
+
+def create_slot(
+    connection: Connection[Any], queue: str, consumer: str, tables: Sequence[str] = (), *, two_phase: bool = False
+) -> str:
+    """Create a consumer's slot, and the queue's publication over `tables` unless it is there; the slot's name.
+
+    The slot keeps the server's write-ahead log from now on, until it is read or dropped. `tables` are qualified names,
+    needed for a new publication and refused for one that has others. `two_phase`: prepared transactions are sent when
+    they are prepared. Needs an autocommit connection of a role with REPLICATION; the publication is dropped again when
+    the slot cannot be made. psycopg.errors.DuplicateObject when there is such a slot.
+    """
+    name, publication = slot_name(queue, consumer), publication_name(queue)
+    level = _scalar(connection, "select pg_catalog.current_setting('wal_level')")
+    if level != "logical":
+        raise GdqError(
+            f"a slot needs wal_level logical, the server has {level}",
+            hint="Set it and restart the server; the queue needs neither.",
+        )
+    made = _make_publication(connection, publication, tables)
+    try:
+        connection.execute(
+            "select pg_catalog.pg_create_logical_replication_slot(%s, 'pgoutput', false, %s)", [name, two_phase]
+        )
+    except BaseException:
+        if made:
+            connection.execute(sql.SQL("drop publication {}").format(sql.Identifier(publication)))
+        raise
+    return name
+
+
+def _make_publication(connection: Connection[Any], publication: str, tables: Sequence[str]) -> bool:
+    """Whether the publication is new; GdqError when one of other tables is there."""
+    query = """select array_agg(pg_catalog.format('%%I.%%I', schemaname, tablename))
+                 from pg_catalog.pg_publication_tables where pubname = %s"""
+    there = _scalar(connection, "select true from pg_catalog.pg_publication where pubname = %s", publication)
+    if there:
+        wanted = sorted(_resolved(connection, table) for table in tables)
+        published = _scalar(connection, query, publication) or []
+        if wanted and wanted != sorted(published):
+            raise GdqError(
+                f"publication {publication} has other tables: {', '.join(published) or 'none'}",
+                hint="Leave the tables out, or drop the slots of this queue first.",
+            )
+        return False
+    if not tables:
+        raise GdqError(f"there is no publication {publication} yet", hint="Name the tables that the slot shall read.")
+    listed = sql.SQL(", ").join(sql.SQL(_resolved(connection, table)) for table in tables)
+    connection.execute(
+        sql.SQL("create publication {} for table {} with (publish_via_partition_root = true)").format(
+            sql.Identifier(publication), listed
+        )
+    )
+    return True
+
+
+def drop_slot(connection: Connection[Any], queue: str, consumer: str) -> bool:
+    """Drop a consumer's slot, and the queue's publication with the last one; False when there was no such slot.
+
+    psycopg.errors.ObjectInUse while somebody reads it.
+    """
+    name, publication = slot_name(queue, consumer), publication_name(queue)
+    there = _scalar(connection, "select true from pg_catalog.pg_replication_slots where slot_name = %s", name)
+    if there:
+        connection.execute("select pg_catalog.pg_drop_replication_slot(%s)", [name])
+    if not any(info.publication == publication for info in slot_info(connection)):
+        connection.execute(sql.SQL("drop publication if exists {}").format(sql.Identifier(publication)))
+    if _scalar(connection, "select pg_catalog.to_regclass('gdq_target.slot_position')::text"):
+        connection.execute("delete from gdq_target.slot_position where slot_name = %s", [name])
+    return bool(there)
+
+
+def slot_info(connection: Connection[Any]) -> list[SlotInfo]:
+    """The slots of gdq in this database."""
+    query = """
+        select s.slot_name::text,
+               (select p.pubname::text from pg_catalog.pg_publication p
+                 where pg_catalog.starts_with(s.slot_name, p.pubname || '_') order by length(p.pubname) desc limit 1)
+                 as publication,
+               s.active, s.confirmed_flush_lsn::text as confirmed_lsn,
+               (pg_catalog.pg_current_wal_lsn() - s.restart_lsn)::bigint as retained_bytes,
+               (pg_catalog.pg_current_wal_lsn() - s.confirmed_flush_lsn)::bigint as lag_bytes,
+               s.wal_status is not distinct from 'lost' as lost
+          from pg_catalog.pg_replication_slots s
+         where s.database = pg_catalog.current_database() and s.plugin = 'pgoutput'
+           and pg_catalog.starts_with(s.slot_name, %s)
+         order by 1"""
+    with connection.cursor(row_factory=class_row(SlotInfo)) as cursor:
+        return cursor.execute(query, [PREFIX]).fetchall()
+
+
+def _resolved(connection: Connection[Any], table: str) -> str:
+    """A table's qualified and quoted name; the server's error when there is none."""
+    query = """select pg_catalog.format('%%I.%%I', c.relnamespace::regnamespace::name, c.relname)
+                 from pg_catalog.pg_class c where c.oid = %s::pg_catalog.regclass"""
+    return str(_scalar(connection, query, table))
+
+
+def _scalar(connection: Connection[Any], query: str, *values: object) -> Any:
+    with connection.cursor(row_factory=scalar_row) as cursor:
+        return cursor.execute(query, values).fetchone()
