@@ -124,6 +124,7 @@ def main(query: tuple[str, ...], scale: float, churn: tuple[float, ...], **optio
         raise click.ClickException(f"{error}: name another file, or give --fresh") from error
     console = Console(stderr=True)
     if options["write"] is None:
+        results.forget_failures()
         views = query or tuple(tpch.QUERIES)
         spark = [view for view in views if view in options["spark_queries"]]
         wanted = list(dict.fromkeys(expected(views, options["engines"], spark, churn, options["rounds"])))

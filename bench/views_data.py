@@ -82,6 +82,10 @@ class Results:
         self.samples.setdefault(key, sample)
         self.write()
 
+    def forget_failures(self) -> None:
+        """Another run tries again what failed."""
+        self.samples = {key: sample for key, sample in self.samples.items() if sample.did != "failed"}
+
     def write(self) -> None:
         """The file at once in whole: whatever ends the run, it holds the results so far."""
         listed = [{"key": key._asdict(), "sample": asdict(sample)} for key, sample in sorted(self.samples.items())]
