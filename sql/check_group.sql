@@ -1,6 +1,6 @@
--- check_group(views): refuses views that cannot be refreshed as one. They must be of one queue and of the engine postgres, with targets
--- in one database, and none may read the target of another, by way of other views neither: at the snapshot of the group
--- that target does not hold what the group is about to bring.
+-- check_group(views): refuses views that cannot be refreshed as one. They must be of one queue and of the engine postgres,
+-- with targets in one database, and none may read the target of another, by way of other views neither: at the group's
+-- snapshot that target does not hold yet what the group is about to bring.
 -- Writes: nothing. Errors: 42704 for a view that is not there; 0A000 for views that do not go together.
 create or replace function gdq.check_group(views text[]) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -32,8 +32,7 @@ begin
     end if;
   end loop;
   with recursive
-    filled as (select v.view_id, v.view_name, v.queue_id, v.consumer_name, gdq.target_oid(v.target) as target
-                 from gdq.view v where v.options->>'target_dsn' is null),
+    filled as (select v.view_id, v.view_name, gdq.target_oid(v.target) as target from gdq.view v where v.options->>'target_dsn' is null),
     reads as (select above.view_id as above, below.view_id as below, below.view_name
                 from gdq.view above join gdq.consumer c on c.consumer_name = above.consumer_name
                 join gdq.subscription s on s.queue_id = above.queue_id and s.consumer_id = c.consumer_id

@@ -1,8 +1,8 @@
 -- create_group(name, views): stores a group of views: they are refreshed at one snapshot, and their targets move in one
 -- transaction. A view is in one group at most.
 -- Result: true; false when the very same group existed. Writes: view_group, view.
--- Errors: 22023 for a bad name or no views; 42704 for a view that is not there; 42710 when the group exists with other views, or a view is in
--- another group; 0A000 for views that do not go together (check_group()).
+-- Errors: 22023 for a bad name or no views; 42704 for a view that is not there; 42710 when the group exists with other
+-- views, or a view is in another group; 0A000 for views that do not go together (check_group()).
 create or replace function gdq.create_group(name text, views text[]) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
