@@ -46,7 +46,8 @@ class Side:
 
     @property
     def from_changes(self) -> bool:
-        return bool(self.samples) and all(sample.did == "delta" for sample in self.samples)
+        did = {sample.did for sample in self.samples}
+        return "delta" in did and did <= {"delta", "none"}
 
     @property
     def why(self) -> str | None:

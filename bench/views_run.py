@@ -287,4 +287,4 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     """An error and what was being handled when it came: Spark's own errors hide a Ctrl-C."""
     while error is not None:
         yield error
-        error = error.__cause__ or error.__context__
+        error = error.__context__

@@ -16,9 +16,10 @@ _MARGIN = 1.5
 # What is expected to take no longer is not worth a thought.
 _SECONDS_MIN = 1.0
 
-# After so many full loads by choice in a row the changes are tried again: an index may have come. Costing twice a full
-# load, such a try makes refreshes a ninth dearer.
+# After so many full loads by choice in a row the changes are tried again: an index may have come. More where that would
+# cost more than an eighth of them, up to what of the history is looked at.
 _TRY_AGAIN = 8
+_TRY_AGAIN_MAX = 80
 
 BY_COST = "full expected to cost less"
 
@@ -47,8 +48,9 @@ def choose(runs: Sequence[ViewRun], delta_rows: int, held: int) -> Choice:
     why = f"{delta_rows} changes: {expected:.2g} s expected, full {full:.2g} s"
     if expected <= max(full * _MARGIN, _SECONDS_MIN):
         return Choice(False, f"delta, {why}")
-    recent = [run for run in done if run.action != "none"][:_TRY_AGAIN]
-    if len(recent) == _TRY_AGAIN and all((run.reason or "").startswith(BY_COST) for run in recent):
+    pause = min(max(_TRY_AGAIN, round(_TRY_AGAIN * (expected - full) / max(full, 0.001))), _TRY_AGAIN_MAX)
+    recent = [run for run in done if run.action != "none"][:pause]
+    if len(recent) == pause and all((run.reason or "").startswith(BY_COST) for run in recent):
         return Choice(False, f"delta tried again, {why}")
     return Choice(True, f"{BY_COST}, {why}")
 

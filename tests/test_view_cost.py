@@ -43,6 +43,11 @@ CHOSEN = run("full", 10.0, None, f"{BY_COST}, ...")
         ([run("delta", 4.0, 12000), *PAST], 11000, False),
         ([*[CHOSEN] * 8, *PAST], 9000, False),
         ([*[CHOSEN] * 7, *PAST], 9000, True),
+        # 5.7 times as much
+        ([*[CHOSEN] * 37, *PAST], 30_000, True),
+        ([*[CHOSEN] * 38, *PAST], 30_000, False),
+        ([*[CHOSEN] * 79, *PAST], 10**6, True),
+        ([*[CHOSEN] * 80, *PAST], 10**6, False),
     ],
 )
 def test_choice(runs: list[ViewRun], rows: int, full: bool) -> None:
