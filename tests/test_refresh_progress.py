@@ -11,13 +11,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gdq.consumers.leader import without_password
 from gdq.consumers.refresh import Refresher
+from tests.fix_lake import KINDS, Lakes
 from tests.fix_server import Database
 from tests.fix_spark import Shop, make_shop
 from tests.programs import environment, gdq
@@ -211,3 +214,29 @@ def test_interrupted_between_two_statements(loaded: Shop, phase: str) -> None:
         # the same sessions go on
         assert refresher.refresh("sums").action == "delta"
     assert loaded.differences("sums", SUMS) == (0, 0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_interrupted_while_a_lake_is_written(loaded: Shop, tmp_path: Path, kind: str) -> None:
+    """In the first load, and with changes: readers find what they found before, and a rerun is right."""
+    lakes = Lakes(loaded, tmp_path, kind)
+    lakes.view("v", "select id, n from item")
+
+    def stop(_view: str, now: str, _rows: int) -> None:
+        if now == "writing" and not done:
+            done.append(now)
+            raise KeyboardInterrupt
+
+    done: list[str] = []
+    before: Counter[str] = Counter()
+    with Refresher(loaded.db.dsn, progress=stop) as refresher:
+        for action in ("full", "delta"):
+            with pytest.raises(KeyboardInterrupt):
+                refresher.refresh("v")
+            assert not before or lakes.rows("v") == before
+            assert refresher.refresh("v").action == action
+            assert lakes.equal("v", "select id, n from item")
+            before = lakes.rows("v")
+            loaded.execute("update item set n = n + 1 where id % 100 = 0")
+            done.clear()
