@@ -48,7 +48,8 @@ def image_of_keys(loose: Sequence[str]) -> str:
 class KeptSums:
     """The counts and sums of a GROUP BY. `loose`: groups of which equal values may be written differently.
 
-    Such a group has a row of the state for each spelling, so that a spelling that no row has any more goes.
+    Such a group has a row of the state for each spelling, so that a spelling that no row has any more goes: a view may
+    show what it says of the value, scale(1.00).
     """
 
     plan: StatePlan
@@ -72,6 +73,10 @@ class KeptSums:
             return self.plan.sums(rows)
         return self.plan.sums(f"(select *, {image_of_keys(self.loose)} as image from {rows} as r)", also=["image"])
 
+    def whole(self) -> str:
+        """The SELECT of the state from the tables."""
+        return self.sums(self.plan.rows()) if self.loose else self.plan.whole()
+
     def shown(self, state: str, touched: str) -> str:
         if self.loose:
             state, touched = self._merged(state, touched), ""
@@ -80,11 +85,13 @@ class KeptSums:
 
     def _merged(self, state: str, touched: str) -> str:
         """The state with one row for each group, in a spelling that does not depend on the order of its rows."""
-        groups = self.plan.group_columns
-        names = [f"(array_agg(s.{name} order by s.image))[1] as {name}" for name in groups]
-        names += [f"sum(s.{name})::{'numeric' if name[0] == 's' else 'bigint'} as {name}" for name in self.plan.numbers]
-        group = ", ".join(f"s.{name}" for name in groups)
-        return f"(select {', '.join(names)} from {state} as s{touched} group by {group})"
+        groups, numbers = self.plan.group_columns, self.plan.numbers
+        within = ", ".join(f"s.{name}" for name in groups)
+        # not the first of array_agg(): of arrays that is none
+        spelled = [f"first_value(s.{name}) over (partition by {within} order by s.image) as {name}" for name in groups]
+        rows = f"select {', '.join([*spelled, *(f's.{name}' for name in numbers)])} from {state} as s{touched}"
+        names = [*groups, *(f"sum({name})::{'numeric' if name[0] == 's' else 'bigint'} as {name}" for name in numbers)]
+        return f"(select {', '.join(names)} from ({rows}) as s group by {', '.join(groups)})"
 
 
 @dataclass(frozen=True, slots=True)

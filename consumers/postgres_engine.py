@@ -78,15 +78,17 @@ class PostgresEngine:
             return self._write(self.computation.full())
         self.computation.full()
         self.computation.tell("computing", 0)
-        return self._write(self._kept(state).load(state.whole()))
+        return self._write(self._kept(state).load(KeptSums(state, state.loose).whole()))
 
     def _merge_state(self, state: StatePlan, rows: str) -> Difference:
         """Add signed rows of groups and arguments to the state; the difference between the groups' old and new rows."""
         check = state.no_number(rows)
         if check and self.computation.one(check):
             raise NeedsFull("NaN or infinity came into or went from a sum")
-        return self._kept(state).merge(state.sums(rows), state.follow_extremes(self.target.state, rows))
+        sums = KeptSums(state, state.loose).sums(rows)
+        return self._kept(state).merge(sums, state.follow_extremes(self.target.state, rows))
 
     def _kept(self, state: StatePlan) -> KeptState:
         made = self.computation
-        return KeptState(self.output, self.target, self.types, made.plan.match, KeptSums(state), made.temporary)
+        kept = KeptSums(state, state.loose)
+        return KeptState(self.output, self.target, self.types, made.plan.match, kept, made.temporary)

@@ -119,7 +119,7 @@ class SparkKeys:
             return Difference("replace", staged.rows, self._target_keys(staged.keys), match)
         if self.plan.state is None:
             return Difference("full", staged.rows, match=match)
-        inner, kept = self.inner, KeptSums(self.plan.state)
+        inner, kept = self.inner, KeptSums(self.plan.state, self.plan.state.loose)
         make = partial(temporary, inner.output)
         return KeptState(inner.output, inner.target, inner.types, match, kept, make).load(staged.rows)
 
@@ -151,7 +151,7 @@ class SparkKeys:
             names = {column.name: f"c{n}" for n, column in enumerate(self.inner.types, 1)}
             query, by = self.plan.query, [names[name] for name in self.plan.divided_by]
         else:
-            query, by = state.whole(), list(self.plan.divided_by)
+            query, by = KeptSums(state, state.loose).whole(), list(self.plan.divided_by)
             columns = self._state_columns(query)
         listed = ", ".join(column.name for column in columns)
         named = f"select * from ({query}) as r({listed})" if listed else query

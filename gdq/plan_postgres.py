@@ -104,7 +104,8 @@ class PostgresPlan:
     def fingerprint(self) -> str:
         """Changes when the plan does: a target that was filled by another plan is filled afresh."""
         tables = [(table.name, table.columns, table.key) for table in self.tables]
-        text = json.dumps([_VERSION, self.query, tables, self.strategy])
+        kept = [self.state.loose] if self.state is not None and self.state.loose else []
+        text = json.dumps([_VERSION, self.query, tables, self.strategy, *kept])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def alone(self) -> dict[str, str]:

@@ -18,9 +18,13 @@ from gdq.plan_leaf import output_names
 from gdq.plan_number import Number, column_number, number_of
 from gdq.plan_query import Query, leaves_of, render, subqueries_of, value
 from gdq.plan_shape import aggregates_of
+from gdq.plan_spark_types import query_types, text_form
 
 # The type of a sum of these; of all else it is numeric.
 _INTEGERS = {"smallint": "bigint", "integer": "bigint"}
+
+# What EXTRACT gives of these has no digits after the point.
+_WHOLE_FIELDS = {"YEAR", "QUARTER", "MONTH", "WEEK", "DAY", "DOW", "DOY", "HOUR", "MINUTE"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,8 @@ class StatePlan:
 
     `groups`, `arguments` and `extremes` are what FROM and WHERE are asked for. `visible` are the view's columns as
     expressions over the state s, `having` and `order` (with LIMIT) what else its rows depend on, empty when there is
-    none. `keys`: the columns of the view that are groups, with the number of the group.
+    none. `keys`: the columns of the view that are groups, with the number of the group. `loose`: the state's columns
+    with groups of which equal values may be written differently, as far as the planner knows.
     """
 
     select: exp.Select
@@ -75,6 +80,7 @@ class StatePlan:
     having: str
     order: str
     keys: tuple[tuple[str, int], ...]
+    loose: tuple[str, ...] = ()
 
     @property
     def items(self) -> list[exp.Expr]:
@@ -108,11 +114,15 @@ class StatePlan:
         first = len(self.groups) + len(self.arguments) + 1
         return [(extreme, f"c{n}") for n, extreme in enumerate(self.extremes, first)]
 
+    def rows(self) -> str:
+        """All rows of FROM and WHERE with weight 1, for FROM."""
+        items = "".join(f"{render(item)} as c{n}, " for n, item in enumerate(self.items, 1))
+        return f"(select {items}1 as w {self.source})"
+
     def whole(self) -> str:
         """The SELECT of the state from the tables."""
-        items = "".join(f"{render(item)} as c{n}, " for n, item in enumerate(self.items, 1))
         extremes = "".join(f", {extreme.kind}({value}) as {extreme.column}" for extreme, value in self._valued())
-        return self.sums(f"(select {items}1 as w {self.source})", extremes)
+        return self.sums(self.rows(), extremes)
 
     def follow_extremes(self, state: str, rows: str) -> list[str]:
         """The statements that bring the extremes in the table `state` to the present by signed rows."""
@@ -179,6 +189,7 @@ def plan_state(query: Query) -> StatePlan | None:
         condition,
         order,
         keys,
+        tuple(f"c{n}" for n, group in enumerate(groups, 1) if not _has_one_text(query, group)),
     )
 
 
@@ -321,6 +332,16 @@ def _is_vague(query: Query, group: exp.Expr) -> bool:
         if column is not None and (column.folded or column.type.endswith("[]") or column.type == "citext"):
             return True
     return False
+
+
+def _has_one_text(query: Query, group: exp.Expr) -> bool:
+    """Whether equal values of an expression are always written alike."""
+    if isinstance(group, exp.Extract):
+        return group.name.upper() in _WHOLE_FIELDS
+    leaf = query.leaves[group.table] if isinstance(group, exp.Column) else None
+    if leaf is not None and isinstance(leaf.query, exp.Select):
+        return _has_one_text(query, value(leaf.query.expressions[leaf.columns.index(group.name)]))
+    return text_form(group, query_types(query)) != ""
 
 
 def _without_zeros(argument: exp.Expr) -> exp.Expr:
