@@ -127,6 +127,33 @@ def _convert_array(array: pa.Array, column: Column) -> pa.Array:
         _refuse(column, "a value such as NaN that its Arrow type cannot hold", error)
 
 
+def from_texts(texts: Sequence[Sequence[str | None]], columns: Sequence[Column]) -> pa.RecordBatch:
+    """A batch of the schema of `columns`, made of PostgreSQL's text of each column's values.
+
+    The text must have been written with READ_SETTINGS. UnsupportedValue for what does not fit.
+    """
+    import pyarrow as pa  # noqa: PLC0415
+
+    arrays = [_text_array(values, column) for values, column in zip(texts, columns, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema_of(columns))
+
+
+def _text_array(values: Sequence[str | None], column: Column) -> pa.Array:
+    import pyarrow as pa  # noqa: PLC0415
+
+    wanted = _arrow_type(column.type.arrow)
+    if pa.types.is_boolean(wanted):
+        return pa.array([None if value is None else value == "t" for value in values], wanted)
+    if pa.types.is_binary(wanted):
+        return pa.array([None if value is None else bytes.fromhex(value[2:]) for value in values], wanted)
+    if pa.types.is_floating(wanted):
+        return pa.array([None if value is None else float(value) for value in values], wanted)
+    try:
+        return pa.array(values, pa.string()).cast(wanted)
+    except pa.ArrowInvalid as error:
+        _refuse(column, "a value that its Arrow type cannot hold", error)
+
+
 def _refuse(column: Column, what: str, cause: Exception | None = None) -> NoReturn:
     name = column.column or column.label
     raise UnsupportedValue(

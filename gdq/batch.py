@@ -33,7 +33,8 @@ WEIGHT = "_weight"
 _OLD_IMAGE = ["U", "D", "o"]
 _NEW_IMAGE = ["I", "U", "n"]
 
-_HEADER = [
+# What stands before the images of a log row.
+HEADER = [
     Column(name, column_type(kind), log_type=kind)
     for name, kind in {
         "ev_id": "bigint",
@@ -230,7 +231,7 @@ class Batch:
         new = [Column(s["log_new"], t, s["name"], log_type=s["log_type"]) for s, t in zip(sources, types, strict=True)]
         schema = schema_of(old).append(pa.field(WEIGHT, pa.int64()))
         images: list[pa.Table] = [schema.empty_table()]
-        columns = _HEADER + [Column(c.source, c.type, column=c.name, log_type=c.log_type) for c in old + new]
+        columns = HEADER + [Column(c.source, c.type, column=c.name, log_type=c.log_type) for c in old + new]
         for batch in self._read(table, columns, version):
             ops = batch.column("ev_op")
             for side, wanted, weight in ((old, _OLD_IMAGE, -1), (new, _NEW_IMAGE, 1)):
@@ -238,7 +239,7 @@ class Batch:
                 arrays = [some.column(column.source) for column in side]
                 weights = pa.repeat(pa.scalar(weight, pa.int64()), some.num_rows)
                 images.append(pa.Table.from_arrays([*arrays, weights], schema=schema))
-        return _net(pa.concat_tables(images), names)
+        return net_rows(pa.concat_tables(images), names)
 
     def commit(self) -> None:
         """Move the consumer past the batch, and commit this with all that was done in its transaction.
@@ -282,7 +283,7 @@ class Batch:
     def _log_columns(
         self, table: str, unsupported: Unsupported, as_text: Collection[str], version: int | None
     ) -> list[Column]:
-        columns = list(_HEADER)
+        columns = list(HEADER)
         sources = [(source, _type_of(source, unsupported, as_text)) for source in self._sources(table, version)]
         for image in ("log_key", "log_old", "log_new"):
             columns += [
@@ -324,8 +325,8 @@ def _type_of(source: dict[str, Any], unsupported: Unsupported, as_text: Collecti
     return AS_TEXT if chosen and kind.arrow != "string" else kind
 
 
-def _net(images: pa.Table, names: list[str]) -> pa.Table:
-    """Equal images added up, zeros left out."""
+def net_rows(images: pa.Table, names: list[str]) -> pa.Table:
+    """Images with a signed count in WEIGHT, the equal ones added up, zeros left out; `names` are their columns."""
     import pyarrow.compute as pc  # noqa: PLC0415
 
     summed = images.group_by(names).aggregate([(WEIGHT, "sum")]).rename_columns([*names, WEIGHT])

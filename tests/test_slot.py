@@ -14,7 +14,7 @@ from gdq.consumers.slot.pgoutput import Row, Value, decode
 from gdq.consumers.slot.slot import create_slot, drop_slot, slot_info
 from gdq.consumers.slot.source import SlotSource
 from gdq.errors import GdqError
-from gdq.source import Event
+from gdq.source import BatchSource, Event
 from tests.fix_server import Database
 from tests.programs import gdq
 
@@ -226,3 +226,48 @@ def test_bytes_that_are_no_message() -> None:
     for broken in [update[:length] for length in range(len(update))] + [update + b"\0", b"?" + update[1:]]:
         with pytest.raises(GdqError, match="not a message of pgoutput"):
             decode(broken)
+
+
+def test_typed_rows_and_net_change_are_those_of_the_queue(db: Database, both: psycopg.Connection[Any]) -> None:
+    both.execute(
+        """alter table item add num numeric(12,2), add day date, add at timestamptz, add raw bytea, add tag text[],
+             add small smallint, add moment timestamp, add mood text check (mood <> 'x')"""
+    )
+    queued(db)
+    slotted(db)
+    both.execute(
+        """insert into item select i, 'n' || i, i % 2 = 0, i * 0.5, i, i * 1.25, date '2024-02-28' + i,
+             timestamptz '2024-02-28 12:00+05' + i * interval '1.5 s', decode(md5(i::text), 'hex'), array['a', null], i,
+             '2024-02-28 23:59:59.5', null from generate_series(1, 9) i"""
+    )
+    run(both, ["update item set num = num + 1 where id < 4", "update item set num = num - 1 where id = 3"])
+    run(both, ["delete from item where id in (1, 9)", "update item set day = null, ratio = 'NaN' where id = 5"])
+    table, source = "public.item", "select * from item order by id"
+
+    def read(given: BatchSource) -> list[tuple[Any, Any]]:
+        return [(batch.arrow(table), batch.delta(table)) for batch in given.batches(once=True)]
+
+    with Consumer(db.dsn, "q", "c") as consumer, SlotSource(db.su_dsn, "q", "c") as slot:
+        ours, theirs = read(consumer), read(slot)
+    assert len(ours) == len(theirs) == 1
+    (rows, delta), (slot_rows, slot_delta) = ours[0], theirs[0]
+    assert slot_delta.schema.equals(delta.schema)
+    order = [("id", "ascending")]
+    assert repr(slot_delta.sort_by(order).to_pylist()) == repr(delta.sort_by(order).to_pylist())
+    assert delta.num_rows == len(both.execute(source).fetchall()) == 7
+    names = [name for name in rows.schema.names if name not in ("ev_id", "ev_txid", "ev_time")]
+    assert {name: slot_rows.schema.field(name).type for name in names} == {
+        name: rows.schema.field(name).type for name in names
+    }
+    images = [sorted(map(repr, one.select(names).to_pylist())) for one in (rows, slot_rows)]
+    assert images[0] == images[1]
+
+
+def test_no_net_change_without_old_rows(db: Database, both: psycopg.Connection[Any]) -> None:
+    both.execute("alter table item replica identity default; insert into item (id) values (1)")
+    with SlotSource(db.su_dsn, "q", "c") as source:
+        for batch in source.batches(once=True):
+            with pytest.raises(GdqError, match="have no old rows"):
+                batch.delta("public.item")
+            assert batch.arrow("public.item").column("new_id").to_pylist() == [1]
+            assert batch.tables() == ["public.item"]

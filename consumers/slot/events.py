@@ -22,25 +22,30 @@ _DESCRIBE = """
            array(select a.attname::text from pg_catalog.pg_index i
                    join pg_catalog.pg_attribute a on a.attrelid = i.indrelid and a.attnum = any (i.indkey)
                   where i.indrelid = %s::oid and i.indisprimary)"""
+# A domain is its base type, with the modifier that the domain gives it.
 _BASE_TYPES = """
-    with recursive b(of, oid) as (
-      select t, t from pg_catalog.unnest(%s::oid[]) t
+    with recursive b(number, oid, modifier) as (
+      select number, oid, modifier from unnest(%s::oid[], %s::int[]) with ordinality as u(oid, modifier, number)
       union all
-      select b.of, t.typbasetype from b join pg_catalog.pg_type t on t.oid = b.oid where t.typbasetype <> 0)
-    select of::bigint, min(oid::bigint) from b group by of"""
+      select b.number, t.typbasetype, t.typtypmod
+        from b join pg_catalog.pg_type t on t.oid = b.oid where t.typbasetype <> 0)
+    select b.oid::bigint, pg_catalog.format_type(b.oid, b.modifier) from b
+     where not exists (select from pg_catalog.pg_type t where t.oid = b.oid and t.typbasetype <> 0) order by number"""
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
     """A table as the slot told it, with what the catalog knows: its quoted name, its key's columns, its base types.
 
-    `key` is the primary key of today, without one the replica identity.
+    `key` is the primary key of today, without one the replica identity. `types` are the base types' names, "-" for one
+    that is gone.
     """
 
     name: str
     relation: Relation
     key: tuple[str, ...]
     base_types: tuple[int, ...]
+    types: tuple[str, ...]
 
 
 class TableNames:
@@ -55,13 +60,15 @@ class TableNames:
         if relation not in self._known:
             values = [relation.schema, relation.name, relation.oid]
             name, primary = self._connection.execute(_DESCRIBE, values).fetchone() or ("", [])
-            types = [column.type_oid for column in relation.columns]
-            bases = dict(self._connection.execute(_BASE_TYPES, [types]).fetchall())
+            given = [[c.type_oid for c in relation.columns], [c.type_modifier for c in relation.columns]]
+            with self._connection.transaction(force_rollback=True):
+                self._connection.execute("set local search_path = pg_catalog")
+                bases = self._connection.execute(_BASE_TYPES, given).fetchall()
             columns = {column.name for column in relation.columns}
             identity = [column.name for column in relation.columns if column.identity]
             key = primary if primary and columns >= set(primary) else identity if relation.identity != "f" else []
-            base_types = tuple(int(bases.get(one, one)) for one in types)
-            self._known[relation] = Described(name, relation, tuple(key), base_types)
+            oids, types = zip(*bases, strict=True) if bases else ((), ())
+            self._known[relation] = Described(name, relation, tuple(key), oids, types)
         return self._known[relation]
 
 
@@ -72,20 +79,29 @@ def events_of(transaction: Transaction, names: TableNames) -> Iterator[Event]:
     that of the commit. `old` is what the replica identity gives: the whole row with `full`, else the old key where it
     changed, or nothing; `new` lacks large values that an update left as they were, unless `old` has them.
     """
+    for lsn, message, table in changes_of(transaction, names):
+        if isinstance(message, Message):
+            new = {"type": message.prefix, "data": message.content.decode(errors="replace")}
+            yield _event(transaction, lsn, "message", None, new=new)
+        elif table is not None and isinstance(message, Row):
+            yield _row_event(transaction, lsn, message, table)
+        elif table is not None:
+            yield _event(transaction, lsn, "truncate", table.name)
+
+
+def changes_of(
+    transaction: Transaction, names: TableNames
+) -> Iterator[tuple[int, Row | Truncate | Message, Described | None]]:
+    """The messages that are changes, each with its LSN and its table; a TRUNCATE once for each of its tables."""
     relations = dict(transaction.relations)
     for lsn, message in transaction.messages():
         if isinstance(message, Relation):
             relations[message.oid] = message
-        elif isinstance(message, Row):
-            table = names.describe(_known(relations, message.oid))
-            yield _row_event(transaction, lsn, message, table)
-        elif isinstance(message, Truncate):
-            for oid in message.oids:
-                name = names.describe(_known(relations, oid)).name
-                yield _event(transaction, lsn, "truncate", name)
         elif isinstance(message, Message):
-            new = {"type": message.prefix, "data": message.content.decode(errors="replace")}
-            yield _event(transaction, lsn, "message", None, new=new)
+            yield lsn, message, None
+        elif isinstance(message, Row | Truncate):
+            for oid in message.oids if isinstance(message, Truncate) else (message.oid,):
+                yield lsn, message, names.describe(_known(relations, oid))
 
 
 def _known(relations: dict[int, Relation], oid: int) -> Relation:

@@ -8,10 +8,10 @@ dies comes again, and one that was committed does not, though the server may sen
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from psycopg import Connection
 from psycopg.rows import scalar_row
@@ -20,10 +20,15 @@ from gdq.conninfo import connect, conninfo_of
 from gdq.consumers.slot.assembly import Assembly
 from gdq.consumers.slot.events import TableNames, events_of
 from gdq.consumers.slot.replication import Data, Keepalive, Replication
+from gdq.consumers.slot.rows import SlotRows
 from gdq.consumers.slot.slot import publication_name, slot_name
 from gdq.consumers.slot.transaction import Transaction
 from gdq.errors import GdqError
+from gdq.pgtypes import Unsupported
 from gdq.source import Event, Position
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 MAX_EVENTS = 50_000
 
@@ -77,6 +82,27 @@ class SlotBatch:
         """All changes: transactions in the order of their commits, changes as they were made, streamed."""
         for one in self._transactions:
             yield from events_of(one, self._source.names)
+
+    def arrow(self, table: str, *, unsupported: Unsupported = "error", as_text: Collection[str] = ()) -> pa.Table:
+        """The changes of one table, typed, in the columns of the queue's log rows.
+
+        `old_` are NULL where the replica identity gives no old value, `new_` for large values that an update left as
+        they were. GdqError when a column has changed its type in the batch.
+        """
+        return SlotRows(self._transactions, self._source.names, table, unsupported, as_text).arrow()
+
+    def arrow_batches(
+        self, table: str, *, unsupported: Unsupported = "error", as_text: Collection[str] = ()
+    ) -> Iterator[pa.RecordBatch]:
+        """The same, streamed."""
+        return SlotRows(self._transactions, self._source.names, table, unsupported, as_text).batches()
+
+    def delta(self, table: str, *, unsupported: Unsupported = "error", as_text: Collection[str] = ()) -> pa.Table:
+        """The net change of one table: row images with a signed count in `_weight`, zeros left out.
+
+        GdqError without REPLICA IDENTITY FULL, ResyncRequired after a TRUNCATE.
+        """
+        return SlotRows(self._transactions, self._source.names, table, unsupported, as_text).delta()
 
     def commit(self) -> None:
         """Move the reader past the batch, and commit this with all that was done in its transaction."""
