@@ -180,17 +180,20 @@ class SparkKeys:
     def _state_columns(self, query: str) -> list[OutputType]:
         """The state's columns, with the collations that its groups are put in order by."""
         described = describe(self._source, query, self._view.settings)
-        asked = ", ".join(f"pg_catalog.pg_collation_for(q.{name})" for name, _, _ in described)
-        with self._source.transaction(force_rollback=True):
-            apply_settings(self._source, self._view.settings | {"search_path": "pg_catalog"})
+        kinds = "select oid from pg_catalog.pg_type where oid = any (%s::oid[]) and typcollation <> 0"
+        collatable = {oid for (oid,) in self._source.execute(kinds, [[oid for _, oid, _ in described]])}
+        names = [name for name, oid, _ in described if oid in collatable]
+        found: Sequence[str] = ()
+        if names:
+            asked = ", ".join(f"pg_catalog.pg_collation_for(q.{name})" for name in names)
             none = f"(select * from ({query}) as q limit 0)"
-            row = self._source.execute(raw(f"select {asked} from (values (1)) as v left join {none} as q on true"))
-            collations = row.fetchone() or ()
-        columns = []
-        for (name, _, kind), collation in zip(described, collations, strict=True):
-            own = f" collate {collation}" if collation not in (None, '"default"') else ""
-            columns.append(OutputType(name, kind + own))
-        return columns
+            with self._source.transaction(force_rollback=True):
+                apply_settings(self._source, self._view.settings | {"search_path": "pg_catalog"})
+                row = self._source.execute(raw(f"select {asked} from (values (1)) as v left join {none} as q on true"))
+                found = row.fetchone() or ()
+        collations = dict(zip(names, found, strict=True))
+        own = {name: f" collate {collation}" for name, collation in collations.items() if collation != '"default"'}
+        return [OutputType(name, kind + own.get(name, "")) for name, _, kind in described]
 
     def _divided(self, outcome: Replace, keys: tuple[KeySet, ...]) -> list[str]:
         """The statements that compute the rows of these keys, each of a share of those of one column."""

@@ -33,6 +33,20 @@ _LEAVES_MAX = 8
 _STRICT = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE)
 
 
+def _common(condition: exp.Expr) -> list[exp.Expr]:
+    """What all alternatives of an OR have in common, so that an equality there joins tables."""
+    first, *others = [conjuncts(one) for one in _alternatives(condition)]
+    shared = [{render(part) for part in one} for one in others]
+    return [part for part in first if all(render(part) in one for one in shared)] if shared else []
+
+
+def _alternatives(condition: exp.Expr) -> list[exp.Expr]:
+    inner = condition.unnest()
+    if not isinstance(inner, exp.Or):
+        return [inner]
+    return [*_alternatives(inner.this), *_alternatives(inner.expression)]
+
+
 def plan_branch(query: Query, select: exp.Select, items: Sequence[exp.Expr]) -> Branch:
     """The plan of FROM and WHERE of a SELECT, of which `items` are wanted. PlanError for what Spark does not cover."""
     return _Planner(query).run(select, items)
@@ -176,6 +190,8 @@ class _Planner:
             self.parts[aliases[0]].where.append(part)
         else:
             self.residual.append(part)
+            for implied in _common(part):
+                self._condition(implied)
 
     def _join(self, one: Part) -> None:
         """The conditions of an outer join, or of a subquery."""
