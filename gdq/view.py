@@ -39,7 +39,6 @@ _FINAL = {
     "syntax",
     "several-statements",
     "unknown-table",
-    "unknown-column",
     "pk-columns-missing",
     "column-not-captured",
 }
