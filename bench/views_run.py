@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ class Run:
     _live: dict[str, set[str]] = field(default_factory=lambda: {name: set() for name in ENGINES}, init=False)
     _unique: set[str] = field(default_factory=set, init=False)
     _warm: bool = field(default=False, init=False)
+    _interrupted: bool = field(default=False, init=False)
     _units: list[float] = field(default_factory=list, init=False)
 
     def measure(self) -> None:
@@ -58,7 +60,7 @@ class Run:
         if not missing:
             return
         schema.install(self.server.conninfo())
-        with self._stack:
+        with self._stack, self._heard():
             connect = psycopg.connect(self.server.conninfo(), autocommit=True)
             self._connection = self._stack.enter_context(connect)
             self._refresher = self._stack.enter_context(Refresher(self.server.conninfo()))
@@ -71,6 +73,24 @@ class Run:
                     views = list(dict.fromkeys(key.view for key in own if key.method in methods))
                     if views:
                         self._pass(engine, number, views, churns)
+
+    @contextmanager
+    def _heard(self) -> Iterator[None]:
+        """KeyboardInterrupt for whatever Ctrl-C brings about: Spark's own errors hide it."""
+
+        def interrupt(*_: object) -> None:
+            self._interrupted = True
+            raise KeyboardInterrupt
+
+        before = signal.signal(signal.SIGINT, interrupt)
+        try:
+            yield
+        except Exception as error:
+            if self._interrupted:
+                raise KeyboardInterrupt from error
+            raise
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     def _pass(self, engine: str, number: int, views: Sequence[str], churns: Sequence[float]) -> None:
         """All churns of one round on one engine, whose views are brought up to the present before.
@@ -150,8 +170,8 @@ class Run:
         try:
             sample = self._timed(work)
         except Exception as error:  # whatever Spark throws is a result
-            if any(isinstance(cause, KeyboardInterrupt) for cause in _causes(error)):
-                raise KeyboardInterrupt from error
+            if self._interrupted:
+                raise
             return Sample("failed", why=(str(error).strip() or type(error).__name__).splitlines()[0])
         assert result is not None
         # what gdq says that it has read, should a session not have told the server yet
@@ -281,10 +301,3 @@ class Run:
         create_view(self._connection, "warm", "bench", query, "public.warm", engine="spark")
         for full in (False, True, True):
             self._refresher.refresh("warm", full=full)
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and what was being handled when it came: Spark's own errors hide a Ctrl-C."""
-    while error is not None:
-        yield error
-        error = error.__context__
