@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
+
+from gdq.target import StoredPosition
 
 Kind = Literal["none", "incremental", "by-key", "full"]
 
@@ -41,6 +43,23 @@ class Engine(Protocol):
 
     def apply(self, s0: str | None, changed: Mapping[str, str]) -> int:
         """Change the target in the transaction that its connection is in; the rows deleted plus the rows inserted."""
+
+    def effort(self) -> Effort:
+        """What the refresh at hand took, asked in its transaction."""
+
+
+@runtime_checkable
+class Committing(Protocol):
+    """An engine whose target takes the rows and the position in a commit of its own."""
+
+    def compute(self, s0: str | None, changed: Mapping[str, str]) -> None:
+        """As of an Engine."""
+
+    def commit(self, stored: StoredPosition | None, new: StoredPosition) -> int:
+        """Change the target and move its position in one commit; the rows deleted and inserted.
+
+        RefreshConflict unless the position is still `stored`, Diverged when the rows are not those of that position.
+        """
 
     def effort(self) -> Effort:
         """What the refresh at hand took, asked in its transaction."""

@@ -2,17 +2,18 @@
 
 The position is in the commit info of the commit that moved it, and that commit's number of the view in the table's own
 state, as an application transaction. Both are there or none. A commit is made for one version of the table and fails
-when that is taken, so the check of the position before it holds for it.
+when that is taken, so the check of the position before it holds for it. Commits by Spark (lake_spark_delta) have the
+same in their userMetadata, and say onto which version they were computed.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -28,7 +29,8 @@ from gdq.errors import GdqError
 from gdq.lake import LakeName
 from gdq.target import Diverged, RefreshConflict, StoredPosition
 
-_KEY = "gdq"
+# The name of what a commit says of the view.
+KEY = "gdq"
 
 # Commits of others after which the rows are what they were.
 _HARMLESS = {
@@ -40,7 +42,7 @@ _HISTORY = 20
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class Found:
     """The table at one version, and what it stands for then; `number`: of the view's commits."""
 
     table: DeltaTable | None
@@ -57,15 +59,16 @@ class DeltaLake:
     source: str
 
     @property
-    def _application(self) -> str:
+    def application(self) -> str:
+        """Whose the table's application transactions are."""
         return f"gdq:{self.source}"
 
     def state(self) -> LakeState:
-        return self._find().state
+        return self.find().state
 
     def commit(self, change: LakeChange, stored: StoredPosition | None, new: StoredPosition) -> int:
         for _ in range(TRIES):
-            found = self._find()
+            found = self.find()
             check_state(self.name, self.view, found.state, stored, change.kind)
             try:
                 if change.kind == "full":
@@ -76,7 +79,7 @@ class DeltaLake:
         raise RefreshConflict(f"others have committed to {self.name} {TRIES} times in between")
 
     def scan(self) -> Iterator[pa.RecordBatch]:
-        table = self._find().table
+        table = self.find().table
         if table is None:
             raise Diverged(f"{self.name} is gone")
         system, _ = self._system()
@@ -90,45 +93,58 @@ class DeltaLake:
         """Nothing: what a killed refresh has left is for VACUUM, which the table's owner runs."""
 
     def drop(self) -> None:
-        if self._find().table is not None:
+        if self.find().table is not None:
             system, folder = self._system()
             system.delete_dir(folder)
 
-    def _find(self) -> _Found:
+    def find(self) -> Found:
+        """The table as it is now. GdqError when it is not this view's."""
         try:
             table = DeltaTable(self.name.place)
         except TableNotFoundError:
-            return _Found(None, 0, LakeState(None))
-        number = table.transaction_version(self._application)
+            return Found(None, 0, LakeState(None))
+        number = table.transaction_version(self.application)
         if number is None:
             raise not_ours(self.name, self.view)
-        return _Found(table, number, self._read_state(table, number))
+        return Found(table, number, self._read_state(table, number))
 
     def _read_state(self, table: DeltaTable, number: int) -> LakeState:
-        """Find the view's last commit; commits of others after it are looked at on the way there."""
-        foreign = None
+        """Find the view's last commit; commits of others after it are looked at on the way there.
+
+        So are those between it and the version that it was computed onto.
+        """
+        foreign = found = None
+        onto = -1
         for commit in _commits(table):
-            if _KEY in commit:
-                mark = json.loads(commit[_KEY])
-                if mark["number"] == number and mark["application"] == self._application:
-                    return LakeState(unpack(mark["position"]), foreign)
+            if found is not None and commit["version"] <= onto:
                 break
-            if commit.get("operation") not in _HARMLESS:
+            mark = _mark(commit)
+            if found is None and mark is not None:
+                if mark["number"] != number or mark["application"] != self.application:
+                    break
+                found = unpack(mark["position"])
+                onto = mark.get("onto", commit["version"] - 1)
+            elif commit.get("operation") not in _HARMLESS:
                 foreign = f"{commit.get('operation')} in version {commit['version']} of {self.name}"
+        if found is not None:
+            return LakeState(found, foreign)
         gone = StoredPosition(self.source, str(self.name), "", "")
         return LakeState(gone, foreign or f"the history of {self.name} no longer holds its position")
 
+    def mark(self, number: int, new: StoredPosition) -> dict[str, Any]:
+        """What the commit of this number of the view says."""
+        return {"application": self.application, "number": number, "view": self.view, "position": pack(new)}
+
     def _properties(self, number: int, new: StoredPosition) -> CommitProperties:
-        mark = {"application": self._application, "number": number, "view": self.view, "position": pack(new)}
         return CommitProperties(
-            custom_metadata={_KEY: json.dumps(mark)},
+            custom_metadata={KEY: json.dumps(self.mark(number, new))},
             max_commit_retries=0,
-            app_transactions=[Transaction(self._application, number)],
+            app_transactions=[Transaction(self.application, number)],
         )
 
-    def _load(self, found: _Found, change: LakeChange, new: StoredPosition) -> int:
+    def _load(self, found: Found, change: LakeChange, new: StoredPosition) -> int:
         rows = _Counted(change)
-        before = 0 if found.table is None else sum(file.rows for file in self._files(found.table))
+        before = 0 if found.table is None else self.rows(found.table)
         try:
             write_deltalake(
                 found.table or self.name.place,
@@ -147,7 +163,7 @@ class DeltaLake:
             raise
         return before + rows.count
 
-    def _change(self, found: _Found, change: LakeChange, new: StoredPosition) -> int:
+    def _change(self, found: Found, change: LakeChange, new: StoredPosition) -> int:
         table = found.table
         if table is None:
             raise Diverged(f"{self.name} is gone")
@@ -178,6 +194,10 @@ class DeltaLake:
             remove(system, done.added)
             raise
         return done.deleted + done.inserted
+
+    def rows(self, table: DeltaTable) -> int:
+        """How many rows the table has."""
+        return sum(file.rows for file in self._files(table))
 
     def _check_features(self, table: DeltaTable) -> None:
         unknown = set(table.protocol().reader_features or ()) - _FEATURES
@@ -219,6 +239,14 @@ class _Counted:
         except BaseException as error:
             self.error = error
             raise
+
+
+def _mark(commit: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a commit says of the view; None when it is no view's."""
+    text = commit.get(KEY)
+    if text is None and str(commit.get("userMetadata")).startswith(f'{{"{KEY}":'):
+        return cast("dict[str, Any]", json.loads(commit["userMetadata"])[KEY])
+    return None if text is None else cast("dict[str, Any]", json.loads(text))
 
 
 def _commits(table: DeltaTable) -> Iterator[dict[str, Any]]:

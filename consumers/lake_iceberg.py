@@ -32,9 +32,11 @@ from gdq.consumers.lake_rows import DataFile, LakeChange, Rewrite, load, remove,
 from gdq.lake import LakeName
 from gdq.target import Diverged, RefreshConflict, StoredPosition
 
-_KEY = "gdq.position"
+KEY = "gdq.position"
 _OWNER = "gdq.source"
-_CATALOG = "catalog.db"
+CATALOG = "catalog.db"
+# Branches that Spark writes onto (lake_spark_iceberg).
+BRANCH = "gdq_refresh_"
 _PROPERTIES = {
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "100",
@@ -50,22 +52,21 @@ class IcebergLake:
     source: str
 
     def state(self) -> LakeState:
-        with self._opened() as (_, table):
-            return LakeState(None) if table is None else self._read_state(table)
+        with self.opened() as (_, table):
+            return self.state_of(table)
 
     def commit(self, change: LakeChange, stored: StoredPosition | None, new: StoredPosition) -> int:
         for _ in range(TRIES):
-            with self._opened(make=change.kind == "full") as (catalog, table):
-                state = LakeState(None) if table is None else self._read_state(table)
-                check_state(self.name, self.view, state, stored, change.kind)
+            with self.opened(make=change.kind == "full") as (catalog, table):
+                check_state(self.name, self.view, self.state_of(table), stored, change.kind)
                 try:
-                    return self._change(table or self._create(catalog, change.schema), change, new)
+                    return self._change(table or self.create(catalog, change.schema), change, new)
                 except CommitFailedException:
                     continue  # after a compaction, or a refresh, which the next look tells
         raise RefreshConflict(f"others have committed to {self.name} {TRIES} times in between")
 
     def scan(self) -> Iterator[pa.RecordBatch]:
-        with self._opened() as (_, table):
+        with self.opened() as (_, table):
             if table is None:
                 raise Diverged(f"{self.name} is gone")
             schema = _small(schema_to_pyarrow(table.schema(), include_field_ids=False))
@@ -73,26 +74,36 @@ class IcebergLake:
                 yield from pa.Table.from_batches([batch]).cast(schema).to_batches()
 
     def sweep(self) -> None:
-        """Nothing: old snapshots, and the files that only they name, are for the table's owner to expire."""
+        """Remove branches; old snapshots, and the files that only they name, are for the table's owner to expire."""
+        with self.opened() as (_, table):
+            left = [] if table is None else [name for name in table.refs() if name.startswith(BRANCH)]
+            if table is None or not left:
+                return
+            # one that is at work all the same removes its own; none is in need of it
+            with suppress(CommitFailedException):
+                changes = table.manage_snapshots()
+                for name in left:
+                    changes = changes.remove_branch(name)
+                changes.commit()
 
     def drop(self) -> None:
-        with self._opened() as (catalog, table):
+        with self.opened() as (catalog, table):
             if catalog is not None and table is not None:
                 catalog.purge_table(self.name.iceberg[1])
 
     @contextmanager
-    def _opened(self, *, make: bool = False) -> Iterator[tuple[Catalog | None, Table | None]]:
+    def opened(self, *, make: bool = False) -> Iterator[tuple[Catalog | None, Table | None]]:
         """The catalog and the table, None for what is not there. GdqError when the table is not this view's."""
         where, name = self.name.iceberg
         folder = Path(where) if where.startswith("/") else None
-        if folder is not None and not make and not (folder / _CATALOG).exists():
+        if folder is not None and not make and not (folder / CATALOG).exists():
             yield None, None
             return
         if folder is None:
             catalog = load_catalog(where)
         else:
             folder.mkdir(parents=True, exist_ok=True)
-            catalog = load_catalog("gdq", type="sql", uri=f"sqlite:///{folder / _CATALOG}", warehouse=folder.as_uri())
+            catalog = load_catalog("gdq", type="sql", uri=f"sqlite:///{folder / CATALOG}", warehouse=folder.as_uri())
         with catalog:
             try:
                 table = catalog.load_table(name)
@@ -103,8 +114,8 @@ class IcebergLake:
                 raise not_ours(self.name, self.view)
             yield catalog, table
 
-    def _create(self, catalog: Catalog | None, schema: pa.Schema) -> Table:
-        """The table, without a snapshot."""
+    def create(self, catalog: Catalog | None, schema: pa.Schema) -> Table:
+        """Make the table, without a snapshot."""
         if catalog is None:
             raise Diverged(f"{self.name} is gone")
         name = self.name.iceberg[1]
@@ -116,13 +127,18 @@ class IcebergLake:
         except TableAlreadyExistsError as error:
             raise RefreshConflict(f"{self.name} was made by another meanwhile") from error
 
-    def _read_state(self, table: Table) -> LakeState:
+    def state_of(self, table: Table | None) -> LakeState:
+        """What a table stands for; None is one that is not there."""
         foreign = None
+        if table is None:
+            return LakeState(None)
         snapshot = table.current_snapshot()
         if snapshot is None:
             return LakeState(None)
         while snapshot is not None:
-            text = _properties(snapshot).get(_KEY)
+            text = _properties(snapshot).get(KEY)
+            if text == "":
+                return LakeState(None)  # killed at the first load
             if text is not None and (stored := unpack(text)).source == self.source:
                 return LakeState(stored, foreign)
             if snapshot.summary is None or snapshot.summary.operation != Operation.REPLACE:
@@ -142,7 +158,7 @@ class IcebergLake:
         transaction = table.transaction()
         if change.kind == "full":
             _set_columns(transaction, table, change.schema)
-        elif not _alike(table, change.schema):
+        elif not alike(table, change.schema):
             raise Diverged(f"the columns of {self.name} are others")
         now = transaction.table_metadata.schema()
         ids = [{"PARQUET:field_id": str(now.find_field(name).field_id)} for name in change.schema.names]
@@ -159,7 +175,7 @@ class IcebergLake:
         self, transaction: Transaction, table: Table, removed: list[IcebergFile], done: Rewrite, position: str
     ) -> None:
         root, local = table.location(), _system(table, table.location())[1]
-        with transaction.update_snapshot(snapshot_properties={_KEY: position}).overwrite() as producer:
+        with transaction.update_snapshot(snapshot_properties={KEY: position}).overwrite() as producer:
             for old in removed:
                 producer.delete_data_file(old)
             for file in done.added:
@@ -190,7 +206,7 @@ def _write(system: fs.FileSystem, folder: str, known: list[DataFile], change: La
 
 def _set_columns(transaction: Transaction, table: Table, schema: pa.Schema) -> None:
     """Give the table the columns of `schema` in the same commit, unless it has them."""
-    if _alike(table, schema):
+    if alike(table, schema):
         return
     numbered = [field.with_metadata({"PARQUET:field_id": str(n)}) for n, field in enumerate(schema, 1)]
     with transaction.update_schema(allow_incompatible_changes=True) as update:
@@ -200,7 +216,7 @@ def _set_columns(transaction: Transaction, table: Table, schema: pa.Schema) -> N
             update.add_column(new.name, new.field_type)
 
 
-def _alike(table: Table, schema: pa.Schema) -> bool:
+def alike(table: Table, schema: pa.Schema) -> bool:
     """Whether the table has these columns, in order."""
     return bool(_small(schema_to_pyarrow(table.schema(), include_field_ids=False)) == schema)
 

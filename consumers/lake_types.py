@@ -64,10 +64,11 @@ class LakeColumn:
 def lake_columns(described: Sequence[tuple[str, int, str]], kind: LakeKind) -> tuple[LakeColumn, ...]:
     """The columns for (name, type oid, type) of the view's. GdqError for names that the lake cannot have."""
     check_columns(kind, [name for name, _, _ in described])
-    return tuple(_lake_column(name, oid, pg_type, kind) for name, oid, pg_type in described)
+    return tuple(lake_column(name, oid, pg_type, kind) for name, oid, pg_type in described)
 
 
-def _lake_column(name: str, oid: int, pg_type: str, kind: LakeKind) -> LakeColumn:
+def lake_column(name: str, oid: int, pg_type: str, kind: LakeKind) -> LakeColumn:
+    """The column for a name, type oid and type."""
     column = AS_TEXT if oid >= _FIRST_USER_OID else column_type(pg_type, unsupported="text")
     arrow, read = column.arrow, column.read_sql
     if arrow == "timestamp[us, tz=UTC]":

@@ -50,6 +50,9 @@ _TASKS_END_SECONDS = 30.0
 _WORKER_ERROR = re.compile(r"(?:psycopg|gdq)\.(?:errors\.)?(\w+): (.+)")
 LONG = ColumnType("int64", "bigint", "({c})::bigint")
 
+# How columns, (name, type oid, type) each, are read as text.
+Texts = Callable[[Connection[Any], Sequence[tuple[str, int, str]]], list[Column]]
+
 
 @dataclass(frozen=True, slots=True)
 class Staged:
@@ -73,6 +76,7 @@ class SparkEngine:
     plan: RefreshPlan
     types: Sequence[OutputType]
     choose: Callable[[int], None] = lambda _: None
+    texts: Texts = field(default_factory=lambda: text_columns)
     _staged: Staged | None = field(default=None, init=False)
     _effort: Effort = field(default=Effort("none"), init=False)
 
@@ -101,16 +105,21 @@ class SparkEngine:
 
     def _stage(self, rows: str | None) -> Staged:
         """Let Spark compute, from these log rows or (None) from the whole table, and write the staging table."""
+        data, keys = self.frame(rows)
+        return self._write(data, keys, full=rows is None)
+
+    def frame(self, rows: str | None) -> tuple[DataFrame, list[tuple[str | None, ...]]]:
+        """What Spark is to compute, from these log rows or (None) from the whole table; the touched keys."""
         plan = self.plan
         if rows is None and plan.rows is not None:
-            return self._write(self._read_rows(None), [], full=True)
+            return self._read_rows(None), []
         data = self._compute(rows)
         if plan.rows is None:
-            return self._write(data, [], full=rows is None)
+            return data, []
         keys = [tuple(row) for row in data.limit(_KEYS_MAX + 1).collect()]
         if len(keys) > _KEYS_MAX:
             raise NeedsFull(f"more than {_KEYS_MAX} keys changed")
-        return self._write(self._read_rows(keys), keys, full=False)
+        return self._read_rows(keys), keys
 
     def _compute(self, rows: str | None) -> DataFrame:
         """The plan's Spark statement over these log rows, or over the whole table as one."""
@@ -170,7 +179,7 @@ class SparkEngine:
         numbers = {column.name: column.spark for column in self.plan.merge.state} | {"w": "bigint"}
         described = describe(connection, read.render(base(self.view.tables[0])), self.view.settings)
         columns = []
-        for column in text_columns(connection, described):
+        for column in self.texts(connection, described):
             spark = numbers.get(column.source)
             if spark is None:
                 columns.append(column)

@@ -22,6 +22,8 @@ _SETTINGS = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
     # A refresh is a handful of short jobs: compiling them well costs more than it saves [measured: half the time].
     "spark.sql.codegen.wholeStage": "false",
+    # Where its jar is missing, Spark goes on without.
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 -Dlog4j2.configurationFile={_LOGGING.as_uri()}",
 }
 

@@ -6,7 +6,8 @@ What was computed is staged beside the target, where PostgreSQL finishes what co
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from gdq.consumers.spark_engine import (
     LONG,
     PARTITION_BYTES,
     Staged,
+    Texts,
     log_bytes,
     own_jobs,
     put,
@@ -85,6 +87,7 @@ class SparkViews:
     plan: SparkPlan
     types: Sequence[OutputType]
     choose: Callable[[int], None] = lambda _: None
+    texts: Texts = field(default_factory=lambda: text_columns)
     _effort: Effort = field(default=Effort("none"), init=False)
     _staged: Staged | None = field(default=None, init=False)
     _value_types: list[dict[str, str]] = field(default_factory=list, init=False)
@@ -93,9 +96,7 @@ class SparkViews:
         """Let Spark compute, from the changes since s0 or (None) from the whole tables, and stage the result."""
         if s0 is not None and not changed:
             return
-        # the server quotes names where it must, the plan always
-        names = dict(zip(self.view.tables, (schema.qualified for schema in self.plan.schemas), strict=True))
-        logs = None if s0 is None else {names[table]: (table, rows) for table, rows in changed.items()}
+        logs = None if s0 is None else self.logs(changed)
         self._value_types = [self._types_of(branch) for branch in self.plan.branches]
         delta_rows = weighed(self.leader, changed, self.choose)
         try:
@@ -110,6 +111,12 @@ class SparkViews:
     def effort(self) -> Effort:
         """What the refresh took."""
         return self._effort
+
+    def logs(self, changed: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+        """The tables that changed under the names of the plan, with their own names and log rows."""
+        # the server quotes names where it must, the plan always
+        names = dict(zip(self.view.tables, (schema.qualified for schema in self.plan.schemas), strict=True))
+        return {names[table]: (table, rows) for table, rows in changed.items()}
 
     def apply(self, s0: str | None, changed: Mapping[str, str]) -> int:  # noqa: ARG002 (what changed is staged)
         staged = self._staged
@@ -197,6 +204,17 @@ class SparkViews:
     # what Spark does
 
     def _write(self, logs: Mapping[str, tuple[str, str]] | None) -> Staged:
+        with self.frame(logs) as (data, size):
+            dsn = self.refresher.worker_dsn if self.view.target_dsn is None else self.view.target_dsn
+            stage = self.target.stage(secrets.token_hex(4)) if size > self.refresher.driver_bytes else None
+            return put(data, (self.output, self.target, stage), dsn, [])
+
+    @contextmanager
+    def frame(self, logs: Mapping[str, tuple[str, str]] | None) -> Iterator[tuple[DataFrame, int]]:
+        """What Spark is to compute, from these logs or (None) from the whole tables, and how large what it reads is.
+
+        It is to be used within the block.
+        """
         connection, spark = self.leader.connection, self.refresher.spark
         if logs is None:
             size = sum(table_bytes(connection, table)[1] for table in self.view.tables)
@@ -222,10 +240,8 @@ class SparkViews:
         width = max(len(branch.values) for branch in self.plan.branches)
         numbers = sorted({read.number for read in reads})
         data = spark.sql(" union all ".join(self._selected(number, width) for number in numbers))
-        dsn = self.refresher.worker_dsn if self.view.target_dsn is None else self.view.target_dsn
-        stage = self.target.stage(secrets.token_hex(4)) if size > self.refresher.driver_bytes else None
         try:
-            return put(data, (self.output, self.target, stage), dsn, [])
+            yield data, size
         finally:
             if together is not None:
                 together.unpersist()
@@ -271,7 +287,7 @@ class SparkViews:
                 queries = self._base(leaf, reach.get(leaf.alias), weights)
                 queries += [leaf.render(image, f"0 as n, -{quote(WEIGHT)} as o") for image in parts.get(leaf.table, ())]
                 described = describe(connection, leaf.render(leaf.table, weights), self.view.settings)
-                texts = text_columns(connection, described[:-2])
+                texts = self.texts(connection, described[:-2])
                 statements = [select_sql(f"({query}) as q", [*texts, *_WEIGHTS]) for query in queries]
                 found.append(_Reading(number, _relation(number, leaf), texts, statements))
         return found

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import psycopg
 from psycopg import Connection
 
-from gdq.consumers.effort import Effort, Engine, Phase
+from gdq.consumers.effort import Committing, Effort, Engine, Phase
 from gdq.consumers.lake import LakeState, open_lake
 from gdq.consumers.lake_engine import LakeEngine
 from gdq.consumers.leader import Leader, lead
@@ -97,12 +97,12 @@ class ViewRefresh:
                 computed = time.monotonic()
                 position = self.tick(leader.snapshot)
                 at("ticked")
-                with nullcontext() if isinstance(engine, LakeEngine) else self.output.transaction():
+                with nullcontext() if isinstance(engine, Committing) else self.output.transaction():
                     self.apply(engine, position)
                     self.seconds += computed - started
                     if check is not None:
                         check(self, leader)
-                    if not isinstance(engine, LakeEngine):
+                    if not isinstance(engine, Committing):
                         at("applied")
         at("committed")
         self.finish(leader.snapshot)
@@ -135,14 +135,14 @@ class ViewRefresh:
         self.snapshots = (s0, leader.snapshot)
         self.changed = {} if s0 is None else self._changed(leader, s0)
 
-    def apply(self, engine: Engine | LakeEngine, position: str) -> None:
+    def apply(self, engine: Engine | Committing, position: str) -> None:
         """Change the target and move its position: in the transaction of its connection, or in a lake's own commit.
 
         NeedsFull when the changes do not do.
         """
         started = time.monotonic()
         stored, plan = self.state.stored, self.plan.fingerprint()
-        if isinstance(engine, LakeEngine):
+        if isinstance(engine, Committing):
             self.rows = engine.commit(stored, StoredPosition(self.view.source, self.view.target, plan, position))
         else:
             if not self._tells:
@@ -155,7 +155,7 @@ class ViewRefresh:
                 raise NeedsFull(f"a value is too long for an index: {error.diag.message_primary}") from error
         self.seconds = time.monotonic() - started
         self.effort = engine.effort()
-        if not isinstance(engine, LakeEngine):
+        if not isinstance(engine, Committing):
             self.target.move(self.output, stored, plan, position)
 
     @property
@@ -210,7 +210,7 @@ class ViewRefresh:
         try:
             yield
         except BaseException:
-            if self.view.engine == "spark" and not self.output.closed:
+            if self.lake is None and self.view.engine == "spark" and not self.output.closed:
                 with suppress(psycopg.Error):
                     self._sweep()
             raise
@@ -268,7 +268,14 @@ class ViewRefresh:
         return found
 
     @contextmanager
-    def engine(self, leader: Leader) -> Iterator[Engine | LakeEngine]:
+    def engine(self, leader: Leader) -> Iterator[Engine | Committing]:
+        """What does the work, by the plan and the target."""
+        if self.view.lake is not None and self.view.engine == "spark":
+            from gdq.consumers.lake_spark import spark_lake_engine  # noqa: PLC0415 (needs Spark)
+
+            with spark_lake_engine(self, leader) as lake_engine:
+                yield lake_engine
+            return
         if isinstance(self.plan, RefreshPlan):
             from gdq.consumers.spark_engine import SparkEngine  # noqa: PLC0415
 

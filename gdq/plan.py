@@ -201,18 +201,18 @@ def quote(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def plan_view(sql: str, tables: Sequence[TableSchema]) -> RefreshPlan:
+def plan_view(sql: str, tables: Sequence[TableSchema], *, kept: bool = True) -> RefreshPlan:
     """The refresh plan of the view `sql`, one SELECT in PostgreSQL's SQL over one of `tables`.
 
-    A table's name without a schema must mean one of `tables` alone. PlanError, whose code names the construct, for
-    what cannot be refreshed from changes. Nothing is written.
+    `kept`: whether sums can be kept beside the target. A table's name without a schema must mean one of `tables` alone.
+    PlanError, whose code names the construct, for what cannot be refreshed from changes. Nothing is written.
     """
     from gdq.plan_group import plan_group  # noqa: PLC0415 (the shapes build on this module)
     from gdq.plan_parse import parse_view  # noqa: PLC0415
     from gdq.plan_projection import plan_projection  # noqa: PLC0415
 
     view = parse_view(sql, tables)
-    return plan_group(view) if view.grouped else plan_projection(view)
+    return plan_group(view, kept=kept) if view.grouped else plan_projection(view)
 
 
 def referenced_table(sql: str) -> tuple[str | None, str]:

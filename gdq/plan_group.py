@@ -25,8 +25,8 @@ class _Argument:
     summed: bool
 
 
-def plan_group(view: ParsedView) -> RefreshPlan:
-    """Signed sums where they are exact, else recompute of the touched groups."""
+def plan_group(view: ParsedView, *, kept: bool) -> RefreshPlan:
+    """Signed sums where they are exact and can be `kept` beside the target, else recompute of the touched groups."""
     keys = _key_outputs(view)
     arguments = _arguments(view, keys)
     images = [*view.group, *(name for a in arguments.values() for name in a.columns), *column_names(view.where)]
@@ -42,7 +42,7 @@ def plan_group(view: ParsedView) -> RefreshPlan:
             if pk
             else "Capture these columns too.",
         )
-    reason = _recompute_reason(view, arguments)
+    reason = _recompute_reason(view, arguments) if kept else "a lake table, beside which no sums are kept"
     if reason is None:
         return _plan_delta(view, keys, arguments)
     return _plan_recompute(view, keys, arguments, reason)

@@ -19,7 +19,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import class_row, scalar_row
 
 from gdq.errors import GdqError, mapped
-from gdq.lake import LakeName, check_columns, lake_name
+from gdq.lake import LakeKind, LakeName, check_columns, lake_name
 from gdq.plan import PlanError, RefreshPlan, plan_view, quote, referenced_table
 from gdq.view_schema import describe, load_schema, raw
 
@@ -41,6 +41,7 @@ _FINAL = {
     "unknown-table",
     "pk-columns-missing",
     "column-not-captured",
+    "lake-key",
 }
 
 # The planner writes the unit in capitals, which is the same.
@@ -138,7 +139,7 @@ def create_view(
 
     `target` is a table name, with a schema, or the name of a lake table (gdq.lake); `target_dsn` a connection string
     without a password, None for the source's own database. `engine`: what refreshes it; auto takes spark, where it is
-    installed, for the views of one table that it covers, else postgres, wherever the target is, and always for lake
+    installed, for the views of one table that it covers, else postgres, wherever the target is, and postgres for lake
     tables. The session's search_path and TimeZone are kept for all refreshes. Returns the plan, None when the very same
     view existed. Writes the view and a consumer for its tables. PlanError for a query that the engine cannot refresh,
     GdqError for a bad target.
@@ -146,9 +147,9 @@ def create_view(
     _check_target_dsn(target_dsn)
     lake = lake_name(target)
     if lake is not None:
-        engine = _check_lake(target_dsn, engine)
+        engine = _check_lake(lake.kind, target_dsn, engine)
     elsewhere = target_dsn is not None or lake is not None
-    plan = explain_view(connection, queue, query, engine=engine, elsewhere=elsewhere)
+    plan = explain_view(connection, queue, query, engine=engine, elsewhere=elsewhere, lake=lake is not None)
     from gdq.plan_spark import SparkPlan  # noqa: PLC0415 (loads sqlglot)
     from gdq.plan_spark_keys import SparkKeyPlan  # noqa: PLC0415
 
@@ -220,37 +221,40 @@ def load_plan(connection: Connection[Any], view: ViewInfo) -> Plan:
         raise PlanError("unknown-table", f"the table of view {view.view_name} is no longer captured")
     schemas = [load_schema(connection, view.queue_name, table) for table in view.tables]
     if view.options.get("planner") == "tables":
-        from gdq.view_spark import load_on_spark  # noqa: PLC0415 (loads sqlglot)
+        from gdq.plan_spark import plan_spark  # noqa: PLC0415 (loads sqlglot)
+        from gdq.view_spark import load_on_spark  # noqa: PLC0415
 
+        if view.lake is not None:
+            return plan_spark(view.definition, schemas)
         return load_on_spark(view.definition, schemas, view.options.get("refused"), elsewhere=view.elsewhere)
     if view.engine != "postgres":
-        return plan_view(view.definition, schemas)
+        return plan_view(view.definition, schemas, kept=view.lake is None)
     from gdq.plan_postgres import plan_postgres  # noqa: PLC0415 (loads sqlglot)
 
     return plan_postgres(view.definition, schemas, elsewhere=view.elsewhere)
 
 
 def explain_view(
-    connection: Connection[Any], queue: str, query: str, *, engine: EngineChoice = "auto", elsewhere: bool = False
+    connection: Connection[Any],
+    queue: str,
+    query: str,
+    *,
+    engine: EngineChoice = "auto",
+    elsewhere: bool = False,
+    lake: bool = False,
 ) -> Plan:
     """The plan that create_view() would make; nothing is written. PlanError as there.
 
-    `elsewhere`: for a target that is not in the database of the tables.
+    `elsewhere`: for a target that is not in the database of the tables; `lake`: for a lake table.
     """
     if engine == "auto" and importlib.util.find_spec("pyspark") is None:
         engine = "postgres"
     if engine != "postgres":
         try:
-            table = _resolve(connection, query)
-            plan = plan_view(query, [load_schema(connection, queue, table)])
-            _check_on_server(connection, query, plan)
-            if elsewhere:
-                _check_group_types(connection, plan)
+            return _plan_one_table(connection, queue, query, elsewhere=elsewhere, lake=lake)
         except PlanError as error:
             if error.code in _FINAL:
                 raise
-        else:
-            return plan
     from gdq.canonical import canonical, tables_of  # noqa: PLC0415 (loads sqlglot)
     from gdq.plan_postgres import plan_postgres  # noqa: PLC0415
 
@@ -262,8 +266,24 @@ def explain_view(
     if engine == "spark":
         from gdq.view_spark import plan_on_spark  # noqa: PLC0415
 
-        return plan_on_spark(connection, text, schemas, elsewhere=elsewhere)
+        return plan_on_spark(connection, text, schemas, elsewhere=elsewhere, lake=lake)
     return plan_postgres(text, schemas, elsewhere=elsewhere)
+
+
+def _plan_one_table(
+    connection: Connection[Any], queue: str, query: str, *, elsewhere: bool, lake: bool
+) -> RefreshPlan:
+    """The plan of a view of one table for Spark. PlanError for any other."""
+    table = _resolve(connection, query)
+    plan = plan_view(query, [load_schema(connection, queue, table)], kept=not lake)
+    _check_on_server(connection, query, plan)
+    if elsewhere:
+        _check_group_types(connection, plan)
+    if lake:
+        from gdq.view_spark import check_lake_keys  # noqa: PLC0415 (loads sqlglot)
+
+        check_lake_keys(connection, plan)
+    return plan
 
 
 def qualified_target(connection: Connection[Any], target: str) -> str:
@@ -278,13 +298,15 @@ def qualified_target(connection: Connection[Any], target: str) -> str:
     return f"{quote(parts[0])}.{quote(parts[1])}"
 
 
-def _check_lake(target_dsn: str | None, engine: EngineChoice) -> EngineChoice:
+def _check_lake(kind: LakeKind, target_dsn: str | None, engine: EngineChoice) -> EngineChoice:
     """The engine for a lake table. GdqError for what does not go with one."""
     if target_dsn is not None:
         raise GdqError("a lake table is in no database", hint="Leave the target's dsn out.")
-    if engine == "spark":
-        raise GdqError("the engine spark does not fill lake tables", hint="Leave the engine out, or take postgres.")
-    return "postgres"
+    if engine == "spark" and kind == "parquet":
+        raise GdqError(
+            "the engine spark fills Delta and Iceberg tables", hint="Leave the engine out, or take postgres."
+        )
+    return "spark" if engine == "spark" else "postgres"
 
 
 def _check_target_dsn(target_dsn: str | None) -> None:

@@ -7,23 +7,26 @@ from typing import Any
 
 from psycopg import Connection, sql
 
-from gdq.plan import PlanError, TableSchema
+from gdq.plan import PlanError, RefreshPlan, TableSchema, quote
 from gdq.plan_spark import SparkPlan, plan_spark
 from gdq.plan_spark_keys import SparkKeyPlan, plan_spark_keys
 
 _FIRST_USER_OID = 16384
+_POSTGRES = "The engine postgres fills such a table."
 
 
 def plan_on_spark(
-    connection: Connection[Any], canonical: str, schemas: Sequence[TableSchema], *, elsewhere: bool
+    connection: Connection[Any], canonical: str, schemas: Sequence[TableSchema], *, elsewhere: bool, lake: bool = False
 ) -> SparkPlan | SparkKeyPlan:
-    """The plan of a view by its canonical SQL, for a target in the tables' database or `elsewhere`.
+    """The plan of a view by its canonical SQL, for a target in the tables' database, `elsewhere`, or in a `lake`.
 
     PlanError for what the engine postgres refuses too.
     """
     try:
-        return _plan_joined(connection, canonical, schemas, elsewhere=elsewhere)
+        return _plan_joined(connection, canonical, schemas, elsewhere=elsewhere, lake=lake)
     except PlanError as error:
+        if lake:
+            raise
         return plan_spark_keys(canonical, schemas, str(error), elsewhere=elsewhere)
 
 
@@ -40,20 +43,44 @@ def load_on_spark(
 
 
 def _plan_joined(
-    connection: Connection[Any], canonical: str, schemas: Sequence[TableSchema], *, elsewhere: bool
+    connection: Connection[Any], canonical: str, schemas: Sequence[TableSchema], *, elsewhere: bool, lake: bool
 ) -> SparkPlan:
     """The plan of a view that Spark joins. PlanError, whose code names what Spark does not cover.
 
-    Values of groups are compared where the target is: where they would compare otherwise there, the view is refused.
+    Into a `lake` table go rows that Spark alone can make. Values of groups are compared where the target is: where they
+    would compare otherwise there, the view is refused.
     """
     plan = plan_spark(canonical, schemas)
     _refuse_sets(connection, canonical)
+    if lake:
+        _refuse_unfinished(plan)
     if plan.state is None and plan.detail is None:
         return plan
     _refuse_collations(connection, plan)
     if elsewhere:
         _refuse_types(connection, plan)
     return plan
+
+
+def _refuse_unfinished(plan: SparkPlan) -> None:
+    """PlanError for what PostgreSQL finishes where the target is: groups, and expressions over several tables."""
+    if plan.state is not None or plan.detail is not None:
+        raise PlanError("spark-lake", "Spark keeps no such groups beside a lake table", hint=_POSTGRES)
+    if not all(branch.bare for branch in plan.branches):
+        raise PlanError(
+            "spark-lake", "Spark puts rows of a join into a lake table, not expressions over them", hint=_POSTGRES
+        )
+
+
+def check_lake_keys(connection: Connection[Any], plan: RefreshPlan) -> None:
+    """PlanError when rows of a lake table are replaced by a key that a lake compares otherwise than PostgreSQL."""
+    if plan.rows is None:
+        return
+    from gdq.consumers.lake_types import compared_as_text  # noqa: PLC0415 (pyarrow is slow to load)
+    from gdq.view_schema import describe  # noqa: PLC0415 (uses this module)
+
+    for name in sorted(compared_as_text(describe(connection, plan.query, {})) & set(plan.merge.keys)):
+        raise PlanError("lake-key", f"a lake table does not compare {quote(name)} as PostgreSQL does", hint=_POSTGRES)
 
 
 def _refuse_sets(connection: Connection[Any], canonical: str) -> None:

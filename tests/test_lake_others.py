@@ -59,7 +59,7 @@ def add(lakes: Lakes) -> None:
 def iceberg(lakes: Lakes) -> AbstractContextManager[tuple[Catalog | None, Table | None]]:
     (info,) = view_info(lakes.shop.connection, "bag")
     assert info.lake is not None
-    return IcebergLake(info.lake, "bag", info.source)._opened()
+    return IcebergLake(info.lake, "bag", info.source).opened()
 
 
 def take(lakes: Lakes) -> None:
