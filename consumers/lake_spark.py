@@ -27,7 +27,6 @@ from gdq.consumers.spark_source import register
 from gdq.consumers.spark_views import SparkViews
 from gdq.errors import GdqError, UnsupportedValue
 from gdq.lake import LakeKind
-from gdq.pgtypes import ColumnType, base_name
 from gdq.plan import RefreshPlan
 from gdq.plan_spark import SparkPlan
 from gdq.target import Diverged, StoredPosition, Target

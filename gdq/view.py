@@ -270,9 +270,7 @@ def explain_view(
     return plan_postgres(text, schemas, elsewhere=elsewhere)
 
 
-def _plan_one_table(
-    connection: Connection[Any], queue: str, query: str, *, elsewhere: bool, lake: bool
-) -> RefreshPlan:
+def _plan_one_table(connection: Connection[Any], queue: str, query: str, *, elsewhere: bool, lake: bool) -> RefreshPlan:
     """The plan of a view of one table for Spark. PlanError for any other."""
     table = _resolve(connection, query)
     plan = plan_view(query, [load_schema(connection, queue, table)], kept=not lake)

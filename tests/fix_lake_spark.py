@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,16 @@ JARS = {
     "delta": ("io.delta:delta-spark_4.1_2.13:4.3.1", "io.delta:delta-storage:4.3.1"),
     "iceberg": ("org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.11.0", "org.xerial:sqlite-jdbc:3.50.3.0"),
 }
+_SECONDS = 300
 _REPOSITORY = Path.home() / ".m2" / "repository"
 
 # Reads a line for each refresh, {"view": name, "die": point or null}, and answers with one.
 _JOB = """
 import json, os, signal, sys, traceback
+from gdq.consumers import spark_session
 from gdq.consumers.refresh import Refresher
 
+spark_session._SETTINGS["spark.master"] = sys.argv[2]
 die = None
 
 def at(point):
@@ -95,6 +99,26 @@ class Job:
         assert told["error"] is None, (told, self.log.read_text()[-6000:])
         return told
 
+    def kill_when(self, due: Callable[[], bool]) -> None:
+        """Kill it as soon as something is due."""
+        deadline = time.monotonic() + _SECONDS
+        while not due():
+            assert self.process.poll() is None, self.log.read_text()[-3000:]
+            assert time.monotonic() < deadline, self.log.read_text()[-3000:]
+        self.kill()
+
+    def kill_workers(self, number: int) -> int:
+        """Kill so many of Spark's Python processes that run tasks, one after another; how many there were."""
+        deadline = time.monotonic() + _SECONDS
+        killed: set[int] = set()
+        while len(killed) < number and time.monotonic() < deadline:
+            daemons = [pid for pid in _below(self.process.pid) if b"pyspark.daemon" in _command(pid)]
+            workers = {pid for daemon in daemons for pid in _below(daemon)} - killed
+            for pid in sorted(workers)[:1]:
+                os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+        return len(killed)
+
     def kill(self) -> None:
         """End all of it at once; also what is left when the process has ended itself."""
         if self.process.poll() is None:
@@ -102,20 +126,37 @@ class Job:
         self.process.wait()
 
 
+def _below(pid: int) -> list[int]:
+    """The processes that a process has started, and those that they have."""
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            own = [int(word) for word in path.read_text().split()]
+        except OSError:
+            continue
+        found += [below for child in own for below in (child, *_below(child))]
+    return found
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
 @contextmanager
-def spark_job(dsn: str, paths: list[Path], *settings: str) -> Iterator[Job]:
+def spark_job(dsn: str, paths: list[Path], master: str = "local[2]") -> Iterator[Job]:
     """A process that refreshes views, with these jars."""
-    options = [part for setting in settings for part in ("--conf", setting)]
-    named = ["--jars", ",".join(map(str, paths))] if paths else []
     environment = os.environ | {
-        "PYSPARK_SUBMIT_ARGS": " ".join([*named, *options, "pyspark-shell"]),
+        "PYSPARK_SUBMIT_ARGS": f"--jars {','.join(map(str, paths))} pyspark-shell",
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
     with tempfile.TemporaryDirectory(prefix="gdq-spark-") as folder:
         log = Path(folder) / "log"
         with log.open("wb") as errors:
             process = subprocess.Popen(
-                [sys.executable, "-c", _JOB, dsn],
+                [sys.executable, "-c", _JOB, dsn, master],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -10,6 +10,7 @@ import pytest
 
 from gdq.consumers.lake import open_lake
 from gdq.consumers.lake_types import differing, lake_columns, read
+from gdq.consumers.refresh import Refresher
 from gdq.errors import GdqError
 from gdq.pgtypes import READ_SETTINGS
 from gdq.plan import PlanError
@@ -110,6 +111,44 @@ def test_equal_to_the_query(lakes: SparkLakes, job: Job) -> None:
             assert lakes.differences(name) == (0, 0), (name, changes)
     assert {name: told[:2] for name, told in actions.items()} == {name: ["full", "delta"] for name in VIEWS}
     assert {told[-1] for told in actions.values()} == {"none"}
+
+
+@pytest.mark.long
+def test_killed(lakes: SparkLakes) -> None:
+    """The driver as its commit is on the way, and before it has said that it is done; then tasks' own processes."""
+    paths, dsn = jars(lakes.kind), lakes.shop.db.dsn
+    lakes.view("bag", BAG)
+    with spark_job(dsn, paths) as job:
+        job.refresh("bag")
+        lakes.shop.execute(CHANGES)
+        known = set(lakes.folder.rglob("*.parquet"))
+        job.send("bag")
+        job.kill_when(lambda: bool(set(lakes.folder.rglob("*.parquet")) - known))
+    with spark_job(dsn, paths) as job:
+        assert job.refresh("bag")["action"] in ("delta", "none")
+        assert lakes.differences("bag") == (0, 0)
+        lakes.shop.execute("insert into mark values (1, 'l0', 1), (1, 'l0', 1); delete from mark where qty is null")
+        job.send("bag", die="committed")
+        job.process.wait(300)
+        assert lakes.differences("bag") == (0, 0)
+    with spark_job(dsn, paths, "local[2,4]") as job:
+        assert job.refresh("bag")["action"] == "none"
+        lakes.shop.execute("insert into mark values (1, 'l0', 1), (1, 'l0', 1); delete from mark where label = 'l1'")
+        job.send("bag")
+        assert job.kill_workers(2) == 2
+        told = job.answer()
+        if told["action"] == "failed":  # one that plans is not tried again, as one that runs a task is
+            assert "\n" not in told["error"]
+            told = job.refresh("bag")
+        assert told["action"] == "delta"
+        assert lakes.differences("bag") == (0, 0)
+
+
+def test_without_jars(shop: Shop, spark: object, tmp_path: Path) -> None:
+    shop.capture("orders")
+    create_view(shop.connection, "v", QUEUE, "select id, n from orders", f"delta:{tmp_path}/v", engine="spark")
+    with Refresher(shop.db.dsn) as refresher, pytest.raises(GdqError, match="Spark has no jar of Delta Lake"):
+        refresher.refresh("v")
 
 
 def test_refused_when_made(shop: Shop) -> None:
