@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from functools import reduce
 
 from sqlglot import exp
 
@@ -225,7 +226,7 @@ class DeltaPlanner:
                 ]
                 listed = f"{shown}, " if shown else ""
                 terms.append(f"select {listed}{sign}({weights}) as w from {', '.join(parts)} where {where}")
-        return self._delta_step(" union all ".join(terms))
+        return self.step(" union all ".join(terms))
 
     def _beside(self, leaf: Leaf, deltas: dict[str, str], conditions: Iterable[exp.Expr]) -> str:
         """A leaf at its new state in FROM; a query only for the keys by which the deltas beside it are joined."""
@@ -280,7 +281,7 @@ class DeltaPlanner:
             if len(deltas) == 1:
                 return deltas[0]
             listed = ", ".join([*columns, "w"])
-            return self._delta_step(" union all ".join(f"select {listed} from {rows}" for rows in deltas))
+            return self.step(" union all ".join(f"select {listed} from {rows}" for rows in deltas))
         keys = [self._keys(" union all ".join(f"select {column} from {rows}" for rows in deltas)) for column in columns]
         where = " and ".join(among(column, key) for column, key in zip(columns, keys, strict=True))
         new, old = (self._operated(query, state, columns, where) for state in ("new", "old"))
@@ -324,18 +325,18 @@ class DeltaPlanner:
         graph = build_graph(self.query, select)
         self._refuse_having(select)
         bounds: Bounds = {}
+        clause = select.args.get("where")
+        parts: list[exp.Expr] = [exp.Paren(this=clause.this.copy())] if clause is not None else []
         for expression, keys in by:
             if isinstance(expression, exp.Column) and expression.table in graph.kept:
                 for alias, name in graph.closure([(expression.table, expression.name)]).items():
                     bounds.setdefault(alias, []).append((name, keys))
+            else:  # said of the item of FROM as well, it would be thought to leave hardly any row
+                parts.append(exp.Var(this=among(self.relations.at(expression), keys)))
         bare = select.copy()
-        conditions = [exp.Var(this=among(self.relations.at(expression), keys)) for expression, keys in by]
-        clause = bare.args.get("where")
-        parts = [*([exp.Paren(this=clause.this)] if clause is not None else []), *conditions]
-        where = parts[0]
-        for part in parts[1:]:
-            where = exp.And(this=where, expression=part)
-        bare.set("where", exp.Where(this=where))
+        if parts:
+            where = reduce(lambda one, more: exp.And(this=one, expression=more), parts)
+            bare.set("where", exp.Where(this=where))
         if not (select.args.get("distinct") and select.args["distinct"].args.get("on")):
             bare.set("order", None)
         group_all(bare)
@@ -378,11 +379,12 @@ class DeltaPlanner:
     def _difference(self, width: int, new: str, old: str) -> str:
         columns = "".join(f"q.c{n}, " for n in range(1, width + 1))
         names = f"q({', '.join(f'c{n}' for n in range(1, width + 1))})" if width else "q"
-        return self._delta_step(
+        return self.step(
             f"select {columns}1 as w from ({new}) as {names} union all select {columns}-1 from ({old}) as {names}"
         )
 
-    def _delta_step(self, sql: str) -> str:
+    def step(self, sql: str) -> str:
+        """A step that makes a relation; its name."""
         name = f"pg_temp.gdq_rows_{next(self._numbers)}"
         self.steps.append(Step("delta", name, sql))
         return name

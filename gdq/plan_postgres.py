@@ -16,10 +16,11 @@ from typing import Literal
 from sqlglot import exp
 
 from gdq.plan import PlanError, TableSchema, quote
+from gdq.plan_filter import ROW, filter_of
 from gdq.plan_incremental import DeltaPlanner
 from gdq.plan_leaf import is_correlated, output_names
 from gdq.plan_query import Query, parse_query
-from gdq.plan_settle import LEVELS, settle
+from gdq.plan_settle import LEVELS, hold, settle
 from gdq.plan_state import StatePlan, plan_state
 from gdq.plan_steps import Recompute, Replace, Signed, Step
 
@@ -33,13 +34,19 @@ _VERSION = 1
 class UsedTable:
     """A table of the view, the columns that the view reads and those of its key (none: it has no key).
 
-    `looked_up`: columns by which correlated subqueries find its rows, one at a time.
+    `looked_up`: columns by which correlated subqueries find its rows, one at a time. `passing`: what a row must meet to
+    matter, see gdq.plan_filter.
     """
 
     name: str
     columns: tuple[str, ...]
     key: tuple[str, ...]
     looked_up: tuple[str, ...] = ()
+    passing: str = ""
+
+    def matter(self, images: str) -> str:
+        """Of the table's rows in `images`, for FROM, those that may matter."""
+        return f"(select * from {images} as {ROW} where {self.passing})" if self.passing else images
 
     @property
     def logged(self) -> tuple[str, ...]:
@@ -178,14 +185,18 @@ def _changes(
     how: How,
 ) -> Changes:
     first: PlanError | None = None
-    for kinds in LEVELS:
+    for kinds, held in [(kinds, held) for kinds in LEVELS for held in (True, False)]:
         query = parse_query(canonical, tables)
         planner = DeltaPlanner(query, {name: n for n, name in enumerate(names, 1)}, changed)
         try:
             if kinds and not settle(planner, kinds):
                 continue
+            if held:
+                hold(planner)
             outcome = _outcome(planner, how)
-            return Changes(tuple(planner.steps), outcome)
+            # rows that come may be selected in other sessions too
+            if not isinstance(outcome, Replace) or "pg_temp." not in outcome.sql:
+                return Changes(tuple(planner.steps), outcome)
         except PlanError as error:
             first = first or error
     raise first or AssertionError("the first level plans or fails")
@@ -261,7 +272,7 @@ def _used(query: Query, table: TableSchema) -> UsedTable:
         if isinstance(side, exp.Column) and side.table in aliases
     ]
     names_read = tuple(column.name for column in columns)
-    return UsedTable(table.qualified, names_read, table.key, tuple(dict.fromkeys(looked_up)))
+    return UsedTable(table.qualified, names_read, table.key, tuple(dict.fromkeys(looked_up)), filter_of(query, table))
 
 
 def _match(query: Query, plan: PostgresPlan) -> tuple[str, ...]:

@@ -84,6 +84,8 @@ def parse_query(sql: str, tables: Sequence[TableSchema]) -> Query:
     if not isinstance(root, exp.Query):
         raise PlanError("not-a-select", "a view is a SELECT")
     root = _without_parentheses(_inlined(root, {}))
+    for test in root.find_all(exp.Exists):
+        _ask_for_nothing(test.this)
     query = Query(root)
     _Namer(query, {(table.schema, table.name): table for table in tables}).run()
     return query
@@ -218,6 +220,15 @@ def _without_parentheses(node: exp.Expr) -> exp.Query:
         if isinstance(inner.parent, exp.SetOperation) and not inner.alias and isinstance(inner.this, exp.Query):
             inner.replace(inner.this)
     return node
+
+
+def _ask_for_nothing(query: exp.Expr) -> None:
+    """Empty the select list of an EXISTS of its columns, which its star stands for: they are not read."""
+    deciding = ("group", "having", "distinct", "limit", "offset", "windows")
+    if not isinstance(query, exp.Select) or any(query.args.get(clause) for clause in deciding):
+        return
+    if all(isinstance(item.unalias(), exp.Column) for item in query.expressions):
+        query.set("expressions", [exp.Literal.number(1)])
 
 
 class _Namer:

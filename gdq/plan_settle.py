@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from sqlglot import exp
+
 from gdq.plan import PlanError
 from gdq.plan_incremental import DeltaPlanner
 from gdq.plan_steps import Step
@@ -37,3 +39,16 @@ def settle(planner: DeltaPlanner, kinds: Collection[Kind]) -> bool:
         place.replace(constant(kind, new))
         found = True
     return found
+
+
+def hold(planner: DeltaPlanner) -> None:
+    """Compute the single values that conditions compare with once for all steps, where their tables did not change."""
+    relations, query = planner.relations, planner.query
+    for kind, nested, place in constants(query.root, lambda node: not relations.is_changed(node)):
+        if (
+            kind == "scalar"
+            and query.tables(nested)
+            and isinstance(place.find_ancestor(exp.Select, exp.Where), exp.Where)
+        ):
+            value = planner.step(f"select ({relations.at(nested)}) as c1, 1 as w")
+            place.replace(exp.Var(this=f"(select c1 from {value})"))

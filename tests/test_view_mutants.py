@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import psycopg
 import pytest
 
-from gdq import plan_incremental, plan_postgres, plan_relations, plan_state
+from gdq import plan_filter, plan_incremental, plan_postgres, plan_query, plan_relations, plan_state
 from gdq.consumers import computation
 from gdq.consumers.refresh import Refresher
 from gdq.view import create_view
@@ -21,6 +22,7 @@ QUERIES = {
     "groups": "select k, max(id) as last from l group by k",
     "extremes": "select min(id) as low, max(id) as top from l",
     "without": "select l.id from l where not exists (select from r where r.k = l.k)",
+    "unmatched": "select l.id from l left join r on r.k = l.k where r.id is null or r.id > 100",
 }
 # Deleted on both sides at once, NULL keys, rows changed twice and back.
 CHANGES = [
@@ -30,6 +32,7 @@ CHANGES = [
     "insert into r values (30, 4); delete from r where id = 30; insert into r values (30, 3)",
     "update l set k = null where id = 3; update r set k = 3 where k is null",
     "delete from l where k is null",
+    "delete from r where id = 5",
 ]
 
 Mutation = Callable[[pytest.MonkeyPatch], None]
@@ -37,10 +40,8 @@ Mutation = Callable[[pytest.MonkeyPatch], None]
 
 def without_sign(patch: pytest.MonkeyPatch) -> None:
     """The join of two deltas is added instead of taken off."""
-    healthy = plan_incremental.DeltaPlanner._delta_step
-    patch.setattr(
-        plan_incremental.DeltaPlanner, "_delta_step", lambda self, sql: healthy(self, sql.replace('-("t', '("t'))
-    )
+    healthy = plan_incremental.DeltaPlanner.step
+    patch.setattr(plan_incremental.DeltaPlanner, "step", lambda self, sql: healthy(self, sql.replace('-("t', '("t')))
 
 
 def without_null(patch: pytest.MonkeyPatch) -> None:
@@ -53,9 +54,9 @@ def without_netting(patch: pytest.MonkeyPatch) -> None:
     """Each image of a row that was changed twice counts by itself, only once."""
     healthy = computation.Computation.temporary
 
-    def temporary(self: computation.Computation, name: str, query: str) -> int:
+    def temporary(self: computation.Computation, name: str, query: str, weight: str | None = None) -> int:
         net = re.sub(r'sum\("__gdq_weight"\)( over \(partition by __image\))?', 'max("__gdq_weight")\\1', query)
-        return healthy(self, name, net)
+        return healthy(self, name, net, weight)
 
     patch.setattr(computation.Computation, "temporary", temporary)
 
@@ -66,6 +67,12 @@ def with_new_as_old(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(plan_relations.Relations, "_table", lambda self, name, _: healthy(self, name, "new"))
 
 
+def with_padded_rows_left_out(patch: pytest.MonkeyPatch) -> None:
+    """Rows that keep others from being padded are taken for ones that do not matter."""
+    healthy = plan_query.joins_of
+    patch.setattr(plan_filter, "joins_of", lambda tree: (replace(join, kind="inner") for join in healthy(tree)))
+
+
 def with_extremes_that_stay(patch: pytest.MonkeyPatch) -> None:
     """A least value that went is not looked up anew."""
     healthy = plan_state.Extreme.follow
@@ -74,11 +81,13 @@ def with_extremes_that_stay(patch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def mutated(mutation: Mutation | None) -> Iterator[None]:
+    plan_postgres._plan.cache_clear()
     plan_postgres._changes.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
         if mutation is not None:
             mutation(patch)
         yield
+    plan_postgres._plan.cache_clear()
     plan_postgres._changes.cache_clear()
 
 
@@ -120,6 +129,7 @@ def test_healthy_views_are_exact(db: Database) -> None:
         (without_null, "padded"),
         (without_netting, "joined"),
         (with_new_as_old, "without"),
+        (with_padded_rows_left_out, "unmatched"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
