@@ -26,7 +26,7 @@ from gdq.consumers.kept_state import KeptState, KeptSums
 from gdq.consumers.relations import ROWS_READ, table_bytes
 from gdq.consumers.spark_engine import LONG, PARTITION_BYTES, own_jobs, put, text_columns, worker_errors
 from gdq.consumers.target_rows import TargetRows
-from gdq.pgtypes import READ_SETTINGS
+from gdq.pgtypes import READ_SETTINGS, base_name
 from gdq.plan_steps import Replace
 from gdq.target import OutputType
 from gdq.view_schema import apply_settings, describe, raw
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 # A task takes no fewer keys than these while there are other tasks' worth of them; no more tasks than so many a core.
 KEYS_EACH = 500
 _TASKS_EACH = 4
+
+# Types whose values equal no two different values of any other type that they are compared with.
+_TOLD_APART = {"smallint", "integer", "bigint", "text", "character varying", "uuid", "date"}
 
 # The column of the staging table in which a task counts the rows of tables that it read; NULL in the view's rows.
 _READ = "rows_read"
@@ -199,7 +202,12 @@ class SparkKeys:
         """The statements that compute the rows of these keys, each of a share of those of one column."""
         made = self.inner.computation
         names = [name for _, name in outcome.keys]
-        single = {name: key for name, key in zip(names, keys, strict=True) if names.count(name) == 1}
+        types = {column.name: column.type for column in self.inner.types}
+        single = {
+            name: key
+            for name, key in zip(names, keys, strict=True)
+            if names.count(name) == 1 and has_one_key(made.connection, types[key.column], key)
+        }
         if not single:
             return [made.rows_of(outcome)]
         sizes = {name: made.one(f"select pg_catalog.cardinality({_array(key)})") for name, key in single.items()}
@@ -247,6 +255,18 @@ class SparkKeys:
             stage = target.stage(secrets.token_hex(4))
             put(data, (output, target, stage), dsn, [])
         return _Staged(stage, columns, keys)
+
+
+def has_one_key(connection: Connection[Any], column_type: str, keys: KeySet) -> bool:
+    """Whether a value of the view's column equals one of the keys at most, so that its rows are one task's.
+
+    Keys may come from a column of another type: 2^53 and 2^53 + 1 are two bigints, and equal to one double precision.
+    """
+    if base_name(column_type) in _TOLD_APART:
+        return True
+    query = "select pg_catalog.to_regtype(%s) = pg_catalog.to_regtype(%s)"
+    row = connection.execute(query, [f"{column_type}[]", keys.array_type]).fetchone()
+    return row is not None and row[0] is True
 
 
 def _array(keys: KeySet) -> str:

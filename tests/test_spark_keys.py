@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from gdq.cli import main
 from gdq.consumers import spark_keys
+from gdq.consumers.difference import KeySet
 from gdq.consumers.refresh import Refresher
 from gdq.consumers.verify import verify_view
 from gdq.plan_postgres import PostgresPlan
@@ -109,3 +110,21 @@ def test_explained(shop: Shop, tmp_path: Path) -> None:
     make(shop, "ranked", RANKED)
     stored = CliRunner().invoke(main, ["explain-view", "ranked", "--dsn", shop.db.dsn])
     assert stored.stdout == shown.stdout
+
+
+def test_no_row_is_computed_by_two_tasks(db: Database) -> None:
+    cases = {
+        ("integer", "pg_catalog._int8"): True,
+        ("numeric(10,2)", "pg_catalog._numeric"): True,
+        ("double precision", "pg_catalog._float8"): True,
+        ("double precision", "pg_catalog._int8"): False,
+        ("real", "pg_catalog._numeric"): False,
+    }
+    keys = "9007199254740992,9007199254740993"
+    with db.connect() as connection:
+        for (column, kind), one in cases.items():
+            assert spark_keys.has_one_key(connection, column, KeySet("x", f"{{{keys}}}", kind, null=False)) == one
+        equal = (
+            f"select count(*) from unnest('{{{keys}}}'::bigint[]) as k where 9007199254740992::float8 = any (array[k])"
+        )
+        assert connection.execute(equal.encode()).fetchone() == (2,)
