@@ -13,12 +13,11 @@ from typing import Any, Self
 
 import psycopg
 from psycopg import Connection, sql
-from psycopg.rows import scalar_row
 
 from gdq.consumers.difference import Difference, KeySet
 from gdq.consumers.effort import Effort, Kind, Tell, tell_nobody
 from gdq.consumers.leader import Leader
-from gdq.consumers.relations import ROWS_READ, LogColumn, log_columns, weighted
+from gdq.consumers.relations import LogColumn, log_columns_of, rows_read, weighted
 from gdq.pgtypes import READ_SETTINGS, base_name
 from gdq.plan import WEIGHT, PlanError, quote
 from gdq.plan_postgres import Changes, PostgresPlan, UsedTable
@@ -85,26 +84,29 @@ class Computation:
     _views: list[str] = field(default_factory=list, init=False)
     _kind: Kind = field(default="none", init=False)
     _delta_rows: int = field(default=0, init=False)
-    _read_before: int = field(default=0, init=False)
+    _read_before: int | None = field(default=None, init=False)
     _exact: set[tuple[str, str]] = field(default_factory=set, init=False)
 
     def begin(self) -> None:
         """Make the transaction see what the leader sees. Must come first in it, unless it is `joined`."""
-        if not self.joined:
-            self.connection.execute("set transaction isolation level repeatable read")
-            self.connection.execute(sql.SQL("set transaction snapshot {}").format(sql.Literal(self.leader.exported)))
+        self.join()
         apply_settings(self.connection, READ_SETTINGS | self.view.settings)
         self._read_before = self._rows_read()
 
+    def join(self) -> None:
+        """Let the transaction see what the leader sees, where nothing is computed."""
+        if not self.joined:
+            exported = sql.Literal(self.leader.exported).as_string(self.connection)
+            snapshot = f"set transaction isolation level repeatable read; set transaction snapshot {exported}"
+            self.connection.execute(snapshot, prepare=False)
+
     def effort(self) -> Effort:
         """What it took so far; to be asked in the same transaction."""
-        return Effort(self._kind, self._delta_rows, self._rows_read() - self._read_before)
+        read = 0 if self._read_before is None else self._rows_read() - self._read_before
+        return Effort(self._kind, self._delta_rows, read)
 
     def _rows_read(self) -> int:
-        """Rows of the view's tables that this session has read; it may hold those of transactions before this one."""
-        names = [table.name for table in self.plan.tables]
-        with self.connection.cursor(row_factory=scalar_row) as cursor:
-            return int(cursor.execute(ROWS_READ, [names, names]).fetchone() or 0)
+        return rows_read(self.connection, [table.name for table in self.plan.tables])
 
     @contextmanager
     def beside(self) -> Iterator[Self]:
@@ -129,7 +131,7 @@ class Computation:
         if not changed:
             return Difference("none", match=self.plan.match)
         with self.computing():
-            return self.difference_of(self.outcome(changed))
+            return self.difference_of(self.outcome(changed, once=True))
 
     @contextmanager
     def computing(self) -> Iterator[None]:
@@ -144,25 +146,29 @@ class Computation:
         self._kind = "full"
         return Difference("full", self._named(self.plan.query), match=self.plan.match)
 
-    def outcome(self, changed: Mapping[str, str]) -> Signed | Replace | None:
-        """Take the steps of the plan for these tables and the SELECTs of their log rows; its outcome."""
+    def outcome(self, changed: Mapping[str, str], *, once: bool) -> Signed | Replace | None:
+        """Take the steps of the plan for these tables and the SELECTs of their log rows; its outcome.
+
+        `once`: signed rows are read once, so what only they are for is not written down.
+        """
         if self.plan.full and not self.plan.checked:
             raise NeedsFull(self.plan.full)
         connection, queue = self.leader.connection, self.view.queue_name
         # the server quotes names where it must, the plan always
         names = dict(zip(self.view.tables, (schema.qualified for schema in self.plan.schemas), strict=True))
         deltas = {}
-        with connection.transaction():
-            for table, rows in changed.items():
-                columns = log_columns(connection, queue, table)
-                deltas[names[table]] = weighted(rows, columns)
-                self._exact |= {(names[table], column.name) for column in columns if _is_exact(column)}
+        read = {table.name: {*table.logged} for table in self.plan.tables}
+        for table, logged in log_columns_of(connection, queue, [*changed]).items():
+            name = names[table]
+            columns = [column for column in logged if column.name in read.get(name, ())]
+            deltas[name] = weighted(changed[table], columns)
+            self._exact |= {(name, column.name) for column in columns if _is_exact(column)}
         self.tell("netting", 0)
         tables = self._make_deltas(deltas)
         if tables:
             self.choose(self._delta_rows)
         self.tell("computing", 0)
-        return self._take_all(tables)
+        return self._take_all(tables, once)
 
     def difference_of(self, outcome: Signed | Replace | None) -> Difference:
         """The outcome of a plan without state as a difference."""
@@ -170,7 +176,7 @@ class Computation:
             return Difference("none", match=self.plan.match)
         if isinstance(outcome, Signed):
             columns = [f"c{n}" for n in range(1, len(self.types) + 1)]
-            return self.net(f"select {', '.join([*columns, 'w'])} from {outcome.rows}")
+            return self.net(f"select {', '.join([*columns, 'w'])} from {outcome.rows} as r")
         keys = tuple(replace(self._keys[name], column=column) for column, name in outcome.keys)
         return Difference("replace", self._named(self.rows_of(outcome)), keys, self.plan.match)
 
@@ -222,17 +228,17 @@ class Computation:
                     changed.append(table.name)
         return changed
 
-    def _take_all(self, changed: Sequence[str]) -> Signed | Replace | None:
+    def _take_all(self, changed: Sequence[str], once: bool) -> Signed | Replace | None:
         try:
             plan = self.plan.changes(changed)
             if self.plan.elsewhere and isinstance(plan.outcome, Replace):
                 if not any(column in self.folded for column, _ in plan.outcome.keys):
                     with suppress(_OtherTypeError), self._tried():
-                        return self._take_steps(plan)
+                        return self._take_steps(plan, once)
                 plan = self.plan.changes(changed, replace=False)
         except PlanError as error:
             raise NeedsFull(str(error)) from error
-        return self._take_steps(plan)
+        return self._take_steps(plan, once)
 
     @contextmanager
     def _tried(self) -> Iterator[None]:
@@ -248,13 +254,16 @@ class Computation:
             self._literals.clear()
             raise
 
-    def _take_steps(self, plan: Changes) -> Signed | Replace | None:
+    def _take_steps(self, plan: Changes, once: bool) -> Signed | Replace | None:
         statements = " ".join(step.sql for step in plan.steps)
         for number, table in enumerate(self.plan.tables, 1):
             if re.search(rf"\bgdq_(old|any)_{number}\b", statements):
                 self._make_old(number, table)
                 self._views += [f"pg_temp.gdq_old_{number}", f"pg_temp.gdq_any_{number}"]
-        for step in plan.steps:
+        steps, last = list(plan.steps), None
+        if once and isinstance(plan.outcome, Signed) and steps and steps[-1].name == plan.outcome.rows:
+            last = steps.pop()
+        for step in steps:
             if self.plan.elsewhere and isinstance(plan.outcome, Replace):
                 self._check_type(step, plan.outcome)
             self._take(step)
@@ -264,7 +273,7 @@ class Computation:
             return None
         if plan.outcome is not None:
             self._kind = "by-key" if self._views or isinstance(plan.outcome, Replace) else "incremental"
-        return plan.outcome
+        return plan.outcome if last is None else Signed(f"({self._with_keys(last.sql)})")
 
     def _check_type(self, step: Step, outcome: Replace) -> None:
         """_OtherTypeError for keys of another type than the column of the view that they replace rows by.
@@ -280,7 +289,7 @@ class Computation:
 
     def _make_delta(self, number: int, table: UsedTable, images: str) -> int:
         columns = ", ".join(quote(name) for name in table.logged)
-        weight = quote(WEIGHT)
+        weight, images = quote(WEIGHT), table.matter(images)
         net = f"sum({weight}) over (partition by __image) as {weight}"
         if table.key and all((table.name, name) in self._exact for name in table.logged):
             query = (
@@ -382,9 +391,9 @@ def temporary(connection: Connection[Any], name: str, query: str, weight: str | 
     """Make a table that ends with the transaction; its rows. `weight`: a column of one that is to be joined."""
     rows = run(connection, f"create temp table {name} on commit drop as {query}")
     if rows > _UNKNOWN_ROWS:
-        # sizes and numbers of distinct values are wanted, which a small sample tells in a quarter of the time
+        # sizes and numbers of distinct values are wanted, which a small sample tells in a tenth of the time
         target = "set local default_statistics_target"
-        run(connection, f"{target} = 10; analyze pg_temp.{name}; {target} to default")
+        run(connection, f"{target} = 3; analyze pg_temp.{name}; {target} to default")
     elif weight is not None:
         # joined as one of unknown size, a table of ten rows had whole tables read beside it
         run(connection, f"analyze pg_temp.{name} ({weight})")

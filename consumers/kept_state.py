@@ -16,7 +16,7 @@ from gdq.consumers.computation import Make, net
 from gdq.consumers.difference import Difference
 from gdq.plan_spark import Detail
 from gdq.plan_state import StatePlan
-from gdq.target import Diverged, OutputType, Target, run, try_index
+from gdq.target import Diverged, NeedsFull, OutputType, Target, run, try_index
 
 _SUMS, _BEFORE = "pg_temp.gdq_sums", "pg_temp.gdq_before"
 
@@ -165,14 +165,17 @@ class KeptState:
         run(self.output, f"analyze {table}")
         return Difference("full", self.kept.shown(table, ""), match=tuple(self.match))
 
-    def merge(self, sums: str, after: Sequence[str] = ()) -> Difference:
+    def merge(self, sums: str, after: Sequence[str] = (), refused: str = "") -> Difference:
         """Add a SELECT of the state's columns to it; the difference between the old and new rows of what it touches.
 
-        `after`: statements that follow in the state what is no sum.
+        `after`: statements that follow in the state what is no sum. NeedsFull when the condition `refused` holds for
+        a sum.
         """
         columns, numbers, groups = self.kept.keys, self.kept.numbers, self.kept.groups
         some = " or ".join(f"{name} <> 0" for name in numbers)
         self.make("gdq_sums", f"select * from ({sums}) as s where {some}")
+        if refused and run(self.output, f"select from {_SUMS} where {refused} limit 1"):
+            raise NeedsFull("NaN or infinity came into or went from a sum")
         touched = ""
         if groups:
             touched = f" join (select distinct {', '.join(groups)} from {_SUMS}) as d on {_same(groups)}"

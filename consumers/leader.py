@@ -19,6 +19,18 @@ from gdq.errors import GdqError, mapped
 
 _LOCK_TRIES = 5
 
+_SEGMENTS = """
+select pg_catalog.format('%%I.%%I', n.nspname, c.relname)
+  from gdq.log_segments(%s, %s::text[]::pg_catalog.regclass[]) s
+  join pg_catalog.pg_class c on c.oid = s join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+ order by 1"""
+
+# The first statement after the locks takes the snapshot. The batch is asked for only to see that it is still open.
+_SNAPSHOT = f"""
+select pg_catalog.pg_current_snapshot()::text, pg_catalog.pg_export_snapshot(), array({_SEGMENTS}),
+       (select count(*) from (select %s::bigint as id, %s::uuid as token) b, gdq.batch_tables(b.id, b.token)
+         where b.id is not null)"""
+
 
 @dataclass(frozen=True, slots=True)
 class Leader:
@@ -52,43 +64,34 @@ def lead(
         if isinstance(source, str):
             source = stack.enter_context(connect(source, application_name=f"gdq:{queue}/leader"))
         connection = source
-        stack.callback(_reset, connection)
+        stack.callback(_reset, connection, autocommit=connection.autocommit)
+        connection.autocommit = True
         for _ in range(_LOCK_TRIES):
             segments = _segments(connection, queue, tables)
-            connection.rollback()
-            connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-            connection.read_only = True
             names = ", ".join([*tables, *segments])
-            connection.execute(f"lock table {names} in access share mode")
-            row = connection.execute(
-                "select pg_catalog.pg_current_snapshot()::text, pg_catalog.pg_export_snapshot()"
-            ).fetchone()
-            if row is not None and set(_segments(connection, queue, tables)) <= set(segments):
-                if batch_id is not None:
-                    with mapped():
-                        connection.execute("select gdq.batch_tables(%s, %s)", [batch_id, token])
-                yield Leader(connection, *row)
+            begin = "begin isolation level repeatable read read only"
+            connection.execute(f"{begin}; lock table {names} in access share mode", prepare=False)
+            with mapped():
+                row = connection.execute(_SNAPSHOT, [queue, list(tables), batch_id, token], prepare=True).fetchone()
+            if row is not None and set(row[2]) <= set(segments):
+                yield Leader(connection, *row[:2])
                 return
             # A table got a new version between the list and the locks.
-            _reset(connection)
+            connection.rollback()
     raise GdqError(f"the logs of {', '.join(tables)} changed {_LOCK_TRIES} times while they were being locked")
 
 
-def _reset(connection: psycopg.Connection[Any]) -> None:
-    """End the transaction; the next one is an ordinary one."""
+def _reset(connection: psycopg.Connection[Any], *, autocommit: bool) -> None:
+    """End the transaction; the connection is as it was."""
     if not connection.closed:
         connection.rollback()
-        connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
-        connection.read_only = False
+        connection.autocommit = autocommit
 
 
 def _segments(connection: psycopg.Connection[Any], queue: str, tables: Sequence[str]) -> list[str]:
-    query = """select pg_catalog.format('%%I.%%I', n.nspname, c.relname)
-                 from gdq.log_segments(%s, %s::text[]::pg_catalog.regclass[]) s
-                 join pg_catalog.pg_class c on c.oid = s join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-                order by 1"""
     with mapped():
-        return [name for (name,) in connection.execute(query, [queue, list(tables)])]
+        row = connection.execute(f"select array({_SEGMENTS})", [queue, list(tables)], prepare=True).fetchone()
+    return row[0] if row else []
 
 
 @contextlib.contextmanager

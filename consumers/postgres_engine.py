@@ -47,11 +47,12 @@ class PostgresEngine:
         NeedsFull when that takes a full load, Diverged when the target lacks rows that should go. Must come first in
         its transaction.
         """
+        if s0 is not None and not changed:
+            self.computation.join()
+            return 0
         self.computation.begin()
         if s0 is None:
             return self._load()
-        if not changed:
-            return 0
         with self.computation.computing():
             rows = self._write(self._difference(changed))
             self.computation.end()
@@ -66,7 +67,8 @@ class PostgresEngine:
         return TargetRows(self.output, self.target, self.types).change(difference)
 
     def _difference(self, changed: Mapping[str, str]) -> Difference:
-        outcome, state = self.computation.outcome(changed), self.computation.plan.state
+        state = self.computation.plan.state
+        outcome = self.computation.outcome(changed, once=state is None or not state.extremes)
         if state is not None and isinstance(outcome, Signed):
             return self._merge_state(state, outcome.rows)
         return self.computation.difference_of(outcome)
@@ -82,11 +84,8 @@ class PostgresEngine:
 
     def _merge_state(self, state: StatePlan, rows: str) -> Difference:
         """Add signed rows of groups and arguments to the state; the difference between the groups' old and new rows."""
-        check = state.no_number(rows)
-        if check and self.computation.one(check):
-            raise NeedsFull("NaN or infinity came into or went from a sum")
-        sums = KeptSums(state, state.loose).sums(rows)
-        return self._kept(state).merge(sums, state.follow_extremes(self.target.state, rows))
+        sums, after = KeptSums(state, state.loose).sums(rows), state.follow_extremes(self.target.state, rows)
+        return self._kept(state).merge(sums, after, state.unnumbered)
 
     def _kept(self, state: StatePlan) -> KeptState:
         made = self.computation

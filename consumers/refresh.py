@@ -20,7 +20,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -79,6 +79,7 @@ class Refresher:
     ) -> None:
         self._stack = ExitStack()
         self._connections: dict[tuple[str, str], Connection[Any]] = {}
+        self.described: dict[Hashable, list[tuple[str, int, str]]] = {}
         self.driver_bytes = driver_bytes
         self.at = at
         self.progress = progress
@@ -126,10 +127,14 @@ class Refresher:
         with self.locked(name):
             return self._refresh(name, full, check)
 
+    @cached_property
+    def _pooled(self) -> bool:
+        return is_pooled(self.control)
+
     @contextmanager
     def locked(self, name: str) -> Iterator[None]:
         """Keep other refreshes of the view out. The lock ends with the connection at the latest."""
-        if is_pooled(self.control):
+        if self._pooled:
             # a session is not ours alone there, a transaction is
             with connect(self.dsn, application_name="gdq:refresh") as holder:
                 with mapped():

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from psycopg import Connection, sql
-from psycopg.rows import class_row, scalar_row
+from psycopg.rows import scalar_row
 
 from gdq.errors import mapped
 from gdq.plan import WEIGHT, quote
+from gdq.target import NeedsFull
 from gdq.view_schema import raw
 
 BLOCK_BYTES = 8192
+
 _OLD_OPS, _NEW_OPS = "('D', 'U', 'o')", "('I', 'U', 'n')"
 
 # What pg_stat_xact_all_tables shows, of some tables with their partitions.
@@ -48,18 +50,27 @@ class LogColumn:
 
 def log_columns(connection: Connection[Any], queue: str, table: str) -> list[LogColumn]:
     """The logged columns of a captured table."""
+    return log_columns_of(connection, queue, [table])[table]
+
+
+def log_columns_of(connection: Connection[Any], queue: str, tables: Sequence[str]) -> dict[str, list[LogColumn]]:
+    """The logged columns of captured tables, in one statement."""
     query = """
-        select l.name, l.type, l.log_type, l.as_text, l.is_key, l.log_key, l.log_old, l.log_new,
+        select w.name as of_table, l.name, l.type, l.log_type, l.as_text, l.is_key, l.log_key, l.log_old, l.log_new,
                case when a.attcollation <> t.typcollation
                     then pg_catalog.format('%%I.%%I', n.nspname, c.collname) end as collation
-          from gdq.table_columns(%(queue)s, %(table)s::pg_catalog.regclass) l
-          join pg_catalog.pg_attribute a on a.attrelid = %(table)s::pg_catalog.regclass and a.attnum = l.attnum
+          from (select n as name, n::pg_catalog.regclass as relid from pg_catalog.unnest(%(tables)s::text[]) n) w
+          cross join lateral gdq.table_columns(%(queue)s, w.relid) l
+          join pg_catalog.pg_attribute a on a.attrelid = w.relid and a.attnum = l.attnum
           join pg_catalog.pg_type t on t.oid = a.atttypid
           left join pg_catalog.pg_collation c on c.oid = a.attcollation
           left join pg_catalog.pg_namespace n on n.oid = c.collnamespace
          order by l.attnum"""
-    with mapped(), connection.cursor(row_factory=class_row(LogColumn)) as cursor:
-        return cursor.execute(query, {"queue": queue, "table": table}).fetchall()
+    found: dict[str, list[LogColumn]] = {table: [] for table in tables}
+    with mapped():
+        for of_table, *column in connection.execute(query, {"queue": queue, "tables": list(tables)}, prepare=True):
+            found[of_table].append(LogColumn(*column))
+    return found
 
 
 def changes(connection: Connection[Any], queue: str, table: str, s0: str, s1: str) -> str:
@@ -81,13 +92,41 @@ def images_held(connection: Connection[Any], rows: Iterable[str]) -> int:
         return int(cursor.execute(sql.SQL("select sum(n)::bigint from ({}) as n").format(raw(query))).fetchone() or 0)
 
 
+def changes_of(connection: Connection[Any], queue: str, tables: Sequence[str], s0: str, s1: str) -> dict[str, str]:
+    """changes() of those of the tables that have log rows in (s0, s1].
+
+    NeedsFull when an event there says that log rows do not show every change; TruncatedPosition as changes().
+    """
+    query = """
+        with event as materialized (
+          select kind, tbl from gdq.delta_events(%(queue)s, %(s0)s::pg_snapshot, %(s1)s::pg_snapshot,
+                                                %(tables)s::text[]::pg_catalog.regclass[])
+           where kind <> 'message' limit 1)
+        select t.name, e.kind, e.tbl, case when e.kind is null then
+                 gdq.delta_sql(%(queue)s, t.name::pg_catalog.regclass, %(s0)s::pg_snapshot, %(s1)s::pg_snapshot) end
+          from pg_catalog.unnest(%(tables)s::text[]) with ordinality as t(name, i)
+          left join event e on true order by i"""
+    values = {"queue": queue, "tables": list(tables), "s0": s0, "s1": s1}
+    found = {}
+    for table, kind, of_table, rows in connection.execute(query, values, prepare=True).fetchall():
+        if kind is not None:
+            raise NeedsFull(f"{kind} of {of_table}")
+        if not rows.endswith(" where false"):  # as delta_sql() says that there is none
+            found[table] = rows
+    return found
+
+
 def weighted(rows: str, columns: Sequence[LogColumn]) -> str:
     """Log rows as signed images: WEIGHT -1 or 1, then the table's columns in the table's own types, for FROM."""
-    parts = []
-    for new, weight, ops in ((False, -1, _OLD_OPS), (True, 1, _NEW_OPS)):
-        images = [f", {_typed(column, new)} as {quote(column.name)}" for column in columns if column.image(new)]
-        parts.append(f"select {weight} as {quote(WEIGHT)}{''.join(images)} where d.ev_op in {ops}")
-    return f"(select i.* from ({rows}) as d cross join lateral ({' union all '.join(parts)}) as i)"
+    images = [
+        f", case when s.w < 0 then {_typed(c, new=False)} else {_typed(c, new=True)} end as {quote(c.name)}"
+        for c in columns
+        if c.image(new=True)
+    ]
+    return (
+        f"(select s.w as {quote(WEIGHT)}{''.join(images)} from ({rows}) as d, (values (-1), (1)) as s(w) "
+        f"where case when s.w < 0 then d.ev_op in {_OLD_OPS} else d.ev_op in {_NEW_OPS} end)"
+    )
 
 
 def signed_form(rows: str, columns: Sequence[LogColumn]) -> str:
@@ -130,6 +169,12 @@ def rows_held(connection: Connection[Any], tables: Sequence[str]) -> int:
                                            pg_catalog.pg_partition_tree(n::pg_catalog.regclass) p)"""
     with connection.cursor(row_factory=scalar_row) as cursor:
         return int(cursor.execute(query, {"tables": list(tables)}).fetchone() or 0)
+
+
+def rows_read(connection: Connection[Any], tables: Sequence[str]) -> int:
+    """Rows of these tables that this session has read; it may hold those of transactions before this one."""
+    with connection.cursor(row_factory=scalar_row) as cursor:
+        return int(cursor.execute(ROWS_READ, [tables, tables], prepare=True).fetchone() or 0)
 
 
 def block_ranges(connection: Connection[Any], table: str, bytes_each: int) -> list[str]:

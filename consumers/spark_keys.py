@@ -83,7 +83,7 @@ class SparkKeys:
         elif changed:
             made = self.inner.computation
             with made.computing():
-                outcome = made.outcome(changed)
+                outcome = made.outcome(changed, once=True)
                 difference = made.difference_of(outcome)
                 if not isinstance(outcome, Replace):
                     self.inner.difference = difference

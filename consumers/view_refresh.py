@@ -15,7 +15,7 @@ from gdq.consumers.effort import Committing, Effort, Engine, Phase
 from gdq.consumers.lake import LakeState, open_lake
 from gdq.consumers.lake_engine import LakeEngine
 from gdq.consumers.leader import Leader, lead
-from gdq.consumers.relations import changes, rows_held
+from gdq.consumers.relations import changes_of, rows_held
 from gdq.era import check_position
 from gdq.errors import DivergedPosition, EraEnded, TruncatedPosition, mapped
 from gdq.plan import RefreshPlan
@@ -63,8 +63,6 @@ class ViewRefresh:
         self.target = Target(view.view_name, view.source, view.target)
         dsn = refresher.dsn if view.target_dsn is None else view.target_dsn
         self.output = refresher.connection("target", dsn, autocommit=True)
-        name = f"gdq:refresh {view.view_name}"[:63]
-        self.output.execute("select pg_catalog.set_config('application_name', %s, false)", [name])
 
     def run(self, *, full: bool, check: Callable[[ViewRefresh, Leader], None] | None) -> None:
         """The whole refresh."""
@@ -191,16 +189,15 @@ class ViewRefresh:
             state = self.lake.state()
             gone = state.stored is None and self.view.last_refresh is not None
             return replace(state, gone=gone)
-        with self.output.transaction():
-            self.target.prepare(self.output)
-            stored = self.target.position(self.output)
-            there = self.target.exists(self.output)
+        stored, there = self.target.look(self.output, f"gdq:refresh {self.view.view_name}"[:63])
         return LakeState(stored, gone=stored is not None and not there)
 
     def _sweep(self) -> None:
         if self.lake is not None:
             self.lake.sweep()
             return
+        if self.view.engine == "postgres":
+            return  # it stages nothing outside of its transaction
         with self.output.transaction():
             self.target.sweep(self.output)
 
@@ -218,8 +215,18 @@ class ViewRefresh:
     def _load_plan(self, connection: Connection[Any]) -> None:
         """Plan under the leader's locks: the table cannot change until the refresh ends."""
         self.plan = load_plan(connection, self.view)
-        self.columns = describe(connection, self.plan.query, self.view.settings)
+        self.columns = self._described(connection)
         self.types = target_types(self.columns, same_database=not self.view.elsewhere)
+
+    def _described(self, connection: Connection[Any]) -> list[tuple[str, int, str]]:
+        """describe() of the view; asked once for a query over tables of one schema where only types' names count."""
+        schemas = getattr(self.plan, "schemas", None)
+        if schemas is None or self.view.elsewhere:
+            return describe(connection, self.plan.query, self.view.settings)
+        known = (self.plan.query, schemas, tuple(self.view.settings.items()))
+        if known not in self.refresher.described:
+            self.refresher.described[known] = describe(connection, self.plan.query, self.view.settings)
+        return self.refresher.described[known]
 
     def _why_full(self, look: LakeState) -> str | None:
         """Why the changes since the stored position cannot do, as far as the position tells; None when they may.
@@ -247,25 +254,11 @@ class ViewRefresh:
 
     def _changed(self, leader: Leader, s0: str) -> dict[str, str]:
         """The tables with log rows since s0, and the SELECT of those; NeedsFull when no log row shows a change."""
-        connection, queue = leader.connection, self.view.queue_name
-        found = {}
         try:
-            with mapped(), connection.transaction():
-                events = connection.execute(
-                    """select kind, tbl from gdq.delta_events(%s, %s::pg_snapshot, %s::pg_snapshot,
-                         %s::text[]::pg_catalog.regclass[]) where kind <> 'message' limit 1""",
-                    [queue, s0, leader.snapshot, self.view.tables],
-                ).fetchone()
-                if events is not None:
-                    raise NeedsFull(f"{events[0]} of {events[1]}")
-                connection.execute("set local enable_seqscan = off")
-                for table in self.view.tables:
-                    rows = changes(connection, queue, table, s0, leader.snapshot)
-                    if connection.execute(f"select from ({rows}) as c limit 1").rowcount:
-                        found[table] = rows
+            with mapped():
+                return changes_of(leader.connection, self.view.queue_name, self.view.tables, s0, leader.snapshot)
         except TruncatedPosition as error:
             raise NeedsFull("the changes since the target's position are gone") from error
-        return found
 
     @contextmanager
     def engine(self, leader: Leader) -> Iterator[Engine | Committing]:

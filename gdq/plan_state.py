@@ -142,6 +142,14 @@ class StatePlan:
         group = f" group by {', '.join(columns)}" if columns else ""
         return f"select {', '.join([*columns, *sums])}{extremes} from {rows} as r{group}"
 
+    @property
+    def unnumbered(self) -> str:
+        """The condition on sums that NaN or infinity was among what they add, which stays for ever; empty if never."""
+        sums = [
+            f"s{n}" for n, a in enumerate(self.arguments, 1) if a.summed and a.number and a.number.type == "numeric"
+        ]
+        return " or ".join(f"{name} in ('NaN', 'Infinity', '-Infinity')" for name in sums)
+
     def no_number(self, rows: str) -> str:
         """A SELECT of true when signed rows hold NaN or infinity, which stay in a sum for ever; empty when none can."""
         found = [

@@ -125,12 +125,36 @@ class Target:
         connection.execute("create schema if not exists gdq_target")
         connection.execute(_CREATE_POSITION)
 
+    def look(self, connection: Connection[Any], name: str) -> tuple[StoredPosition | None, bool]:
+        """The stored position and whether the target table is there, in one statement of an idle autocommit connection.
+
+        Its session is called `name` from now on. GdqError as position() and exists().
+        """
+        query = """select pg_catalog.set_config('application_name', %s, false), p.source, p.target, p.plan, p.position,
+                          c.oid is not null, pg_catalog.obj_description(c.oid, 'pg_class')
+                     from (select) as one
+                     left join gdq_target.position p on p.view = %s
+                     left join pg_catalog.pg_class c on c.oid = pg_catalog.to_regclass(%s)"""
+        try:
+            row = connection.execute(query, [name, self.view, self.table], prepare=True).fetchone()
+        except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+            with connection.transaction():
+                self.prepare(connection)
+            row = connection.execute(query, [name, self.view, self.table]).fetchone()
+        if row is None:
+            return None, False
+        _, *stored, there, comment = row
+        return self._own(StoredPosition(*stored)) if stored[0] is not None else None, there and self._is_own(comment)
+
     def position(self, connection: Connection[Any], *, lock: bool = False) -> StoredPosition | None:
         """The stored position, None before the first load. GdqError when another view of this name has it."""
         query = "select source, target, plan, position from gdq_target.position where view = %s"
         with connection.cursor(row_factory=class_row(StoredPosition)) as cursor:
             stored = cursor.execute(query + (" for update" if lock else ""), [self.view]).fetchone()
-        if stored is not None and stored.source != self.source:
+        return None if stored is None else self._own(stored)
+
+    def _own(self, stored: StoredPosition) -> StoredPosition:
+        if stored.source != self.source:
             raise GdqError(
                 f'the target database holds a view "{self.view}" of another origin, in {stored.target}',
                 hint="Give the view another name; or, if that one is gone, delete its row from gdq_target.position.",
@@ -142,6 +166,16 @@ class Target:
 
         RefreshConflict unless the position is still `before`.
         """
+        if before is not None:
+            moved = connection.execute(
+                """update gdq_target.position
+                      set target = %s, plan = %s, position = %s, updated_at = pg_catalog.now()
+                    where (view, source, target, plan, position) = (%s, %s, %s, %s, %s)""",
+                [self.table, plan, position, self.view, before.source, before.target, before.plan, before.position],
+                prepare=True,
+            ).rowcount
+            if moved == 1:
+                return
         connection.execute(
             "select pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('gdq target ' || %s, 0))", [self.view]
         )
@@ -159,11 +193,14 @@ class Target:
         query = """select pg_catalog.obj_description(c.oid, 'pg_class')
                      from pg_catalog.pg_class c where c.oid = pg_catalog.to_regclass(%s)"""
         row = connection.execute(query, [self.table]).fetchone()
-        if row is not None and row[0] != self.comment:
+        return row is not None and self._is_own(row[0])
+
+    def _is_own(self, comment: str | None) -> bool:
+        if comment != self.comment:
             raise GdqError(
                 f"table {self.table} exists and is not the target of view {self.view}", hint="Choose another target."
             )
-        return row is not None
+        return True
 
     def empty(self, connection: Connection[Any], types: Sequence[OutputType]) -> int:
         """Delete all rows of the target, or make it anew where it is missing or has other columns; the rows deleted."""

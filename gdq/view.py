@@ -21,7 +21,7 @@ from psycopg.rows import class_row, scalar_row
 from gdq.errors import GdqError, mapped
 from gdq.lake import LakeKind, LakeName, check_columns, lake_name
 from gdq.plan import PlanError, RefreshPlan, plan_view, quote, referenced_table
-from gdq.view_schema import describe, load_schema, raw
+from gdq.view_schema import describe, load_schema, load_schemas, raw
 
 # Settings of the session that made the view and that its SQL may depend on: every refresh uses them.
 _KEPT_SETTINGS = ("search_path", "timezone", "datestyle")
@@ -219,7 +219,7 @@ def load_plan(connection: Connection[Any], view: ViewInfo) -> Plan:
     """The view's plan by the schema and the capture of its tables as they are now. PlanError when there is none."""
     if not view.tables:
         raise PlanError("unknown-table", f"the table of view {view.view_name} is no longer captured")
-    schemas = [load_schema(connection, view.queue_name, table) for table in view.tables]
+    schemas = load_schemas(connection, view.queue_name, view.tables)
     if view.options.get("planner") == "tables":
         from gdq.plan_spark import plan_spark  # noqa: PLC0415 (loads sqlglot)
         from gdq.view_spark import load_on_spark  # noqa: PLC0415
@@ -262,7 +262,7 @@ def explain_view(
     tables = tables_of(text)
     if not tables:
         raise PlanError("no-table", "the view reads no table")
-    schemas = [load_schema(connection, queue, table) for table in tables]
+    schemas = load_schemas(connection, queue, tables)
     if engine == "spark":
         from gdq.view_spark import plan_on_spark  # noqa: PLC0415
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from psycopg import Connection, sql
@@ -14,18 +14,31 @@ from gdq.plan import TableColumn, TableSchema
 
 def load_schema(connection: Connection[Any], queue: str, table: str) -> TableSchema:
     """A captured table's columns and what its log holds of them. psycopg.errors.UndefinedObject when not captured."""
+    return load_schemas(connection, queue, [table])[0]
+
+
+def load_schemas(connection: Connection[Any], queue: str, tables: Sequence[str]) -> list[TableSchema]:
+    """The schemas of captured tables, in one statement; errors as load_schema()."""
     query = """
-        select n.nspname, c.relname, a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod) as type, a.attnotnull,
-               coalesce(l.is_key, false) as is_key, l.log_key is not null as log_key, l.log_old is not null as images,
+        select i, n.nspname, c.relname, a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod) as type,
+               a.attnotnull, coalesce(l.is_key, false) as is_key,
+               l.log_key is not null as log_key, l.log_old is not null as images,
                coalesce(not o.collisdeterministic, false) as folded
-          from pg_catalog.pg_class c
+          from pg_catalog.unnest(%(tables)s::text[]::pg_catalog.regclass[]) with ordinality as t(relid, i)
+          join pg_catalog.pg_class c on c.oid = t.relid
           join pg_catalog.pg_namespace n on n.oid = c.relnamespace
           join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
           left join pg_catalog.pg_collation o on o.oid = a.attcollation
-          left join gdq.table_columns(%(queue)s, %(table)s::pg_catalog.regclass) l on l.attnum = a.attnum
-         where c.oid = %(table)s::pg_catalog.regclass order by a.attnum"""
+          left join (select u.relid, l.* from pg_catalog.unnest(%(tables)s::text[]::pg_catalog.regclass[]) u(relid),
+                                              gdq.table_columns(%(queue)s, u.relid) l) l
+            on l.relid = c.oid and l.attnum = a.attnum
+         order by i, a.attnum"""
     with mapped(), connection.cursor(row_factory=dict_row) as cursor:
-        rows = cursor.execute(query, {"queue": queue, "table": table}).fetchall()
+        rows = cursor.execute(query, {"queue": queue, "tables": list(tables)}, prepare=True).fetchall()
+    return [_schema([row for row in rows if row["i"] == number]) for number in range(1, len(tables) + 1)]
+
+
+def _schema(rows: Sequence[Mapping[str, Any]]) -> TableSchema:
     columns = tuple(
         TableColumn(row["attname"], row["type"], row["attnotnull"], row["is_key"], row["images"], row["folded"])
         for row in rows
