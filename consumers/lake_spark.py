@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
@@ -213,8 +214,10 @@ def _writer(spark: SparkSession, view: ViewInfo) -> Writer:
     return IcebergWriter(spark, view)
 
 
-def own_session(spark: SparkSession, settings: Mapping[str, str]) -> SparkSession:
-    """A session for one writer, whose settings and catalogs are nobody else's; it shares Spark's tasks and storage."""
+# Kept from refresh to refresh: a catalog has connections of its own.
+@lru_cache(maxsize=64)
+def own_session(spark: SparkSession, settings: tuple[tuple[str, str], ...]) -> SparkSession:
+    """A session for writers, whose settings and catalogs are nobody else's; it shares Spark's tasks and storage."""
     session = spark.newSession()
     machine: Any = spark._jvm
     # Spark looks for a source of that name in the active session and not in the one that it is to be known to
@@ -223,7 +226,7 @@ def own_session(spark: SparkSession, settings: Mapping[str, str]) -> SparkSessio
         register(session)
     finally:
         machine.SparkSession.setActiveSession(spark._jsparkSession)
-    for name, value in settings.items():
+    for name, value in settings:
         session.conf.set(name, value)
     return session
 
@@ -253,7 +256,7 @@ def same_row(change: Change, target: str, source: str) -> str:
 def merge(session: SparkSession, change: Change, table: str) -> int:
     """Apply a change that is signed or replace to `table` by one MERGE; the rows deleted and inserted.
 
-    Diverged when rows that should go are not there.
+    Nothing is done where that is none. Diverged when rows that should go are not there.
     """
     if change.kind == "replace":
         assert change.keys is not None
@@ -286,6 +289,8 @@ def merge(session: SparkSession, change: Change, table: str) -> int:
             f"left join gdq_found f on f.image = s.image where {left} > 0)"
         )
         same = same_row(change, "t", "s")
+    if not went + came:
+        return 0
     names = ", ".join(quoted(column.name) for column in change.columns)
     values = ", ".join(f"s.c{n}" for n in range(1, len(change.columns) + 1))
     session.sql(
@@ -324,7 +329,7 @@ def _check_jars(spark: SparkSession, kind: LakeKind) -> None:
 
 @contextmanager
 def _told(*, delta: bool) -> Iterator[None]:
-    """The errors of Spark in one line; CommitConflict for those of a commit that came too late."""
+    """The errors of Spark in one line, and a value that the table cannot hold by the name of its column."""
     with worker_errors(delta=delta):
         try:
             yield

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from gdq.consumers.lake import TRIES, check_state
 from gdq.consumers.lake_delta import KEY, DeltaLake, Found
+from gdq.consumers.lake_rows import LakeChange
 from gdq.consumers.lake_spark import Change, CommitConflict, Writer, conflicts, merge, own_session
 from gdq.target import Diverged, RefreshConflict, StoredPosition
 from gdq.view import ViewInfo
@@ -42,7 +43,7 @@ class DeltaWriter(Writer):
     def __init__(self, spark: SparkSession, view: ViewInfo) -> None:
         assert view.lake is not None
         self._lake = DeltaLake(view.lake, view.view_name, view.source)
-        self._session = own_session(spark, _SETTINGS)
+        self._session = own_session(spark, tuple(_SETTINGS.items()))
 
     def commit(self, change: Change, stored: StoredPosition | None, new: StoredPosition) -> int:
         lake = self._lake
@@ -54,6 +55,8 @@ class DeltaWriter(Writer):
                     rows = self._load(found, change) if change.kind == "full" else self._merge(found, change)
             except CommitConflict:
                 continue  # of a compaction, or of a refresh, which the next look tells
+            if not rows and change.kind != "full":
+                return lake.commit(LakeChange("none", change.schema), stored, new)
             self._check(found, new)
             return rows
         raise RefreshConflict(f"others have committed to {lake.name} {TRIES} times in between")

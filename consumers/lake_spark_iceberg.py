@@ -20,6 +20,7 @@ from pyiceberg.table.update import AssertRefSnapshotId, RemoveSnapshotRefUpdate,
 
 from gdq.consumers.lake import TRIES, check_state, pack
 from gdq.consumers.lake_iceberg import BRANCH, CATALOG, KEY, IcebergLake, alike
+from gdq.consumers.lake_rows import LakeChange
 from gdq.consumers.lake_spark import Change, Writer, merge, own_session, quoted
 from gdq.errors import GdqError
 from gdq.lake import LakeName
@@ -38,8 +39,8 @@ class IcebergWriter(Writer):
     def __init__(self, spark: SparkSession, view: ViewInfo) -> None:
         assert view.lake is not None
         self._lake = IcebergLake(view.lake, view.view_name, view.source)
-        self._session = own_session(spark, {})
-        self._catalog = _catalog(self._session, view.lake)
+        self._catalog, settings = _catalog(spark, view.lake)
+        self._session = own_session(spark, settings)
 
     def commit(self, change: Change, stored: StoredPosition | None, new: StoredPosition) -> int:
         lake = self._lake
@@ -51,6 +52,8 @@ class IcebergWriter(Writer):
                 parts = (self._catalog, *lake.name.iceberg[1].split("."), f"branch_{branch}")
                 place = ".".join(map(quoted, parts))
                 rows = self._load(change, table, place) if change.kind == "full" else self._merge(change, table, place)
+                if not rows and change.kind != "full":
+                    return lake.commit(LakeChange("none", change.schema), stored, new)
                 try:
                     self._publish(table.refresh(), branch, before)
                 except CommitFailedException:
@@ -109,23 +112,22 @@ class IcebergWriter(Writer):
         return merge(self._session, change, place)
 
 
-def _catalog(session: SparkSession, name: LakeName) -> str:
-    """The catalog's name in Spark; that of a folder is made known to the session. GdqError for one unknown to it."""
+def _catalog(spark: SparkSession, name: LakeName) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """The catalog's name in Spark, and the settings that make it known. GdqError for one that Spark does not know."""
     where = name.iceberg[0]
+    # what another writer has just committed is there
+    fresh = (f"spark.sql.catalog.{where}.cache-enabled", "false")
     if not where.startswith("/"):
-        if session.conf.get(f"spark.sql.catalog.{where}", None) is None:
+        if spark.conf.get(f"spark.sql.catalog.{where}", None) is None:
             hint = f"Start it with --conf spark.sql.catalog.{where}=..., the same as pyiceberg's."
             raise GdqError(f"Spark knows no catalog {where}", hint=hint)
-        session.conf.set(f"spark.sql.catalog.{where}.cache-enabled", "false")
-        return where
+        return where, (fresh,)
     # as the library calls it: the name is part of what the catalog's database holds
-    catalog = "spark.sql.catalog.gdq"
-    for option, value in {
+    options = {
         "": "org.apache.iceberg.spark.SparkCatalog",
         ".catalog-impl": "org.apache.iceberg.jdbc.JdbcCatalog",
         ".uri": f"jdbc:sqlite:{Path(where) / CATALOG}",
         ".warehouse": Path(where).as_uri(),
         ".cache-enabled": "false",
-    }.items():
-        session.conf.set(catalog + option, value)
-    return "gdq"
+    }
+    return "gdq", tuple((f"spark.sql.catalog.gdq{option}", value) for option, value in options.items())
