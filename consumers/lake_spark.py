@@ -267,16 +267,13 @@ def merge(session: SparkSession, change: Change, table: str) -> int:
         )
         change.keys.distinct().createOrReplaceGlobalTempView("gdq_keys")
         change.rows.createOrReplaceGlobalTempView("gdq_rows")
-        names = ", ".join(f"s.{quoted(change.columns[n - 1].name)} <=> k.c{n}" for n in change.by).replace(
-            ", ", " and "
-        )
-        went = session.sql(f"select count(*) from {table} s join global_temp.gdq_keys k on {names}").collect()[0][0]
+        same = " and ".join(f"t.{quoted(change.columns[n - 1].name)} <=> s.c{n}" for n in change.by)
+        went = session.sql(f"select count(*) from {table} t join global_temp.gdq_keys s on {same}").collect()[0][0]
         came = change.rows.count()
         source = (
             f"select true as gone, {listed} from global_temp.gdq_keys "
             f"union all select false, {change.values} from global_temp.gdq_rows"
         )
-        same = " and ".join(f"t.{quoted(change.columns[n - 1].name)} <=> s.c{n}" for n in change.by)
     else:
         change.rows.createOrReplaceGlobalTempView("gdq_rows")
         session.sql("select * from global_temp.gdq_rows").createOrReplaceTempView("gdq_signed")
