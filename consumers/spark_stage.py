@@ -2,9 +2,10 @@
 
     data.write.format("gdq_stage").option("dsn", dsn).option("table", "stage_1").mode("append").save()
 
-A task may be tried again after it has committed. So each try marks its rows with a name of its own in the column
-`attempt`, and the commit of the job deletes the rows of tries that Spark does not count. The staging table lies in
-schema gdq_target and has the columns of the data, as text, and `attempt`.
+A task may be tried again after it has committed, and a try that Spark has given up may still be writing. So each try
+marks its rows with a name of its own in the column `attempt`; the commit of the job deletes the rows of tries that
+Spark does not count, and lets the table take no others from then on. The staging table lies in schema gdq_target and
+has the columns of the data, as text, and `attempt`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _SCHEMA = "gdq_target"
+
+# How long a try that does not count may go on writing.
+_LATE = "60s"
 
 
 @dataclass
@@ -69,11 +73,19 @@ class StageWriter(DataSourceArrowWriter):
         return Attempt(name)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Delete the rows of tries that do not count."""
+        """Leave the rows of the tries that count, and refuse those that come later.
+
+        psycopg.errors.LockNotAvailable when a try that does not count goes on writing.
+        """
         names = [message.name for message in messages if isinstance(message, Attempt)]
         table = sql.Identifier(_SCHEMA, self.table)
+        counted = sql.Literal(names) if names else sql.SQL("array[]::text[]")
         with psycopg.connect(self.dsn) as connection:
-            connection.execute(sql.SQL("delete from {} where attempt <> all (%s)").format(table), [names])
+            connection.execute(sql.SQL("set local lock_timeout = {}").format(sql.Literal(_LATE)))
+            # the lock waits for tries that are writing; not valid: the rows are looked at by the delete
+            check = "alter table {} add constraint counted check (attempt = any ({})) not valid"
+            connection.execute(sql.SQL(check).format(table, counted))
+            connection.execute(sql.SQL("delete from {} where attempt <> all ({})").format(table, counted))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Nothing: the staging table of a failed job is dropped by the next refresh."""

@@ -178,7 +178,8 @@ class ViewRefresh:
     def choose(self, delta_rows: int) -> None:
         """NeedsFull when so many changes are expected to cost more than a full load."""
         held = rows_held(self.control, self.view.tables)
-        chosen = choose(view_history(self.control, self.view.view_name, _HISTORY), delta_rows, held)
+        runs = view_history(self.control, self.view.view_name, _HISTORY)
+        chosen = choose(runs, delta_rows, held, on_spark=self.view.engine == "spark")
         self.choice = chosen.why
         if chosen.full:
             raise NeedsFull(chosen.why)

@@ -13,8 +13,9 @@ from gdq.view import ViewRun
 _FULL_RUNS = 5
 _MARGIN = 1.5
 
-# What is expected to take no longer is not worth a thought.
+# What is expected to take no longer is not worth a thought. On Spark starting jobs takes seconds, now more, now less.
 _SECONDS_MIN = 1.0
+_SECONDS_MIN_SPARK = 15.0
 
 # After so many full loads by choice in a row the changes are tried again: an index may have come. More where that would
 # cost more than an eighth of them, up to what of the history is looked at.
@@ -32,7 +33,7 @@ class Choice:
     why: str
 
 
-def choose(runs: Sequence[ViewRun], delta_rows: int, held: int) -> Choice:
+def choose(runs: Sequence[ViewRun], delta_rows: int, held: int, *, on_spark: bool = False) -> Choice:
     """The choice for a refresh that found so many netted changes.
 
     `runs`: the view's history, newest first. `held`: about how many rows its tables hold now.
@@ -46,7 +47,7 @@ def choose(runs: Sequence[ViewRun], delta_rows: int, held: int) -> Choice:
         return Choice(False, "")
     full, expected = median(loads), _expected(deltas, delta_rows)
     why = f"{delta_rows} changes: {expected:.2g} s expected, full {full:.2g} s"
-    if expected <= max(full * _MARGIN, _SECONDS_MIN):
+    if expected <= max(full * _MARGIN, _SECONDS_MIN_SPARK if on_spark else _SECONDS_MIN):
         return Choice(False, f"delta, {why}")
     pause = min(max(_TRY_AGAIN, round(_TRY_AGAIN * (expected - full) / max(full, 0.001))), _TRY_AGAIN_MAX)
     recent = [run for run in done if run.action != "none"][:pause]

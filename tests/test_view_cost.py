@@ -56,6 +56,12 @@ def test_choice(runs: list[ViewRun], rows: int, full: bool) -> None:
     assert bool(chosen.why) == (len(runs) > 2)
 
 
+def test_seconds_that_starting_spark_takes_are_no_measure() -> None:
+    runs = [run("delta", 14.0, 1000), run("full", 2.0)]
+    assert [choose(runs, 1000, HELD, on_spark=spark).full for spark in (False, True)] == [True, False]
+    assert choose([run("delta", 16.0, 1000), *runs[1:]], 1000, HELD, on_spark=True).full
+
+
 @pytest.mark.parametrize(
     ("runs", "rows", "full"),
     [
