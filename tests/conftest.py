@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from gdq.embedded import MAJORS
 
 pytest.register_assert_rewrite("tests.guarded")
 pytest_plugins = ["tests.fix_server", "tests.fix_spark", "tests.events", "tests.fix_stage", "tests.fix_lake"]
+
+
+def pytest_configure() -> None:
+    """A shell has what it runs in the background ignore Ctrl-C, and so would every program that a test starts."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
