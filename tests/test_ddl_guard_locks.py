@@ -253,7 +253,9 @@ def test_identifiers_that_are_quoted_are_no_new_columns(t: Tap) -> None:
     assert [row[3] for row in drain(t.db)] == []
 
 
-@pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])
+@pytest.mark.parametrize(
+    "isolation", [pytest.param("read committed", marks=pytest.mark.long), "repeatable read", "serializable"]
+)
 def test_many_changes_in_one_transaction_do_not_fill_the_lock_table(t: Tap, isolation: str) -> None:
     with t.db.connect("su") as su:
         found = su.execute("select count(*), current_setting('max_connections')::int * 64 from pg_locks").fetchone()

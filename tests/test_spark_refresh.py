@@ -381,6 +381,7 @@ def test_commands(shop: Shop) -> None:
     assert held == (0,)
 
 
+@pytest.mark.long
 def test_following_ends_well_by_ctrl_c(shop: Shop) -> None:
     """Spark would take the signal for itself."""
     shop.capture("orders")

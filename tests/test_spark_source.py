@@ -48,7 +48,7 @@ def test_changes_in_signed_long_form(shop: Shop, spark: SparkSession) -> None:
     assert rows[0].asDict()["_commit_timestamp"] is not None
 
 
-@pytest.mark.parametrize("mode", ["full", "pk"])
+@pytest.mark.parametrize("mode", ["full", pytest.param("pk", marks=pytest.mark.long)])
 def test_log_in_segments_and_block_ranges(shop: Shop, spark: SparkSession, mode: str) -> None:
     include = ["note"] if mode == "pk" else None
     shop.capture("orders", mode=mode, include=include)
