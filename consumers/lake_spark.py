@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import pyarrow as pa
 from psycopg import Connection
 
 from gdq.arrow import Column
 from gdq.consumers.effort import Effort, Kind
-from gdq.consumers.lake import open_lake
+from gdq.consumers.lake import Lake, open_lake
 from gdq.consumers.lake_rows import LakeChange
 from gdq.consumers.lake_spark_types import NO_VALUE, as_text, ddl, from_text
 from gdq.consumers.lake_types import LakeColumn, lake_column, lake_columns, schema_of
@@ -79,14 +79,11 @@ class Change:
         return rows.selectExpr(*(f"c{n} as {quoted(column.name)}" for n, column in enumerate(self.columns, 1)))
 
 
-class Writer:
-    """Writes into one table: `table` is how SQL names it. The format's own part is in lake_spark_delta and _iceberg."""
-
-    kind: LakeKind
+class Writer(Protocol):
+    """Writes into one table of a format: DeltaWriter or IcebergWriter."""
 
     def commit(self, change: Change, stored: StoredPosition | None, new: StoredPosition) -> int:
         """As Committing.commit()."""
-        raise NotImplementedError
 
 
 @dataclass(slots=True)
@@ -95,6 +92,7 @@ class SparkLakeEngine:
 
     computing: SparkEngine | SparkViews
     writer: Writer
+    lake: Lake
     columns: Sequence[LakeColumn]
     _stack: ExitStack
     _change: Change | None = field(default=None, init=False)
@@ -130,13 +128,8 @@ class SparkLakeEngine:
         """As Committing.commit()."""
         with _told(delta=False):
             if self._change is None:
-                lake = open_lake(self._view.lake, self._view.view_name, self._view.source)  # type: ignore[arg-type]
-                return lake.commit(LakeChange("none", schema_of(self.columns)), stored, new)
+                return self.lake.commit(LakeChange("none", schema_of(self.columns)), stored, new)
             return self.writer.commit(self._change, stored, new)
-
-    @property
-    def _view(self) -> ViewInfo:
-        return self.computing.view
 
     @property
     def _spark(self) -> SparkSession:
@@ -200,7 +193,8 @@ def spark_lake_engine(work: ViewRefresh, leader: Leader) -> Iterator[SparkLakeEn
     else:
         raise AssertionError("the plan is not Spark's")
     with own_jobs(spark), ExitStack() as stack:
-        yield SparkLakeEngine(computing, _writer(spark, view), lake_columns(work.columns, kind), stack)
+        lake = open_lake(view.lake, view.view_name, view.source)
+        yield SparkLakeEngine(computing, _writer(spark, view), lake, lake_columns(work.columns, kind), stack)
 
 
 def _writer(spark: SparkSession, view: ViewInfo) -> Writer:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from gdq.consumers.lake import TRIES, check_state
 from gdq.consumers.lake_delta import KEY, DeltaLake, Found
 from gdq.consumers.lake_rows import LakeChange
-from gdq.consumers.lake_spark import Change, CommitConflict, Writer, conflicts, merge, own_session
+from gdq.consumers.lake_spark import Change, CommitConflict, conflicts, merge, own_session
 from gdq.target import Diverged, RefreshConflict, StoredPosition
 from gdq.view import ViewInfo
 
@@ -37,7 +37,7 @@ _METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 _APPLICATION, _NUMBER = "spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion"
 
 
-class DeltaWriter(Writer):
+class DeltaWriter:
     """Writes the target of one view."""
 
     def __init__(self, spark: SparkSession, view: ViewInfo) -> None:

@@ -21,7 +21,7 @@ from pyiceberg.table.update import AssertRefSnapshotId, RemoveSnapshotRefUpdate,
 from gdq.consumers.lake import TRIES, check_state, pack
 from gdq.consumers.lake_iceberg import BRANCH, CATALOG, KEY, IcebergLake, alike
 from gdq.consumers.lake_rows import LakeChange
-from gdq.consumers.lake_spark import Change, Writer, merge, own_session, quoted
+from gdq.consumers.lake_spark import Change, merge, own_session, quoted
 from gdq.errors import GdqError
 from gdq.lake import LakeName
 from gdq.target import Diverged, RefreshConflict, StoredPosition
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _POSITION = f"spark.sql.iceberg.snapshot-property.{KEY}"
 
 
-class IcebergWriter(Writer):
+class IcebergWriter:
     """Writes the target of one view."""
 
     def __init__(self, spark: SparkSession, view: ViewInfo) -> None:

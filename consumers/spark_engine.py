@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -47,6 +48,7 @@ _KEYS_EACH = 10_000
 PARTITION_BYTES = 64 * 2**20
 _JOB_PROPERTIES = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
 _TASKS_END_SECONDS = 30.0
+_ONE_AT_A_TIME = threading.RLock()
 _WORKER_ERROR = re.compile(r"(?:psycopg|gdq)\.(?:errors\.)?(\w+): (.+)")
 LONG = ColumnType("int64", "bigint", "({c})::bigint")
 
@@ -236,11 +238,18 @@ class Jobs:
 
 @contextmanager
 def own_jobs(spark: SparkSession) -> Iterator[Jobs]:
-    """Let no task of the jobs in this block outlive it: none may start when the leader's snapshot is gone.
+    """Let no task of the jobs in this block outlive it, and no two threads of this process be in such a block at once.
 
-    An action returns once it has its result. A stage that turned out not to matter, since what it was to be joined with
-    is empty, goes on without it; so do the stages beside one that failed.
+    No task may start when the leader's snapshot is gone. An action returns once it has its result: a stage that turned
+    out not to matter, since what it was to be joined with is empty, goes on without it; so do the stages beside one
+    that failed. The names of the temporary views and the settings of the session are one refresh's at a time.
     """
+    with _ONE_AT_A_TIME:
+        yield from _own_jobs(spark)
+
+
+def _own_jobs(spark: SparkSession) -> Iterator[Jobs]:
+    """As own_jobs(), for the thread whose turn it is."""
     context, group = spark.sparkContext, f"gdq {secrets.token_hex(8)}"
     outer = {name: context.getLocalProperty(name) for name in _JOB_PROPERTIES}
     context.setJobGroup(group, "gdq refresh", interruptOnCancel=True)
@@ -252,6 +261,8 @@ def own_jobs(spark: SparkSession) -> Iterator[Jobs]:
             context.setLocalProperty(name, value)  # type: ignore[arg-type]  # None takes it away
         context.cancelJobGroup(group)
         tracker = context.statusTracker()
+        # the tracker hears of a job some time after its tasks have started
+        _all_told(spark)
         # a task that does not end reads by a snapshot that it has already, and what it reads counts for nothing
         deadline = time.monotonic() + _TASKS_END_SECONDS
         while any(map(partial(_is_running, tracker), tracker.getJobIdsForGroup(group))) and time.monotonic() < deadline:
@@ -266,11 +277,23 @@ def _rows_read(spark: SparkSession, jobs: Iterable[int]) -> int | None:
     tracker, context = spark.sparkContext.statusTracker(), spark.sparkContext._jsc.sc()
     infos = [tracker.getJobInfo(job) for job in jobs]
     stages = {stage for info in infos if info is not None for stage in info.stageIds}
+    if not _all_told(spark):
+        return None
     try:
-        context.listenerBus().waitUntilEmpty()
         return sum(int(context.statusStore().lastStageAttempt(stage).inputRecords()) for stage in stages)
     except Py4JError:
         return None
+
+
+def _all_told(spark: SparkSession) -> bool:
+    """Wait until Spark's own listeners have heard of all that was; False where they do not tell in time."""
+    from py4j.protocol import Py4JError  # noqa: PLC0415 (comes with pyspark)
+
+    try:
+        spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
+    except Py4JError:
+        return False
+    return True
 
 
 def _is_running(tracker: StatusTracker, job: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,7 @@ from gdq.plan_spark_keys import SparkKeyPlan
 from gdq.view import explain_view
 from tests.fix_server import Database
 from tests.fix_spark import QUEUE, SPARK_MARKS, Shop, make_shop
+from tests.test_consumer import wait_for
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -112,10 +114,33 @@ def test_no_task_outlives_its_refresh(spark: SparkSession) -> None:
     """A stage that an empty table makes needless runs on after the result is there."""
     tracker = spark.sparkContext.statusTracker()
     slow = "select id, reflect('java.lang.Thread', 'sleep', 300L + id * 0) as s from range(0, 24, 1, 6)"
-    none = "select id from range(0, 4, 1, 1) where id + rand(1) * 0 > 9"
+    none = "select id from range(0, 4, 1, 1) where reflect('java.lang.Thread', 'sleep', 100L + id * 0) is not null"
     with own_jobs(spark):
         joined = f"select /*+ merge(a, b) */ b.id from ({none}) b join ({slow}) a on a.id = b.id and a.s is null"
         assert spark.sql(joined).toArrow().num_rows == 0
-        assert tracker.getActiveJobsIds()
+        wait_for(lambda: bool(tracker.getActiveJobsIds()))
     assert not tracker.getActiveJobsIds()
     assert spark.sparkContext.getLocalProperty("spark.jobGroup.id") is None
+
+
+def test_refreshes_in_threads_take_turns(spark: SparkSession) -> None:
+    """Temporary views and settings of a session are one refresh's at a time."""
+    order: list[str] = []
+
+    def other() -> None:
+        with own_jobs(spark):
+            order.append("second")
+
+    def fails() -> None:
+        with own_jobs(spark):
+            thread.start()
+            thread.join(0.3)
+            with own_jobs(spark):
+                order.append("first")
+            raise ZeroDivisionError
+
+    thread = Thread(target=other)
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    thread.join(60)
+    assert order == ["first", "second"]

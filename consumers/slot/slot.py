@@ -54,7 +54,8 @@ def create_slot(
 ) -> str:
     """Create a consumer's slot, and the queue's publication over `tables` unless it is there; the slot's name.
 
-    The slot keeps the server's write-ahead log from now on, until it is read or dropped. `tables` are qualified names,
+    The slot keeps the server's write-ahead log from now on, until it is read or dropped; a position that is stored for
+    one of its name (it came with a dump, say) goes, since it is not of this log. `tables` are qualified names,
     needed for a new publication and refused for one that has others. `two_phase`: prepared transactions are sent when
     they are prepared. Needs an autocommit connection of a role with REPLICATION; the publication is dropped again when
     the slot cannot be made. psycopg.errors.DuplicateObject when there is such a slot.
@@ -75,6 +76,7 @@ def create_slot(
         if made:
             connection.execute(sql.SQL("drop publication {}").format(sql.Identifier(publication)))
         raise
+    _forget(connection, name)
     return name
 
 
@@ -114,9 +116,14 @@ def drop_slot(connection: Connection[Any], queue: str, consumer: str) -> bool:
         connection.execute("select pg_catalog.pg_drop_replication_slot(%s)", [name])
     if not any(info.publication == publication for info in slot_info(connection)):
         connection.execute(sql.SQL("drop publication if exists {}").format(sql.Identifier(publication)))
+    _forget(connection, name)
+    return bool(there)
+
+
+def _forget(connection: Connection[Any], name: str) -> None:
+    """Delete the position that is stored for a slot."""
     if _scalar(connection, "select pg_catalog.to_regclass('gdq_target.slot_position')::text"):
         connection.execute("delete from gdq_target.slot_position where slot_name = %s", [name])
-    return bool(there)
 
 
 def slot_info(connection: Connection[Any]) -> list[SlotInfo]:

@@ -239,6 +239,11 @@ class SlotSource:
         if there is None:
             raise GdqError(f"there is no slot {self.slot}", hint="Make it with gdq create-slot.")
         stored = self._scalar("select lsn::text from gdq_target.slot_position where slot_name = %s", self.slot)
+        if stored and self._scalar("select %s::pg_catalog.pg_lsn > pg_catalog.pg_current_wal_lsn()", stored):
+            raise GdqError(
+                f"slot {self.slot} was read to {stored}, which this server has not written yet: diverged",
+                hint="The server has lost its tail or is another: drop the slot, make it anew and load the tables.",
+            )
         return lsn_number(stored) if stored else 0
 
     def _two_phase(self) -> bool:
