@@ -15,7 +15,8 @@ Row = dict[str, Any]
 class Replay:
     """Applies events to empty tables, or to what other events made; all rows are in memory.
 
-    An update may lack columns and its old image, as those of a slot do; they stay as they were. Rows of a table without
+    An update may lack columns and its old image, as those of a slot do; they stay as they were, and so do those
+    that DDL drops or renames. Rows of a table without
     a key are found by their whole old image. GdqError for a change of a row that is not there, or that is there
     already: events are missing, or are too many.
     """

@@ -22,7 +22,6 @@ _FACTS = """
                                                                    when 'i' then i.indisreplident end),
            array(select a.attname::text from pg_catalog.pg_attribute a
                   where a.attrelid = c.oid and a.attgenerated <> '' and not a.attisdropped),
-           c.relpersistence = 'p',
            exists (select from pg_catalog.pg_trigger t
                     where t.tgrelid = c.oid and t.tgenabled = 'A' and pg_catalog.starts_with(t.tgname, '!gdq_'))
       from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
@@ -31,7 +30,7 @@ _FACTS = """
 
 @dataclass(frozen=True, slots=True)
 class TableFacts:
-    """What the rules must know of a table: its replica identity, generated columns, and whether it has a WAL.
+    """What the rules must know of a table: its replica identity, generated columns, triggers.
 
     `identity` is pg_class.relreplident; a table that nobody has described is taken to have a full one. `always`: its
     triggers fire in replica role too.
@@ -40,7 +39,6 @@ class TableFacts:
     identity: str = "f"
     identity_columns: tuple[str, ...] = ()
     generated: frozenset[str] = frozenset()
-    logged: bool = True
     always: bool = False
 
 
@@ -48,8 +46,8 @@ def table_facts(connection: Connection[Any], tables: Sequence[str]) -> dict[str,
     """What the rules must know of these tables, by their names as events have them; the server's error for no table."""
     rows = connection.execute(_FACTS, [list(tables)]).fetchall()
     return {
-        name: TableFacts(identity, tuple(columns), frozenset(generated), logged, always)
-        for name, identity, columns, generated, logged, always in rows
+        name: TableFacts(identity, tuple(columns), frozenset(generated), always)
+        for name, identity, columns, generated, always in rows
     }
 
 
@@ -108,7 +106,8 @@ def _xid(found: Difference, _: TableFacts) -> bool:
 
 
 def _time(found: Difference, _: TableFacts) -> bool:
-    return bool(found.what == "time" and found.queue and found.slot and found.queue.time <= found.slot.time)
+    queue, slot = found.queue, found.slot
+    return bool(found.what == "time" and queue and slot and (queue.time <= slot.time or slot.origin))
 
 
 def _old_image(found: Difference, table: TableFacts) -> bool:
@@ -161,10 +160,6 @@ def _replica_role(found: Difference, table: TableFacts) -> bool:
     return bool(found.what == "missing in queue" and slot and slot.origin and found.alone and not table.always)
 
 
-def _unlogged(found: Difference, table: TableFacts) -> bool:
-    return found.what == "missing in slot" and not table.logged
-
-
 RULES: tuple[Rule, ...] = (
     Rule(
         "order of transactions",
@@ -189,7 +184,13 @@ RULES: tuple[Rule, ...] = (
         _id,
     ),
     Rule("`xid`", "64 bits", "32 bits", "pgoutput sends no epoch", _xid),
-    Rule("`time`", "of the change", "of the commit", "the log notes no time of a change", _time),
+    Rule(
+        "`time`",
+        "of the change",
+        "of the commit, at the replication origin if it has one",
+        "the log notes no time of a change",
+        _time,
+    ),
     Rule(
         "`old` of an update or delete",
         "the whole row",
@@ -222,7 +223,6 @@ RULES: tuple[Rule, ...] = (
         "triggers do not fire in this role",
         _replica_role,
     ),
-    Rule("unlogged tables", "captured", "none", "they have no write-ahead log", _unlogged),
 )
 
 
