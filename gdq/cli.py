@@ -23,6 +23,7 @@ from gdq.cli_base import (
     talk,
 )
 from gdq.cli_capture import alter_table, capture_options
+from gdq.cli_compare import compare
 from gdq.cli_control import NEW_QUEUE_SETTINGS, settings_of
 from gdq.cli_control import commands as control_commands
 from gdq.cli_ddl import apply_ddl
@@ -300,6 +301,7 @@ def tick(queue: str, dsn: str | None) -> None:
 for _command in (
     alter_table,
     apply_ddl,
+    compare,
     ticker,
     consume,
     peek,

@@ -1,0 +1,291 @@
+"""Both paths put on tables for a while, and taken off again: the queue, its triggers, the publication, the slot.
+
+What a run makes has names of its own, and what it changes is noted in the database first. So whoever comes after a run
+that was killed finds what it left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import Connection, sql
+from psycopg.rows import scalar_row
+
+from gdq.consumer import register_consumer, unregister_consumer
+from gdq.consumers.slot.slot import create_slot, drop_slot, publication_name, slot_name
+from gdq.errors import GdqError
+from gdq.queue import add_table, create_queue, drop_queue, remove_table, table_info
+
+QUEUE = "gdq_compare"
+
+T = TypeVar("T")
+
+_LOCK = "select pg_catalog.pg_try_advisory_lock(pg_catalog.hashtext('gdq compare'), 0)"
+_LOCK_TRIES = 20
+_SLOT_SECONDS = 30
+_NOTES = "gdq_target.compare_run"
+_IDENTITY = {"d": "default", "n": "nothing", "f": "full"}
+
+# Partitions are what the server looks at when it decodes.
+_TREE = """
+    select c.oid::bigint, pg_catalog.format('%%I.%%I', c.relnamespace::regnamespace::name, c.relname), c.relkind::text,
+           c.relpersistence::text, c.relreplident::text,
+           pg_catalog.pg_has_role(c.relowner, 'usage'),
+           exists (select from pg_catalog.pg_index i where i.indrelid = c.oid
+                     and case c.relreplident when 'd' then i.indisprimary when 'i' then i.indisreplident end),
+           exists (select from pg_catalog.pg_attribute a
+                    where a.attrelid = c.oid and a.attgenerated <> '' and not a.attisdropped),
+           (select n.nspowner::regrole::text from pg_catalog.pg_namespace n where n.nspname = 'gdq'
+               and not pg_catalog.has_table_privilege(n.nspowner, c.oid, 'trigger'))
+      from pg_catalog.pg_class c
+     where c.oid = %s::pg_catalog.regclass
+        or c.oid in (select t.relid from pg_catalog.pg_partition_tree(%s::pg_catalog.regclass) t)
+     order by c.oid <> %s::pg_catalog.regclass, c.oid"""
+
+
+def consumer_name(connection: Connection[Any]) -> str:
+    """The consumer of a run: slots are the server's, so it names the database."""
+    oid = _scalar(connection, "select oid::bigint from pg_catalog.pg_database where datname = current_database()")
+    return f"db{oid}"
+
+
+def check(connection: Connection[Any], tables: Sequence[str], *, identity_full: bool = False) -> list[str]:
+    """The qualified names of tables that both paths can be put on. Writes nothing.
+
+    GdqError in one line for a server, role or table that will not do: above all a table whose UPDATE and DELETE the
+    server would refuse once it is published.
+    """
+    if _scalar(connection, "select pg_catalog.pg_is_in_recovery()"):
+        raise GdqError("this server is a standby: triggers and a publication need the primary")
+    if _scalar(connection, "select pg_catalog.to_regnamespace('gdq')::text") is None:
+        raise GdqError("gdq is not installed in this database", hint="gdq install")
+    level = _scalar(connection, "select pg_catalog.current_setting('wal_level')")
+    if level != "logical":
+        raise GdqError(
+            f"a slot needs wal_level logical, the server has {level}",
+            hint="Set it and restart the server. The queue alone needs neither.",
+        )
+    _check_role(connection)
+    names = [_check_table(connection, table, identity_full=identity_full) for table in tables]
+    if len(set(names)) < len(names):
+        raise GdqError("a table is named twice")
+    return names
+
+
+def _check_role(connection: Connection[Any]) -> None:
+    may = """
+        select case
+          when not (select r.rolreplication or r.rolsuper from pg_catalog.pg_roles r where r.rolname = current_user)
+            then 'has no REPLICATION'
+          when not pg_catalog.has_database_privilege(pg_catalog.current_database(), 'create')
+            then 'may not CREATE in this database, which a publication needs'
+          when not pg_catalog.has_schema_privilege('gdq', 'usage') or exists (
+            select from pg_catalog.pg_proc p
+             where p.pronamespace = pg_catalog.to_regnamespace('gdq') and p.proname in ('create_queue', 'add_table')
+               and not pg_catalog.has_function_privilege(p.oid, 'execute'))
+            then 'is not a member of gdq_admin' end"""
+    lacks = _scalar(connection, may)
+    if lacks:
+        raise GdqError(f"role {connection.info.user} {lacks}", hint="Connect as a superuser, or see docs/compare.md.")
+
+
+def _check_table(connection: Connection[Any], table: str, *, identity_full: bool) -> str:
+    rows = connection.execute(_TREE, [table] * 3).fetchall()
+    root = str(rows[0][1])
+    for oid, name, kind, persistence, identity, owned, keyed, generated, needy in rows:
+        if oid == rows[0][0] and kind not in "rp":
+            raise GdqError(f"{name} is not a table")
+        if persistence != "p":
+            raise GdqError(f"table {name} is unlogged or temporary: a slot does not see it")
+        if not owned:
+            raise GdqError(f"role {connection.info.user} does not own table {name}, which publishing it needs")
+        if needy is not None:
+            raise GdqError(f"gdq has no right to put triggers on {name}", hint=f"GRANT TRIGGER ON {name} TO {needy};")
+        full = identity_full or identity == "f"
+        if kind == "r" and not full and not keyed:
+            raise GdqError(
+                f"table {name} has no replica identity: UPDATE and DELETE would fail once it is published",
+                hint="Give it a primary key, or have the run set it with --replica-identity-full.",
+            )
+        if full and generated and connection.info.server_version >= 180000:
+            raise GdqError(
+                f"table {name} has generated columns and REPLICA IDENTITY FULL:"
+                " UPDATE and DELETE would fail once it is published"
+            )
+    return root
+
+
+def lock(connection: Connection[Any]) -> None:
+    """Keep other runs out of this database until the connection ends; GdqError when one is at work."""
+    if not _scalar(connection, _LOCK):
+        raise GdqError("another gdq compare is at work in this database")
+
+
+def attach_slot(connection: Connection[Any], tables: Sequence[str], *, identity_full: bool = False) -> None:
+    """Make the publication and the slot; with `identity_full` set the replica identity of the tables before."""
+    _note(connection)
+    if identity_full:
+        for table in tables:
+            for oid, name, kind, _, identity, *_ in connection.execute(_TREE, [table] * 3).fetchall():
+                if kind in "rp" and identity != "f":
+                    _patiently(lambda oid=oid, name=name: _set_full(connection, oid, name))  # type: ignore[misc]
+    connection.execute(f"set statement_timeout = '{_SLOT_SECONDS}s'")
+    try:
+        create_slot(connection, QUEUE, consumer_name(connection), tables)
+    except psycopg.errors.QueryCanceled:
+        raise GdqError(
+            f"no slot could be made within {_SLOT_SECONDS} s: it waits for the transactions that are running",
+            hint="Look for old ones in pg_stat_activity, by xact_start.",
+        ) from None
+    finally:
+        connection.execute("reset statement_timeout")
+
+
+def attach_queue(connection: Connection[Any], tables: Sequence[str]) -> str:
+    """Make the queue with its triggers and consumer; the snapshot that separates what came before.
+
+    One table at a time, since writers may take them in another order. Triggers wait for those who have written to their
+    table, so a transaction that the snapshot does not see is captured as a whole.
+    """
+    create_queue(connection, QUEUE)
+    register_consumer(connection, QUEUE, consumer_name(connection))
+    for table in tables:
+        _patiently(lambda table=table: add_table(connection, QUEUE, table))  # type: ignore[misc]
+    return str(_scalar(connection, "select pg_catalog.pg_current_snapshot()::text"))
+
+
+def _detach_queue(connection: Connection[Any], consumer: str) -> None:
+    """Drop the queue, its tables one at a time as well."""
+    unregister_consumer(connection, QUEUE, consumer)
+    for table in table_info(connection, QUEUE):
+        _patiently(lambda name=table.table_name: remove_table(connection, QUEUE, name, force=True))  # type: ignore[misc]
+    _patiently(lambda: drop_queue(connection, QUEUE, force=True))
+
+
+def leftovers(connection: Connection[Any]) -> list[str]:
+    """What a run that was killed has left here, in words; to be asked under lock()."""
+    slot, publication = slot_name(QUEUE, consumer_name(connection)), publication_name(QUEUE)
+    found = []
+    if _has_queue(connection):
+        found.append(f"queue {QUEUE} with its triggers")
+    if _scalar(connection, "select true from pg_catalog.pg_replication_slots where slot_name = %s", slot):
+        found.append(f"slot {slot}")
+    if _scalar(connection, "select true from pg_catalog.pg_publication where pubname = %s", publication):
+        found.append(f"publication {publication}")
+    if _has_notes(connection):
+        found += [f"replica identity of {name}" for _, name, _, _ in _identities(connection)]
+        found += [] if found else [f"table {_NOTES}"]
+    return found
+
+
+def clean_up(connection: Connection[Any]) -> None:
+    """Remove all that a run made and restore what it changed; to be done under lock(). Again where it was cut short.
+
+    psycopg.errors.LockNotAvailable when writers hold a table all the time.
+    """
+    consumer = consumer_name(connection)
+    if _scalar(connection, "select pg_catalog.to_regnamespace('gdq')::text") is not None and _has_queue(connection):
+        _detach_queue(connection, consumer)
+    _drop_slot(connection, consumer)
+    if not _has_notes(connection):
+        return
+    for oid, name, identity, index in _identities(connection):
+        _patiently(lambda oid=oid, name=name, i=identity, x=index: _restore(connection, oid, name, i, x))  # type: ignore[misc]
+    made = {row[0] for row in connection.execute(f"select made from {_NOTES} where made is not null").fetchall()}
+    connection.execute(f"drop table {_NOTES}")
+    positions = _scalar(connection, "select pg_catalog.to_regclass('gdq_target.slot_position')::text")
+    if (
+        "positions" in made
+        and positions
+        and not _scalar(connection, "select true from gdq_target.slot_position limit 1")
+    ):
+        connection.execute("drop table gdq_target.slot_position")
+    if "schema" in made:
+        with contextlib.suppress(psycopg.errors.DependentObjectsStillExist):  # somebody has use for it by now
+            connection.execute("drop schema gdq_target")
+
+
+def _drop_slot(connection: Connection[Any], consumer: str) -> None:
+    """Drop slot and publication, even where a walsender has not heard yet that its reader is gone."""
+    query = "select active_pid from pg_catalog.pg_replication_slots where slot_name = %s"
+    for number in range(_LOCK_TRIES):
+        try:
+            drop_slot(connection, QUEUE, consumer)
+            return
+        except psycopg.errors.ObjectInUse:
+            if number == _LOCK_TRIES - 1:
+                raise
+        if number:
+            pid = _scalar(connection, query, slot_name(QUEUE, consumer))
+            if pid is not None:
+                connection.execute("select pg_catalog.pg_terminate_backend(%s)", [pid])
+        time.sleep(0.1 * (number + 1))
+
+
+def _note(connection: Connection[Any]) -> None:
+    """Make the table of notes, and say in it which of our tables is new here."""
+    new_schema = _scalar(connection, "select pg_catalog.to_regnamespace('gdq_target')::text") is None
+    new_positions = _scalar(connection, "select pg_catalog.to_regclass('gdq_target.slot_position')::text") is None
+    with connection.transaction():
+        connection.execute("create schema if not exists gdq_target")
+        connection.execute(f'create table {_NOTES} (made text, relid oid, identity "char", index_name name)')
+        for made in ("schema",) * new_schema + ("positions",) * new_positions:
+            connection.execute(f"insert into {_NOTES} (made) values (%s)", [made])
+
+
+def _set_full(connection: Connection[Any], oid: int, name: str) -> None:
+    note = f"""insert into {_NOTES} (relid, identity, index_name)
+               select c.oid, c.relreplident,
+                      (select x.relname from pg_catalog.pg_index i join pg_catalog.pg_class x on x.oid = i.indexrelid
+                        where i.indrelid = c.oid and i.indisreplident and c.relreplident = 'i')
+                 from pg_catalog.pg_class c where c.oid = %s"""
+    with connection.transaction():
+        connection.execute("set local lock_timeout = '500ms'")
+        connection.execute(note, [oid])
+        connection.execute(sql.SQL("alter table {} replica identity full").format(sql.SQL(name)))
+
+
+def _restore(connection: Connection[Any], oid: int, name: str, identity: str, index: str | None) -> None:
+    how = sql.SQL("using index {}").format(sql.Identifier(index)) if index else sql.SQL(_IDENTITY[identity])
+    with connection.transaction():
+        connection.execute("set local lock_timeout = '500ms'")
+        connection.execute(sql.SQL("alter table {} replica identity {}").format(sql.SQL(name), how))
+        connection.execute(f"delete from {_NOTES} where relid = %s", [oid])
+
+
+def _identities(connection: Connection[Any]) -> list[tuple[int, str, str, str | None]]:
+    """The tables whose replica identity is to be restored, with what it was; those that are gone are left out."""
+    query = f"""select n.relid::bigint, pg_catalog.format('%I.%I', c.relnamespace::regnamespace::name, c.relname),
+                       n.identity::text, n.index_name::text
+                  from {_NOTES} n join pg_catalog.pg_class c on c.oid = n.relid order by 1"""
+    return connection.execute(query).fetchall()
+
+
+def _has_queue(connection: Connection[Any]) -> bool:
+    return bool(_scalar(connection, "select true from gdq.queue_info() where queue_name = %s", QUEUE))
+
+
+def _has_notes(connection: Connection[Any]) -> bool:
+    return _scalar(connection, "select pg_catalog.to_regclass(%s)::text", _NOTES) is not None
+
+
+def _patiently(action: Callable[[], T]) -> T:
+    """Do what takes a lock on tables that others write to: whoever queues for it long stops everybody behind."""
+    for number in range(1, _LOCK_TRIES + 1):
+        try:
+            return action()
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
+            if number == _LOCK_TRIES:
+                raise
+        time.sleep(min(0.05 * 2**number, 2.0) * random.uniform(0.5, 1))
+    raise AssertionError  # the last try returns or raises
+
+
+def _scalar(connection: Connection[Any], query: str, *values: object) -> Any:
+    with connection.cursor(row_factory=scalar_row) as cursor:
+        return cursor.execute(query, values or None).fetchone()

@@ -1,0 +1,109 @@
+"""The two readers, each in a thread with connections of its own, that hand what they receive to a Pairing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from gdq.consumer import Consumer
+from gdq.consumers.compare.attach import QUEUE
+from gdq.consumers.compare.pairing import Arrived, Pairing
+from gdq.consumers.slot.source import SlotSource
+from gdq.source import Event
+
+Stop = Callable[[], bool]
+Pids = dict[str, int]
+
+_END_SECONDS = 30.0
+
+
+def read_queue(dsn: str, consumer: str, pairing: Pairing, stop: Stop, pids: Pids, *, once: bool) -> str:
+    """Read batches until `stop`, with `once` up to now; the snapshot up to which it has read."""
+    snapshot = ""
+    with Consumer(dsn, QUEUE, consumer) as source:
+        pids["consumer"] = source.connection.info.backend_pid
+        for batch in source.batches(once=once, stop=stop):
+            whole: dict[int, tuple[list[Event], float]] = {}
+            for event in batch.events():
+                events = whole[event.xid][0] if event.xid in whole else []
+                events.append(event)
+                whole[event.xid] = (events, time.time() + pairing.clock)
+            batch.commit()
+            snapshot = batch.snapshot_to
+            for xid, (events, received) in whole.items():
+                pairing.queue(xid, Arrived(events, received, pairing.timed))
+    return snapshot
+
+
+def read_slot(dsn: str, consumer: str, pairing: Pairing, stop: Stop, pids: Pids, *, once: bool) -> str:
+    """The same for the slot; the snapshot is not known."""
+    with SlotSource(dsn, QUEUE, consumer) as source:
+        pids["consumer"] = source.connection.info.backend_pid
+        for batch in source.batches(once=once, stop=stop):
+            events: list[Event] = []
+            for event in batch.events():
+                if events and event.xid != events[-1].xid:
+                    _hand_over(pairing, events)
+                    events = []
+                events.append(event)
+            if events:
+                _hand_over(pairing, events)
+            batch.commit()
+    return ""
+
+
+def _hand_over(pairing: Pairing, events: list[Event]) -> None:
+    arrived = Arrived(events, time.time() + pairing.clock, pairing.timed, events[0].time.timestamp())
+    pairing.slot(events[0].xid, arrived)
+
+
+class Reading:
+    """Readers at work in the background, until end() or the end of the block."""
+
+    def __init__(self, **readers: Callable[[Stop], str]) -> None:
+        self.results: dict[str, str] = {}
+        self.seconds: dict[str, float] = {}
+        self.error: BaseException | None = None
+        self._ended = threading.Event()
+        self._started = time.monotonic()
+        self._threads = [
+            threading.Thread(target=self._work, args=(name, read), name=f"gdq compare {name}", daemon=True)
+            for name, read in readers.items()
+        ]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join(_END_SECONDS)
+
+    def check(self) -> None:
+        """Raise what ended a reader before its time."""
+        if self.error is not None:
+            raise self.error
+
+    def end(self) -> None:
+        """Ask the readers to stop, and wait for them."""
+        self.__exit__(None, None, None)
+        self.check()
+
+    @property
+    def done(self) -> bool:
+        """Whether all came to an end by themselves."""
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _work(self, name: str, read: Callable[[Stop], str]) -> None:
+        try:
+            self.results[name] = read(self._ended.is_set)
+        except BaseException as error:  # raised by check(), in the thread that waits
+            self.error = self.error or error
+        self.seconds[name] = time.monotonic() - self._started

@@ -1,0 +1,224 @@
+"""One run: put both paths on the tables, let the application work, measure, take them off again.
+
+The time is divided. First the slot is read alone, which shows what the server writes without triggers; then both are
+read; at the end nobody reads, so that both keep what is not read. After that both are read to one moment and compared.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from psycopg import Connection
+
+from gdq.conninfo import connect, conninfo_of
+from gdq.consumers.compare import attach
+from gdq.consumers.compare.figures import Figures, Path, Phase, Sample
+from gdq.consumers.compare.pairing import Pairing
+from gdq.consumers.compare.readers import Pids, Reading, read_queue, read_slot
+from gdq.consumers.compare.server import Server
+from gdq.errors import GdqError
+from gdq.schema_version import check_version
+from gdq.source import iso_utc
+
+log = logging.getLogger(__name__)
+
+SHARES = {"slot alone": 0.2, "both read": 0.5, "nobody reads": 0.3}
+
+_SAMPLES = 100
+_SAMPLE_SECONDS_MIN = 0.1
+
+
+Told = Callable[[str, str], None]
+
+
+def compare(
+    dsn: str | None,
+    tables: Sequence[str],
+    seconds: float,
+    *,
+    replica_identity_full: bool = False,
+    stop: Callable[[], bool] = lambda: False,
+    tell: Told = lambda _phase, _doing: None,
+) -> Figures:
+    """Put queue and slot on tables for so many seconds, and measure both on what the application does meanwhile.
+
+    It writes nothing to the tables. All that it makes in the database is gone at the end, whatever happens: what was
+    left by a run that was killed is removed first, and logged. `tell` hears what goes on; `stop` is asked all the time.
+    GdqError when the server, the role or a table will not do, and when asked to stop.
+    """
+    with connect(dsn, application_name="gdq compare", autocommit=True) as connection:
+        check_version(connection)
+        names = attach.check(connection, tables, identity_full=replica_identity_full)
+        attach.lock(connection)
+        tidy(connection)
+        with _cleaned_up(connection):
+            return _Run(connection, names, seconds, identity_full=replica_identity_full, stop=stop, tell=tell).figures()
+
+
+def tidy(connection: Connection[Any]) -> list[str]:
+    """Remove what an earlier run has left, and log it; what that was. To be done under attach.lock()."""
+    found = attach.leftovers(connection)
+    if found:
+        log.warning("an earlier gdq compare was killed, removing what it left: %s", ", ".join(found))
+        attach.clean_up(connection)
+    return found
+
+
+@contextmanager
+def _cleaned_up(connection: Connection[Any]) -> Iterator[None]:
+    """Clean up at the end, by another connection where this one is lost."""
+    dsn = conninfo_of(connection)
+    try:
+        yield
+    finally:
+        if connection.closed:
+            # the lock was the other session's, and whoever has it now cleans up
+            with connect(dsn, application_name="gdq compare", autocommit=True) as other:
+                attach.lock(other)
+                attach.clean_up(other)
+        else:
+            attach.clean_up(connection)
+
+
+class _Run:
+    def __init__(
+        self,
+        connection: Connection[Any],
+        tables: list[str],
+        seconds: float,
+        *,
+        identity_full: bool,
+        stop: Callable[[], bool],
+        tell: Told,
+    ) -> None:
+        info = connection.info
+        self._connection = connection
+        self._stop = stop
+        self._tell = tell
+        version = info.parameter_status("server_version") or str(info.server_version)
+        self._figures = Figures(info.dbname, version, iso_utc(datetime.now(UTC)), seconds, tables, identity_full)
+        self._dsn = conninfo_of(connection)
+        self._consumer = attach.consumer_name(connection)
+        self._server = Server(connection, self._consumer)
+        self._pairing = Pairing(self._figures, self._server.clock())
+        self._pids: dict[str, Pids] = {"queue": {}, "slot": {}}
+        self._started = 0.0
+        self._times: list[tuple[str, float, float, int]] = []
+
+    def figures(self) -> Figures:
+        tables, identity_full = self._figures.tables, self._figures.replica_identity_full
+        self._tell("attaching", "slot")
+        attach.attach_slot(self._connection, tables, identity_full=identity_full)
+        self._started = time.monotonic()
+        with self._reading("slot") as reading:
+            self._phase("slot alone", reading)
+            reading.end()
+        self._tell("attaching", "queue")
+        self._pairing.began(attach.attach_queue(self._connection, tables))
+        with self._reading("queue", "slot") as reading:
+            self._pairing.timed = True
+            self._both(reading)
+            self._pairing.timed = False
+            reading.end()
+        sizes = self._sample(), time.monotonic()
+        self._phase("nobody reads", None)
+        self._retained(*sizes)
+        self._catch_up()
+        return self._figures
+
+    def _both(self, reading: Reading) -> None:
+        """The phase in which both are read, with the CPU of their processes."""
+        self._wait_for(lambda: self._server.walsender() is not None and all(self._pids.values()), reading)
+        pids: dict[str, dict[str, int | None]] = {
+            "queue": {"consumer": self._pids["queue"].get("consumer")},
+            "slot": {"consumer": self._pids["slot"].get("consumer"), "walsender": self._server.walsender()},
+        }
+        before = {name: self._server.cpu(some) for name, some in pids.items()}
+        self._phase("both read", reading)
+        for name, path in self._paths().items():
+            after = self._server.cpu(pids[name])
+            path.cpu_seconds = {one: _less(after[one], before[name][one]) for one in after}
+
+    def _phase(self, name: str, reading: Reading | None) -> None:
+        """Let a share of the time pass, and take samples."""
+        seconds = self._figures.seconds * SHARES[name]
+        pause = max(self._figures.seconds / _SAMPLES, _SAMPLE_SECONDS_MIN)
+        begun, moment, wal = time.monotonic(), self._now(), self._server.wal()
+        while (left := begun + seconds - time.monotonic()) > 0:
+            self._check(reading)
+            self._sample()
+            seen = self._pairing.seen
+            self._tell(name, f"{seen['queue']:,} changes by the queue, {seen['slot']:,} by the slot, {left:.0f} s left")
+            time.sleep(max(min(pause, begun + seconds - time.monotonic()), 0))
+        self._times.append((name, moment, self._now(), self._server.wal() - wal))
+
+    def _retained(self, before: Sample, at: float) -> None:
+        after, elapsed = self._sample(), time.monotonic() - at
+        for path, first, last in (
+            (self._figures.queue, before.queue_bytes, after.queue_bytes),
+            (self._figures.slot, before.slot_bytes, after.slot_bytes),
+        ):
+            path.retained_bytes = last
+            path.retained_per_second = max(last - first, 0) / elapsed
+        self._log_growth = max(after.queue_bytes - before.queue_bytes, 0)
+
+    def _catch_up(self) -> None:
+        """Read both to one moment, the slot a little further, and compare."""
+        self._tell("catching up", "reading what is left")
+        with self._reading("queue", once=True) as queue:
+            self._wait_for(lambda: queue.done, queue)
+        self._server.flush()
+        with self._reading("slot", once=True) as slot:
+            self._wait_for(lambda: slot.done, slot)
+        self._figures.queue.catch_up_seconds = queue.seconds["queue"]
+        self._figures.slot.catch_up_seconds = slot.seconds["slot"]
+        self._pairing.finish(queue.results["queue"])
+        origin = self._times[0][1]
+        for name, begin, end, wal in self._times:
+            changes, transactions = self._pairing.changes_between(begin, end)
+            self._figures.phases.append(Phase(name, begin - origin, end - origin, changes, transactions, wal))
+        changes = self._figures.phase("nobody reads").changes
+        self._figures.log_bytes_per_change = self._log_growth / changes if changes else None
+
+    def _reading(self, *names: str, once: bool = False) -> Reading:
+        readers: dict[str, Callable[..., str]] = {"queue": read_queue, "slot": read_slot}
+        for name in names:
+            self._pids[name].clear()
+        return Reading(**{name: partial(self._read, readers[name], name, once) for name in names})
+
+    def _read(self, reader: Callable[..., str], name: str, once: bool, stop: Callable[[], bool]) -> str:
+        return reader(self._dsn, self._consumer, self._pairing, stop, self._pids[name], once=once)
+
+    def _wait_for(self, condition: Callable[[], bool], reading: Reading) -> None:
+        while not condition():
+            self._check(reading)
+            time.sleep(0.02)
+        self._check(reading)
+
+    def _check(self, reading: Reading | None) -> None:
+        if self._stop():
+            raise GdqError("interrupted: what the run had made is removed again")
+        if reading is not None:
+            reading.check()
+
+    def _sample(self) -> Sample:
+        at = time.monotonic() - self._started
+        sample = Sample(round(at, 3), self._server.queue_bytes(), self._server.slot_bytes())
+        self._figures.samples.append(sample)
+        return sample
+
+    def _now(self) -> float:
+        return time.time() + self._pairing.clock
+
+    def _paths(self) -> dict[str, Path]:
+        return {"queue": self._figures.queue, "slot": self._figures.slot}
+
+
+def _less(after: float | None, before: float | None) -> float | None:
+    return None if after is None or before is None else round(after - before, 3)

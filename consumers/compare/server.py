@@ -1,0 +1,80 @@
+"""What the server tells of itself: log written and kept, sizes of the queue's logs, CPU of its processes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from psycopg import Connection
+from psycopg.rows import scalar_row
+
+from gdq.consumers.compare.attach import QUEUE
+from gdq.consumers.slot.slot import slot_name
+
+_PROC = Path("/proc")
+
+
+class Server:
+    """Asks one connection, which must be in autocommit mode."""
+
+    def __init__(self, connection: Connection[Any], consumer: str) -> None:
+        self._connection = connection
+        self._slot = slot_name(QUEUE, consumer)
+
+    def wal(self) -> int:
+        """Bytes of write-ahead log that the server has ever written."""
+        return int(self._scalar("select (pg_catalog.pg_current_wal_insert_lsn() - '0/0')::bigint"))
+
+    def queue_bytes(self) -> int:
+        """Bytes of the queue's logs, with their indexes and large values; 0 while there is no queue."""
+        query = "select coalesce(sum(log_bytes), 0)::bigint from gdq.table_info() where queue_name = %s"
+        return int(self._scalar(query, QUEUE))
+
+    def slot_bytes(self) -> int:
+        """Bytes of log that the slot keeps the server from removing."""
+        query = """select (pg_catalog.pg_current_wal_lsn() - restart_lsn)::bigint
+                     from pg_catalog.pg_replication_slots where slot_name = %s"""
+        return int(self._scalar(query, self._slot) or 0)
+
+    def walsender(self) -> int | None:
+        """The process that decodes for the slot."""
+        query = "select active_pid from pg_catalog.pg_replication_slots where slot_name = %s"
+        pid = self._scalar(query, self._slot)
+        return None if pid is None else int(pid)
+
+    def clock(self) -> float:
+        """Seconds by which the server's clock is ahead of ours."""
+        before = time.time()
+        theirs = float(self._scalar("select extract(epoch from pg_catalog.clock_timestamp())::float8"))
+        return theirs - (before + time.time()) / 2
+
+    def flush(self) -> None:
+        """Have all that is committed written to the log: a slot hands out no more, and commits may be asynchronous."""
+        with self._connection.transaction():
+            self._connection.execute("set local synchronous_commit = on")
+            self._connection.execute("select pg_catalog.pg_logical_emit_message(true, 'gdq compare', '')")
+
+    def cpu(self, pids: Mapping[str, int | None]) -> dict[str, float | None]:
+        """Seconds of CPU that processes of the server have used; None for those that are not seen from here."""
+        return {
+            name: None if pid is None else _cpu_seconds(pid, self._connection.info.dbname) for name, pid in pids.items()
+        }
+
+    def _scalar(self, query: str, *values: object) -> Any:
+        with self._connection.cursor(row_factory=scalar_row) as cursor:
+            return cursor.execute(query, values or None).fetchone()
+
+
+def _cpu_seconds(pid: int, database: str) -> float | None:
+    """Of a process that says it works for PostgreSQL in that database: on another machine the number is another's."""
+    try:
+        title = (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace")
+        fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    if "postgres" not in title or database not in title:
+        return None
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
