@@ -13,7 +13,7 @@ py := .venv/bin/python
 say = @printf '%s\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench bench-all test test-all soak lint format clean
+.PHONY: help demo bench bench-quick bench-long bench-all test test-all soak lint format clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -21,12 +21,18 @@ help: ## show this list
 demo: .venv/ready ## show gdq at work on an embedded server
 	@$(py) -m gdq.consumers.demo
 
-bench: .venv/ready ## measure capture and messages beside PgQ, latency beside NOTIFY
-	@$(py) -m bench
+bench-quick: .venv/ready ## gdq beside PgQ, Slony and a slot in two minutes; BENCH='--write FILE' for a page
+	@$(py) -m bench --quick $(BENCH)
+
+bench: .venv/ready ## the same in a quarter of an hour
+	@$(py) -m bench $(BENCH)
+
+bench-long: .venv/ready ## the same in under two hours; goes on where it was stopped
+	@$(py) -m bench --long $(BENCH)
+
+bench-all: bench ## also messages, latency, a held snapshot, many tables, an idle queue, keys of views, views of TPC-H on both engines, a huge transaction
 	@$(py) -m bench.messages
 	@$(py) -m bench.latency
-
-bench-all: bench ## also a held snapshot, many tables, an idle queue, keys of views, views of TPC-H on both engines, a huge transaction
 	@$(py) -m bench.long_snapshot
 	@$(py) -m bench.many_tables
 	@$(py) -m bench.monitoring

@@ -1,96 +1,114 @@
-"""`python -m bench`: the cost of capture, gdq beside PgQ. Exit code 3 when gdq misses a limit."""
+"""`python -m bench`: gdq beside its peers, one run. Exit code 3 when gdq misses what is required of it."""
 
 from __future__ import annotations
 
-import json
 import os
+import platform
 import sys
+import time
 from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import click
 import psycopg
 from psycopg.conninfo import make_conninfo
-from rich.console import Console
 
-from bench import packages, report
-from bench.contenders import prepare
-from bench.measure import Meter
-from gdq.embedded import EmbeddedError, Server
+from bench import capture, packages
+from bench.report import goals, page
+from bench.results import Results
+from gdq.embedded import EmbeddedError
 from gdq.errors import GdqError
-from gdq.schema import install
 
 MISSED = 3
+SIZES = ("tiny", "quick", "usual", "long")
+
+
+def results_path(size: str) -> Path:
+    """Where results are kept unless a file is named."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "gdq" / f"bench-{size}.jsonl"
+
+
+def measure(size: str, results: Results, progress: Callable[[str], None], *, get_peers: bool) -> None:
+    """Measure what is missing in `results`, on servers of its own. `get_peers`: install those that are missing."""
+    binaries, missing = packages.provide_peers(progress, install=get_peers)
+    results.tell(**machine(binaries.version), missing=missing)
+    with packages.start(binaries) as server:
+        # The socket: a loopback connection would add its own share to one-row transactions.
+        conninfo = make_conninfo(server.conninfo(), host=str(server.socket_folder))
+        place = packages.Place(binaries, conninfo, frozenset(missing))
+        capture.run(place, capture.SIZES[size], results, progress)
+
+
+def machine(server: str) -> dict[str, Any]:
+    """What is named in the page beside the figures."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    model = next(models, platform.machine())
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return {
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "machine": f"{os.cpu_count()} processors {model}, {memory:.0f} GB",
+        "system": platform.platform(),
+        "server": f"PostgreSQL {server}",
+        "settings": " ".join(f"{name}={value}" for name, value in packages.SETTINGS.items()),
+        "load at the start": round(os.getloadavg()[0], 1),
+    }
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--quick", "size", flag_value="quick", help="Two minutes: fewer rows and rounds.")
+@click.option("--long", "size", flag_value="long", help="Under two hours; goes on where it was stopped.")
+@click.option("--tiny", "size", flag_value="tiny", help="Whether it works at all: the figures mean nothing.")
+@click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Keep results in this file.")
+@click.option("--fresh", is_flag=True, help="Forget the results that the file holds.")
+@click.option("--write", type=click.Path(dir_okay=False, path_type=Path), help="Write the page of the results here.")
+@click.option("--only-write", is_flag=True, help="Measure nothing.")
+@click.option("--no-install", is_flag=True, help="Leave out peers whose packages are missing.")
+def main(size: str | None, file: Path | None, write: Path | None, **flags: bool) -> None:
+    """Measure gdq beside PgQ, Slony and a logical slot: a quarter of an hour, unless --quick or --long.
+
+    Results are kept as JSON lines: a run that was stopped goes on from them, one that came to its end is forgotten by
+    the next. Times depend on the machine: read them as ratios. Exit code 3 when gdq misses what is required.
+    """
+    size = size or "usual"
+    path = file or results_path(size)
+    started = time.monotonic()
+
+    def progress(line: str) -> None:
+        _progress(f"{time.monotonic() - started:.0f} s: {line}")
+
+    try:
+        if flags["fresh"]:
+            path.unlink(missing_ok=True)
+        results = Results.read(path, size)
+        if not flags["only_write"]:
+            if results.about.get("done"):
+                path.unlink()
+                results = Results.read(path, size)
+            command = "python -m bench" + ("" if size == "usual" else f" --{size}")
+            results.tell(size=size, command=command)
+            measure(size, results, progress, get_peers=not flags["no_install"])
+            results.tell(done=True)
+    except KeyboardInterrupt:
+        _progress(f"stopped; the same command goes on from {path}")
+        sys.exit(130)
+    except (packages.BenchError, EmbeddedError, GdqError, psycopg.Error) as error:
+        raise click.ClickException(str(error).strip().splitlines()[0]) from error
+    text = page(results)
+    if write is None:
+        print(text)
+    else:
+        write.write_text(text, encoding="utf-8")
+    _progress(f"results: {path}")
+    if any(goal.verdict == "MISSED" for goal in goals(results)):
+        sys.exit(MISSED)
 
 
 def _progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def _about(connection: psycopg.Connection[Any], rows: int, rounds: int) -> dict[str, Any]:
-    names = [*packages.SETTINGS, "autovacuum"]
-    settings = connection.execute(
-        "select string_agg(format('%%s=%%s', name, current_setting(name)), ' ' order by name)"
-        " from pg_settings where name = any(%s)",
-        [names],
-    ).fetchone()
-    versions = connection.execute(
-        "select current_setting('server_version'), extversion, (select avg(pg_column_size(f)) from app.feed f)"
-        " from pg_extension where extname = 'pgq'"
-    ).fetchone()
-    assert settings is not None
-    assert versions is not None
-    return {
-        "server": f"PostgreSQL {versions[0]}, PgQ {versions[1]}",
-        "settings": settings[0],
-        "row_bytes": round(versions[2]),
-        "rows": rows,
-        "rounds": rounds,
-        "cpus": os.cpu_count(),
-    }
-
-
-def measure(
-    server: Server, rows: int, rounds: int, seconds: int, progress: Callable[[str], None]
-) -> tuple[report.Costs, list[Any], dict[str, Any]]:
-    """Set everything up on `server` and measure; see the options of `main` for the numbers."""
-    # The socket: a loopback connection would add its own share to one-row transactions.
-    conninfo = make_conninfo(server.conninfo(), host=str(server.socket_folder))
-    install(conninfo)
-    with psycopg.connect(conninfo, autocommit=True) as connection:
-        connection.execute("select gdq.create_event_triggers()")
-        logs = prepare(connection, rows)
-        about = _about(connection, rows, rounds)
-    meter = Meter(conninfo, logs, progress)
-    costs = report.Costs(meter.statements(rows, rounds), rows)
-    about["load"] = round(os.getloadavg()[0], 1)  # 1 is the benchmark's own: more, and the times are worth less
-    runs = meter.runs(server.binaries.program("pgbench"), seconds, rounds) if seconds else []
-    return costs, runs, about
-
-
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--rows", type=click.IntRange(1), default=100_000, show_default=True, help="Rows of each statement.")
-@click.option("--rounds", type=click.IntRange(1), default=7, show_default=True, help="Rounds over all contenders.")
-@click.option(
-    "--seconds", type=click.IntRange(0), default=3, show_default=True, help="Length of one pgbench run; 0: none."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
-def main(rows: int, rounds: int, seconds: int, as_json: bool) -> None:
-    """Measure what capture adds to a write: gdq's triggers beside PgQ's, against a table without trigger.
-
-    Times depend on the machine: read them as ratios. Exit code 3 when gdq costs more than it promises.
-    """
-    try:
-        with packages.start(packages.provide(_progress)) as server:
-            costs, runs, about = measure(server, rows, rounds, seconds, _progress)
-    except (packages.BenchError, EmbeddedError, GdqError, psycopg.Error) as error:
-        raise click.ClickException(str(error).strip().splitlines()[0]) from error
-    if as_json:
-        print(json.dumps(report.as_dict(costs, runs, about), indent=2))
-    else:
-        report.show(Console(), costs, runs, about)
-    if not all(verdict.met for verdict in costs.verdicts()):
-        sys.exit(MISSED)
 
 
 if __name__ == "__main__":

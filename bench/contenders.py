@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import psycopg
 from psycopg import sql
+
+from bench.packages import PGQ, SLONY, SLONY_SQL
 
 Connection = psycopg.Connection[Any]
 
@@ -28,16 +30,37 @@ select i, i % 1000, i * 7919 % 10000000 / 100.0, timestamptz '2024-01-01 00:00Z'
 """
 
 
+# One large value a row that compresses badly, kept out of line, which the measured UPDATE leaves as it is.
+WIDE_BYTES = 100_000
+_WIDE = """
+create table app.{0} (id bigint primary key, amount integer not null, body text)
+  with (autovacuum_enabled = off);
+alter table app.{0} alter body set storage external
+"""
+_FILL_WIDE = """
+insert into app.{}
+select i, 0, (select string_agg(md5(i || '/' || j), '') from generate_series(1, {bytes} / 32) j)
+  from generate_series(1, {rows}::bigint) i
+"""
+
+Slot = Literal["", "idle", "consumed"]
+
+
 @dataclass(frozen=True, slots=True)
 class Contender:
     """One way to capture a table: its name in reports, its table in schema app, and how to set it up.
 
     `capture` arms the table (named by its argument) and returns the log tables, which may be truncated by hand.
+    `peer`: the package that it needs. `slot`: a logical slot exists while it is measured, with or without a reader.
+    `halves`: its log has two rows for an update.
     """
 
     name: str
     table: str
     capture: Callable[[Connection, str], list[str]]
+    peer: str | None = None
+    slot: Slot = ""
+    halves: bool = False
 
 
 def _no_trigger(connection: Connection, table: str) -> list[str]:
@@ -45,26 +68,32 @@ def _no_trigger(connection: Connection, table: str) -> list[str]:
     return []
 
 
-def _gdq(mode: str) -> Callable[[Connection, str], list[str]]:
+def _identity_full(connection: Connection, table: str) -> list[str]:
+    connection.execute(sql.SQL("alter table app.{} replica identity full").format(sql.Identifier(table)))
+    return []
+
+
+def _gdq(options: str, queue_options: str = "") -> Callable[[Connection, str], list[str]]:
     def capture(connection: Connection, table: str) -> list[str]:
         queue, name = f"bench_{table}", f"app.{table}"
-        connection.execute("select gdq.create_queue(%s)", [queue])
-        connection.execute("select gdq.add_table(%s, %s::regclass, %s)", [queue, name, mode])
+        connection.execute(f"select gdq.create_queue(%s{queue_options})".encode(), [queue])
+        connection.execute(f"select gdq.add_table(%s, %s::regclass, {options})".encode(), [queue, name])
         found = connection.execute("select gdq.log_segments(%s, array[%s::regclass])::text", [queue, name])
         return [row[0] for row in found]
 
     return capture
 
 
-def _pgq(*arguments: str) -> Callable[[Connection, str], list[str]]:
+def _pgq(function: str, *arguments: str) -> Callable[[Connection, str], list[str]]:
     def capture(connection: Connection, table: str) -> list[str]:
         queue = f"bench_{table}"
         connection.execute("select pgq.create_queue(%s)", [queue])
+        given = sql.SQL(", ").join([sql.Literal(queue), *map(sql.Literal, arguments)])
         connection.execute(
             sql.SQL(
                 "create trigger capture after insert or update or delete on app.{}"
-                " for each row execute function pgq.logutriga({})"
-            ).format(sql.Identifier(table), sql.SQL(", ").join([sql.Literal(queue), *map(sql.Literal, arguments)]))
+                " for each row execute function pgq.{}({})"
+            ).format(sql.Identifier(table), sql.Identifier(function), given)
         )
         found = connection.execute(
             "select queue_data_pfx || '_' || i from pgq.queue, generate_series(0, queue_ntables - 1) i"
@@ -76,31 +105,86 @@ def _pgq(*arguments: str) -> Callable[[Connection, str], list[str]]:
     return capture
 
 
+def _slony(connection: Connection, table: str) -> list[str]:
+    """The trigger as Slony's own configuration makes it: the first column is the key."""
+    connection.execute(
+        sql.SQL(
+            "create trigger _bench_logtrigger after insert or update or delete on app.{}"
+            " for each row execute function _bench.logtrigger('_bench', '1', 'k')"
+        ).format(sql.Identifier(table))
+    )
+    return ["_bench.sl_log_1", "_bench.sl_log_2"]
+
+
+def _install_slony(connection: Connection) -> None:
+    """A cluster of one node, from the files that slonik would load."""
+    version = "2.2.11"
+    values = {"CLUSTERNAME": "bench", "NAMESPACE": "_bench", "MODULEVERSION": version, "FUNCVERSION": "2_2_11_"}
+    connection.execute("create schema _bench")
+    for part in ("base", "funcs"):
+        text = (SLONY_SQL / f"slony1_{part}.{version}.sql").read_text(encoding="utf-8")
+        for name, value in values.items():
+            text = text.replace(f"@{name}@", value)
+        connection.execute(text.encode())
+    connection.execute("select _bench.initializelocalnode(1, 'bench')")
+
+
 BASE = Contender("no trigger", "none", _no_trigger)
-GDQ_FULL = Contender("gdq full", "gdq_full", _gdq("full"))
-GDQ_PK = Contender("gdq pk", "gdq_pk", _gdq("pk"))
-PGQ_BACKUP = Contender("PgQ with backup", "pgq_backup", _pgq("backup"))
-PGQ_PLAIN = Contender("PgQ", "pgq_plain", _pgq())
-CONTENDERS = (BASE, GDQ_FULL, GDQ_PK, PGQ_BACKUP, PGQ_PLAIN)
+GDQ_FULL = Contender("gdq full", "gdq_full", _gdq("'full'"))
+GDQ_PK = Contender("gdq pk", "gdq_pk", _gdq("'pk'"))
+GDQ_STATEMENT = Contender("gdq statement", "gdq_stmt", _gdq("'full', granularity => 'statement'"), halves=True)
+GDQ_UNLOGGED = Contender("gdq unlogged", "gdq_unlogged", _gdq("'full'", ", unlogged => true"))
+GDQ_JSON = Contender("gdq json", "gdq_json", _gdq("'full', format => 'json'"))
+PGQ_BACKUP = Contender("PgQ with backup", "pgq_backup", _pgq("logutriga", "backup"), PGQ)
+PGQ_PLAIN = Contender("PgQ", "pgq_plain", _pgq("logutriga"), PGQ)
+PGQ_JSON = Contender("PgQ json", "pgq_json", _pgq("jsontriga"), PGQ)
+SLONY_TRIGGER = Contender("Slony", "slony", _slony, SLONY)
+SLOT_IDLE = Contender("slot idle", "slot_idle", _no_trigger, slot="idle")
+SLOT_IDLE_FULL = Contender("slot idle, identity full", "slot_idle_full", _identity_full, slot="idle")
+SLOT_CONSUMED = Contender("slot consumed", "slot_used", _no_trigger, slot="consumed")
+SLOT_CONSUMED_FULL = Contender("slot consumed, identity full", "slot_used_full", _identity_full, slot="consumed")
+CONTENDERS = (
+    BASE, GDQ_FULL, GDQ_PK, GDQ_STATEMENT, GDQ_UNLOGGED, GDQ_JSON, PGQ_BACKUP, PGQ_PLAIN, PGQ_JSON, SLONY_TRIGGER,
+    SLOT_IDLE, SLOT_IDLE_FULL, SLOT_CONSUMED, SLOT_CONSUMED_FULL,
+)  # fmt: skip
+_EXTENSIONS: dict[str, Callable[[Connection], object]] = {
+    PGQ: lambda connection: connection.execute("create extension pgq"),
+    SLONY: _install_slony,
+}
 
 
-def prepare(connection: Connection, rows: int) -> dict[Contender, list[str]]:
-    """Make the feed of `rows` rows and every contender's empty table; capture them.
+def prepare(connection: Connection, rows: int, wide_rows: int, missing: Container[str]) -> dict[Contender, list[str]]:
+    """Make the feed of `rows` rows and every contender's tables, an empty one and one of wide rows; capture them.
 
-    gdq is installed already. Result: the log tables of each contender. Writes: schema app, extension pgq, one queue
-    for each contender.
+    gdq is installed already. `missing` peers are left out. Result: the log tables of each contender. Writes: schema
+    app, the peers' own, one queue for each contender of gdq and PgQ and table.
     """
-    connection.execute("create extension pgq")
+    for peer, install in _EXTENSIONS.items():
+        if peer not in missing:
+            install(connection)
     connection.execute(_FEED)
     connection.execute(sql.SQL(_FILL).format(rows=sql.Literal(rows)))
     connection.execute("vacuum analyze app.feed")
     logs: dict[Contender, list[str]] = {}
     for contender in CONTENDERS:
-        connection.execute(
-            sql.SQL("create table app.{} (like app.feed including all)").format(sql.Identifier(contender.table))
-        )
-        connection.execute(
-            sql.SQL("alter table app.{} set (autovacuum_enabled = off)").format(sql.Identifier(contender.table))
-        )
-        logs[contender] = contender.capture(connection, contender.table)
+        if contender.peer in missing:
+            continue
+        table, wide = sql.Identifier(contender.table), sql.Identifier(wide_table(contender))
+        connection.execute(sql.SQL("create table app.{} (like app.feed including all)").format(table))
+        connection.execute(sql.SQL("alter table app.{} set (autovacuum_enabled = off)").format(table))
+        connection.execute(sql.SQL(_WIDE).format(wide))
+        filled = sql.SQL(_FILL_WIDE).format(wide, bytes=sql.Literal(WIDE_BYTES), rows=sql.Literal(wide_rows))
+        connection.execute(filled)
+        # Slony has the same logs for both tables
+        found = [
+            log
+            for captured in (contender.table, wide_table(contender))
+            for log in contender.capture(connection, captured)
+        ]
+        logs[contender] = list(dict.fromkeys(found))
     return logs
+
+
+def wide_table(contender: Contender) -> str:
+    """The table of wide rows of a contender."""
+    return f"{contender.table}_wide"

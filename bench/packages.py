@@ -1,4 +1,7 @@
-"""The server of the benchmark: PostgreSQL 15 and PgQ from Debian's packages."""
+"""The server of the benchmark: PostgreSQL 15 and the peers that it is measured beside, from Debian's packages.
+
+GDQ_BENCH_ROOT names a folder into which the packages were unpacked, where they are not to be installed.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,30 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from gdq.embedded import Binaries, Server, binaries_in
 
-_PROGRAMS = Path("/usr/lib/postgresql/15/bin")
+ROOT = Path(os.environ.get("GDQ_BENCH_ROOT", "/"))
+_PROGRAMS = ROOT / "usr/lib/postgresql/15/bin"
+_LIBRARIES = ROOT / "usr/lib/postgresql/15/lib"
+SLONY_SQL = ROOT / "usr/share/slony1"
 # Files by which a package is known to be there; pgbench comes with the server's package, not with the client's.
-_FILES = {
-    "postgresql-15": (_PROGRAMS / "postgres", _PROGRAMS / "pgbench"),
-    "postgresql-15-pgq3": (
-        Path("/usr/lib/postgresql/15/lib/pgq_triggers.so"),
-        Path("/usr/share/postgresql/15/extension/pgq.control"),
-    ),
+_SERVER = {"postgresql-15": (_PROGRAMS / "postgres", _PROGRAMS / "pgbench")}
+PGQ, SLONY, WAL2JSON = "PgQ", "Slony", "wal2json"
+_PEERS = {
+    PGQ: {
+        "postgresql-15-pgq3": (
+            _LIBRARIES / "pgq_triggers.so",
+            ROOT / "usr/share/postgresql/15/extension/pgq.control",
+        )
+    },
+    SLONY: {
+        "postgresql-15-slony1-2": (_LIBRARIES / "slony1_funcs.2.2.11.so",),
+        "slony1-2-bin": (SLONY_SQL / "slony1_base.2.2.11.sql",),
+    },
+    WAL2JSON: {"postgresql-15-wal2json": (_LIBRARIES / "wal2json.so",)},
 }
 
 # Autovacuum stays as it is by default; the measured tables and the logs are out of its reach (see contenders.py).
@@ -28,40 +43,88 @@ SETTINGS: dict[str, str | float | bool] = {
     "shared_buffers": "512MB",
     "max_wal_size": "8GB",
     "checkpoint_timeout": "1h",
+    # For all, the slot's rivals too: what it adds to the log of a table is in the table without trigger already.
+    "wal_level": "logical",
+    "max_replication_slots": 64,
+    "max_wal_senders": 64,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where to measure: the programs, a server of them, and the peers that could not be had."""
+
+    binaries: Binaries
+    conninfo: str
+    missing: frozenset[str]
 
 
 class BenchError(RuntimeError):
     """The benchmark cannot run here, or did not measure what it says; the message is one line."""
 
 
-def provide(progress: Callable[[str], None]) -> Binaries:
-    """Debian's PostgreSQL 15 with PgQ, installed with apt-get when missing and the caller is root.
+def provide(progress: Callable[[str], None], peer: str = PGQ) -> Binaries:
+    """Debian's PostgreSQL 15 with one peer, installed with apt-get when missing and the caller is root.
 
     `progress` gets one line before an installation. Result: the programs of that PostgreSQL. BenchError when packages
     are missing and cannot be installed.
     """
-    if missing := _missing():
-        # Only what is missing: naming an installed package would upgrade it below running servers.
-        command = f"apt-get install -y --no-install-recommends {' '.join(missing)}"
-        if shutil.which("apt-get") is None:
-            raise BenchError(f"{' and '.join(missing)} missing: the benchmark needs Debian's packages")
-        if os.getuid() != 0:
-            raise BenchError(f"{' and '.join(missing)} missing: as root, run {command}")
-        progress(f"installing {' '.join(missing)}")
-        _install(command.split())
-        if missing := _missing():
-            raise BenchError(f"{command} ended well, but files of {' and '.join(missing)} are not in their place")
+    _provide(_SERVER | _PEERS[peer], progress)
     return binaries_in(_PROGRAMS)
+
+
+def provide_peers(progress: Callable[[str], None], *, install: bool = True) -> tuple[Binaries, dict[str, str]]:
+    """The same with every peer that can be had, and {peer: why it is missing} of the others.
+
+    `install`: get packages that are missing.
+    BenchError when PostgreSQL itself is missing.
+    """
+    _provide(_SERVER, progress, install=install)
+    missing: dict[str, str] = {}
+    for peer, packages in _PEERS.items():
+        try:
+            _provide(packages, progress, install=install)
+        except BenchError as error:
+            missing[peer] = str(error)
+            progress(f"without {peer}: {error}")
+    return binaries_in(_PROGRAMS), missing
 
 
 def start(binaries: Binaries) -> Server:
     """A temporary server with SETTINGS; the caller stops it."""
-    return Server(binaries=binaries, settings=SETTINGS).start()
+    settings = dict(SETTINGS)
+    # Minor releases that restrict output plugins refuse wal2json unless it is named here.
+    described = subprocess.run(
+        [binaries.program("postgres"), "--describe-config"], check=True, capture_output=True, text=True
+    ).stdout
+    if "output_plugin_libraries" in described:
+        settings["output_plugin_libraries"] = "pgoutput, wal2json"
+    return Server(binaries=binaries, settings=settings).start()
 
 
-def _missing() -> list[str]:
-    return [package for package, files in _FILES.items() if not all(file.exists() for file in files)]
+_Files = dict[str, tuple[Path, ...]]
+
+
+def _provide(packages: _Files, progress: Callable[[str], None], *, install: bool = True) -> None:
+    if not (missing := _missing(packages)):
+        return
+    named = " and ".join(missing)
+    if Path("/") != ROOT or not install:
+        raise BenchError(f"{named} missing in {ROOT}")
+    # Only what is missing: naming an installed package would upgrade it below running servers.
+    command = f"apt-get install -y --no-install-recommends {' '.join(missing)}"
+    if shutil.which("apt-get") is None:
+        raise BenchError(f"{named} missing: the benchmark needs Debian's packages")
+    if os.getuid() != 0:
+        raise BenchError(f"{named} missing: as root, run {command}")
+    progress(f"installing {' '.join(missing)}")
+    _install(command.split())
+    if missing := _missing(packages):
+        raise BenchError(f"{command} ended well, but files of {' and '.join(missing)} are not in their place")
+
+
+def _missing(packages: _Files) -> list[str]:
+    return [package for package, files in packages.items() if not all(file.exists() for file in files)]
 
 
 def _install(command: list[str]) -> None:

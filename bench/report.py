@@ -1,159 +1,122 @@
-"""Medians, ratios and the verdict."""
+"""docs/benchmarks.md, from results."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from statistics import mean, median, quantiles
-from typing import Any
+from collections.abc import Iterator, Sequence
+from statistics import median
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
+from bench.contenders import BASE, GDQ_FULL, PGQ_BACKUP, SLONY_TRIGGER
+from bench.figures import (
+    Goal,
+    Loss,
+    bulk,
+    capture_goals,
+    capture_losses,
+    one_row_cases,
+    one_row_title,
+    over_base,
+    ratio,
+)  # fmt: skip
+from bench.measure import OPERATIONS, PART, WIDE
+from bench.results import Results
 
-from bench.contenders import BASE, CONTENDERS, GDQ_FULL, GDQ_PK, PGQ_BACKUP, PGQ_PLAIN, Contender
-from bench.measure import CLIENTS, OPERATIONS, Run, Statement
+_HEAD = """# Benchmarks
 
-CAPTURING = tuple(contender for contender in CONTENDERS if contender is not BASE)
+Written by `python -m bench --write docs/benchmarks.md` from one run of `{command}`. Everything that is compared took
+turns in that run, on one server with the same settings. Figures are ratios of medians; in brackets the quartiles of the
+rounds. Times of a shared machine mean nothing elsewhere, their ratios more.
+"""
 
-_PLAIN: dict[str, Any] = {"box": box.SIMPLE_HEAD, "title_justify": "left", "title_style": ""}
-
-# What gdq promises: its cost over that of the PgQ trigger which records the same.
-LIMITS = ((GDQ_FULL, PGQ_BACKUP, 0.5), (GDQ_PK, PGQ_PLAIN, 0.4))
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """One promise: the ratio of two costs (medians), its quartiles over the rounds, and the limit."""
-
-    contender: Contender
-    rival: Contender
-    ratio: float
-    low: float
-    high: float
-    limit: float
-
-    @property
-    def met(self) -> bool:
-        return self.ratio <= self.limit
+_CAPTURE = """Time a row over a table without trigger, in statements of many rows, beside that of {rival}. The last
+column is the processor time of the slot's sender in the server, beside the same. `large value untouched` is an UPDATE
+beside a column of 100 kB."""
 
 
-class Costs:
-    """Cost of capture: microseconds and bytes of WAL a row over the table without trigger."""
+def page(results: Results) -> str:
+    """The page of the documentation."""
+    parts = [_HEAD.format(command=results.about.get("command", "python -m bench")), *_about(results)]
+    parts += _goals(goals(results))
+    parts += _losses(list(losses(results)))
+    for section in (_capture,):
+        parts += section(results)
+    parts += ["## Not measured", "", *(f"- {line}" for line in not_measured(results) or ["Nothing was left out."])]
+    return "\n".join(parts) + "\n"
 
-    def __init__(self, measured: Iterable[Statement], rows: int) -> None:
-        self._seconds: dict[tuple[Contender, str], list[float]] = {}
-        self._wal: dict[tuple[Contender, str], list[float]] = {}
-        for one in measured:
-            key = (one.contender, one.operation)
-            self._seconds.setdefault(key, []).append(one.seconds * 1e6 / rows)
-            self._wal.setdefault(key, []).append(one.wal / rows)
 
-    def time(self, contender: Contender, operation: str) -> float:
-        return median(self._seconds[contender, operation]) - median(self._seconds[BASE, operation])
+def goals(results: Results) -> list[Goal]:
+    """All goals, with what was found."""
+    return capture_goals(results)
 
-    def wal(self, contender: Contender, operation: str) -> float:
-        return median(self._wal[contender, operation]) - median(self._wal[BASE, operation])
 
-    def mean_time(self, contender: Contender) -> float:
-        return mean(self.time(contender, operation) for operation in OPERATIONS)
+def losses(results: Results) -> Iterator[Loss]:
+    """All places where a peer does better."""
+    yield from capture_losses(results)
 
-    def mean_wal(self, contender: Contender) -> float:
-        return mean(self.wal(contender, operation) for operation in OPERATIONS)
 
-    def by_round(self, contender: Contender) -> list[float]:
-        """The mean cost of each round, against the same round of the table without trigger."""
-        pairs = [
-            [mine - base for mine, base in zip(self._seconds[contender, op], self._seconds[BASE, op], strict=True)]
-            for op in OPERATIONS
+def not_measured(results: Results) -> list[str]:
+    """Peers that could not be had and parts that were not reached, in words."""
+    lines = [f"{peer}: {why}" for peer, why in results.about.get("missing", {}).items()]
+    return lines + [str(line) for line in results.about.get("left", [])]
+
+
+def _about(results: Results) -> list[str]:
+    known = {name: value for name, value in results.about.items() if name not in {"missing", "left", "command", "done"}}
+    return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in known.items()), ""]
+
+
+def _goals(found: Sequence[Goal]) -> list[str]:
+    rows = []
+    for goal in found:
+        bound = "at least" if goal.least else "at most"
+        told = str(goal.ratio) if goal.ratio else ""
+        rows.append([goal.what, f"{bound} {goal.aim:g} ({goal.required:g})", told, goal.verdict])
+    return ["## Goals", "", *table(["ratio", "goal (required)", "found", ""], rows), ""]
+
+
+def _losses(found: Sequence[Loss]) -> list[str]:
+    lines = ["## Where gdq loses", ""]
+    if not found:
+        return [*lines, "Nowhere in what was measured.", ""]
+    rows = [[one.what, one.mine, one.its, str(one.ratio)] for one in found]
+    return [*lines, *table(["what", "gdq", "peer", "ratio"], rows), ""]
+
+
+def _capture(results: Results) -> list[str]:
+    """Time and log a row over no trigger, and rates of one-row transactions beside those without trigger."""
+    who = [name for name in results.names(PART, 2) if name != BASE.name]
+    if not who:
+        return []
+    rival = next((one.name for one in (PGQ_BACKUP, SLONY_TRIGGER, GDQ_FULL) if one.name in who), who[0])
+    cases = (*OPERATIONS, WIDE)
+    times, log = [], []
+    for name in who:
+        beside = [ratio(over_base(results, name, case, "us"), over_base(results, rival, case, "us")) for case in cases]
+        mean = ratio(bulk(results, name, "us"), bulk(results, rival, "us"))
+        reader = [value for op in OPERATIONS for value in results.rounds(PART, op, name, "reader_us").values()]
+        base = [value for value in bulk(results, rival, "us").values() if value > 0]
+        share = f"{median(reader) / median(base):.2f}" if reader and base else ""
+        times.append([name, *(str(one or "") for one in (*beside[:3], mean, beside[3])), share])
+        bytes_a_row = [list(over_base(results, name, case, "wal").values()) for case in cases]
+        log.append([name, *(f"{round(median(values)) or 0:,}" if values else "" for values in bytes_a_row)])
+    rates = []
+    for name in who:
+        each = [
+            ratio(results.rounds(PART, case, name, "rate"), results.rounds(PART, case, BASE.name, "rate"))
+            for case in one_row_cases(results)
         ]
-        return [mean(costs) for costs in zip(*pairs, strict=True)]
-
-    def verdict(self, contender: Contender, rival: Contender, limit: float) -> Verdict:
-        ratio = self.mean_time(contender) / self.mean_time(rival)
-        rounds = [mine / its for mine, its in zip(self.by_round(contender), self.by_round(rival), strict=True)]
-        low, _, high = quantiles(rounds, n=4, method="inclusive") if len(rounds) > 1 else [rounds[0]] * 3
-        return Verdict(contender, rival, ratio, low, high, limit)
-
-    def verdicts(self) -> list[Verdict]:
-        return [self.verdict(*limit) for limit in LIMITS]
-
-
-def rate_ratio(runs: Sequence[Run], contender: Contender, clients: int) -> float:
-    """One-row transactions a second against those without trigger: ratio of the medians."""
-
-    def rate(whose: Contender) -> float:
-        return median(run.rate for run in runs if run.contender == whose and run.clients == clients)
-
-    return rate(contender) / rate(BASE)
+        if any(each):
+            rates.append([name, *(str(one or "") for one in each)])
+    return [
+        "## Capture", "",
+        _CAPTURE.format(rival=rival), "",
+        *table(["", *OPERATIONS, "mean", WIDE, "reader in the server"], times), "",
+        "Bytes of WAL a row over a table without trigger:", "", *table(["", *cases], log), "",
+        "Transactions of one row a second, beside a table without trigger:", "",
+        *table(["", *map(one_row_title, one_row_cases(results))], rates), "",
+    ]  # fmt: skip
 
 
-def as_dict(costs: Costs, runs: Sequence[Run], about: dict[str, Any]) -> dict[str, Any]:
-    """Everything that `show` prints, for `--json`."""
-    return {
-        "about": about,
-        "cost": {
-            contender.name: {
-                "microseconds": {op: round(costs.time(contender, op), 3) for op in OPERATIONS},
-                "mean_microseconds": round(costs.mean_time(contender), 3),
-                "wal_bytes": {op: round(costs.wal(contender, op), 1) for op in OPERATIONS},
-                "one_row_rate": {str(c): round(rate_ratio(runs, contender, c), 3) for c in CLIENTS} if runs else None,
-            }
-            for contender in CAPTURING
-        },
-        "verdicts": [
-            {
-                "contender": verdict.contender.name,
-                "rival": verdict.rival.name,
-                "ratio": round(verdict.ratio, 3),
-                "quartiles": [round(verdict.low, 3), round(verdict.high, 3)],
-                "limit": verdict.limit,
-                "met": verdict.met,
-            }
-            for verdict in costs.verdicts()
-        ],
-    }
-
-
-def show(console: Console, costs: Costs, runs: Sequence[Run], about: dict[str, Any]) -> None:
-    """Print the tables and the verdict."""
-    for name, value in about.items():
-        console.print(f"{name}: {value}", highlight=False, soft_wrap=True)
-    console.print(_statement_table(costs, about["rows"]))
-    if runs:
-        console.print(_run_table(runs))
-    for verdict in costs.verdicts():
-        console.print(
-            f"{'met' if verdict.met else 'MISSED'}: {verdict.contender.name} costs {verdict.ratio:.2f} of"
-            f" {verdict.rival.name}; limit {verdict.limit}"
-            f" (quartiles of the rounds {verdict.low:.2f} to {verdict.high:.2f})",
-            highlight=False,
-            soft_wrap=True,
-        )
-
-
-def _statement_table(costs: Costs, rows: int) -> Table:
-    table = Table(title=f"us a row over no trigger, statements of {rows:,} rows, medians", **_PLAIN)
-    table.add_column("capture")
-    for title in (*OPERATIONS, "mean", "of PgQ's", "WAL bytes"):
-        table.add_column(title, justify="right")
-    for contender in CAPTURING:
-        rival = next((its for mine, its, _ in LIMITS if mine is contender), None)
-        table.add_row(
-            contender.name,
-            *(f"{costs.time(contender, operation):.2f}" for operation in OPERATIONS),
-            f"{costs.mean_time(contender):.2f}",
-            f"{costs.mean_time(contender) / costs.mean_time(rival):.2f}" if rival else "",
-            f"{costs.mean_wal(contender):.0f}",
-        )
-    return table
-
-
-def _run_table(runs: Sequence[Run]) -> Table:
-    table = Table(title="One-row transactions a second: ratio to no trigger, medians", **_PLAIN)
-    table.add_column("capture")
-    for clients in CLIENTS:
-        table.add_column(f"{clients} client{'s' if clients > 1 else ''}", justify="right")
-    for contender in CAPTURING:
-        table.add_row(contender.name, *(f"{rate_ratio(runs, contender, clients):.2f}" for clients in CLIENTS))
-    return table
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table of Markdown."""
+    lines = ["| " + " | ".join(row) + " |" for row in (head, *rows)]
+    return [lines[0], "|---|" + "---:|" * (len(head) - 1), *lines[1:]]

@@ -1,0 +1,147 @@
+"""Ratios of medians with their spread over the rounds, the goals, and where gdq loses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from statistics import mean, median, quantiles
+
+from bench.contenders import (
+    BASE,
+    GDQ_FULL,
+    GDQ_PK,
+    GDQ_STATEMENT,
+    PGQ_BACKUP,
+    PGQ_PLAIN,
+    SLONY_TRIGGER,
+    SLOT_CONSUMED,
+    SLOT_CONSUMED_FULL,
+    Contender,
+)  # fmt: skip
+from bench.measure import OPERATIONS, PART, WIDE
+from bench.results import Results
+
+Rounds = Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """The ratio of two medians, and the quartiles of the ratios of the rounds."""
+
+    mid: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.mid:.2f} ({self.low:.2f} to {self.high:.2f})"
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What gdq wants: `ratio` not above `aim`, and by no means above `required`; or not below them, if `least`.
+
+    `ratio` is None where it was not measured.
+    """
+
+    what: str
+    ratio: Ratio | None
+    aim: float
+    required: float
+    least: bool = False
+
+    @property
+    def verdict(self) -> str:
+        if self.ratio is None:
+            return "not measured"
+        for limit, word in ((self.aim, "met"), (self.required, "required met, goal missed")):
+            if self.ratio.mid >= limit if self.least else self.ratio.mid <= limit:
+                return word
+        return "MISSED"
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Where a peer does better: `ratio` of gdq's figure to the peer's is above 1, or below for rates."""
+
+    what: str
+    mine: str
+    its: str
+    ratio: Ratio
+
+
+def ratio(mine: Rounds, its: Rounds) -> Ratio | None:
+    """The ratio of two medians; None without common rounds, or where the divisor is lost in the noise."""
+    common = [number for number in mine if number in its and its[number] > 0]
+    if not common or median(its.values()) <= 0:
+        return None
+    each = [mine[number] / its[number] for number in common]
+    low, _, high = quantiles(each, n=4, method="inclusive") if len(each) > 1 else each * 3
+    return Ratio(median(mine.values()) / median(its.values()), low, high)
+
+
+def over_base(results: Results, who: str, case: str, name: str) -> dict[int, float]:
+    """What capture costs a row: of each round, over the same round of the table without trigger."""
+    base = results.rounds(PART, case, BASE.name, name)
+    return {r: value - base[r] for r, value in results.rounds(PART, case, who, name).items() if r in base}
+
+
+def bulk(results: Results, who: str, name: str) -> dict[int, float]:
+    """The same, the mean of INSERT, UPDATE and DELETE."""
+    each = [over_base(results, who, operation, name) for operation in OPERATIONS]
+    return {number: mean(one[number] for one in each) for number in each[0] if all(number in one for one in each)}
+
+
+# Contenders of gdq, each with those that record as much.
+RIVALS: tuple[tuple[Contender, tuple[Contender, ...]], ...] = (
+    (GDQ_FULL, (PGQ_BACKUP, SLONY_TRIGGER, SLOT_CONSUMED_FULL)),
+    (GDQ_PK, (PGQ_PLAIN, SLONY_TRIGGER, SLOT_CONSUMED)),
+    (GDQ_STATEMENT, (PGQ_BACKUP, SLONY_TRIGGER, SLOT_CONSUMED_FULL)),
+)
+
+
+def capture_goals(results: Results) -> list[Goal]:
+    """The goals of bulk statements."""
+
+    def beside(mine: Contender, its: Contender, aim: float, required: float) -> Goal:
+        found = ratio(bulk(results, mine.name, "us"), bulk(results, its.name, "us"))
+        return Goal(f"capture in bulk: {mine.name} beside {its.name}", found, aim, required)
+
+    return [
+        beside(GDQ_FULL, PGQ_BACKUP, 0.45, 0.5),
+        beside(GDQ_PK, PGQ_PLAIN, 0.35, 0.4),
+        beside(GDQ_STATEMENT, PGQ_BACKUP, 0.2, 0.3),
+        *(beside(mine, SLONY_TRIGGER, 1, 1) for mine in (GDQ_FULL, GDQ_PK, GDQ_STATEMENT)),
+    ]
+
+
+def capture_losses(results: Results) -> Iterator[Loss]:
+    """Whatever a peer writes in less time, in less log, or at a higher rate."""
+    names = {"us": "time", "wal": "WAL"}
+    for mine, rivals in RIVALS:
+        for its in rivals:
+            for case in (*OPERATIONS, WIDE):
+                for name, word in names.items():
+                    own = over_base(results, mine.name, case, name)
+                    theirs = over_base(results, its.name, case, name)
+                    found = ratio(own, theirs)
+                    if found is not None and found.mid > 1:
+                        yield Loss(f"{case}: {word} a row", mine.name, its.name, found)
+            for case in one_row_cases(results):
+                rates = (results.rounds(PART, case, who.name, "rate") for who in (mine, its))
+                found = ratio(*rates)
+                if found is not None and found.mid < 1:
+                    yield Loss(f"{one_row_title(case)}: transactions/s", mine.name, its.name, found)
+
+
+def one_row_cases(results: Results) -> list[str]:
+    """The cases of one-row transactions that were measured."""
+    return sorted(
+        (case for case in results.names(PART, 1) if case.startswith("one-row")),
+        key=lambda case: (case.split()[2], int(case.split()[1])),
+    )
+
+
+def one_row_title(case: str) -> str:
+    """Such a case in words."""
+    _, clients, commit = case.split()
+    return f"{clients} client{'' if clients == '1' else 's'}, synchronous_commit {commit}"

@@ -1,0 +1,90 @@
+"""The benchmarks' results are kept, and told with goals that are missed, losses and what is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("bench.results", reason="an sdist has no benchmarks")
+
+from bench.figures import Goal, Ratio, ratio
+from bench.packages import BenchError
+from bench.report import goals, losses, page
+from bench.results import Results
+
+OPERATIONS = ("insert", "update", "delete")
+# Microseconds a row of a statement; WAL is a hundred times that.
+COSTS = {
+    "no trigger": 2.0,
+    "gdq full": 6.8,
+    "gdq pk": 5.4,
+    "gdq statement": 4.5,
+    "PgQ with backup": 12.0,
+    "PgQ": 11.0,
+    "slot consumed, identity full": 2.5,
+}
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Results:
+    """Three rounds; Slony could not be had."""
+    kept = Results(tmp_path / "kept" / "bench.jsonl", "usual")
+    kept.tell(size="usual", machine="two processors", missing={"Slony": "slony1-2-bin missing in /"})
+    for number in (1, 2, 3):
+        for who, us in COSTS.items():
+            for operation in OPERATIONS:
+                kept.add("capture", operation, who, number, {"us": us + number, "wal": us * 100})
+            kept.add("capture", "one-row 16 on", who, number, {"rate": 10_000 / us})
+    return kept
+
+
+def test_a_run_goes_on_where_it_was(results: Results) -> None:
+    with results.path.open("a") as file:
+        file.write('{"part": "capture", "ca')  # the machine went down here
+    again = Results.read(results.path, "usual")
+    assert (again.samples, again.about) == (results.samples, results.about)
+    assert again.has("capture", "insert", "gdq full", 3)
+    assert not again.has("capture", "insert", "gdq full", 4)
+    again.add("capture", "insert", "gdq full", 4, {"us": 1.0})
+    assert Results.read(results.path, "usual").samples == again.samples
+
+
+def test_results_of_another_size_are_not_mixed(results: Results) -> None:
+    with pytest.raises(BenchError, match="holds a run of size usual"):
+        Results.read(results.path, "quick")
+
+
+def test_goals(results: Results) -> None:
+    found = {goal.what.removeprefix("capture in bulk: "): goal for goal in goals(results)}
+    full = found["gdq full beside PgQ with backup"]
+    assert full.ratio is not None
+    assert full.ratio.mid == pytest.approx(0.48)
+    assert full.verdict == "required met, goal missed"
+    assert found["gdq pk beside PgQ"].verdict == "required met, goal missed"
+    assert found["gdq statement beside PgQ with backup"].verdict == "required met, goal missed"
+    assert found["gdq full beside Slony"].verdict == "not measured"
+    assert Goal("", Ratio(2.4, 2, 3), 3, 2.5, least=True).verdict == "MISSED"
+    assert Goal("", Ratio(3.0, 2, 3), 3, 2.5, least=True).verdict == "met"
+
+
+def test_losses(results: Results) -> None:
+    found = {(loss.what, loss.mine, loss.its) for loss in losses(results)}
+    slot = "slot consumed, identity full"
+    assert ("update: time a row", "gdq full", slot) in found
+    assert ("update: WAL a row", "gdq full", slot) in found
+    assert ("16 clients, synchronous_commit on: transactions/s", "gdq full", slot) in found
+    assert not {one for one in found if one[2].startswith("PgQ")}
+
+
+def test_the_page_names_what_is_missing(results: Results) -> None:
+    text = page(results)
+    assert "- Slony: slony1-2-bin missing in /" in text
+    assert "| gdq full | 0.48 (0.48 to 0.48) |" in text
+    assert "| machine | two processors |" in text
+    assert "MISSED" not in text
+
+
+def test_a_ratio_to_noise_is_none() -> None:
+    assert ratio({1: 1.0, 2: 1.0, 3: 1.0}, {1: -0.1, 2: -0.2, 3: 0.1}) is None
+    assert ratio({1: 1.0}, {2: 1.0}) is None
