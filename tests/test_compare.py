@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
+from gdq.consumers.compare import attach
+from gdq.consumers.compare.figures import Figures, Latency, Phase
+from gdq.consumers.compare.pairing import Snapshot
+from gdq.consumers.compare.recommend import recommend
+from gdq.consumers.compare.run import SHARES, compare
+from gdq.errors import GdqError
 from tests.fix_server import Database
-from tests.programs import gdq
+from tests.programs import gdq, start_gdq
 
 pytestmark = pytest.mark.server
 
@@ -88,11 +97,274 @@ def working(db: Database) -> Iterator[dict[str, int]]:
     assert not failed
 
 
+def at(phase: str, action: Callable[[], object]) -> Callable[[str, str], None]:
+    """What run.compare() tells, with something that happens once in a phase."""
+    pending = [action]
+
+    def tell(name: str, _doing: str) -> None:
+        if name == phase and pending:
+            pending.pop()()
+
+    return tell
+
+
 def test_measures_both_paths(db: Database, bank: psycopg.Connection[Any], tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
     with working(db) as done:
-        found = gdq("compare", "--tables", TABLES, "--seconds", "2", "--json", dsn=db.su_dsn)
-    print(found.stderr, found.stdout[:6000], done)
-    assert found.returncode == 0
+        options = ["--tables", TABLES, "--seconds", "2", "--json", "--report", str(page)]
+        found = gdq("compare", *options, dsn=db.su_dsn)
+    assert (found.returncode, found.stderr) == (0, f"wrote {page}\n")
     figures = json.loads(found.stdout)
-    assert figures["difference_counts"] == {}
-    assert figures["queue"]["events"] == figures["slot"]["events"]
+    events = figures["queue"]["events"]
+    assert events == figures["slot"]["events"]
+    assert {table: list(ops) for table, ops in events.items()} == {
+        "public.pgbench_accounts": ["update"],
+        "public.pgbench_tellers": ["update"],
+        "public.pgbench_history": ["insert"],
+    }
+    counts = {count for ops in events.values() for count in ops.values()}
+    assert counts == {figures["queue"]["transactions"]} == {figures["slot"]["transactions"]}
+    assert 20 < min(counts) < done["transactions"]
+    assert "" not in figures["difference_counts"]
+    assert figures["difference_counts"]["`old` of an update or delete"] >= figures["old_missing"] == 2 * min(counts)
+    for path in ("queue", "slot"):
+        latency = figures[path]["latency"]
+        assert 0 < latency["p50"] <= latency["p99"] <= latency["max"] < 2
+        assert sum(count for _, count in latency["histogram"]) == latency["transactions"] > 5
+        assert figures[path]["retained_bytes"] > figures[path]["retained_per_second"] * 0.5 > 0
+        assert figures[path]["catch_up_seconds"] > 0
+    # the slot's latency is not that of a tick; the queue's has one
+    assert figures["queue"]["latency"]["p50"] > figures["slot"]["latency"]["p50"]
+    alone, both, idle = figures["phases"]
+    assert [phase["name"] for phase in figures["phases"]] == ["slot alone", "both read", "nobody reads"]
+    assert all(phase["changes"] == 3 * phase["transactions"] > 0 for phase in figures["phases"][1:])
+    assert both["wal_bytes"] / both["changes"] > 1.2 * alone["wal_bytes"] / alone["changes"]
+    assert 50 < figures["log_bytes_per_change"] < 1000
+    assert set(figures["queue"]["cpu_seconds"]) == {"consumer"}
+    assert set(figures["slot"]["cpu_seconds"]) == {"consumer", "walsender"}
+    assert all(value is not None for path in ("queue", "slot") for value in figures[path]["cpu_seconds"].values())
+    assert idle["end"] <= max(sample["at"] for sample in figures["samples"]) + 0.5
+    assert figures["recommendation"]["choice"] in ("queue", "slot", "either")
+    looked = Page(page.read_text(encoding="utf-8"))
+    assert looked.plots == 3
+    assert looked.lines == ["queue", "slot"] * 2
+    wanted = ["public.pgbench_accounts update", "latency p99", "both read", figures["recommendation"]["text"]]
+    assert all(text in looked.text for text in [*wanted, "CPU of the server, reading", f"{min(counts):,}"])
+
+
+class Page(HTMLParser):
+    """What a page shows; every element must be closed."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.plots, self.lines, self.text = 0, list[str](), ""
+        self._open: list[str] = []
+        self.feed(page)
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.plots += tag == "svg"
+        if tag == "polyline":
+            self.lines.append(dict(attrs)["class"] or "")
+        if tag != "meta":
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "polyline":
+            self.lines.append(dict(attrs)["class"] or "")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_finds_what_the_queue_did_not_get(db: Database, bank: psycopg.Connection[Any]) -> None:
+    """Triggers do not fire in replica role. With the old rows nothing is left that the slot lacks."""
+
+    def write() -> None:
+        with db.connect("su") as su:
+            su.execute("set session_replication_role = replica")
+            su.execute("update pgbench_accounts set abalance = 7 where aid = 77")
+
+    with working(db):
+        tables = ["pgbench_accounts", "pgbench_tellers"]
+        figures = compare(db.su_dsn, tables, 1.5, replica_identity_full=True, tell=at("both read", write))
+    assert figures.difference_counts[""] == 1
+    (text,) = figures.differences
+    assert "missing in queue" in text
+    assert "'aid': 77" in text
+    assert figures.slot.total == figures.queue.total + 1
+    assert (figures.old_missing, figures.new_partial) == (0, 0)
+    found = recommend(figures)
+    assert (found.choice, found.reasons) == ("unknown", [])
+
+
+@pytest.mark.parametrize(
+    "whose",
+    [
+        "walsender",
+        pytest.param("gdq compare", marks=pytest.mark.long),
+        pytest.param("gdq:gdq_compare", marks=pytest.mark.long),
+    ],
+)
+def test_cleans_up_after_a_lost_connection(db: Database, bank: psycopg.Connection[Any], whose: str) -> None:
+    query = """select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database()
+                and (backend_type = %s or application_name = %s or starts_with(application_name, %s || '/'))"""
+    ended = []
+
+    def end() -> None:
+        ended.extend(bank.execute(query, [whose] * 3).fetchall())
+
+    with pytest.raises(psycopg.OperationalError):
+        compare(db.su_dsn, ["pgbench_accounts"], 4, tell=at("both read", end))
+    assert ended == [(True,)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.long)])
+def test_cleans_up_after_a_signal(db: Database, bank: psycopg.Connection[Any], number: signal.Signals) -> None:
+    """A run that cannot clean up any more has its leftovers removed by the next, replica identities too."""
+    bank.execute("alter table pgbench_tellers replica identity using index pgbench_tellers_pkey")
+    before = state(bank)
+    options = ["--tables", TABLES, "--seconds", "10", "--replica-identity-full"]
+    running = start_gdq("compare", *options, dsn=db.su_dsn)
+    wait_until(lambda: len(gdq_triggers(bank)) >= 3)
+    identities = (
+        "select array_agg(relreplident::text) from pg_class where relname ~ '^pgbench_(acc|tel|his)' and relkind = 'r'"
+    )
+    assert bank.execute(identities).fetchone() == (["f"] * 3,)
+    running.send_signal(number)
+    _, told = running.communicate(timeout=60)
+    if number == signal.SIGINT:
+        assert (running.returncode, told) == (1, "Error: interrupted: what the run had made is removed again\n")
+    else:
+        wait_until(
+            lambda: not bank.execute("select from pg_stat_activity where application_name = 'gdq compare'").rowcount
+        )
+        assert state(bank) != before
+        removed = gdq("compare", "--clean-up", dsn=db.su_dsn)
+        assert removed.returncode == 0
+        for what in ("queue gdq_compare with its triggers", "slot gdq_gdq_compare_db", "publication gdq_gdq_compare"):
+            assert what in removed.stderr
+        assert "replica identity of public.pgbench_tellers" in removed.stderr
+        assert gdq("compare", "--clean-up", dsn=db.su_dsn).stderr == "already gone: no run has left anything\n"
+    assert state(bank) == before
+    bank.execute("alter table pgbench_tellers replica identity default")
+
+
+def gdq_triggers(connection: psycopg.Connection[Any]) -> list[Any]:
+    query = "select distinct tgrelid from pg_trigger where not tgisinternal and tgrelid::regclass::text ~ '^pgbench'"
+    return connection.execute(query).fetchall()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_refuses_what_it_cannot_do(db: Database, bank: psycopg.Connection[Any]) -> None:
+    bank.execute("create table keyless (i int)")
+    bank.execute("create unlogged table volatile (i int primary key)")
+    bank.execute("create table made (i int primary key, j int generated always as (i + 1) stored)")
+    bank.execute("alter table made replica identity full")
+    bank.execute("create table parted (i int) partition by list (i)")
+    bank.execute("create table parted_1 partition of parted for values in (1)")
+    bank.execute("create view seen as select 1 as i")
+    bank.execute("create table private (i int primary key)")
+    names = "keyless, volatile, made, parted, parted_1"
+    bank.execute(f"grant trigger on {names} to gdq_owner")
+    refusals = {
+        "keyless": "table public.keyless has no replica identity: UPDATE and DELETE would fail once it is published",
+        "parted": "table public.parted_1 has no replica identity: UPDATE and DELETE would fail once it is published",
+        "volatile": "table public.volatile is unlogged or temporary: a slot does not see it",
+        "seen": "public.seen is not a table",
+        "private": "gdq has no right to put triggers on public.private",
+        "nowhere": 'relation "nowhere" does not exist',
+        "pgbench_tellers,public.pgbench_tellers": "a table is named twice",
+    }
+    if bank.info.server_version >= 180000:
+        refusals["made"] = (
+            "table public.made has generated columns and REPLICA IDENTITY FULL: UPDATE and DELETE would fail"
+        )
+    for tables, message in refusals.items():
+        with pytest.raises((GdqError, psycopg.Error), match=message):
+            compare(db.su_dsn, tables.split(","), 1)
+    with pytest.raises(GdqError, match="role gdq_owner has no REPLICATION"):
+        compare(db.dsn, ["pgbench_tellers"], 1)
+    with db.connect("su") as other:
+        attach.lock(other)
+        with pytest.raises(GdqError, match="another gdq compare is at work"):
+            compare(db.su_dsn, ["pgbench_tellers"], 1)
+    done = gdq("compare", "--tables", "keyless", dsn=db.su_dsn)
+    assert (done.returncode, len(done.stderr.splitlines()), done.stdout) == (1, 2, "")
+    assert gdq("compare", dsn=db.su_dsn).returncode == 2
+    bank.execute(f"drop table {names.removesuffix(', parted_1')}, private; drop view seen")
+
+
+def test_refuses_a_database_without_gdq(empty_db: Database) -> None:
+    with pytest.raises(GdqError, match="gdq is not installed in this database"):
+        compare(empty_db.su_dsn, ["t"], 1)
+
+
+def figures_of(**changed: Any) -> Figures:
+    """Those of a run in which both paths did the same."""
+    figures = Figures("bank", "18", "", 60, ["t"], replica_identity_full=False)
+    for path in (figures.queue, figures.slot):
+        path.events = {"t": {"update": 1000}}
+        path.latency = Latency(100, 0.1, 0.2, 0.3, [(0.1, 100)])
+        path.retained_per_second = 1000.0
+        path.cpu_seconds = {"consumer": 1.0}
+    figures.phases = [Phase(name, 0, 1, 1000, 1000, 100_000) for name in SHARES]
+    for name, value in changed.items():
+        whole, _, part = name.partition("__")
+        setattr(getattr(figures, whole) if part else figures, part or whole, value)
+    return figures
+
+
+@pytest.mark.parametrize(
+    ("changed", "choice", "because"),
+    [
+        ({}, "either", ""),
+        ({"difference_counts": {"": 1}}, "unknown", ""),
+        ({"difference_counts": {"`time`": 1000}}, "either", ""),
+        ({"slot__events": {"t": {"update": 99}}}, "unknown", ""),
+        ({"old_missing": 1}, "queue", "without the old row"),
+        ({"new_partial": 1}, "queue", "without their large values"),
+        ({"queue__latency": Latency(9, 0.01, 0.2, 0.3, [])}, "queue", "within 10 ms by the queue, 100 ms by the slot"),
+        ({"slot__latency": Latency(9, 0.01, 0.2, 0.3, [])}, "slot", "within 10 ms by the slot, 100 ms by the queue"),
+        ({"slot__latency": None}, "either", ""),
+        ({"slot__retained_per_second": 2000.0}, "queue", "the slot keeps 2.0 times the bytes"),
+        ({"queue__retained_per_second": 3000.0}, "slot", "the queue keeps 3.0 times the bytes"),
+        ({"queue__cpu_seconds": {"consumer": 4.0}}, "slot", "by the queue takes 4.0 times the server's CPU"),
+        ({"slot__cpu_seconds": {"consumer": 1.0, "walsender": 1.5}}, "queue", "by the slot takes 2.5 times"),
+        ({"slot__cpu_seconds": {"consumer": 1.0, "walsender": None}}, "either", ""),
+        (
+            {"phases": [Phase(n, 0, 1, 1000, 9, w) for n, w in zip(SHARES, (1, 2, 2), strict=True)]},
+            "slot",
+            "2.0 times the log",
+        ),
+        (
+            {"phases": [Phase(n, 0, 1, c, 9, c) for n, c in zip(SHARES, (1000, 700, 1), strict=True)]},
+            "slot",
+            "700 changes a second",
+        ),
+        ({"phases": [Phase(n, 0, 1, c, 9, c) for n, c in zip(SHARES, (0, 700, 1), strict=True)]}, "either", ""),
+        ({"old_missing": 1, "queue__retained_per_second": 3000.0}, "queue", "without the old row"),
+    ],
+)
+def test_recommends_by_what_was_measured(changed: dict[str, Any], choice: str, because: str) -> None:
+    found = recommend(figures_of(**changed))
+    assert found.choice == choice
+    assert [reason for reason in found.reasons if because and because in reason.text] == found.reasons[:1]
+    assert choice in (found.text.lower() if choice != "unknown" else "unknown")
+
+
+def test_snapshots_see_numbers_of_32_bits() -> None:
+    seen = Snapshot(f"{2**32 * 3 + 5}:{2**32 * 3 + 9}:{2**32 * 3 + 7}")
+    assert [xid for xid in range(12) if seen.sees(xid)] == [0, 1, 2, 3, 4, 5, 6, 8]
+    assert seen.sees(2**32 - 1)
+    assert seen.sees(2**32 * 3 + 8)
+    assert not seen.sees(2**32 * 3 + 7)

@@ -120,10 +120,13 @@ def _check_table(connection: Connection[Any], table: str, *, identity_full: bool
     return root
 
 
-def lock(connection: Connection[Any]) -> None:
-    """Keep other runs out of this database until the connection ends; GdqError when one is at work."""
-    if not _scalar(connection, _LOCK):
-        raise GdqError("another gdq compare is at work in this database")
+def lock(connection: Connection[Any], *, wait_seconds: float = 0.0) -> None:
+    """Keep other runs out of this database until the connection ends; GdqError when one is at work, and stays."""
+    until = time.monotonic() + wait_seconds
+    while not _scalar(connection, _LOCK):
+        if time.monotonic() >= until:
+            raise GdqError("another gdq compare is at work in this database")
+        time.sleep(0.1)
 
 
 def attach_slot(connection: Connection[Any], tables: Sequence[str], *, identity_full: bool = False) -> None:

@@ -45,19 +45,6 @@ class Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """Changes of one transaction that came by one path and not by the other: a `rule` of differences, or none.
-
-    `rule` None: nothing explains it.
-    """
-
-    xid: int
-    table: str | None
-    rule: str | None
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class Sample:
     """A moment, in seconds from the start: bytes of the queue's logs, and of the log that the slot retains."""
 
@@ -94,7 +81,8 @@ class Figures:
     """One run. `log_bytes_per_change`: what the queue's logs take on disk for one change.
 
     `old_missing`, `new_partial`: updates and deletes that came by the slot without the old row, and with a new row
-    that lacks large values. `differences` holds the first ones, `difference_counts` all, by rule ("" for none).
+    that lacks large values. `difference_counts` has how many differences each
+    rule explains, and "" those that none does, the first of which are in `differences`.
     """
 
     database: str
@@ -108,7 +96,7 @@ class Figures:
     phases: list[Phase] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     log_bytes_per_change: float | None = None
-    differences: list[Difference] = field(default_factory=list)
+    differences: list[str] = field(default_factory=list)
     difference_counts: dict[str, int] = field(default_factory=dict)
     old_missing: int = 0
     new_partial: int = 0

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from array import array
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from gdq.consumers.compare.figures import Difference, Figures, Latency
+from gdq.consumers.compare.figures import Figures, Latency
+from gdq.consumers.slot.comparison import Comparison
+from gdq.consumers.slot.rules import TableFacts
 from gdq.source import Event
 
 _EXAMPLES = 20
@@ -47,21 +48,15 @@ class Arrived:
     committed: float = 0.0
 
 
-def differences(xid: int, queue: Sequence[Event], slot: Sequence[Event]) -> list[Difference]:
-    """How the changes of one transaction differ between the paths: as multisets of table, operation and key."""
-    ours, theirs = Counter(map(_identity, queue)), Counter(map(_identity, slot))
-    missing = [("slot", *item) for item in (ours - theirs).items()] + [("queue", *i) for i in (theirs - ours).items()]
-    return [
-        Difference(xid, table, None, f"{op} of {table} {key or ''} ({count}) did not come by the {side}")
-        for side, (table, op, key), count in missing
-    ]
+_NOTHING = Arrived([], 0, timed=False)
 
 
 class Pairing:
-    """Takes what both readers receive, from two threads; keeps a transaction until the other path has it, too.
+    """Takes what both readers receive, in their threads; compares it in another, when advance() is called.
 
-    `clock`: seconds by which the server's clock is ahead of this machine's. Only transactions after began() and up to
-    the snapshot of finish() are compared; the slot's commits before are counted as well, for the rates.
+    `clock`: seconds by which the server's clock is ahead of this machine's. `seen` counts changes, `commits` has time
+    and number of changes of all transactions of the slot, also of those before began(), which are not compared.
+    A transaction is kept until the other path has it, too; they are compared in the order of their commits.
     """
 
     def __init__(self, figures: Figures, clock: float) -> None:
@@ -72,72 +67,84 @@ class Pairing:
         self._figures = figures
         self._lock = threading.Lock()
         self._start: Snapshot | None = None
-        self._waiting: dict[str, dict[int, Arrived]] = {"queue": {}, "slot": {}}
+        self._read_to: Snapshot | None = None
+        self._queue: dict[int, Arrived] = {}
+        self._slot: deque[tuple[int, Arrived]] = deque()
         self._latencies = {"queue": array("d"), "slot": array("d")}
-        self._differences: Counter[str] = Counter()
+        self._comparison = Comparison()
 
-    def began(self, snapshot: str) -> None:
+    def began(self, snapshot: str, facts: Mapping[str, TableFacts]) -> None:
         """The queue is there: what the snapshot does not see must come by both paths."""
         self._start = Snapshot(snapshot)
+        self._comparison = Comparison(facts)
 
     def slot(self, xid: int, arrived: Arrived) -> None:
         """A transaction came by the slot."""
-        changes = [event for event in arrived.events if event.op in _CHANGES]
-        if not changes:
+        arrived = replace(arrived, events=[event for event in arrived.events if event.op in _CHANGES])
+        if not arrived.events:
             return
-        self.commits.append((arrived.committed, len(changes)))
+        self.commits.append((arrived.committed, len(arrived.events)))
         if self._start is not None and not self._start.sees(xid):
-            self.seen["slot"] += len(changes)
-            self._take("slot", "queue", xid, Arrived(changes, arrived.received, arrived.timed, arrived.committed))
+            self.seen["slot"] += len(arrived.events)
+            with self._lock:
+                self._slot.append((xid, arrived))
 
-    def queue(self, xid: int, arrived: Arrived) -> None:
-        """A transaction came by the queue."""
-        changes = [event for event in arrived.events if event.op in _CHANGES]
-        if changes and self._start is not None and not self._start.sees(xid):
-            self.seen["queue"] += len(changes)
-            self._take("queue", "slot", xid & 0xFFFFFFFF, Arrived(changes, arrived.received, arrived.timed))
+    def queue(self, batch: Mapping[int, Arrived], snapshot: str) -> None:
+        """A batch came by the queue, which has now read all that the snapshot sees."""
+        for xid, arrived in batch.items():
+            changes = [event for event in arrived.events if event.op in _CHANGES]
+            if changes and self._start is not None and not self._start.sees(xid):
+                self.seen["queue"] += len(changes)
+                with self._lock:
+                    self._queue[xid & 0xFFFFFFFF] = replace(arrived, events=changes)
+        self._read_to = Snapshot(snapshot)
 
-    def finish(self, snapshot: str) -> None:
-        """Both were read to an end: the queue to that snapshot, the slot beyond it."""
-        end = Snapshot(snapshot)
-        nothing = Arrived([], 0, timed=False)
-        for xid, slot in self._waiting["slot"].items():
-            if end.sees(xid):
-                self._compare(xid, nothing, slot)
-        for xid, queue in self._waiting["queue"].items():
-            self._compare(xid, queue, nothing)
-        self._figures.difference_counts = dict(self._differences)
-        self._figures.queue.latency = _latency(self._latencies["queue"])
-        self._figures.slot.latency = _latency(self._latencies["slot"])
+    def advance(self) -> None:
+        """Compare the transactions that both paths have read past."""
+        while self._slot:
+            read_to = self._read_to
+            xid, slot = self._slot[0]
+            with self._lock:
+                queue = self._queue.pop(xid, None)
+            if queue is None and (read_to is None or not read_to.sees(xid)):
+                return
+            self._slot.popleft()
+            self._compare(queue or _NOTHING, slot)
+
+    def finish(self) -> None:
+        """Both were read to an end, the slot further than the queue: compare what is left."""
+        self.advance()
+        for xid, slot in self._slot:
+            # a commit may be in the log before another, and be seen after it
+            if xid in self._queue or (self._read_to is not None and self._read_to.sees(xid)):
+                self._compare(self._queue.pop(xid, _NOTHING), slot)
+        for queue in self._queue.values():
+            self._compare(queue, _NOTHING)
+        figures = self._figures
+        figures.difference_counts = dict(self._comparison.used) | (
+            {"": self._comparison.errors} if self._comparison.errors else {}
+        )
+        figures.queue.latency = _latency(self._latencies["queue"])
+        figures.slot.latency = _latency(self._latencies["slot"])
 
     def changes_between(self, begin: float, end: float) -> tuple[int, int]:
         """Changes and transactions that were committed in that time, as the slot tells."""
         found = [changes for committed, changes in self.commits if begin <= committed < end]
         return sum(found), len(found)
 
-    def _take(self, side: str, other: str, xid: int, arrived: Arrived) -> None:
-        with self._lock:
-            partner = self._waiting[other].pop(xid, None)
-            if partner is None:
-                self._waiting[side][xid] = arrived
-                return
-            queue, slot = (arrived, partner) if side == "queue" else (partner, arrived)
-            self._compare(xid, queue, slot)
-            if queue.timed and slot.timed:
-                self._latencies["queue"].append(queue.received - slot.committed)
-                self._latencies["slot"].append(slot.received - slot.committed)
-
-    def _compare(self, xid: int, queue: Arrived, slot: Arrived) -> None:
+    def _compare(self, queue: Arrived, slot: Arrived) -> None:
         for path, arrived in ((self._figures.queue, queue), (self._figures.slot, slot)):
             path.transactions += bool(arrived.events)
             for event in arrived.events:
                 by_op = path.events.setdefault(event.table or "", {})
                 by_op[event.op] = by_op.get(event.op, 0) + 1
+        if queue.timed and slot.timed:
+            self._latencies["queue"].append(queue.received - slot.committed)
+            self._latencies["slot"].append(slot.received - slot.committed)
         self._look_for_images(queue.events, slot.events)
-        for one in differences(xid, queue.events, slot.events):
-            self._differences[one.rule or ""] += 1
-            if len(self._figures.differences) < _EXAMPLES:
-                self._figures.differences.append(one)
+        for one in self._comparison.differences(queue.events, slot.events):
+            if one.rule is None and len(self._figures.differences) < _EXAMPLES:
+                self._figures.differences.append(str(one))
 
     def _look_for_images(self, queue: Sequence[Event], slot: Sequence[Event]) -> None:
         """Count what the slot leaves out of rows, which the queue has whole."""
@@ -149,10 +156,6 @@ class Pairing:
                 self._figures.old_missing += 1
             if event.op == "update" and len(event.new or ()) < columns.get(event.table, 0):
                 self._figures.new_partial += 1
-
-
-def _identity(event: Event) -> tuple[str | None, str, str]:
-    return event.table, event.op, json.dumps(event.key, sort_keys=True) if event.key else ""
 
 
 def _latency(seconds: array[float]) -> Latency | None:

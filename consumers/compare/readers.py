@@ -20,9 +20,8 @@ Pids = dict[str, int]
 _END_SECONDS = 30.0
 
 
-def read_queue(dsn: str, consumer: str, pairing: Pairing, stop: Stop, pids: Pids, *, once: bool) -> str:
-    """Read batches until `stop`, with `once` up to now; the snapshot up to which it has read."""
-    snapshot = ""
+def read_queue(dsn: str, consumer: str, pairing: Pairing, stop: Stop, pids: Pids, *, once: bool) -> None:
+    """Read batches until `stop`, with `once` up to now."""
     with Consumer(dsn, QUEUE, consumer) as source:
         pids["consumer"] = source.connection.info.backend_pid
         for batch in source.batches(once=once, stop=stop):
@@ -32,14 +31,11 @@ def read_queue(dsn: str, consumer: str, pairing: Pairing, stop: Stop, pids: Pids
                 events.append(event)
                 whole[event.xid] = (events, time.time() + pairing.clock)
             batch.commit()
-            snapshot = batch.snapshot_to
-            for xid, (events, received) in whole.items():
-                pairing.queue(xid, Arrived(events, received, pairing.timed))
-    return snapshot
+            pairing.queue({xid: Arrived(*one, pairing.timed) for xid, one in whole.items()}, batch.snapshot_to)
 
 
-def read_slot(dsn: str, consumer: str, pairing: Pairing, stop: Stop, pids: Pids, *, once: bool) -> str:
-    """The same for the slot; the snapshot is not known."""
+def read_slot(dsn: str, consumer: str, pairing: Pairing, stop: Stop, pids: Pids, *, once: bool) -> None:
+    """The same for the slot."""
     with SlotSource(dsn, QUEUE, consumer) as source:
         pids["consumer"] = source.connection.info.backend_pid
         for batch in source.batches(once=once, stop=stop):
@@ -52,7 +48,6 @@ def read_slot(dsn: str, consumer: str, pairing: Pairing, stop: Stop, pids: Pids,
             if events:
                 _hand_over(pairing, events)
             batch.commit()
-    return ""
 
 
 def _hand_over(pairing: Pairing, events: list[Event]) -> None:
@@ -63,8 +58,7 @@ def _hand_over(pairing: Pairing, events: list[Event]) -> None:
 class Reading:
     """Readers at work in the background, until end() or the end of the block."""
 
-    def __init__(self, **readers: Callable[[Stop], str]) -> None:
-        self.results: dict[str, str] = {}
+    def __init__(self, **readers: Callable[[Stop], None]) -> None:
         self.seconds: dict[str, float] = {}
         self.error: BaseException | None = None
         self._ended = threading.Event()
@@ -101,9 +95,9 @@ class Reading:
         """Whether all came to an end by themselves."""
         return not any(thread.is_alive() for thread in self._threads)
 
-    def _work(self, name: str, read: Callable[[Stop], str]) -> None:
+    def _work(self, name: str, read: Callable[[Stop], None]) -> None:
         try:
-            self.results[name] = read(self._ended.is_set)
+            read(self._ended.is_set)
         except BaseException as error:  # raised by check(), in the thread that waits
             self.error = self.error or error
         self.seconds[name] = time.monotonic() - self._started

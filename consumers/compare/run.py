@@ -22,6 +22,7 @@ from gdq.consumers.compare.figures import Figures, Path, Phase, Sample
 from gdq.consumers.compare.pairing import Pairing
 from gdq.consumers.compare.readers import Pids, Reading, read_queue, read_slot
 from gdq.consumers.compare.server import Server
+from gdq.consumers.slot.rules import table_facts
 from gdq.errors import GdqError
 from gdq.schema_version import check_version
 from gdq.source import iso_utc
@@ -32,6 +33,9 @@ SHARES = {"slot alone": 0.2, "both read": 0.5, "nobody reads": 0.3}
 
 _SAMPLES = 100
 _SAMPLE_SECONDS_MIN = 0.1
+
+# So long the server may need to end a session whose connection is lost.
+_LOST_SECONDS = 10.0
 
 
 Told = Callable[[str, str], None]
@@ -78,9 +82,8 @@ def _cleaned_up(connection: Connection[Any]) -> Iterator[None]:
         yield
     finally:
         if connection.closed:
-            # the lock was the other session's, and whoever has it now cleans up
             with connect(dsn, application_name="gdq compare", autocommit=True) as other:
-                attach.lock(other)
+                attach.lock(other, wait_seconds=_LOST_SECONDS)
                 attach.clean_up(other)
         else:
             attach.clean_up(connection)
@@ -120,7 +123,7 @@ class _Run:
             self._phase("slot alone", reading)
             reading.end()
         self._tell("attaching", "queue")
-        self._pairing.began(attach.attach_queue(self._connection, tables))
+        self._pairing.began(attach.attach_queue(self._connection, tables), table_facts(self._connection, tables))
         with self._reading("queue", "slot") as reading:
             self._pairing.timed = True
             self._both(reading)
@@ -153,6 +156,7 @@ class _Run:
         while (left := begun + seconds - time.monotonic()) > 0:
             self._check(reading)
             self._sample()
+            self._pairing.advance()
             seen = self._pairing.seen
             self._tell(name, f"{seen['queue']:,} changes by the queue, {seen['slot']:,} by the slot, {left:.0f} s left")
             time.sleep(max(min(pause, begun + seconds - time.monotonic()), 0))
@@ -171,14 +175,14 @@ class _Run:
     def _catch_up(self) -> None:
         """Read both to one moment, the slot a little further, and compare."""
         self._tell("catching up", "reading what is left")
-        with self._reading("queue", once=True) as queue:
-            self._wait_for(lambda: queue.done, queue)
+        with self._reading("queue", "slot", once=True) as both:
+            self._wait_for(lambda: both.done, both)
+        for name, path in self._paths().items():
+            path.catch_up_seconds = both.seconds[name]
         self._server.flush()
         with self._reading("slot", once=True) as slot:
             self._wait_for(lambda: slot.done, slot)
-        self._figures.queue.catch_up_seconds = queue.seconds["queue"]
-        self._figures.slot.catch_up_seconds = slot.seconds["slot"]
-        self._pairing.finish(queue.results["queue"])
+        self._pairing.finish()
         origin = self._times[0][1]
         for name, begin, end, wal in self._times:
             changes, transactions = self._pairing.changes_between(begin, end)
@@ -187,17 +191,18 @@ class _Run:
         self._figures.log_bytes_per_change = self._log_growth / changes if changes else None
 
     def _reading(self, *names: str, once: bool = False) -> Reading:
-        readers: dict[str, Callable[..., str]] = {"queue": read_queue, "slot": read_slot}
+        readers: dict[str, Callable[..., None]] = {"queue": read_queue, "slot": read_slot}
         for name in names:
             self._pids[name].clear()
         return Reading(**{name: partial(self._read, readers[name], name, once) for name in names})
 
-    def _read(self, reader: Callable[..., str], name: str, once: bool, stop: Callable[[], bool]) -> str:
-        return reader(self._dsn, self._consumer, self._pairing, stop, self._pids[name], once=once)
+    def _read(self, reader: Callable[..., None], name: str, once: bool, stop: Callable[[], bool]) -> None:
+        reader(self._dsn, self._consumer, self._pairing, stop, self._pids[name], once=once)
 
     def _wait_for(self, condition: Callable[[], bool], reading: Reading) -> None:
         while not condition():
             self._check(reading)
+            self._pairing.advance()
             time.sleep(0.02)
         self._check(reading)
 

@@ -69,12 +69,15 @@ class Server:
 
 
 def _cpu_seconds(pid: int, database: str) -> float | None:
-    """Of a process that says it works for PostgreSQL in that database: on another machine the number is another's."""
+    """Of a process that says it works for PostgreSQL in that database: on another machine the number is another's.
+
+    A walsender says no database before PostgreSQL 16.
+    """
     try:
         title = (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace")
         fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    if "postgres" not in title or database not in title:
+    if "postgres" not in title or not (database in title or "walsender" in title):
         return None
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -75,13 +75,12 @@ PATH_TITLES = ("", "queue", "slot")
 
 def difference_lines(figures: Figures) -> list[str]:
     """How many differences there were by each rule, and the first ones that no rule explains."""
-    if not figures.difference_counts:
-        return ["none: the same changes came by both paths"]
-    lines = [
-        f"{count:,} by rule {rule}" if rule else f"{count:,} that no rule explains"
-        for rule, count in sorted(figures.difference_counts.items())
-    ]
-    return lines + [f"transaction {one.xid}: {one.text}" for one in figures.differences if one.rule is None]
+    unexplained = figures.difference_counts.get("", 0)
+    first = (
+        f"{unexplained:,} that no rule explains" if unexplained else "none but by rule: the same changes came by both"
+    )
+    known = sorted((rule, count) for rule, count in figures.difference_counts.items() if rule)
+    return [first, *figures.differences, *(f"by rule {rule.replace('`', '')}: {count:,}" for rule, count in known)]
 
 
 def text(figures: Figures, verdict: str, reasons: list[str]) -> str:
