@@ -15,7 +15,7 @@ import click
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from bench import capture, packages
+from bench import capture, packages, reading
 from bench.report import goals, page
 from bench.results import Results
 from gdq.embedded import EmbeddedError
@@ -35,11 +35,15 @@ def measure(size: str, results: Results, progress: Callable[[str], None], *, get
     """Measure what is missing in `results`, on servers of its own. `get_peers`: install those that are missing."""
     binaries, missing = packages.provide_peers(progress, install=get_peers)
     results.tell(**machine(binaries.version), missing=missing)
-    with packages.start(binaries) as server:
-        # The socket: a loopback connection would add its own share to one-row transactions.
-        conninfo = make_conninfo(server.conninfo(), host=str(server.socket_folder))
-        place = packages.Place(binaries, conninfo, frozenset(missing))
-        capture.run(place, capture.SIZES[size], results, progress)
+    parts: tuple[Callable[[packages.Place], None], ...] = (
+        lambda place: capture.run(place, capture.SIZES[size], results, progress),
+        lambda place: reading.run(place, reading.SIZES[size], results, progress),
+    )
+    for part in parts:
+        with packages.start(binaries) as server:
+            # The socket: a loopback connection would add its own share to one-row transactions.
+            conninfo = make_conninfo(server.conninfo(), host=str(server.socket_folder))
+            part(packages.Place(binaries, conninfo, frozenset(missing)))
 
 
 def machine(server: str) -> dict[str, Any]:

@@ -16,8 +16,8 @@ Connection = psycopg.Connection[Any]
 # About 180 bytes a row. Autovacuum is off for the tables because the benchmark vacuums them itself, outside the timing;
 # gdq and PgQ switch it off for their logs.
 _FEED = """
-create schema app;
-create table app.feed (
+create schema if not exists app;
+create table if not exists app.feed (
   id bigint primary key, customer integer not null, amount numeric(12,2) not null, changed timestamptz not null,
   code text not null, name text not null, note text, active boolean not null
 ) with (autovacuum_enabled = off)
@@ -162,9 +162,7 @@ def prepare(connection: Connection, rows: int, wide_rows: int, missing: Containe
     for peer, install in _EXTENSIONS.items():
         if peer not in missing:
             install(connection)
-    connection.execute(_FEED)
-    connection.execute(sql.SQL(_FILL).format(rows=sql.Literal(rows)))
-    connection.execute("vacuum analyze app.feed")
+    create_feed(connection, rows)
     logs: dict[Contender, list[str]] = {}
     for contender in CONTENDERS:
         if contender.peer in missing:
@@ -183,6 +181,13 @@ def prepare(connection: Connection, rows: int, wide_rows: int, missing: Containe
         ]
         logs[contender] = list(dict.fromkeys(found))
     return logs
+
+
+def create_feed(connection: Connection, rows: int) -> None:
+    """Make app.feed with `rows` rows."""
+    connection.execute(_FEED)
+    connection.execute(sql.SQL(_FILL).format(rows=sql.Literal(rows)))
+    connection.execute("vacuum analyze app.feed")
 
 
 def wide_table(contender: Contender) -> str:

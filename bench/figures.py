@@ -19,6 +19,8 @@ from bench.contenders import (
     Contender,
 )  # fmt: skip
 from bench.measure import OPERATIONS, PART, WIDE
+from bench.reading import PART as READING
+from bench.reading import case_name
 from bench.results import Results
 
 Rounds = Mapping[int, float]
@@ -145,3 +147,39 @@ def one_row_title(case: str) -> str:
     """Such a case in words."""
     _, clients, commit = case.split()
     return f"{clients} client{'' if clients == '1' else 's'}, synchronous_commit {commit}"
+
+
+# Ways of gdq, each with those that give as much; nobody looks into what the programs read.
+READING_RIVALS = {
+    "gdq events": ("PgQ get_batch_events", "pg_recvlogical", "slot events", "wal2json"),
+    "gdq Arrow": ("PgQ get_batch_events", "pg_recvlogical", "slot Arrow", "wal2json"),
+}
+
+
+def reading_goals(results: Results) -> list[Goal]:
+    """One batch to Arrow, and many consumers."""
+
+    def beside(case: str, name: str) -> Ratio | None:
+        mine, its = (results.rounds(READING, case, way, name) for way in ("gdq Arrow", "pg_recvlogical"))
+        return ratio(mine, its)
+
+    return [
+        Goal(
+            "events/s: gdq Arrow beside pg_recvlogical, one consumer", beside(case_name(1), "rate"), 3, 2.5, least=True
+        ),
+        Goal(
+            "server's processor time: 16 of gdq Arrow beside 16 slots", beside(case_name(16), "server_us"), 0.25, 0.25
+        ),
+    ]
+
+
+def reading_losses(results: Results) -> Iterator[Loss]:
+    """Whatever a peer reads faster, or with less processor time of the client or the server."""
+    names = {"rate": "events/s", "client_us": "client's processor time", "server_us": "server's processor time"}
+    for mine, rivals in READING_RIVALS.items():
+        for its in rivals:
+            for case in results.names(READING, 1):
+                for name, word in names.items():
+                    found = ratio(results.rounds(READING, case, mine, name), results.rounds(READING, case, its, name))
+                    if found is not None and (found.mid < 1 if name == "rate" else found.mid > 1):
+                        yield Loss(f"reading, {case}: {word}", mine, its, found)

@@ -18,10 +18,12 @@ ROOT = Path(os.environ.get("GDQ_BENCH_ROOT", "/"))
 _PROGRAMS = ROOT / "usr/lib/postgresql/15/bin"
 _LIBRARIES = ROOT / "usr/lib/postgresql/15/lib"
 SLONY_SQL = ROOT / "usr/share/slony1"
+_Files = dict[str, tuple[Path, ...]]
+
 # Files by which a package is known to be there; pgbench comes with the server's package, not with the client's.
-_SERVER = {"postgresql-15": (_PROGRAMS / "postgres", _PROGRAMS / "pgbench")}
+_SERVER: _Files = {"postgresql-15": (_PROGRAMS / "postgres", _PROGRAMS / "pgbench")}
 PGQ, SLONY, WAL2JSON = "PgQ", "Slony", "wal2json"
-_PEERS = {
+_PEERS: dict[str, _Files] = {
     PGQ: {
         "postgresql-15-pgq3": (
             _LIBRARIES / "pgq_triggers.so",
@@ -100,9 +102,6 @@ def start(binaries: Binaries) -> Server:
     if "output_plugin_libraries" in described:
         settings["output_plugin_libraries"] = "pgoutput, wal2json"
     return Server(binaries=binaries, settings=settings).start()
-
-
-_Files = dict[str, tuple[Path, ...]]
 
 
 def _provide(packages: _Files, progress: Callable[[str], None], *, install: bool = True) -> None:

@@ -16,8 +16,11 @@ from bench.figures import (
     one_row_title,
     over_base,
     ratio,
+    reading_goals,
+    reading_losses,
 )  # fmt: skip
 from bench.measure import OPERATIONS, PART, WIDE
+from bench.reading import PART as READING
 from bench.results import Results
 
 _HEAD = """# Benchmarks
@@ -31,13 +34,18 @@ _CAPTURE = """Time a row over a table without trigger, in statements of many row
 column is the processor time of the slot's sender in the server, beside the same. `large value untouched` is an UPDATE
 beside a column of 100 kB."""
 
+_READING = """The same inserts, updates and deletes of whole rows, in transactions of 1,000 rows, beside
+`pg_recvlogical -f /dev/null` (pgoutput in binary, replica identity full). CPU is for each event and consumer; the
+server's is that of all its processes. pg_recvlogical, wal2json and PgQ (COPY of `get_batch_events`) are not decoded,
+the other ways give Python's events or Arrow."""
+
 
 def page(results: Results) -> str:
     """The page of the documentation."""
     parts = [_HEAD.format(command=results.about.get("command", "python -m bench")), *_about(results)]
     parts += _goals(goals(results))
     parts += _losses(list(losses(results)))
-    for section in (_capture,):
+    for section in (_capture, _reading):
         parts += section(results)
     parts += ["## Not measured", "", *(f"- {line}" for line in not_measured(results) or ["Nothing was left out."])]
     return "\n".join(parts) + "\n"
@@ -45,12 +53,13 @@ def page(results: Results) -> str:
 
 def goals(results: Results) -> list[Goal]:
     """All goals, with what was found."""
-    return capture_goals(results)
+    return capture_goals(results) + reading_goals(results)
 
 
 def losses(results: Results) -> Iterator[Loss]:
     """All places where a peer does better."""
     yield from capture_losses(results)
+    yield from reading_losses(results)
 
 
 def not_measured(results: Results) -> list[str]:
@@ -114,6 +123,22 @@ def _capture(results: Results) -> list[str]:
         "Transactions of one row a second, beside a table without trigger:", "",
         *table(["", *map(one_row_title, one_row_cases(results))], rates), "",
     ]  # fmt: skip
+
+
+def _reading(results: Results) -> list[str]:
+    """Rates and processor time beside pg_recvlogical."""
+    cases, ways = (list(results.names(READING, index)) for index in (1, 2))
+    if not ways:
+        return []
+    lines = ["## Reading", "", _READING, ""]
+    titles = {"rate": "events/s of a consumer", "client_us": "client's CPU", "server_us": "server's CPU"}
+    for case in cases:
+        rows = []
+        for way in ways:
+            pairs = ([results.rounds(READING, case, one, name) for one in (way, "pg_recvlogical")] for name in titles)
+            rows.append([way, *(str(ratio(*pair) or "") for pair in pairs)])
+        lines += [f"{case}:", "", *table(["", *titles.values()], rows), ""]
+    return lines
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

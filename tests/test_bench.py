@@ -36,6 +36,9 @@ def results(tmp_path: Path) -> Results:
             for operation in OPERATIONS:
                 kept.add("capture", operation, who, number, {"us": us + number, "wal": us * 100})
             kept.add("capture", "one-row 16 on", who, number, {"rate": 10_000 / us})
+        for way, rate in (("gdq Arrow", 300.0), ("gdq events", 50.0), ("pg_recvlogical", 100.0)):
+            values = {"rate": rate + number, "client_us": 1e6 / rate, "server_us": 3.0}
+            kept.add("reading", "1 consumer", way, number, values)
     return kept
 
 
@@ -64,6 +67,11 @@ def test_goals(results: Results) -> None:
     assert found["gdq pk beside PgQ"].verdict == "required met, goal missed"
     assert found["gdq statement beside PgQ with backup"].verdict == "required met, goal missed"
     assert found["gdq full beside Slony"].verdict == "not measured"
+    arrow = found["events/s: gdq Arrow beside pg_recvlogical, one consumer"]
+    assert arrow.ratio is not None
+    assert arrow.ratio.mid == pytest.approx(302 / 102)
+    assert arrow.verdict == "required met, goal missed"
+    assert found["server's processor time: 16 of gdq Arrow beside 16 slots"].verdict == "not measured"
     assert Goal("", Ratio(2.4, 2, 3), 3, 2.5, least=True).verdict == "MISSED"
     assert Goal("", Ratio(3.0, 2, 3), 3, 2.5, least=True).verdict == "met"
 
@@ -74,6 +82,8 @@ def test_losses(results: Results) -> None:
     assert ("update: time a row", "gdq full", slot) in found
     assert ("update: WAL a row", "gdq full", slot) in found
     assert ("16 clients, synchronous_commit on: transactions/s", "gdq full", slot) in found
+    assert ("reading, 1 consumer: events/s", "gdq events", "pg_recvlogical") in found
+    assert ("reading, 1 consumer: events/s", "gdq Arrow", "pg_recvlogical") not in found
     assert not {one for one in found if one[2].startswith("PgQ")}
 
 
