@@ -41,16 +41,16 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The queue q with the consumer c, and its slot; `tables` are those that both watch."""
+    """The queue q with a consumer, and its slot."""
 
     db: Database
-    tables: tuple[str, ...]
+    consumer: str
 
     def outcome(self) -> Outcome:
         """What has happened since the last time; table names are those of today."""
-        with Consumer(self.db.dsn, "q", "c") as consumer:
+        with Consumer(self.db.dsn, "q", self.consumer) as consumer:
             queue = [event for batch in consumer.batches(once=True) for event in batch.events()]
-        with SlotSource(self.db.su_dsn, "q", "c") as source:
+        with SlotSource(self.db.su_dsn, "q", self.consumer) as source:
             slot = [event for batch in source.batches(once=True) for event in batch.events()]
         names = sorted({event.table for event in (*queue, *slot) if event.table})
         with self.db.connect("su") as su:
@@ -87,20 +87,31 @@ def compare(queue: Sequence[Event], slot: Sequence[Event], tables: dict[str, Tab
 
 
 @contextmanager
-def watched(db: Database, schema: Sequence[str], tables: Sequence[str], **options: Any) -> Iterator[Pair]:
-    """`schema` is made by the owner, then both paths begin; the slot does not outlive the block."""
+def watched(db: Database, schema: Sequence[str], tables: Sequence[str], consumer: str = "c") -> Iterator[Pair]:
+    """`schema` is made by the owner, then both paths watch `tables`; the slot does not outlive the block.
+
+    No tables: all that the owner has outside of gdq's schemas, partitions by their roots.
+    """
     with db.connect() as owner, db.connect("su") as su:
         for statement in schema:
             owner.execute(statement.encode())
         owner.execute("select gdq.create_queue('q')")
-        for table in tables:
+        for table in tables or _made(owner):
             owner.execute("select gdq.add_table('q', %s::regclass)", [table])
-        register_consumer(owner, "q", "c")
-        create_slot(su, "q", "c", tables, **options)
+        register_consumer(owner, "q", consumer)
+        create_slot(su, "q", consumer, tables or _made(owner))
         try:
-            yield Pair(db, tuple(tables))
+            yield Pair(db, consumer)
         finally:
-            drop_slot(su, "q", "c")
+            drop_slot(su, "q", consumer)
+
+
+def _made(connection: psycopg.Connection[Any]) -> list[str]:
+    query = """select oid::regclass::text from pg_class
+                where relkind in ('r', 'p') and not relispartition and oid >= 16384
+                  and relnamespace::regnamespace::text not like all (array['gdq%', 'pg\\_%', 'information_schema'])
+                order by oid desc"""
+    return [name for (name,) in connection.execute(query)]
 
 
 def run(connection: psycopg.Connection[Any], statements: Sequence[str]) -> None:

@@ -366,7 +366,7 @@ def test_wrong_old_values_are_caught(worked_on: tuple[Pair, Outcome], identity: 
 )
 def test_each_false_event_is_caught(worked_on: tuple[Pair, Outcome], mutation: Mutation, side: str) -> None:
     outcome = worked_on[1]
-    for seed in range(3):
+    for seed in range(2):
         queue, slot = list(outcome.queue), list(outcome.slot)
         least = mutation(queue if side == "queue" else slot, random.Random(seed))
         assert len(compare(queue, slot, outcome.tables).errors) >= least, seed

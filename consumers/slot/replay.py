@@ -18,7 +18,7 @@ class Replay:
     An update may lack columns and its old image, as those of a slot do; they stay as they were, and so do those
     that DDL drops or renames. Rows of a table without
     a key are found by their whole old image. GdqError for a change of a row that is not there, or that is there
-    already: events are missing, or are too many.
+    already: events are missing, or are too many, or a deferred key was held twice for a moment.
     """
 
     def __init__(self, events: Iterable[Event] = ()) -> None:

@@ -1,0 +1,101 @@
+"""Queue and slot say the same in what other systems' tests have found to be hard."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import psycopg
+import pytest
+
+from gdq.consumers.slot.source import SlotSource
+from gdq.embedded import Server
+from gdq.errors import ResyncRequired
+from tests.fix_server import Database, _temporary
+from tests.slot_pair import Outcome, Pair, compare, watched
+from tests.slot_scenarios import SCENARIOS, Scenario
+
+pytestmark = pytest.mark.server
+
+_OPS = {"I": "insert", "U": "update", "D": "delete", "T": "truncate"}
+
+Played = tuple[Pair, Outcome, dict[str, psycopg.Error]]
+
+
+@pytest.fixture(scope="module")
+def played(server: Server, template: str) -> Iterator[Played]:
+    """All scenarios, one after the other, read together."""
+    for db in _temporary(server, template):
+        schema: list[str] = []
+        failed: dict[str, psycopg.Error] = {}
+        for scenario in SCENARIOS:
+            schema += [f"create schema {scenario.name}", f"set search_path = {scenario.name}", *scenario.tables]
+        with watched(db, [*schema, "reset search_path"], ()) as pair:
+            for scenario in SCENARIOS:
+                try:
+                    play(db, scenario)
+                except psycopg.Error as error:  # the scenario's own test raises it
+                    failed[scenario.name] = error
+            yield pair, pair.outcome(), failed
+
+
+def play(db: Database, scenario: Scenario) -> None:
+    with ExitStack() as stack:
+        sessions: dict[str, psycopg.Connection[object]] = {}
+        for line in scenario.script:
+            number, statement = line.split(": ", 1) if re.match(r"\d: ", line) else ("1", line)
+            if number not in sessions:
+                sessions[number] = stack.enter_context(db.connect())
+                sessions[number].execute(f"set search_path = {scenario.name}".encode())
+            if not statement.startswith("copy "):
+                sessions[number].execute(statement.encode())
+                continue
+            command, _, rows = statement.partition("\n")
+            with sessions[number].cursor() as cursor, cursor.copy(command.encode()) as copy:
+                copy.write(rows)
+
+
+def of(scenario: Scenario, outcome: Outcome) -> Outcome:
+    """What the outcome has of one scenario."""
+    schema = f"{scenario.name}."
+    queue, slot = (
+        [event for event in events if (event.table or "").startswith(schema)]
+        for events in (outcome.queue, outcome.slot)
+    )
+    facts = {name: one for name, one in outcome.tables.items() if name.startswith(schema)}
+    return compare(queue, slot, facts)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_scenario(played: Played, scenario: Scenario) -> None:
+    pair, outcome, failed = played
+    if scenario.name in failed:
+        raise failed[scenario.name]
+    own = of(scenario, outcome)
+    assert own.errors == []
+    expected = {_OPS[part[0]]: int(part[1:]) for part in scenario.counts.split()}
+    for side, events in (("queue", own.queue), ("slot", own.slot)):
+        assert Counter(event.op for event in events if event.op in _OPS.values()) == expected, side
+    for table, path, rows, replayed in pair.states(own) if scenario.rows else ():
+        assert replayed == rows, (table, path)
+
+
+def test_nothing_else_differs(played: Played) -> None:
+    """Over all scenarios, where transactions of several tables are whole."""
+    assert played[1].errors == []
+
+
+@pytest.mark.parametrize("ddl", ["add w int default 7", "alter v type bigint using 1"])
+def test_rows_that_change_without_events(db: Database, ddl: str) -> None:
+    """DDL that changes rows is a gap for a reader of the queue; a slot says nothing of it."""
+    table = ["create table t (id int primary key, v text)"]
+    with watched(db, table, ["t"], consumer="gap") as pair, db.connect() as owner:
+        owner.execute("insert into t values (1, '1')")
+        owner.execute(f"alter table t {ddl}".encode())
+        with pytest.raises(ResyncRequired, match="rows changed without events"):
+            pair.outcome()
+        with SlotSource(db.su_dsn, "q", "gap") as source:
+            found = [event for batch in source.batches(once=True) for event in batch.events()]
+        assert [event.op for event in found] == ["insert"]
