@@ -15,7 +15,7 @@ import click
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from bench import capture, packages, reading
+from bench import capture, latency, packages, reading
 from bench.report import goals, page
 from bench.results import Results
 from gdq.embedded import EmbeddedError
@@ -38,6 +38,7 @@ def measure(size: str, results: Results, progress: Callable[[str], None], *, get
     parts: tuple[Callable[[packages.Place], None], ...] = (
         lambda place: capture.run(place, capture.SIZES[size], results, progress),
         lambda place: reading.run(place, reading.SIZES[size], results, progress),
+        lambda place: latency.run(place, latency.SIZES[size], results, progress),
     )
     for part in parts:
         with packages.start(binaries) as server:

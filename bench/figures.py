@@ -18,6 +18,8 @@ from bench.contenders import (
     SLOT_CONSUMED_FULL,
     Contender,
 )  # fmt: skip
+from bench.latency import GOAL_TICK_MS
+from bench.latency import PART as LATENCY
 from bench.measure import OPERATIONS, PART, WIDE
 from bench.reading import PART as READING
 from bench.reading import case_name
@@ -183,3 +185,22 @@ def reading_losses(results: Results) -> Iterator[Loss]:
                     found = ratio(results.rounds(READING, case, mine, name), results.rounds(READING, case, its, name))
                     if found is not None and (found.mid < 1 if name == "rate" else found.mid > 1):
                         yield Loss(f"reading, {case}: {word}", mine, its, found)
+
+
+def latency_goals(results: Results) -> list[Goal]:
+    """The median not above the slot's and half a tick, at each rate."""
+    goals = []
+    for case in results.names(LATENCY, 1):
+        slot = {number: p50 + GOAL_TICK_MS / 2 for number, p50 in results.rounds(LATENCY, case, "slot", "p50").items()}
+        found = ratio(results.rounds(LATENCY, case, "queue", "p50"), slot)
+        goals.append(Goal(f"latency at {case}: p50 of the queue beside the slot's and half a tick", found, 1, 1))
+    return goals
+
+
+def latency_losses(results: Results) -> Iterator[Loss]:
+    """Where a change is with its handler sooner by a slot."""
+    for case in results.names(LATENCY, 1):
+        for name in ("p50", "p99"):
+            found = ratio(results.rounds(LATENCY, case, "queue", name), results.rounds(LATENCY, case, "slot", name))
+            if found is not None and found.mid > 1:
+                yield Loss(f"latency at {case}: {name}", "queue", "slot", found)

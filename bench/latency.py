@@ -1,4 +1,7 @@
-"""`python -m bench.latency`: from the commit of a change to its handling by a consumer that waits for notifications."""
+"""`python -m bench.latency`: from the commit of a change to its handling by a consumer that waits for notifications.
+
+As a part of `python -m bench`: the queue and a logical slot in turns, on one server.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from dataclasses import asdict, dataclass
 from multiprocessing.queues import Queue
 from select import select
 from statistics import median, quantiles
+from typing import Literal
 
 import click
 import psycopg
@@ -22,15 +26,24 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from bench.packages import Place
+from bench.results import Results
 from gdq.consumer import Consumer
+from gdq.consumers.slot.slot import create_slot, drop_slot
+from gdq.consumers.slot.source import SlotSource
 from gdq.embedded import EmbeddedError, Server, find_binaries
 from gdq.schema import install
 
+PART = "latency"
 MISSED = 3
 RATES = (10, 200, 1000)
 TICKS_MS = (10, 100)
 # What is promised, at this rate and tick: the half tick that a change waits on average, and two round trips.
 GOAL_RATE, GOAL_TICK_MS = 200, 10
+
+Path = Literal["queue", "slot"]
+PATHS: tuple[Path, ...] = ("queue", "slot")
+_TABLES: dict[Path, str] = {"queue": "app.ping", "slot": "app.slot_ping"}
 
 _SETTINGS: dict[str, str | float | bool] = {"shared_buffers": "256MB", "synchronous_commit": False}
 
@@ -64,15 +77,62 @@ class Run:
         return self.p50 <= self.goals[0] and self.p99 <= self.goals[1]
 
 
-def measure(conninfo: str, rate: int, tick_ms: int, seconds: float) -> Run:
-    """One run: a process that writes, one that ticks, and a consumer here. The queue `bench` is there."""
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Transactions a second, seconds of a run, and rounds."""
+
+    rates: tuple[int, ...]
+    seconds: float
+    rounds: int
+
+
+SIZES = {
+    "tiny": Work((10,), 1, 1),
+    "quick": Work(RATES, 2, 1),
+    "usual": Work(RATES, 5, 2),
+    "long": Work((*RATES, 5000), 20, 3),
+}
+
+
+def run(place: Place, work: Work, results: Results, progress: Callable[[str], None]) -> None:
+    """The queue and a slot in turns, what `results` does not hold yet."""
+    prepare_at(place.conninfo)
+    with psycopg.connect(place.conninfo, autocommit=True) as connection:
+        connection.execute("create table app.slot_ping (like app.ping including all)")
+        results.tell(tick_ms=GOAL_TICK_MS)
+        for number in range(1, work.rounds + 1):
+            for rate in work.rates:
+                for path in PATHS if number % 2 else PATHS[::-1]:
+                    if results.has(PART, case_name(rate), path, number):
+                        continue
+                    if path == "slot":
+                        create_slot(connection, "bench", "reader", ["app.slot_ping"])
+                    try:
+                        found = measure(place.conninfo, rate, GOAL_TICK_MS, work.seconds, path)
+                    finally:
+                        if path == "slot":
+                            drop_slot(connection, "bench", "reader")
+                    values = {"p50": found.p50, "p99": found.p99, "made": found.made, "notify": found.bare.notify}
+                    results.add(PART, case_name(rate), path, number, values)
+            progress(f"latency: round {number} of {work.rounds}")
+
+
+def case_name(rate: int) -> str:
+    """The name of a rate in the results."""
+    return f"{rate}/s"
+
+
+def measure(conninfo: str, rate: int, tick_ms: int, seconds: float, path: Path = "queue") -> Run:
+    """One run: a process that writes, one that ticks, and a consumer here. The queue or slot `bench` is there."""
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("update gdq.queue set ticker_max_lag = make_interval(secs => %s)", [tick_ms / 1000])
         bare = _bare(connection, conninfo)
-    ticker = subprocess.Popen([sys.executable, "-m", "gdq", "ticker"], env=os.environ | {"GDQ_DSN": conninfo})
+    ticker = None
+    if path == "queue":
+        ticker = subprocess.Popen([sys.executable, "-m", "gdq", "ticker"], env=os.environ | {"GDQ_DSN": conninfo})
     context = multiprocessing.get_context("spawn")
     sent: Queue[dict[int, float]] = context.Queue()
-    writer = context.Process(target=_write, args=(conninfo, rate, seconds, sent))
+    writer = context.Process(target=_write, args=(conninfo, _TABLES[path], rate, seconds, sent))
     committed: dict[int, float] = {}
     handled: dict[int, float] = {}
 
@@ -83,30 +143,41 @@ def measure(conninfo: str, rate: int, tick_ms: int, seconds: float) -> Run:
 
     try:
         writer.start()
-        with Consumer(conninfo, "bench", "reader") as consumer:
-            for batch in consumer.batches(timeout=30, stop=done):
-                numbers = [int((event.key or {})["id"]) for event in batch.events()]
-                handled |= dict.fromkeys(numbers, time.monotonic())
+        if path == "queue":
+            with Consumer(conninfo, "bench", "reader") as consumer:
+                _handle(consumer, handled, done)
+        else:
+            with SlotSource(conninfo, "bench", "reader") as source:
+                _handle(source, handled, done)
         writer.join()
     finally:
-        ticker.terminate()
-        ticker.wait()
+        if ticker is not None:
+            ticker.terminate()
+            ticker.wait()
     delays = [(handled[number] - moment) * 1000 for number, moment in committed.items()]
     return Run(rate, tick_ms, len(committed) / seconds, median(delays), quantiles(delays, n=100)[98], bare)
 
 
-def _write(conninfo: str, rate: int, seconds: float, sent: Queue[dict[int, float]]) -> None:
+def _handle(source: Consumer | SlotSource, handled: dict[int, float], done: Callable[[], bool]) -> None:
+    """Note when each row arrived, until all are there."""
+    for batch in source.batches(timeout=30, stop=done):
+        numbers = [int((event.key or {})["id"]) for event in batch.events()]
+        handled |= dict.fromkeys(numbers, time.monotonic())
+
+
+def _write(conninfo: str, table: str, rate: int, seconds: float, sent: Queue[dict[int, float]]) -> None:
     """Insert one row a transaction at random moments, `rate` a second; then send when each was committed."""
     committed: dict[int, float] = {}
     with psycopg.connect(conninfo, autocommit=True) as connection:
-        row = connection.execute("select coalesce(max(id), 0) from app.ping").fetchone()
+        row = connection.execute(f"select coalesce(max(id), 0) from {table}".encode()).fetchone()
         number = int(row[0]) if row else 0
+        insert = f"insert into {table} values (%s)".encode()
         time.sleep(1)  # until ticker and consumer are at work
         due = time.monotonic()
         end = due + seconds
         while due < end:
             number += 1
-            connection.execute("insert into app.ping values (%s)", [number], prepare=True)
+            connection.execute(insert, [number], prepare=True)
             committed[number] = time.monotonic()
             due += random.expovariate(rate)
             time.sleep(max(due - time.monotonic(), 0))
@@ -135,6 +206,12 @@ def _bare(connection: psycopg.Connection[object], conninfo: str, times: int = 10
 def prepare(server: Server) -> str:
     """gdq, a captured table and a consumer; the conninfo."""
     conninfo = make_conninfo(server.conninfo(), host=str(server.socket_folder))
+    prepare_at(conninfo)
+    return conninfo
+
+
+def prepare_at(conninfo: str) -> None:
+    """The same on a server of the caller's."""
     install(conninfo)
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("select gdq.create_event_triggers()")
@@ -146,7 +223,6 @@ def prepare(server: Server) -> str:
         connection.execute("select gdq.create_queue('bench')")
         connection.execute("select gdq.add_table('bench', 'app.ping')")
         connection.execute("select gdq.register_consumer('bench', 'reader')")
-    return conninfo
 
 
 def show(runs: list[Run], console: Console) -> None:

@@ -19,6 +19,7 @@ from bench.packages import PGQ, WAL2JSON, BenchError, Place
 from bench.reader import QUEUE, WAYS
 from bench.results import Results
 from bench.slot_reader import drop_slots, wait_for
+from gdq.consumers.slot.source import SlotSource
 from gdq.schema import install
 
 PART = "reading"
@@ -75,7 +76,7 @@ def run(place: Place, work: Work, results: Results, progress: Callable[[str], No
     results.tell(events_read=work.events)
     install(place.conninfo)
     with psycopg.connect(place.conninfo, autocommit=True) as connection:
-        end = _prepare(connection, work, place.missing)
+        end = _prepare(connection, work, place)
         try:
             for number, many in wanted:
                 start = number % len(ways)
@@ -93,7 +94,7 @@ def case_name(consumers: int) -> str:
     return f"{consumers} consumer{'' if consumers == 1 else 's'}"
 
 
-def _prepare(connection: Connection, work: Work, missing: frozenset[str]) -> _End:
+def _prepare(connection: Connection, work: Work, place: Place) -> _End:
     """Tables, queues, consumers, slots and the changes.
 
     Slots are made after the queues were written: they would have to pass over rows that the others do not have.
@@ -113,12 +114,17 @@ def _prepare(connection: Connection, work: Work, missing: frozenset[str]) -> _En
         connection.execute("select gdq.register_consumer(%s, %s)", [QUEUE, consumer])
     _write(connection, "read_gdq", work)
     connection.execute("select gdq.force_tick(%s)", [QUEUE])
-    if PGQ not in missing:
+    if PGQ not in place.missing:
         _prepare_pgq(connection, consumers, work)
     connection.execute("alter table app.read_slot replica identity full")
     connection.execute(f"create publication gdq_{QUEUE} for table app.read_slot".encode())
-    for plugin in {plugin for way, plugin in _PLUGINS.items() if _NEEDS.get(way) not in missing}:
+    for plugin in {plugin for way, plugin in _PLUGINS.items() if _NEEDS.get(way) not in place.missing}:
         connection.execute("select pg_create_logical_replication_slot(%s, %s)", [f"bench_{plugin}", plugin])
+    # readers that begin at the same moment would all make the table of positions
+    connection.execute("select pg_copy_logical_replication_slot('bench_pgoutput', %s)", [f"gdq_{QUEUE}_c0"])
+    with SlotSource(place.conninfo, QUEUE, "c0"):
+        pass
+    drop_slots(connection, f"gdq_{QUEUE}_%")
     _write(connection, "read_slot", work)
     row = connection.execute("select pg_current_wal_insert_lsn()::text").fetchone()
     # A program that is to stop at the end sees it when something later comes.

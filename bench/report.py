@@ -12,6 +12,8 @@ from bench.figures import (
     bulk,
     capture_goals,
     capture_losses,
+    latency_goals,
+    latency_losses,
     one_row_cases,
     one_row_title,
     over_base,
@@ -19,6 +21,8 @@ from bench.figures import (
     reading_goals,
     reading_losses,
 )  # fmt: skip
+from bench.latency import GOAL_TICK_MS
+from bench.latency import PART as LATENCY
 from bench.measure import OPERATIONS, PART, WIDE
 from bench.reading import PART as READING
 from bench.results import Results
@@ -39,13 +43,15 @@ _READING = """The same inserts, updates and deletes of whole rows, in transactio
 server's is that of all its processes. pg_recvlogical, wal2json and PgQ (COPY of `get_batch_events`) are not decoded,
 the other ways give Python's events or Arrow."""
 
+_LATENCY = """From the commit of a row to its handler: `Consumer` with a ticker of {tick} ms, and `SlotSource`."""
+
 
 def page(results: Results) -> str:
     """The page of the documentation."""
     parts = [_HEAD.format(command=results.about.get("command", "python -m bench")), *_about(results)]
     parts += _goals(goals(results))
     parts += _losses(list(losses(results)))
-    for section in (_capture, _reading):
+    for section in (_capture, _reading, _latency):
         parts += section(results)
     parts += ["## Not measured", "", *(f"- {line}" for line in not_measured(results) or ["Nothing was left out."])]
     return "\n".join(parts) + "\n"
@@ -53,13 +59,14 @@ def page(results: Results) -> str:
 
 def goals(results: Results) -> list[Goal]:
     """All goals, with what was found."""
-    return capture_goals(results) + reading_goals(results)
+    return capture_goals(results) + reading_goals(results) + latency_goals(results)
 
 
 def losses(results: Results) -> Iterator[Loss]:
     """All places where a peer does better."""
     yield from capture_losses(results)
     yield from reading_losses(results)
+    yield from latency_losses(results)
 
 
 def not_measured(results: Results) -> list[str]:
@@ -139,6 +146,28 @@ def _reading(results: Results) -> list[str]:
             rows.append([way, *(str(ratio(*pair) or "") for pair in pairs)])
         lines += [f"{case}:", "", *table(["", *titles.values()], rows), ""]
     return lines
+
+
+def _latency(results: Results) -> list[str]:
+    """From commit to handler, the queue beside a slot."""
+
+    def middle(case: str, who: str, name: str) -> str:
+        values = results.rounds(LATENCY, case, who, name).values()
+        return f"{median(values):.1f}" if values else ""
+
+    rows = []
+    for case in results.names(LATENCY, 1):
+        paths = [f"{middle(case, path, 'made')}/s" for path in ("queue", "slot")]
+        for name in ("p50", "p99"):
+            pair = [results.rounds(LATENCY, case, path, name) for path in ("queue", "slot")]
+            found = str(ratio(*pair) or "")
+            rows.append(
+                [case, " and ".join(paths), name, middle(case, "queue", name), middle(case, "slot", name), found]
+            )
+    if not rows:
+        return []
+    head = ["transactions", "made: queue and slot", "", "queue, ms", "slot, ms", "queue over slot"]
+    return ["## Latency", "", _LATENCY.format(tick=GOAL_TICK_MS), "", *table(head, rows), ""]
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -36,6 +36,8 @@ def results(tmp_path: Path) -> Results:
             for operation in OPERATIONS:
                 kept.add("capture", operation, who, number, {"us": us + number, "wal": us * 100})
             kept.add("capture", "one-row 16 on", who, number, {"rate": 10_000 / us})
+        for path, p50 in (("queue", 7.0), ("slot", 3.0)):
+            kept.add("latency", "200/s", path, number, {"p50": p50, "p99": 2.0 * number, "made": 199.0})
         for way, rate in (("gdq Arrow", 300.0), ("gdq events", 50.0), ("pg_recvlogical", 100.0)):
             values = {"rate": rate + number, "client_us": 1e6 / rate, "server_us": 3.0}
             kept.add("reading", "1 consumer", way, number, values)
@@ -67,6 +69,7 @@ def test_goals(results: Results) -> None:
     assert found["gdq pk beside PgQ"].verdict == "required met, goal missed"
     assert found["gdq statement beside PgQ with backup"].verdict == "required met, goal missed"
     assert found["gdq full beside Slony"].verdict == "not measured"
+    assert found["latency at 200/s: p50 of the queue beside the slot's and half a tick"].verdict == "met"
     arrow = found["events/s: gdq Arrow beside pg_recvlogical, one consumer"]
     assert arrow.ratio is not None
     assert arrow.ratio.mid == pytest.approx(302 / 102)
@@ -82,6 +85,8 @@ def test_losses(results: Results) -> None:
     assert ("update: time a row", "gdq full", slot) in found
     assert ("update: WAL a row", "gdq full", slot) in found
     assert ("16 clients, synchronous_commit on: transactions/s", "gdq full", slot) in found
+    assert ("latency at 200/s: p50", "queue", "slot") in found
+    assert ("latency at 200/s: p99", "queue", "slot") not in found
     assert ("reading, 1 consumer: events/s", "gdq events", "pg_recvlogical") in found
     assert ("reading, 1 consumer: events/s", "gdq Arrow", "pg_recvlogical") not in found
     assert not {one for one in found if one[2].startswith("PgQ")}
