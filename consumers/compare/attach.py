@@ -62,7 +62,7 @@ def check(connection: Connection[Any], tables: Sequence[str], *, identity_full: 
     """
     if _scalar(connection, "select pg_catalog.pg_is_in_recovery()"):
         raise GdqError("this server is a standby: triggers and a publication need the primary")
-    if _scalar(connection, "select pg_catalog.to_regnamespace('gdq')::text") is None:
+    if not _has_gdq(connection):
         raise GdqError("gdq is not installed in this database", hint="gdq install")
     level = _scalar(connection, "select pg_catalog.current_setting('wal_level')")
     if level != "logical":
@@ -171,10 +171,13 @@ def _detach_queue(connection: Connection[Any], consumer: str) -> None:
 
 
 def leftovers(connection: Connection[Any]) -> list[str]:
-    """What a run that was killed has left here, in words; to be asked under lock()."""
+    """What a run that was killed has left here, in words; to be asked under lock().
+
+    GdqError for something of a run's names that no run has made: it leaves notes from its beginning to its end.
+    """
     slot, publication = slot_name(QUEUE, consumer_name(connection)), publication_name(QUEUE)
     found = []
-    if _has_queue(connection):
+    if _has_gdq(connection) and _has_queue(connection):
         found.append(f"queue {QUEUE} with its triggers")
     if _scalar(connection, "select true from pg_catalog.pg_replication_slots where slot_name = %s", slot):
         found.append(f"slot {slot}")
@@ -182,8 +185,13 @@ def leftovers(connection: Connection[Any]) -> list[str]:
         found.append(f"publication {publication}")
     if _has_notes(connection):
         found += [f"replica identity of {name}" for _, name, _, _ in _identities(connection)]
-        found += [] if found else [f"table {_NOTES}"]
-    return found
+        return found or [f"table {_NOTES}"]
+    if found:
+        raise GdqError(
+            f"there is something of the names that gdq compare uses, but not made by it: {', '.join(found)}",
+            hint="Drop it if nobody needs it.",
+        )
+    return []
 
 
 def clean_up(connection: Connection[Any]) -> None:
@@ -192,13 +200,19 @@ def clean_up(connection: Connection[Any]) -> None:
     psycopg.errors.LockNotAvailable when writers hold a table all the time.
     """
     consumer = consumer_name(connection)
-    if _scalar(connection, "select pg_catalog.to_regnamespace('gdq')::text") is not None and _has_queue(connection):
+    if _has_gdq(connection) and _has_queue(connection):
         _detach_queue(connection, consumer)
     _drop_slot(connection, consumer)
     if not _has_notes(connection):
         return
     for oid, name, identity, index in _identities(connection):
         _patiently(lambda oid=oid, name=name, i=identity, x=index: _restore(connection, oid, name, i, x))  # type: ignore[misc]
+    with connection.transaction():
+        _forget_notes(connection)
+
+
+def _forget_notes(connection: Connection[Any]) -> None:
+    """Drop the notes, with those of our tables that they say are new and that nobody has used."""
     made = {row[0] for row in connection.execute(f"select made from {_NOTES} where made is not null").fetchall()}
     connection.execute(f"drop table {_NOTES}")
     positions = _scalar(connection, "select pg_catalog.to_regclass('gdq_target.slot_position')::text")
@@ -209,7 +223,8 @@ def clean_up(connection: Connection[Any]) -> None:
     ):
         connection.execute("drop table gdq_target.slot_position")
     if "schema" in made:
-        with contextlib.suppress(psycopg.errors.DependentObjectsStillExist):  # somebody has use for it by now
+        # somebody may have use for it by now
+        with contextlib.suppress(psycopg.errors.DependentObjectsStillExist), connection.transaction():
             connection.execute("drop schema gdq_target")
 
 
@@ -267,6 +282,10 @@ def _identities(connection: Connection[Any]) -> list[tuple[int, str, str, str | 
                        n.identity::text, n.index_name::text
                   from {_NOTES} n join pg_catalog.pg_class c on c.oid = n.relid order by 1"""
     return connection.execute(query).fetchall()
+
+
+def _has_gdq(connection: Connection[Any]) -> bool:
+    return _scalar(connection, "select pg_catalog.to_regnamespace('gdq')::text") is not None
 
 
 def _has_queue(connection: Connection[Any]) -> bool:

@@ -139,8 +139,8 @@ class Pairing:
                 by_op = path.events.setdefault(event.table or "", {})
                 by_op[event.op] = by_op.get(event.op, 0) + 1
         if queue.timed and slot.timed:
-            self._latencies["queue"].append(queue.received - slot.committed)
-            self._latencies["slot"].append(slot.received - slot.committed)
+            self._latencies["queue"].append(max(queue.received - slot.committed, 0.0))
+            self._latencies["slot"].append(max(slot.received - slot.committed, 0.0))
         self._look_for_images(queue.events, slot.events)
         for one in self._comparison.differences(queue.events, slot.events):
             if one.rule is None and len(self._figures.differences) < _EXAMPLES:

@@ -81,12 +81,16 @@ def _cleaned_up(connection: Connection[Any]) -> Iterator[None]:
     try:
         yield
     finally:
-        if connection.closed:
-            with connect(dsn, application_name="gdq compare", autocommit=True) as other:
-                attach.lock(other, wait_seconds=_LOST_SECONDS)
-                attach.clean_up(other)
-        else:
-            attach.clean_up(connection)
+        try:
+            if connection.closed:
+                with connect(dsn, application_name="gdq compare", autocommit=True) as other:
+                    attach.lock(other, wait_seconds=_LOST_SECONDS)
+                    attach.clean_up(other)
+            else:
+                attach.clean_up(connection)
+        except BaseException:
+            log.error("not all that the run made could be removed: run gdq compare --clean-up, a slot keeps the log")
+            raise
 
 
 class _Run:
