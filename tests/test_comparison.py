@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from gdq.consumers.slot.comparison import Comparison
 from gdq.consumers.slot.rules import RULES
 from gdq.embedded import Server
 from gdq.source import Event
@@ -370,3 +371,23 @@ def test_each_false_event_is_caught(worked_on: tuple[Pair, Outcome], mutation: M
         queue, slot = list(outcome.queue), list(outcome.slot)
         least = mutation(queue if side == "queue" else slot, random.Random(seed))
         assert len(compare(queue, slot, outcome.tables).errors) >= least, seed
+
+
+def test_transactions_are_compared_as_they_come(worked_on: tuple[Pair, Outcome]) -> None:
+    """Not when all has been read: neither side may have to fit into memory."""
+    outcome = worked_on[1]
+    read = 0
+
+    def counted(events: list[Event]) -> Iterator[Event]:
+        nonlocal read
+        for event in events:
+            read += 1
+            yield event
+
+    comparison = Comparison(outcome.tables)
+    found = comparison.differences(counted(outcome.queue), counted(outcome.slot))
+    first = next(one for one in found if one.what == "id")
+    assert first.xid == outcome.slot[0].xid
+    assert read < (len(outcome.queue) + len(outcome.slot)) / 2
+    assert len(list(found)) > 250
+    assert comparison.errors == 0

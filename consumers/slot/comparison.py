@@ -54,7 +54,7 @@ class _Pair:
 
 
 class Comparison:
-    """Compares two streams of events, once.
+    """Compares two streams of events, or parts of them one after the other.
 
     `tables`: what the rules must know of the tables (gdq.consumers.slot.rules.table_facts). `used` counts the
     differences by rule, `errors` those without one, `events` the events by side ("queue", "slot") and operation.
@@ -75,7 +75,8 @@ class Comparison:
         """All differences, explained or not, as soon as a transaction has come from both sides.
 
         `queue` has the events of whole transactions, each with its changes in order; `slot` one transaction after the
-        other. Both are read alternately. Transactions that differ in number are compared at the end.
+        other. Both are read alternately. Transactions of which the queue has fewer events are compared at the end.
+        Called again with what follows, it counts on; a transaction must not be divided between calls.
         """
         sides = (iter(queue), iter(slot))
         ended = [False, False]
