@@ -90,7 +90,8 @@ def compare(queue: Sequence[Event], slot: Sequence[Event], tables: dict[str, Tab
 def watched(db: Database, schema: Sequence[str], tables: Sequence[str], consumer: str = "c") -> Iterator[Pair]:
     """`schema` is made by the owner, then both paths watch `tables`; the slot does not outlive the block.
 
-    No tables: all that the owner has outside of gdq's schemas, partitions by their roots.
+    No tables: all that the owner has outside of gdq's schemas,
+    partitions by their roots, children before their parents.
     """
     with db.connect() as owner, db.connect("su") as su:
         for statement in schema:
@@ -110,7 +111,7 @@ def _made(connection: psycopg.Connection[Any]) -> list[str]:
     query = """select oid::regclass::text from pg_class
                 where relkind in ('r', 'p') and not relispartition and oid >= 16384
                   and relnamespace::regnamespace::text not like all (array['gdq%', 'pg\\_%', 'information_schema'])
-                order by oid desc"""
+                order by pg_class.oid desc"""
     return [name for (name,) in connection.execute(query)]
 
 

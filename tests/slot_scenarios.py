@@ -14,8 +14,8 @@ class Scenario:
     """`tables` are made before capture, `script` runs after; `counts` are the changes that either side must have.
 
     A line of the script is one statement; "2: " before it names another session than the first. `rows`: whether the
-    events' rows are compared with the tables at the end, not where DDL renames or drops columns or where
-    two rows have one key for a moment.
+    events' rows are compared with the tables at the end, not where DDL renames or drops columns,
+    where two rows have one key for a moment, or where a table shows its children's rows.
     """
 
     name: str
@@ -621,6 +621,19 @@ SCENARIOS = (
             "delete from t where number = 2",
         ),
         "I2 U1 D1",
+        rows=False,
+    ),
+    Scenario(
+        "inherited_tables",
+        (T, "create table child (w int, primary key (id)) inherits (t)"),
+        (
+            "insert into t values (1, 'parent')",
+            "insert into child values (2, 'child', 3)",
+            "update t set v = v || '!'",
+            "update only t set v = 'only'",
+            "delete from t where id = 2",
+        ),
+        "I2 U3 D1",
         rows=False,
     ),
     Scenario(
