@@ -15,8 +15,8 @@ import click
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from bench import capture, latency, packages, reading
-from bench.report import goals, page
+from bench import capture, latency, long_parts, packages, reading
+from bench.report import goals, page, plots
 from bench.results import Results
 from gdq.embedded import EmbeddedError
 from gdq.errors import GdqError
@@ -45,6 +45,7 @@ def measure(size: str, results: Results, progress: Callable[[str], None], *, get
             # The socket: a loopback connection would add its own share to one-row transactions.
             conninfo = make_conninfo(server.conninfo(), host=str(server.socket_folder))
             part(packages.Place(binaries, conninfo, frozenset(missing)))
+    long_parts.run(long_parts.SIZES[size], results, progress)
 
 
 def machine(server: str) -> dict[str, Any]:
@@ -102,11 +103,13 @@ def main(size: str | None, file: Path | None, write: Path | None, **flags: bool)
         sys.exit(130)
     except (packages.BenchError, EmbeddedError, GdqError, psycopg.Error) as error:
         raise click.ClickException(str(error).strip().splitlines()[0]) from error
-    text = page(results)
     if write is None:
-        print(text)
+        print(page(results))
     else:
-        write.write_text(text, encoding="utf-8")
+        drawn = {f"{write.stem}-{name}.svg": text for name, text in plots(results).items()}
+        for name, text in drawn.items():
+            (write.parent / name).write_text(text, encoding="utf-8")
+        write.write_text(page(results, list(drawn)), encoding="utf-8")
     _progress(f"results: {path}")
     if any(goal.verdict == "MISSED" for goal in goals(results)):
         sys.exit(MISSED)

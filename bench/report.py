@@ -23,7 +23,9 @@ from bench.figures import (
 )  # fmt: skip
 from bench.latency import GOAL_TICK_MS
 from bench.latency import PART as LATENCY
+from bench.long_parts import PART as ALONE
 from bench.measure import OPERATIONS, PART, WIDE
+from bench.plot import bars
 from bench.reading import PART as READING
 from bench.results import Results
 
@@ -46,12 +48,13 @@ the other ways give Python's events or Arrow."""
 _LATENCY = """From the commit of a row to its handler: `Consumer` with a ticker of {tick} ms, and `SlotSource`."""
 
 
-def page(results: Results) -> str:
-    """The page of the documentation."""
+def page(results: Results, pictures: Sequence[str] = ()) -> str:
+    """The page of the documentation. `pictures`: files beside it that it shows."""
     parts = [_HEAD.format(command=results.about.get("command", "python -m bench")), *_about(results)]
     parts += _goals(goals(results))
     parts += _losses(list(losses(results)))
-    for section in (_capture, _reading, _latency):
+    parts += [f"![{name}]({name})\n" for name in pictures]
+    for section in (_capture, _reading, _latency, _alone):
         parts += section(results)
     parts += ["## Not measured", "", *(f"- {line}" for line in not_measured(results) or ["Nothing was left out."])]
     return "\n".join(parts) + "\n"
@@ -168,6 +171,34 @@ def _latency(results: Results) -> list[str]:
         return []
     head = ["transactions", "made: queue and slot", "", "queue, ms", "slot, ms", "queue over slot"]
     return ["## Latency", "", _LATENCY.format(tick=GOAL_TICK_MS), "", *table(head, rows), ""]
+
+
+def _alone(results: Results) -> list[str]:
+    """What the programs without a peer said."""
+    lines = []
+    for key, values in results.samples.items():
+        if key[0] == ALONE:
+            missed = ", a limit of its own MISSED" if values["missed"] else ""
+            lines += [f"{key[1]} (`python -m {key[2]}`{missed}):", "", "```", *values["lines"], "```", ""]
+    return ["## Endurance and scale", "", *lines] if lines else []
+
+
+def plots(results: Results) -> dict[str, str]:
+    """{name: SVG} of capture and reading, where they were measured."""
+    drawn = {}
+    rival = PGQ_BACKUP.name
+    costs = [(who, ratio(bulk(results, who, "us"), bulk(results, rival, "us"))) for who in results.names(PART, 2)]
+    rows = [(who, one) for who, one in costs if one is not None and who != BASE.name]
+    if rows:
+        drawn["capture"] = bars(f"time a row over no trigger, beside {rival}: less is better", rows)
+    for case in results.names(READING, 1):
+        base = results.rounds(READING, case, "pg_recvlogical", "rate")
+        rates = [(way, ratio(results.rounds(READING, case, way, "rate"), base)) for way in results.names(READING, 2)]
+        rows = [(way, one) for way, one in rates if one is not None]
+        if rows:
+            title = f"events/s beside pg_recvlogical, {case}: more is better"
+            drawn[f"reading-{case.split()[0]}"] = bars(title, rows)
+    return drawn
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -10,7 +13,7 @@ pytest.importorskip("bench.results", reason="an sdist has no benchmarks")
 
 from bench.figures import Goal, Ratio, ratio
 from bench.packages import BenchError
-from bench.report import goals, losses, page
+from bench.report import goals, losses, page, plots
 from bench.results import Results
 
 OPERATIONS = ("insert", "update", "delete")
@@ -98,6 +101,47 @@ def test_the_page_names_what_is_missing(results: Results) -> None:
     assert "| gdq full | 0.48 (0.48 to 0.48) |" in text
     assert "| machine | two processors |" in text
     assert "MISSED" not in text
+
+
+def test_what_has_no_peer_is_told_in_its_own_lines(results: Results) -> None:
+    assert "Endurance" not in page(results)
+    results.add("alone", "many tables", "bench.many_tables", 1, {"lines": ["tick: 1.09 x"], "missed": True})
+    assert "many tables (`python -m bench.many_tables`, a limit of its own MISSED):\n\n```\ntick: 1.09 x\n```" in page(
+        results
+    )
+
+
+def test_plots(results: Results) -> None:
+    drawn = plots(results)
+    assert set(drawn) == {"capture", "reading-1"}
+    root = ET.fromstring(drawn["capture"])
+    words = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert words[words.index("gdq full") + 1] == "0.48"
+    assert "no trigger" not in words
+
+
+@pytest.mark.long
+def test_a_tiny_run(tmp_path: Path) -> None:
+    """All parts on a server of their own, with the peers that are installed; the second run only writes the page."""
+    if not Path("/usr/lib/postgresql/15/bin/pgbench").exists():
+        pytest.skip("no PostgreSQL 15 of Debian's")
+    kept, written = tmp_path / "kept.jsonl", tmp_path / "page.md"
+    command = [sys.executable, "-m", "bench", "--tiny", "--no-install", "--json", str(kept), "--write", str(written)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode in {0, 3}, done.stderr  # figures of a run as short as this may be anything
+    results = Results.read(kept, "tiny")
+    assert {key[0] for key in results.samples} == {"capture", "reading", "latency"}
+    for who in ("gdq full", "gdq json", "slot consumed, identity full"):
+        assert results.has("capture", "large value untouched", who, 1)
+    for way in ("gdq events", "gdq Arrow", "slot events", "slot Arrow", "pg_recvlogical"):
+        assert results.has("reading", "2 consumers", way, 1)
+    text = written.read_text()
+    for peer, why in results.about["missing"].items():
+        assert f"- {peer}: {why}" in text
+    before = len(kept.read_text().splitlines())
+    again = subprocess.run([*command, "--only-write"], check=False, capture_output=True, text=True)
+    assert again.returncode == done.returncode, again.stderr
+    assert (written.read_text(), len(kept.read_text().splitlines())) == (text, before)
 
 
 def test_a_ratio_to_noise_is_none() -> None:

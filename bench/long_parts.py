@@ -1,0 +1,56 @@
+"""What takes long and has no peer: endurance under a held snapshot, and many captured tables, told in its own lines."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bench.packages import BenchError
+from bench.results import Results
+
+PART = "alone"
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A benchmark of its own with what it is told, and what it shows."""
+
+    what: str
+    module: str
+    argument: str
+
+
+SIZES: dict[str, tuple[Program, ...]] = {
+    "tiny": (),
+    "quick": (),
+    "usual": (),
+    "long": (
+        Program("10,000 batches under a snapshot that is held open", "bench.long_snapshot", "10000"),
+        Program("10 captured tables", "bench.many_tables", "10"),
+        Program("100 captured tables", "bench.many_tables", "100"),
+        Program("1,000 captured tables", "bench.many_tables", "1000"),
+        Program("10^5 events in one transaction", "bench.large_transaction", "--rows=100000"),
+        Program("10^6 events in one transaction", "bench.large_transaction", "--rows=1000000"),
+        Program("10^7 events in one transaction", "bench.large_transaction", "--rows=10000000"),
+    ),
+}
+_MISSED = 3
+
+
+def run(programs: tuple[Program, ...], results: Results, progress: Callable[[str], None]) -> None:
+    """Run the programs whose lines `results` does not hold yet. BenchError when one fails."""
+    for program in programs:
+        if results.has(PART, program.what, program.module, 1):
+            continue
+        command = [sys.executable, "-m", program.module, program.argument]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        if done.returncode not in {0, _MISSED}:
+            said = (done.stderr.strip() or "no output").splitlines()[-1]
+            raise BenchError(f"{program.module} failed with exit code {done.returncode}: {said}")
+        # without the bar of its progress
+        lines = [line for line in done.stdout.strip().splitlines() if "\u2501" not in line]
+        values = {"lines": lines, "missed": done.returncode == _MISSED}
+        results.add(PART, program.what, program.module, 1, values)
+        progress(program.what)
