@@ -24,7 +24,7 @@ from gdq.consumers.compare.run import SHARES, compare
 from gdq.embedded import Server
 from gdq.errors import GdqError
 from gdq.schema import install
-from tests.fix_server import Database, chosen_binaries
+from tests.fix_server import PASSWORD, Database, chosen_binaries
 from tests.programs import gdq, start_gdq
 
 pytestmark = pytest.mark.server
@@ -143,7 +143,8 @@ def test_measures_both_paths(db: Database, bank: psycopg.Connection[Any], tmp_pa
     alone, both, idle = figures["phases"]
     assert [phase["name"] for phase in figures["phases"]] == ["slot alone", "both read", "nobody reads"]
     assert all(phase["changes"] == 3 * phase["transactions"] > 0 for phase in figures["phases"][1:])
-    assert both["wal_bytes"] / both["changes"] > 1.2 * alone["wal_bytes"] / alone["changes"]
+    assert alone["wal_bytes"] > 0
+    assert both["wal_bytes"] / both["changes"] > figures["log_bytes_per_change"]
     assert 50 < figures["log_bytes_per_change"] < 1000
     assert set(figures["queue"]["cpu_seconds"]) == {"consumer"}
     assert set(figures["slot"]["cpu_seconds"]) == {"consumer", "walsender"}
@@ -206,14 +207,8 @@ def test_finds_what_the_queue_did_not_get(db: Database, bank: psycopg.Connection
     assert (found.choice, found.reasons) == ("unknown", [])
 
 
-@pytest.mark.parametrize(
-    "whose",
-    [
-        "walsender",
-        pytest.param("gdq compare", marks=pytest.mark.long),
-        pytest.param("gdq:gdq_compare", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("whose", ["walsender", "gdq compare", "gdq:gdq_compare"])
 def test_cleans_up_after_a_lost_connection(db: Database, bank: psycopg.Connection[Any], whose: str) -> None:
     query = """select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database()
                 and (backend_type = %s or application_name = %s or starts_with(application_name, %s || '/'))"""
@@ -315,6 +310,25 @@ def test_refuses_what_it_cannot_do(db: Database, bank: psycopg.Connection[Any]) 
 def test_refuses_a_database_without_gdq(empty_db: Database) -> None:
     with pytest.raises(GdqError, match="gdq is not installed in this database"):
         compare(empty_db.su_dsn, ["t"], 1)
+
+
+@pytest.mark.long
+def test_needs_no_superuser(db: Database, bank: psycopg.Connection[Any]) -> None:
+    role = f"comparing_{db.name}"
+    bank.execute(f"create role {role} login replication password '{PASSWORD}'; grant {role} to postgres")
+    bank.execute(f"grant create on database {db.name} to {role}; grant gdq_admin to {role}")
+    bank.execute(f"alter table pgbench_tellers owner to {role}; grant create on schema public to {role}")
+    try:
+        with working(db):
+            figures = compare(db.server.conninfo(role, db.name, PASSWORD), ["pgbench_tellers"], 1)
+        assert figures.queue.total == figures.slot.total > 0
+        with pytest.raises(GdqError, match=f"role {role} does not own table public.pgbench_history"):
+            compare(db.server.conninfo(role, db.name, PASSWORD), ["pgbench_history"], 1)
+        bank.execute(f"revoke gdq_admin from {role}")
+        with pytest.raises(GdqError, match=f"role {role} is not a member of gdq_admin"):
+            compare(db.server.conninfo(role, db.name, PASSWORD), ["pgbench_tellers"], 1)
+    finally:
+        bank.execute(f"reassign owned by {role} to postgres; drop owned by {role}; drop role {role}")
 
 
 @pytest.mark.long
