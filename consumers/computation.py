@@ -66,7 +66,8 @@ class Computation:
 
     `types` are the types of the view's columns. `folded`: columns whose values the target does not compare as the
     source does; rows are not replaced by these. `choose` is told how many netted changes there are,
-    and may raise NeedsFull, `tell` of each phase. `joined`: another view has begun the transaction, with this snapshot.
+    and may raise NeedsFull, `tell` of each phase. `write` makes what the SELECTs of log rows read. `joined`: another
+    view has begun the transaction, with this snapshot.
     """
 
     connection: Connection[Any]
@@ -77,6 +78,7 @@ class Computation:
     folded: Collection[str] = ()
     choose: Callable[[int], None] = lambda _: None
     tell: Tell = tell_nobody
+    write: Callable[[Connection[Any]], None] = lambda _: None
     _keys: dict[str, KeySet] = field(default_factory=dict, init=False)
     _literals: dict[str, str] = field(default_factory=dict, init=False)
     joined: bool = field(default=False, init=False)
@@ -153,6 +155,7 @@ class Computation:
         """
         if self.plan.full and not self.plan.checked:
             raise NeedsFull(self.plan.full)
+        self.write(self.connection)
         connection, queue = self.leader.connection, self.view.queue_name
         # the server quotes names where it must, the plan always
         names = dict(zip(self.view.tables, (schema.qualified for schema in self.plan.schemas), strict=True))

@@ -31,6 +31,7 @@ from psycopg import Connection
 from psycopg.rows import scalar_row
 
 from gdq.conninfo import connect, conninfo_of, is_pooled, resolve
+from gdq.consumers.changes import ChangeSource
 from gdq.consumers.effort import Phase
 from gdq.consumers.leader import Leader, for_other_machines, without_password
 from gdq.consumers.view_refresh import Action, Point, ViewRefresh
@@ -116,16 +117,23 @@ class Refresher:
         return session
 
     def refresh(
-        self, name: str, *, full: bool = False, check: Callable[[ViewRefresh, Leader], None] | None = None
+        self,
+        name: str,
+        *,
+        full: bool = False,
+        check: Callable[[ViewRefresh, Leader], None] | None = None,
+        slot: bool = False,
     ) -> RefreshResult:
         """Bring one view up to the present; `full`: by loading it afresh. `check` is called before the target commits.
+
+        `slot`: with changes from the logical slot gdq_QUEUE_VIEW instead of the queue.
 
         Writes the target and its position, the queue's position and a row of the view's history. PlanError when the
         view can no longer be planned, psycopg.errors.LockNotAvailable when another refresh of it is at work,
         RefreshConflict when one has overtaken this; GdqError when the view is refreshed with a group only.
         """
         with self.locked(name):
-            return self._refresh(name, full, check)
+            return self._refresh(name, full, check, slot)
 
     @cached_property
     def _pooled(self) -> bool:
@@ -148,23 +156,32 @@ class Refresher:
             if not self.control.closed:
                 self.control.execute("select pg_catalog.pg_advisory_unlock(%s)", [key])
 
-    def _refresh(self, name: str, full: bool, check: Callable[[ViewRefresh, Leader], None] | None) -> RefreshResult:
+    def _refresh(
+        self, name: str, full: bool, check: Callable[[ViewRefresh, Leader], None] | None, slot: bool
+    ) -> RefreshResult:
         (view,) = view_info(self.control, name)
         if view.group_name is not None:
             # alone it would stand at another snapshot than the others
             hint = f"gdq refresh --group {view.group_name}"
             raise GdqError(f"view {name} is refreshed with group {view.group_name} only", hint=hint)
-        with self.noted(view) as work:
+        with self.noted(view, changes=self._slot_changes(view) if slot else None) as work:
             work.run(full=full, check=check)
         return work.result
 
+    def _slot_changes(self, view: ViewInfo) -> ChangeSource:
+        from gdq.consumers.slot.view_changes import SlotChanges  # noqa: PLC0415
+
+        return SlotChanges(self.control, self.dsn, view)
+
     @contextmanager
-    def noted(self, view: ViewInfo, group: str | None = None) -> Iterator[ViewRefresh]:
+    def noted(
+        self, view: ViewInfo, group: str | None = None, changes: ChangeSource | None = None
+    ) -> Iterator[ViewRefresh]:
         """A refresh of a view whose outcome the block brings about: it is noted in the history, with its `group`."""
         run = self._scalar("select gdq.start_view_run(%s, %s)", view.view_name, group)
         started = time.monotonic()
         try:
-            work = ViewRefresh(self, view)
+            work = ViewRefresh(self, view, changes)
             yield work
         except BaseException as error:
             text = str(error).strip() or type(error).__name__

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import psycopg
 from psycopg import Connection
 
+from gdq.consumers.changes import ChangeSource, QueueChanges
 from gdq.consumers.effort import Committing, Effort, Engine, Phase
 from gdq.consumers.lake import LakeState, open_lake
 from gdq.consumers.lake_engine import LakeEngine
 from gdq.consumers.leader import Leader, lead
-from gdq.consumers.relations import changes_of, rows_held
+from gdq.consumers.relations import rows_held
 from gdq.era import check_position
 from gdq.errors import DivergedPosition, EraEnded, TruncatedPosition, mapped
 from gdq.plan import RefreshPlan
@@ -42,10 +43,12 @@ Point = Literal["begun", "exported", "staged", "ticked", "applied", "committed",
 class ViewRefresh:
     """One refresh of one view."""
 
-    def __init__(self, refresher: Refresher, view: ViewInfo) -> None:
+    def __init__(self, refresher: Refresher, view: ViewInfo, changes: ChangeSource | None = None) -> None:
+        """`changes`: where they come from; None: from the queue."""
         self.refresher = refresher
         self.control = refresher.control
         self.view = view
+        self.changes: ChangeSource = changes or QueueChanges(view)
         self.snapshots: tuple[str | None, str | None] = (None, None)
         self.reason: str | None = None
         self.changed: dict[str, str] = {}
@@ -76,9 +79,12 @@ class ViewRefresh:
                 if reason is not None:
                     raise
                 reason = f"the target was changed by another: {why}"
+            finally:
+                self.changes.close()
 
     def _run(self, reason: str | None, check: Callable[[ViewRefresh, Leader], None] | None) -> None:
         at = self.refresher.at
+        self.changes.begin()
         self.begin()
         at("begun")
         source = self.refresher.connection("leader", self.refresher.dsn)
@@ -103,6 +109,7 @@ class ViewRefresh:
                     if not isinstance(engine, Committing):
                         at("applied")
         at("committed")
+        self.changes.applied()
         self.finish(leader.snapshot)
         at("done")
 
@@ -128,10 +135,12 @@ class ViewRefresh:
         """Plan, and find what changed up to the leader's snapshot, unless there is a reason for a full load."""
         self._load_plan(leader.connection)
         self.reason = reason or self._why_full(self.state)
+        incomplete = self.changes.why_full(leader)
+        self.reason = self.reason or incomplete
         stored = self.state.stored
         s0 = None if stored is None or self.reason else Position.parse(stored.position).snapshot
         self.snapshots = (s0, leader.snapshot)
-        self.changed = {} if s0 is None else self._changed(leader, s0)
+        self.changed = self.changes.changed(leader, s0)
 
     def apply(self, engine: Engine | Committing, position: str) -> None:
         """Change the target and move its position: in the transaction of its connection, or in a lake's own commit.
@@ -155,6 +164,7 @@ class ViewRefresh:
         self.effort = engine.effort()
         if not isinstance(engine, Committing):
             self.target.move(self.output, stored, plan, position)
+            self.changes.move(self.output)
 
     @property
     def _tells(self) -> bool:
@@ -253,14 +263,6 @@ class ViewRefresh:
             raise DivergedPosition(f"view {self.view.view_name}: {error}", detail=error.detail, hint=hint) from error
         return None if look.foreign is None else f"the target was changed by another: {look.foreign}"
 
-    def _changed(self, leader: Leader, s0: str) -> dict[str, str]:
-        """The tables with log rows since s0, and the SELECT of those; NeedsFull when no log row shows a change."""
-        try:
-            with mapped():
-                return changes_of(leader.connection, self.view.queue_name, self.view.tables, s0, leader.snapshot)
-        except TruncatedPosition as error:
-            raise NeedsFull("the changes since the target's position are gone") from error
-
     @contextmanager
     def engine(self, leader: Leader) -> Iterator[Engine | Committing]:
         """What does the work, by the plan and the target."""
@@ -294,9 +296,8 @@ class ViewRefresh:
         # in the database of the tables what is not kept is computed beside the target's session only to be staged
         staged = isinstance(self.plan, SparkKeyPlan) and self.plan.state is None
         if not self.view.elsewhere and not staged:
-            made = Computation(
-                self.output, leader, self.view, self.plan, self.types, choose=self.choose, tell=self.tell
-            )
+            made = Computation(self.output, leader, self.view, self.plan, self.types, (), self.choose, self.tell)
+            made.write = self.changes.write
             yield self._by_spark(PostgresEngine(made, self.output, self.target, self.types))
             return
         connection = self.refresher.connection("compute", self.refresher.dsn)

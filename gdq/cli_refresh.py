@@ -36,6 +36,13 @@ _INTERRUPTED = "interrupted: the refresh at hand was rolled back"
 @click.option("--together", is_flag=True, help="Refresh the named views as one, as if they were a group.")
 @click.option("--follow", is_flag=True, help="Go on refreshing whenever something changed, until SIGTERM or Ctrl-C.")
 @click.option(
+    "--source",
+    type=click.Choice(["queue", "slot"]),
+    default="queue",
+    show_default=True,
+    help="slot: read the changes from the view's logical slot (gdq create-slot QUEUE VIEW TABLES).",
+)
+@click.option(
     "--interval",
     type=click.FloatRange(min=0),
     default=1.0,
@@ -52,6 +59,7 @@ def refresh(
     groups: tuple[str, ...],
     together: bool,
     follow: bool,
+    source: str,
     interval: float,
     dsn: str | None,
     as_json: bool,
@@ -63,6 +71,8 @@ def refresh(
     """
     if together and (follow or groups or not view):
         raise click.UsageError("--together takes the names of views, and goes with neither --group nor --follow")
+    if source == "slot" and (together or follow or groups or not view):
+        raise click.UsageError("--source slot takes the names of views, and no --together, --group or --follow")
     if follow:
         if full:
             raise click.UsageError("--follow applies changes: leave --full out")
@@ -81,7 +91,7 @@ def refresh(
 
                 results += refresh_group(refresher, view, full=view if full else ())
             else:
-                failed = _refresh(refresher, view, groups, results, full=full)
+                failed = _refresh(refresher, view, groups, results, full=full, slot=source == "slot")
     except KeyboardInterrupt:
         interrupted = True
     finally:
@@ -94,7 +104,13 @@ def refresh(
 
 
 def _refresh(
-    refresher: Refresher, names: tuple[str, ...], groups: tuple[str, ...], results: list[RefreshResult], *, full: bool
+    refresher: Refresher,
+    names: tuple[str, ...],
+    groups: tuple[str, ...],
+    results: list[RefreshResult],
+    *,
+    full: bool,
+    slot: bool,
 ) -> bool:
     """Refresh one after the other, which adds to `results`; whether one has failed, which stops no other."""
     import psycopg  # noqa: PLC0415
@@ -108,7 +124,10 @@ def _refresh(
         # a view that is named is loaded in full, the others of its group follow with their changes
         afresh = [name for name in unit.names if name in names or unit.group_name in groups or not (names or groups)]
         try:
-            results += refresh_unit(refresher, unit, full=afresh if full else ())
+            if slot:
+                results += [refresher.refresh(name, full=full, slot=True) for name in unit.names]
+            else:
+                results += refresh_unit(refresher, unit, full=afresh if full else ())
         except (GdqError, psycopg.Error) as error:
             failure(error).show()
             failed = True

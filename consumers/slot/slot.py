@@ -121,9 +121,11 @@ def drop_slot(connection: Connection[Any], queue: str, consumer: str) -> bool:
 
 
 def _forget(connection: Connection[Any], name: str) -> None:
-    """Delete the position that is stored for a slot."""
-    if _scalar(connection, "select pg_catalog.to_regclass('gdq_target.slot_position')::text"):
-        connection.execute("delete from gdq_target.slot_position where slot_name = %s", [name])
+    """Delete the positions that are stored for a slot."""
+    for table in ("slot_position", "slot_view", "slot_asked"):
+        if _scalar(connection, "select pg_catalog.to_regclass(%s)::text", f"gdq_target.{table}"):
+            forget = sql.SQL("delete from gdq_target.{} where slot_name = %s").format(sql.Identifier(table))
+            connection.execute(forget, [name])
 
 
 def slot_info(connection: Connection[Any]) -> list[SlotInfo]:

@@ -54,6 +54,20 @@ def lsn_number(text: str) -> int:
     return (int(high, 16) << 32) + int(low, 16)
 
 
+def open_stream(connection: Connection[Any], dsn: str, slot: str, queue: str, *, messages: bool = True) -> Replication:
+    """Start the stream of a slot of the queue's publication, with `messages` those of pg_logical_emit_message() too.
+
+    `connection` tells what the server and the slot can do; errors as of Replication.
+    """
+    query = "select two_phase from pg_catalog.pg_replication_slots where slot_name = %s"
+    two_phase = connection.execute(query, [slot]).fetchone()
+    options = {"proto_version": "4" if connection.info.server_version >= 160000 else "3"}
+    options |= {"publication_names": f'"{publication_name(queue)}"', "streaming": "on"}
+    options |= {"messages": "true"} if messages else {}
+    options |= {"two_phase": "on"} if two_phase and two_phase[0] else {}
+    return Replication(dsn, slot, options)
+
+
 class SlotBatch:
     """Some committed transactions, whole; reading again gives the same."""
 
@@ -131,7 +145,6 @@ class SlotSource:
         self, source: Connection[Any] | str | None, queue: str, consumer: str, *, max_events: int = MAX_EVENTS
     ) -> None:
         self.slot = slot_name(queue, consumer)
-        self._publication = publication_name(queue)
         self._max_events = max_events
         self._owned = not isinstance(source, Connection)
         self.connection = (
@@ -140,10 +153,7 @@ class SlotSource:
         try:
             self.connection.autocommit = True
             self._stored = self._begin()
-            options = {"proto_version": "4" if self.connection.info.server_version >= 160000 else "3"}
-            options |= {"publication_names": f'"{self._publication}"', "streaming": "on", "messages": "true"}
-            options |= {"two_phase": "on"} if self._two_phase() else {}
-            self._replication = Replication(conninfo_of(self.connection), self.slot, options)
+            self._replication = open_stream(self.connection, conninfo_of(self.connection), self.slot, queue)
         except BaseException:
             if self._owned:
                 self.connection.close()
@@ -245,10 +255,6 @@ class SlotSource:
                 hint="The server has lost its tail or is another: drop the slot, make it anew and load the tables.",
             )
         return lsn_number(stored) if stored else 0
-
-    def _two_phase(self) -> bool:
-        query = "select two_phase from pg_catalog.pg_replication_slots where slot_name = %s"
-        return bool(self._scalar(query, self.slot))
 
     def _scalar(self, query: str, *values: object) -> Any:
         with self.connection.cursor(row_factory=scalar_row) as cursor:
