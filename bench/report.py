@@ -45,7 +45,8 @@ _READING = """The same inserts, updates and deletes of whole rows, in transactio
 server's is that of all its processes. pg_recvlogical, wal2json and PgQ (COPY of `get_batch_events`) are not decoded,
 the other ways give Python's events or Arrow."""
 
-_LATENCY = """From the commit of a row to its handler: `Consumer` with a ticker of {tick} ms, and `SlotSource`."""
+_LATENCY = """From the commit of a row to its handler: `Consumer` with a ticker of {tick} ms, and `SlotSource`. Here
+synchronous_commit is on: without it a slot waits for the WAL writer, since only flushed log is sent."""
 
 
 def page(results: Results, pictures: Sequence[str] = ()) -> str:
