@@ -267,6 +267,7 @@ def kill_and_run_again(grouped: Scene, point: str) -> None:
     assert grouped.confirmed("grouped") > before
 
 
+@pytest.mark.long
 def test_queue_and_slot_in_turn(grouped: Scene) -> None:
     """The position is a snapshot: what the queue has applied the slot does not apply again, and the other way round."""
     for slot in (False, True, True, False, False, True):
@@ -423,6 +424,7 @@ def test_table_published_while_a_writer_was_at_work(grouped: Scene) -> None:
     assert grouped.refresh("grouped").action == "delta"
 
 
+@pytest.mark.long
 def test_asked_for_in_full_moves_the_slot(grouped: Scene) -> None:
     before = grouped.confirmed("grouped")
     grouped.write("insert into fact (k, qty) values (1, 1)")
@@ -431,6 +433,7 @@ def test_asked_for_in_full_moves_the_slot(grouped: Scene) -> None:
     assert grouped.refresh("grouped").action == "none"
 
 
+@pytest.mark.long
 def test_transactions_prepared_in_a_slot_of_two_phases(scene: Scene) -> None:
     """Such a slot sends them when they are prepared, once: it is not confirmed beyond that until they are over."""
     scene.make("grouped", VIEWS["grouped"], slot=False)
@@ -454,6 +457,7 @@ def test_which_transactions_a_snapshot_sees() -> None:
     assert Snapshot.parse("7:7:").running == frozenset()
 
 
+@pytest.mark.long
 def test_lost_slot(grouped: Scene) -> None:
     """Loaded in full each time, and said why, until there is a new one."""
     grouped.write("insert into fact (k, qty) values (1, 1)")
