@@ -60,6 +60,15 @@ def ticker(once: bool, interval: float, dsn: str | None) -> None:
     show_default=True,
     help="Read the queue, or the consumer's logical slot (gdq create-slot).",
 )
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["gdq", "debezium"]),
+    default="gdq",
+    show_default=True,
+    help="Print events in gdq's form, or in Debezium's envelope (docs/from-debezium.md).",
+)
+@click.option("--tombstones", is_flag=True, help="With --format debezium: a record without a value after each delete.")
 @dsn_option
 def consume(
     queue: str,
@@ -73,6 +82,8 @@ def consume(
     each: bool,
     retry_errors: float | None,
     source: str,
+    form: str,
+    tombstones: bool,
     dsn: str | None,
 ) -> None:
     """Hand the batches of a consumer to a handler; without one print every event as a line of JSON, then the
@@ -101,7 +112,8 @@ def consume(
         raise click.UsageError("--retry-errors needs --each, and --each a handler")
     if source == "slot" and (each or member is not None):
         raise click.UsageError("--each and --member need the queue: a slot has one reader and no retries")
-    function = _load_handler(handler)
+    _check_format(form, tombstones=tombstones, other=as_json or handler != "printer")
+    function = _debezium(queue, source, tombstones) if form == "debezium" else _load_handler(handler)
     on_error = None if retry_errors is None else timedelta(seconds=retry_errors)
     stop = Stop()
 
@@ -116,7 +128,7 @@ def consume(
                     handle_each(batch, batch.events(), function, on_error=on_error)
                 else:
                     settle(batch, function(connection, batch.events()) or ())
-                if handler == "printer":
+                if handler == "printer" and form == "gdq":
                     print_sequences(batch.sequences())
 
     name = application_name(queue, consumer, member)
@@ -124,6 +136,21 @@ def consume(
         reconnecting(lambda: connect_checked(dsn, name), work, stop.sleep)
     except KeyboardInterrupt:
         raise Failure("interrupted: the batch at hand was rolled back") from None
+
+
+def _check_format(form: str, *, tombstones: bool, other: bool) -> None:
+    """UsageError where options of another format are given; `other`: a handler or --json is."""
+    if form == "debezium" and other:
+        raise click.UsageError("--format debezium prints the events itself and takes no handler and no --json")
+    if tombstones and form != "debezium":
+        raise click.UsageError("--tombstones needs --format debezium")
+
+
+def _debezium(queue: str, source: str, tombstones: bool) -> Callable[[Any, Any], Any]:
+    """The handler that prints Debezium's envelope."""
+    from gdq.consumers.debezium import printer  # noqa: PLC0415
+
+    return printer(queue, has_lsn=source == "slot", tombstones=tombstones)
 
 
 def _consume_slot(
