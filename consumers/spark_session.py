@@ -24,7 +24,9 @@ _SETTINGS = {
     "spark.sql.codegen.wholeStage": "false",
     # Where its jar is missing, Spark goes on without.
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-    "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 -Dlog4j2.configurationFile={_LOGGING.as_uri()}",
+    # The lowest level of compiling comes with 48 MB for the code, which a few hundred refreshes fill.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m "
+    f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}",
 }
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from typing import Any
 
 import psycopg
@@ -164,6 +166,40 @@ def test_a_new_slot_has_no_old_position(db: Database, both: psycopg.Connection[A
         create_slot(su, "q", "c", ["public.item", "public.leaf"])
     both.execute("insert into item (id) values (2)")
     assert [event.key for event in slotted(db)] == [{"id": 2}]
+
+
+def test_no_slot_makes_writes_fail(db: Database, both: psycopg.Connection[Any]) -> None:
+    """The server refuses UPDATE and DELETE of a published table whose old rows it could not send."""
+    both.execute("create table keyless (id int)")
+    both.execute("create table parted (id int) partition by range (id)")
+    both.execute("create table parted_1 partition of parted for values from (0) to (9)")
+    with db.connect("su") as su:
+        drop_slot(su, "q", "c")
+        for table, found in {"keyless": "keyless", "parted": "parted_1"}.items():
+            with pytest.raises(GdqError, match=f"table public.{found} has no replica identity: UPDATE and DELETE"):
+                create_slot(su, "q", "c", ["public.item", table])
+        assert slot_info(su) == []
+        assert su.execute("table pg_publication").fetchall() == []
+
+
+def test_first_readers_of_a_database(db: Database, both: psycopg.Connection[Any]) -> None:
+    """Each makes the table of positions, at the same moment."""
+    names = [f"c{n}" for n in range(8)]
+    with db.connect("su") as su:
+        for name in names:
+            create_slot(su, "q", name, ["public.item", "public.leaf"])
+        both.execute("insert into item (id) values (1)")
+        start = Barrier(len(names))
+
+        def read(name: str) -> int:
+            start.wait()
+            with SlotSource(db.su_dsn, "q", name) as source:
+                return sum(batch.size for batch in source.batches(once=True))
+
+        with ThreadPoolExecutor(len(names)) as pool:
+            assert list(pool.map(read, names)) == [1] * len(names)
+        for name in names:
+            drop_slot(su, "q", name)
 
 
 def test_prepared_transactions(db: Database, both: psycopg.Connection[Any]) -> None:

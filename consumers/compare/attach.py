@@ -17,7 +17,7 @@ from psycopg import Connection, sql
 from psycopg.rows import scalar_row
 
 from gdq.consumer import register_consumer, unregister_consumer
-from gdq.consumers.slot.slot import create_slot, drop_slot, publication_name, slot_name
+from gdq.consumers.slot.slot import check_publishable, create_slot, drop_slot, publication_name, slot_name
 from gdq.errors import GdqError
 from gdq.queue import add_table, create_queue, drop_queue, remove_table, table_info
 
@@ -31,15 +31,9 @@ _SLOT_SECONDS = 30
 _NOTES = "gdq_target.compare_run"
 _IDENTITY = {"d": "default", "n": "nothing", "f": "full"}
 
-# Partitions are what the server looks at when it decodes.
 _TREE = """
     select c.oid::bigint, pg_catalog.format('%%I.%%I', c.relnamespace::regnamespace::name, c.relname), c.relkind::text,
-           c.relpersistence::text, c.relreplident::text,
-           pg_catalog.pg_has_role(c.relowner, 'usage'),
-           exists (select from pg_catalog.pg_index i where i.indrelid = c.oid
-                     and case c.relreplident when 'd' then i.indisprimary when 'i' then i.indisreplident end),
-           exists (select from pg_catalog.pg_attribute a
-                    where a.attrelid = c.oid and a.attgenerated <> '' and not a.attisdropped),
+           c.relpersistence::text, pg_catalog.pg_has_role(c.relowner, 'usage'),
            (select n.nspowner::regrole::text from pg_catalog.pg_namespace n where n.nspname = 'gdq'
                and not pg_catalog.has_table_privilege(n.nspowner, c.oid, 'trigger'))
       from pg_catalog.pg_class c
@@ -97,7 +91,7 @@ def _check_role(connection: Connection[Any]) -> None:
 def _check_table(connection: Connection[Any], table: str, *, identity_full: bool) -> str:
     rows = connection.execute(_TREE, [table] * 3).fetchall()
     root = str(rows[0][1])
-    for oid, name, kind, persistence, identity, owned, keyed, generated, needy in rows:
+    for oid, name, kind, persistence, owned, needy in rows:
         if oid == rows[0][0] and kind not in "rp":
             raise GdqError(f"{name} is not a table")
         if persistence != "p":
@@ -106,17 +100,7 @@ def _check_table(connection: Connection[Any], table: str, *, identity_full: bool
             raise GdqError(f"role {connection.info.user} does not own table {name}, which publishing it needs")
         if needy is not None:
             raise GdqError(f"gdq has no right to put triggers on {name}", hint=f"GRANT TRIGGER ON {name} TO {needy};")
-        full = identity_full or identity == "f"
-        if kind == "r" and not full and not keyed:
-            raise GdqError(
-                f"table {name} has no replica identity: UPDATE and DELETE would fail once it is published",
-                hint="Give it a primary key, or have the run set it with --replica-identity-full.",
-            )
-        if full and generated and connection.info.server_version >= 180000:
-            raise GdqError(
-                f"table {name} has generated columns and REPLICA IDENTITY FULL:"
-                " UPDATE and DELETE would fail once it is published"
-            )
+    check_publishable(connection, table, identity_full=identity_full)
     return root
 
 

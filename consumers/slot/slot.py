@@ -13,6 +13,17 @@ from psycopg.rows import class_row, scalar_row
 from gdq.errors import GdqError
 
 PREFIX = "gdq_"
+_IDENTITIES = """
+    select pg_catalog.format('%%I.%%I', c.relnamespace::regnamespace::name, c.relname), c.relreplident = 'f',
+           exists (select from pg_catalog.pg_index i where i.indrelid = c.oid
+                     and case c.relreplident when 'd' then i.indisprimary when 'i' then i.indisreplident end),
+           exists (select from pg_catalog.pg_attribute a
+                    where a.attrelid = c.oid and a.attgenerated <> '' and not a.attisdropped)
+      from pg_catalog.pg_class c
+     where c.relkind = 'r'
+       and (c.oid = %s::pg_catalog.regclass
+            or c.oid in (select t.relid from pg_catalog.pg_partition_tree(%s::pg_catalog.regclass) t))
+     order by c.oid"""
 _NAME = re.compile(r"[a-z0-9_]+")
 
 
@@ -58,7 +69,8 @@ def create_slot(
     one of its name (it came with a dump, say) goes, since it is not of this log. `tables` are qualified names,
     needed for a new publication and refused for one that has others. `two_phase`: prepared transactions are sent when
     they are prepared. Needs an autocommit connection of a role with REPLICATION; the publication is dropped again when
-    the slot cannot be made. psycopg.errors.DuplicateObject when there is such a slot.
+    the slot cannot be made. GdqError for a table whose UPDATE and DELETE the server would refuse once it is published;
+    psycopg.errors.DuplicateObject when there is such a slot.
     """
     name, publication = slot_name(queue, consumer), publication_name(queue)
     level = _scalar(connection, "select pg_catalog.current_setting('wal_level')")
@@ -96,6 +108,8 @@ def _make_publication(connection: Connection[Any], publication: str, tables: Seq
         return False
     if not tables:
         raise GdqError(f"there is no publication {publication} yet", hint="Name the tables that the slot shall read.")
+    for table in tables:
+        check_publishable(connection, table)
     listed = sql.SQL(", ").join(sql.SQL(_resolved(connection, table)) for table in tables)
     connection.execute(
         sql.SQL("create publication {} for table {} with (publish_via_partition_root = true)").format(
@@ -103,6 +117,26 @@ def _make_publication(connection: Connection[Any], publication: str, tables: Seq
         )
     )
     return True
+
+
+def check_publishable(connection: Connection[Any], table: str, *, identity_full: bool = False) -> None:
+    """GdqError when publishing a table would make its UPDATE and DELETE fail, or those of a partition.
+
+    `identity_full`: it will have REPLICA IDENTITY FULL then. Partitions are what the server looks at.
+    """
+    full_too = connection.info.server_version >= 180000
+    for name, full, keyed, generated in connection.execute(_IDENTITIES, [table, table]):
+        if not full and not identity_full and not keyed:
+            raise GdqError(
+                f"table {name} has no replica identity: UPDATE and DELETE would fail once it is published",
+                hint="Give it a primary key or REPLICA IDENTITY FULL.",
+            )
+        if (full or identity_full) and generated and full_too:
+            raise GdqError(
+                f"table {name} has generated columns and REPLICA IDENTITY FULL:"
+                " UPDATE and DELETE would fail once it is published",
+                hint="Set its REPLICA IDENTITY to DEFAULT or to an index.",
+            )
 
 
 def drop_slot(connection: Connection[Any], queue: str, consumer: str) -> bool:

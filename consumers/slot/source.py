@@ -34,7 +34,9 @@ MAX_EVENTS = 50_000
 
 _WAIT_SECONDS = 0.5
 
+# IF NOT EXISTS fails beside another that makes the same.
 _POSITION_TABLE = """
+    select pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('gdq target', 0));
     create schema if not exists gdq_target;
     create table if not exists gdq_target.slot_position (
       slot_name text primary key, lsn pg_lsn not null, updated_at timestamptz not null default now())"""

@@ -44,6 +44,7 @@ _MEMORY_BYTES = 8 * 1024 * 1024
 # a transaction that was open may be missing in the slot. slot_asked is written to have the log flushed: by then the
 # snapshot is taken under which the other row is changed.
 _CREATE = """
+    select pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('gdq target', 0));
     create schema if not exists gdq_target;
     create table if not exists gdq_target.slot_asked (
       slot_name text primary key, asked_at timestamptz not null default now());
