@@ -35,7 +35,7 @@ _COLUMNS = """
      where t.typbasetype = 0"""
 
 _OPS = {"insert": "c", "update": "u", "delete": "d", "truncate": "t", "message": "m"}
-_IN_MESSAGE = ("type", "data")
+_IN_MESSAGE = ("type", "data", "encoding")
 
 
 def printer(
@@ -110,8 +110,11 @@ class Envelope:
         new = event.new or {}
         data = new.get("data")
         text = data if isinstance(data, str) or data is None else json.dumps(data, ensure_ascii=False)
-        content = None if text is None else base64.b64encode(text.encode()).decode()
-        message = {"prefix": new.get("type"), "content": content}
+        content = (text or "").encode()
+        if new.get("encoding") == "bytea":
+            content = bytes.fromhex(content.decode().removeprefix("\\x"))
+        shown = None if text is None else base64.b64encode(content).decode()
+        message = {"prefix": new.get("type"), "content": shown}
         message |= {name: value for name, value in new.items() if name not in _IN_MESSAGE and value is not None}
         value = {"op": "m", **_times(time.time_ns()), "source": self._source(event, "", ""), "message": message}
         return {"key": {"prefix": message["prefix"]}, "value": value}

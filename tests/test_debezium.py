@@ -164,6 +164,7 @@ def test_messages(db: Database, owner: psycopg.Connection[Any]) -> None:
     insert_event(owner, "q", "mail", "hé", "x")
     insert_event(owner, "q", "mail", {"a": 1})
     owner.execute("select pg_logical_emit_message(true, 'mail', 'hé')")
+    owner.execute("select pg_logical_emit_message(true, 'bytes', '\\xff00'::bytea)")
     owner.execute("insert into item values (1, 1)")
     text = base64.b64encode("hé".encode()).decode()
     first, second, _ = consumed(db, "queue")
@@ -173,7 +174,9 @@ def test_messages(db: Database, owner: psycopg.Connection[Any]) -> None:
     assert (first["value"]["source"]["schema"], first["value"]["source"]["table"]) == ("", "")
     assert json.loads(base64.b64decode(second["value"]["message"]["content"])) == {"a": 1}
     emitted = [record["value"] for record in consumed(db, "slot")]
-    assert {"prefix": "mail", "content": text} in [value.get("message") for value in emitted]
+    messages = [value.get("message") for value in emitted]
+    assert {"prefix": "mail", "content": text} in messages
+    assert {"prefix": "bytes", "content": base64.b64encode(b"\xff\x00").decode()} in messages
 
 
 @pytest.mark.parametrize("source", ["queue", "slot"])

@@ -244,6 +244,7 @@ def test_origins_and_messages(db: Database, both: psycopg.Connection[Any]) -> No
         su.execute("commit")
         su.execute("select pg_replication_origin_session_reset()")
         su.execute("select pg_logical_emit_message(false, 'beside', 'ä')")
+        su.execute("select pg_logical_emit_message(false, 'bytes', '\\xff00'::bytea)")
         su.execute("select pg_replication_origin_drop(current_database()::text || 'far')")
     found = [(event.op, event.new, event.origin) for event in slotted(db)]
     assert found[0][0] == "insert"
@@ -251,6 +252,7 @@ def test_origins_and_messages(db: Database, both: psycopg.Connection[Any]) -> No
     assert found[1:] == [
         ("message", {"type": "in", "data": "it"}, f"{db.name}far"),
         ("message", {"type": "beside", "data": "ä"}, None),
+        ("message", {"type": "bytes", "data": "\\xff00", "encoding": "bytea"}, None),
     ]
 
 

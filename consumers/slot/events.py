@@ -81,12 +81,19 @@ def events_of(transaction: Transaction, names: TableNames) -> Iterator[Event]:
     """
     for lsn, message, table in changes_of(transaction, names):
         if isinstance(message, Message):
-            new = {"type": message.prefix, "data": message.content.decode(errors="replace")}
-            yield _event(transaction, lsn, "message", None, new=new)
+            yield _event(transaction, lsn, "message", None, new=_message(message))
         elif table is not None and isinstance(message, Row):
             yield _row_event(transaction, lsn, message, table)
         elif table is not None:
             yield _event(transaction, lsn, "truncate", table.name)
+
+
+def _message(message: Message) -> dict[str, Any]:
+    """Prefix and content; content that is no text comes as PostgreSQL writes a bytea, with `encoding` saying so."""
+    try:
+        return {"type": message.prefix, "data": message.content.decode()}
+    except UnicodeDecodeError:
+        return {"type": message.prefix, "data": f"\\x{message.content.hex()}", "encoding": "bytea"}
 
 
 def changes_of(

@@ -211,7 +211,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "messages",
         "`gdq.insert_event`",
-        "`pg_logical_emit_message`: prefix as `type`, content as `data`",
+        "`pg_logical_emit_message`: prefix as `type`, content as `data` (`\\x...`, with `encoding`, if no text)",
         "each path has its own",
         _message,
     ),
