@@ -44,7 +44,8 @@ import json, sys, urllib.request
 from gdq.consumers import spark_engine
 from gdq.consumers.refresh import Refresher, main
 
-spark_engine._PARTITION_BYTES = 2**19
+assert spark_engine.PARTITION_BYTES > 2**19
+spark_engine.PARTITION_BYTES = 2**19
 with Refresher(driver_bytes=0) as refresher:
     results = [refresher.refresh("copy")]
     refresher.control.execute("update orders set amount = amount + 1, note = note || 'x' where id % 3 = 0")
