@@ -100,7 +100,10 @@ def watched(db: Database, schema: Sequence[str], tables: Sequence[str], consumer
         for table in tables or _made(owner):
             owner.execute("select gdq.add_table('q', %s::regclass)", [table])
         register_consumer(owner, "q", consumer)
-        create_slot(su, "q", consumer, tables or _made(owner))
+        # create_slot makes none over a table without replica identity
+        published = ", ".join(tables or _made(owner))
+        su.execute(f"create publication gdq_q for table {published} with (publish_via_partition_root = true)".encode())
+        create_slot(su, "q", consumer)
         try:
             yield Pair(db, consumer)
         finally:
