@@ -18,9 +18,9 @@ import pytest
 
 from gdq.consumers.compare import attach
 from gdq.consumers.compare.figures import Figures, Latency, Phase
-from gdq.consumers.compare.pairing import Snapshot
 from gdq.consumers.compare.recommend import recommend
 from gdq.consumers.compare.run import SHARES, compare
+from gdq.consumers.slot.snapshot import Snapshot
 from gdq.embedded import Server
 from gdq.errors import GdqError
 from gdq.schema import install
@@ -252,6 +252,19 @@ def test_cleans_up_after_a_signal(db: Database, bank: psycopg.Connection[Any], n
     bank.execute("alter table pgbench_tellers replica identity default")
 
 
+def test_full_identities_stay(db: Database, bank: psycopg.Connection[Any]) -> None:
+    """Nothing is set, and no lock waited for, on a table that has what is wanted."""
+    bank.execute("alter table pgbench_history replica identity full")
+    with db.connect("su") as su:
+        attach.attach_slot(su, ["public.pgbench_history", "public.pgbench_tellers"], identity_full=True)
+        noted = su.execute(
+            "select relid::regclass::text from gdq_target.compare_run where relid is not null"
+        ).fetchall()
+        attach.clean_up(su)
+    assert noted == [("pgbench_tellers",)]
+    bank.execute("alter table pgbench_history replica identity default")
+
+
 def gdq_triggers(connection: psycopg.Connection[Any]) -> list[Any]:
     query = "select distinct tgrelid from pg_trigger where not tgisinternal and tgrelid::regclass::text ~ '^pgbench'"
     return connection.execute(query).fetchall()
@@ -396,8 +409,7 @@ def test_recommends_by_what_was_measured(changed: dict[str, Any], choice: str, b
 
 
 def test_snapshots_see_numbers_of_32_bits() -> None:
-    seen = Snapshot(f"{2**32 * 3 + 5}:{2**32 * 3 + 9}:{2**32 * 3 + 7}")
-    assert [xid for xid in range(12) if seen.sees(xid)] == [0, 1, 2, 3, 4, 5, 6, 8]
-    assert seen.sees(2**32 - 1)
-    assert seen.sees(2**32 * 3 + 8)
-    assert not seen.sees(2**32 * 3 + 7)
+    seen = Snapshot.parse(f"{2**32 * 3 + 5}:{2**32 * 3 + 9}:{2**32 * 3 + 7}")
+    assert [xid for xid in range(12) if seen.sees(seen.full(xid))] == [0, 1, 2, 3, 4, 5, 6, 8]
+    assert seen.full(2**32 - 1) == 2**32 * 3 - 1
+    assert seen.full(2**32 * 3 + 7) == 2**32 * 3 + 7

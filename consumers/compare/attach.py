@@ -10,6 +10,7 @@ import contextlib
 import random
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import psycopg
@@ -17,7 +18,14 @@ from psycopg import Connection, sql
 from psycopg.rows import scalar_row
 
 from gdq.consumer import register_consumer, unregister_consumer
-from gdq.consumers.slot.slot import check_publishable, create_slot, drop_slot, publication_name, slot_name
+from gdq.consumers.slot.slot import (
+    check_publishable,
+    check_wal_level,
+    create_slot,
+    drop_slot,
+    publication_name,
+    slot_name,
+)
 from gdq.errors import GdqError
 from gdq.queue import add_table, create_queue, drop_queue, remove_table, table_info
 
@@ -33,7 +41,7 @@ _IDENTITY = {"d": "default", "n": "nothing", "f": "full"}
 
 _TREE = """
     select c.oid::bigint, pg_catalog.format('%%I.%%I', c.relnamespace::regnamespace::name, c.relname), c.relkind::text,
-           c.relpersistence::text, pg_catalog.pg_has_role(c.relowner, 'usage'),
+           c.relreplident::text, c.relpersistence::text, pg_catalog.pg_has_role(c.relowner, 'usage'),
            (select n.nspowner::regrole::text from pg_catalog.pg_namespace n where n.nspname = 'gdq'
                and not pg_catalog.has_table_privilege(n.nspowner, c.oid, 'trigger'))
       from pg_catalog.pg_class c
@@ -58,12 +66,7 @@ def check(connection: Connection[Any], tables: Sequence[str], *, identity_full: 
         raise GdqError("this server is a standby: triggers and a publication need the primary")
     if not _has_gdq(connection):
         raise GdqError("gdq is not installed in this database", hint="gdq install")
-    level = _scalar(connection, "select pg_catalog.current_setting('wal_level')")
-    if level != "logical":
-        raise GdqError(
-            f"a slot needs wal_level logical, the server has {level}",
-            hint="Set it and restart the server. The queue alone needs neither.",
-        )
+    check_wal_level(connection)
     _check_role(connection)
     names = [_check_table(connection, table, identity_full=identity_full) for table in tables]
     if len(set(names)) < len(names):
@@ -91,7 +94,7 @@ def _check_role(connection: Connection[Any]) -> None:
 def _check_table(connection: Connection[Any], table: str, *, identity_full: bool) -> str:
     rows = connection.execute(_TREE, [table] * 3).fetchall()
     root = str(rows[0][1])
-    for oid, name, kind, persistence, owned, needy in rows:
+    for oid, name, kind, _, persistence, owned, needy in rows:
         if oid == rows[0][0] and kind not in "rp":
             raise GdqError(f"{name} is not a table")
         if persistence != "p":
@@ -118,9 +121,9 @@ def attach_slot(connection: Connection[Any], tables: Sequence[str], *, identity_
     _note(connection)
     if identity_full:
         for table in tables:
-            for oid, name, kind, _, identity, *_ in connection.execute(_TREE, [table] * 3).fetchall():
+            for oid, name, kind, identity, *_ in connection.execute(_TREE, [table] * 3).fetchall():
                 if kind in "rp" and identity != "f":
-                    _patiently(lambda oid=oid, name=name: _set_full(connection, oid, name))  # type: ignore[misc]
+                    _patiently(partial(_set_full, connection, oid, name))
     connection.execute(f"set statement_timeout = '{_SLOT_SECONDS}s'")
     try:
         create_slot(connection, QUEUE, consumer_name(connection), tables)
@@ -142,7 +145,7 @@ def attach_queue(connection: Connection[Any], tables: Sequence[str]) -> str:
     create_queue(connection, QUEUE)
     register_consumer(connection, QUEUE, consumer_name(connection))
     for table in tables:
-        _patiently(lambda table=table: add_table(connection, QUEUE, table))  # type: ignore[misc]
+        _patiently(partial(add_table, connection, QUEUE, table))
     return str(_scalar(connection, "select pg_catalog.pg_current_snapshot()::text"))
 
 
@@ -150,8 +153,8 @@ def _detach_queue(connection: Connection[Any], consumer: str) -> None:
     """Drop the queue, its tables one at a time as well."""
     unregister_consumer(connection, QUEUE, consumer)
     for table in table_info(connection, QUEUE):
-        _patiently(lambda name=table.table_name: remove_table(connection, QUEUE, name, force=True))  # type: ignore[misc]
-    _patiently(lambda: drop_queue(connection, QUEUE, force=True))
+        _patiently(partial(remove_table, connection, QUEUE, table.table_name, force=True))
+    _patiently(partial(drop_queue, connection, QUEUE, force=True))
 
 
 def leftovers(connection: Connection[Any]) -> list[str]:
@@ -190,7 +193,7 @@ def clean_up(connection: Connection[Any]) -> None:
     if not _has_notes(connection):
         return
     for oid, name, identity, index in _identities(connection):
-        _patiently(lambda oid=oid, name=name, i=identity, x=index: _restore(connection, oid, name, i, x))  # type: ignore[misc]
+        _patiently(partial(_restore, connection, oid, name, identity, index))
     with connection.transaction():
         _forget_notes(connection)
 

@@ -11,28 +11,12 @@ from dataclasses import dataclass, replace
 from gdq.consumers.compare.figures import Figures, Latency
 from gdq.consumers.slot.comparison import Comparison
 from gdq.consumers.slot.rules import TableFacts
+from gdq.consumers.slot.snapshot import Snapshot
 from gdq.source import Event
 
 _EXAMPLES = 20
 _CHANGES = ("insert", "update", "delete", "truncate")
 _BOUNDS = tuple(base * 10.0**power for power in range(-4, 3) for base in (1, 2, 5))
-
-
-class Snapshot:
-    """What a snapshot of the server sees, for transaction numbers of 32 bits, too."""
-
-    def __init__(self, text: str) -> None:
-        low, high, running = text.split(":")
-        self._low, self._high = int(low), int(high)
-        self._running = {int(xid) for xid in running.split(",") if xid}
-
-    def sees(self, xid: int) -> bool:
-        """Whether the transaction was over; `xid` may lack its upper bits, and is then the one nearest."""
-        near = xid
-        if xid < 2**32 <= self._high + 2**31:
-            near = (self._high & ~0xFFFFFFFF) | xid
-            near += (near < self._high - 2**31) * 2**32 - (near > self._high + 2**31) * 2**32
-        return near < self._low or (near < self._high and near not in self._running)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +59,7 @@ class Pairing:
 
     def began(self, snapshot: str, facts: Mapping[str, TableFacts]) -> None:
         """The queue is there: what the snapshot does not see must come by both paths."""
-        self._start = Snapshot(snapshot)
+        self._start = Snapshot.parse(snapshot)
         self._comparison = Comparison(facts)
 
     def slot(self, xid: int, arrived: Arrived) -> None:
@@ -84,7 +68,7 @@ class Pairing:
         if not arrived.events:
             return
         self.commits.append((arrived.committed, len(arrived.events)))
-        if self._start is not None and not self._start.sees(xid):
+        if self._start is not None and not _sees(self._start, xid):
             self.seen["slot"] += len(arrived.events)
             with self._lock:
                 self._slot.append((xid, arrived))
@@ -93,11 +77,11 @@ class Pairing:
         """A batch came by the queue, which has now read all that the snapshot sees."""
         for xid, arrived in batch.items():
             changes = [event for event in arrived.events if event.op in _CHANGES]
-            if changes and self._start is not None and not self._start.sees(xid):
+            if changes and self._start is not None and not _sees(self._start, xid):
                 self.seen["queue"] += len(changes)
                 with self._lock:
                     self._queue[xid & 0xFFFFFFFF] = replace(arrived, events=changes)
-        self._read_to = Snapshot(snapshot)
+        self._read_to = Snapshot.parse(snapshot)
 
     def advance(self) -> None:
         """Compare the transactions that both paths have read past."""
@@ -106,7 +90,7 @@ class Pairing:
             xid, slot = self._slot[0]
             with self._lock:
                 queue = self._queue.pop(xid, None)
-            if queue is None and (read_to is None or not read_to.sees(xid)):
+            if queue is None and (read_to is None or not _sees(read_to, xid)):
                 return
             self._slot.popleft()
             self._compare(queue or _NOTHING, slot)
@@ -116,7 +100,7 @@ class Pairing:
         self.advance()
         for xid, slot in self._slot:
             # a commit may be in the log before another, and be seen after it
-            if xid in self._queue or (self._read_to is not None and self._read_to.sees(xid)):
+            if xid in self._queue or (self._read_to is not None and _sees(self._read_to, xid)):
                 self._compare(self._queue.pop(xid, _NOTHING), slot)
         for queue in self._queue.values():
             self._compare(queue, _NOTHING)
@@ -156,6 +140,11 @@ class Pairing:
                 self._figures.old_missing += 1
             if event.op == "update" and len(event.new or ()) < columns.get(event.table, 0):
                 self._figures.new_partial += 1
+
+
+def _sees(snapshot: Snapshot, xid: int) -> bool:
+    """Whether the transaction was over; its number comes with 64 bits from the queue, with 32 from the slot."""
+    return snapshot.sees(snapshot.full(xid))
 
 
 def _latency(seconds: array[float]) -> Latency | None:

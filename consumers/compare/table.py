@@ -38,8 +38,8 @@ def figure_rows(figures: Figures) -> list[Row]:
     """What was measured of both paths."""
     both = (figures.queue, figures.slot)
 
-    def row(title: str, *cells: str) -> Row:
-        return (title, *cells)  # type: ignore[return-value]
+    def row(title: str, queue: str, slot: str) -> Row:
+        return title, queue, slot
 
     return [
         row("latency p50", *(_milliseconds(path.latency, "p50") for path in both)),

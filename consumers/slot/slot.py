@@ -73,12 +73,7 @@ def create_slot(
     psycopg.errors.DuplicateObject when there is such a slot.
     """
     name, publication = slot_name(queue, consumer), publication_name(queue)
-    level = _scalar(connection, "select pg_catalog.current_setting('wal_level')")
-    if level != "logical":
-        raise GdqError(
-            f"a slot needs wal_level logical, the server has {level}",
-            hint="Set it and restart the server; the queue needs neither.",
-        )
+    check_wal_level(connection)
     made = _make_publication(connection, publication, tables)
     try:
         connection.execute(
@@ -117,6 +112,16 @@ def _make_publication(connection: Connection[Any], publication: str, tables: Seq
         )
     )
     return True
+
+
+def check_wal_level(connection: Connection[Any]) -> None:
+    """GdqError when the server writes too little into its log for a slot."""
+    level = _scalar(connection, "select pg_catalog.current_setting('wal_level')")
+    if level != "logical":
+        raise GdqError(
+            f"a slot needs wal_level logical, the server has {level}",
+            hint="Set it and restart the server; the queue needs neither.",
+        )
 
 
 def check_publishable(connection: Connection[Any], table: str, *, identity_full: bool = False) -> None:
