@@ -104,7 +104,7 @@ class Envelope:
         more = {"headers": headers} if headers else {}
         yield {"key": key, "value": self._value(event, "d", old, None)} | more
         if self._tombstones and key is not None:
-            yield {"key": key, "value": None}
+            yield {"key": key, "value": None} | more
 
     def _message(self, event: Event) -> Record:
         new = event.new or {}
@@ -116,7 +116,8 @@ class Envelope:
         shown = None if text is None else base64.b64encode(content).decode()
         message = {"prefix": new.get("type"), "content": shown}
         message |= {name: value for name, value in new.items() if name not in _IN_MESSAGE and value is not None}
-        value = {"op": "m", **_times(time.time_ns()), "source": self._source(event, "", ""), "message": message}
+        source, now = self._source(event, "", ""), time.time_ns() // 1_000_000
+        value = {"op": "m", "ts_ms": now, "source": source, "transaction": None, "message": message}
         return {"key": {"prefix": message["prefix"]}, "value": value}
 
     def _value(self, event: Event, op: str, before: Image | None, after: Image | None) -> Record:
@@ -134,7 +135,7 @@ class Envelope:
             **_times((whole * 1_000_000 + event.time.microsecond) * 1000),
             "snapshot": "false",
             "db": self._connection.info.dbname,
-            "sequence": json.dumps([None, str(event.id)]),
+            "sequence": f'[null,"{event.id}"]',
             "schema": schema,
             "table": table,
             "txId": event.xid or None,

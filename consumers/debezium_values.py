@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
@@ -20,6 +21,7 @@ _EPOCH_DAY = date(1970, 1, 1).toordinal()
 _ERA_DAYS, _ERA_YEARS = 146_097, 400  # the calendar repeats after so long
 _FOREVER = {"infinity": 9_223_372_036_825_200_000, "-infinity": -9_223_372_036_832_400_000}
 _MILLISECONDS = range(4)  # digits of a second
+_DIGITS = range(7)
 
 _DATE = r"(?P<year>\d{4,})-(?P<month>\d\d)-(?P<day>\d\d)"
 _TIME = r"(?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d)(?:\.(?P<us>\d{1,6}))?"
@@ -28,7 +30,7 @@ _IS_DATE = re.compile(rf"{_DATE}(?P<bc> BC)?")
 _IS_TIME = re.compile(_TIME)
 _IS_TIMETZ = re.compile(rf"{_TIME}{_ZONE}")
 _IS_TIMESTAMP = re.compile(rf"{_DATE} {_TIME}(?P<bc> BC)?")
-_IS_TIMESTAMPTZ = re.compile(rf"({_DATE}) ({_TIME})\+00")
+_IS_TIMESTAMPTZ = re.compile(rf"{_DATE} {_TIME}\+00(?P<bc> BC)?")
 _IS_INTERVAL = re.compile(
     r"(?:(?P<years>[+-]?\d+) years? ?)?(?:(?P<months>[+-]?\d+) mons? ?)?(?:(?P<days>[+-]?\d+) days? ?)?"
     r"(?:(?P<sign>[+-]?)(?P<h>\d+):(?P<m>\d\d):(?P<s>\d\d)(?:\.(?P<us>\d{1,6}))?)?"
@@ -93,9 +95,16 @@ def _timestamp(text: str, modifier: int) -> int:
     return _of_precision(_days(found) * _DAY_US + _microseconds(found), modifier)
 
 
-def _timestamptz(text: str, _modifier: int) -> str:
-    _matched(_IS_TIMESTAMPTZ, text)
-    return text.replace(" ", "T").removesuffix("+00") + "Z"
+def _timestamptz(text: str, modifier: int) -> str:
+    """As many digits of a second as the type has, years as in ISO 8601: the one before year 1 is year 0."""
+    found = _matched(_IS_TIMESTAMPTZ, text)
+    year = int(found["year"])
+    year = 1 - year if found["bc"] else year
+    sign = "-" if year < 0 else "+" if year > 9999 else ""
+    digits = modifier if modifier in _DIGITS else 6
+    fraction = "." + (found["us"] or "").ljust(digits, "0") if digits else ""
+    date_ = f"{sign}{abs(year):04}-{found['month']}-{found['day']}"
+    return f"{date_}T{found['h']}:{found['m']}:{found['s']}{fraction}Z"
 
 
 def _timetz(text: str, _modifier: int) -> str:
@@ -138,12 +147,12 @@ def _money(text: str, _modifier: int) -> str:
     return _matched(_IS_MONEY, text)[0].replace("$", "").replace(",", "")
 
 
-def _point(text: str, _modifier: int) -> dict[str, float]:
+def _point(text: str, modifier: int) -> dict[str, Any]:
+    """The coordinates, and the point once more in the well-known binary of OGC, little-endian."""
     found = _matched(_IS_POINT, text)
-    x, y = float(found[1]), float(found[2])
-    if x - x or y - y:  # JSON has no infinity and no NaN
-        raise ValueError(text)
-    return {"x": x, "y": y}
+    wkb = struct.pack("<BIdd", 1, 1, float(found[1]), float(found[2]))
+    x, y = (_float(coordinate, modifier) for coordinate in found.groups())
+    return {"x": x, "y": y, "wkb": base64.b64encode(wkb).decode(), "srid": None}
 
 
 def _hstore(text: str, _modifier: int) -> str:
@@ -154,7 +163,7 @@ def _hstore(text: str, _modifier: int) -> str:
             raise ValueError(text)
         pairs[_unescaped(found[1])] = None if found[2] is None else _unescaped(found[2])
         at = found.end()
-    return json.dumps(pairs, ensure_ascii=False)
+    return json.dumps(pairs, ensure_ascii=False, separators=(",", ":"))
 
 
 def _unescaped(text: str) -> str:
