@@ -96,10 +96,7 @@ def start(binaries: Binaries) -> Server:
     """A temporary server with SETTINGS; the caller stops it."""
     settings = dict(SETTINGS)
     # Minor releases that restrict output plugins refuse wal2json unless it is named here.
-    described = subprocess.run(
-        [binaries.program("postgres"), "--describe-config"], check=True, capture_output=True, text=True
-    ).stdout
-    if "output_plugin_libraries" in described:
+    if binaries.knows("output_plugin_libraries"):
         settings["output_plugin_libraries"] = "pgoutput, wal2json"
     return Server(binaries=binaries, settings=settings).start()
 

@@ -57,6 +57,13 @@ class Binaries:
             raise EmbeddedError(f"no usable PostgreSQL in {self.folder}: {error}") from error
         return done.stdout.partition(") ")[2].split(" ")[0].strip()
 
+    def knows(self, setting: str) -> bool:
+        """Whether there is such a setting, which a minor release may have brought; not one of an extension."""
+        done = subprocess.run(
+            [self.program("postgres"), "--describe-config"], check=True, capture_output=True, text=True
+        )
+        return any(line.startswith(f"{setting}\t") for line in done.stdout.splitlines())
+
     def program(self, name: str) -> Path:
         """The path of one program, such as `postgres`; EmbeddedError when this PostgreSQL comes without it."""
         path = self.folder / name

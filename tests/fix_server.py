@@ -14,6 +14,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from gdq.consumers.slot.rules import PLUGINS
 from gdq.embedded import Binaries, EmbeddedError, Server, binaries_in, find_binaries
 
 Role = Literal["owner", "su", "app"]
@@ -94,7 +95,11 @@ def pytest_report_header(config: pytest.Config) -> str:
 def server(pytestconfig: pytest.Config) -> Iterator[Server]:
     """The server of the session, with the roles gdq_owner and app."""
     settings: dict[str, str | float | bool] = {"wal_level": "logical", "max_connections": 200, "log_statement": "ddl"}
-    with Server(binaries=chosen_binaries(pytestconfig.getoption("--pg")), settings=settings) as started:
+    binaries = chosen_binaries(pytestconfig.getoption("--pg"))
+    if binaries.knows("output_plugin_libraries"):
+        # Minor releases that restrict output plugins refuse what is not named here.
+        settings["output_plugin_libraries"] = ", ".join(PLUGINS)
+    with Server(binaries=binaries, settings=settings) as started:
         with psycopg.connect(started.conninfo(), autocommit=True) as su:
             for user, rights in (("gdq_owner", "createrole"), ("app", "nocreaterole")):
                 su.execute(

@@ -13,6 +13,7 @@ import pytest
 from gdq.consumers.slot.source import SlotSource
 from gdq.embedded import Server
 from gdq.errors import ResyncRequired
+from gdq.source import Event
 from tests.fix_server import Database, _temporary
 from tests.slot_pair import Outcome, Pair, compare, watched
 from tests.slot_scenarios import SCENARIOS, Scenario
@@ -21,7 +22,10 @@ pytestmark = pytest.mark.server
 
 _OPS = {"I": "insert", "U": "update", "D": "delete", "T": "truncate"}
 
-Played = tuple[Pair, Outcome, dict[str, psycopg.Error]]
+# The plugin does not tell which columns are the key, and the catalog knows those of today only.
+_UNKNOWN_KEY = {"test_decoding": "key_column_renamed"}
+
+Played = tuple[Pair, dict[str, Outcome], dict[str, psycopg.Error]]
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +36,13 @@ def played(server: Server, template: str) -> Iterator[Played]:
         failed: dict[str, psycopg.Error] = {}
         for scenario in SCENARIOS:
             schema += [f"create schema {scenario.name}", f"set search_path = {scenario.name}", *scenario.tables]
-        with watched(db, [*schema, "reset search_path"], ()) as pair:
+        with watched(db, [*schema, "reset search_path"], (), others=True) as pair:
             for scenario in SCENARIOS:
                 try:
                     play(db, scenario)
                 except psycopg.Error as error:  # the scenario's own test raises it
                     failed[scenario.name] = error
-            yield pair, pair.outcome(), failed
+            yield pair, pair.outcomes(), failed
 
 
 def play(db: Database, scenario: Scenario) -> None:
@@ -65,26 +69,37 @@ def of(scenario: Scenario, outcome: Outcome) -> Outcome:
         for events in (outcome.queue, outcome.slot)
     )
     facts = {name: one for name, one in outcome.tables.items() if name.startswith(schema)}
-    return compare(queue, slot, facts)
+    return compare(queue, slot, facts, outcome.plugin)
+
+
+def _of_partition(event: Event, outcome: Outcome) -> bool:
+    """Whether a TRUNCATE of a partitioned table has come for one of its partitions too."""
+    return event.op == "truncate" and outcome.tables[event.table or ""].root is not None
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_scenario(played: Played, scenario: Scenario) -> None:
-    pair, outcome, failed = played
+    pair, outcomes, failed = played
     if scenario.name in failed:
         raise failed[scenario.name]
-    own = of(scenario, outcome)
-    assert own.errors == []
-    expected = {_OPS[part[0]]: int(part[1:]) for part in scenario.counts.split()}
-    for side, events in (("queue", own.queue), ("slot", own.slot)):
-        assert Counter(event.op for event in events if event.op in _OPS.values()) == expected, side
-    for table, path, rows, replayed in pair.states(own) if scenario.rows else ():
-        assert replayed == rows, (table, path)
+    for plugin, outcome in outcomes.items():
+        if _UNKNOWN_KEY.get(plugin) == scenario.name:
+            continue
+        own = of(scenario, outcome)
+        assert own.errors == [], plugin
+        expected = {_OPS[part[0]]: int(part[1:]) for part in scenario.counts.split()}
+        for side, events in (("queue", own.queue), (plugin, own.slot)):
+            counted = [event for event in events if event.op in _OPS.values() and not _of_partition(event, own)]
+            assert Counter(event.op for event in counted) == expected, side
+        for table, path, rows, replayed in pair.states(own) if scenario.rows else ():
+            assert replayed == rows, (table, path, plugin)
 
 
 def test_nothing_else_differs(played: Played) -> None:
     """Over all scenarios, where transactions of several tables are whole."""
-    assert played[1].errors == []
+    for plugin, outcome in played[1].items():
+        unknown = f" of {_UNKNOWN_KEY.get(plugin)}."
+        assert [error for error in outcome.errors if unknown not in error] == [], plugin
 
 
 @pytest.mark.parametrize("ddl", ["add w int default 7", "alter v type bigint using 1"])

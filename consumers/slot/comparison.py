@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gdq.consumers.slot.rules import RULES, Difference, TableFacts
+from gdq.consumers.slot.rules import Difference, TableFacts, rules_of
 from gdq.source import Event
 
 # Keys whose order over transactions is watched: those that changed last.
@@ -56,13 +56,15 @@ class _Pair:
 class Comparison:
     """Compares two streams of events, or parts of them one after the other.
 
-    `tables`: what the rules must know of the tables (gdq.consumers.slot.rules.table_facts). `used` counts the
+    `tables`: what the rules must know of the tables (gdq.consumers.slot.rules.table_facts). `plugin`: the slot's output
+    plugin, one of gdq.consumers.slot.rules.PLUGINS. `used` counts the
     differences by rule, `errors` those without one, `events` the events by side ("queue", "slot") and operation.
     In memory are transactions of which one side has not given everything yet, and the last million keys.
     """
 
-    def __init__(self, tables: Mapping[str, TableFacts] | None = None) -> None:
+    def __init__(self, tables: Mapping[str, TableFacts] | None = None, plugin: str = "pgoutput") -> None:
         self._tables = tables or {}
+        self._rules = rules_of(plugin)
         self.used: Counter[str] = Counter()
         self.errors = 0
         self.events: dict[str, Counter[str]] = {"queue": Counter(), "slot": Counter()}
@@ -104,7 +106,7 @@ class Comparison:
         one = self._pending.setdefault(xid, _Transaction(xid))
         (one.queue if side == "queue" else one.slot).append(event)
         if event.op in (*_ROWS, "truncate"):
-            one.owed[event.table, event.op] += 1 if side == "slot" else -1
+            one.owed[self._table(event), event.op] += 1 if side == "slot" else -1
         return one
 
     def _settle(self, one: _Transaction) -> Iterator[Difference]:
@@ -114,7 +116,7 @@ class Comparison:
     def _compare(self, one: _Transaction) -> Iterator[Difference]:
         self._pending.pop(one.xid, None)
         pairs: list[_Pair] = []
-        sides = _grouped(one.queue), _grouped(one.slot)
+        sides = self._grouped(one.queue), self._grouped(one.slot)
         for group in {**sides[0], **sides[1]}:
             yield from self._compare_group(one, group, sides[0].get(group, []), sides[1].get(group, []), pairs)
         places = {id(event): place for place, event in enumerate(one.slot)}
@@ -151,11 +153,12 @@ class Comparison:
                 yield self._explained(difference)
         pairs += matched
         for event in only_queue:
-            alone = not any(other.table == event.table for other in one.slot)
+            alone = not any(self._table(other) == self._table(event) for other in one.slot)
             missing = Difference("missing in slot", one.xid, event.table, event.key, event, None, alone=alone)
             yield self._explained(missing)
         for event in only_slot:
-            alone = not any(other.table == event.table and other.op in _ROWS for other in one.queue)
+            table = self._table(event)
+            alone = not any(self._table(other) == table and other.op in _ROWS for other in one.queue)
             missing = Difference("missing in queue", one.xid, event.table, event.key, None, event, alone=alone)
             yield self._explained(missing)
 
@@ -163,7 +166,7 @@ class Comparison:
         """Changes of one key by two transactions: the queue must have numbered them in the order of the commits."""
         spans: dict[tuple[str, str], tuple[int, int, _Pair]] = {}
         for pair in pairs:
-            group, number_of = _group(pair.queue), pair.queue.id
+            group, number_of = self._group(pair.queue), pair.queue.id
             if group[1]:
                 low, high, _ = spans.get(group, (number_of, number_of, pair))
                 spans[group] = min(low, number_of), max(high, number_of), pair
@@ -193,29 +196,33 @@ class Comparison:
 
     def _rule(self, difference: Difference) -> str | None:
         facts = self._tables.get(difference.table or "", _UNKNOWN)
-        return next((rule.name for rule in RULES if rule.explains(difference, facts)), None)
+        return next((rule.name for rule in self._rules if rule.explains(difference, facts)), None)
 
     def _fits(self, queue: Event, slot: Event) -> bool:
         """Whether both may be the same change."""
         return queue.op == slot.op and all(self._rule(one) for one in _image_differences(_Pair(queue, slot), 0))
 
+    def _table(self, event: Event) -> str:
+        """The table that the events of both sides are compared under: a partition's rows are its root's."""
+        table = event.table or ""
+        facts = self._tables.get(table, _UNKNOWN)
+        return facts.root if facts.root and event.op in _ROWS else table
 
-def _group(event: Event) -> tuple[str, str]:
-    return event.table or "", json.dumps(event.key, sort_keys=True) if event.key else ""
+    def _group(self, event: Event) -> tuple[str, str]:
+        return self._table(event), json.dumps(event.key, sort_keys=True) if event.key else ""
 
-
-def _grouped(events: list[Event]) -> dict[tuple[str, str], list[Event]]:
-    groups: dict[tuple[str, str], list[Event]] = {}
-    for event in events:
-        group = _group(event) if event.op in _ROWS else (event.table or "", f"/{event.op}")
-        groups.setdefault(group, []).append(event)
-    return groups
+    def _grouped(self, events: list[Event]) -> dict[tuple[str, str], list[Event]]:
+        groups: dict[tuple[str, str], list[Event]] = {}
+        for event in events:
+            group = self._group(event) if event.op in _ROWS else (event.table or "", f"/{event.op}")
+            groups.setdefault(group, []).append(event)
+        return groups
 
 
 def _differences(pair: _Pair, xid: int) -> Iterator[Difference]:
     queue, slot = pair.queue, pair.slot
     yield from _image_differences(pair, xid)
-    for what in ("key", "id", "xid", "time", "origin"):
+    for what in ("table", "key", "id", "xid", "time", "origin"):
         if not _same(getattr(queue, what), getattr(slot, what)):
             yield Difference(what, xid, queue.table, queue.key, queue, slot)
 

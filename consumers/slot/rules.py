@@ -1,7 +1,8 @@
 """What may differ between the events of a queue and of a slot that saw the same changes, and why.
 
 RULES is all of it: gdq.consumers.slot.comparison explains differences by nothing else, and docs/slot-or-queue.md holds
-the table that `python -m gdq.consumers.slot.rules` prints.
+the table that `python -m gdq.consumers.slot.rules` prints. gdq's own slots have the output plugin pgoutput; what the
+rules say of others is for readers that come from them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ from psycopg import Connection
 
 from gdq.source import Event
 
+PLUGINS = ("pgoutput", "test_decoding", "wal2json")
+_NO_ROOT = ("test_decoding", "wal2json")
+NO_NUMBERS = ("NaN", "Infinity", "-Infinity")
+
 _FACTS = """
     select pg_catalog.format('%%I.%%I', n.nspname, c.relname), c.relreplident::text,
            array(select a.attname::text from pg_catalog.pg_index i
@@ -23,7 +28,12 @@ _FACTS = """
            array(select a.attname::text from pg_catalog.pg_attribute a
                   where a.attrelid = c.oid and a.attgenerated <> '' and not a.attisdropped),
            exists (select from pg_catalog.pg_trigger t
-                    where t.tgrelid = c.oid and t.tgenabled = 'A' and pg_catalog.starts_with(t.tgname, '!gdq_'))
+                    where t.tgrelid = c.oid and t.tgenabled = 'A' and pg_catalog.starts_with(t.tgname, '!gdq_')),
+           (select pg_catalog.format('%%I.%%I', r.relnamespace::pg_catalog.regnamespace::name, r.relname)
+              from pg_catalog.pg_class r where c.relispartition and r.oid = pg_catalog.pg_partition_root(c.oid)),
+           array(select a.attname::text from pg_catalog.pg_attribute a
+                  where a.attrelid = c.oid and not a.attisdropped
+                    and a.atttypid = any (array['float4', 'float8', 'numeric']::pg_catalog.regtype[]::oid[]))
       from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
      where c.oid = any (%s::pg_catalog.regclass[]::pg_catalog.oid[])"""
 
@@ -33,21 +43,24 @@ class TableFacts:
     """What the rules must know of a table: its replica identity, generated columns, triggers.
 
     `identity` is pg_class.relreplident; a table that nobody has described is taken to have a full one. `always`: its
-    triggers fire in replica role too.
+    triggers fire in replica role too. `root`: the partitioned table, of a partition. `fractions`: the columns of type
+    float4, float8 and numeric.
     """
 
     identity: str = "f"
     identity_columns: tuple[str, ...] = ()
     generated: frozenset[str] = frozenset()
     always: bool = False
+    root: str | None = None
+    fractions: frozenset[str] = frozenset()
 
 
 def table_facts(connection: Connection[Any], tables: Sequence[str]) -> dict[str, TableFacts]:
     """What the rules must know of these tables, by their names as events have them; the server's error for no table."""
     rows = connection.execute(_FACTS, [list(tables)]).fetchall()
     return {
-        name: TableFacts(identity, tuple(columns), frozenset(generated), always)
-        for name, identity, columns, generated, always in rows
+        name: TableFacts(identity, tuple(columns), frozenset(generated), always, root, frozenset(fractions))
+        for name, identity, columns, generated, always, root, fractions in rows
     }
 
 
@@ -55,9 +68,9 @@ def table_facts(connection: Connection[Any], tables: Sequence[str]) -> dict[str,
 class Difference:
     """One difference between the events of both paths, with the rule that explains it; an error without one.
 
-    `what`: "missing in slot", "missing in queue", "key", "old" and "new" (images, in `columns`), "id", "xid", "time",
-    "origin", "order of one key", "order in a transaction" or "order of transactions". `xid` has 32 bits. `alone`: of a
-    missing event, whether the side that lacks it has no change of this table in this transaction at all.
+    `what`: "missing in slot", "missing in queue", "table", "key", "old" and "new" (images, in `columns`), "id", "xid",
+    "time", "origin", "order of one key", "order in a transaction" or "order of transactions". `xid` has 32 bits.
+    `alone`: of a missing event, whether the side that lacks it has no change of this table in this transaction at all.
     """
 
     what: str
@@ -80,13 +93,14 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A difference that must be: what either side has, why, and the function that recognises it."""
+    """A difference that must be: what either side has, why, the function that recognises it, with which plugins."""
 
     name: str
     queue: str
     slot: str
     why: str
     explains: Callable[[Difference, TableFacts], bool]
+    plugins: tuple[str, ...] = PLUGINS
 
 
 def _order_of_transactions(found: Difference, _: TableFacts) -> bool:
@@ -160,6 +174,43 @@ def _replica_role(found: Difference, table: TableFacts) -> bool:
     return bool(found.what == "missing in queue" and slot and slot.origin and found.alone and not table.always)
 
 
+def _null_in_old(found: Difference, table: TableFacts) -> bool:
+    queue, slot = found.queue, found.slot
+    if found.what != "old" or table.identity != "f" or queue is None or slot is None or queue.old is None:
+        return False
+    return all(c in queue.old and queue.old[c] is None and c not in (slot.old or {}) for c in found.columns)
+
+
+def _no_number(found: Difference, table: TableFacts) -> bool:
+    queue, slot = found.queue, found.slot
+    if found.what not in ("old", "new") or queue is None or slot is None:
+        return False
+    ours, theirs = (queue.old, slot.old) if found.what == "old" else (queue.new, slot.new)
+    return all(
+        column in table.fractions
+        and (ours or {}).get(column) in NO_NUMBERS
+        and column in (theirs or {})
+        and (theirs or {})[column] is None
+        for column in found.columns
+    )
+
+
+def _partition(found: Difference, _: TableFacts) -> bool:
+    # Only a partition's change and its root's are paired: another table's is a missing event.
+    return found.what == "table"
+
+
+def _truncated_partition(found: Difference, table: TableFacts) -> bool:
+    slot = found.slot
+    return bool(found.what == "missing in queue" and slot and slot.op == "truncate" and table.root)
+
+
+def _no_identity(found: Difference, table: TableFacts) -> bool:
+    queue = found.queue
+    nothing = table.identity != "f" and not table.identity_columns
+    return bool(found.what == "missing in slot" and queue and queue.op in ("update", "delete") and nothing)
+
+
 RULES: tuple[Rule, ...] = (
     Rule(
         "order of transactions",
@@ -183,7 +234,7 @@ RULES: tuple[Rule, ...] = (
         "each has the number that its path gives",
         _id,
     ),
-    Rule("`xid`", "64 bits", "32 bits", "pgoutput sends no epoch", _xid),
+    Rule("`xid`", "64 bits", "32 bits", "output plugins send no epoch", _xid),
     Rule(
         "`time`",
         "of the change",
@@ -206,7 +257,7 @@ RULES: tuple[Rule, ...] = (
         "they are not written to the log again",
         _unchanged_value,
     ),
-    Rule("generated columns", "their values", "none", "publications leave them out", _generated),
+    Rule("generated columns", "their values", "none", "publications leave them out", _generated, ("pgoutput",)),
     Rule("DDL", "events of their own", "none: rows have other columns from then on", "the log has no DDL", _ddl),
     Rule(
         "messages",
@@ -223,13 +274,60 @@ RULES: tuple[Rule, ...] = (
         "triggers do not fire in this role",
         _replica_role,
     ),
+    Rule(
+        "`table` of a partition's row",
+        "the partitioned table",
+        "the partition",
+        "only a publication sends changes as those of the root",
+        _partition,
+        _NO_ROOT,
+    ),
+    Rule(
+        "TRUNCATE of a partitioned table",
+        "one event",
+        "one more for each partition",
+        "the log names them all",
+        _truncated_partition,
+        _NO_ROOT,
+    ),
+    Rule(
+        "NULL in `old` with REPLICA IDENTITY FULL",
+        "in the row",
+        "the column is left out",
+        "test_decoding prints old rows so",
+        _null_in_old,
+        ("test_decoding",),
+    ),
+    Rule(
+        "NaN and Infinity in float4, float8 and numeric",
+        "text",
+        "NULL",
+        "JSON has no such numbers",
+        _no_number,
+        ("wal2json",),
+    ),
+    Rule(
+        "update or delete of a table without replica identity",
+        "as of any table",
+        "none",
+        "wal2json leaves them out with a warning; a publication would refuse the statement",
+        _no_identity,
+        ("wal2json",),
+    ),
 )
+
+
+def rules_of(plugin: str) -> tuple[Rule, ...]:
+    """The rules for a slot with this output plugin."""
+    return tuple(rule for rule in RULES if plugin in rule.plugins)
 
 
 def markdown() -> str:
     """The table of docs/slot-or-queue.md."""
-    lines = ["| | queue | slot | why |", "|---|---|---|---|"]
-    lines += [f"| {rule.name} | {rule.queue} | {rule.slot} | {rule.why} |" for rule in RULES]
+    lines = ["| | queue | slot | why | output plugins |", "|---|---|---|---|---|"]
+    for rule in RULES:
+        plugins = "all" if rule.plugins == PLUGINS else ", ".join(rule.plugins)
+        lines.append(f"| {rule.name} | {rule.queue} | {rule.slot} | {rule.why} | {plugins} |")
     return "\n".join(lines) + "\n"
 
 
