@@ -64,7 +64,7 @@ def lead(
         if isinstance(source, str):
             source = stack.enter_context(connect(source, application_name=f"gdq:{queue}/leader"))
         connection = source
-        stack.callback(_reset, connection, autocommit=connection.autocommit)
+        stack.enter_context(_ended(connection))
         connection.autocommit = True
         for _ in range(_LOCK_TRIES):
             segments = _segments(connection, queue, tables)
@@ -81,11 +81,19 @@ def lead(
     raise GdqError(f"the logs of {', '.join(tables)} changed {_LOCK_TRIES} times while they were being locked")
 
 
-def _reset(connection: psycopg.Connection[Any], *, autocommit: bool) -> None:
-    """End the transaction; the connection is as it was."""
-    if not connection.closed:
-        connection.rollback()
-        connection.autocommit = autocommit
+@contextlib.contextmanager
+def _ended(connection: psycopg.Connection[Any]) -> Iterator[None]:
+    """The transaction that the block begins ends with it; the connection is as it was."""
+    autocommit = connection.autocommit
+    try:
+        yield
+        if not connection.closed:
+            # it has written nothing; after a rollback psycopg would forget what the server has prepared and planned
+            connection.commit()
+    finally:
+        if not connection.closed:
+            connection.rollback()
+            connection.autocommit = autocommit
 
 
 def _segments(connection: psycopg.Connection[Any], queue: str, tables: Sequence[str]) -> list[str]:

@@ -7,6 +7,7 @@ import time
 
 import pytest
 from psycopg import errors
+from psycopg.pq import TransactionStatus
 
 from consumers.leader import lead
 from tests.events import Tap
@@ -72,3 +73,15 @@ def test_snapshot_comes_after_the_locks(t: Tap, statement: str) -> None:
             time.sleep(0.01)
     reader.join(20)
     assert found == [1 if statement.startswith("truncate") else 101]
+
+
+def test_what_the_session_has_planned_is_there_for_the_next(t: Tap) -> None:
+    held = "select count(*) from pg_prepared_statements"
+    with lead(t.owner, "q", ["shop.t"]) as leader:
+        before = leader.connection.execute(held).fetchone()
+    assert before is not None
+    assert before > (0,)
+    assert t.owner.execute(held).fetchone() == before
+    with pytest.raises(errors.DivisionByZero), lead(t.owner, "q", ["shop.t"]) as leader:
+        leader.connection.execute("select 1 / 0")
+    assert t.owner.info.transaction_status == TransactionStatus.IDLE
