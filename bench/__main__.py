@@ -15,7 +15,7 @@ import click
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from bench import capture, latency, long_parts, packages, reading
+from bench import capture, latency, long_parts, packages, reading, spark_reader
 from bench.report import goals, page, plots
 from bench.results import Results
 from gdq.embedded import EmbeddedError
@@ -34,6 +34,7 @@ def results_path(size: str) -> Path:
 def measure(size: str, results: Results, progress: Callable[[str], None], *, get_peers: bool) -> None:
     """Measure what is missing in `results`, on servers of its own. `get_peers`: install those that are missing."""
     binaries, missing = packages.provide_peers(progress, install=get_peers)
+    missing |= spark_reader.missing()
     results.tell(**machine(binaries.version), missing=missing)
     parts: tuple[Callable[[packages.Place], None], ...] = (
         lambda place: capture.run(place, capture.SIZES[size], results, progress),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -9,7 +10,7 @@ from typing import Any, Literal
 import psycopg
 from psycopg import sql
 
-from bench.packages import PGQ, SLONY, SLONY_SQL
+from bench.packages import PGQ, PGQ_PL, PGQ_PL_SQL, SLONY, SLONY_SQL
 
 Connection = psycopg.Connection[Any]
 
@@ -52,7 +53,7 @@ class Contender:
 
     `capture` arms the table (named by its argument) and returns the log tables, which may be truncated by hand.
     `peer`: the package that it needs. `slot`: a logical slot exists while it is measured, with or without a reader.
-    `halves`: its log has two rows for an update.
+    `halves`: its log has two rows for an update. `share`: of so many rows it is given one, being slow.
     """
 
     name: str
@@ -61,6 +62,11 @@ class Contender:
     peer: str | None = None
     slot: Slot = ""
     halves: bool = False
+    share: int = 1
+
+    def rows(self, of: int) -> int:
+        """The number of rows that it is given where others are given `of`."""
+        return max(of // self.share, 1)
 
 
 def _no_trigger(connection: Connection, table: str) -> list[str]:
@@ -84,25 +90,33 @@ def _gdq(options: str, queue_options: str = "") -> Callable[[Connection, str], l
     return capture
 
 
-def _pgq(function: str, *arguments: str) -> Callable[[Connection, str], list[str]]:
+def _pgq(function: str, *arguments: str, schema: str = "pgq") -> Callable[[Connection, str], list[str]]:
     def capture(connection: Connection, table: str) -> list[str]:
         queue = f"bench_{table}"
-        connection.execute("select pgq.create_queue(%s)", [queue])
+        pgq = sql.Identifier(schema)
+        connection.execute(sql.SQL("select {}.create_queue({})").format(pgq, sql.Literal(queue)))
         given = sql.SQL(", ").join([sql.Literal(queue), *map(sql.Literal, arguments)])
         connection.execute(
             sql.SQL(
                 "create trigger capture after insert or update or delete on app.{}"
-                " for each row execute function pgq.{}({})"
-            ).format(sql.Identifier(table), sql.Identifier(function), given)
+                " for each row execute function {}.{}({})"
+            ).format(sql.Identifier(table), pgq, sql.Identifier(function), given)
         )
         found = connection.execute(
-            "select queue_data_pfx || '_' || i from pgq.queue, generate_series(0, queue_ntables - 1) i"
-            " where queue_name = %s",
-            [queue],
+            sql.SQL(
+                "select queue_data_pfx || '_' || i from {}.queue, generate_series(0, queue_ntables - 1) i"
+                " where queue_name = {}"
+            ).format(pgq, sql.Literal(queue))
         )
         return [row[0] for row in found]
 
     return capture
+
+
+def _install_pgq_pl(connection: Connection) -> None:
+    """PgQ without its C code, beside the other: in a schema of its own, since the names are the same."""
+    text = PGQ_PL_SQL.read_text(encoding="utf-8")
+    connection.execute(re.sub(r"\bpgq\b", "pgq_pl", text).encode())
 
 
 def _slony(connection: Connection, table: str) -> list[str]:
@@ -138,17 +152,22 @@ GDQ_JSON = Contender("gdq json", "gdq_json", _gdq("'full', format => 'json'"))
 PGQ_BACKUP = Contender("PgQ with backup", "pgq_backup", _pgq("logutriga", "backup"), PGQ)
 PGQ_PLAIN = Contender("PgQ", "pgq_plain", _pgq("logutriga"), PGQ)
 PGQ_JSON = Contender("PgQ json", "pgq_json", _pgq("jsontriga"), PGQ)
+PGQ_PL_BACKUP = Contender(
+    "PgQ PL with backup", "pgq_pl_backup", _pgq("logutriga", "backup", schema="pgq_pl"), PGQ_PL, share=50
+)
+PGQ_PL_PLAIN = Contender("PgQ PL", "pgq_pl_plain", _pgq("logutriga", schema="pgq_pl"), PGQ_PL, share=50)
 SLONY_TRIGGER = Contender("Slony", "slony", _slony, SLONY)
 SLOT_IDLE = Contender("slot idle", "slot_idle", _no_trigger, slot="idle")
 SLOT_IDLE_FULL = Contender("slot idle, identity full", "slot_idle_full", _identity_full, slot="idle")
 SLOT_CONSUMED = Contender("slot consumed", "slot_used", _no_trigger, slot="consumed")
 SLOT_CONSUMED_FULL = Contender("slot consumed, identity full", "slot_used_full", _identity_full, slot="consumed")
 CONTENDERS = (
-    BASE, GDQ_FULL, GDQ_PK, GDQ_STATEMENT, GDQ_UNLOGGED, GDQ_JSON, PGQ_BACKUP, PGQ_PLAIN, PGQ_JSON, SLONY_TRIGGER,
-    SLOT_IDLE, SLOT_IDLE_FULL, SLOT_CONSUMED, SLOT_CONSUMED_FULL,
+    BASE, GDQ_FULL, GDQ_PK, GDQ_STATEMENT, GDQ_UNLOGGED, GDQ_JSON, PGQ_BACKUP, PGQ_PLAIN, PGQ_JSON, PGQ_PL_BACKUP,
+    PGQ_PL_PLAIN, SLONY_TRIGGER, SLOT_IDLE, SLOT_IDLE_FULL, SLOT_CONSUMED, SLOT_CONSUMED_FULL,
 )  # fmt: skip
 _EXTENSIONS: dict[str, Callable[[Connection], object]] = {
     PGQ: lambda connection: connection.execute("create extension pgq"),
+    PGQ_PL: _install_pgq_pl,
     SLONY: _install_slony,
 }
 
@@ -171,7 +190,9 @@ def prepare(connection: Connection, rows: int, wide_rows: int, missing: Containe
         connection.execute(sql.SQL("create table app.{} (like app.feed including all)").format(table))
         connection.execute(sql.SQL("alter table app.{} set (autovacuum_enabled = off)").format(table))
         connection.execute(sql.SQL(_WIDE).format(wide))
-        filled = sql.SQL(_FILL_WIDE).format(wide, bytes=sql.Literal(WIDE_BYTES), rows=sql.Literal(wide_rows))
+        filled = sql.SQL(_FILL_WIDE).format(
+            wide, bytes=sql.Literal(WIDE_BYTES), rows=sql.Literal(contender.rows(wide_rows))
+        )
         connection.execute(filled)
         # Slony has the same logs for both tables
         found = [

@@ -12,6 +12,8 @@ from bench.contenders import (
     GDQ_PK,
     GDQ_STATEMENT,
     PGQ_BACKUP,
+    PGQ_PL_BACKUP,
+    PGQ_PL_PLAIN,
     PGQ_PLAIN,
     SLONY_TRIGGER,
     SLOT_CONSUMED,
@@ -24,6 +26,7 @@ from bench.measure import OPERATIONS, PART, WIDE
 from bench.reading import PART as READING
 from bench.reading import case_name
 from bench.results import Results
+from bench.spark_reader import PARTITIONS
 
 Rounds = Mapping[int, float]
 
@@ -97,8 +100,8 @@ def bulk(results: Results, who: str, name: str) -> dict[int, float]:
 
 # Contenders of gdq, each with those that record as much.
 RIVALS: tuple[tuple[Contender, tuple[Contender, ...]], ...] = (
-    (GDQ_FULL, (PGQ_BACKUP, SLONY_TRIGGER, SLOT_CONSUMED_FULL)),
-    (GDQ_PK, (PGQ_PLAIN, SLONY_TRIGGER, SLOT_CONSUMED)),
+    (GDQ_FULL, (PGQ_BACKUP, PGQ_PL_BACKUP, SLONY_TRIGGER, SLOT_CONSUMED_FULL)),
+    (GDQ_PK, (PGQ_PLAIN, PGQ_PL_PLAIN, SLONY_TRIGGER, SLOT_CONSUMED)),
     (GDQ_STATEMENT, (PGQ_BACKUP, SLONY_TRIGGER, SLOT_CONSUMED_FULL)),
 )
 
@@ -155,22 +158,30 @@ def one_row_title(case: str) -> str:
 READING_RIVALS = {
     "gdq events": ("PgQ get_batch_events", "pg_recvlogical", "slot events", "wal2json"),
     "gdq Arrow": ("PgQ get_batch_events", "pg_recvlogical", "slot Arrow", "wal2json"),
+    **dict.fromkeys(PARTITIONS, ("pg_recvlogical",)),
 }
 
 
 def reading_goals(results: Results) -> list[Goal]:
-    """One batch to Arrow, and many consumers."""
+    """One batch to Arrow, more of it with more partitions, and many consumers: 16, or the most that were measured."""
 
-    def beside(case: str, name: str) -> Ratio | None:
-        mine, its = (results.rounds(READING, case, way, name) for way in ("gdq Arrow", "pg_recvlogical"))
+    def beside(case: str, name: str, who: str = "gdq Arrow", whose: str = "pg_recvlogical") -> Ratio | None:
+        mine, its = (results.rounds(READING, case, way, name) for way in (who, whose))
         return ratio(mine, its)
 
+    one, two, _ = PARTITIONS
+    many = max((int(case.split()[0]) for case in results.names(READING, 1)), default=1)
+    many = many if many > 1 else 16
     return [
         Goal(
             "events/s: gdq Arrow beside pg_recvlogical, one consumer", beside(case_name(1), "rate"), 3, 2.5, least=True
         ),
+        Goal(f"events/s: {two}, beside {one}", beside(case_name(1), "rate", two, one), 1, 1, least=True),
         Goal(
-            "server's processor time: 16 of gdq Arrow beside 16 slots", beside(case_name(16), "server_us"), 0.25, 0.25
+            f"server's processor time: {many} of gdq Arrow beside {many} slots",
+            beside(case_name(many), "server_us"),
+            0.25,
+            0.25,
         ),
     ]
 

@@ -28,7 +28,7 @@ PART = "capture"
 # The row keeps its size.
 _SET = "amount = amount + 1, changed = changed + interval '1 s', note = 'changed ' || right(note, -8)"
 _STATEMENTS = {
-    "insert": "insert into app.{} select * from app.feed",
+    "insert": "insert into app.{} select * from app.feed where id <= {rows}",
     "update": "update app.{} set " + _SET,
     "delete": "delete from app.{}",
     WIDE: "update app.{} set amount = amount + 1",
@@ -89,7 +89,7 @@ class Meter:
                 for contender in _turn(list(self.logs), number):
                     # all of them: an UPDATE needs the rows of the INSERT
                     for case in cases:
-                        rows = work.wide_rows if case == WIDE else work.rows
+                        rows = contender.rows(work.wide_rows if case == WIDE else work.rows)
                         self._clear(connection, contender)
                         values = self._timed(connection, contender, case, rows)
                         self._check(connection, contender, case, rows)
@@ -148,7 +148,7 @@ class Meter:
     def _timed(self, connection: Connection, contender: Contender, case: str, rows: int) -> dict[str, float]:
         """Microseconds and bytes of WAL a row, and the processor time of the slot's reader in the server."""
         table = wide_table(contender) if case == WIDE else contender.table
-        statement = sql.SQL(_STATEMENTS[case]).format(sql.Identifier(table))
+        statement = sql.SQL(_STATEMENTS[case]).format(sql.Identifier(table), rows=sql.Literal(rows))
         with self._slot(connection, contender, table) as reader:
             before = _one(connection, "select pg_current_wal_insert_lsn() - '0/0'")
             start = time.perf_counter()

@@ -18,11 +18,12 @@ ROOT = Path(os.environ.get("GDQ_BENCH_ROOT", "/"))
 _PROGRAMS = ROOT / "usr/lib/postgresql/15/bin"
 _LIBRARIES = ROOT / "usr/lib/postgresql/15/lib"
 SLONY_SQL = ROOT / "usr/share/slony1"
+PGQ_PL_SQL = ROOT / "usr/share/postgresql/15/contrib/pgq_pl_only.sql"
 _Files = dict[str, tuple[Path, ...]]
 
 # Files by which a package is known to be there; pgbench comes with the server's package, not with the client's.
 _SERVER: _Files = {"postgresql-15": (_PROGRAMS / "postgres", _PROGRAMS / "pgbench")}
-PGQ, SLONY, WAL2JSON = "PgQ", "Slony", "wal2json"
+PGQ, PGQ_PL, SLONY, WAL2JSON = "PgQ", "PgQ PL", "Slony", "wal2json"
 _PEERS: dict[str, _Files] = {
     PGQ: {
         "postgresql-15-pgq3": (
@@ -30,6 +31,7 @@ _PEERS: dict[str, _Files] = {
             ROOT / "usr/share/postgresql/15/extension/pgq.control",
         )
     },
+    PGQ_PL: {"postgresql-15-pgq3": (PGQ_PL_SQL,)},
     SLONY: {
         "postgresql-15-slony1-2": (_LIBRARIES / "slony1_funcs.2.2.11.so",),
         "slony1-2-bin": (SLONY_SQL / "slony1_base.2.2.11.sql",),

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import psycopg
 
+from bench import processes, spark_reader
 from bench.packages import BenchError, Place
 from bench.slot_reader import libpq_environment, pgoutput_options, recvlogical
 from gdq.consumer import Consumer
@@ -90,9 +91,18 @@ def _program(options: dict[str, str]) -> Callable[[Place, str, int, Go], int]:
     return read
 
 
+def _spark(partitions: int) -> Callable[[Place, str, int, Go], int]:
+    def read(place: Place, name: str, wanted: int, go: Go) -> int:
+        del wanted
+        return spark_reader.read(place, QUEUE, name, "app.read_gdq", partitions=partitions, go=go)
+
+    return read
+
+
 WAYS: dict[str, Callable[[Place, str, int, Go], int]] = {
     "gdq events": _queue,
     "gdq Arrow": lambda *given: _queue(*given, table="app.read_gdq"),
+    **{way: _spark(partitions) for way, partitions in spark_reader.PARTITIONS.items()},
     "PgQ get_batch_events": _pgq,
     "pg_recvlogical": _program(pgoutput_options(f"gdq_{QUEUE}")),
     "slot events": _slot,
@@ -109,7 +119,8 @@ def _measured(result: dict[str, float]) -> Iterator[Go]:
     def go() -> None:
         print("ready", flush=True)
         sys.stdin.readline()
-        began.append((time.perf_counter(), _cpu()))
+        cpu = _cpu()
+        began.append((time.perf_counter(), cpu))
 
     yield go
     result["seconds"] = time.perf_counter() - began[0][0]
@@ -117,8 +128,9 @@ def _measured(result: dict[str, float]) -> Iterator[Go]:
 
 
 def _cpu() -> float:
+    """That of this process and of all below it: Spark's stay alive."""
     used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(one.ru_utime + one.ru_stime for one in used)
+    return sum(one.ru_utime + one.ru_stime for one in used) + processes.seconds_below(os.getpid())
 
 
 def main(way: str, name: str, events: str) -> None:
@@ -129,6 +141,8 @@ def main(way: str, name: str, events: str) -> None:
     result: dict[str, float] = {}
     with _measured(result) as go:
         count = WAYS[way](place, name, int(events), go)
+    if way in spark_reader.PARTITIONS:
+        spark_reader.stop()  # or its end would take part in the next measurement
     if count != int(events):
         raise BenchError(f"{way} read {count} of {events} events")
     print(json.dumps(result), flush=True)

@@ -6,9 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -16,14 +15,16 @@ from psycopg import sql
 
 from bench.contenders import Connection, create_feed
 from bench.packages import PGQ, WAL2JSON, BenchError, Place
+from bench.processes import seconds_below, seconds_waited_for, stat
 from bench.reader import QUEUE, WAYS
 from bench.results import Results
 from bench.slot_reader import drop_slots, wait_for
+from bench.spark_reader import PARTITIONS, SPARK
 from gdq.consumers.slot.source import SlotSource
 from gdq.schema import install
 
 PART = "reading"
-_NEEDS = {"PgQ get_batch_events": PGQ, "wal2json": WAL2JSON}
+_NEEDS = {"PgQ get_batch_events": PGQ, "wal2json": WAL2JSON, **dict.fromkeys(PARTITIONS, SPARK)}
 _PLUGINS = {"wal2json": "wal2json", "pg_recvlogical": "pgoutput", "slot events": "pgoutput", "slot Arrow": "pgoutput"}
 _TABLES = {"gdq": "read_gdq", "pgq": "read_pgq", "slot": "read_slot"}
 # Transactions of {step} rows each: a slot need not spill them, which would be dearer.
@@ -39,16 +40,29 @@ end $$"""
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Rows that are inserted, updated and deleted, `step` in a transaction; numbers of consumers; rounds."""
+    """Rows that are inserted, updated and deleted, `step` in a transaction; numbers of consumers; rounds.
+
+    `partitions`: those of Spark, which is one consumer only.
+    """
 
     rows: int
     step: int
     consumers: Sequence[int]
     rounds: int
+    partitions: Sequence[int] = (1, 2, 4)
 
     @property
     def events(self) -> int:
         return 3 * self.rows
+
+    def ways(self, consumers: int, missing: Container[str]) -> list[str]:
+        """What is read by so many, of what is not missing: a JVM for each of many would show what memory there is."""
+        chosen = self.partitions if consumers == 1 else ()
+        return [
+            way
+            for way in WAYS
+            if _NEEDS.get(way) not in missing and (way not in PARTITIONS or PARTITIONS[way] in chosen)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +74,7 @@ class _End:
 
 
 SIZES = {
-    "tiny": Work(200, 100, (2,), 1),
+    "tiny": Work(200, 100, (1, 2), 1, (2,)),
     "quick": Work(10_000, 1000, (1, 4), 1),
     "usual": Work(50_000, 1000, (1, 4), 3),
     "long": Work(100_000, 1000, (1, 4, 16), 3),
@@ -69,9 +83,9 @@ SIZES = {
 
 def run(place: Place, work: Work, results: Results, progress: Callable[[str], None]) -> None:
     """Write the rows, and read in each way what `results` does not hold yet."""
-    ways = [way for way in WAYS if _NEEDS.get(way) not in place.missing]
+    ways = {many: work.ways(many, place.missing) for many in work.consumers}
     wanted = [(number, many) for number in range(1, work.rounds + 1) for many in work.consumers]
-    if all(results.has(PART, case_name(many), way, number) for number, many in wanted for way in ways):
+    if all(results.has(PART, case_name(many), way, number) for number, many in wanted for way in ways[many]):
         return
     results.tell(events_read=work.events)
     install(place.conninfo)
@@ -79,8 +93,8 @@ def run(place: Place, work: Work, results: Results, progress: Callable[[str], No
         end = _prepare(connection, work, place)
         try:
             for number, many in wanted:
-                start = number % len(ways)
-                for way in [*ways[start:], *ways[:start]]:
+                start = number % len(ways[many])
+                for way in [*ways[many][start:], *ways[many][:start]]:
                     if not results.has(PART, case_name(many), way, number):
                         values = _read(connection, place, way, many, end)
                         results.add(PART, case_name(many), way, number, values)
@@ -218,19 +232,9 @@ def _wait_for_sessions(connection: Connection) -> None:
 
 def server_cpu(connection: psycopg.Connection[Any]) -> float:
     """Processor time of all processes of the server so far, in seconds: those that have ended too."""
-    postmaster = int(_stat(connection.info.backend_pid)[1])
-    ticks = sum(int(value) for value in _stat(postmaster)[13:15])  # of its children that it has waited for
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal():
-            try:
-                fields = _stat(int(folder.name))
-            except OSError:
-                continue  # it has just ended
-            if int(fields[1]) == postmaster:
-                ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def _stat(pid: int) -> list[str]:
-    # the name, in brackets, may hold spaces
-    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    postmaster = int(stat(connection.info.backend_pid)[1])
+    while True:
+        ended = seconds_waited_for(postmaster)
+        used = ended + seconds_below(postmaster)
+        if seconds_waited_for(postmaster) == ended:  # else one that ended in between is counted twice, or not at all
+            return used

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from bench.contenders import BASE, GDQ_FULL, PGQ_BACKUP, SLONY_TRIGGER
+from bench.contenders import BASE, GDQ_FULL, PGQ_BACKUP, PGQ_PL_PLAIN, SLONY_TRIGGER
 from bench.figures import (
     Goal,
     Loss,
@@ -38,12 +38,15 @@ rounds. Times of a shared machine mean nothing elsewhere, their ratios more.
 
 _CAPTURE = """Time a row over a table without trigger, in statements of many rows, beside that of {rival}. The last
 column is the processor time of the slot's sender in the server, beside the same. `large value untouched` is an UPDATE
-beside a column of 100 kB."""
+beside a column of 100 kB. PgQ PL, PgQ's functions in PL/pgSQL, is given one row of {share}."""
 
 _READING = """The same inserts, updates and deletes of whole rows, in transactions of 1,000 rows, beside
 `pg_recvlogical -f /dev/null` (pgoutput in binary, replica identity full). CPU is for each event and consumer; the
 server's is that of all its processes. pg_recvlogical, wal2json and PgQ (COPY of `get_batch_events`) are not decoded,
-the other ways give Python's events or Arrow."""
+the other ways give Python's events or Arrow. Spark reads one batch through the data source `gdq`, every row and column
+of it, on this machine with a thread for each partition, after it has read the same once to warm up; its CPU is that of
+its JVM and Python's workers. It is measured as one consumer only: a JVM for each of many would show what memory the
+machine has."""
 
 _LATENCY = """From the commit of a row to its handler: `Consumer` with a ticker of {tick} ms, and `SlotSource`. Here
 synchronous_commit is on: without it a slot waits for the WAL writer, since only flushed log is sent."""
@@ -128,7 +131,7 @@ def _capture(results: Results) -> list[str]:
             rates.append([name, *(str(one or "") for one in each)])
     return [
         "## Capture", "",
-        _CAPTURE.format(rival=rival), "",
+        _CAPTURE.format(rival=rival, share=PGQ_PL_PLAIN.share), "",
         *table(["", *OPERATIONS, "mean", WIDE, "reader in the server"], times), "",
         "Bytes of WAL a row over a table without trigger:", "", *table(["", *cases], log), "",
         "Transactions of one row a second, beside a table without trigger:", "",

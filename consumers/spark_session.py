@@ -30,8 +30,8 @@ _SETTINGS = {
 }
 
 
-def spark_session(name: str = "gdq") -> SparkSession:
-    """The running session, or a new one with two local threads.
+def spark_session(name: str = "gdq", *, threads: int = 2) -> SparkSession:
+    """The running session, or a new one with `threads` local threads.
 
     spark-submit's own settings (master, memory) win. Sets PYSPARK_PYTHON, SPARK_LOCAL_IP and JAVA_HOME where they are
     not set: workers otherwise run whatever python3 is on the path.
@@ -46,6 +46,6 @@ def spark_session(name: str = "gdq") -> SparkSession:
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         SparkContext._ensure_initialized()  # or a SparkConf knows nothing of what spark-submit was told
     conf = SparkConf()
-    for key, value in {"spark.master": "local[2]", "spark.app.name": name, **_SETTINGS}.items():
+    for key, value in {"spark.master": f"local[{threads}]", "spark.app.name": name, **_SETTINGS}.items():
         conf.setIfMissing(key, value)
     return SparkSession.builder.config(conf=conf).getOrCreate()

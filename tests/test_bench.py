@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -11,10 +13,15 @@ import pytest
 
 pytest.importorskip("bench.results", reason="an sdist has no benchmarks")
 
+from bench import reading
+from bench.contenders import CONTENDERS
 from bench.figures import Goal, Ratio, ratio
 from bench.packages import BenchError
+from bench.processes import seconds_below
 from bench.report import goals, losses, page, plots
 from bench.results import Results
+from bench.spark_reader import PARTITIONS, batch_options, missing
+from tests.fix_server import Database
 
 OPERATIONS = ("insert", "update", "delete")
 # Microseconds a row of a statement; WAL is a hundred times that.
@@ -26,6 +33,13 @@ COSTS = {
     "PgQ with backup": 12.0,
     "PgQ": 11.0,
     "slot consumed, identity full": 2.5,
+}
+RATES = {
+    "gdq Arrow": 300.0,
+    "gdq events": 50.0,
+    "gdq Spark, 1 partition": 80.0,
+    "gdq Spark, 2 partitions": 120.0,
+    "pg_recvlogical": 100.0,
 }
 
 
@@ -41,7 +55,7 @@ def results(tmp_path: Path) -> Results:
             kept.add("capture", "one-row 16 on", who, number, {"rate": 10_000 / us})
         for path, p50 in (("queue", 7.0), ("slot", 3.0)):
             kept.add("latency", "200/s", path, number, {"p50": p50, "p99": 2.0 * number, "made": 199.0})
-        for way, rate in (("gdq Arrow", 300.0), ("gdq events", 50.0), ("pg_recvlogical", 100.0)):
+        for way, rate in RATES.items():
             values = {"rate": rate + number, "client_us": 1e6 / rate, "server_us": 3.0}
             kept.add("reading", "1 consumer", way, number, values)
     return kept
@@ -78,8 +92,83 @@ def test_goals(results: Results) -> None:
     assert arrow.ratio.mid == pytest.approx(302 / 102)
     assert arrow.verdict == "required met, goal missed"
     assert found["server's processor time: 16 of gdq Arrow beside 16 slots"].verdict == "not measured"
+    spark = found["events/s: gdq Spark, 2 partitions, beside gdq Spark, 1 partition"]
+    assert spark.ratio is not None
+    assert spark.ratio.mid == pytest.approx(122 / 82)
+    assert spark.verdict == "met"
     assert Goal("", Ratio(2.4, 2, 3), 3, 2.5, least=True).verdict == "MISSED"
     assert Goal("", Ratio(3.0, 2, 3), 3, 2.5, least=True).verdict == "met"
+
+
+def test_many_consumers_are_judged_by_the_most_that_were_measured(results: Results) -> None:
+    for case, server in (("4 consumers", 0.6), ("16 consumers", 0.9)):
+        for way, one in (("gdq Arrow", server), ("pg_recvlogical", 3.0)):
+            results.add("reading", case, way, 1, {"rate": 1.0, "client_us": 1.0, "server_us": one})
+        found = {goal.what: goal.verdict for goal in goals(results)}
+        many = case.split()[0]
+        verdict = found[f"server's processor time: {many} of gdq Arrow beside {many} slots"]
+        assert verdict == {"4": "met", "16": "MISSED"}[many]
+
+
+def test_each_size_reads_with_one_consumer_and_with_many() -> None:
+    for size in ("quick", "usual", "long"):
+        assert 1 in reading.SIZES[size].consumers
+        assert max(reading.SIZES[size].consumers) >= 4
+    assert 16 in reading.SIZES["long"].consumers
+    assert set(reading.SIZES["usual"].partitions) == {1, 2, 4}
+
+
+def test_spark_reads_as_one_consumer_and_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = reading.SIZES["long"]
+    assert set(PARTITIONS) < set(work.ways(1, {}))
+    assert not set(PARTITIONS) & set(work.ways(16, {}))
+    assert set(work.ways(1, {"Spark"})) == set(work.ways(1, {})) - set(PARTITIONS)
+    assert "wal2json" not in work.ways(1, {"wal2json"})
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    assert missing() == {"Spark": "pyspark missing: pip install 'gdq[spark]'"}
+
+
+def test_processor_time_of_what_was_started_further_down() -> None:
+    """The child starts another one that works for a while, and both stay."""
+    burn = "import time\nwhile time.process_time() < 0.3: pass\nprint('done', flush=True); input()"
+    start = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {burn!r}])"
+    before = seconds_below(os.getpid())
+    command = [sys.executable, "-c", start]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "done\n"
+        # it counts in ticks of 10 ms
+        assert seconds_below(os.getpid()) - before >= 0.28
+        assert seconds_below(child.pid) >= 0.28
+        child.communicate("\n")
+
+
+def test_a_slow_contender_is_given_fewer_rows() -> None:
+    slow = replace(CONTENDERS[0], share=50)
+    assert (slow.rows(100_000), slow.rows(3)) == (2000, 1)
+    assert {one.name for one in CONTENDERS if one.share > 1} == {"PgQ PL", "PgQ PL with backup"}
+
+
+@pytest.mark.server
+def test_partitions_of_spark_share_the_batch(db: Database) -> None:
+    spark_source = pytest.importorskip("gdq.consumers.spark_source")
+    with db.connect() as connection:
+        for statement in (
+            "create table public.t (id int primary key, note text)",
+            "select gdq.create_queue('q')",
+            "select gdq.add_table('q', 'public.t')",
+            "select gdq.register_consumer('q', 'c')",
+            "insert into public.t select i, repeat('x', 200) from generate_series(1, 900) i",
+            "select gdq.force_tick('q')",
+        ):
+            connection.execute(statement.encode())
+        for partitions in PARTITIONS.values():
+            options = batch_options(db.dsn_of("owner"), "q", "c", "public.t", partitions)
+            parts = spark_source.GdqReader(options, ["_change_type", "note"]).partitions()
+            queries = (f"select count(*) from ({part.query}) as part".encode() for part in parts)
+            counts = [row[0] for query in queries for row in connection.execute(query)]
+            assert (len(counts), sum(counts)) == (partitions, 900)
+            assert max(counts) < 1.5 * 900 / partitions
 
 
 def test_losses(results: Results) -> None:
@@ -133,8 +222,10 @@ def test_a_tiny_run(tmp_path: Path) -> None:
     assert {key[0] for key in results.samples} == {"capture", "reading", "latency"}
     for who in ("gdq full", "gdq json", "slot consumed, identity full"):
         assert results.has("capture", "large value untouched", who, 1)
+    assert ("PgQ PL" in results.about["missing"]) != results.has("capture", "insert", "PgQ PL", 1)
     for way in ("gdq events", "gdq Arrow", "slot events", "slot Arrow", "pg_recvlogical"):
         assert results.has("reading", "2 consumers", way, 1)
+    assert ("Spark" in results.about["missing"]) != results.has("reading", "1 consumer", "gdq Spark, 2 partitions", 1)
     text = written.read_text()
     for peer, why in results.about["missing"].items():
         assert f"- {peer}: {why}" in text
