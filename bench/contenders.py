@@ -153,9 +153,9 @@ PGQ_BACKUP = Contender("PgQ with backup", "pgq_backup", _pgq("logutriga", "backu
 PGQ_PLAIN = Contender("PgQ", "pgq_plain", _pgq("logutriga"), PGQ)
 PGQ_JSON = Contender("PgQ json", "pgq_json", _pgq("jsontriga"), PGQ)
 PGQ_PL_BACKUP = Contender(
-    "PgQ PL with backup", "pgq_pl_backup", _pgq("logutriga", "backup", schema="pgq_pl"), PGQ_PL, share=50
+    "PgQ PL with backup", "pgq_pl_backup", _pgq("logutriga", "backup", schema="pgq_pl"), PGQ_PL, share=100
 )
-PGQ_PL_PLAIN = Contender("PgQ PL", "pgq_pl_plain", _pgq("logutriga", schema="pgq_pl"), PGQ_PL, share=50)
+PGQ_PL_PLAIN = Contender("PgQ PL", "pgq_pl_plain", _pgq("logutriga", schema="pgq_pl"), PGQ_PL, share=100)
 SLONY_TRIGGER = Contender("Slony", "slony", _slony, SLONY)
 SLOT_IDLE = Contender("slot idle", "slot_idle", _no_trigger, slot="idle")
 SLOT_IDLE_FULL = Contender("slot idle, identity full", "slot_idle_full", _identity_full, slot="idle")

@@ -38,7 +38,8 @@ rounds. Times of a shared machine mean nothing elsewhere, their ratios more.
 
 _CAPTURE = """Time a row over a table without trigger, in statements of many rows, beside that of {rival}. The last
 column is the processor time of the slot's sender in the server, beside the same. `large value untouched` is an UPDATE
-beside a column of 100 kB. PgQ PL, PgQ's functions in PL/pgSQL, is given one row of {share}."""
+beside a column of 100 kB. PgQ PL, PgQ's functions in PL/pgSQL, is given one row of {share}:
+what is written once weighs more in its bytes a row."""
 
 _READING = """The same inserts, updates and deletes of whole rows, in transactions of 1,000 rows, beside
 `pg_recvlogical -f /dev/null` (pgoutput in binary, replica identity full). CPU is for each event and consumer; the
