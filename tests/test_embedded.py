@@ -60,6 +60,11 @@ def permissions(paths: Iterable[Path]) -> dict[Path, tuple[int, int, int]]:
 
 
 @pytest.mark.server
+def test_settings_that_the_programs_know(binaries: Binaries) -> None:
+    assert [binaries.knows(name) for name in ("wal_level", "wal", "no_such_setting")] == [True, False, False]
+
+
+@pytest.mark.server
 def test_life_of_a_temporary_server(binaries: Binaries, cache: Path) -> None:
     """It starts, recovers from a crash on its port, takes new settings at a restart, and leaves no file."""
     with Server(binaries=binaries, settings={"work_mem": "5MB"}) as server:
