@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 
 import click
 
-from gdq.cli_base import Stop, dsn_option, json_option, session, table_names, talk
+from gdq.cli_base import Failure, Stop, dsn_option, json_option, session, table_names, talk
 from gdq.cli_progress import shown
 
 
@@ -17,7 +18,12 @@ from gdq.cli_progress import shown
 @click.option(
     "--seconds", type=click.FloatRange(min=1), default=60, show_default=True, help="For how long: while the work runs."
 )
-@click.option("--report", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.html", help="Write a page.")
+@click.option(
+    "--report",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    metavar="FILE.html",
+    help="Write a page.",
+)
 @click.option("--replica-identity-full", is_flag=True, help="Have the slot send old rows: set, and restored after.")
 @click.option("--clean-up", is_flag=True, help="Only remove what a run that was killed has left.")
 @json_option
@@ -41,11 +47,15 @@ def compare(
     Example: gdq compare --tables public.orders,public.customer --seconds 120 --report compare.html
     """
     if clean_up:
+        if tables is not None or report is not None or replica_identity_full or as_json:
+            raise click.UsageError("--clean-up only removes what was left, and takes no other option but --dsn")
         _clean_up(dsn)
         return
     names = table_names(tables)
     if not names:
         raise click.UsageError("name the tables: --tables T1,T2")
+    if not math.isfinite(seconds):
+        raise click.BadParameter(f"{seconds} is no number of seconds", param_hint="--seconds")
     if report is not None and not report.absolute().parent.is_dir():
         raise click.BadParameter(f"no folder {report.absolute().parent}", param_hint="--report")
     from gdq.consumers.compare import run, table  # noqa: PLC0415
@@ -62,15 +72,18 @@ def compare(
             tell=lambda phase, doing: told(phase, doing, 0),
         )
     found = recommend(figures)
-    if report is not None:
-        from gdq.consumers.compare.page import page  # noqa: PLC0415
-
-        report.write_text(page(figures, found), encoding="utf-8")
-        talk(f"wrote {report}")
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(figures) | {"recommendation": dataclasses.asdict(found)}, indent=1))
     else:
         click.echo(table.text(figures, found.text, [f"{reason.side}: {reason.text}" for reason in found.reasons]))
+    if report is not None:
+        from gdq.consumers.compare.page import page  # noqa: PLC0415
+
+        try:
+            report.write_text(page(figures, found), encoding="utf-8")
+        except OSError as error:
+            raise Failure(f"the page cannot be written to {report}: {error.strerror}") from error
+        talk(f"wrote {report}")
 
 
 def _clean_up(dsn: str | None) -> None:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,16 @@ import psycopg
 import pytest
 
 from gdq.consumers.compare import attach
-from gdq.consumers.compare.figures import Figures, Latency, Phase
+from gdq.consumers.compare.figures import Figures, Latency, Phase, Sample
+from gdq.consumers.compare.page import page
+from gdq.consumers.compare.pairing import Arrived, Pairing, _share
 from gdq.consumers.compare.recommend import recommend
 from gdq.consumers.compare.run import SHARES, compare
 from gdq.consumers.slot.snapshot import Snapshot
 from gdq.embedded import Server
 from gdq.errors import GdqError
 from gdq.schema import install
+from gdq.source import Event
 from tests.fix_server import PASSWORD, Database, chosen_binaries
 from tests.programs import gdq, start_gdq
 
@@ -114,11 +118,11 @@ def at(phase: str, action: Callable[[], object]) -> Callable[[str, str], None]:
 
 
 def test_measures_both_paths(db: Database, bank: psycopg.Connection[Any], tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
+    written = tmp_path / "page.html"
     with working(db) as done:
-        options = ["--tables", TABLES, "--seconds", "2", "--json", "--report", str(page)]
+        options = ["--tables", TABLES, "--seconds", "2", "--json", "--report", str(written)]
         found = gdq("compare", *options, dsn=db.su_dsn)
-    assert (found.returncode, found.stderr) == (0, f"wrote {page}\n")
+    assert (found.returncode, found.stderr) == (0, f"wrote {written}\n")
     figures = json.loads(found.stdout)
     events = figures["queue"]["events"]
     assert events == figures["slot"]["events"]
@@ -151,7 +155,7 @@ def test_measures_both_paths(db: Database, bank: psycopg.Connection[Any], tmp_pa
     assert all(value is not None for path in ("queue", "slot") for value in figures[path]["cpu_seconds"].values())
     assert idle["end"] <= max(sample["at"] for sample in figures["samples"]) + 0.5
     assert figures["recommendation"]["choice"] in ("queue", "slot", "either")
-    looked = Page(page.read_text(encoding="utf-8"))
+    looked = Page(written.read_text(encoding="utf-8"))
     assert looked.plots == 3
     assert looked.lines == ["queue", "slot"] * 2
     wanted = ["public.pgbench_accounts update", "latency p99", "both read", figures["recommendation"]["text"]]
@@ -164,11 +168,13 @@ class Page(HTMLParser):
     def __init__(self, page: str) -> None:
         super().__init__()
         self.plots, self.lines, self.text = 0, list[str](), ""
+        self.tags, self.labels = set[str](), list[str]()
         self._open: list[str] = []
         self.feed(page)
         assert self._open == []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
         self.plots += tag == "svg"
         if tag == "polyline":
             self.lines.append(dict(attrs)["class"] or "")
@@ -184,6 +190,8 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.text += data
+        if self._open[-1:] == ["text"]:
+            self.labels.append(data)
 
 
 def test_finds_what_the_queue_did_not_get(db: Database, bank: psycopg.Connection[Any]) -> None:
@@ -263,6 +271,18 @@ def test_full_identities_stay(db: Database, bank: psycopg.Connection[Any]) -> No
         attach.clean_up(su)
     assert noted == [("pgbench_tellers",)]
     bank.execute("alter table pgbench_history replica identity default")
+
+
+def test_an_identity_whose_index_is_gone_stays_full(db: Database, bank: psycopg.Connection[Any]) -> None:
+    """A clean-up that failed at it would fail for ever."""
+    bank.execute("create table doc (i int not null); create unique index doc_i on doc (i)")
+    bank.execute("alter table doc replica identity using index doc_i")
+    with db.connect("su") as su:
+        attach.attach_slot(su, ["public.doc"], identity_full=True)
+        bank.execute("drop index doc_i")
+        attach.clean_up(su)
+    assert bank.execute("select relreplident::text from pg_class where relname = 'doc'").fetchone() == ("f",)
+    bank.execute("drop table doc")
 
 
 def gdq_triggers(connection: psycopg.Connection[Any]) -> list[Any]:
@@ -355,6 +375,59 @@ def test_refuses_a_server_without_logical_log(pytestconfig: pytest.Config) -> No
     assert done.stderr.splitlines()[0] == "Error: a slot needs wal_level logical, the server has replica"
 
 
+def test_latency_is_not_of_what_waited_for_its_reader() -> None:
+    """What was committed before both readers were at work counts as changes, not as latency."""
+    figures = figures_of()
+    figures.queue.events, figures.slot.events = {}, {}
+    pairing = Pairing(figures, clock=0.0)
+    pairing.began("100:100:", {})
+    pairing.timed_from = 50.0
+    for xid, committed in ((101, 40.0), (102, 51.0), (103, 52.0)):
+        event = Event(xid, xid, datetime.fromtimestamp(committed, UTC), "insert", "t", {"i": xid}, None, {"i": xid})
+        pairing.slot(xid, Arrived([event], 52.5, timed=True, committed=committed))
+        pairing.queue({xid: Arrived([event], 53.0, timed=xid != 103)}, f"{xid + 1}:{xid + 1}:")
+    pairing.finish()
+    assert pairing.slot_position == 103
+    assert figures.slot.latency == Latency(1, 1.5, 1.5, 1.5, [(2.0, 1)])
+    assert figures.queue.latency == Latency(1, 2.0, 2.0, 2.0, [(2.0, 1)])
+    assert figures.queue.events == figures.slot.events == {"t": {"insert": 3}}
+
+
+def test_generated_columns_are_no_large_values(db: Database, bank: psycopg.Connection[Any]) -> None:
+    """The queue has them and a slot does not: a rule says so, and the rows are whole all the same."""
+    bank.execute("alter table pgbench_tellers add twice int generated always as (tbalance * 2) stored")
+    update = "update pgbench_tellers set tbalance = 5 where tid = 1"
+    figures = compare(db.su_dsn, ["pgbench_tellers"], 1, tell=at("both read", lambda: bank.execute(update)))
+    assert figures.queue.total == figures.slot.total == 1
+    assert (figures.old_missing, figures.new_partial) == (1, 0)
+    assert "" not in figures.difference_counts
+    bank.execute("alter table pgbench_tellers drop column twice")
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["--tables", "t", "--seconds", "nan"], 2, "nan is no number of seconds"),
+        (["--tables", "t", "--seconds", "inf"], 2, "inf is no number of seconds"),
+        (["--tables", "t", "--report", "/nowhere/at/all.html"], 2, "no folder /nowhere/at"),
+        (["--clean-up", "--tables", "t"], 2, "takes no other option"),
+        (
+            ["--tables", "pgbench_tellers", "--seconds", "1", "--report", "/dev/full"],
+            1,
+            "cannot be written to /dev/full",
+        ),
+    ],
+)
+def test_bad_options(db: Database, bank: psycopg.Connection[Any], options: list[str], code: int, message: str) -> None:
+    """A page that cannot be written takes nothing of the result that was waited for."""
+    done = gdq("compare", *options, dsn=db.su_dsn)
+    assert done.returncode == code
+    assert message in done.stderr.splitlines()[-1]
+    assert ("No recommendation" in done.stdout) == (code == 1)
+    with pytest.raises(GdqError, match="a run takes a second or more"):
+        compare(db.su_dsn, ["pgbench_tellers"], 0.5)
+
+
 def figures_of(**changed: Any) -> Figures:
     """Those of a run in which both paths did the same."""
     figures = Figures("bank", "18", "", 60, ["t"], replica_identity_full=False)
@@ -370,6 +443,11 @@ def figures_of(**changed: Any) -> Figures:
     return figures
 
 
+def phases(*numbers: tuple[int, int]) -> list[Phase]:
+    """Of a second each, with so many changes and bytes of log."""
+    return [Phase(name, 0, 1, changes, 9, wal) for name, (changes, wal) in zip(SHARES, numbers, strict=True)]
+
+
 @pytest.mark.parametrize(
     ("changed", "choice", "because"),
     [
@@ -383,6 +461,8 @@ def figures_of(**changed: Any) -> Figures:
         ({"slot__latency": Latency(9, 0.01, 0.2, 0.3, [])}, "slot", "within 10 ms by the slot, 100 ms by the queue"),
         ({"slot__latency": None}, "either", ""),
         ({"slot__retained_per_second": 2000.0}, "queue", "the slot keeps 2.0 times the bytes"),
+        # what the slot keeps has the queue's own log in it, which would not be there
+        ({"slot__retained_per_second": 2000.0, "phases": phases((1000, 1500), (1000, 9), (1000, 9))}, "either", ""),
         ({"queue__retained_per_second": 3000.0}, "slot", "the queue keeps 3.0 times the bytes"),
         ({"queue__cpu_seconds": {"consumer": 4.0}}, "slot", "by the queue takes 4.0 times the server's CPU"),
         ({"slot__cpu_seconds": {"consumer": 1.0, "walsender": 1.5}}, "queue", "by the slot takes 2.5 times"),
@@ -398,6 +478,11 @@ def figures_of(**changed: Any) -> Figures:
             "700 changes a second",
         ),
         ({"phases": [Phase(n, 0, 1, c, 9, c) for n, c in zip(SHARES, (0, 700, 1), strict=True)]}, "either", ""),
+        # readers slow the application, too: without them it is as fast with triggers
+        ({"phases": phases((1000, 1000), (700, 700), (950, 950))}, "either", ""),
+        # too few changes to tell the log for one
+        ({"phases": phases((9, 9), (1000, 9000), (1000, 9000))}, "either", ""),
+        ({"phases": phases((1000, 1000), (9, 9000), (1000, 9000))}, "either", ""),
         ({"old_missing": 1, "queue__retained_per_second": 3000.0}, "queue", "without the old row"),
     ],
 )
@@ -406,6 +491,31 @@ def test_recommends_by_what_was_measured(changed: dict[str, Any], choice: str, b
     assert found.choice == choice
     assert [reason for reason in found.reasons if because and because in reason.text] == found.reasons[:1]
     assert choice in (found.text.lower() if choice != "unknown" else "unknown")
+
+
+def test_page_of_names_and_values_that_are_markup() -> None:
+    """Text of the database is text on the page, whatever is in it."""
+    evil = '<script>alert("1")</script>&lt;\'{0}'
+    figures = figures_of(tables=[evil], database=evil, server_version=evil, differences=[evil])
+    figures.queue.events = {evil: {"update": 1000}}
+    figures.difference_counts = {"": 1, evil: 2}
+    figures.samples = [Sample(0, 0, 0), Sample(1, 10, 15 * 2**20)]
+    shown = Page(page(figures, recommend(figures)))
+    assert shown.text.count(evil) == 7
+    assert shown.plots == 3
+    assert not shown.tags & {"script"}
+    assert {"0", "10 MB", "20 MB", "nobody reads"} <= set(shown.labels)
+
+
+def test_latencies_of_all_sizes_have_room_for_their_labels() -> None:
+    figures = figures_of(
+        queue__latency=Latency(4, 0.0001, 200.0, 200.0, [(0.0001, 2), (200.0, 2)]), samples=[Sample(0, 0, 0)] * 2
+    )
+    labels = [label for label in Page(page(figures, recommend(figures))).labels if label.endswith(" ms")]
+    assert len(labels) <= 10
+    assert labels[-1] == "200000 ms"
+    assert _share([0.0] * 99 + [1.0], 0.99) == 0.0
+    assert _share([1.0], 0.5) == 1.0
 
 
 def test_snapshots_see_numbers_of_32_bits() -> None:

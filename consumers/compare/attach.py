@@ -7,6 +7,7 @@ that was killed finds what it left.
 from __future__ import annotations
 
 import contextlib
+import logging
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -30,6 +31,8 @@ from gdq.errors import GdqError
 from gdq.queue import add_table, create_queue, drop_queue, remove_table, table_info
 
 QUEUE = "gdq_compare"
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -256,10 +259,16 @@ def _set_full(connection: Connection[Any], oid: int, name: str) -> None:
 
 
 def _restore(connection: Connection[Any], oid: int, name: str, identity: str, index: str | None) -> None:
-    how = sql.SQL("using index {}").format(sql.Identifier(index)) if index else sql.SQL(_IDENTITY[identity])
+    how = sql.SQL("using index {}").format(sql.Identifier(index)) if index else sql.SQL(_IDENTITY.get(identity, ""))
+    there = """select true from pg_catalog.pg_index i join pg_catalog.pg_class x on x.oid = i.indexrelid
+                where i.indrelid = %s and x.relname = %s"""
     with connection.transaction():
         connection.execute("set local lock_timeout = '500ms'")
-        connection.execute(sql.SQL("alter table {} replica identity {}").format(sql.SQL(name), how))
+        if identity == "i" and not _scalar(connection, there, oid, index):
+            # without any identity UPDATE fails on a table that is published
+            log.warning("the replica identity of %s stays full: the index that it had, %s, is gone", name, index)
+        else:
+            connection.execute(sql.SQL("alter table {} replica identity {}").format(sql.SQL(name), how))
         connection.execute(f"delete from {_NOTES} where relid = %s", [oid])
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+# From fewer changes than these nothing is concluded.
+CHANGES_MIN = 100
+
 
 @dataclass(frozen=True, slots=True)
 class Latency:
@@ -72,6 +75,10 @@ class Phase:
         return self.changes / (self.end - self.begin) if self.end > self.begin else 0.0
 
     @property
+    def transactions_per_second(self) -> float:
+        return self.transactions / (self.end - self.begin) if self.end > self.begin else 0.0
+
+    @property
     def wal_per_change(self) -> float | None:
         return self.wal_bytes / self.changes if self.changes else None
 
@@ -104,6 +111,18 @@ class Figures:
     def phase(self, name: str) -> Phase:
         """The phase of that name."""
         return next(phase for phase in self.phases if phase.name == name)
+
+    @property
+    def slot_retained_by_itself(self) -> float | None:
+        """Bytes a second that the slot would keep if there were no queue, whose log is in what the slot keeps.
+
+        An estimate: the log for a change from before there were triggers, times the changes a second of the time in
+        which nobody reads. None when there were too few changes to tell.
+        """
+        alone, idle, kept = self.phase("slot alone"), self.phase("nobody reads"), self.slot.retained_per_second
+        if kept is None or alone.wal_per_change is None or min(alone.changes, idle.changes) < CHANGES_MIN:
+            return None
+        return min(kept, alone.wal_per_change * idle.changes_per_second)
 
     @property
     def queue_wal_per_change(self) -> float | None:

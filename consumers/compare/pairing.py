@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from array import array
 from collections import Counter, deque
@@ -16,7 +17,8 @@ from gdq.source import Event
 
 _EXAMPLES = 20
 _CHANGES = ("insert", "update", "delete", "truncate")
-_BOUNDS = tuple(base * 10.0**power for power in range(-4, 3) for base in (1, 2, 5))
+# Upper bounds of a histogram of latencies, in seconds.
+BOUNDS = tuple(base * 10.0**power for power in range(-4, 3) for base in (1, 2, 5))
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,9 @@ _NOTHING = Arrived([], 0, timed=False)
 class Pairing:
     """Takes what both readers receive, in their threads; compares it in another, when advance() is called.
 
-    `clock`: seconds by which the server's clock is ahead of this machine's. `seen` counts changes, `commits` has time
+    `clock`: seconds by which the server's clock is ahead of this machine's. Latencies are of transactions that were
+    committed after `timed_from` and received while `timed`. `slot_position`: what the slot was read to, as a place in
+    the log. `seen` counts changes, `commits` has time
     and number of changes of all transactions of the slot, also of those before began(), which are not compared.
     A transaction is kept until the other path has it, too; they are compared in the order of their commits.
     """
@@ -46,6 +50,8 @@ class Pairing:
     def __init__(self, figures: Figures, clock: float) -> None:
         self.clock = clock
         self.timed = False
+        self.timed_from = 0.0
+        self.slot_position = 0
         self.seen = {"queue": 0, "slot": 0}
         self.commits: list[tuple[float, int]] = []
         self._figures = figures
@@ -55,15 +61,18 @@ class Pairing:
         self._queue: dict[int, Arrived] = {}
         self._slot: deque[tuple[int, Arrived]] = deque()
         self._latencies = {"queue": array("d"), "slot": array("d")}
+        self._facts: Mapping[str, TableFacts] = {}
         self._comparison = Comparison()
 
     def began(self, snapshot: str, facts: Mapping[str, TableFacts]) -> None:
         """The queue is there: what the snapshot does not see must come by both paths."""
         self._start = Snapshot.parse(snapshot)
+        self._facts = facts
         self._comparison = Comparison(facts)
 
     def slot(self, xid: int, arrived: Arrived) -> None:
         """A transaction came by the slot."""
+        self.slot_position = max(arrived.events[-1].id, self.slot_position)
         arrived = replace(arrived, events=[event for event in arrived.events if event.op in _CHANGES])
         if not arrived.events:
             return
@@ -122,7 +131,7 @@ class Pairing:
             for event in arrived.events:
                 by_op = path.events.setdefault(event.table or "", {})
                 by_op[event.op] = by_op.get(event.op, 0) + 1
-        if queue.timed and slot.timed:
+        if queue.timed and slot.timed and slot.committed >= self.timed_from:
             self._latencies["queue"].append(max(queue.received - slot.committed, 0.0))
             self._latencies["slot"].append(max(slot.received - slot.committed, 0.0))
         self._look_for_images(queue.events, slot.events)
@@ -131,14 +140,17 @@ class Pairing:
                 self._figures.differences.append(str(one))
 
     def _look_for_images(self, queue: Sequence[Event], slot: Sequence[Event]) -> None:
-        """Count what the slot leaves out of rows, which the queue has whole."""
-        columns: dict[str | None, int] = {}
+        """Count what the slot leaves out of rows, which the queue has whole: but for generated columns, by rule."""
+        columns: dict[str, set[str]] = {}
         for event in queue:
-            columns[event.table] = max(columns.get(event.table, 0), len(event.old or ()), len(event.new or ()))
+            columns.setdefault(event.table or "", set()).update(event.old or (), event.new or ())
+        for table in columns.keys() & self._facts.keys():
+            columns[table] -= self._facts[table].generated
         for event in slot:
-            if event.op in ("update", "delete") and len(event.old or ()) < columns.get(event.table, 0):
+            wanted = columns.get(event.table or "", set())
+            if event.op in ("update", "delete") and not wanted <= (event.old or {}).keys():
                 self._figures.old_missing += 1
-            if event.op == "update" and len(event.new or ()) < columns.get(event.table, 0):
+            if event.op == "update" and not wanted <= (event.new or {}).keys():
                 self._figures.new_partial += 1
 
 
@@ -153,11 +165,12 @@ def _latency(seconds: array[float]) -> Latency | None:
     ordered = sorted(seconds)
     counts: Counter[float] = Counter()
     for value in ordered:
-        counts[next((bound for bound in _BOUNDS if value <= bound), _BOUNDS[-1])] += 1
+        counts[next((bound for bound in BOUNDS if value <= bound), BOUNDS[-1])] += 1
     return Latency(
         len(ordered), _share(ordered, 0.5), _share(ordered, 0.99), ordered[-1], [(b, counts[b]) for b in sorted(counts)]
     )
 
 
 def _share(ordered: Sequence[float], share: float) -> float:
-    return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
+    """The least of the values that so large a share of all does not exceed."""
+    return ordered[max(math.ceil(len(ordered) * share), 1) - 1]

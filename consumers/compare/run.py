@@ -7,6 +7,7 @@ read; at the end nobody reads, so that both keep what is not read. After that bo
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -54,8 +55,10 @@ def compare(
 
     It writes nothing to the tables. All that it makes in the database is gone at the end, whatever happens: what was
     left by a run that was killed is removed first, and logged. `tell` hears what goes on; `stop` is asked all the time.
-    GdqError when the server, the role or a table will not do, and when asked to stop.
+    GdqError when the server, the role or a table will not do, for less than a second, and when asked to stop.
     """
+    if not (math.isfinite(seconds) and seconds >= 1):
+        raise GdqError(f"a run takes a second or more, not {seconds:g}")
     with connect(dsn, application_name="gdq compare", autocommit=True) as connection:
         check_version(connection)
         names = attach.check(connection, tables, identity_full=replica_identity_full)
@@ -129,9 +132,7 @@ class _Run:
         self._tell("attaching", "queue")
         self._pairing.began(attach.attach_queue(self._connection, tables), table_facts(self._connection, tables))
         with self._reading("queue", "slot") as reading:
-            self._pairing.timed = True
             self._both(reading)
-            self._pairing.timed = False
             reading.end()
         sizes = self._sample(), time.monotonic()
         self._phase("nobody reads", None)
@@ -142,12 +143,18 @@ class _Run:
     def _both(self, reading: Reading) -> None:
         """The phase in which both are read, with the CPU of their processes."""
         self._wait_for(lambda: self._server.walsender() is not None and all(self._pids.values()), reading)
+        # what was written while triggers were put on had to wait for its reader, which is no latency
+        place = self._server.flush()
+        self._wait_for(lambda: self._pairing.slot_position >= place, reading)
         pids: dict[str, dict[str, int | None]] = {
             "queue": {"consumer": self._pids["queue"].get("consumer")},
             "slot": {"consumer": self._pids["slot"].get("consumer"), "walsender": self._server.walsender()},
         }
         before = {name: self._server.cpu(some) for name, some in pids.items()}
+        self._pairing.timed_from = self._now()
+        self._pairing.timed = True
         self._phase("both read", reading)
+        self._pairing.timed = False
         for name, path in self._paths().items():
             after = self._server.cpu(pids[name])
             path.cpu_seconds = {one: _less(after[one], before[name][one]) for one in after}

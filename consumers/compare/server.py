@@ -56,11 +56,16 @@ class Server:
             answers.append((after - before, theirs - (before + after) / 2))
         return min(answers)[1]
 
-    def flush(self) -> None:
-        """Have all that is committed written to the log: a slot hands out no more, and commits may be asynchronous."""
+    def flush(self) -> int:
+        """Have all that is committed written to the log: a slot hands out no more, and commits may be asynchronous.
+
+        The place in the log of what comes by the slot after all that: a message.
+        """
         with self._connection.transaction():
             self._connection.execute("set local synchronous_commit = on")
+            place = self.wal()
             self._connection.execute("select pg_catalog.pg_logical_emit_message(true, 'gdq compare', '')")
+        return place
 
     def cpu(self, pids: Mapping[str, int | None]) -> dict[str, float | None]:
         """Seconds of CPU that processes of the server have used; None for those that are not seen from here."""

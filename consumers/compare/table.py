@@ -10,7 +10,9 @@ UNTOLD = (
     "What cannot be told apart: the write-ahead log is the whole server's, so what others write counts in every phase;"
     " the queue's share is the difference between two phases and assumes that the work stayed the same."
     " What the triggers cost is done by the processes of the writers, and is not in the CPU of either path."
-    " The log that the slot retains holds what the queue has written, too."
+    " The log that the slot retains holds what the queue has written, too, and its walsender reads past that:"
+    " what the slot would keep by itself is reckoned with the log for a change of the first phase."
+    " Readers on the application's machine take CPU from it while both read."
 )
 
 
@@ -47,7 +49,12 @@ def figure_rows(figures: Figures) -> list[Row]:
         row("bytes of tables per change", size(figures.log_bytes_per_change), "0 B"),
         row("bytes of log per change, added", size(figures.queue_wal_per_change), "none but what wal_level adds"),
         row("kept after nobody read", *(size(path.retained_bytes) for path in both)),
-        row("kept more, per second", *(size(path.retained_per_second) for path in both)),
+        row("kept more while nobody read", *(_rate(path.retained_per_second) for path in both)),
+        row(
+            "the same without the queue's log",
+            _rate(figures.queue.retained_per_second),
+            _rate(figures.slot_retained_by_itself),
+        ),
         row("time to catch up", *(_seconds(path.catch_up_seconds) for path in both)),
         row("CPU of the server, reading", *map(_cpu, both)),
         row("updates, deletes without the old row", "0", f"{figures.old_missing:,}"),
@@ -62,7 +69,7 @@ def phase_rows(figures: Figures) -> list[tuple[str, ...]]:
             phase.name,
             f"{phase.end - phase.begin:.1f}",
             f"{phase.changes_per_second:,.0f}",
-            f"{phase.transactions / (phase.end - phase.begin):,.0f}",
+            f"{phase.transactions_per_second:,.0f}",
             size(phase.wal_per_change),
         )
         for phase in figures.phases
@@ -110,6 +117,10 @@ def _aligned(rows: list[tuple[str, ...]]) -> str:
 
 def _count(path: Path, table: str, op: str) -> str:
     return f"{path.events.get(table, {}).get(op, 0):,}"
+
+
+def _rate(number: float | None) -> str:
+    return "unknown" if number is None else f"{size(number)}/s"
 
 
 def _milliseconds(latency: Latency | None, which: str) -> str:
