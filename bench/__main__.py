@@ -15,7 +15,7 @@ import click
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from bench import capture, latency, long_parts, packages, reading, spark_reader
+from bench import capture, endurance, latency, long_parts, packages, reading, spark_reader
 from bench.report import goals, page, plots
 from bench.results import Results
 from gdq.embedded import EmbeddedError
@@ -46,6 +46,7 @@ def measure(size: str, results: Results, progress: Callable[[str], None], *, get
             # The socket: a loopback connection would add its own share to one-row transactions.
             conninfo = make_conninfo(server.conninfo(), host=str(server.socket_folder))
             part(packages.Place(binaries, conninfo, frozenset(missing)))
+    endurance.run(binaries, endurance.SIZES[size], results, progress)
     long_parts.run(long_parts.SIZES[size], results, progress)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import median
 
+from bench import endurance_report
 from bench.contenders import BASE, GDQ_FULL, PGQ_BACKUP, PGQ_PL_PLAIN, SLONY_TRIGGER
 from bench.figures import (
     Goal,
@@ -59,7 +60,7 @@ def page(results: Results, pictures: Sequence[str] = ()) -> str:
     parts += _goals(goals(results))
     parts += _losses(list(losses(results)))
     parts += [f"![{name}]({name})\n" for name in pictures]
-    for section in (_capture, _reading, _latency, _alone):
+    for section in (_capture, _reading, _latency, endurance_report.section, _alone):
         parts += section(results)
     parts += ["## Not measured", "", *(f"- {line}" for line in not_measured(results) or ["Nothing was left out."])]
     return "\n".join(parts) + "\n"
@@ -75,6 +76,7 @@ def losses(results: Results) -> Iterator[Loss]:
     yield from capture_losses(results)
     yield from reading_losses(results)
     yield from latency_losses(results)
+    yield from endurance_report.losses(results)
 
 
 def not_measured(results: Results) -> list[str]:
@@ -185,7 +187,7 @@ def _alone(results: Results) -> list[str]:
         if key[0] == ALONE:
             missed = ", a limit of its own MISSED" if values["missed"] else ""
             lines += [f"{key[1]} (`python -m {key[2]}`{missed}):", "", "```", *values["lines"], "```", ""]
-    return ["## Endurance and scale", "", *lines] if lines else []
+    return ["## Endurance and scale of the queue alone", "", *lines] if lines else []
 
 
 def plots(results: Results) -> dict[str, str]:

@@ -219,7 +219,7 @@ def test_a_tiny_run(tmp_path: Path) -> None:
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode in {0, 3}, done.stderr  # figures of a run as short as this may be anything
     results = Results.read(kept, "tiny")
-    assert {key[0] for key in results.samples} == {"capture", "reading", "latency"}
+    assert {key[0] for key in results.samples} == {"capture", "reading", "latency", "endurance"}
     for who in ("gdq full", "gdq json", "slot consumed, identity full"):
         assert results.has("capture", "large value untouched", who, 1)
     assert ("PgQ PL" in results.about["missing"]) != results.has("capture", "insert", "PgQ PL", 1)
