@@ -42,6 +42,7 @@ h2 {{ break-after: avoid }}
 table {{ border-collapse: collapse; margin: .5rem 0 1.5rem }}
 th, td {{ border-bottom: 1px solid var(--line); padding: .2rem .8rem; text-align: right }}
 th:first-child, td:first-child {{ text-align: left }}
+th + th, td + td {{ overflow-wrap: normal; white-space: nowrap }}
 svg {{ max-width: 100%; height: auto }}
 svg text {{ font: 11px system-ui, sans-serif; fill: var(--soft) }}
 .verdict {{ border-left: 4px solid #2f855a; padding: .3rem 1rem; background: var(--good) }}
@@ -114,7 +115,8 @@ def _latencies(latencies: dict[str, Latency | None]) -> str:
     shapes = [_axis([(0.0, "0 %"), (0.5, "50 %"), (1.0, "100 %")])]
     for number, bound in enumerate(bounds):
         if (len(bounds) - 1 - number) % (len(bounds) // _LABELS + 1) == 0:
-            shapes.append(_text(_LEFT + (number + 1) * step, _HEIGHT - 18, f"{bound * 1000:g} ms", "end"))
+            label = f"{bound:g} s" if bound >= 1 else f"{bound * 1000:g} ms"
+            shapes.append(_text(_LEFT + (number + 1) * step, _HEIGHT - 20, label, "end"))
     for name, one in known.items():
         counts, total = dict(one.histogram), 0
         points = [(_LEFT + 0.0, 0.0)]
@@ -138,8 +140,8 @@ def _kept(figures: Figures) -> str:
         f'<rect x="{x:.1f}" y="{_TOP}" width="{width:.1f}" height="{_plot_height()}" fill="var(--idle)"/>',
         _axis([(share, _size_like(most, share)) for share in (0.0, 0.5, 1.0)]),
         _text(x + 6, _TOP + 14, "nobody reads", "start"),
-        _text(_LEFT, _HEIGHT - 18, "0 s", "start"),
-        _text(_WIDTH, _HEIGHT - 18, f"{end:.0f} s", "end"),
+        _text(_LEFT, _HEIGHT - 20, "0 s", "start"),
+        _text(_WIDTH, _HEIGHT - 20, f"{end:.0f} s", "end"),
     ]
     for name in _PATHS:
         values = [(sample.at, getattr(sample, f"{name}_bytes")) for sample in figures.samples]
@@ -187,8 +189,8 @@ def _axis(marks: Sequence[tuple[float, str]]) -> str:
         shapes.append(_text(_LEFT - 6, y + 4, label, "end"))
     for number, name in enumerate(_PATHS):
         x = _LEFT + number * 70
-        shapes.append(f'<rect x="{x}" y="{_HEIGHT - 10}" width="10" height="10" fill="var(--{name})"/>')
-        shapes.append(_text(x + 14, _HEIGHT - 1, name, "start"))
+        shapes.append(f'<rect x="{x}" y="{_HEIGHT - 13}" width="10" height="10" fill="var(--{name})"/>')
+        shapes.append(_text(x + 14, _HEIGHT - 4, name, "start"))
     return "".join(shapes)
 
 
