@@ -21,10 +21,10 @@ once all have caught up, the logs have rotated and the server has made a checkpo
 
 _SNAPSHOT = """The same writer for {time}, both consumers at work, while another session held a snapshot (REPEATABLE
 READ, nothing written). `last over first` compares the last fifth of the time with the first: events that a second of
-the server's processor time gives, with ticks and positions of the consumer's session. Latency is from the statement
-of the writer to the handler; synchronous_commit is off, so the slot waits for the WAL writer. `slot's sender` leaves
-out the session that stores the reader's position, one updated row a batch whose dead versions the snapshot keeps.
-`given back`: once all was read, still under the snapshot."""
+the server's processor time gives: of the consumer's session, and of the ticker's (with maintenance) or the slot's
+sender. Latency is from the statement of the writer to the handler; synchronous_commit is off, so the slot waits for
+the WAL writer. `slot's sender` leaves out the session that stores the reader's position, one updated row a batch
+whose dead versions the snapshot keeps. `given back`: once all was read, still under the snapshot."""
 
 _MB = 2**20
 

@@ -15,8 +15,23 @@ from bench.catch_up import NO_ROUND, PART, give_back
 from bench.latency import PATHS, Path
 from bench.packages import BenchError
 from bench.results import Results
-from bench.slot_reader import cpu_seconds
-from bench.steady import TABLES, Child, Kept, Reader, Work, Written, flush, one, prepare, reader, ticker, watch, write
+from bench.slot_reader import cpu_seconds, wait_for
+from bench.steady import (
+    TABLES,
+    TICKER,
+    Child,
+    Kept,
+    Reader,
+    Work,
+    Written,
+    flush,
+    one,
+    prepare,
+    reader,
+    ticker,
+    watch,
+    write,
+)
 
 CASE = "snapshot"
 _FIFTHS = 5
@@ -35,7 +50,7 @@ _SCHEMAS: dict[Path, list[str]] = {"queue": ["gdq", "gdq_log"], "slot": ["gdq_ta
 class Fifth:
     """What a consumer did in a fifth of the time: events, processor time in seconds, and seconds from row to handler.
 
-    `session` is the share of its own session, `server` that of the slot's sender too.
+    `session` is the share of its own session, `server` that of the slot's sender too, or of the queue's ticker.
     """
 
     events: int = 0
@@ -97,6 +112,11 @@ def follow(told: Pipe, path: Path, conninfo: str, seconds: float) -> None:
     """Read until the row that ends; say first that one is at work, and then what was done in each fifth of the time."""
     fifths = [Fifth() for _ in range(_FIFTHS)]
     with reader(path, conninfo, _CONSUMER) as opened:
+        if path == "queue":
+            query = "select pid from pg_stat_activity where application_name = %s"
+            with psycopg.connect(conninfo, autocommit=True) as connection:
+                ticking = int(wait_for("the ticker", query, connection, TICKER))
+            opened.pids = [*opened.pids, ticking]
         told.send(path)
         started, current, before = 0.0, 0, _used(opened)
         for batch in opened.source.batches():

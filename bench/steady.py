@@ -26,6 +26,7 @@ from gdq.consumers.slot.source import SlotSource
 from gdq.schema import install
 
 QUEUE = "steady"
+TICKER = "ticker of the benchmark"
 ROWS = 2
 TABLES: dict[Path, str] = {"queue": "app.by_queue", "slot": "app.by_slot"}
 _END_SECONDS = 120.0
@@ -160,8 +161,9 @@ class Child:
 
 @contextmanager
 def ticker(conninfo: str) -> Iterator[None]:
-    """`gdq ticker` at work."""
-    program = subprocess.Popen([sys.executable, "-m", "gdq", "ticker"], env=os.environ | {"GDQ_DSN": conninfo})
+    """`gdq ticker` at work, in a session that is named TICKER."""
+    environment = os.environ | {"GDQ_DSN": conninfo, "PGAPPNAME": TICKER}
+    program = subprocess.Popen([sys.executable, "-m", "gdq", "ticker"], env=environment)
     try:
         yield
     finally:
