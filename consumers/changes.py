@@ -32,10 +32,10 @@ class ChangeSource(Protocol):
         """Make what the SELECTs read, in the transaction that is to read it."""
 
     def move(self, connection: Connection[Any]) -> None:
-        """Store, in the transaction that moves the position, what belongs to it."""
+        """Store what belongs to the position: in the transaction that moves it, or after that of a target elsewhere."""
 
     def applied(self) -> None:
-        """That transaction is committed."""
+        """The position is committed, and what belongs to it."""
 
     def close(self) -> None:
         """The refresh is over, or begins again with begin()."""

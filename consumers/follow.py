@@ -1,4 +1,4 @@
-"""Keeps views fresh: refreshes each whenever a tick of its queue brought changes for it (`gdq refresh --follow`)."""
+"""Keeps views fresh: refreshes each when a tick of its queue or its slot brought changes (`gdq refresh --follow`)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import select
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import psycopg
 from psycopg import sql
@@ -17,7 +18,10 @@ from gdq.errors import GdqError
 from gdq.group import Unit, units
 from gdq.queue import queue_info
 from gdq.ticker import INTERVAL_SECONDS, TICKER_SECONDS, Housekeeping
-from gdq.view import view_changed
+from gdq.view import ViewInfo, view_changed
+
+if TYPE_CHECKING:
+    from gdq.consumers.slot.view_watch import SlotWatches
 
 # A view without changes is refreshed all the same after so long: that moves its position on, which holds logs.
 IDLE_SECONDS = 300.0
@@ -51,7 +55,7 @@ class Follower:
     Works on the refresher's control connection alone: waits on it and does a ticker's work meanwhile. A view is looked
     at whenever a queue ticks, at most every `interval` seconds, and a group refreshed as soon as one of its views has
     changes. `report` is told each refresh, `failed` each error; what failed is tried again, after a longer wait from
-    time to time.
+    time to time. `slot`: changes come from the logical slots of the views, which are listened to instead of the ticks.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class Follower:
         *,
         groups: Sequence[str] = (),
         interval: float = 1.0,
+        slot: bool = False,
         report: Callable[[RefreshResult], None],
         failed: Callable[[str, Exception], None],
     ) -> None:
@@ -75,6 +80,11 @@ class Follower:
         self._units: dict[tuple[str, ...], _Watched] = {}
         self._queues: dict[str, _Queue] = {}
         self._notified = False
+        self._slots: SlotWatches | None = None
+        if slot:
+            from gdq.consumers.slot.view_watch import SlotWatches  # noqa: PLC0415
+
+            self._slots = SlotWatches(self._connection, refresher.dsn)
 
     def run(self, stop: Callable[[], bool]) -> None:
         """Go on until `stop`, which is asked between refreshes and while waiting.
@@ -95,12 +105,16 @@ class Follower:
                 self._wait(started, stop)
         finally:
             self._connection.remove_notify_handler(self._notice)
+            if self._slots is not None:
+                self._slots.close()
 
     def _listed(self) -> list[Unit]:
         """What there is to refresh, in its order; the queues are listened to."""
         listed = [unit for unit in units(self._connection) if self._is_wanted(unit)]
         # a group that has another view is a new one: that view does not stand where the others do
         self._units = {unit.key: self._units.get(unit.key, _Watched()) for unit in listed}
+        if self._slots is not None:
+            self._slots.keep({name for unit in listed for name in unit.names})
         wanted = {view.queue_name for unit in listed for view in unit.views}
         self._queues = {channel: queue for channel, queue in self._queues.items() if queue.name in wanted}
         if wanted - {queue.name for queue in self._queues.values()}:
@@ -126,9 +140,11 @@ class Follower:
             return
         try:
             fresh = not watched.failures and time.monotonic() - watched.refreshed_at < IDLE_SECONDS
-            if fresh and not any(view_changed(self._connection, name) for name in unit.names):
+            if fresh and not any(self._changed(view) for view in unit.views):
                 return
-            results = refresh_unit(self._refresher, unit)
+            if self._slots is not None:
+                self._slots.release(unit.names)
+            results = refresh_unit(self._refresher, unit, slot=self._slots is not None)
         except (GdqError, psycopg.Error) as error:
             if self._connection.closed:
                 raise
@@ -137,21 +153,31 @@ class Follower:
             self._failed(str(unit), error)
         else:
             self._units[unit.key] = _Watched(time.monotonic())
+            # a slot is listened to from the next look on, which need not come before the next refresh may
+            self._notified = self._notified or self._slots is not None
             for result in results:
                 self._report(result)
+
+    def _changed(self, view: ViewInfo) -> bool:
+        if self._slots is not None:
+            return self._slots.changed(view)
+        return view_changed(self._connection, view.view_name)
 
     def _wait(self, started: float, stop: Callable[[], bool]) -> None:
         """Wait until a look is worth it, and do a ticker's work meanwhile."""
         pause = INTERVAL_SECONDS
         look_after = max(self._interval, _POLL_SECONDS if self._pooled else _LOOK_SECONDS)
         while not stop():
+            if self._slots is not None and self._slots.arrived():
+                self._notified = True
             waited = time.monotonic() - started
             if waited >= look_after or (waited >= self._interval and (self._notified or self._retry_due())):
                 return
             if self._keep_house():
                 self._notified = self._notified or self._pooled  # nobody tells of it there
                 pause = INTERVAL_SECONDS
-            if select.select([self._connection.fileno()], [], [], pause)[0]:
+            own, slots = self._connection.fileno(), [] if self._slots is None else self._slots.sockets()
+            if own in select.select([own, *slots], [], [], pause)[0]:
                 self._connection.execute("select")  # reads the notification
             pause = min(pause * 2, _POLL_SECONDS)
 
@@ -166,6 +192,6 @@ class Follower:
 
     def _notice(self, notify: psycopg.Notify) -> None:
         # Called whatever the connection is busy with. The tick of a refresh is not told.
-        self._notified = True
+        self._notified = self._notified or self._slots is None
         if notify.pid != self._connection.info.backend_pid and notify.channel in self._queues:
             self._queues[notify.channel].heard_at = time.monotonic()

@@ -26,13 +26,18 @@ Check = Callable[[ViewRefresh, Leader], None]
 
 
 def refresh_unit(
-    refresher: Refresher, unit: Unit, *, full: Collection[str] = (), check: Mapping[str, Check] | None = None
+    refresher: Refresher,
+    unit: Unit,
+    *,
+    full: Collection[str] = (),
+    check: Mapping[str, Check] | None = None,
+    slot: bool = False,
 ) -> list[RefreshResult]:
     """Bring a view or a group up to the present. Errors as of Refresher.refresh() and refresh_group()."""
     if unit.group_name is not None:
-        return refresh_group(refresher, unit.names, full=full, check=check, group=unit.group_name)
+        return refresh_group(refresher, unit.names, full=full, check=check, group=unit.group_name, slot=slot)
     (name,) = unit.names
-    return [refresher.refresh(name, full=name in full, check=(check or {}).get(name))]
+    return [refresher.refresh(name, full=name in full, check=(check or {}).get(name), slot=slot)]
 
 
 def refresh_group(
@@ -42,10 +47,12 @@ def refresh_group(
     full: Collection[str] = (),
     check: Mapping[str, Check] | None = None,
     group: str | None = None,
+    slot: bool = False,
 ) -> list[RefreshResult]:
     """Bring these views up to the same present; those in `full` by loading them afresh.
 
     `group`: the stored one that they are. `check` is called for the views that it names before all are committed.
+    `slot`: with changes from the logical slot of each view instead of the queue.
     Writes what the refresh of each writes. psycopg.errors.FeatureNotSupported for views that do not go together,
     GdqError for one that a stored group has; all else as for one view.
     """
@@ -62,7 +69,9 @@ def refresh_group(
                 # without the others it would stand at another snapshot than they
                 hint = f"gdq refresh --group {view.group_name}"
                 raise GdqError(f"view {view.view_name} is refreshed with group {view.group_name} only", hint=hint)
-        works = [stack.enter_context(refresher.noted(view, group)) for view in views]
+        works = [
+            stack.enter_context(refresher.noted(view, group, refresher.changes_of(view, slot=slot))) for view in views
+        ]
         reasons = {name: "asked for" if name in full else None for name in names}
         _Group(refresher, works, reasons, check or {}).run()
     return [work.result for work in works]
@@ -89,6 +98,9 @@ class _Group:
                 if self.reasons[self._name] is not None:
                     raise
                 self.reasons[self._name] = f"the target was changed by another: {why}"
+            finally:
+                for work in self.works:
+                    work.changes.close()
 
     def _run(self) -> None:
         at = self.refresher.at
@@ -117,6 +129,7 @@ class _Group:
                 at("applied")
         at("committed")
         for work in self.works:
+            work.settle()
             work.finish(leader.snapshot)
         at("done")
 

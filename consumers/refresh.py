@@ -31,7 +31,7 @@ from psycopg import Connection
 from psycopg.rows import scalar_row
 
 from gdq.conninfo import connect, conninfo_of, is_pooled, resolve
-from gdq.consumers.changes import ChangeSource
+from gdq.consumers.changes import ChangeSource, QueueChanges
 from gdq.consumers.effort import Phase
 from gdq.consumers.leader import Leader, for_other_machines, without_password
 from gdq.consumers.view_refresh import Action, Point, ViewRefresh
@@ -164,11 +164,14 @@ class Refresher:
             # alone it would stand at another snapshot than the others
             hint = f"gdq refresh --group {view.group_name}"
             raise GdqError(f"view {name} is refreshed with group {view.group_name} only", hint=hint)
-        with self.noted(view, changes=self._slot_changes(view) if slot else None) as work:
+        with self.noted(view, changes=self.changes_of(view, slot=slot)) as work:
             work.run(full=full, check=check)
         return work.result
 
-    def _slot_changes(self, view: ViewInfo) -> ChangeSource:
+    def changes_of(self, view: ViewInfo, *, slot: bool) -> ChangeSource:
+        """Where a refresh of the view takes its changes from: its slot, or the queue."""
+        if not slot:
+            return QueueChanges(view)
         from gdq.consumers.slot.view_changes import SlotChanges  # noqa: PLC0415
 
         return SlotChanges(self.control, self.dsn, view)

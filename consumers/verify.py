@@ -43,17 +43,17 @@ class VerifyResult:
         return not self.missing and not self.unexpected
 
 
-def verify_view(refresher: Refresher, name: str) -> VerifyResult:
+def verify_view(refresher: Refresher, name: str, *, slot: bool = False) -> VerifyResult:
     """Refresh a view and, before that is committed, compare its target with its query at the refresh's snapshot.
 
-    A lake table is compared after its commit. A view of a group is refreshed with it.
+    A lake table is compared after its commit. A view of a group is refreshed with it. `slot`: as for Refresher.refresh.
 
     Both sides are multisets and compared by PostgreSQL (EXCEPT ALL, both ways). Sums of floats may differ by one part
     in 10^9: PostgreSQL adds them up in no fixed order. Writes what a refresh writes.
     """
     found: list[VerifyResult] = []
     (unit,) = units(refresher.control, [name])
-    refresh_unit(refresher, unit, check={name: lambda work, leader: found.append(_compare(work, leader))})
+    refresh_unit(refresher, unit, check={name: lambda work, leader: found.append(_compare(work, leader))}, slot=slot)
     return found[-1]
 
 

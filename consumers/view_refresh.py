@@ -84,7 +84,6 @@ class ViewRefresh:
 
     def _run(self, reason: str | None, check: Callable[[ViewRefresh, Leader], None] | None) -> None:
         at = self.refresher.at
-        self.changes.begin()
         self.begin()
         at("begun")
         source = self.refresher.connection("leader", self.refresher.dsn)
@@ -109,7 +108,7 @@ class ViewRefresh:
                     if not isinstance(engine, Committing):
                         at("applied")
         at("committed")
-        self.changes.applied()
+        self.settle()
         self.finish(leader.snapshot)
         at("done")
 
@@ -125,6 +124,7 @@ class ViewRefresh:
 
     def begin(self) -> None:
         """Take the view's consumer, which fences older refreshes off, and read the target's position."""
+        self.changes.begin()
         with mapped():
             query = "select batch_id, token from gdq.begin_refresh(%s, %s)"
             row = self.control.execute(query, [self.view.queue_name, self.view.consumer_name]).fetchone()
@@ -164,7 +164,8 @@ class ViewRefresh:
         self.effort = engine.effort()
         if not isinstance(engine, Committing):
             self.target.move(self.output, stored, plan, position)
-            self.changes.move(self.output)
+            if not self.view.elsewhere:
+                self.changes.move(self.output)
 
     @property
     def _tells(self) -> bool:
@@ -176,6 +177,13 @@ class ViewRefresh:
     def tell(self, phase: Phase, rows: int = 0) -> None:
         """Say what the refresh is at."""
         self.refresher.progress(self.view.view_name, phase, rows)
+
+    def settle(self) -> None:
+        """Tell where the changes came from that the target is committed."""
+        if self.view.elsewhere:
+            # no transaction has both: killed before this, the next refresh skips what the target's position shows
+            self.changes.move(self.control)
+        self.changes.applied()
 
     def finish(self, snapshot: str) -> None:
         """Tell the queue what is consumed."""
@@ -310,6 +318,7 @@ class ViewRefresh:
             columns = lake_columns(self.columns, self.view.lake.kind)
             folded |= compared_as_text(self.columns)
         computation = Computation(connection, leader, self.view, self.plan, types, folded, self.choose, self.tell)
+        computation.write = self.changes.write
         with computation.beside() as made:
             if self.lake is not None:
                 yield LakeEngine(made, self.lake, columns)

@@ -40,7 +40,7 @@ _INTERRUPTED = "interrupted: the refresh at hand was rolled back"
     type=click.Choice(["queue", "slot"]),
     default="queue",
     show_default=True,
-    help="slot: read the changes from the view's logical slot (gdq create-slot QUEUE VIEW TABLES).",
+    help="slot: read the changes from each view's logical slot (gdq create-slot QUEUE VIEW TABLES).",
 )
 @click.option(
     "--interval",
@@ -71,12 +71,12 @@ def refresh(
     """
     if together and (follow or groups or not view):
         raise click.UsageError("--together takes the names of views, and goes with neither --group nor --follow")
-    if source == "slot" and (together or follow or groups or not view):
-        raise click.UsageError("--source slot takes the names of views, and no --together, --group or --follow")
+    if source == "slot" and not (view or groups):
+        raise click.UsageError("--source slot takes the names of views, or --group: each view has a slot of its own")
     if follow:
         if full:
             raise click.UsageError("--follow applies changes: leave --full out")
-        _follow(view, groups, interval, dsn, as_json=as_json)
+        _follow(view, groups, interval, dsn, slot=source == "slot", as_json=as_json)
         return
     from gdq.cli_progress import shown  # noqa: PLC0415
     from gdq.consumers.refresh import Refresher, RefreshResult  # noqa: PLC0415
@@ -89,7 +89,7 @@ def refresh(
             if together:
                 from gdq.consumers.group import refresh_group  # noqa: PLC0415
 
-                results += refresh_group(refresher, view, full=view if full else ())
+                results += refresh_group(refresher, view, full=view if full else (), slot=source == "slot")
             else:
                 failed = _refresh(refresher, view, groups, results, full=full, slot=source == "slot")
     except KeyboardInterrupt:
@@ -124,10 +124,7 @@ def _refresh(
         # a view that is named is loaded in full, the others of its group follow with their changes
         afresh = [name for name in unit.names if name in names or unit.group_name in groups or not (names or groups)]
         try:
-            if slot:
-                results += [refresher.refresh(name, full=full, slot=True) for name in unit.names]
-            else:
-                results += refresh_unit(refresher, unit, full=afresh if full else ())
+            results += refresh_unit(refresher, unit, full=afresh if full else (), slot=slot)
         except (GdqError, psycopg.Error) as error:
             failure(error).show()
             failed = True
@@ -135,7 +132,13 @@ def _refresh(
 
 
 def _follow(
-    names: tuple[str, ...], groups: tuple[str, ...], interval: float, dsn: str | None, *, as_json: bool
+    names: tuple[str, ...],
+    groups: tuple[str, ...],
+    interval: float,
+    dsn: str | None,
+    *,
+    slot: bool,
+    as_json: bool,
 ) -> None:
     from gdq.consumers.follow import Follower  # noqa: PLC0415
     from gdq.consumers.refresh import Refresher  # noqa: PLC0415
@@ -155,7 +158,9 @@ def _follow(
 
     def work(connection: Connection[Any]) -> None:
         with Refresher(connection) as refresher:
-            follower = Follower(refresher, names, groups=groups, interval=interval, report=report, failed=failed)
+            follower = Follower(
+                refresher, names, groups=groups, interval=interval, slot=slot, report=report, failed=failed
+            )
             follower.run(stop)
 
     stop = Stop()

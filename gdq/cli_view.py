@@ -106,8 +106,9 @@ def view_history(name: str, limit: int, dsn: str | None, as_json: bool) -> None:
 @click.option("--keep-target", is_flag=True, help="Leave the target table and its rows.")
 @dsn_option
 def drop_view(name: str, keep_target: bool, dsn: str | None) -> None:
-    """Forget a view, and drop its target."""
+    """Forget a view, and drop its target. Its slot stays, if it has one, and is named."""
     from gdq import view  # noqa: PLC0415
+    from gdq.consumers.slot.slot import slot_of_view  # noqa: PLC0415
 
     with session(dsn) as connection:
         known = {info.view_name: info for info in view.view_info(connection)}
@@ -117,7 +118,11 @@ def drop_view(name: str, keep_target: bool, dsn: str | None) -> None:
         if not keep_target:
             _drop_target(known[name], dsn)
         view.drop_view(connection, name)
+        slot = slot_of_view(connection, known[name].queue_name, name)
     talk(f"dropped view {name}")
+    if slot is not None:
+        drop = f"gdq drop-slot {known[name].queue_name} {name}"
+        talk(f"slot {slot} is still there and keeps the write-ahead log: drop it with {drop}")
 
 
 def _drop_target(info: ViewInfo, dsn: str | None) -> None:

@@ -109,12 +109,16 @@ $$;
 comment on function gdq.doctor_server(integer, interval) is 'The part of doctor() about sequences and dead rows.';
 
 -- doctor_replication(queue_id, patience): the part of doctor() about logical replication: changes that come with
--- replication, for which ordinary triggers do not fire, and publications that ship logs. Writes: nothing.
+-- replication, for which ordinary triggers do not fire, publications that ship logs, and slots of gdq that no view or
+-- consumer reads: notes where the owner of gdq may not read the positions of slots. Writes: nothing.
 create or replace function gdq.doctor_replication(queue_id integer, patience interval)
   returns table (severity text, code text, object text, cause text, cure text, fixable boolean)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
+declare
+  positions record;
+  readers text[] := '{}';
 begin
   return query
   select 'warning', 'replica_role', concat_ws(' in ', 'role ' || r.rolname, 'database ' || d.datname), format('%s runs with session_replication_role = replica: its changes are not captured',
@@ -138,6 +142,25 @@ begin
       or exists (select from pg_publication_namespace n where n.pnpubid = p.oid and n.pnnspid in ('gdq'::regnamespace, 'gdq_log'::regnamespace))
       or exists (select from pg_publication_rel r join pg_class c on c.oid = r.prrelid
                   where r.prpubid = p.oid and c.relnamespace in ('gdq'::regnamespace, 'gdq_log'::regnamespace));
+  select c.oid, has_schema_privilege(n.oid, 'usage') and has_table_privilege(c.oid, 'select') as readable into positions
+    from pg_class c join pg_namespace n on n.oid = c.relnamespace where n.nspname = 'gdq_target' and c.relname = 'slot_position';
+  if positions.readable then
+    execute 'select array(select slot_name from gdq_target.slot_position)' into readers;
+  end if;
+  return query
+  select case when positions.oid is null or positions.readable then 'warning' else 'note' end, 'slot_unread', s.slot_name::text,
+         format('%s reads slot %s, which keeps %s of the write-ahead log',
+                case when positions.oid is null or positions.readable then 'no view or consumer'
+                     else format('no view, and maybe no consumer (%I may not read gdq_target.slot_position),', current_user) end, s.slot_name,
+                coalesce(pg_size_pretty(pg_wal_lsn_diff(case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_lsn() end, s.restart_lsn)), 'none')),
+         case when q.queue_id is null then format('select pg_drop_replication_slot(%L)', s.slot_name)
+              else format('gdq drop-slot %s %s', q.queue_name, substr(s.slot_name, length(q.queue_name) + 6)) end, false
+    from pg_replication_slots s
+    left join lateral (select q.* from gdq.queue q where starts_with(s.slot_name, format('gdq_%s_', q.queue_name)) order by length(q.queue_name) desc limit 1) q on true
+   where s.plugin = 'pgoutput' and s.database = current_database() and not s.active and starts_with(s.slot_name, 'gdq_')
+     and s.slot_name::text <> all (readers)
+     and not exists (select from gdq.view v join gdq.queue vq using (queue_id) where s.slot_name = format('gdq_%s_%s', vq.queue_name, v.view_name))
+     and (doctor_replication.queue_id is null or q.queue_id = doctor_replication.queue_id);
 end
 $$;
 comment on function gdq.doctor_replication(integer, interval) is 'The part of doctor() about logical replication.';

@@ -9,7 +9,14 @@ import pytest
 from gdq.embedded import MAJORS
 
 pytest.register_assert_rewrite("tests.guarded")
-pytest_plugins = ["tests.fix_server", "tests.fix_spark", "tests.events", "tests.fix_stage", "tests.fix_lake"]
+pytest_plugins = [
+    "tests.fix_server",
+    "tests.fix_spark",
+    "tests.events",
+    "tests.fix_stage",
+    "tests.fix_lake",
+    "tests.fix_slot",
+]
 
 
 def pytest_configure() -> None:

@@ -2,116 +2,24 @@
 
 from __future__ import annotations
 
-import random
 import re
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
-import psycopg
 import pytest
 from click.testing import CliRunner
-from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from gdq.cli import main
-from gdq.consumers.leader import Leader
-from gdq.consumers.refresh import Refresher, RefreshResult
-from gdq.consumers.slot.slot import create_slot, drop_slot, slot_info
+from gdq.consumers.refresh import Refresher
+from gdq.consumers.slot.slot import create_slot, drop_slot
 from gdq.consumers.slot.snapshot import Snapshot
 from gdq.consumers.slot.source import SlotSource
-from gdq.consumers.view_refresh import ViewRefresh
 from gdq.errors import GdqError
-from gdq.view import create_view
-from tests.fix_server import Database
-from tests.view_churn import fill, transaction
-from tests.view_grammar import SCHEMA
+from tests.fix_slot import VIEWS, Scene, writing
 
 pytestmark = pytest.mark.server
-
-TABLES = ("item", "fact", "dim", "few")
-VIEWS = {
-    "projection": "select id, note, amount * 2 as double, doc, at from item",
-    "bag": "select label, qty, price, tags, props from fact",
-    "joined": "select i.id, f.label, f.qty from item i join fact f on f.k = i.k",
-    "outer_joined": "select i.id, d.name, d.mood from item i left join dim d on d.k = i.k",
-    "grouped": "select k, count(*) as n, sum(qty) as s, min(label) as l from fact group by k",
-    "picked": "select distinct grp, note from item",
-    "counted": "select count(*) as n from few",
-}
-
-
-@dataclass
-class Scene:
-    """Views with a slot each, and a second one of the same query that the queue refreshes."""
-
-    db: Database
-    su: psycopg.Connection[Any]
-    refresher: Refresher
-    compared: int = 0
-    views: list[str] = field(default_factory=list)
-
-    def make(self, name: str, query: str, *, slot: bool = True) -> None:
-        """A view of that name, its slot, and the queue's view."""
-        create_view(self.su, name, "q", query, f"public.out_{name}", engine="postgres")
-        create_view(self.su, f"{name}_queued", "q", query, f"public.out_{name}_queued", engine="postgres")
-        self.views.append(name)
-        if slot:
-            create_slot(self.su, "q", name, [f"public.{table}" for table in TABLES])
-
-    def refresh(self, name: str, *, full: bool = False, slot: bool = True) -> RefreshResult:
-        """Refresh the view, whose target is the query at the leader's snapshot when it commits."""
-        return self.refresher.refresh(name, full=full, check=self._check, slot=slot)
-
-    def both(self, name: str) -> RefreshResult:
-        """By the slot, and the other view by the queue."""
-        self.refresh(f"{name}_queued", slot=False)
-        return self.refresh(name)
-
-    def _check(self, work: ViewRefresh, leader: Leader) -> None:
-        wanted, held = (
-            Counter(connection.execute(sql.SQL("select r::text from ({}) r").format(sql.SQL(query))).fetchall())
-            for connection, query in ((leader.connection, work.plan.query), (work.output, f"table {work.view.target}"))
-        )
-        assert held == wanted, work.view.view_name
-        self.compared += 1
-
-    def write(self, *statements: str) -> None:
-        for statement in statements:
-            self.su.execute(statement.encode())
-
-    def confirmed(self, name: str) -> int:
-        """How far the view's slot is, in bytes of the log."""
-        query = "select (confirmed_flush_lsn - '0/0')::bigint from pg_replication_slots where slot_name = %s"
-        (found,) = self.su.execute(query, [f"gdq_q_{name}"]).fetchone() or (0,)
-        return int(found)
-
-
-@pytest.fixture
-def scene(db: Database) -> Iterator[Scene]:
-    with db.connect() as owner, db.connect("su") as su, Refresher(db.su_dsn) as refresher:
-        made = Scene(db, su, refresher)
-        for statement in (*SCHEMA, "select gdq.create_queue('q')"):
-            owner.execute(statement.encode())
-        for table in (*TABLES, "part"):
-            owner.execute(f"alter table {table} replica identity full".encode())
-            pk = ", mode => 'pk', include => '{grp,name,mood}'" if table == "dim" else ""
-            owner.execute(f"select gdq.add_table('q', '{table}'{pk})".encode())
-        made.write(*fill(random.Random(1))[1:])
-        try:
-            yield made
-        finally:
-            for gid in [
-                gid for (gid,) in su.execute("select gid from pg_prepared_xacts where database = %s", [db.name])
-            ]:
-                su.execute(sql.SQL("rollback prepared {}").format(sql.Literal(gid)))
-            for name in made.views:
-                drop_slot(su, "q", name)
-            assert slot_info(su) == []
 
 
 @pytest.fixture
@@ -122,36 +30,6 @@ def grouped(scene: Scene) -> Scene:
     return scene
 
 
-def writer(db: Database, seed: int, stop: threading.Event, counts: Counter[str]) -> None:
-    """Random transactions, a part of them prepared and ended later, until it is told to stop."""
-    rng = random.Random(seed)
-    prepared: list[str] = []
-    with db.connect("su") as connection:
-        connection.execute("set lock_timeout = '100ms'")
-        connection.execute("set synchronous_commit = off" if seed % 2 else "set synchronous_commit = on")
-        while not stop.is_set() or counts["commits"] < 30 or not counts["prepared"]:
-            *statements, end = transaction(rng, TABLES)
-            if rng.random() < 0.1:
-                gid = f"{db.name}_{seed}_{counts['prepared']}"
-                end = f"prepare transaction '{gid}'"
-                prepared.append(gid)
-            try:
-                for statement in [*statements, end]:
-                    connection.execute(statement.encode())
-                counts["prepared" if "prepare" in end else f"{end}s"] += 1
-            except psycopg.Error:
-                connection.execute("rollback")
-                if "prepare" in end:
-                    prepared.pop()
-            if len(prepared) > 1 or (prepared and rng.random() < 0.3):
-                connection.execute(
-                    f"{rng.choice(['commit', 'commit', 'rollback'])} prepared '{prepared.pop(0)}'".encode()
-                )
-                counts["ended"] += 1
-        for gid in prepared:
-            connection.execute(f"commit prepared '{gid}'".encode())
-
-
 @pytest.mark.parametrize(
     ("names", "rounds"), [(("outer_joined", "grouped"), 2), pytest.param(tuple(VIEWS), 8, marks=pytest.mark.long)]
 )
@@ -160,20 +38,11 @@ def test_random_work_at_the_same_time(scene: Scene, names: tuple[str, ...], roun
     for name in names:
         scene.make(name, VIEWS[name])
         scene.both(name)
-    stop, counts = threading.Event(), [Counter[str](), Counter[str]()]
-    threads = [threading.Thread(target=writer, args=(scene.db, 7 + n, stop, counts[n])) for n in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
+    with writing(scene.db):
         actions = Counter(scene.both(name).action for _ in range(rounds) for name in names)
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
     actions += Counter(scene.both(name).action for name in names)
     assert actions["delta"] > rounds * len(names) // 2, actions
     assert scene.compared == 2 * (rounds + 2) * len(names)
-    assert all(one["commits"] > 20 and one["prepared"] > 0 for one in counts), counts
     for name in names:
         assert scene.both(name).action == "none"
 
@@ -329,18 +198,6 @@ def test_refused(grouped: Scene) -> None:
         assert grouped.refresh("grouped").action == ("none" if "identity" in statement else "full")
 
 
-def test_partitions_and_targets_elsewhere_are_refused(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    parameters = conninfo_to_dict(scene.db.su_dsn)
-    monkeypatch.setenv("PGPASSWORD", str(parameters.pop("password")))
-    far = make_conninfo("", **parameters)
-    scene.make("parts", "select id, n from part")
-    with pytest.raises(GdqError, match="partitions"):
-        scene.refresh("parts")
-    create_view(scene.su, "far", "q", VIEWS["bag"], "public.far", engine="postgres", target_dsn=far)
-    with pytest.raises(GdqError, match="cannot be refreshed from a slot"):
-        scene.refresh("far")
-
-
 def again(scene: Scene) -> None:
     drop_slot(scene.su, "q", "grouped")
     scene.write("insert into fact (k, qty) values (1, 1)")
@@ -455,6 +312,13 @@ def test_which_transactions_a_snapshot_sees() -> None:
     seen = [xid for xid in range(4294967285, 4294967315) if snapshot.sees(xid)]
     assert seen == [*range(4294967285, 4294967290), *range(4294967291, 4294967300), *range(4294967301, 4294967310)]
     assert Snapshot.parse("7:7:").running == frozenset()
+    assert Snapshot.parse(snapshot.text) == snapshot
+
+
+def test_which_snapshot_is_the_later_one() -> None:
+    steps = [Snapshot.parse(text) for text in ("5:5:", "5:8:5,6", "6:8:6", "6:9:6,8", "9:9:", "12:12:")]
+    for n, later in enumerate(steps):
+        assert [later.covers(step) for step in steps] == [m <= n for m in range(len(steps))]
 
 
 @pytest.mark.long

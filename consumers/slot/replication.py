@@ -110,6 +110,10 @@ class Replication:
         if result.status != pq.ExecStatus.COPY_BOTH:
             raise psycopg.errors.error_from_result(result)
 
+    def fileno(self) -> int:
+        """The socket: readable when the server has sent something."""
+        return self._wire.socket
+
     def receive(self, seconds: float) -> Data | Keepalive | None:
         """The next message; None when there was none for so many seconds (0: none has arrived yet).
 

@@ -186,6 +186,13 @@ def slot_info(connection: Connection[Any]) -> list[SlotInfo]:
         return cursor.execute(query, [PREFIX]).fetchall()
 
 
+def slot_of_view(connection: Connection[Any], queue: str, view: str) -> str | None:
+    """The name of the slot of a view; None when it has none, or a name that no slot can have."""
+    query = "select slot_name::text from pg_catalog.pg_replication_slots where slot_name = %s"
+    found = _scalar(connection, query, f"{PREFIX}{queue}_{view}")
+    return None if found is None else str(found)
+
+
 def _resolved(connection: Connection[Any], table: str) -> str:
     """A table's qualified and quoted name; the server's error when there is none."""
     query = """select pg_catalog.format('%%I.%%I', c.relnamespace::regnamespace::name, c.relname)

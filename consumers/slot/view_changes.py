@@ -40,26 +40,32 @@ _WAIT_SECONDS = 0.5
 # What the changes of one table hold in memory before they go to a file.
 _MEMORY_BYTES = 8 * 1024 * 1024
 
-# `lsn`: all that was committed before it is in the target. `tables`: PublishedTables.mark of then; NULL when changes of
-# a transaction that was open may be missing in the slot. slot_asked is written to have the log flushed: by then the
-# snapshot is taken under which the other row is changed.
+# `lsn`: all that was committed before it is in the target, whose position was `snapshot` then. `tables`:
+# PublishedTables.mark of then; NULL when changes of a transaction that was open may be missing in the slot.
+# slot_asked is written to have the log flushed: by then the snapshot is taken under which the other row is changed.
 _CREATE = """
     select pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('gdq target', 0));
     create schema if not exists gdq_target;
     create table if not exists gdq_target.slot_asked (
       slot_name text primary key, asked_at timestamptz not null default now());
-    create table if not exists gdq_target.slot_view (slot_name text primary key, lsn pg_lsn not null, tables text)"""
+    create table if not exists gdq_target.slot_view (slot_name text primary key, lsn pg_lsn not null, tables text);
+    alter table gdq_target.slot_view add column if not exists snapshot text"""
+_MADE = """
+    select exists (select from pg_catalog.pg_attribute a join pg_catalog.pg_class c on c.oid = a.attrelid
+                     join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+                    where n.nspname = 'gdq_target' and c.relname = 'slot_view' and a.attname = 'snapshot')"""
 _ASK = """
     insert into gdq_target.slot_asked (slot_name) values (%s)
     on conflict (slot_name) do update set asked_at = excluded.asked_at"""
 _MOVE = """
-    insert into gdq_target.slot_view (slot_name, lsn, tables) values (%s, %s::pg_catalog.pg_lsn, %s)
-    on conflict (slot_name) do update set lsn = excluded.lsn, tables = excluded.tables"""
+    insert into gdq_target.slot_view (slot_name, lsn, tables, snapshot) values (%s, %s::pg_catalog.pg_lsn, %s, %s)
+    on conflict (slot_name) do update
+      set lsn = excluded.lsn, tables = excluded.tables, snapshot = excluded.snapshot"""
 _DURABLE = """
     select pg_catalog.set_config('synchronous_commit', 'local', true)
      where pg_catalog.current_setting('synchronous_commit') = 'off'"""
 _SLOT = """
-    select s.confirmed_flush_lsn::text, s.wal_status is not distinct from 'lost', v.lsn::text, v.tables
+    select s.confirmed_flush_lsn::text, s.wal_status is not distinct from 'lost', v.lsn::text, v.tables, v.snapshot
       from pg_catalog.pg_replication_slots s left join gdq_target.slot_view v on v.slot_name = s.slot_name
      where s.slot_name = %s and s.plugin = 'pgoutput' and s.database = pg_catalog.current_database()"""
 
@@ -103,7 +109,9 @@ class _TableChanges:
     def write(self, connection: Connection[Any]) -> None:
         """Make the relation, until the transaction ends."""
         typed = "".join(f", c{n} {column.type}" for n, column in enumerate(self.columns, 1))
-        connection.execute(raw(f"create temp table {self.relation} (op text{typed}) on commit drop"))
+        # another view of a group may have made one of the name in the same transaction
+        drop = f"drop table if exists pg_temp.{self.relation}"
+        connection.execute(raw(f"{drop}; create temp table {self.relation} (op text{typed}) on commit drop"))
         self.rows.seek(0)
         copy_in = sql.SQL("copy pg_temp.{} from stdin (encoding 'UTF8')").format(sql.Identifier(self.relation))
         with connection.cursor().copy(copy_in) as copy:
@@ -111,8 +119,44 @@ class _TableChanges:
                 copy.write(block)
 
 
+@dataclass(frozen=True, slots=True)
+class SlotState:
+    """What the server says of a view's slot, and what was stored with the target: see slot_view.
+
+    `confirmed`: what the slot does not send any more, in bytes of the log; `stored` is None before the first refresh.
+    """
+
+    confirmed: int
+    lost: bool
+    stored: int | None
+    mark: str | None
+    snapshot: Snapshot | None
+
+    @property
+    def known(self) -> bool:
+        """Whether the slot has all since the target: one that is past it was made anew, or read by another."""
+        return self.stored is not None and self.snapshot is not None and not self.lost and self.confirmed <= self.stored
+
+
+def slot_state(control: Connection[Any], view: ViewInfo) -> SlotState | None:
+    """The state of the slot of a view, None when there is none; makes the tables that it is stored in."""
+    if control.execute(_MADE).fetchone() != (True,):
+        control.execute(_CREATE)
+    row = control.execute(_SLOT, [slot_name(view.queue_name, view.view_name)]).fetchone()
+    if row is None:
+        return None
+    confirmed, lost, stored, mark, snapshot = row
+    return SlotState(
+        confirmed=lsn_number(confirmed or "0/0"),
+        lost=lost or confirmed is None,
+        stored=None if stored is None else lsn_number(stored),
+        mark=mark,
+        snapshot=None if snapshot is None else Snapshot.parse(snapshot),
+    )
+
+
 class SlotChanges:
-    """The changes for one view of engine postgres in the database of its tables, from the slot gdq_QUEUE_VIEW."""
+    """The changes for one view of engine postgres, from the slot gdq_QUEUE_VIEW."""
 
     def __init__(self, control: Connection[Any], dsn: str, view: ViewInfo) -> None:
         """`control`: an autocommit connection to the source, `dsn` leads there as a role with REPLICATION."""
@@ -126,39 +170,31 @@ class SlotChanges:
     def begin(self) -> None:
         """Look at the slot. GdqError when there is none, and for a view that is not refreshed from one."""
         view = self._view
-        if view.engine != "postgres" or view.elsewhere:
+        if view.engine != "postgres":
             raise GdqError(
-                f"view {view.view_name} cannot be refreshed from a slot: only views of engine postgres whose target is "
-                "in the database of the tables can",
+                f"view {view.view_name} cannot be refreshed from a slot: only views of engine postgres can",
                 hint="Leave --source out.",
             )
         self._slot = slot_name(view.queue_name, view.view_name)
-        there = self._control.execute("select pg_catalog.to_regclass('gdq_target.slot_view')::text").fetchone()
-        if there is None or there[0] is None:
-            self._control.execute(_CREATE)
-        row = self._control.execute(_SLOT, [self._slot]).fetchone()
-        if row is None:
+        state = slot_state(self._control, view)
+        if state is None:
             make = f"gdq create-slot {view.queue_name} {view.view_name} {' '.join(view.tables)}"
             there = f"without the tables where publication {publication_name(view.queue_name)} is"
             raise GdqError(f"there is no slot {self._slot}", hint=f"Make it with {make}, {there}.")
-        confirmed, lost, stored, self._mark = row
-        self._lost = lost or confirmed is None
-        self._confirmed = lsn_number(confirmed or "0/0")
-        # a slot that is past what the target holds was made anew, or read by another
-        self._known = stored is not None and not self._lost and self._confirmed <= lsn_number(stored)
-        self._new = stored is None
-        self._applied = self._confirmed
+        self._state = state
+        self._mark = state.mark
+        self._applied = state.confirmed
 
     def why_full(self, leader: Leader) -> str | None:
         """Why the slot does not have all changes since the stored position; None when it has."""
         self._s1 = Snapshot.parse(leader.snapshot)
         view = self._view
         self._tables = published_tables(leader.connection, view.queue_name, view.tables, self._s1)
-        if self._lost:
+        if self._state.lost:
             return f"slot {self._slot} is lost: drop it and make it anew"
-        if self._new:
+        if self._state.stored is None:
             return f"slot {self._slot} was not read for this view before"
-        if not self._known:
+        if not self._state.known:
             return f"slot {self._slot} is ahead of the target"
         if self._mark is None:
             return "a transaction was open that is older than what is published"
@@ -166,13 +202,17 @@ class SlotChanges:
 
     def changed(self, leader: Leader, s0: str | None) -> dict[str, str]:
         """Read the slot up to the leader's snapshot. NeedsFull after a TRUNCATE, and for rows of other columns."""
-        if self._lost:
+        if self._state.lost:
             return {}
-        if s0 is None or not self._known or self._mark is None:
+        since = None if s0 is None else Snapshot.parse(s0)
+        if since is not None and self._state.snapshot is not None and not since.covers(self._state.snapshot):
+            # the target was put back, as a lake table may be
+            raise NeedsFull(f"slot {self._slot} is ahead of the target")
+        if since is None or not self._state.known or self._mark is None:
             self._mark = self._mark_of_load()
-        if s0 is not None:
+        if since is not None:
             self._found = self._empty(leader)
-        self._read(self._ask(), None if s0 is None else Snapshot.parse(s0))
+        self._read(self._ask(), since)
         return {one.table.name: one.select for one in self._found.values() if one.count}
 
     def write(self, connection: Connection[Any]) -> None:
@@ -185,12 +225,13 @@ class SlotChanges:
 
     def move(self, connection: Connection[Any]) -> None:
         """Store how far the slot is in the target."""
-        if self._lost:
+        if self._state.lost:
             connection.execute("delete from gdq_target.slot_view where slot_name = %s", [self._slot])
             return
-        # the slot forgets what is applied: the commit must be on disk before it is told
-        connection.execute(_DURABLE)
-        connection.execute(_MOVE, [self._slot, lsn_text(self._applied), self._mark])
+        with connection.transaction():
+            # the slot forgets what is applied: the commit must be on disk before it is told
+            connection.execute(_DURABLE)
+            connection.execute(_MOVE, [self._slot, lsn_text(self._applied), self._mark, self._s1.text])
 
     def applied(self) -> None:
         """Tell the slot what it need not keep."""
@@ -213,7 +254,7 @@ class SlotChanges:
         waits for a standby is in the log, maybe before the slot begins, and not seen yet.
         """
         since = self._tables.published
-        if not self._known:
+        if not self._state.known:
             waits = self._control.execute("select pg_catalog.current_setting('synchronous_standby_names') <> ''")
             since = self._s1.xmax if (waits.fetchone() or (False,))[0] else since
         return None if any(xid < since for xid in self._s1.running) else self._tables.mark
@@ -244,7 +285,7 @@ class SlotChanges:
     def _read(self, goal: int, s0: Snapshot | None) -> None:
         """Read what was committed before `goal`, keep what counts, and find out how far all is applied then."""
         self._stream = open_stream(self._control, self._dsn, self._slot, self._view.queue_name, messages=False)
-        assembly, sent, before = Assembly(self._slot), 0, self._confirmed
+        assembly, sent, before = Assembly(self._slot), 0, self._state.confirmed
         first_open: int | None = None
         try:
             while sent < goal:
@@ -265,8 +306,8 @@ class SlotChanges:
                     one.close()
                 before = max(before, one.end_lsn)
             # what was prepared is not sent again once the log is confirmed up to there
-            stays = self._confirmed if assembly.prepared else goal
-            self._applied = max(min(stays, goal if first_open is None else first_open), self._confirmed)
+            stays = self._state.confirmed if assembly.prepared else goal
+            self._applied = max(min(stays, goal if first_open is None else first_open), self._state.confirmed)
         finally:
             assembly.close()
 
