@@ -68,6 +68,7 @@ class Refresher:
     What reads at most `driver_bytes` passes its result through this process, more goes through a staging table.
     `at` is called at the points of a refresh, in order; an exception from it ends the refresh there. `progress` is told
     of which view a refresh has come to which phase, and how many rows are written, where that is known.
+    `slot_wait_seconds`: how long a refresh from a slot waits for another that reads it.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Refresher:
         driver_bytes: int = 16 * 2**20,
         at: Callable[[Point], None] = lambda _: None,
         progress: Callable[[str, Phase, int], None] = lambda _view, _phase, _rows: None,
+        slot_wait_seconds: float = 30.0,
     ) -> None:
         self._stack = ExitStack()
         self._connections: dict[tuple[str, str], Connection[Any]] = {}
@@ -84,6 +86,7 @@ class Refresher:
         self.driver_bytes = driver_bytes
         self.at = at
         self.progress = progress
+        self._slot_wait_seconds = slot_wait_seconds
         if isinstance(source, Connection):
             self.control = source
         else:
@@ -174,7 +177,7 @@ class Refresher:
             return QueueChanges(view)
         from gdq.consumers.slot.view_changes import SlotChanges  # noqa: PLC0415
 
-        return SlotChanges(self.control, self.dsn, view)
+        return SlotChanges(self.control, self.dsn, view, wait_seconds=self._slot_wait_seconds)
 
     @contextmanager
     def noted(

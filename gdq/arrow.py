@@ -83,6 +83,8 @@ def connect(conninfo: str) -> Connection:
     import pyarrow as pa  # noqa: PLC0415
     from adbc_driver_postgresql import dbapi  # noqa: PLC0415
 
+    # the driver takes all text for UTF8
+    conninfo = make_conninfo(conninfo, client_encoding="UTF8")
     connection = dbapi.connect(conninfo)
     try:
         with connection.cursor() as cursor:

@@ -109,6 +109,18 @@ def json_option(command: Command) -> Command:
     return click.option("--json", "as_json", is_flag=True, help="Print a JSON array of objects.")(command)
 
 
+def slot_wait_option(command: Command) -> Command:
+    """--slot-wait, where a command reads a logical slot."""
+    return click.option(
+        "--slot-wait",
+        type=click.FloatRange(min=0),
+        default=30.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="With --source slot: wait so long for another that reads the slot.",
+    )(command)
+
+
 def sql_option(command: Command) -> Command:
     """--sql, where a command can print what it would run."""
     return click.option("--sql", "as_sql", is_flag=True, help="Print the SQL for psql; connect to nothing.")(command)

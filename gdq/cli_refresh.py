@@ -19,6 +19,7 @@ from gdq.cli_base import (
     fields,
     json_option,
     print_rows,
+    slot_wait_option,
 )
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ _INTERRUPTED = "interrupted: the refresh at hand was rolled back"
     show_default=True,
     help="slot: read the changes from each view's logical slot (gdq create-slot QUEUE VIEW TABLES).",
 )
+@slot_wait_option
 @click.option(
     "--interval",
     type=click.FloatRange(min=0),
@@ -60,6 +62,7 @@ def refresh(
     together: bool,
     follow: bool,
     source: str,
+    slot_wait: float,
     interval: float,
     dsn: str | None,
     as_json: bool,
@@ -76,7 +79,7 @@ def refresh(
     if follow:
         if full:
             raise click.UsageError("--follow applies changes: leave --full out")
-        _follow(view, groups, interval, dsn, slot=source == "slot", as_json=as_json)
+        _follow(view, groups, interval, dsn, slot=source == "slot", slot_wait=slot_wait, as_json=as_json)
         return
     from gdq.cli_progress import shown  # noqa: PLC0415
     from gdq.consumers.refresh import Refresher, RefreshResult  # noqa: PLC0415
@@ -85,7 +88,10 @@ def refresh(
     failed = interrupted = False
     terminate = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the server is told to stop too
     try:
-        with shown(as_json=as_json) as progress, Refresher(dsn, progress=progress) as refresher:
+        with (
+            shown(as_json=as_json) as progress,
+            Refresher(dsn, progress=progress, slot_wait_seconds=slot_wait) as refresher,
+        ):
             if together:
                 from gdq.consumers.group import refresh_group  # noqa: PLC0415
 
@@ -138,6 +144,7 @@ def _follow(
     dsn: str | None,
     *,
     slot: bool,
+    slot_wait: float,
     as_json: bool,
 ) -> None:
     from gdq.consumers.follow import Follower  # noqa: PLC0415
@@ -157,7 +164,7 @@ def _follow(
         Failure(f"{what}: {told.message}", told.detail, told.hint).show()
 
     def work(connection: Connection[Any]) -> None:
-        with Refresher(connection) as refresher:
+        with Refresher(connection, slot_wait_seconds=slot_wait) as refresher:
             follower = Follower(
                 refresher, names, groups=groups, interval=interval, slot=slot, report=report, failed=failed
             )

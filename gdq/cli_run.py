@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gdq.cli_base import Failure, Stop, connect_checked, dsn_option, fields, json_option, print_rows, session
+from gdq.cli_base import (
+    Failure,
+    Stop,
+    connect_checked,
+    dsn_option,
+    fields,
+    json_option,
+    print_rows,
+    session,
+    slot_wait_option,
+)
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +70,7 @@ def ticker(once: bool, interval: float, dsn: str | None) -> None:
     show_default=True,
     help="Read the queue, or the consumer's logical slot (gdq create-slot).",
 )
+@slot_wait_option
 @click.option(
     "--format",
     "form",
@@ -82,6 +93,7 @@ def consume(
     each: bool,
     retry_errors: float | None,
     source: str,
+    slot_wait: float,
     form: str,
     tombstones: bool,
     dsn: str | None,
@@ -119,7 +131,7 @@ def consume(
 
     def work(connection: Connection[Any]) -> None:
         if source == "slot":
-            _consume_slot(connection, queue, consumer, handler, function, once=once, stop=stop)
+            _consume_slot(connection, (queue, consumer), handler, function, once=once, stop=stop, wait=slot_wait)
             return
         reader = Consumer(connection, queue, consumer, member=member, dead_after=timedelta(seconds=dead_after))
         for batch in reader.batches(once=once, stop=stop):
@@ -155,18 +167,25 @@ def _debezium(queue: str, source: str, tombstones: bool) -> Callable[[Any, Any],
 
 def _consume_slot(
     connection: Connection[Any],
-    queue: str,
-    consumer: str,
+    reads: tuple[str, str],
     handler: str,
     function: Callable[[Any, Any], Any],
     *,
     once: bool,
-    stop: Callable[[], bool],
+    stop: Stop,
+    wait: float,
 ) -> None:
-    """Hand the batches of a consumer's slot to a handler."""
+    """Hand the batches of a consumer's slot, of the queue and consumer that `reads` names, to a handler."""
     from gdq.consumers.slot.source import SlotSource  # noqa: PLC0415
+    from gdq.errors import GdqError  # noqa: PLC0415
 
-    with SlotSource(connection, queue, consumer) as reader:
+    try:
+        reader = SlotSource(connection, *reads, wait_seconds=wait, pause=stop.sleep)
+    except GdqError:
+        if stop():
+            return  # while it waited for the slot
+        raise
+    with reader:
         for batch in reader.batches(once=once, stop=stop):
             with _handler_errors(handler):
                 if function(connection, batch.events()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from gdq.cli_base import dsn_option, fields, json_option, print_rows, session, talk
+from gdq.cli_base import Failure, dsn_option, fields, json_option, print_rows, session, talk
 
 
 @click.command("create-slot")
@@ -33,10 +33,16 @@ def create_slot(queue: str, consumer: str, tables: tuple[str, ...], two_phase: b
 @dsn_option
 def drop_slot(queue: str, consumer: str, dsn: str | None) -> None:
     """Drop the slot of a consumer, and the queue's publication with the last one."""
+    from psycopg.errors import ObjectInUse  # noqa: PLC0415
+
     from gdq.consumers.slot import slot as slots  # noqa: PLC0415
 
     with session(dsn, autocommit=True) as connection:
-        known = slots.drop_slot(connection, queue, consumer)
+        try:
+            known = slots.drop_slot(connection, queue, consumer)
+        except ObjectInUse as error:
+            hint = "End its reader first; if its program is gone, pg_terminate_backend() ends it."
+            raise Failure(str(error.diag.message_primary), hint=hint) from error
     name = slots.slot_name(queue, consumer)
     talk(f"dropped slot {name}" if known else f"already gone: slot {name}")
 
@@ -45,7 +51,7 @@ def drop_slot(queue: str, consumer: str, dsn: str | None) -> None:
 @json_option
 @dsn_option
 def list_slots(as_json: bool, dsn: str | None) -> None:
-    """List the slots of gdq with the write-ahead log that they keep."""
+    """List the slots of gdq with the write-ahead log that they keep, and what their publication leaves out."""
     from gdq.consumers.slot import slot as slots  # noqa: PLC0415
 
     with session(dsn, autocommit=True) as connection:

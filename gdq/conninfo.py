@@ -30,9 +30,10 @@ def connect(
 ) -> psycopg.Connection[Any]:
     """Connect to the database that resolve() names; transactions are READ COMMITTED, as gdq's functions demand.
 
-    `application_name` counts unless the connection string or PGAPPNAME has one. `parameters` are libpq's.
+    `application_name` counts unless the connection string or PGAPPNAME has one. `parameters` are libpq's. The client's
+    encoding is UTF8 whatever the database's: psycopg reads JSON in no other.
     """
-    conninfo = make_conninfo(resolve(dsn), fallback_application_name=application_name)
+    conninfo = make_conninfo(resolve(dsn), fallback_application_name=application_name, client_encoding="UTF8")
     connection = psycopg.connect(conninfo, autocommit=True, **parameters)
     try:
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
@@ -43,6 +44,12 @@ def connect(
         connection.close()
         raise
     return connection
+
+
+def take_utf8(connection: psycopg.Connection[Any]) -> None:
+    """Have a connection that somebody gave us speak UTF8. Needs an idle autocommit connection."""
+    if connection.info.parameter_status("client_encoding") != "UTF8":
+        connection.execute("set client_encoding = 'UTF8'")
 
 
 def is_pooled(connection: psycopg.Connection[Any]) -> bool:

@@ -20,7 +20,7 @@ from psycopg.rows import class_row, scalar_row
 
 from gdq import queue as queues
 from gdq.batch import Batch
-from gdq.conninfo import connect, is_pooled
+from gdq.conninfo import connect, is_pooled, take_utf8
 from gdq.control import TableCopy, resync, resynced
 from gdq.errors import GdqError, mapped
 from gdq.member import DEAD_AFTER, member_info
@@ -163,6 +163,7 @@ class Consumer:
         try:
             self.connection.autocommit = True
             self.connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+            take_utf8(self.connection)
             self._pooled = is_pooled(self.connection)
         except BaseException:
             if self._owned:

@@ -89,6 +89,10 @@ class DivergedPosition(ServerError):
     sqlstate = "GDQ08"
 
 
+class ConnectionLost(psycopg.OperationalError):
+    """The server has ended a connection beside the one at hand."""
+
+
 _BY_SQLSTATE = {
     error.sqlstate: error
     for error in (StaleBatch, TruncatedPosition, ResyncRequired, WrongIsolation, EraEnded, DivergedPosition)

@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 
 from gdq import queue as queues
+from gdq.errors import ConnectionLost
 
 log = logging.getLogger(__name__)
 
@@ -176,7 +177,7 @@ def _lost(connection: psycopg.Connection[Any], work: Callable[[psycopg.Connectio
         try:
             work(connection)
         except psycopg.OperationalError as error:
-            if not connection.broken:
+            if not (connection.broken or isinstance(error, ConnectionLost)):
                 raise
             log.warning("connection lost: %s", _first_line(error))
             return True

@@ -139,14 +139,15 @@ def watched(
     attached: list[str] = []
     with db.connect() as owner, db.connect("su") as su:
         for statement in schema:
-            owner.execute(statement.encode())
+            owner.execute(statement.encode(owner.info.encoding))
         owner.execute("select gdq.create_queue('q')")
         for table in (*(tables or _made(owner)), *unpublished):
             owner.execute("select gdq.add_table('q', %s::regclass)", [table])
         register_consumer(owner, "q", consumer)
         # create_slot makes none over a table without replica identity
         published = ", ".join(tables or _made(owner))
-        su.execute(f"create publication gdq_q for table {published} with (publish_via_partition_root = true)".encode())
+        publish = f"create publication gdq_q for table {published} with (publish_via_partition_root = true)"
+        su.execute(publish.encode(su.info.encoding))
         create_slot(su, "q", consumer)
         try:
             attached += [plugin for plugin in PLUGINS[1:] if others and attach(su, plugin)]

@@ -406,6 +406,21 @@ SCENARIOS = (
         "I1 U1 D1",
     ),
     Scenario(
+        "encodings_of_clients",
+        ("create table t (id int primary key, v text, j jsonb, a varchar(3)[])", FULL),
+        (
+            "insert into t values (1, 'aé€𝄞', '{\"ключ\": \"значение\"}', '{ä€𝄞}')",
+            "2: set client_encoding = 'LATIN1'",
+            "2: insert into t values (2, 'ÿé¡', '{\"é\": 1}', '{é}')",
+            "3: set client_encoding = 'WIN1252'",
+            "3: update t set v = '€ž' where id = 2",
+            "4: set client_encoding = 'EUC_JP'",
+            "4: insert into t values (3, '日本語', '\"日本\"', '{日,本}')",
+            "2: delete from t where id = 2",
+        ),
+        "I3 U1 D1",
+    ),
+    Scenario(
         "quoted_names",
         ('create table "Studly ""Caps"".t" ("Id.x" int primary key, "select" text, "ünï" int, "a b" int)',),
         (

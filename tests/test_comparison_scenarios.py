@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -10,10 +11,13 @@ from contextlib import ExitStack
 import psycopg
 import pytest
 
+from gdq.conninfo import connect
+from gdq.consumer import Consumer
 from gdq.consumers.slot.source import SlotSource
 from gdq.embedded import Server
 from gdq.errors import ResyncRequired
-from gdq.source import Event
+from gdq.schema import install
+from gdq.source import BatchSource, Event
 from tests.fix_server import Database, _temporary
 from tests.slot_pair import Outcome, Pair, compare, watched
 from tests.slot_scenarios import SCENARIOS, Scenario
@@ -54,7 +58,7 @@ def play(db: Database, scenario: Scenario) -> None:
                 sessions[number] = stack.enter_context(db.connect())
                 sessions[number].execute(f"set search_path = {scenario.name}".encode())
             if not statement.startswith("copy "):
-                sessions[number].execute(statement.encode())
+                sessions[number].execute(statement.encode(sessions[number].info.encoding))
                 continue
             command, _, rows = statement.partition("\n")
             with sessions[number].cursor() as cursor, cursor.copy(command.encode()) as copy:
@@ -114,3 +118,52 @@ def test_rows_that_change_without_events(db: Database, ddl: str) -> None:
         with SlotSource(db.su_dsn, "q", "gap") as source:
             found = [event for batch in source.batches(once=True) for event in batch.events()]
         assert [event.op for event in found] == ["insert"]
+
+
+@pytest.fixture
+def latin(server: Server, template: str) -> Iterator[Database]:
+    """A database whose encoding is not UTF8, with gdq installed."""
+    name = f"test_latin_{secrets.token_hex(4)}"
+    with psycopg.connect(server.conninfo(), autocommit=True) as su:
+        su.execute(f"create database {name} owner gdq_owner template template0 encoding LATIN1 locale 'C'".encode())
+        try:
+            db = Database(server, name)
+            install(db.dsn)
+            with db.connect("su") as own:
+                own.execute("select gdq.create_event_triggers()")
+            yield db
+        finally:
+            su.execute(f"drop database {name} with (force)".encode())
+
+
+def test_database_in_another_encoding(latin: Database) -> None:
+    """Values, names and messages beyond ASCII, of clients in either encoding."""
+    table = 'create table "größe" ("schlüssel" int primary key, v text, j jsonb)'
+    with watched(latin, [table, 'alter table "größe" replica identity full'], ['"größe"'], consumer="latin") as pair:
+        for encoding in ("UTF8", "LATIN1"):
+            with latin.connect(client_encoding=encoding) as client:
+                number = len(encoding)
+                client.execute('insert into "größe" values (%s, %s, %s)', [number, "aé¡ÿ", '{"é": "ü"}'])
+                client.execute('update "größe" set v = v || %s', ["ß"])
+                client.execute("select pg_logical_emit_message(false, 'prüfung', %s::text)", ["Ã©"])
+                client.execute("select gdq.insert_event('q', 'prüfung', %s)", ['{"é": "Ã©"}'])
+        outcome = pair.outcome()
+        assert outcome.errors == []
+        assert Counter(event.op for event in outcome.slot) == {"insert": 2, "update": 3, "message": 2}
+        assert {event.table for event in outcome.slot if event.table} == {'public."größe"'}
+        images = [event.new for event in outcome.slot if event.op == "insert"]
+        assert images == [{"schlüssel": n, "v": "aé¡ÿ", "j": '{"é": "ü"}'} for n in (4, 6)]
+        messages = [event.new for event in outcome.slot if event.op == "message"]
+        assert messages == [{"type": "prüfung", "data": "Ã©"}] * 2
+        for name, path, rows, replayed in pair.states(outcome):
+            assert replayed == rows, (name, path)
+        with connect(latin.dsn) as given:
+            assert given.info.encoding == "utf-8"
+        # also over connections that come with the database's own encoding
+        with latin.connect() as owner, latin.connect("su") as su:
+            owner.execute("insert into \"größe\" values (9, 'ÿ', '[\"ü\"]')".encode("latin1"))
+            with SlotSource(su, "q", "latin") as slot:
+                readers: tuple[BatchSource, ...] = (Consumer(owner, "q", "latin"), slot)
+                for reader in readers:
+                    (rows,) = [batch.arrow('public."größe"').to_pylist() for batch in reader.batches(once=True)]
+                    assert [(row["new_v"], row["new_j"]) for row in rows] == [("ÿ", '["ü"]')]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import psycopg
 from psycopg import Connection
 
 from gdq.consumers.slot.pgoutput import Message, Relation, Row, Truncate, Tuple, Value
@@ -49,11 +50,24 @@ class Described:
 
 
 class TableNames:
-    """Looks tables up in the catalog, each version once."""
+    """Looks tables up in the catalog, each version once; knows the encoding of messages, too."""
 
     def __init__(self, connection: Connection[Any]) -> None:
         self._connection = connection
+        self._encoding = connection.info.parameter_status("server_encoding")
         self._known: dict[Relation, Described] = {}
+
+    def text(self, content: bytes) -> str:
+        """Text in the database's encoding, in which the server leaves the content of messages alone.
+
+        UnicodeDecodeError or psycopg.DataError when it is none.
+        """
+        if content.isascii() or self._encoding in ("UTF8", "SQL_ASCII"):
+            return content.decode()
+        with self._connection.transaction():
+            query = "select pg_catalog.convert(%s, pg_catalog.getdatabaseencoding(), 'UTF8')"
+            row = self._connection.execute(query, [content]).fetchone()
+        return bytes(row[0] if row else b"").decode()
 
     def describe(self, relation: Relation) -> Described:
         """What is known of a table."""
@@ -81,18 +95,18 @@ def events_of(transaction: Transaction, names: TableNames) -> Iterator[Event]:
     """
     for lsn, message, table in changes_of(transaction, names):
         if isinstance(message, Message):
-            yield _event(transaction, lsn, "message", None, new=_message(message))
+            yield _event(transaction, lsn, "message", None, new=_message(message, names))
         elif table is not None and isinstance(message, Row):
             yield _row_event(transaction, lsn, message, table)
         elif table is not None:
             yield _event(transaction, lsn, "truncate", table.name)
 
 
-def _message(message: Message) -> dict[str, Any]:
+def _message(message: Message, names: TableNames) -> dict[str, Any]:
     """Prefix and content; content that is no text comes as PostgreSQL writes a bytea, with `encoding` saying so."""
     try:
-        return {"type": message.prefix, "data": message.content.decode()}
-    except UnicodeDecodeError:
+        return {"type": message.prefix, "data": names.text(message.content)}
+    except (UnicodeDecodeError, psycopg.DataError):
         return {"type": message.prefix, "data": f"\\x{message.content.hex()}", "encoding": "bytea"}
 
 

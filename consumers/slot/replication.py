@@ -15,7 +15,7 @@ from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from gdq.conninfo import resolve
-from gdq.errors import GdqError
+from gdq.errors import ConnectionLost, GdqError
 from gdq.pgtypes import READ_SETTINGS
 
 _FEEDBACK_SECONDS = 10.0
@@ -24,6 +24,9 @@ _DATA = struct.Struct("!QQq")
 _KEEPALIVE = struct.Struct("!QqB")
 _STATUS = struct.Struct("!cQQQqB")
 _EPOCH_SECONDS = 946_684_800  # 2000-01-01
+
+# How the server finds out that the reader's machine is gone, unless the connection string says otherwise.
+_ALIVE = {"tcp_keepalives_idle": "60", "tcp_keepalives_interval": "10", "tcp_keepalives_count": "6"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +58,10 @@ class Replication:
         parameters = conninfo_to_dict(resolve(dsn))
         # a reader that is busy with a batch answers nothing, and must not be taken for dead
         settings = READ_SETTINGS | {"wal_sender_timeout": "0"}
-        given = [f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in settings.items()]
-        parameters["options"] = " ".join([str(parameters.get("options") or ""), *given])
+        parameters["options"] = " ".join([*_given(_ALIVE), str(parameters.get("options") or ""), *_given(settings)])
         parameters.setdefault("fallback_application_name", f"gdq:slot {slot}"[:63])
-        conninfo = make_conninfo("", **parameters, replication="database", client_encoding="UTF8")
+        parameters |= {"replication": "database", "client_encoding": "UTF8"}
+        conninfo = make_conninfo("", **parameters)
         self.slot = slot
         self._confirmed = 0
         self._told_at = time.monotonic()
@@ -117,9 +120,20 @@ class Replication:
     def receive(self, seconds: float) -> Data | Keepalive | None:
         """The next message; None when there was none for so many seconds (0: none has arrived yet).
 
-        psycopg.Error when the connection or the stream is over.
+        ConnectionLost when the connection or the stream is over, other psycopg.Error when the server cannot go on.
         """
-        until = time.monotonic() + seconds
+        try:
+            return self._receive(time.monotonic() + seconds)
+        except psycopg.OperationalError as error:
+            raise self._lost(error) from error.__cause__
+
+    def _lost(self, error: psycopg.OperationalError) -> psycopg.OperationalError:
+        """ConnectionLost where the error is of libpq's, which has given the connection up."""
+        if self._wire.status == pq.ConnStatus.OK or isinstance(error, ConnectionLost):
+            return error
+        return ConnectionLost(str(error))
+
+    def _receive(self, until: float) -> Data | Keepalive | None:
         while True:
             size, view = self._wire.get_copy_data(1)
             if size > 0:
@@ -163,15 +177,26 @@ class Replication:
     def _tell(self) -> None:
         lsn, microseconds = self._confirmed, int((time.time() - _EPOCH_SECONDS) * 1_000_000)
         # written, flushed and applied are one here
-        self._wire.put_copy_data(_STATUS.pack(b"r", lsn, lsn, lsn, microseconds, 0))
-        while self._wire.flush():
-            select.select([], [self._wire.socket], [])
+        try:
+            self._wire.put_copy_data(_STATUS.pack(b"r", lsn, lsn, lsn, microseconds, 0))
+            while self._wire.flush():
+                select.select([], [self._wire.socket], [])
+        except psycopg.OperationalError as error:
+            raise self._lost(error) from error.__cause__
         self._told_at = time.monotonic()
 
     def _ended(self, size: int) -> None:
-        if size == -1:
-            result = self._wire.get_result()
-            if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
+        result = self._wire.get_result()
+        if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
+            severity = result.error_field(pq.DiagnosticField.SEVERITY_NONLOCALIZED)
+            if severity == b"ERROR":  # the session goes on: it is the slot's or the publication's own
                 raise psycopg.errors.error_from_result(result)
-            raise psycopg.OperationalError(f"the server ended the stream of slot {self.slot}")
-        raise psycopg.OperationalError(self._wire.error_message.decode().strip())
+            raise ConnectionLost(result.error_message.decode(errors="replace").strip())
+        if size == -1:
+            raise ConnectionLost(f"the server ended the stream of slot {self.slot}")
+        raise ConnectionLost(self._wire.error_message.decode(errors="replace").strip())
+
+
+def _given(settings: Mapping[str, str]) -> list[str]:
+    """Settings as a session's command line has them."""
+    return [f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in settings.items()]

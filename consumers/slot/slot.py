@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from psycopg import Connection, sql
 from psycopg.rows import class_row, scalar_row
 
+from gdq.consumers.slot.publication import narrowed, remember
 from gdq.errors import GdqError
 
 PREFIX = "gdq_"
@@ -32,7 +33,8 @@ class SlotInfo:
     """A slot of gdq: whether somebody reads it, and the write-ahead log that it keeps, in bytes.
 
     `lost`: the server removed log that its reader had not had; it must be dropped and made anew. `retained_bytes` is
-    None then. `publication`: what it reads, None when that is gone.
+    None then. `publication`: what it reads, None when that is gone. `narrowed`: what that does not send, or did not for
+    a while, of what it was made for (gdq.consumers.slot.publication), None when it sends all.
     """
 
     slot_name: str
@@ -42,6 +44,7 @@ class SlotInfo:
     retained_bytes: int | None
     lag_bytes: int | None
     lost: bool
+    narrowed: str | None = None
 
 
 def slot_name(queue: str, consumer: str) -> str:
@@ -75,6 +78,8 @@ def create_slot(
     name, publication = slot_name(queue, consumer), publication_name(queue)
     check_wal_level(connection)
     made = _make_publication(connection, publication, tables)
+    if made or not any(info.publication == publication for info in slot_info(connection)):
+        remember(connection, publication)
     try:
         connection.execute(
             "select pg_catalog.pg_create_logical_replication_slot(%s, 'pgoutput', false, %s)", [name, two_phase]
@@ -183,7 +188,12 @@ def slot_info(connection: Connection[Any]) -> list[SlotInfo]:
            and pg_catalog.starts_with(s.slot_name, %s)
          order by 1"""
     with connection.cursor(row_factory=class_row(SlotInfo)) as cursor:
-        return cursor.execute(query, [PREFIX]).fetchall()
+        found = cursor.execute(query, [PREFIX]).fetchall()
+    missing = {name: narrowed(connection, name) for name in {one.publication for one in found} if name is not None}
+    return [
+        replace(one, narrowed="; ".join(missing[one.publication] or ()) or None) if one.publication else one
+        for one in found
+    ]
 
 
 def slot_of_view(connection: Connection[Any], queue: str, view: str) -> str | None:

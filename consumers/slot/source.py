@@ -7,32 +7,42 @@ dies comes again, and one that was committed does not, though the server may sen
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+import psycopg
 from psycopg import Connection
 from psycopg.rows import scalar_row
 
-from gdq.conninfo import connect, conninfo_of
+from gdq.conninfo import connect, conninfo_of, take_utf8
 from gdq.consumers.slot.assembly import Assembly
 from gdq.consumers.slot.events import TableNames, events_of
+from gdq.consumers.slot.publication import narrowed
 from gdq.consumers.slot.replication import Data, Keepalive, Replication
 from gdq.consumers.slot.rows import SlotRows
 from gdq.consumers.slot.slot import publication_name, slot_name
 from gdq.consumers.slot.transaction import Transaction
-from gdq.errors import GdqError
+from gdq.errors import GdqError, ResyncRequired
 from gdq.pgtypes import Unsupported
 from gdq.source import Event, Position
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+log = logging.getLogger(__name__)
+
 MAX_EVENTS = 50_000
 
+# A reader that was killed holds its slot until the server finds out.
+WAIT_SECONDS = 30.0
+
 _WAIT_SECONDS = 0.5
+_PAUSE_SECONDS_MAX = 1.0
+_PUBLICATION_SECONDS = 10.0
 
 # IF NOT EXISTS fails beside another that makes the same.
 _POSITION_TABLE = """
@@ -40,9 +50,24 @@ _POSITION_TABLE = """
     create schema if not exists gdq_target;
     create table if not exists gdq_target.slot_position (
       slot_name text primary key, lsn pg_lsn not null, updated_at timestamptz not null default now())"""
+# Only from where this reader has read on: the commit of one that was killed may still be under way. The commit must be
+# on disk before the slot forgets what is applied.
 _MOVE = """
-    insert into gdq_target.slot_position as p (slot_name, lsn) values (%s, %s::pg_catalog.pg_lsn)
-    on conflict (slot_name) do update set lsn = excluded.lsn, updated_at = pg_catalog.now()"""
+    insert into gdq_target.slot_position as p (slot_name, lsn)
+    select %s, %s::pg_catalog.pg_lsn
+     where case when pg_catalog.current_setting('synchronous_commit') = 'off'
+                then pg_catalog.set_config('synchronous_commit', 'local', true) else '' end is not null
+    on conflict (slot_name) do update set lsn = excluded.lsn, updated_at = pg_catalog.now()
+     where p.lsn = %s::pg_catalog.pg_lsn"""
+_SLOT = """
+    select s.wal_status is not distinct from 'lost', pg_catalog.to_jsonb(s) ->> 'invalidation_reason'
+      from pg_catalog.pg_replication_slots s
+     where s.slot_name = %s and s.plugin = 'pgoutput' and s.database = pg_catalog.current_database()"""
+_READER = """
+    select pg_catalog.concat_ws(', ', s.active_pid, nullif(a.application_name, ''),
+                                'from ' || pg_catalog.host(a.client_addr))
+      from pg_catalog.pg_replication_slots s left join pg_catalog.pg_stat_activity a on a.pid = s.active_pid
+     where s.slot_name = %s and s.active_pid is not null"""
 
 
 def lsn_text(lsn: int) -> str:
@@ -56,10 +81,21 @@ def lsn_number(text: str) -> int:
     return (int(high, 16) << 32) + int(low, 16)
 
 
-def open_stream(connection: Connection[Any], dsn: str, slot: str, queue: str, *, messages: bool = True) -> Replication:
+def open_stream(
+    connection: Connection[Any],
+    dsn: str,
+    slot: str,
+    queue: str,
+    *,
+    messages: bool = True,
+    wait_seconds: float = WAIT_SECONDS,
+    pause: Callable[[float], bool] | None = None,
+) -> Replication:
     """Start the stream of a slot of the queue's publication, with `messages` those of pg_logical_emit_message() too.
 
-    `connection` tells what the server and the slot can do; errors as of Replication.
+    `connection` tells what the server and the slot can do. While another reads the slot it is asked for again, for
+    `wait_seconds` or until `pause(seconds)`, which sleeps, returns True; GdqError then names the other's process. Other
+    errors as of Replication.
     """
     query = "select two_phase from pg_catalog.pg_replication_slots where slot_name = %s"
     two_phase = connection.execute(query, [slot]).fetchone()
@@ -67,7 +103,36 @@ def open_stream(connection: Connection[Any], dsn: str, slot: str, queue: str, *,
     options |= {"publication_names": f'"{publication_name(queue)}"', "streaming": "on"}
     options |= {"messages": "true"} if messages else {}
     options |= {"two_phase": "on"} if two_phase and two_phase[0] else {}
-    return Replication(dsn, slot, options)
+    started, delay = time.monotonic(), 0.05
+    while True:
+        try:
+            return Replication(dsn, slot, options)
+        except psycopg.errors.ObjectInUse as error:
+            row = connection.execute(_READER, [slot]).fetchone()
+            reader = f"process {row[0]}" if row else "another process"
+            waited = time.monotonic() - started
+            if waited >= wait_seconds or (pause or _sleep)(min(delay, wait_seconds - waited)):
+                raise GdqError(
+                    f"slot {slot} is read by {reader}: waited {waited:.0f} s for it",
+                    hint="A slot has one reader. End that one; if its program is gone, pg_terminate_backend() ends it.",
+                ) from error
+            if delay < 0.1:
+                log.warning("slot %s is read by %s: waiting for up to %.0f s", slot, reader, wait_seconds)
+        delay = min(delay * 2, _PAUSE_SECONDS_MAX)
+
+
+def _sleep(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False
+
+
+def lost_slot(slot: str, reason: str | None) -> ResyncRequired:
+    """What to say of a slot that the server has given up; `reason` as pg_replication_slots has it."""
+    return ResyncRequired(
+        f"slot {slot} is lost ({reason or 'wal_removed'}): the server has removed log that was not read",
+        hint="Drop it with gdq drop-slot, make it anew with gdq create-slot and load the tables."
+        " max_slot_wal_keep_size says how much log slots may keep.",
+    )
 
 
 class SlotBatch:
@@ -127,6 +192,7 @@ class SlotBatch:
         self._source.move(self.lsn)
         self._transaction.close()
         self.finished = True
+        self._source.stored = self.lsn
         self._source.committed(self._transactions)
 
 
@@ -141,12 +207,28 @@ class SlotSource:
     The batches' transactions are those of `connection`, in the database of the slot. Given a connection it takes that
     over: switched to autocommit; it must be idle and stays open at the end.
     `max_events`: transactions are joined into one batch up to so many changes; one transaction is never divided.
+    `wait_seconds`: how long to wait for another reader to leave the slot, as that of a killed program does after a
+    while; `pause(seconds)` sleeps meanwhile, and returns True to end that. `narrowed`: what the publication does not
+    send of what it was made for; looked at every 10 s, and logged as a warning when it changes.
+
+    GdqError where there is no such slot or publication, another reads it, or its position is not of this server's log;
+    ResyncRequired where the server has removed log that was not read.
     """
 
     def __init__(
-        self, source: Connection[Any] | str | None, queue: str, consumer: str, *, max_events: int = MAX_EVENTS
+        self,
+        source: Connection[Any] | str | None,
+        queue: str,
+        consumer: str,
+        *,
+        max_events: int = MAX_EVENTS,
+        wait_seconds: float = WAIT_SECONDS,
+        pause: Callable[[float], bool] | None = None,
     ) -> None:
         self.slot = slot_name(queue, consumer)
+        self._publication = publication_name(queue)
+        self.narrowed: list[str] = []
+        self._looked_at = float("-inf")
         self._max_events = max_events
         self._owned = not isinstance(source, Connection)
         self.connection = (
@@ -154,8 +236,22 @@ class SlotSource:
         )
         try:
             self.connection.autocommit = True
-            self._stored = self._begin()
-            self._replication = open_stream(self.connection, conninfo_of(self.connection), self.slot, queue)
+            take_utf8(self.connection)
+            self._begin()
+            self._replication = open_stream(
+                self.connection,
+                conninfo_of(self.connection),
+                self.slot,
+                queue,
+                wait_seconds=wait_seconds,
+                pause=pause,
+            )
+            try:
+                # the reader before may have moved it while we waited for its slot
+                self.stored = self._position()
+            except BaseException:
+                self._replication.close()
+                raise
         except BaseException:
             if self._owned:
                 self.connection.close()
@@ -191,6 +287,7 @@ class SlotSource:
         goal = lsn_number(self._scalar("select pg_catalog.pg_current_wal_lsn()::text")) if once else None
         waiting_since = time.monotonic()
         while not stop():
+            self._look()
             ready = self._gather(goal, None if timeout is None else waiting_since + timeout, stop)
             if not ready:
                 return
@@ -204,14 +301,18 @@ class SlotSource:
             waiting_since = time.monotonic()
 
     def move(self, lsn: int) -> None:
-        """Store the position in the transaction at hand."""
-        self.connection.execute(_MOVE, [self.slot, lsn_text(lsn)])
+        """Store the position in the transaction at hand. GdqError when another reader has moved it."""
+        moved = self.connection.execute(_MOVE, [self.slot, lsn_text(lsn), lsn_text(self.stored)])
+        if moved.rowcount != 1:
+            raise GdqError(
+                f"the position of slot {self.slot} is not {lsn_text(self.stored)} any more: another has moved it",
+                hint="Nothing of the batch was committed: start the reader again.",
+            )
 
     def committed(self, transactions: Sequence[Transaction]) -> None:
         """Tell the server what is applied; it stays where a prepared transaction has begun."""
-        self._stored = max(self._stored, transactions[-1].end_lsn)
         if not self._assembly.prepared:
-            self._replication.confirm(self._stored)
+            self._replication.confirm(transactions[-1].end_lsn)
 
     def _gather(self, goal: int | None, until: float | None, stop: Callable[[], bool]) -> list[Transaction]:
         """The transactions of the next batch: those that have arrived; waits while there are none."""
@@ -226,6 +327,8 @@ class SlotSource:
                     self._replication.seen(message.lsn)
             elif self._ready:
                 break
+            else:
+                self._look()
             if until is not None and time.monotonic() >= until and not self._ready:
                 break
         taken, self._ready = self._ready, []
@@ -236,20 +339,47 @@ class SlotSource:
         if committed is None:
             return 0
         self._sent = max(self._sent, committed.end_lsn)
-        if committed.end_lsn <= self._stored or not committed.rows:
+        if committed.end_lsn <= self.stored or not committed.rows:
             committed.close()
             return 0
         self._ready.append(committed)
         return committed.rows
 
-    def _begin(self) -> int:
-        """Make the table of positions; the position of this slot, 0 when it has none."""
+    def _look(self) -> None:
+        """See now and then whether the publication still sends what it was made for, and say so when it does not."""
+        if time.monotonic() - self._looked_at < _PUBLICATION_SECONDS:
+            return
+        self._looked_at = time.monotonic()
+        found = narrowed(self.connection, self._publication)
+        if found is None:
+            raise GdqError(
+                f"there is no publication {self._publication} any more: slot {self.slot} sends nothing without it",
+                hint="Drop the slot with gdq drop-slot, make it anew with gdq create-slot and load the tables.",
+            )
+        if found and found != self.narrowed:
+            log.warning(
+                "publication %s does not send everything: %s. Changes are missing; gdq drop-slot and gdq create-slot"
+                " begin anew",
+                self._publication,
+                "; ".join(found),
+            )
+        self.narrowed = found
+
+    def _begin(self) -> None:
+        """Make the table of positions, and see whether the slot can be read."""
         if self._scalar("select pg_catalog.to_regclass('gdq_target.slot_position')::text") is None:
             self.connection.execute(_POSITION_TABLE)
         self.system = str(self._scalar("select system_identifier from pg_catalog.pg_control_system()"))
-        there = self._scalar("select plugin::text from pg_catalog.pg_replication_slots where slot_name = %s", self.slot)
-        if there is None:
+        slot = self.connection.execute(_SLOT, [self.slot]).fetchone()
+        if slot is None:
             raise GdqError(f"there is no slot {self.slot}", hint="Make it with gdq create-slot.")
+        if slot[0]:
+            raise lost_slot(self.slot, slot[1])
+        self._position()
+        self._look()
+
+    def _position(self) -> int:
+        """The position that is stored for this slot, 0 when there is none."""
         stored = self._scalar("select lsn::text from gdq_target.slot_position where slot_name = %s", self.slot)
         if stored and self._scalar("select %s::pg_catalog.pg_lsn > pg_catalog.pg_current_wal_lsn()", stored):
             raise GdqError(

@@ -22,7 +22,7 @@ from gdq.consumers.slot.pgoutput import Relation, Row, Truncate, Tuple
 from gdq.consumers.slot.replication import Data, Keepalive
 from gdq.consumers.slot.slot import publication_name, slot_name
 from gdq.consumers.slot.snapshot import Snapshot
-from gdq.consumers.slot.source import lsn_number, lsn_text, open_stream
+from gdq.consumers.slot.source import WAIT_SECONDS, lsn_number, lsn_text, open_stream
 from gdq.consumers.slot.transaction import Transaction
 from gdq.consumers.slot.view_tables import PublishedTable, published_tables
 from gdq.errors import GdqError
@@ -158,8 +158,14 @@ def slot_state(control: Connection[Any], view: ViewInfo) -> SlotState | None:
 class SlotChanges:
     """The changes for one view of engine postgres, from the slot gdq_QUEUE_VIEW."""
 
-    def __init__(self, control: Connection[Any], dsn: str, view: ViewInfo) -> None:
-        """`control`: an autocommit connection to the source, `dsn` leads there as a role with REPLICATION."""
+    def __init__(
+        self, control: Connection[Any], dsn: str, view: ViewInfo, *, wait_seconds: float = WAIT_SECONDS
+    ) -> None:
+        """`control`: an autocommit connection to the source, `dsn` leads there as a role with REPLICATION.
+
+        `wait_seconds`: how long to wait for another reader to leave the slot.
+        """
+        self._wait_seconds = wait_seconds
         self._control = control
         self._dsn = dsn
         self._view = view
@@ -284,7 +290,17 @@ class SlotChanges:
 
     def _read(self, goal: int, s0: Snapshot | None) -> None:
         """Read what was committed before `goal`, keep what counts, and find out how far all is applied then."""
-        self._stream = open_stream(self._control, self._dsn, self._slot, self._view.queue_name, messages=False)
+        self._stream = open_stream(
+            self._control,
+            self._dsn,
+            self._slot,
+            self._view.queue_name,
+            messages=False,
+            wait_seconds=self._wait_seconds,
+        )
+        now = slot_state(self._control, self._view)
+        if s0 is not None and (now is None or now.confirmed > self._state.confirmed):
+            raise NeedsFull(f"slot {self._slot} was read by another meanwhile")
         assembly, sent, before = Assembly(self._slot), 0, self._state.confirmed
         first_open: int | None = None
         try:

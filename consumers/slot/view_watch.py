@@ -65,7 +65,9 @@ class SlotWatch:
             return False
         self._applied = state.snapshot
         if self._stream is None:
-            self._stream = open_stream(self._control, self._dsn, self._slot, self._view.queue_name, messages=False)
+            # the other views that are followed do not wait for it
+            queue = self._view.queue_name
+            self._stream = open_stream(self._control, self._dsn, self._slot, queue, messages=False, wait_seconds=0)
         return self.arrived()
 
     def arrived(self) -> bool:
