@@ -38,6 +38,7 @@ def test_view_is_dropped_and_its_slot_is_there(scene: Scene) -> None:
     assert done.stderr.splitlines() == ["dropped view grouped_queued"]
 
 
+@pytest.mark.long
 def test_slot_of_a_consumer_counts_once_it_was_read(scene: Scene) -> None:
     create_slot(scene.su, "q", "mirror", ["public.fact"])
     create_slot(scene.su, "other", "mirror", ["public.fact"])
