@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
+import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from gdq.conninfo import conninfo_of
 from gdq.errors import GdqError, UnsupportedValue, by_sqlstate
 from gdq.pgtypes import READ_SETTINGS, ColumnType
 
@@ -58,20 +60,73 @@ def schema_of(columns: Sequence[Column]) -> pa.Schema:
     return pa.schema([pa.field(column.label, _arrow_type(column.type.arrow)) for column in columns])
 
 
-@contextlib.contextmanager
-def read(
-    conninfo: str, query: str, columns: Sequence[Column], settings: dict[str, str] = LOG_SETTINGS
-) -> Iterator[Iterator[pa.RecordBatch]]:
-    """Run `query`, made by select_sql(), on a connection of its own; its rows as record batches, streamed.
+class Reader:
+    """Reads in the database of `beside`, on a connection that is kept: making one costs as much as thousands of rows.
 
-    Errors of the server are raised as psycopg's, values that Arrow cannot hold as UnsupportedValue naming the column.
+    A read while another is under way has a connection of its own, and so has the one after an error. Between reads the
+    connection is in no transaction. To be closed at the end.
     """
-    with _server_errors(), connect(conninfo) as connection, connection.cursor() as cursor:
-        for name, value in settings.items():
-            cursor.execute(f"set local {name} = '{value}'")
-        cursor.execute(query)
-        reader = cursor.fetch_record_batch()
-        yield (convert(batch, columns) for batch in reader)
+
+    def __init__(self, beside: psycopg.Connection[Any]) -> None:
+        self._beside = beside
+        self._idle: Connection | None = None
+
+    def close(self) -> None:
+        """End the connection."""
+        kept, self._idle = self._idle, None
+        if kept is not None:
+            kept.close()
+
+    @contextlib.contextmanager
+    def read(
+        self, query: str, columns: Sequence[Column], settings: dict[str, str] = LOG_SETTINGS
+    ) -> Iterator[Iterator[pa.RecordBatch]]:
+        """Run `query`, made by select_sql(); its rows as record batches, streamed.
+
+        Errors of the server are raised as psycopg's, values that Arrow cannot hold as UnsupportedValue naming the
+        column.
+        """
+        whole = False
+
+        def batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+            nonlocal whole
+            for batch in reader:
+                yield convert(batch, columns)
+            whole = True
+
+        with _server_errors():
+            connection = self._begun(settings)
+            try:
+                with connection.cursor() as cursor:
+                    cursor.execute(query)
+                    yield batches(cursor.fetch_record_batch())
+                if whole and self._idle is None:
+                    connection.rollback()
+                    self._idle = connection
+            finally:
+                if connection is not self._idle:
+                    connection.close()
+
+    def _begun(self, settings: dict[str, str]) -> Connection:
+        """The kept connection, or a new one, in a transaction with `settings`."""
+        from adbc_driver_manager import Error  # noqa: PLC0415
+
+        kept, self._idle = self._idle, None
+        if kept is not None:
+            try:
+                return _with_settings(kept, settings)
+            except Error:  # the server has ended it meanwhile
+                with contextlib.suppress(Error):
+                    kept.close()
+        return _with_settings(connect(conninfo_of(self._beside)), settings)
+
+
+def _with_settings(connection: Connection, settings: dict[str, str]) -> Connection:
+    listed = ", ".join(f"pg_catalog.set_config('{name}', '{value}', true)" for name, value in settings.items())
+    with connection.cursor() as cursor:
+        cursor.execute(f"select {listed}")
+        cursor.fetchall()
+    return connection
 
 
 def connect(conninfo: str) -> Connection:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -14,9 +14,8 @@ from psycopg import Connection
 from psycopg.pq import TransactionStatus
 from psycopg.rows import class_row, dict_row, scalar_row
 
-from gdq.arrow import Column, read, schema_of, select_sql
+from gdq.arrow import Column, Reader, schema_of, select_sql
 from gdq.batch_rows import may_read_logs, read_rows
-from gdq.conninfo import conninfo_of
 from gdq.errors import GdqError, ResyncRequired, mapped
 from gdq.pgtypes import AS_TEXT, ColumnType, Unsupported, column_type
 from gdq.retry import DELAY, Outcome
@@ -57,8 +56,9 @@ class Batch:
     """The changes of one consumer between two ticks, open in the transaction of `connection`.
 
     Other programs see no other batch of this consumer until that transaction ends. Reading again gives the same.
-    Typed rows are read on a second connection to the same database, since only that driver is fast; what it reads was
-    committed before the batch was cut. A role that may not read the logs has them on this one, see gdq.batch_rows.
+    Typed rows are read on a second connection to the same database, since only that driver is fast; `reader` keeps it
+    from batch to batch. What it reads was committed before the batch was cut. A role that may not read the logs has
+    them on this one, see gdq.batch_rows.
     """
 
     def __init__(
@@ -70,9 +70,11 @@ class Batch:
         *,
         consumer: str | None = None,
         events: Iterator[Event] | None = None,
+        reader: Reader | None = None,
     ) -> None:
         self.connection = connection
         self._transaction = transaction
+        self._reader = reader
         self._consumer = consumer
         self._first = events
         self.queue = queue
@@ -277,7 +279,9 @@ class Batch:
             return
         query = "select gdq.batch_sql(%s, %s, %s::pg_catalog.regclass, %s)"
         rows = self._scalar(query, self.id, self.token, table, version)
-        with read(conninfo_of(self.connection), select_sql(f"({rows}) r", columns), columns) as batches:
+        kept = self._reader
+        reading = closing(Reader(self.connection)) if kept is None else nullcontext(kept)
+        with reading as reader, reader.read(select_sql(f"({rows}) r", columns), columns) as batches:
             yield from batches
 
     def _log_columns(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -19,6 +19,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import class_row, scalar_row
 
 from gdq import queue as queues
+from gdq.arrow import Reader
 from gdq.batch import Batch
 from gdq.conninfo import connect, is_pooled, take_utf8
 from gdq.control import TableCopy, resync, resynced
@@ -203,6 +204,10 @@ class Consumer:
         a `break` rolls back, and the batch comes again. `once`: force a tick and end with the batch that holds it.
         `timeout`: end when there was no batch for so many seconds. `stop` is asked between batches and while waiting.
         """
+        with closing(Reader(self.connection)) as reader:
+            yield from self._batches(reader, once, timeout, stop)
+
+    def _batches(self, reader: Reader, once: bool, timeout: float | None, stop: Callable[[], bool]) -> Iterator[Batch]:
         self._check_logs()
         last_tick = take_tick(self.connection, self.queue) if once else None
         if not (once or self._pooled):
@@ -211,7 +216,7 @@ class Consumer:
         while not stop():
             self._notified = False
             with ExitStack() as transaction:
-                batch = self._open(transaction)
+                batch = self._open(transaction, reader)
                 if batch is not None:
                     yield batch
                     batch.commit()
@@ -263,7 +268,7 @@ class Consumer:
         """Note that the table was copied as of a snapshot, where resync() does not fit; outside a batch."""
         resynced(self.connection, self.queue, self.consumer, table, snapshot)
 
-    def _open(self, transaction: ExitStack) -> Batch | None:
+    def _open(self, transaction: ExitStack, reader: Reader) -> Batch | None:
         """The next batch, in a transaction that `transaction` ends. A member's batch is taken in one before that.
 
         A lock on the subscription, held while it works, would keep the other members out.
@@ -287,18 +292,23 @@ class Consumer:
             row, events = next_batch_with_events(
                 self.connection, self.queue, self.consumer, self._max_events, transaction
             )
-            return self._batch(row, transaction, events)
+            return self._batch(row, transaction, reader, events)
         transaction.enter_context(self.connection.transaction())
         if self.member is None:
             row = open_next()
-        return self._batch(row, transaction)
+        return self._batch(row, transaction, reader)
 
     def _batch(
-        self, row: dict[str, Any] | None, transaction: ExitStack, events: Iterator[Event] | None = None
+        self,
+        row: dict[str, Any] | None,
+        transaction: ExitStack,
+        reader: Reader,
+        events: Iterator[Event] | None = None,
     ) -> Batch | None:
         if row is None:
             return None
-        return Batch(self.connection, self.queue, row, transaction, consumer=self.consumer, events=events)
+        given = (self.connection, self.queue, row, transaction)
+        return Batch(*given, consumer=self.consumer, events=events, reader=reader)
 
     def _look_after(self, finished: Batch | None) -> float:
         """For how many seconds at most there is nothing to look for: after a batch, or when there was none."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import time
 from collections import Counter
 from collections.abc import Iterator
 from decimal import Decimal
@@ -374,3 +375,38 @@ def test_rows_stream_in_batches(db: Database) -> None:
         sizes = [part.num_rows for part in batch.arrow_batches("t")]
         assert sum(sizes) == 30000
         assert len(sizes) > 1
+
+
+SESSIONS = "select pid, state from pg_stat_activity where application_name = 'gdq:q/c' and pid <> pg_backend_pid()"
+
+
+def test_one_connection_reads_all_batches(db: Database) -> None:
+    readers = []
+    with capture(db, "x int primary key, y text") as owner, Consumer(db.dsn, "q", "c", max_events=1) as consumer:
+        for number in range(4):
+            owner.execute("insert into t values (%s, 'x')", [number])
+            owner.execute("select gdq.force_tick('q')")
+        for batch in consumer.batches(timeout=0):
+            assert batch.arrow("t").num_rows == 1
+            reader = [pid for pid, _ in consumer.connection.execute(SESSIONS)]
+            assert list(consumer.connection.execute(SESSIONS)) == [(reader[0], "idle")]
+            readers += reader
+            if len(readers) == 2:  # as a restart or a limit of idle sessions would
+                owner.execute("select pg_terminate_backend(%s, 10000)", reader)
+        assert readers[0] == readers[1] != readers[2] == readers[3]
+        waited = time.monotonic() + 10
+        while consumer.connection.execute(SESSIONS).rowcount and time.monotonic() < waited:
+            time.sleep(0.01)
+        assert not consumer.connection.execute(SESSIONS).rowcount
+
+
+def test_reads_at_the_same_time_and_given_up(db: Database) -> None:
+    with capture(db, "x int primary key, y text") as owner:
+        owner.execute("insert into t select n, repeat('y', 2000) from generate_series(1, 20000) n")
+    for batch in one_batch(db):
+        some = next(batch.arrow_batches("t"))
+        assert 0 < some.num_rows < 20000
+        pairs = zip(batch.arrow_batches("t"), batch.arrow_batches("t"), strict=True)
+        sizes = [(one.num_rows, other.num_rows) for one, other in pairs]
+        assert [sum(side) for side in zip(*sizes, strict=True)] == [20000, 20000]
+        assert batch.arrow("t").num_rows == 20000
