@@ -91,7 +91,7 @@ SIZES = {
     "tiny": Work((10,), 1, 1),
     "quick": Work(RATES, 2, 1),
     "usual": Work(RATES, 5, 2),
-    "long": Work((*RATES, 5000), 20, 3),
+    "long": Work((*RATES, 5000), 10, 3),
 }
 
 

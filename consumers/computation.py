@@ -90,7 +90,7 @@ class Computation:
     _exact: set[tuple[str, str]] = field(default_factory=set, init=False)
 
     def begin(self) -> None:
-        """Make the transaction see what the leader sees. Must come first in it, unless it is `joined`."""
+        """Make the transaction see what the leader sees; first in it, unless it is `joined`. TableWantedError."""
         self.join()
         apply_settings(self.connection, READ_SETTINGS | self.view.settings)
         self._read_before = self._rows_read()
@@ -98,9 +98,7 @@ class Computation:
     def join(self) -> None:
         """Let the transaction see what the leader sees, where nothing is computed."""
         if not self.joined:
-            exported = sql.Literal(self.leader.exported).as_string(self.connection)
-            snapshot = f"set transaction isolation level repeatable read; set transaction snapshot {exported}"
-            self.connection.execute(snapshot, prepare=False)
+            self.leader.join(self.connection)
 
     def effort(self) -> Effort:
         """What it took so far; to be asked in the same transaction."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import psycopg
 
 from gdq.consumers.copy_engine import CopyEngine
-from gdq.consumers.leader import Leader, lead
+from gdq.consumers.leader import WANTED_TRIES, Leader, TableWantedError, lead
 from gdq.consumers.postgres_engine import PostgresEngine
 from gdq.consumers.refresh import Refresher, RefreshResult
 from gdq.consumers.view_refresh import ViewRefresh
@@ -89,9 +89,14 @@ class _Group:
 
     def run(self) -> None:
         """The whole refresh; one view that needs a full load starts it again for all."""
+        wanted = 0
         while True:
             try:
                 return self._run()
+            except TableWantedError:
+                wanted += 1
+                if wanted == WANTED_TRIES:
+                    raise
             except NeedsFull as why:
                 self.reasons[self._name] = str(why)
             except Diverged as why:

@@ -12,12 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from gdq.conninfo import connect
 from gdq.errors import GdqError, mapped
 
 _LOCK_TRIES = 5
+
+# What the leader has locked its readers wait for only behind a statement that itself waits for the leader.
+READER_LOCK_TIMEOUT = "1s"
+# How often it is let pass in one refresh.
+WANTED_TRIES = 10
 
 _SEGMENTS = """
 select pg_catalog.format('%%I.%%I', n.nspname, c.relname)
@@ -32,16 +38,38 @@ select pg_catalog.pg_current_snapshot()::text, pg_catalog.pg_export_snapshot(), 
          where b.id is not null)"""
 
 
+class TableWantedError(GdqError):
+    """A TRUNCATE or ALTER TABLE waits for the leader, and a reader behind it: no deadlock that the server can see.
+
+    The leader must end, so that it gets its turn; then all may begin again.
+    """
+
+
 @dataclass(frozen=True, slots=True)
 class Leader:
     """An open REPEATABLE READ transaction that holds ACCESS SHARE on everything its readers read.
 
-    `snapshot` is the pg_snapshot that all of them see, `exported` the name under which they import it.
+    `snapshot` is the pg_snapshot that all of them see, `exported` the name under which they import it, `locked` the
+    relations, as SQL lists them.
     """
 
     connection: psycopg.Connection[Any]
     snapshot: str
     exported: str
+    locked: str
+
+    def join(self, connection: psycopg.Connection[Any]) -> None:
+        """Let a transaction that has just begun see what the leader sees, and lock the same. TableWantedError."""
+        exported = sql.Literal(self.exported).as_string(connection)
+        try:
+            connection.execute(
+                f"set transaction isolation level repeatable read; set local lock_timeout = '{READER_LOCK_TIMEOUT}'; "
+                f"lock table {self.locked} in access share mode; set local lock_timeout to default; "
+                f"set transaction snapshot {exported}",
+                prepare=False,
+            )
+        except psycopg.errors.LockNotAvailable as error:
+            raise TableWantedError(str(error).splitlines()[0]) from error
 
 
 @contextlib.contextmanager
@@ -74,7 +102,7 @@ def lead(
             with mapped():
                 row = connection.execute(_SNAPSHOT, [queue, list(tables), batch_id, token], prepare=True).fetchone()
             if row is not None and set(row[2]) <= set(segments):
-                yield Leader(connection, *row[:2])
+                yield Leader(connection, row[0], row[1], names)
                 return
             # A table got a new version between the list and the locks.
             connection.rollback()

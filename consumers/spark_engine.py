@@ -18,7 +18,7 @@ from psycopg.rows import scalar_row
 
 from gdq.arrow import LOG_SETTINGS, Column, select_sql
 from gdq.consumers.effort import Effort, Kind
-from gdq.consumers.leader import Leader
+from gdq.consumers.leader import Leader, TableWantedError
 from gdq.consumers.relations import (
     base,
     block_ranges,
@@ -307,7 +307,7 @@ def _is_running(tracker: StatusTracker, job: int) -> bool:
 
 @contextmanager
 def worker_errors(*, delta: bool) -> Iterator[None]:
-    """The errors of Spark and its workers in one line.
+    """The errors of Spark and its workers in one line; TableWantedError when a worker must not wait for its table.
 
     An image that is gone again may raise what no row of the table does, a division by zero; then the table decides:
     NeedsFull when a `delta` is read.
@@ -323,6 +323,8 @@ def worker_errors(*, delta: bool) -> Iterator[None]:
         if cause is None:
             raise GdqError(f"Spark failed: {str(error).strip().splitlines()[0]}") from error
         kind = getattr(psycopg.errors, cause[1], None)
+        if kind is psycopg.errors.LockNotAvailable:
+            raise TableWantedError(cause[2]) from error
         if delta and kind is not None and issubclass(kind, psycopg.DataError):
             raise NeedsFull(f"a changed row cannot be computed: {cause[2]}") from error
         raise GdqError(cause[2]) from error

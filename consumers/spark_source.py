@@ -38,6 +38,7 @@ from pyspark.sql.types import StructType
 from gdq.arrow import LOG_SETTINGS, Column, convert, schema_of, select_sql
 from gdq.arrow import connect as connect_arrow
 from gdq.conninfo import connect
+from gdq.consumers.leader import READER_LOCK_TIMEOUT
 from gdq.consumers.relations import base, block_ranges, changes, key_condition, log_columns, signed_form, split_changes
 from gdq.errors import GdqError, by_sqlstate
 from gdq.pgtypes import AS_TEXT, READ_SETTINGS, ColumnType, column_type
@@ -166,7 +167,8 @@ def read_statement(
 ) -> Iterator[pa.RecordBatch]:
     """Run one SELECT in REPEATABLE READ, in the exported `snapshot` if given; its rows as record batches.
 
-    `counter`: as in read_statements().
+    `counter`: as in read_statements(). psycopg.errors.LockNotAvailable when another wants a table that the leader of
+    the snapshot has locked.
     """
     from adbc_driver_manager import Error  # noqa: PLC0415 (slow to load, and only needed in workers)
 
@@ -176,6 +178,7 @@ def read_statement(
             cursor.execute("set transaction isolation level repeatable read, read only")
             if snapshot is not None:
                 cursor.execute(f"set transaction snapshot '{snapshot}'")
+                cursor.execute(f"set local lock_timeout = '{READER_LOCK_TIMEOUT}'")
             for name, value in settings.items():
                 text = sql.Literal(value).as_string(None)
                 cursor.execute(f"select pg_catalog.set_config('{name}', {text}, true)")

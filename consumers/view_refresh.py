@@ -15,7 +15,7 @@ from gdq.consumers.changes import ChangeSource, QueueChanges
 from gdq.consumers.effort import Committing, Effort, Engine, Phase
 from gdq.consumers.lake import LakeState, open_lake
 from gdq.consumers.lake_engine import LakeEngine
-from gdq.consumers.leader import Leader, lead
+from gdq.consumers.leader import WANTED_TRIES, Leader, TableWantedError, lead
 from gdq.consumers.relations import rows_held
 from gdq.era import check_position
 from gdq.errors import DivergedPosition, EraEnded, TruncatedPosition, mapped
@@ -70,9 +70,14 @@ class ViewRefresh:
     def run(self, *, full: bool, check: Callable[[ViewRefresh, Leader], None] | None) -> None:
         """The whole refresh."""
         reason = "asked for" if full else None
+        wanted = 0
         while True:
             try:
                 return self._run(reason, check)
+            except TableWantedError:
+                wanted += 1
+                if wanted == WANTED_TRIES:
+                    raise
             except NeedsFull as why:
                 reason = str(why)
             except Diverged as why:
