@@ -221,12 +221,15 @@ class Computation:
     def _make_deltas(self, images: Mapping[str, str]) -> list[str]:
         """Net the signed images of tables, SELECTs with __gdq_weight, into relations; the tables that did change."""
         changed = []
+        # as in gdq.arrow.LOG_SETTINGS: of a log that a slower consumer keeps only what is new should be read
+        run(self.connection, "set local enable_seqscan = off")
         for number, table in enumerate(self.plan.tables, 1):
             if table.name in images:
                 rows = self._make_delta(number, table, images[table.name])
                 self._delta_rows += rows
                 if rows:
                     changed.append(table.name)
+        run(self.connection, "set local enable_seqscan to default")
         return changed
 
     def _take_all(self, changed: Sequence[str], once: bool) -> Signed | Replace | None:

@@ -112,7 +112,7 @@ def test_change_of_a_transaction_that_was_open_at_the_last_refresh(viewed: Shop)
         assert not view_changed(viewed.connection, "v")
         late.commit()
         assert view_changed(viewed.connection, "v")
-        assert refresher.refresh("v").rows_changed == 1
+        assert refresher.refresh("v").rows_changed == 2
         assert not view_changed(viewed.connection, "v")
         viewed.execute("select gdq.insert_event('q', 'note', '{}')")
         assert not view_changed(viewed.connection, "v")
@@ -158,3 +158,22 @@ def test_view_over_the_target_of_another(viewed: Shop) -> None:
         assert [row["view_name"] for row in rows(viewed, "refresh")] == ["v", "a", "Z"]
         assert viewed.differences("a", query) == (0, 0)
         assert viewed.execute('select coalesce(rows, 0) from "Z"') == viewed.execute("select count(*) from v")
+
+
+def test_log_kept_for_another_consumer_is_not_read(viewed: Shop) -> None:
+    viewed.execute("select gdq.register_consumer('q', 'slow')")
+    with Refresher(viewed.db.dsn) as refresher:
+
+        def scans() -> object:
+            refresher.connection("target", refresher.dsn).execute("select pg_stat_force_next_flush()")
+            query = "select pg_stat_get_numscans(s) from gdq.log_segments('q', array['orders'::regclass]) s order by s"
+            return viewed.execute(query)
+
+        refresher.refresh("v")
+        for _ in range(20):
+            viewed.execute("update orders set n = n + 1")
+        refresher.refresh("v")
+        viewed.execute("update orders set n = 9 where id = 1")
+        before = scans()
+        assert refresher.refresh("v").rows_changed == 2
+        assert scans() == before
