@@ -369,6 +369,21 @@ ALTERED: tuple[tuple[str, str | None], ...] = (
 )
 
 
+def test_names_that_must_be_quoted(db: Database, su: psycopg.Connection[Any]) -> None:
+    su.execute("""create schema "My Shop"; create table "My Shop"."Item's" ("N" int primary key)""")
+    create_slot(su, "quoted", "c", ['"My Shop"."Item\'s"'])
+    try:
+        su.execute("""insert into "My Shop"."Item's" values (1)""")
+        assert slot_info(su)[-1].narrowed is None
+        with SlotSource(db.su_dsn, "quoted", "c") as source:
+            (event,) = [event for batch in source.batches(once=True) for event in batch.events()]
+        assert (event.table, event.key) == ('"My Shop"."Item\'s"', {"N": 1})
+        su.execute("""alter publication gdq_quoted drop table "My Shop"."Item's\"""")
+        assert slot_info(su)[-1].narrowed == '"My Shop"."Item\'s" is not published any more'
+    finally:
+        drop_slot(su, "quoted", "c")
+
+
 def test_what_a_new_slot_is_made_for(db: Database, su: psycopg.Connection[Any]) -> None:
     """A publication's first slot begins with what it has; names and drops of tables take nothing away."""
     su.execute("create table root (id int primary key, gone int) partition by range (id)")

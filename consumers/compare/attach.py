@@ -43,11 +43,11 @@ _NOTES = "gdq_target.compare_run"
 _IDENTITY = {"d": "default", "n": "nothing", "f": "full"}
 
 _TREE = """
-    select c.oid::bigint, pg_catalog.format('%%I.%%I', c.relnamespace::regnamespace::name, c.relname), c.relkind::text,
+    select c.oid::bigint, pg_catalog.format('%%I.%%I', s.nspname, c.relname), c.relkind::text,
            c.relreplident::text, c.relpersistence::text, pg_catalog.pg_has_role(c.relowner, 'usage'),
            (select n.nspowner::regrole::text from pg_catalog.pg_namespace n where n.nspname = 'gdq'
                and not pg_catalog.has_table_privilege(n.nspowner, c.oid, 'trigger'))
-      from pg_catalog.pg_class c
+      from pg_catalog.pg_class c join pg_catalog.pg_namespace s on s.oid = c.relnamespace
      where c.oid = %s::pg_catalog.regclass
         or c.oid in (select t.relid from pg_catalog.pg_partition_tree(%s::pg_catalog.regclass) t)
      order by c.oid <> %s::pg_catalog.regclass, c.oid"""
@@ -274,9 +274,10 @@ def _restore(connection: Connection[Any], oid: int, name: str, identity: str, in
 
 def _identities(connection: Connection[Any]) -> list[tuple[int, str, str, str | None]]:
     """The tables whose replica identity is to be restored, with what it was; those that are gone are left out."""
-    query = f"""select n.relid::bigint, pg_catalog.format('%I.%I', c.relnamespace::regnamespace::name, c.relname),
+    query = f"""select n.relid::bigint, pg_catalog.format('%I.%I', s.nspname, c.relname),
                        n.identity::text, n.index_name::text
-                  from {_NOTES} n join pg_catalog.pg_class c on c.oid = n.relid order by 1"""
+                  from {_NOTES} n join pg_catalog.pg_class c on c.oid = n.relid
+                  join pg_catalog.pg_namespace s on s.oid = c.relnamespace order by 1"""
     return connection.execute(query).fetchall()
 
 

@@ -20,7 +20,8 @@ _TABLES = """
              pg_catalog.jsonb_build_array(c.oid::bigint, r.oid::bigint))::text
       from pg_catalog.pg_publication p
       join pg_catalog.pg_publication_tables t on t.pubname = p.pubname
-      join pg_catalog.pg_class c on c.relname = t.tablename and c.relnamespace = t.schemaname::regnamespace
+      join pg_catalog.pg_namespace n on n.nspname = t.schemaname
+      join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = t.tablename
       left join pg_catalog.pg_publication_rel r on r.prpubid = p.oid and r.prrelid = c.oid
      where p.pubname = %s"""
 _FACTS = """
@@ -35,7 +36,7 @@ _FACTS = """
            (select system_identifier::text from pg_catalog.pg_control_system())
       from pg_catalog.pg_publication p where p.pubname = %s"""
 _NARROWED = """
-    select pg_catalog.format('%%I.%%I', c.relnamespace::regnamespace::name, c.relname),
+    select pg_catalog.format('%%I.%%I', s.nspname, c.relname),
            pg_catalog.pg_get_expr(r.prqual, r.prrelid),
            case when r.prattrs is not null then array(
              select a.attname::text from pg_catalog.pg_attribute a
@@ -44,12 +45,13 @@ _NARROWED = """
       from pg_catalog.pg_publication p
       join pg_catalog.pg_publication_rel r on r.prpubid = p.oid
       join pg_catalog.pg_class c on c.oid = r.prrelid
+      join pg_catalog.pg_namespace s on s.oid = c.relnamespace
      where p.pubname = %s and (r.prqual is not null or r.prattrs is not null)
      order by 1"""
 
 _NAME = """
-    select pg_catalog.format('%%I.%%I', relnamespace::regnamespace::name, relname)
-      from pg_catalog.pg_class where oid = %s::oid"""
+    select pg_catalog.format('%%I.%%I', s.nspname, c.relname)
+      from pg_catalog.pg_class c join pg_catalog.pg_namespace s on s.oid = c.relnamespace where c.oid = %s::oid"""
 _KNOWN = "select n from (values (%s)) v(n) where pg_catalog.to_regclass(n) is not null"
 
 

@@ -29,8 +29,9 @@ _FACTS = """
                   where a.attrelid = c.oid and a.attgenerated <> '' and not a.attisdropped),
            exists (select from pg_catalog.pg_trigger t
                     where t.tgrelid = c.oid and t.tgenabled = 'A' and pg_catalog.starts_with(t.tgname, '!gdq_')),
-           (select pg_catalog.format('%%I.%%I', r.relnamespace::pg_catalog.regnamespace::name, r.relname)
-              from pg_catalog.pg_class r where c.relispartition and r.oid = pg_catalog.pg_partition_root(c.oid)),
+           (select pg_catalog.format('%%I.%%I', s.nspname, r.relname)
+              from pg_catalog.pg_class r join pg_catalog.pg_namespace s on s.oid = r.relnamespace
+             where c.relispartition and r.oid = pg_catalog.pg_partition_root(c.oid)),
            array(select a.attname::text from pg_catalog.pg_attribute a
                   where a.attrelid = c.oid and not a.attisdropped
                     and a.atttypid = any (array['float4', 'float8', 'numeric']::pg_catalog.regtype[]::oid[]))

@@ -15,12 +15,12 @@ from gdq.errors import GdqError
 
 PREFIX = "gdq_"
 _IDENTITIES = """
-    select pg_catalog.format('%%I.%%I', c.relnamespace::regnamespace::name, c.relname), c.relreplident = 'f',
+    select pg_catalog.format('%%I.%%I', s.nspname, c.relname), c.relreplident = 'f',
            exists (select from pg_catalog.pg_index i where i.indrelid = c.oid
                      and case c.relreplident when 'd' then i.indisprimary when 'i' then i.indisreplident end),
            exists (select from pg_catalog.pg_attribute a
                     where a.attrelid = c.oid and a.attgenerated <> '' and not a.attisdropped)
-      from pg_catalog.pg_class c
+      from pg_catalog.pg_class c join pg_catalog.pg_namespace s on s.oid = c.relnamespace
      where c.relkind = 'r'
        and (c.oid = %s::pg_catalog.regclass
             or c.oid in (select t.relid from pg_catalog.pg_partition_tree(%s::pg_catalog.regclass) t))
@@ -205,8 +205,8 @@ def slot_of_view(connection: Connection[Any], queue: str, view: str) -> str | No
 
 def _resolved(connection: Connection[Any], table: str) -> str:
     """A table's qualified and quoted name; the server's error when there is none."""
-    query = """select pg_catalog.format('%%I.%%I', c.relnamespace::regnamespace::name, c.relname)
-                 from pg_catalog.pg_class c where c.oid = %s::pg_catalog.regclass"""
+    query = """select pg_catalog.format('%%I.%%I', s.nspname, c.relname) from pg_catalog.pg_class c
+                 join pg_catalog.pg_namespace s on s.oid = c.relnamespace where c.oid = %s::pg_catalog.regclass"""
     return str(_scalar(connection, query, table))
 
 
