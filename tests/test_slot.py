@@ -154,6 +154,16 @@ def test_batch_comes_again_until_it_is_committed(db: Database, both: psycopg.Con
     assert apply(fails=False) == 2
 
 
+def test_once_has_what_is_committed_and_not_on_disk_yet(db: Database, both: psycopg.Connection[Any]) -> None:
+    both.execute("set synchronous_commit = off")
+    found = []
+    with SlotSource(db.su_dsn, "q", "c") as source:
+        for number in range(5):
+            both.execute("insert into item (id) values (%s)", [number])
+            found += [event.key for batch in source.batches(once=True) for event in batch.events()]
+            assert len(found) == number + 1
+
+
 def test_a_new_slot_has_no_old_position(db: Database, both: psycopg.Connection[Any]) -> None:
     """As after the restore of a dump, whose server had written more."""
     both.execute("insert into item (id) values (1)")

@@ -43,6 +43,7 @@ WAIT_SECONDS = 30.0
 _WAIT_SECONDS = 0.5
 _PAUSE_SECONDS_MAX = 1.0
 _PUBLICATION_SECONDS = 10.0
+_FLUSH_SECONDS = 0.01
 
 # IF NOT EXISTS fails beside another that makes the same.
 _POSITION_TABLE = """
@@ -284,7 +285,7 @@ class SlotSource:
         now, then end. `timeout`: end when there was none for so many seconds. `stop` is asked between batches and
         while waiting.
         """
-        goal = lsn_number(self._scalar("select pg_catalog.pg_current_wal_lsn()::text")) if once else None
+        goal = self._written() if once else None
         waiting_since = time.monotonic()
         while not stop():
             self._look()
@@ -377,6 +378,19 @@ class SlotSource:
             raise lost_slot(self.slot, slot[1])
         self._position()
         self._look()
+
+    def _written(self) -> int:
+        """Where the log ends of what is committed by now.
+
+        Only what is on disk is sent: commits with synchronous_commit off are there after three wal_writer_delay.
+        """
+        query = "select extract(epoch from 3 * pg_catalog.current_setting('wal_writer_delay')::interval)::float8"
+        end = self._scalar("select pg_catalog.pg_current_wal_insert_lsn()::text")
+        until = time.monotonic() + self._scalar(query)
+        flushed = "select pg_catalog.pg_current_wal_flush_lsn() >= %s::pg_catalog.pg_lsn"
+        while not self._scalar(flushed, end) and time.monotonic() < until:
+            time.sleep(_FLUSH_SECONDS)
+        return lsn_number(self._scalar("select pg_catalog.pg_current_wal_flush_lsn()::text"))
 
     def _position(self) -> int:
         """The position that is stored for this slot, 0 when there is none."""
