@@ -94,9 +94,15 @@ def _goals(found: Sequence[Goal]) -> list[str]:
     rows = []
     for goal in found:
         bound = "at least" if goal.least else "at most"
-        told = str(goal.ratio) if goal.ratio else ""
-        rows.append([goal.what, f"{bound} {goal.aim:g} ({goal.required:g})", told, goal.verdict])
-    return ["## Goals", "", *table(["ratio", "goal (required)", "found", ""], rows), ""]
+        ratio_told = str(goal.ratio) if goal.ratio else ""
+        rows.append([goal.what, f"{bound} {goal.aim:g} ({goal.required:g})", ratio_told, goal.verdict])
+    whys: dict[str, list[str]] = {}
+    for goal in found:
+        if goal.why and goal.verdict != "met" and goal.ratio is not None:
+            whys.setdefault(goal.why, []).append(goal.what)
+    lines = [f"- {'; '.join(whats)}: {why}" for why, whats in whys.items()]
+    told = ["", "Where they are missed:", "", *lines] if lines else []
+    return ["## Goals", "", *table(["ratio", "goal (required)", "found", ""], rows), *told, ""]
 
 
 def _losses(found: Sequence[Loss]) -> list[str]:

@@ -100,6 +100,12 @@ def test_goals(results: Results) -> None:
     assert Goal("", Ratio(3.0, 2, 3), 3, 2.5, least=True).verdict == "met"
 
 
+def test_missed_goals_have_reasons(results: Results) -> None:
+    text = page(results)
+    assert "- events/s: gdq Arrow beside pg_recvlogical, one consumer: a consumer gets typed columns" in text
+    assert "on two processors" not in text  # that goal is met
+
+
 def test_many_consumers_are_judged_by_the_most_that_were_measured(results: Results) -> None:
     for case, server in (("4 consumers", 0.6), ("16 consumers", 0.9)):
         for way, one in (("gdq Arrow", server), ("pg_recvlogical", 3.0)):
