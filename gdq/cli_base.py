@@ -109,6 +109,11 @@ def json_option(command: Command) -> Command:
     return click.option("--json", "as_json", is_flag=True, help="Print a JSON array of objects.")(command)
 
 
+def json_object_option(command: Command) -> Command:
+    """--json, where a command prints one thing."""
+    return click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")(command)
+
+
 def slot_wait_option(command: Command) -> Command:
     """--slot-wait, where a command reads a logical slot."""
     return click.option(

@@ -9,14 +9,19 @@ from pathlib import Path
 
 import click
 
-from gdq.cli_base import Failure, Stop, dsn_option, json_option, session, table_names, talk
+from gdq.cli_base import Failure, Stop, dsn_option, json_object_option, session, table_names, talk
 from gdq.cli_progress import shown
 
 
 @click.command()
 @click.option("--tables", metavar="T1,T2", help="The tables to put both paths on.")
 @click.option(
-    "--seconds", type=click.FloatRange(min=1), default=60, show_default=True, help="For how long: while the work runs."
+    "--seconds",
+    type=click.FloatRange(min=1),
+    default=60,
+    show_default=True,
+    metavar="N",
+    help="For so many seconds, while the work runs.",
 )
 @click.option(
     "--report",
@@ -26,7 +31,7 @@ from gdq.cli_progress import shown
 )
 @click.option("--replica-identity-full", is_flag=True, help="Have the slot send old rows: set, and restored after.")
 @click.option("--clean-up", is_flag=True, help="Only remove what a run that was killed has left.")
-@json_option
+@json_object_option
 @dsn_option
 def compare(
     tables: str | None,

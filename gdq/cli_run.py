@@ -55,14 +55,24 @@ def ticker(once: bool, interval: float, dsn: str | None) -> None:
 @click.argument("queue")
 @click.argument("consumer")
 @click.argument("handler", default="printer", metavar="[HANDLER]")
-@click.option("--once", is_flag=True, help="Force a tick, handle all up to it, end.")
+@click.option("--once", is_flag=True, help="Handle all that is committed by now, end; forces a tick of the queue.")
 @click.option("--json", "as_json", is_flag=True, help="Print events as JSON lines: what happens without a handler.")
 @click.option("--member", metavar="M", help="Work as this member of the consumer, beside the others.")
 @click.option(
-    "--dead-after", type=SECONDS, default=DEAD_AFTER_SECONDS, show_default=True, help="Take over batches held so long."
+    "--dead-after",
+    type=SECONDS,
+    default=DEAD_AFTER_SECONDS,
+    show_default=True,
+    metavar="SECONDS",
+    help="Take over batches held so long.",
 )
 @click.option("--each", is_flag=True, help="HANDLER takes one event: handler(connection, event).")
-@click.option("--retry-errors", type=SECONDS, help="With --each: retry an event after so long when HANDLER fails.")
+@click.option(
+    "--retry-errors",
+    type=SECONDS,
+    metavar="SECONDS",
+    help="With --each: retry an event after so long when HANDLER fails.",
+)
 @click.option(
     "--source",
     type=click.Choice(["queue", "slot"]),

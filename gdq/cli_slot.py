@@ -14,7 +14,8 @@ from gdq.cli_base import Failure, dsn_option, fields, json_option, print_rows, s
 @click.option("--two-phase", is_flag=True, help="Have prepared transactions sent when they are prepared.")
 @dsn_option
 def create_slot(queue: str, consumer: str, tables: tuple[str, ...], two_phase: bool, dsn: str | None) -> None:
-    """Create a logical slot for a consumer, read by `gdq consume --source slot`.
+    """Create a logical slot for a consumer, read by `gdq consume --source slot`; or for the view of that name, read by
+    `gdq refresh --source slot`.
 
     The tables are published as gdq_QUEUE, and named with the first slot only. Old images take REPLICA IDENTITY FULL.
     Needs wal_level logical and a role with REPLICATION. The slot keeps the server's write-ahead log until it is read

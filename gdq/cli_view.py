@@ -11,6 +11,7 @@ from gdq.cli_base import (
     Wanting,
     dsn_option,
     fields,
+    json_object_option,
     json_option,
     print_rows,
     session,
@@ -45,7 +46,7 @@ engine_option = click.option(
 
 @click.command("create-view")
 @click.argument("name")
-@click.option("--queue", required=True, metavar="QUEUE", help="The queue that captures the view's table.")
+@click.option("--queue", required=True, metavar="QUEUE", help="The queue that captures the view's tables.")
 @click.option("--sql", "file", required=True, type=click.File(), help="File with the view's SELECT; - for stdin.")
 @click.option(
     "--target",
@@ -74,7 +75,7 @@ def create_view(
     with session(dsn, autocommit=True) as connection:
         check_tables(connection, queue)
         plan = view.create_view(connection, name, queue, file.read(), target, target_dsn=target_dsn, engine=engine)
-    talk(f"view {name} exists already" if plan is None else f"created view {name}: {plan.strategy}")
+    talk(f"already there: view {name}" if plan is None else f"created view {name}: {plan.strategy}")
 
 
 @click.command()
@@ -113,7 +114,7 @@ def drop_view(name: str, keep_target: bool, dsn: str | None) -> None:
     with session(dsn) as connection:
         known = {info.view_name: info for info in view.view_info(connection)}
         if name not in known:
-            talk(f"there is no view {name} already")
+            talk(f"already gone: view {name}")
             return
         if not keep_target:
             _drop_target(known[name], dsn)
@@ -139,7 +140,7 @@ def _drop_target(info: ViewInfo, dsn: str | None) -> None:
 
 @click.command("explain-view")
 @click.argument("name", required=False)
-@click.option("--queue", metavar="QUEUE", help="With --sql: the queue that captures the table.")
+@click.option("--queue", metavar="QUEUE", help="With --sql: the queue that captures its tables.")
 @click.option("--sql", "file", type=click.File(), help="File with a SELECT to explain instead of a view; - for stdin.")
 @click.option(
     "--elsewhere",
@@ -148,7 +149,7 @@ def _drop_target(info: ViewInfo, dsn: str | None) -> None:
 )
 @engine_option
 @dsn_option
-@json_option
+@json_object_option
 def explain_view(
     *,
     name: str | None,
