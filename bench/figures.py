@@ -60,6 +60,16 @@ class Ratio:
     low: float
     high: float
 
+    @property
+    def above(self) -> bool:
+        """Above 1, in three quarters of the rounds too."""
+        return min(self.mid, self.low) > 1
+
+    @property
+    def below(self) -> bool:
+        """Below 1, in three quarters of the rounds too."""
+        return max(self.mid, self.high) < 1
+
     def __str__(self) -> str:
         if self.mid >= _ENORMOUS:
             return f"over {_ENORMOUS}"
@@ -155,12 +165,12 @@ def capture_losses(results: Results) -> Iterator[Loss]:
                     own = over_base(results, mine.name, case, name)
                     theirs = over_base(results, its.name, case, name)
                     found = ratio(own, theirs)
-                    if found is not None and found.mid > 1:
+                    if found is not None and found.above:
                         yield Loss(f"{case}: {word} a row", mine.name, its.name, found)
             for case in one_row_cases(results):
                 rates = (results.rounds(PART, case, who.name, "rate") for who in (mine, its))
                 found = ratio(*rates)
-                if found is not None and found.mid < 1:
+                if found is not None and found.below:
                     yield Loss(f"{one_row_title(case)}: transactions/s", mine.name, its.name, found)
 
 
@@ -224,7 +234,7 @@ def reading_losses(results: Results) -> Iterator[Loss]:
             for case in results.names(READING, 1):
                 for name, word in names.items():
                     found = ratio(results.rounds(READING, case, mine, name), results.rounds(READING, case, its, name))
-                    if found is not None and (found.mid < 1 if name == "rate" else found.mid > 1):
+                    if found is not None and (found.below if name == "rate" else found.above):
                         yield Loss(f"reading, {case}: {word}", mine, its, found)
 
 
@@ -244,5 +254,5 @@ def latency_losses(results: Results) -> Iterator[Loss]:
     for case in results.names(LATENCY, 1):
         for name in ("p50", "p99"):
             found = ratio(results.rounds(LATENCY, case, "queue", name), results.rounds(LATENCY, case, "slot", name))
-            if found is not None and found.mid > 1:
+            if found is not None and found.above:
                 yield Loss(f"latency at {case}: {name}", "queue", "slot", found)

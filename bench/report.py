@@ -37,6 +37,10 @@ turns in that run, on one server with the same settings. Figures are ratios of m
 rounds. Times of a shared machine mean nothing elsewhere, their ratios more.
 """
 
+_LOSSES = (
+    """Ratios of gdq's figure to the peer's; what is beside 1 in fewer than three quarters of the rounds is left out."""
+)
+
 _CAPTURE = """Time a row over a table without trigger, in statements of many rows, beside that of {rival}. The last
 column is the processor time of the slot's sender in the server, beside the same. `large value untouched` is an UPDATE
 beside a column of 100 kB. PgQ PL, PgQ's functions in PL/pgSQL, is given one row of {share}:
@@ -110,7 +114,7 @@ def _losses(found: Sequence[Loss]) -> list[str]:
     if not found:
         return [*lines, "Nowhere in what was measured.", ""]
     rows = [[one.what, one.mine, one.its, str(one.ratio)] for one in found]
-    return [*lines, *table(["what", "gdq", "peer", "ratio"], rows), ""]
+    return [*lines, _LOSSES, "", *table(["what", "gdq", "peer", "ratio"], rows), ""]
 
 
 def _capture(results: Results) -> list[str]:
