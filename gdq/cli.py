@@ -94,8 +94,9 @@ def install(dsn: str | None, as_sql: bool) -> None:
 @sql_option
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def uninstall(dsn: str | None, as_sql: bool, yes: bool) -> None:
-    """Remove gdq with all queues and logs; the tables stay as they are."""
+    """Remove gdq with all queues and logs; the tables stay as they are, and so do slots, which are named."""
     from gdq import schema  # noqa: PLC0415
+    from gdq.consumers.slot.slot import slot_info  # noqa: PLC0415
 
     if as_sql:
         click.echo(schema.uninstall_script(), nl=False)
@@ -107,6 +108,10 @@ def uninstall(dsn: str | None, as_sql: bool, yes: bool) -> None:
         if retry_locked(dsn, schema.uninstall, any_version=True)
         else "already gone: gdq is not installed here"
     )
+    with session(dsn, autocommit=True) as connection:
+        slots = [one.slot_name for one in slot_info(connection)]
+    if slots:
+        talk(f"slots are still there and keep the write-ahead log: drop them with gdq drop-slot: {', '.join(slots)}")
 
 
 @main.command("create-event-triggers")

@@ -59,3 +59,16 @@ def test_slot_of_a_consumer_counts_once_it_was_read(scene: Scene) -> None:
     finally:
         for queue in ("q", "other"):
             drop_slot(scene.su, queue, "mirror")
+
+
+def test_gdq_is_uninstalled_and_a_slot_is_there(scene: Scene) -> None:
+    create_slot(scene.su, "q", "mirror", ["public.fact"])
+    run = partial(CliRunner().invoke, main)
+    done = run(["uninstall", "--yes", "--dsn", scene.db.dsn])
+    told = "slots are still there and keep the write-ahead log: drop them with gdq drop-slot: gdq_q_mirror"
+    assert (done.exit_code, done.stderr.splitlines()[-2:]) == (0, ["uninstalled", told])
+    for said in ("dropped slot gdq_q_mirror", "already gone: slot gdq_q_mirror"):
+        assert run(["drop-slot", "--dsn", scene.db.su_dsn, "q", "mirror"]).stderr.splitlines() == [said]
+    assert run(["uninstall", "--yes", "--dsn", scene.db.dsn]).stderr.splitlines() == [
+        "already gone: gdq is not installed here"
+    ]

@@ -158,7 +158,8 @@ def drop_slot(connection: Connection[Any], queue: str, consumer: str) -> bool:
     there = _scalar(connection, "select true from pg_catalog.pg_replication_slots where slot_name = %s", name)
     if there:
         connection.execute("select pg_catalog.pg_drop_replication_slot(%s)", [name])
-    if not any(info.publication == publication for info in slot_info(connection)):
+    published = _scalar(connection, "select true from pg_catalog.pg_publication where pubname = %s", publication)
+    if published and not any(info.publication == publication for info in slot_info(connection)):
         connection.execute(sql.SQL("drop publication if exists {}").format(sql.Identifier(publication)))
     _forget(connection, name)
     return bool(there)
