@@ -30,7 +30,7 @@ bench: .venv/ready ## the same in a quarter of an hour
 bench-long: .venv/ready ## the same in under two hours; goes on where it was stopped
 	@$(py) -m bench --long $(BENCH)
 
-bench-all: bench ## also messages, latency, a held snapshot, many tables, an idle queue, keys of views, views of TPC-H on both engines, a huge transaction
+bench-all: bench ## also messages, latency, a held snapshot, many tables, monitoring, an idle queue, keys of views, views of TPC-H on both engines, a huge transaction
 	@$(py) -m bench.messages
 	@$(py) -m bench.latency
 	@$(py) -m bench.long_snapshot

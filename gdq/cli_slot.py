@@ -21,10 +21,19 @@ def create_slot(queue: str, consumer: str, tables: tuple[str, ...], two_phase: b
     Needs wal_level logical and a role with REPLICATION. The slot keeps the server's write-ahead log until it is read
     or dropped.
     """
+    from psycopg.errors import DuplicateObject  # noqa: PLC0415
+
     from gdq.consumers.slot import slot as slots  # noqa: PLC0415
 
+    name = slots.slot_name(queue, consumer)
     with session(dsn, autocommit=True) as connection:
-        name = slots.create_slot(connection, queue, consumer, tables, two_phase=two_phase)
+        try:
+            slots.create_slot(connection, queue, consumer, tables, two_phase=two_phase)
+        except DuplicateObject:
+            if not any(one.slot_name == name and one.publication for one in slots.slot_info(connection)):
+                raise
+            talk(f"already there: slot {name}")
+            return
     talk(f"created slot {name}: it keeps the write-ahead log until it is read, or dropped by gdq drop-slot")
 
 

@@ -271,6 +271,8 @@ def test_commands(db: Database, both: psycopg.Connection[Any]) -> None:
     again = gdq("create-slot", "q", "c", "public.item", dsn=dsn)
     assert (again.returncode, "other tables: public.item, public.leaf" in again.stderr) == (1, True)
     assert gdq("create-slot", "q", "d", dsn=dsn).returncode == 0
+    again = gdq("create-slot", "q", "d", dsn=dsn)
+    assert (again.returncode, again.stderr) == (0, "already there: slot gdq_q_d\n")
     both.execute("insert into item (id, name) values (1, 'one')")
     done = gdq("consume", "q", "d", "--source", "slot", "--once", dsn=dsn)
     assert json.loads(done.stdout)["new"] == {"id": 1, "name": "one", "flag": None, "ratio": None, "n": None}
