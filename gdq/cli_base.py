@@ -122,7 +122,7 @@ def slot_wait_option(command: Command) -> Command:
         default=30.0,
         show_default=True,
         metavar="SECONDS",
-        help="With --source slot: wait so long for another that reads the slot.",
+        help="With --source slot: wait so long for another reader to leave the slot.",
     )(command)
 
 
