@@ -100,7 +100,9 @@ class Assembly:
         elif found.kind == "stream":
             self.prepared[found.gid] = self._streams.pop(found.xid)
         elif found.gid in self.prepared:
-            return self._committed(self.prepared.pop(found.gid), found)
+            ended = self.prepared.pop(found.gid)
+            ended.gid = found.gid
+            return self._committed(ended, found)
         else:
             raise GdqError(
                 f"slot {self._slot} sent the commit of prepared transaction {found.gid}, but not its changes",

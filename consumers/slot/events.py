@@ -21,7 +21,8 @@ _NO_NUMBERS = ("NaN", "Infinity", "-Infinity", "-0")
 _DESCRIBE = """
     select pg_catalog.format('%%I.%%I', %s::text, %s::text),
            array(select a.attname::text from pg_catalog.pg_index i
-                   join pg_catalog.pg_attribute a on a.attrelid = i.indrelid and a.attnum = any (i.indkey)
+                   join pg_catalog.pg_attribute a on a.attrelid = i.indrelid
+                    and a.attnum = any ((i.indkey::int2[])[0:i.indnkeyatts - 1])
                   where i.indrelid = %s::oid and i.indisprimary)"""
 # A domain is its base type, with the modifier that the domain gives it.
 _BASE_TYPES = """
@@ -133,7 +134,7 @@ def _known(relations: dict[int, Relation], oid: int) -> Relation:
 
 def _row_event(transaction: Transaction, lsn: int, row: Row, table: Described) -> Event:
     old = _image(row.old, table) if row.old is not None else _identity(row.old_key, table)
-    new = None if row.new is None else _image(row.new, table, old if row.old is not None else None)
+    new = None if row.new is None else _image(row.new, table, old)
     held = (old if new is None else new) or {}
     key = {name: held[name] for name in table.key if name in held}
     return _event(transaction, lsn, row.op, table.name, key=key or None, old=old, new=new)

@@ -126,7 +126,7 @@ class SlotRows:
                 continue
             old = None if change.old is None and change.old_key is None else change.old or change.old_key
             before = {} if old is None else _texts(old, table)
-            after = {} if change.new is None else _texts(change.new, table, change.old)
+            after = {} if change.new is None else _texts(change.new, table, change.old, change.old_key)
             key = after if change.new is not None else before
             yield {
                 "ev_id": str(lsn),
@@ -139,11 +139,12 @@ class SlotRows:
             }
 
 
-def _texts(row: Tuple, table: Described, old: Tuple | None = None) -> Texts:
-    """The texts of a row; a large value that was not sent again is that of `old`, missing without it."""
+def _texts(row: Tuple, table: Described, old: Tuple | None = None, old_key: Tuple | None = None) -> Texts:
+    """The texts of a row; a large value that was not sent again is that of `old` or `old_key`, missing without it."""
     texts: Texts = {}
     for number, (column, value) in enumerate(zip(table.relation.columns, row, strict=True)):
-        held = old[number] if value.unchanged and old is not None else value
+        before = old_key if old is None and column.identity else old
+        held = before[number] if value.unchanged and before is not None else value
         if not held.unchanged:
             texts[column.name] = None if held.data is None else held.data.decode()
     return texts

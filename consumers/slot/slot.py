@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,13 +15,16 @@ from gdq.consumers.slot.publication import narrowed, remember
 from gdq.errors import GdqError
 
 PREFIX = "gdq_"
+# A deferrable primary key is no replica identity for the server.
 _IDENTITIES = """
-    select pg_catalog.format('%%I.%%I', s.nspname, c.relname), c.relreplident = 'f',
-           exists (select from pg_catalog.pg_index i where i.indrelid = c.oid
-                     and case c.relreplident when 'd' then i.indisprimary when 'i' then i.indisreplident end),
+    select pg_catalog.format('%%I.%%I', s.nspname, c.relname), c.relreplident = 'f', i.indexrelid is not null,
            exists (select from pg_catalog.pg_attribute a
-                    where a.attrelid = c.oid and a.attgenerated <> '' and not a.attisdropped)
+                    where a.attrelid = c.oid and a.attgenerated <> '' and not a.attisdropped),
+           exists (select from pg_catalog.pg_attribute a
+                    where a.attrelid = c.oid and a.attgenerated <> '' and a.attnum = any (i.indkey))
       from pg_catalog.pg_class c join pg_catalog.pg_namespace s on s.oid = c.relnamespace
+      left join pg_catalog.pg_index i on i.indrelid = c.oid and i.indimmediate
+            and case c.relreplident when 'd' then i.indisprimary when 'i' then i.indisreplident end
      where c.relkind = 'r'
        and (c.oid = %s::pg_catalog.regclass
             or c.oid in (select t.relid from pg_catalog.pg_partition_tree(%s::pg_catalog.regclass) t))
@@ -72,24 +76,42 @@ def create_slot(
     one of its name (it came with a dump, say) goes, since it is not of this log. `tables` are qualified names,
     needed for a new publication and refused for one that has others. `two_phase`: prepared transactions are sent when
     they are prepared. Needs an autocommit connection of a role with REPLICATION; the publication is dropped again when
-    the slot cannot be made. GdqError for a table whose UPDATE and DELETE the server would refuse once it is published;
-    psycopg.errors.DuplicateObject when there is such a slot.
+    the slot cannot be made. GdqError for a table whose UPDATE and DELETE the server would refuse once it is published,
+    and where the names fit another queue's slots, too; psycopg.errors.DuplicateObject when there is such a slot.
     """
     name, publication = slot_name(queue, consumer), publication_name(queue)
     check_wal_level(connection)
-    made = _make_publication(connection, publication, tables)
-    if made or not any(info.publication == publication for info in slot_info(connection)):
-        remember(connection, publication)
-    try:
-        connection.execute(
-            "select pg_catalog.pg_create_logical_replication_slot(%s, 'pgoutput', false, %s)", [name, two_phase]
-        )
-    except BaseException:
+    _check_names(connection, name, publication)
+    create = "select pg_catalog.pg_create_logical_replication_slot(%s, 'pgoutput', false, %s)"
+    with ExitStack() as undo:
+        made = _make_publication(connection, publication, tables)
         if made:
-            connection.execute(sql.SQL("drop publication {}").format(sql.Identifier(publication)))
-        raise
-    _forget(connection, name)
+            undo.callback(connection.execute, sql.SQL("drop publication {}").format(sql.Identifier(publication)))
+        if made or not any(info.publication == publication for info in slot_info(connection)):
+            remember(connection, publication)
+        connection.execute(create, [name, two_phase])
+        undo.callback(connection.execute, "select pg_catalog.pg_drop_replication_slot(%s)", [name])
+        _forget(connection, name)
+        undo.pop_all()
     return name
+
+
+def _check_names(connection: Connection[Any], name: str, publication: str) -> None:
+    """GdqError where a slot would be taken for one of another queue, whose name begins like this one's."""
+    query = """select pubname::text from pg_catalog.pg_publication
+                where pg_catalog.starts_with(%s, pubname || '_') and pg_catalog.starts_with(pubname, %s || '_')"""
+    other = _scalar(connection, query, name, publication)
+    if other:
+        raise GdqError(
+            f"slot {name} would be taken for one of publication {other}", hint="Give the consumer another name."
+        )
+    for info in slot_info(connection):
+        shorter = info.publication is not None and len(info.publication) < len(publication)
+        if shorter and info.slot_name.startswith(f"{publication}_"):
+            raise GdqError(
+                f"slot {info.slot_name} of publication {info.publication} would be taken for one of {publication}",
+                hint="Drop that slot first, or give the queue another name.",
+            )
 
 
 def _make_publication(connection: Connection[Any], publication: str, tables: Sequence[str]) -> bool:
@@ -135,7 +157,7 @@ def check_publishable(connection: Connection[Any], table: str, *, identity_full:
     `identity_full`: it will have REPLICA IDENTITY FULL then. Partitions are what the server looks at.
     """
     full_too = connection.info.server_version >= 180000
-    for name, full, keyed, generated in connection.execute(_IDENTITIES, [table, table]):
+    for name, full, keyed, generated, generated_key in connection.execute(_IDENTITIES, [table, table]):
         if not full and not identity_full and not keyed:
             raise GdqError(
                 f"table {name} has no replica identity: UPDATE and DELETE would fail once it is published",
@@ -147,15 +169,24 @@ def check_publishable(connection: Connection[Any], table: str, *, identity_full:
                 " UPDATE and DELETE would fail once it is published",
                 hint="Set its REPLICA IDENTITY to DEFAULT or to an index.",
             )
+        if not (full or identity_full) and generated_key and full_too:
+            raise GdqError(
+                f"table {name} has a generated column in its replica identity:"
+                " UPDATE and DELETE would fail once it is published",
+                hint="Set its REPLICA IDENTITY to another index.",
+            )
 
 
 def drop_slot(connection: Connection[Any], queue: str, consumer: str) -> bool:
     """Drop a consumer's slot, and the queue's publication with the last one; False when there was no such slot.
 
-    psycopg.errors.ObjectInUse while somebody reads it.
+    psycopg.errors.ObjectInUse while somebody reads it, GdqError for one of another database.
     """
     name, publication = slot_name(queue, consumer), publication_name(queue)
-    there = _scalar(connection, "select true from pg_catalog.pg_replication_slots where slot_name = %s", name)
+    query = "select database::text, database = current_database() from pg_catalog.pg_replication_slots"
+    database, there = connection.execute(f"{query} where slot_name = %s", [name]).fetchone() or (None, False)
+    if database is not None and not there:
+        raise GdqError(f"slot {name} is in database {database}", hint="Names of slots are the server's: drop it there.")
     if there:
         connection.execute("select pg_catalog.pg_drop_replication_slot(%s)", [name])
     published = _scalar(connection, "select true from pg_catalog.pg_publication where pubname = %s", publication)
@@ -199,7 +230,8 @@ def slot_info(connection: Connection[Any]) -> list[SlotInfo]:
 
 def slot_of_view(connection: Connection[Any], queue: str, view: str) -> str | None:
     """The name of the slot of a view; None when it has none, or a name that no slot can have."""
-    query = "select slot_name::text from pg_catalog.pg_replication_slots where slot_name = %s"
+    query = """select slot_name::text from pg_catalog.pg_replication_slots
+                where slot_name = %s and database = pg_catalog.current_database()"""
     found = _scalar(connection, query, f"{PREFIX}{queue}_{view}")
     return None if found is None else str(found)
 

@@ -326,6 +326,8 @@ class SlotSource:
                 self._sent = max(self._sent, message.lsn)
                 if not self._ready and self._assembly.empty:
                     self._replication.seen(message.lsn)
+                if not self._ready:
+                    self._look()  # where others write all the time there is never a moment without a message
             elif self._ready:
                 break
             else:

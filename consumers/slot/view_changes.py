@@ -303,6 +303,7 @@ class SlotChanges:
             raise NeedsFull(f"slot {self._slot} was read by another meanwhile")
         assembly, sent, before = Assembly(self._slot), 0, self._state.confirmed
         first_open: int | None = None
+        divided = False
         try:
             while sent < goal:
                 message = self._stream.receive(_WAIT_SECONDS)
@@ -320,9 +321,10 @@ class SlotChanges:
                         self._take(one)
                 finally:
                     one.close()
+                divided = divided or (first_open is not None and one.gid != "")
                 before = max(before, one.end_lsn)
-            # what was prepared is not sent again once the log is confirmed up to there
-            stays = self._state.confirmed if assembly.prepared else goal
+            # what was prepared is not sent again once the log is confirmed up to there, only its commit
+            stays = self._state.confirmed if assembly.prepared or divided else goal
             self._applied = max(min(stays, goal if first_open is None else first_open), self._state.confirmed)
         finally:
             assembly.close()
