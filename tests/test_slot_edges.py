@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import psycopg
 import pytest
 from psycopg import sql
 
+from gdq.consumers.slot.replication import Replication
 from gdq.consumers.slot.slot import create_slot, drop_slot, slot_info, slot_of_view
 from gdq.consumers.slot.source import SlotSource
+from gdq.embedded import Server
 from gdq.errors import GdqError
-from tests.fix_server import Database
+from tests.fix_server import Database, chosen_binaries
 from tests.fix_slot import VIEWS, Scene
 
 pytestmark = pytest.mark.server
@@ -173,3 +176,43 @@ def test_prepared_transaction_that_commits_between_snapshot_and_reading(scene: S
     scene.refresher.at = lambda _: None
     assert scene.refresh("grouped").action == "delta"
     assert scene.refresh("grouped").action == "none"
+
+
+def test_refused_in_bytes_that_are_no_text(empty_db: Database) -> None:
+    """The server cuts a name off within a letter."""
+    with pytest.raises(psycopg.OperationalError, match="aaa"):
+        Replication(f"{empty_db.su_dsn} dbname={'a' * 62}ä", "gdq_q_c", {})
+
+
+@pytest.mark.long
+def test_server_ends_while_a_transaction_is_prepared(
+    pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for readers until they have confirmed everything, which they cannot."""
+    monkeypatch.setattr("gdq.consumers.slot.source._PUBLICATION_SECONDS", 0.5)
+    settings: dict[str, str | float | bool] = {"wal_level": "logical", "max_prepared_transactions": 1}
+    with Server(binaries=chosen_binaries(pytestconfig.getoption("--pg")), settings=settings) as server:
+        dsn = server.conninfo()
+        with psycopg.connect(dsn, autocommit=True) as su:
+            su.execute("create table item (id int primary key)")
+            create_slot(su, "q", "c", ["public.item"], two_phase=True)
+            for statement in ("begin", "insert into item values (1)", "prepare transaction 'one'"):
+                su.execute(statement.encode())
+
+        def read_on() -> None:
+            with suppress(psycopg.OperationalError), SlotSource(dsn, "q", "c") as source:
+                assert list(source.batches(once=True)) == []
+                begun.set()
+                list(source.batches())
+
+        begun = threading.Event()
+        reader = threading.Thread(target=read_on, daemon=True)
+        reader.start()
+        assert begun.wait(30)
+        control = server.binaries.program("pg_ctl")
+        stop = ("stop", "--wait", "--mode=fast", "--timeout=15", f"--pgdata={server.data}")
+        ended = server.account.run(control, *stop, check=False)
+        if ended.returncode:
+            server.crash()
+        reader.join(30)
+        assert (ended.returncode, reader.is_alive()) == (0, False)

@@ -67,7 +67,8 @@ class Replication:
         self._told_at = time.monotonic()
         self._wire = pq.PGconn.connect(conninfo.encode())
         if self._wire.status != pq.ConnStatus.OK:
-            raise psycopg.OperationalError(self._wire.error_message.decode().strip())
+            # what a server says before the session has begun is in an encoding of its own
+            raise psycopg.OperationalError(self._wire.error_message.decode(errors="replace").strip())
         try:
             self._start(options)
         except BaseException:
