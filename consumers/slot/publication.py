@@ -33,7 +33,8 @@ _FACTS = """
                                           join pg_catalog.pg_partitioned_table t on t.partrelid = r.prrelid
                                          where r.prpubid = p.oid),
            p.xmin::text, pg_catalog.obj_description(p.oid, 'pg_publication'),
-           (select system_identifier::text from pg_catalog.pg_control_system())
+           (select system_identifier::text from pg_catalog.pg_control_system()),
+           pg_catalog.pg_has_role(p.pubowner, 'usage')
       from pg_catalog.pg_publication p where p.pubname = %s"""
 _NARROWED = """
     select pg_catalog.format('%%I.%%I', s.nspname, c.relname),
@@ -62,7 +63,7 @@ def remember(connection: Connection[Any], publication: str) -> None:
     row = connection.execute(query, [publication]).fetchone()
     if row is None or not (row[0] or _PREFIX).startswith(_PREFIX):
         return
-    _, _, xmin, _, system = connection.execute(_FACTS, [publication]).fetchone() or (None,) * 5
+    _, _, xmin, _, system, _ = connection.execute(_FACTS, [publication]).fetchone() or (None,) * 6
     record = {"system": system, "xmin": xmin, "tables": _tables(connection, publication)}
     connection.execute(
         sql.SQL("comment on publication {} is {}").format(
@@ -79,7 +80,7 @@ def narrowed(connection: Connection[Any], publication: str) -> list[str] | None:
     facts = connection.execute(_FACTS, [publication]).fetchone()
     if facts is None:
         return None
-    without, leaves, xmin, comment, system = facts
+    without, leaves, xmin, comment, system, own = facts
     found = [f"no {', '.join(without)}"] if without else []
     found += ["changes of partitions under their own names: publish_via_partition_root is off"] if leaves else []
     for table, condition, columns in connection.execute(_NARROWED, [publication]).fetchall():
@@ -90,6 +91,9 @@ def narrowed(connection: Connection[Any], publication: str) -> list[str] | None:
     found += _changed(connection, record.get("tables") or {}, _tables(connection, publication), same=same)
     if same and record.get("xmin") != xmin and not without:
         found.append("its options were altered: operations may have been missing for a while")
+    if comment is None and own:
+        # from PostgreSQL 18 on a slot passes over what was written while its publication was not there
+        found.append("it was made anew, or its comment was removed: changes may have been missing for a while")
     return found
 
 
