@@ -1,24 +1,25 @@
--- json_value(log_type): an SQL expression for a log column of a type as JSON, a format of the column's name: bool,
--- smallint, integer, text and finite floats natively; all else as PostgreSQL's own text, since JSON would lose it
--- (numeric scale, bigint beyond 2^53, NaN, -0, infinity). Rendered by output functions, never by casts. Writes: nothing.
+-- json_value(log_type): an SQL expression for a log column of a type, a format of the column's name, of which
+-- jsonb_build_object makes JSON: bool, smallint, integer, text and finite floats natively; all else as PostgreSQL's own
+-- text, since JSON would lose it (numeric scale, bigint beyond 2^53, NaN, -0, infinity). Rendered by output functions,
+-- never by casts, and not by to_jsonb(): one jsonb within the other costs a quarter more. Writes: nothing.
 create or replace function gdq.json_value(log_type text) returns text
 language plpgsql immutable security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
   if log_type in ('boolean', 'smallint', 'integer', 'text', 'character varying', 'name') then
-    return 'to_jsonb(%1$I)';
+    return '%1$I';
   elsif log_type in ('real', 'double precision') then
     return replace('case when %1$I in (''NaN'', ''Infinity'', ''-Infinity'') or textin(output(%1$I)) = ''-0'' then to_jsonb(textin(output(%1$I))) else to_jsonb(%1$I) end',
                    'output', case log_type when 'real' then 'float4out' else 'float8out' end);
   end if;
   return (select case when p.proargtypes[0] = t.oid or p.proargtypes[0]::regtype::text like 'any%'
-                      then 'to_jsonb(textin(' || replace(p.oid::regproc::text, '%', '%%') || '(%1$I)))'
+                      then 'textin(' || replace(p.oid::regproc::text, '%', '%%') || '(%1$I))'
                       -- refcursor borrows the output function of text
-                      else 'case when %1$I is not null then to_jsonb(format(''%%s'', %1$I)) end' end
+                      else 'case when %1$I is not null then format(''%%s'', %1$I) end' end
             from pg_type t join pg_proc p on p.oid = t.typoutput where t.oid = log_type::regtype);
 end
 $$;
-comment on function gdq.json_value(text) is 'SQL expression for a log column of a type as JSON.';
+comment on function gdq.json_value(text) is 'SQL expression for a log column of a type, for JSON.';
 
 -- json_images(columns): SQL expressions for the images of a log row as jsonb objects: key and old_key, old_image and
 -- new_image; a NULL where the version logs no such image. Writes: nothing.
