@@ -73,7 +73,9 @@ class Ratio:
     def __str__(self) -> str:
         if self.mid >= _ENORMOUS:
             return f"over {_ENORMOUS}"
-        return f"{self.mid:.2f} ({self.low:.2f} to {self.high:.2f})"
+        # without -0.00
+        mid, low, high = (f"{round(value, 2) + 0:.2f}" for value in (self.mid, self.low, self.high))
+        return f"{mid} ({low} to {high})"
 
 
 @dataclass(frozen=True, slots=True)

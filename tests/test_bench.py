@@ -17,6 +17,7 @@ from bench import reading
 from bench.contenders import CONTENDERS
 from bench.figures import Goal, Ratio, ratio
 from bench.packages import BenchError
+from bench.plot import bars
 from bench.processes import seconds_below
 from bench.report import goals, losses, page, plots
 from bench.results import Results
@@ -213,6 +214,17 @@ def test_plots(results: Results) -> None:
     words = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert words[words.index("gdq full") + 1] == "0.48"
     assert "no trigger" not in words
+
+
+def test_long_bars_are_cut_off() -> None:
+    drawn = bars(
+        "costs", [("gdq full", Ratio(-0.001, -0.001, 0)), ("PgQ PL", Ratio(70, 60, 80)), ("PgQ", Ratio(1, 1, 1))]
+    )
+    root = ET.fromstring(drawn)
+    words = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert words[1:] == ["gdq full", "0.00", "PgQ PL", "\u2192 70", "PgQ", "1.00"]
+    widths = [float(element.attrib["width"]) for element in root.iter("{http://www.w3.org/2000/svg}rect")]
+    assert widths[2] == widths[3] > widths[1]
 
 
 @pytest.mark.long
