@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psycopg
 import pytest
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from gdq.conninfo import connect, conninfo_of, resolve
 from tests.fix_server import PASSWORD, Database
@@ -61,3 +61,11 @@ def test_a_second_connection_goes_to_the_same_database(empty_db: Database) -> No
         assert conninfo_to_dict(conninfo_of(connection))["password"] == PASSWORD
         with psycopg.connect(conninfo_of(connection)) as second:
             assert (second.info.dbname, second.info.user) == (connection.info.dbname, connection.info.user)
+
+
+def test_a_second_connection_leads_to_the_same_of_several_servers(empty_db: Database) -> None:
+    at = conninfo_to_dict(empty_db.dsn)
+    several = make_conninfo("", **{**at, "host": f"/nowhere,{at['host']},/elsewhere", "port": f"1,{at['port']},2"})
+    with connect(several) as connection:
+        again = conninfo_to_dict(conninfo_of(connection))
+    assert (again["host"], again["port"]) == (at["host"], at["port"])
