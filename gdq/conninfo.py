@@ -65,13 +65,11 @@ def is_pooled(connection: psycopg.Connection[Any]) -> bool:
 def conninfo_of(connection: psycopg.Connection[Any]) -> str:
     """The connection string of a live connection, with its password: for a second connection to the same database.
 
-    Of a list of servers it names the one that is connected: another may not have what this one has committed.
+    Of a list of servers it names the one that is connected, since psycopg asks one after the other: another may not have
+    what this one has committed.
     """
     info = connection.info
     parameters: dict[str, Any] = info.get_parameters()
-    if any("," in str(parameters.get(name, "")) for name in ("host", "hostaddr")):
-        where = {"host": info.host, "hostaddr": info.hostaddr, "port": info.port}
-        parameters |= {name: value for name, value in where.items() if name in parameters}
     if info.password:
         parameters["password"] = info.password
     return make_conninfo(**parameters)
