@@ -65,8 +65,8 @@ def is_pooled(connection: psycopg.Connection[Any]) -> bool:
 def conninfo_of(connection: psycopg.Connection[Any]) -> str:
     """The connection string of a live connection, with its password: for a second connection to the same database.
 
-    Of a list of servers it names the one that is connected, since psycopg asks one after the other: another may not have
-    what this one has committed.
+    Of a list of servers it names the one that is connected, since psycopg asks them one after the other: another may
+    not have what this one has committed.
     """
     info = connection.info
     parameters: dict[str, Any] = info.get_parameters()
