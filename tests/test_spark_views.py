@@ -120,7 +120,8 @@ def content(scene: Scene, name: str) -> object:
 def test_views_follow_whatever_happens(scene: Scene) -> None:
     rng = random.Random(f"{SEED} spark")
     scene.run(fill(rng))
-    views = SOME | {name: SHAPES[name].query for name in KEYED} | (covered(scene) if EXAMPLES else {})
+    strict = SOME | {name: SHAPES[name].query for name in KEYED}
+    views = strict | (covered(scene) if EXAMPLES else {})
     for name, query in views.items():
         scene.view(name, query)
         assert verify_view(scene.refresher, name).equal, name
@@ -141,7 +142,9 @@ def test_views_follow_whatever_happens(scene: Scene) -> None:
             # a full load would hide changes that took away rows which were not there
             assert "changed by another" not in str(reason), f"{views[name]}\n" + ";\n".join(scene.history)
             assert found.equal, f"{found} seed {SEED} round {rounds}\n{views[name]}\n" + ";\n".join(scene.history)
-            changed[name] += action == "delta" and content(scene, name) != before
+            # of the others some hang on one value, so that a change is mostly a full load
+            counts = action == "delta" or name not in strict
+            changed[name] += counts and content(scene, name) != before
 
 
 def test_not_joined_by_spark(scene: Scene) -> None:
