@@ -17,7 +17,7 @@ SIZES = {
     "quick": Work(
         10_000, 50, 2, 1, 1, (1, 4), ("off",), ("no trigger", "gdq full", "gdq pk", "PgQ with backup", "Slony")
     ),
-    "usual": Work(100_000, 200, 4, 2, 2, (1, 16), ("on", "off")),
+    "usual": Work(100_000, 100, 3, 1, 2, (1, 16), ("on", "off")),
     "long": Work(100_000, 200, 5, 3, 2, (1, 4, 16), ("on", "off")),
 }
 
