@@ -48,19 +48,19 @@ test: lint ## lint, all tests but the long ones on PostgreSQL 18, the server tes
 test-all: lint .venv-spark43/ready ## lint, all tests on every PostgreSQL, a Spark cluster, the Spark tests on the newest Spark too
 	@$(foreach major,$(MAJORS),$(call pytest,$(major),) &&) true
 	$(say) '== a cluster of Spark'
-	@GDQ_TEST_CLUSTER=1 $(py) -m pytest -q tests/test_spark_cluster.py
+	@GDQ_TEST_CLUSTER=1 $(py) -m pytest -q tests/spark/test_cluster.py
 	$(say) '== Spark $(SPARK43)'
 	@GDQ_TEST_CLUSTER=1 .venv-spark43/bin/python -m pytest -q -m spark
 
 soak: .venv/ready ## random sequences of steps for hours; SOAK=<examples>
-	@GDQ_MACHINE_EXAMPLES=$(SOAK) $(py) -m pytest -q -s tests/test_machine.py
+	@GDQ_MACHINE_EXAMPLES=$(SOAK) $(py) -m pytest -q -s tests/batch/test_machine.py
 
 lint: .venv/ready ## ruff, mypy and pgspot
 	$(say) '== ruff, mypy, pgspot'
 	@$(py) -m ruff check --quiet .
 	@$(py) -m ruff format --quiet --check .
 	@$(py) -m mypy --no-error-summary gdq tests bench
-	@$(py) -m tests.lint_sql
+	@$(py) -m tests.support.lint_sql
 
 format: .venv/ready ## rewrite the Python files as lint wants them
 	@$(py) -m ruff check --quiet --fix . ; $(py) -m ruff format .

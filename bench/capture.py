@@ -10,7 +10,7 @@ from bench.contenders import prepare
 from bench.measure import Meter, Work
 from bench.packages import Place
 from bench.results import Results
-from gdq.schema import install
+from gdq.installer.install import install
 
 SIZES = {
     "tiny": Work(100, 3, 1, 1, 1, (1,), ("off",), ("no trigger", "gdq full", "slot consumed")),

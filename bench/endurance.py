@@ -14,7 +14,7 @@ from bench.catch_up import NO_ROUND, PART
 from bench.latency import PATHS
 from bench.results import Results
 from bench.steady import Work
-from gdq.embedded import Binaries
+from gdq.embedded.server import Binaries
 
 # Nothing where a run has no ten minutes.
 SIZES: dict[str, Work | None] = {

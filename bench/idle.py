@@ -15,7 +15,7 @@ import psycopg
 from rich.console import Console
 
 from bench.latency import prepare
-from gdq.embedded import EmbeddedError, Server, find_binaries
+from gdq.embedded.server import EmbeddedError, Server, find_binaries
 
 _HOUR_SECONDS = 3600
 

@@ -19,11 +19,11 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.views import SETTINGS
-from gdq import schema
-from gdq.consumers import computation
-from gdq.consumers.refresh import Refresher
-from gdq.embedded import Server, find_binaries
-from gdq.view import create_view, view_history
+from gdq.consumers.refresh.refresher import Refresher
+from gdq.consumers.views import computation
+from gdq.embedded.server import Server, find_binaries
+from gdq.installer import install
+from gdq.view.view import create_view, view_history
 
 _GROUP = 4
 # neither maximum nor distinct values are kept: the rows of each changed group are read again
@@ -47,7 +47,7 @@ class Cost:
 
 def measure(server: Server, rows: int, keys: tuple[int, ...], rounds: int) -> list[Cost]:
     """The cost of every number of keys, first with the index."""
-    schema.install(server.conninfo())
+    install.install(server.conninfo())
     groups, found = rows // _GROUP, []
     with psycopg.connect(server.conninfo(), autocommit=True) as connection, Refresher(server.conninfo()) as refresher:
         connection.execute("create table item (id int primary key, k int not null, v int not null)")

@@ -19,8 +19,8 @@ import psycopg
 from rich.console import Console
 
 from gdq import Consumer
-from gdq.embedded import Server
-from gdq.schema import install
+from gdq.embedded.server import Server
+from gdq.installer.install import install
 
 MISSED = 3
 

@@ -32,8 +32,8 @@ from bench.results import Results
 from gdq.consumer import Consumer
 from gdq.consumers.slot.slot import create_slot, drop_slot
 from gdq.consumers.slot.source import SlotSource
-from gdq.embedded import EmbeddedError, Server, find_binaries
-from gdq.schema import install
+from gdq.embedded.server import EmbeddedError, Server, find_binaries
+from gdq.installer.install import install
 
 PART = "latency"
 MISSED = 3

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from bench.packages import BenchError
 from bench.results import Results
-from gdq.embedded_files import cache_folder
+from gdq.embedded.files import cache_folder
 
 PART = "alone"
 

@@ -17,8 +17,8 @@ from typing import Any
 import psycopg
 from rich.progress import track
 
-from gdq import schema
-from gdq.embedded import Server, find_binaries
+from gdq.embedded.server import Server, find_binaries
+from gdq.installer import install
 
 MAINTAIN_EVERY = 50
 CATALOGS = ("pg_class", "pg_proc", "pg_attribute", "pg_depend")
@@ -30,7 +30,7 @@ DEAD = """
 
 def main(batches: int) -> None:
     with Server(binaries=find_binaries(18), settings={}) as server:
-        schema.install(server.conninfo())
+        install.install(server.conninfo())
         with (
             psycopg.connect(server.conninfo(), autocommit=True) as connection,
             psycopg.connect(server.conninfo()) as holder,

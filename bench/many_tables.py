@@ -17,8 +17,8 @@ from typing import Any
 
 import psycopg
 
-from gdq import schema
-from gdq.embedded import Server, find_binaries
+from gdq.embedded.server import Server, find_binaries
+from gdq.installer import install
 
 CHANGING = 3
 ROUNDS = 60
@@ -27,7 +27,7 @@ STEPS = ("tick", "batch", "check whether a tick is due")
 
 def main(tables: int) -> None:
     with Server(binaries=find_binaries(18), settings={"max_locks_per_transaction": 256}) as server:
-        schema.install(server.conninfo())
+        install.install(server.conninfo())
         with psycopg.connect(server.conninfo(), autocommit=True) as connection:
             connection.execute("select gdq.create_event_triggers()")
             _create(connection, "first", 1)  # what a session reads of the catalogs once is nobody's

@@ -19,9 +19,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import packages
-from gdq.embedded import EmbeddedError, Server
+from gdq.embedded.server import EmbeddedError, Server
 from gdq.errors import GdqError
-from gdq.schema import install
+from gdq.installer.install import install
 
 MISSED = 3
 

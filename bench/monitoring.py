@@ -18,10 +18,10 @@ from typing import Any
 
 import psycopg
 
-from gdq import schema
-from gdq.doctor import doctor
-from gdq.embedded import Server, find_binaries
-from gdq.status import status
+from gdq.embedded.server import Server, find_binaries
+from gdq.installer import install
+from gdq.monitor.doctor import doctor
+from gdq.monitor.status import status
 
 FEW = 10
 ROUNDS = 5
@@ -41,7 +41,7 @@ def _measure(server: Server, tables: int) -> dict[str, float]:
     database = f"of_{tables}"
     with psycopg.connect(server.conninfo(), autocommit=True) as connection:
         connection.execute(f"create database {database}".encode())
-    schema.install(server.conninfo(dbname=database))
+    install.install(server.conninfo(dbname=database))
     with psycopg.connect(server.conninfo(dbname=database), autocommit=True) as connection:
         connection.execute("select gdq.create_event_triggers()")
         fill(connection, tables)

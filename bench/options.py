@@ -17,9 +17,9 @@ import psycopg
 from rich.console import Console
 from rich.table import Table
 
-from gdq.embedded import Server
+from gdq.embedded.server import Server
+from gdq.installer.install import install
 from gdq.queue import add_table, create_queue
-from gdq.schema import install
 
 COLUMNS = "id bigint primary key, kind int, amount numeric, day date, code text, name text, note text, flag boolean"
 VALUES = "17, 4711.25, '2024-01-01'::date, 'C-4711', repeat('customer', 4), repeat('note', 16), true"

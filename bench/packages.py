@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gdq.embedded import Binaries, Server, binaries_in
+from gdq.embedded.server import Binaries, Server, binaries_in
 
 ROOT = Path(os.environ.get("GDQ_BENCH_ROOT", "/"))
 _PROGRAMS = ROOT / "usr/lib/postgresql/15/bin"

@@ -25,7 +25,7 @@ from bench.packages import BenchError, Place
 from bench.slot_reader import libpq_environment, pgoutput_options, recvlogical
 from gdq.consumer import Consumer
 from gdq.consumers.slot.source import SlotSource
-from gdq.embedded import binaries_in
+from gdq.embedded.server import binaries_in
 from gdq.source import BatchSource
 
 QUEUE = "reading"

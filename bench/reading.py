@@ -21,7 +21,7 @@ from bench.results import Results
 from bench.slot_reader import drop_slots, wait_for
 from bench.spark_reader import PARTITIONS, SPARK
 from gdq.consumers.slot.source import SlotSource
-from gdq.schema import install
+from gdq.installer.install import install
 
 PART = "reading"
 _NEEDS = {"PgQ get_batch_events": PGQ, "wal2json": WAL2JSON, **dict.fromkeys(PARTITIONS, SPARK)}

@@ -10,8 +10,8 @@ import psycopg
 
 from bench.packages import BenchError, Place
 from gdq.consumer import Consumer
-from gdq.consumers.relations import BLOCK_BYTES
-from gdq.embedded import EmbeddedError, java_home
+from gdq.consumers.views.log_sql import BLOCK_BYTES
+from gdq.embedded.server import EmbeddedError, java_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,8 +38,8 @@ def read(place: Place, queue: str, name: str, table: str, *, partitions: int, go
 
     A session of `partitions` threads is left running: stop() ends it. The consumer stays where it is.
     """
-    from gdq.consumers.spark_session import spark_session  # noqa: PLC0415 (the other readers need none of it)
-    from gdq.consumers.spark_source import register  # noqa: PLC0415
+    from gdq.consumers.spark.session import spark_session  # noqa: PLC0415 (the other readers need none of it)
+    from gdq.consumers.spark.source import register  # noqa: PLC0415
 
     spark = spark_session("bench", threads=partitions)
     register(spark)

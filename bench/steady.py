@@ -23,7 +23,7 @@ from gdq.conninfo import conninfo_of
 from gdq.consumer import Consumer
 from gdq.consumers.slot.slot import create_slot, slot_info
 from gdq.consumers.slot.source import SlotSource
-from gdq.schema import install
+from gdq.installer.install import install
 
 QUEUE = "steady"
 TICKER = "ticker of the benchmark"

@@ -27,8 +27,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from bench.views_data import ENGINES, Key, OtherSettings, Results, expected, machine
 from bench.views_report import page, show
 from bench.views_run import OutOfTime, Run
-from gdq.embedded import Server, find_binaries
-from tests import tpch
+from gdq.embedded.server import Server, find_binaries
+from tests.support import tpch
 
 SETTINGS: dict[str, str | float | bool] = {
     "shared_buffers": "2GB",

@@ -15,12 +15,12 @@ from typing import Any
 import psycopg
 
 from bench.views_data import ENGINES, Key, Method, Results, Sample, by_goal
-from gdq import schema
-from gdq.consumers.refresh import Refresher
-from gdq.embedded import Server
+from gdq.consumers.refresh.refresher import Refresher
+from gdq.embedded.server import Server
 from gdq.errors import GdqError
-from gdq.view import create_view
-from tests import tpch
+from gdq.installer import install
+from gdq.view.view import create_view
+from tests.support import tpch
 
 # Waits for Spark's sessions to end, which tell what they have read when they do.
 _OTHERS = """select count(*) from pg_stat_activity
@@ -59,7 +59,7 @@ class Run:
         missing = [key for key in self.wanted if key not in self.results.samples]
         if not missing:
             return
-        schema.install(self.server.conninfo())
+        install.install(self.server.conninfo())
         with self._stack, self._heard():
             connect = psycopg.connect(self.server.conninfo(), autocommit=True)
             self._connection = self._stack.enter_context(connect)

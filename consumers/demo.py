@@ -24,11 +24,11 @@ from rich.console import Console
 from rich.table import Table
 
 from gdq import queue as queues
-from gdq.consumers.refresh import Refresher, RefreshResult
-from gdq.consumers.verify import verify_view
-from gdq.embedded import Server
-from gdq.schema import install
-from gdq.view import create_view
+from gdq.consumers.refresh.refresher import Refresher, RefreshResult
+from gdq.consumers.refresh.verify import verify_view
+from gdq.embedded.server import Server
+from gdq.installer.install import install
+from gdq.view.view import create_view
 
 QUEUE = "shop"
 TABLES = ("customer", "orders", "lineitem")

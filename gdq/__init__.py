@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from gdq.conninfo import connect
     from gdq.consumer import Consumer, register_consumer, unregister_consumer
     from gdq.errors import GdqError, ResyncRequired, StaleBatch, UnsupportedValue
+    from gdq.installer.install import install, uninstall
     from gdq.member import register_member, unregister_member
     from gdq.message import Message, insert_event, insert_events
     from gdq.queue import add_table, alter_table_options, create_queue, drop_queue, force_tick, remove_table
     from gdq.retry import DeadLetter, Retry, dead_letters, purge_dead_letters, replay_dead_letters, set_retry_limit
-    from gdq.schema import install, uninstall
     from gdq.source import BatchSource, Event, Position, SourceBatch
 
 __version__ = "0.1.0"

@@ -14,14 +14,14 @@ from psycopg import Connection
 from psycopg.pq import TransactionStatus
 from psycopg.rows import class_row, dict_row, scalar_row
 
-from gdq.arrow import Column, Reader, schema_of, select_sql
-from gdq.batch_rows import may_read_logs, read_rows
 from gdq.errors import GdqError, ResyncRequired, mapped
-from gdq.pgtypes import AS_TEXT, ColumnType, Unsupported, column_type
 from gdq.retry import DELAY, Outcome
 from gdq.sequence import SequenceValue
 from gdq.source import Event, Position
 from gdq.stream import next_batch, read_events, round_trip
+from gdq.typed.arrow import Column, Reader, schema_of, select_sql
+from gdq.typed.batch_rows import may_read_logs, read_rows
+from gdq.typed.pgtypes import AS_TEXT, ColumnType, Unsupported, column_type
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,7 +58,7 @@ class Batch:
     Other programs see no other batch of this consumer until that transaction ends. Reading again gives the same.
     Typed rows are read on a second connection to the same database, since only that driver is fast; `reader` keeps it
     from batch to batch. What it reads was committed before the batch was cut. A role that may not read the logs has
-    them on this one, see gdq.batch_rows.
+    them on this one, see gdq.typed.batch_rows.
     """
 
     def __init__(

@@ -19,7 +19,6 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import class_row, scalar_row
 
 from gdq import queue as queues
-from gdq.arrow import Reader
 from gdq.batch import Batch
 from gdq.conninfo import connect, is_pooled, take_utf8
 from gdq.control import TableCopy, resync, resynced
@@ -29,6 +28,7 @@ from gdq.retry import Outcome, next_retry
 from gdq.source import Event
 from gdq.stream import next_batch, next_batch_with_events
 from gdq.ticker import INTERVAL_SECONDS, TICKER_SECONDS, Housekeeping, take_tick
+from gdq.typed.arrow import Reader
 
 MAX_EVENTS = 50_000
 

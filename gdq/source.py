@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from gdq.errors import GdqError
-from gdq.pgtypes import Unsupported
+from gdq.typed.pgtypes import Unsupported
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -6,16 +6,16 @@ import signal
 
 import pytest
 
-from gdq.embedded import MAJORS
+from gdq.embedded.server import MAJORS
 
-pytest.register_assert_rewrite("tests.guarded")
+pytest.register_assert_rewrite("tests.support.guarded")
 pytest_plugins = [
-    "tests.fix_server",
-    "tests.fix_spark",
-    "tests.events",
-    "tests.fix_stage",
-    "tests.fix_lake",
-    "tests.fix_slot",
+    "tests.support.server",
+    "tests.support.spark",
+    "tests.support.events",
+    "tests.support.stage",
+    "tests.support.lake",
+    "tests.support.slot",
 ]
 
 
@@ -28,9 +28,9 @@ def pytest_configure() -> None:
 @pytest.fixture(autouse=True)
 def patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a busy machine makes slow is no reason for a full load, but where the choice itself is tested."""
-    if request.path.name not in ("test_view_cost.py", "test_spark_keys.py"):
-        monkeypatch.setattr("gdq.view_cost._SECONDS_MIN", 3600.0)
-        monkeypatch.setattr("gdq.view_cost._SECONDS_MIN_SPARK", 3600.0)
+    if "/".join(request.path.parts[-2:]) not in ("views/test_cost.py", "spark/test_keys.py"):
+        monkeypatch.setattr("gdq.view.cost._SECONDS_MIN", 3600.0)
+        monkeypatch.setattr("gdq.view.cost._SECONDS_MIN_SPARK", 3600.0)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

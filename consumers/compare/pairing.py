@@ -9,9 +9,9 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from gdq.consumers.compare.comparison import Comparison
 from gdq.consumers.compare.figures import Figures, Latency
-from gdq.consumers.slot.comparison import Comparison
-from gdq.consumers.slot.rules import TableFacts
+from gdq.consumers.compare.rules import TableFacts
 from gdq.consumers.slot.snapshot import Snapshot
 from gdq.source import Event
 

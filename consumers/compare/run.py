@@ -22,10 +22,10 @@ from gdq.consumers.compare import attach
 from gdq.consumers.compare.figures import Figures, Path, Phase, Sample
 from gdq.consumers.compare.pairing import Pairing
 from gdq.consumers.compare.readers import Pids, Reading, read_queue, read_slot
+from gdq.consumers.compare.rules import table_facts
 from gdq.consumers.compare.server import Server
-from gdq.consumers.slot.rules import table_facts
 from gdq.errors import GdqError
-from gdq.schema_version import check_version
+from gdq.installer.version import check_version
 from gdq.source import iso_utc
 
 log = logging.getLogger(__name__)

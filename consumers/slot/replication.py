@@ -16,7 +16,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from gdq.conninfo import resolve
 from gdq.errors import ConnectionLost, GdqError
-from gdq.pgtypes import READ_SETTINGS
+from gdq.typed.pgtypes import READ_SETTINGS
 
 _FEEDBACK_SECONDS = 10.0
 _GOODBYE_SECONDS = 2.0

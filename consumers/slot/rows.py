@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from gdq.arrow import Column, from_texts, schema_of
 from gdq.batch import HEADER, WEIGHT, net_rows
 from gdq.consumers.slot.events import Described, TableNames, changes_of
 from gdq.consumers.slot.pgoutput import Row, Tuple
 from gdq.consumers.slot.transaction import Transaction
 from gdq.errors import GdqError, ResyncRequired
-from gdq.pgtypes import AS_TEXT, ColumnType, Unsupported, column_type
+from gdq.typed.arrow import Column, from_texts, schema_of
+from gdq.typed.pgtypes import AS_TEXT, ColumnType, Unsupported, column_type
 
 if TYPE_CHECKING:
     import pyarrow as pa

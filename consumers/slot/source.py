@@ -27,8 +27,8 @@ from gdq.consumers.slot.rows import SlotRows
 from gdq.consumers.slot.slot import publication_name, slot_name
 from gdq.consumers.slot.transaction import Transaction
 from gdq.errors import GdqError, ResyncRequired
-from gdq.pgtypes import Unsupported
 from gdq.source import Event, Position
+from gdq.typed.pgtypes import Unsupported
 
 if TYPE_CHECKING:
     import pyarrow as pa

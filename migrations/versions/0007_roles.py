@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gdq.schema import run_revision
+from gdq.installer.install import run_revision
 
 revision = "0007"
 down_revision = "0006"

@@ -1,0 +1,336 @@
+"""What may differ between the events of a queue and of a slot that saw the same changes, and why.
+
+RULES is all of it: gdq.consumers.compare.comparison explains differences by nothing else, and docs/slot-or-queue.md
+holds the table that `python -m gdq.consumers.compare.rules` prints. gdq's own slots have the output plugin
+pgoutput; what the rules say of others is for readers that come from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg import Connection
+
+from gdq.source import Event
+
+PLUGINS = ("pgoutput", "test_decoding", "wal2json")
+_NO_ROOT = ("test_decoding", "wal2json")
+NO_NUMBERS = ("NaN", "Infinity", "-Infinity")
+
+_FACTS = """
+    select pg_catalog.format('%%I.%%I', n.nspname, c.relname), c.relreplident::text,
+           array(select a.attname::text from pg_catalog.pg_index i
+                   join pg_catalog.pg_attribute a on a.attrelid = i.indrelid and a.attnum = any (i.indkey)
+                  where i.indrelid = c.oid and case c.relreplident when 'd' then i.indisprimary
+                                                                   when 'i' then i.indisreplident end),
+           array(select a.attname::text from pg_catalog.pg_attribute a
+                  where a.attrelid = c.oid and a.attgenerated <> '' and not a.attisdropped),
+           exists (select from pg_catalog.pg_trigger t
+                    where t.tgrelid = c.oid and t.tgenabled = 'A' and pg_catalog.starts_with(t.tgname, '!gdq_')),
+           (select pg_catalog.format('%%I.%%I', s.nspname, r.relname)
+              from pg_catalog.pg_class r join pg_catalog.pg_namespace s on s.oid = r.relnamespace
+             where c.relispartition and r.oid = pg_catalog.pg_partition_root(c.oid)),
+           array(select a.attname::text from pg_catalog.pg_attribute a
+                  where a.attrelid = c.oid and not a.attisdropped
+                    and a.atttypid = any (array['float4', 'float8', 'numeric']::pg_catalog.regtype[]::oid[]))
+      from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+     where c.oid = any (%s::pg_catalog.regclass[]::pg_catalog.oid[])"""
+
+
+@dataclass(frozen=True, slots=True)
+class TableFacts:
+    """What the rules must know of a table: its replica identity, generated columns, triggers.
+
+    `identity` is pg_class.relreplident; a table that nobody has described is taken to have a full one. `always`: its
+    triggers fire in replica role too. `root`: the partitioned table, of a partition. `fractions`: the columns of type
+    float4, float8 and numeric.
+    """
+
+    identity: str = "f"
+    identity_columns: tuple[str, ...] = ()
+    generated: frozenset[str] = frozenset()
+    always: bool = False
+    root: str | None = None
+    fractions: frozenset[str] = frozenset()
+
+
+def table_facts(connection: Connection[Any], tables: Sequence[str]) -> dict[str, TableFacts]:
+    """What the rules must know of these tables, by their names as events have them; the server's error for no table."""
+    rows = connection.execute(_FACTS, [list(tables)]).fetchall()
+    return {
+        name: TableFacts(identity, tuple(columns), frozenset(generated), always, root, frozenset(fractions))
+        for name, identity, columns, generated, always, root, fractions in rows
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One difference between the events of both paths, with the rule that explains it; an error without one.
+
+    `what`: "missing in slot", "missing in queue", "table", "key", "old" and "new" (images, in `columns`), "id", "xid",
+    "time", "origin", "order of one key", "order in a transaction" or "order of transactions". `xid` has 32 bits.
+    `alone`: of a missing event, whether the side that lacks it has no change of this table in this transaction at all.
+    """
+
+    what: str
+    xid: int
+    table: str | None
+    key: dict[str, Any] | None
+    queue: Event | None
+    slot: Event | None
+    columns: tuple[str, ...] = ()
+    alone: bool = False
+    rule: str | None = None
+
+    def __str__(self) -> str:
+        event = self.queue or self.slot
+        op = event.op if event else ""
+        columns = f" ({', '.join(self.columns)})" if self.columns else ""
+        because = f": {self.rule}" if self.rule else ""
+        return f"transaction {self.xid}, {op} of {self.table}, key {self.key}: {self.what}{columns}{because}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A difference that must be: what either side has, why, the function that recognises it, with which plugins."""
+
+    name: str
+    queue: str
+    slot: str
+    why: str
+    explains: Callable[[Difference, TableFacts], bool]
+    plugins: tuple[str, ...] = PLUGINS
+
+
+def _order_of_transactions(found: Difference, _: TableFacts) -> bool:
+    return found.what == "order of transactions"
+
+
+def _order_in_a_transaction(found: Difference, _: TableFacts) -> bool:
+    return found.what == "order in a transaction"
+
+
+def _id(found: Difference, _: TableFacts) -> bool:
+    return found.what == "id"
+
+
+def _xid(found: Difference, _: TableFacts) -> bool:
+    return bool(found.what == "xid" and found.queue and found.slot and found.queue.xid % 2**32 == found.slot.xid)
+
+
+def _time(found: Difference, _: TableFacts) -> bool:
+    queue, slot = found.queue, found.slot
+    return bool(found.what == "time" and queue and slot and (queue.time <= slot.time or slot.origin))
+
+
+def _old_image(found: Difference, table: TableFacts) -> bool:
+    queue, slot = found.queue, found.slot
+    if found.what != "old" or table.identity == "f" or queue is None or slot is None or queue.old is None:
+        return False
+    if any(column in (slot.old or {}) or column not in queue.old for column in found.columns):
+        return False
+    new = queue.new or {}
+    key_sent = queue.op == "delete" or any(queue.old.get(c) != new.get(c) for c in table.identity_columns)
+    return not (key_sent and set(found.columns) & set(table.identity_columns))
+
+
+def _unchanged_value(found: Difference, table: TableFacts) -> bool:
+    queue, slot = found.queue, found.slot
+    if found.what != "new" or table.identity == "f" or queue is None or slot is None or queue.op != "update":
+        return False
+    old, new = queue.old or {}, queue.new or {}
+    return all(
+        column not in (slot.new or {}) and isinstance(new.get(column), str) and old.get(column) == new[column]
+        for column in found.columns
+    )
+
+
+def _generated(found: Difference, table: TableFacts) -> bool:
+    slot = found.slot
+    if found.what not in ("old", "new") or slot is None:
+        return False
+    image = (slot.old if found.what == "old" else slot.new) or {}
+    return all(column in table.generated and column not in image for column in found.columns)
+
+
+def _ddl(found: Difference, _: TableFacts) -> bool:
+    return bool(found.what == "missing in slot" and found.queue and found.queue.op == "ddl")
+
+
+def _message(found: Difference, _: TableFacts) -> bool:
+    event = found.queue or found.slot
+    return bool(found.what.startswith("missing") and event and event.op == "message")
+
+
+def _origin(found: Difference, _: TableFacts) -> bool:
+    return found.what == "origin"
+
+
+def _replica_role(found: Difference, table: TableFacts) -> bool:
+    # An apply worker writes in this role and says its origin. Of a session that only sets the role nothing tells it
+    # from a lost change, so that is an error.
+    slot = found.slot
+    return bool(found.what == "missing in queue" and slot and slot.origin and found.alone and not table.always)
+
+
+def _null_in_old(found: Difference, table: TableFacts) -> bool:
+    queue, slot = found.queue, found.slot
+    if found.what != "old" or table.identity != "f" or queue is None or slot is None or queue.old is None:
+        return False
+    return all(c in queue.old and queue.old[c] is None and c not in (slot.old or {}) for c in found.columns)
+
+
+def _no_number(found: Difference, table: TableFacts) -> bool:
+    queue, slot = found.queue, found.slot
+    if found.what not in ("old", "new") or queue is None or slot is None:
+        return False
+    ours, theirs = (queue.old, slot.old) if found.what == "old" else (queue.new, slot.new)
+    return all(
+        column in table.fractions
+        and (ours or {}).get(column) in NO_NUMBERS
+        and column in (theirs or {})
+        and (theirs or {})[column] is None
+        for column in found.columns
+    )
+
+
+def _partition(found: Difference, _: TableFacts) -> bool:
+    # Only a partition's change and its root's are paired: another table's is a missing event.
+    return found.what == "table"
+
+
+def _truncated_partition(found: Difference, table: TableFacts) -> bool:
+    slot = found.slot
+    return bool(found.what == "missing in queue" and slot and slot.op == "truncate" and table.root)
+
+
+def _no_identity(found: Difference, table: TableFacts) -> bool:
+    queue = found.queue
+    nothing = table.identity != "f" and not table.identity_columns
+    return bool(found.what == "missing in slot" and queue and queue.op in ("update", "delete") and nothing)
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "order of transactions",
+        "of their first change",
+        "of their commits",
+        "the queue numbers a change when it is made, the slot sends a transaction when it has ended",
+        _order_of_transactions,
+    ),
+    Rule(
+        "order in a transaction",
+        "of the ends of statements",
+        "of the rows",
+        "triggers fire when their statement ends: later than the writes of its BEFORE triggers; one key's changes keep "
+        "their order",
+        _order_in_a_transaction,
+    ),
+    Rule(
+        "`id`",
+        "number of the change",
+        "place in the write-ahead log; rows of one COPY may share it",
+        "each has the number that its path gives",
+        _id,
+    ),
+    Rule("`xid`", "64 bits", "32 bits", "output plugins send no epoch", _xid),
+    Rule(
+        "`time`",
+        "of the change",
+        "of the commit, at the replication origin if it has one",
+        "the log notes no time of a change",
+        _time,
+    ),
+    Rule(
+        "`old` of an update or delete",
+        "the whole row",
+        "the whole row with REPLICA IDENTITY FULL (of the partitioned table itself, too); else the old key where it "
+        "changed",
+        "the log has no more",
+        _old_image,
+    ),
+    Rule(
+        "`new` of an update",
+        "the whole row",
+        "lacks large values that the update left as they were, unless `old` has them",
+        "they are not written to the log again",
+        _unchanged_value,
+    ),
+    Rule("generated columns", "their values", "none", "publications leave them out", _generated, ("pgoutput",)),
+    Rule("DDL", "events of their own", "none: rows have other columns from then on", "the log has no DDL", _ddl),
+    Rule(
+        "messages",
+        "`gdq.insert_event`",
+        "`pg_logical_emit_message`: prefix as `type`, content as `data` (`\\x...`, with `encoding`, if no text)",
+        "each path has its own",
+        _message,
+    ),
+    Rule("`origin`", "what the writer said", "the replication origin", "each path has its own", _origin),
+    Rule(
+        "writes of a session in replica role",
+        "only tables captured with `--always`",
+        "all",
+        "triggers do not fire in this role",
+        _replica_role,
+    ),
+    Rule(
+        "`table` of a partition's row",
+        "the partitioned table",
+        "the partition",
+        "only a publication sends changes as those of the root",
+        _partition,
+        _NO_ROOT,
+    ),
+    Rule(
+        "TRUNCATE of a partitioned table",
+        "one event",
+        "one more for each partition",
+        "the log names them all",
+        _truncated_partition,
+        _NO_ROOT,
+    ),
+    Rule(
+        "NULL in `old` with REPLICA IDENTITY FULL",
+        "in the row",
+        "the column is left out",
+        "test_decoding prints old rows so",
+        _null_in_old,
+        ("test_decoding",),
+    ),
+    Rule(
+        "NaN and Infinity in float4, float8 and numeric",
+        "text",
+        "NULL",
+        "JSON has no such numbers",
+        _no_number,
+        ("wal2json",),
+    ),
+    Rule(
+        "update or delete of a table without replica identity",
+        "as of any table",
+        "none",
+        "wal2json leaves them out with a warning; a publication would refuse the statement",
+        _no_identity,
+        ("wal2json",),
+    ),
+)
+
+
+def rules_of(plugin: str) -> tuple[Rule, ...]:
+    """The rules for a slot with this output plugin."""
+    return tuple(rule for rule in RULES if plugin in rule.plugins)
+
+
+def markdown() -> str:
+    """The table of docs/slot-or-queue.md."""
+    lines = ["| | queue | slot | why | output plugins |", "|---|---|---|---|---|"]
+    for rule in RULES:
+        plugins = "all" if rule.plugins == PLUGINS else ", ".join(rule.plugins)
+        lines.append(f"| {rule.name} | {rule.queue} | {rule.slot} | {rule.why} | {plugins} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")

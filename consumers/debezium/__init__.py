@@ -1,0 +1,1 @@
+"""Events in the envelope of Debezium."""

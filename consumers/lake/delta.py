@@ -1,0 +1,276 @@
+"""A Delta Lake table as the target of a view, by the library deltalake: no Spark, no jar.
+
+The position is in the commit info of the commit that moved it, and that commit's number of the view in the table's own
+state, as an application transaction. Both are there or none. A commit is made for one version of the table and fails
+when that is taken, so the check of the position before it holds for it. Commits by Spark (lake_spark_delta) have the
+same in their userMetadata, and say onto which version they were computed.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, cast
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
+from pyarrow import fs
+
+from gdq.consumers.lake.files import FILE_BYTES, DataFile, LakeChange, Rewrite, remove, rewrite
+from gdq.consumers.lake.table import TRIES, LakeState, check_state, not_ours, pack, unpack
+from gdq.errors import GdqError
+from gdq.view.lake_name import LakeName
+from gdq.view.target import Diverged, RefreshConflict, StoredPosition
+
+# The name of what a commit says of the view.
+KEY = "gdq"
+
+# Commits of others after which the rows are what they were.
+_HARMLESS = {
+    *("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "UNSET TBLPROPERTIES", "COMPUTE STATS"),
+}
+# Features that a reader must know and that change nothing in what a data file holds.
+_FEATURES = {"timestampNtz", "vacuumProtocolCheck", "v2Checkpoint"}
+_HISTORY = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The table at one version, and what it stands for then; `number`: of the view's commits."""
+
+    table: DeltaTable | None
+    number: int
+    state: LakeState
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaLake:
+    """The Delta table `name` as the target of one view, whose own mark is `source`."""
+
+    name: LakeName
+    view: str
+    source: str
+
+    @property
+    def application(self) -> str:
+        """Whose the table's application transactions are."""
+        return f"gdq:{self.source}"
+
+    def state(self) -> LakeState:
+        return self.find().state
+
+    def commit(self, change: LakeChange, stored: StoredPosition | None, new: StoredPosition) -> int:
+        for _ in range(TRIES):
+            found = self.find()
+            check_state(self.name, self.view, found.state, stored, change.kind)
+            try:
+                if change.kind == "full":
+                    return self._load(found, change, new)
+                return self._change(found, change, new)
+            except CommitFailedError:
+                continue  # the version is taken: by a compaction, or by a refresh, which the next look tells
+        raise RefreshConflict(f"others have committed to {self.name} {TRIES} times in between")
+
+    def scan(self) -> Iterator[pa.RecordBatch]:
+        table = self.find().table
+        if table is None:
+            raise Diverged(f"{self.name} is gone")
+        system, _ = self._system()
+        schema = pa.schema(table.schema().to_arrow())
+        for file in self._files(table):
+            with pq.ParquetFile(file.path, filesystem=system) as parquet:
+                for batch in parquet.iter_batches():
+                    yield from pa.Table.from_batches([batch]).select(schema.names).cast(schema).to_batches()
+
+    def sweep(self) -> None:
+        """Nothing: what a killed refresh has left is for VACUUM, which the table's owner runs."""
+
+    def drop(self) -> None:
+        if self.find().table is not None:
+            system, folder = self._system()
+            system.delete_dir(folder)
+
+    def find(self) -> Found:
+        """The table as it is now. GdqError when it is not this view's."""
+        try:
+            table = DeltaTable(self.name.place)
+        except TableNotFoundError:
+            return Found(None, 0, LakeState(None))
+        number = table.transaction_version(self.application)
+        if number is None:
+            raise not_ours(self.name, self.view)
+        return Found(table, number, self._read_state(table, number))
+
+    def _read_state(self, table: DeltaTable, number: int) -> LakeState:
+        """Find the view's last commit; commits of others after it are looked at on the way there.
+
+        So are those between it and the version that it was computed onto.
+        """
+        foreign = found = None
+        onto = -1
+        for commit in _commits(table):
+            if found is not None and commit["version"] <= onto:
+                break
+            mark = _mark(commit)
+            if found is None and mark is not None:
+                if mark["number"] != number or mark["application"] != self.application:
+                    break
+                found = unpack(mark["position"])
+                onto = mark.get("onto", commit["version"] - 1)
+            elif commit.get("operation") not in _HARMLESS:
+                foreign = f"{commit.get('operation')} in version {commit['version']} of {self.name}"
+        if found is not None:
+            return LakeState(found, foreign)
+        gone = StoredPosition(self.source, str(self.name), "", "")
+        return LakeState(gone, foreign or f"the history of {self.name} no longer holds its position")
+
+    def mark(self, number: int, new: StoredPosition) -> dict[str, Any]:
+        """What the commit of this number of the view says."""
+        return {"application": self.application, "number": number, "view": self.view, "position": pack(new)}
+
+    def _properties(self, number: int, new: StoredPosition) -> CommitProperties:
+        return CommitProperties(
+            custom_metadata={KEY: json.dumps(self.mark(number, new))},
+            max_commit_retries=0,
+            app_transactions=[Transaction(self.application, number)],
+        )
+
+    def _load(self, found: Found, change: LakeChange, new: StoredPosition) -> int:
+        rows = _Counted(change)
+        before = 0 if found.table is None else self.rows(found.table)
+        try:
+            write_deltalake(
+                found.table or self.name.place,
+                pa.RecordBatchReader.from_batches(change.schema, rows.read()),
+                mode="error" if found.table is None else "overwrite",
+                schema_mode=None if found.table is None else "overwrite",
+                description=f"gdq: target of view {self.view}, {self.source}",
+                target_file_size=FILE_BYTES,
+                commit_properties=self._properties(found.number + 1, new),
+            )
+        except DeltaError as error:
+            if rows.error is not None:
+                raise rows.error from None
+            if found.table is None and DeltaTable.is_deltatable(self.name.place):
+                raise CommitFailedError(str(error)) from error
+            raise
+        return before + rows.count
+
+    def _change(self, found: Found, change: LakeChange, new: StoredPosition) -> int:
+        table = found.table
+        if table is None:
+            raise Diverged(f"{self.name} is gone")
+        self._check_features(table)
+        schema = pa.schema(table.schema().to_arrow())
+        if schema.remove_metadata() != change.schema:
+            raise Diverged(f"the columns of {self.name} are others")
+        system, folder = self._system()
+        done = Rewrite([], [], 0, 0)
+        if change.kind != "none":
+            done = rewrite(system, folder, self._files(table), change)
+        now = int(time.time() * 1000)
+        added = [
+            AddAction(file.path.removeprefix(folder + "/"), file.bytes, {}, now, True, _statistics(system, file))
+            for file in done.added
+        ]
+        removed = [
+            RemoveAction(file.path.removeprefix(folder + "/"), True, now, file.bytes, {}) for file in done.removed
+        ]
+        try:
+            table.create_write_transaction(
+                [*added, *removed],
+                "append",
+                table.schema(),
+                commit_properties=self._properties(found.number + 1, new),
+            )
+        except CommitFailedError:
+            remove(system, done.added)
+            raise
+        return done.deleted + done.inserted
+
+    def rows(self, table: DeltaTable) -> int:
+        """How many rows the table has."""
+        return sum(file.rows for file in self._files(table))
+
+    def _check_features(self, table: DeltaTable) -> None:
+        unknown = set(table.protocol().reader_features or ()) - _FEATURES
+        if unknown or table.metadata().partition_columns:
+            what = ", ".join(sorted(unknown)) or "partitions"
+            raise GdqError(f"{self.name} has {what}, which gdq does not write", hint="Drop the view and make it anew.")
+
+    def _files(self, table: DeltaTable) -> list[DataFile]:
+        _, folder = self._system()
+        actions = pa.table(table.get_add_actions(flatten=True)).select(["path", "size_bytes", "num_records"])
+        files = []
+        for action in actions.to_pylist():
+            path = unquote(action["path"])
+            files.append(DataFile(f"{folder}/{path}", action["size_bytes"], action["num_records"] or 0))
+        return files
+
+    def _system(self) -> tuple[fs.FileSystem, str]:
+        if "://" in self.name.place:
+            system, folder = fs.FileSystem.from_uri(self.name.place)
+            return system, str(folder)
+        return fs.LocalFileSystem(), self.name.place
+
+
+class _Counted:
+    """The rows of a full load, counted; the error that ends them is kept, since the library makes it another."""
+
+    def __init__(self, change: LakeChange) -> None:
+        self._change = change
+        self.count = 0
+        self.error: BaseException | None = None
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        try:
+            for batch in self._change.rows():
+                self.count += batch.num_rows
+                yield batch
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            self.error = error
+            raise
+
+
+def _mark(commit: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a commit says of the view; None when it is no view's."""
+    text = commit.get(KEY)
+    if text is None and str(commit.get("userMetadata")).startswith(f'{{"{KEY}":'):
+        return cast("dict[str, Any]", json.loads(commit["userMetadata"])[KEY])
+    return None if text is None else cast("dict[str, Any]", json.loads(text))
+
+
+def _commits(table: DeltaTable) -> Iterator[dict[str, Any]]:
+    """The commits that the log still holds, newest first."""
+    some = table.history(_HISTORY)
+    yield from some
+    if len(some) == _HISTORY:
+        yield from table.history()[_HISTORY:]
+
+
+def _statistics(system: fs.FileSystem, file: DataFile) -> str:
+    """What readers skip files by: of integers and dates smallest and largest, which no rounding can make wrong."""
+    metadata = pq.read_metadata(file.path, filesystem=system)
+    schema = metadata.schema.to_arrow_schema()
+    found: dict[str, dict[str, Any]] = {"minValues": {}, "maxValues": {}, "nullCount": {}}
+    for number, column in enumerate(schema):
+        parts = [metadata.row_group(group).column(number).statistics for group in range(metadata.num_row_groups)]
+        if any(part is None or not part.has_null_count for part in parts):
+            continue
+        found["nullCount"][column.name] = sum(part.null_count for part in parts)
+        known = [part for part in parts if part.has_min_max]
+        simple = pa.types.is_integer(column.type) or pa.types.is_date(column.type)
+        if simple and known and all(part.has_min_max or part.null_count == part.num_values for part in parts):
+            with suppress(TypeError, ValueError):
+                found["minValues"][column.name] = min(part.min for part in known)
+                found["maxValues"][column.name] = max(part.max for part in known)
+    return json.dumps({"numRecords": file.rows, **found}, default=str)

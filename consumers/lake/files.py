@@ -1,0 +1,345 @@
+"""Brings immutable Parquet files from one state of a view's rows to the next by writing only those that change.
+
+What Delta, Iceberg and the plain Parquet versions have in common; each of them then commits the files in its own way.
+A value that is NULL equals NULL, NaN equals NaN, and of equal rows exactly as many go as are to go.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, Literal, Protocol, Self, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from gdq.view.target import Diverged
+
+WEIGHT = "__gdq_weight"
+# A row that goes costs a file of at most this size.
+FILE_BYTES = 32 * 2**20
+_GROUP_ROWS = 131_072
+# So many small files are rewritten as one: each refresh adds one.
+_SMALL_BYTES = 8 * 2**20
+_SMALL_FILES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class LakeKey:
+    """The values of one key column whose rows are replaced; `null`: NULL is one of them."""
+
+    name: str
+    values: pa.Array
+    null: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LakeChange:
+    """What one refresh changes: as consumers.difference.Difference, in Arrow.
+
+    `rows`, called, gives the rows of `schema` as record batches, with one more column WEIGHT when signed. It can be
+    called again: a commit that another one came before is tried anew.
+    """
+
+    kind: Literal["none", "full", "replace", "signed"]
+    schema: pa.Schema
+    rows: Callable[[], Iterator[pa.RecordBatch]] = lambda: iter(())
+    keys: tuple[LakeKey, ...] = ()
+    match: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """One Parquet file of a table: where its file system has it, its size and its number of rows."""
+
+    path: str
+    bytes: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """The files that go and come, and the rows deleted and inserted."""
+
+    removed: list[DataFile]
+    added: list[DataFile]
+    deleted: int
+    inserted: int
+
+
+class Writer:
+    """Writes record batches into new Parquet files of a folder; what is not finished is removed."""
+
+    def __init__(self, system: fs.FileSystem, folder: str, schema: pa.Schema) -> None:
+        self._system, self._folder, self._schema = system, folder, schema
+        self._sink: Any = None
+        self._writer: Any = None
+        self._path = ""
+        self._rows = 0
+        self.rows = 0
+        self.files: list[DataFile] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._finish()
+            return
+        if self._writer is not None:
+            self._writer.close()
+            self._sink.close()
+            self._system.delete_file(self._path)
+        remove(self._system, self.files)
+
+    def write(self, rows: pa.RecordBatch | pa.Table) -> None:
+        """Add rows; a file that is large enough is finished."""
+        if not rows.num_rows:
+            return
+        if self._writer is None:
+            self._path = f"{self._folder}/part-{uuid.uuid4()}.parquet"
+            self._sink = self._system.open_output_stream(self._path)
+            self._writer = pq.ParquetWriter(self._sink, self._schema, compression="snappy")
+        table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
+        self._writer.write_table(table.cast(self._schema), row_group_size=_GROUP_ROWS)
+        self._rows += table.num_rows
+        self.rows += table.num_rows
+        if self._sink.tell() >= FILE_BYTES:
+            self._finish()
+
+    def _finish(self) -> None:
+        if self._writer is None:
+            return
+        self._writer.close()
+        self._sink.close()
+        size = self._system.get_file_info(self._path).size
+        self.files.append(DataFile(self._path, size, self._rows))
+        self._writer, self._rows = None, 0
+
+
+def remove(system: fs.FileSystem, files: Iterable[DataFile]) -> None:
+    """Delete files that no commit names."""
+    for file in files:
+        try:
+            system.delete_file(file.path)
+        except FileNotFoundError:
+            continue
+
+
+def load(system: fs.FileSystem, folder: str, change: LakeChange, schema: pa.Schema | None = None) -> list[DataFile]:
+    """Write all rows of a full load into new files; `schema` as in rewrite()."""
+    with Writer(system, folder, schema or change.schema) as writer:
+        for batch in change.rows():
+            writer.write(batch)
+    return writer.files
+
+
+def rewrite(
+    system: fs.FileSystem, folder: str, files: Sequence[DataFile], change: LakeChange, schema: pa.Schema | None = None
+) -> Rewrite:
+    """Apply a change that is replace or signed to `files`, which stay as they are; the new ones go into `folder`.
+
+    `schema`: of the new files, where it says more than that of the change. Diverged when rows that should go are not
+    there.
+    """
+    with Writer(system, folder, schema or change.schema) as writer:
+        if change.kind == "replace":
+            removed, deleted = _drop(system, files, change.schema, _Keys(change.keys), writer)
+            kept = writer.rows
+            for batch in change.rows():
+                writer.write(batch)
+            inserted = writer.rows - kept
+        else:
+            signed = pa.Table.from_batches(change.rows(), _signed_schema(change.schema))
+            weights, rows = signed[WEIGHT].to_pylist(), signed.drop_columns([WEIGHT])
+            lost = rows.filter(pc.less(signed[WEIGHT], 0))
+            gone = _Images(lost, [-weight for weight in weights if weight < 0], change.match)
+            removed, deleted = _drop(system, files, change.schema, gone, writer)
+            if gone.left:
+                raise Diverged(f"{deleted} of the {deleted + gone.left} rows that went were there")
+            copies = [number for number, weight in enumerate(weights) for _ in range(weight)]
+            writer.write(rows.take(pa.array(copies, pa.int64())))
+            inserted = len(copies)
+    return Rewrite(removed, writer.files, deleted, inserted)
+
+
+def _signed_schema(schema: pa.Schema) -> pa.Schema:
+    return schema.append(pa.field(WEIGHT, pa.int64()))
+
+
+class _Gone(Protocol):
+    """The rows that go."""
+
+    @property
+    def columns(self) -> Mapping[str, pa.Array]:
+        """The columns by which a row group is first looked at, and their values."""
+
+    @property
+    def done(self) -> bool:
+        """Whether no more rows go."""
+
+    def find(self, group: _Group) -> list[int]:
+        """The numbers of the rows of a row group that go."""
+
+
+def _drop(
+    system: fs.FileSystem, files: Sequence[DataFile], schema: pa.Schema, gone: _Gone, writer: Writer
+) -> tuple[list[DataFile], int]:
+    """Write what remains of the files that lose rows; those files, and the number of the rows lost."""
+    small = [file for file in files if file.bytes < _SMALL_BYTES]
+    fold = set(small) if len(small) > _SMALL_FILES else set()
+    removed, deleted = [], 0
+    for file in files:
+        if gone.done and file not in fold:
+            continue
+        with pq.ParquetFile(file.path, filesystem=system) as parquet:
+            groups = [_Group(parquet, number, schema) for number in range(parquet.num_row_groups)]
+            found = [[] if gone.done or not group.may_hold(gone.columns) else gone.find(group) for group in groups]
+            lost = sum(len(numbers) for numbers in found)
+            if not lost and file not in fold:
+                continue
+            for group, numbers in zip(groups, found, strict=True):
+                writer.write(group.without(numbers))
+        removed.append(file)
+        deleted += lost
+    return removed, deleted
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """One row group of a file, read column by column."""
+
+    file: pq.ParquetFile
+    number: int
+    schema: pa.Schema
+
+    @property
+    def rows(self) -> int:
+        return int(self.file.metadata.row_group(self.number).num_rows)
+
+    def read(self, names: Sequence[str]) -> pa.Table:
+        # one that is called as another up to a dot is read with it
+        table = self.file.read_row_group(self.number, columns=list(names)).select(list(names))
+        return table.cast(pa.schema([self.schema.field(name) for name in names]))
+
+    def without(self, numbers: list[int]) -> pa.Table:
+        """The rows but those of these numbers."""
+        if len(numbers) == self.rows:
+            return self.schema.empty_table()
+        rows = self.read(self.schema.names)
+        if not numbers:
+            return rows
+        gone = pc.is_in(pa.array(range(self.rows), pa.int64()), value_set=pa.array(numbers, pa.int64()))
+        return rows.filter(pc.invert(gone))
+
+    def may_hold(self, columns: Mapping[str, pa.Array]) -> bool:
+        """Whether the smallest and largest values in the group leave room for one of these of each column."""
+        return all(self._overlaps(name, values) for name, values in columns.items())
+
+    def _overlaps(self, name: str, values: pa.Array) -> bool:
+        # a float is told apart by its bits, of which the file has no statistics
+        kind = self.schema.field(name).type
+        if not (pa.types.is_integer(kind) or pa.types.is_date(kind) or pa.types.is_string(kind)) or values.null_count:
+            return True
+        names = self.file.schema.names
+        statistics = (
+            self.file.metadata.row_group(self.number).column(names.index(name)).statistics
+            if names.count(name) == 1
+            else None
+        )
+        if statistics is None or not statistics.has_min_max:
+            return True
+        ends = pc.min_max(values).as_py()
+        return bool(ends["min"] <= statistics.max and statistics.min <= ends["max"]) if len(values) else False
+
+
+class _Keys:
+    """Rows whose key columns all have one of their values."""
+
+    def __init__(self, keys: Sequence[LakeKey]) -> None:
+        self.columns = {
+            key.name: pa.concat_arrays([_folded(key.values), pa.nulls(1 if key.null else 0, key.values.type)])
+            for key in keys
+        }
+        self.done = any(not len(values) for values in self.columns.values())
+
+    def find(self, group: _Group) -> list[int]:
+        rows = group.read(list(self.columns))
+        return _among([(_folded(_array(rows[name])), values) for name, values in self.columns.items()])
+
+
+class _Images:
+    """Rows that equal given ones, each as often as its count says. `first`: the columns to look at before others."""
+
+    def __init__(self, rows: pa.Table, counts: Sequence[int], first: Sequence[str]) -> None:
+        self._rest = [name for name in rows.schema.names if name not in first]
+        columns = {name: _bits(_array(rows[name])) for name in [*first, *self._rest]}
+        self._values = {name: column.unique() for name, column in columns.items()}
+        self.columns = {name: self._values[name] for name in first}
+        codes = [_numbers(column, self._values[name]) for name, column in columns.items()]
+        self._left: Counter[tuple[int | None, ...]] = Counter()
+        for code, count in zip(zip(*codes, strict=True), counts, strict=True):
+            self._left[code] += count
+        self.left = sum(counts)
+
+    @property
+    def done(self) -> bool:
+        return not self.left
+
+    def find(self, group: _Group) -> list[int]:
+        numbers = list(range(group.rows))
+        codes: list[list[int | None]] = []
+        for names in filter(None, (list(self.columns), self._rest)):
+            rows = group.read(names)
+            if codes:
+                rows = rows.take(pa.array(numbers, pa.int64()))
+            pairs = [(_bits(_array(rows[name])), self._values[name]) for name in names]
+            some = _among(pairs)
+            if not some:
+                return []
+            taken = pa.array(some, pa.int64())
+            numbers = [numbers[n] for n in some]
+            codes = [[code[n] for n in some] for code in codes]
+            codes += [_numbers(column.take(taken), values) for column, values in pairs]
+        return [number for number, code in zip(numbers, zip(*codes, strict=True), strict=True) if self._take(code)]
+
+    def _take(self, code: tuple[int | None, ...]) -> bool:
+        """Whether a row of these values goes; it is one less then."""
+        if not self._left.get(code):
+            return False
+        self._left[code] -= 1
+        self.left -= 1
+        return True
+
+
+def _array(column: pa.ChunkedArray) -> pa.Array:
+    array = column.combine_chunks()
+    return array if isinstance(array, pa.Array) else pa.concat_arrays(array.chunks)
+
+
+def _among(pairs: Sequence[tuple[pa.Array, pa.Array]]) -> list[int]:
+    """The numbers of the rows where each column has one of its values, NULL being a value."""
+    found = [pc.is_in(column, value_set=values, skip_nulls=False) for column, values in pairs]
+    return cast("list[int]", pc.indices_nonzero(reduce(pc.and_, found)).to_pylist())
+
+
+def _numbers(column: pa.Array, values: pa.Array) -> list[int | None]:
+    """For each value its number in `values`, NULL being a value; None for none."""
+    return cast("list[int | None]", pc.index_in(column, value_set=values, skip_nulls=False).to_pylist())
+
+
+def _bits(column: pa.Array) -> pa.Array:
+    """Floats as integers: 0 and -0 are two values, as in a row's text, and NaN is one."""
+    if pa.types.is_float32(column.type):
+        return column.view(pa.int32())
+    return column.view(pa.int64()) if pa.types.is_float64(column.type) else column
+
+
+def _folded(column: pa.Array) -> pa.Array:
+    """Values as PostgreSQL compares them: -0 is 0."""
+    return pc.add(column, pa.scalar(0, column.type)) if pa.types.is_floating(column.type) else column

@@ -1,0 +1,238 @@
+"""An Apache Iceberg table as the target of a view, by the library pyiceberg: no Spark, no jar.
+
+The position is among the properties of the snapshot that moved it, in the same commit as the files. A commit is made
+onto the snapshot that was looked at and fails when the table has another by then; the library's own retries, which
+would apply it to that one, are switched off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+from pyarrow import fs
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NamespaceAlreadyExistsError,
+    NoSuchNamespaceError,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+)
+from pyiceberg.io.pyarrow import PyArrowFileIO, parquet_file_to_data_file, pyarrow_to_schema, schema_to_pyarrow
+from pyiceberg.manifest import DataFile as IcebergFile
+from pyiceberg.table import Table, Transaction
+from pyiceberg.table.snapshots import Operation, Snapshot
+
+from gdq.consumers.lake.files import DataFile, LakeChange, Rewrite, load, remove, rewrite
+from gdq.consumers.lake.table import TRIES, LakeState, check_state, not_ours, pack, unpack
+from gdq.view.lake_name import LakeName
+from gdq.view.target import Diverged, RefreshConflict, StoredPosition
+
+KEY = "gdq.position"
+_OWNER = "gdq.source"
+CATALOG = "catalog.db"
+# Branches that Spark writes onto (lake_spark_iceberg).
+BRANCH = "gdq_refresh_"
+_PROPERTIES = {
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "100",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class IcebergLake:
+    """The Iceberg table `name` as the target of one view, whose own mark is `source`."""
+
+    name: LakeName
+    view: str
+    source: str
+
+    def state(self) -> LakeState:
+        with self.opened() as (_, table):
+            return self.state_of(table)
+
+    def commit(self, change: LakeChange, stored: StoredPosition | None, new: StoredPosition) -> int:
+        for _ in range(TRIES):
+            with self.opened(make=change.kind == "full") as (catalog, table):
+                check_state(self.name, self.view, self.state_of(table), stored, change.kind)
+                try:
+                    return self._change(table or self.create(catalog, change.schema), change, new)
+                except CommitFailedException:
+                    continue  # after a compaction, or a refresh, which the next look tells
+        raise RefreshConflict(f"others have committed to {self.name} {TRIES} times in between")
+
+    def scan(self) -> Iterator[pa.RecordBatch]:
+        with self.opened() as (_, table):
+            if table is None:
+                raise Diverged(f"{self.name} is gone")
+            schema = _small(schema_to_pyarrow(table.schema(), include_field_ids=False))
+            for batch in table.scan().to_arrow_batch_reader():
+                yield from pa.Table.from_batches([batch]).cast(schema).to_batches()
+
+    def sweep(self) -> None:
+        """Remove branches; old snapshots, and the files that only they name, are for the table's owner to expire."""
+        with self.opened() as (_, table):
+            left = [] if table is None else [name for name in table.refs() if name.startswith(BRANCH)]
+            if table is None or not left:
+                return
+            # one that is at work all the same removes its own; none is in need of it
+            with suppress(CommitFailedException):
+                changes = table.manage_snapshots()
+                for name in left:
+                    changes = changes.remove_branch(name)
+                changes.commit()
+
+    def drop(self) -> None:
+        with self.opened() as (catalog, table):
+            if catalog is not None and table is not None:
+                catalog.purge_table(self.name.iceberg[1])
+
+    @contextmanager
+    def opened(self, *, make: bool = False) -> Iterator[tuple[Catalog | None, Table | None]]:
+        """The catalog and the table, None for what is not there. GdqError when the table is not this view's."""
+        where, name = self.name.iceberg
+        folder = Path(where) if where.startswith("/") else None
+        if folder is not None and not make and not (folder / CATALOG).exists():
+            yield None, None
+            return
+        if folder is None:
+            catalog = load_catalog(where)
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            catalog = load_catalog("gdq", type="sql", uri=f"sqlite:///{folder / CATALOG}", warehouse=folder.as_uri())
+        with catalog:
+            try:
+                table = catalog.load_table(name)
+            except (NoSuchTableError, NoSuchNamespaceError):
+                yield catalog, None
+                return
+            if table.properties.get(_OWNER) != self.source:
+                raise not_ours(self.name, self.view)
+            yield catalog, table
+
+    def create(self, catalog: Catalog | None, schema: pa.Schema) -> Table:
+        """Make the table, without a snapshot."""
+        if catalog is None:
+            raise Diverged(f"{self.name} is gone")
+        name = self.name.iceberg[1]
+        with suppress(NamespaceAlreadyExistsError):
+            catalog.create_namespace(name.rpartition(".")[0])
+        properties = _PROPERTIES | {_OWNER: self.source, "comment": f"gdq: target of view {self.view}"}
+        try:
+            return catalog.create_table(name, schema, properties=properties)
+        except TableAlreadyExistsError as error:
+            raise RefreshConflict(f"{self.name} was made by another meanwhile") from error
+
+    def state_of(self, table: Table | None) -> LakeState:
+        """What a table stands for; None is one that is not there."""
+        foreign = None
+        if table is None:
+            return LakeState(None)
+        snapshot = table.current_snapshot()
+        if snapshot is None:
+            return LakeState(None)
+        while snapshot is not None:
+            text = _properties(snapshot).get(KEY)
+            if text == "":
+                return LakeState(None)  # killed at the first load
+            if text is not None and (stored := unpack(text)).source == self.source:
+                return LakeState(stored, foreign)
+            if snapshot.summary is None or snapshot.summary.operation != Operation.REPLACE:
+                operation = "a commit" if snapshot.summary is None else snapshot.summary.operation.value
+                foreign = f"{operation} in snapshot {snapshot.snapshot_id} of {self.name}"
+            parent = snapshot.parent_snapshot_id
+            snapshot = None if parent is None else table.snapshot_by_id(parent)
+        gone = StoredPosition(self.source, str(self.name), "", "")
+        return LakeState(gone, foreign or f"the snapshots of {self.name} no longer hold its position")
+
+    def _change(self, table: Table, change: LakeChange, new: StoredPosition) -> int:
+        # of this object only, not of the table
+        table.metadata.properties["commit.retry.num-retries"] = "0"
+        system, folder = _system(table, f"{table.location()}/data")
+        system.create_dir(folder, recursive=True)
+        known = self._files(table, all_go=change.kind == "full")
+        transaction = table.transaction()
+        if change.kind == "full":
+            _set_columns(transaction, table, change.schema)
+        elif not alike(table, change.schema):
+            raise Diverged(f"the columns of {self.name} are others")
+        now = transaction.table_metadata.schema()
+        ids = [{"PARQUET:field_id": str(now.find_field(name).field_id)} for name in change.schema.names]
+        schema = pa.schema([field.with_metadata(ids[n]) for n, field in enumerate(change.schema)])
+        done = _write(system, folder, list(known), change, schema)
+        try:
+            self._commit(transaction, table, [known[file] for file in done.removed], done, pack(new))
+        except CommitFailedException:
+            remove(system, done.added)
+            raise
+        return done.deleted + done.inserted
+
+    def _commit(
+        self, transaction: Transaction, table: Table, removed: list[IcebergFile], done: Rewrite, position: str
+    ) -> None:
+        root, local = table.location(), _system(table, table.location())[1]
+        with transaction.update_snapshot(snapshot_properties={KEY: position}).overwrite() as producer:
+            for old in removed:
+                producer.delete_data_file(old)
+            for file in done.added:
+                where = root + file.path.removeprefix(local)
+                producer.append_data_file(parquet_file_to_data_file(table.io, transaction.table_metadata, where))
+        transaction.commit_transaction()
+
+    def _files(self, table: Table, *, all_go: bool) -> dict[DataFile, IcebergFile]:
+        """The data files; Diverged when rows of them are deleted elsewhere, unless all go anyway."""
+        found = {}
+        for task in table.scan().plan_files():
+            if task.delete_files and not all_go:
+                raise Diverged(f"{self.name} has rows deleted by another")
+            file = task.file
+            _, path = _system(table, file.file_path)
+            found[DataFile(path, file.file_size_in_bytes, file.record_count)] = file
+        return found
+
+
+def _write(system: fs.FileSystem, folder: str, known: list[DataFile], change: LakeChange, schema: pa.Schema) -> Rewrite:
+    if change.kind == "none":
+        return Rewrite([], [], 0, 0)
+    if change.kind == "full":
+        added = load(system, folder, change, schema)
+        return Rewrite(known, added, sum(file.rows for file in known), sum(file.rows for file in added))
+    return rewrite(system, folder, known, change, schema)
+
+
+def _set_columns(transaction: Transaction, table: Table, schema: pa.Schema) -> None:
+    """Give the table the columns of `schema` in the same commit, unless it has them."""
+    if alike(table, schema):
+        return
+    numbered = [field.with_metadata({"PARQUET:field_id": str(n)}) for n, field in enumerate(schema, 1)]
+    with transaction.update_schema(allow_incompatible_changes=True) as update:
+        for old in table.schema().fields:
+            update.delete_column(old.name)
+        for new in pyarrow_to_schema(pa.schema(numbered)).fields:
+            update.add_column(new.name, new.field_type)
+
+
+def alike(table: Table, schema: pa.Schema) -> bool:
+    """Whether the table has these columns, in order."""
+    return bool(_small(schema_to_pyarrow(table.schema(), include_field_ids=False)) == schema)
+
+
+def _small(schema: pa.Schema) -> pa.Schema:
+    """The schema with strings as gdq writes them."""
+    small = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
+    return pa.schema([pa.field(field.name, small.get(field.type, field.type)) for field in schema])
+
+
+def _properties(snapshot: Snapshot) -> dict[str, str]:
+    return {} if snapshot.summary is None else snapshot.summary.additional_properties
+
+
+def _system(table: Table, location: str) -> tuple[fs.FileSystem, str]:
+    """The file system of a location, and the path in it."""
+    scheme, host, path = PyArrowFileIO.parse_location(location)
+    io = table.io if isinstance(table.io, PyArrowFileIO) else PyArrowFileIO(table.io.properties)
+    return io.fs_by_scheme(scheme, host), path

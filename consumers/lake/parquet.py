@@ -1,0 +1,209 @@
+"""Immutable versions of plain Parquet files as the target of a view: a folder that any reader of Parquet can read.
+
+    FOLDER/current        link to the version that counts, replaced by an atomic rename
+    FOLDER/v00000007/     the files of one version, and its manifest, which holds the view's position
+    FOLDER/_gdq.lock      whose the folder is; locked while a version is made
+
+A file that stays from one version to the next is a hard link, so a version costs only what changed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from gdq.consumers.lake.files import DataFile, LakeChange, Rewrite, load, rewrite
+from gdq.consumers.lake.table import LakeState, check_state, not_ours, pack, unpack
+from gdq.errors import GdqError
+from gdq.view.lake_name import LakeName
+from gdq.view.target import Diverged, StoredPosition
+
+# A version that is no longer current is kept this long, for those who are reading it.
+KEEP_SECONDS = 3600.0
+_MANIFEST, _LOCK, _CURRENT = "_gdq.json", "_gdq.lock", "current"
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    """One version: its number, when it was made, its position, and its files with their sizes and rows."""
+
+    number: int
+    since: float
+    position: str
+    files: dict[str, list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetLake:
+    """The folder `name` as the target of one view, whose own mark is `source`."""
+
+    name: LakeName
+    view: str
+    source: str
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.name.place)
+
+    def state(self) -> LakeState:
+        version = self._current()
+        if version is None:
+            return LakeState(None)
+        return LakeState(unpack(version.position), self._foreign(version))
+
+    def commit(self, change: LakeChange, stored: StoredPosition | None, new: StoredPosition) -> int:
+        with self._locked():
+            state, before = self.state(), self._current()
+            check_state(self.name, self.view, state, stored, change.kind)
+            if change.kind == "none" and before is not None:
+                moved = _Version(before.number, before.since, pack(new), before.files)
+                self._write_manifest(self._path(before.number), moved)
+                return 0
+            return self._make(before, change, new)
+
+    def scan(self) -> Iterator[pa.RecordBatch]:
+        version = self._current()
+        if version is None:
+            raise Diverged(f"{self.name} is gone")
+        for file in self._files(version):
+            with pq.ParquetFile(file.path) as parquet:
+                yield from parquet.iter_batches()
+
+    def sweep(self) -> None:
+        if not self.folder.is_dir():
+            return
+        with self._locked():
+            current = self._current()
+            until = current.since if current else time.time()
+            for path in sorted(self.folder.glob("v*"), reverse=True):
+                number = int(path.name[1:]) if path.name[1:].isdigit() else None
+                if number is None or (current is not None and number == current.number):
+                    continue
+                if current is None or number > current.number or until < time.time() - KEEP_SECONDS:
+                    shutil.rmtree(path)
+                else:
+                    until = _read_manifest(path).since
+
+    def drop(self) -> None:
+        if self._ours():
+            shutil.rmtree(self.folder)
+
+    def _make(self, before: _Version | None, change: LakeChange, new: StoredPosition) -> int:
+        """Make the next version beside the current one, and let it count."""
+        number = before.number + 1 if before else 1
+        path = self._path(number)
+        shutil.rmtree(path, ignore_errors=True)  # of a refresh that was killed
+        path.mkdir()
+        system = fs.LocalFileSystem()
+        known = self._files(before) if before else []
+        if change.kind == "full":
+            added = load(system, str(path), change)
+            done = Rewrite(known, added, sum(f.rows for f in known), sum(f.rows for f in added))
+        else:
+            done = rewrite(system, str(path), known, change)
+        kept = [file for file in known if file not in done.removed]
+        files = {Path(file.path).name: [file.bytes, file.rows] for file in [*kept, *done.added]}
+        for file in kept:
+            os.link(file.path, path / Path(file.path).name)
+        if not files:  # readers learn the columns from a file
+            pq.write_table(change.schema.empty_table(), path / "part-empty.parquet")
+            files["part-empty.parquet"] = [(path / "part-empty.parquet").stat().st_size, 0]
+        elif len(files) > 1 and "part-empty.parquet" in files:
+            del files["part-empty.parquet"]
+            (path / "part-empty.parquet").unlink()
+        for name in files:
+            _sync(path / name)
+        self._write_manifest(path, _Version(number, time.time(), pack(new), files))
+        self._point(path)
+        return done.deleted + done.inserted
+
+    def _point(self, path: Path) -> None:
+        link = self.folder / f".{_CURRENT}"
+        link.unlink(missing_ok=True)
+        link.symlink_to(path.name)
+        link.replace(self.folder / _CURRENT)
+        _sync(self.folder)
+
+    def _current(self) -> _Version | None:
+        """The version that counts; GdqError when the folder is not this view's."""
+        if not self._ours() or not (self.folder / _CURRENT).is_symlink():
+            return None
+        return _read_manifest(self.folder / _CURRENT)
+
+    def _ours(self) -> bool:
+        """Whether the folder is this view's; False when it is empty or missing."""
+        lock = self.folder / _LOCK
+        if lock.exists():
+            # empty: killed as it was made
+            if lock.read_text() not in ("", self.source):
+                raise not_ours(self.name, self.view)
+            return True
+        if self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
+            raise not_ours(self.name, self.view)
+        return False
+
+    def _foreign(self, version: _Version) -> str | None:
+        path = self._path(version.number)
+        found = {entry.name: entry.stat().st_size for entry in path.iterdir() if not entry.name.startswith((".", "_"))}
+        if found != {name: size for name, (size, _) in version.files.items()}:
+            return f"the files of {path} are others"
+        return None
+
+    def _files(self, version: _Version) -> list[DataFile]:
+        path = self._path(version.number)
+        return [DataFile(str(path / name), size, rows) for name, (size, rows) in version.files.items()]
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"v{number:08}"
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keep other refreshes out; the lock ends with the process."""
+        self._ours()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / _LOCK).open("a+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            # what another view has written while this one waited counts
+            if not lock.seek(0, os.SEEK_END):
+                lock.write(self.source)
+                lock.flush()
+            self._ours()
+            yield
+
+    def _write_manifest(self, path: Path, version: _Version) -> None:
+        made = path / f".{_MANIFEST}"
+        made.write_text(json.dumps(asdict(version)))
+        _sync(made)
+        made.replace(path / _MANIFEST)
+        _sync(path)
+
+
+def _read_manifest(path: Path) -> _Version:
+    try:
+        fields: dict[str, Any] = json.loads((path / _MANIFEST).read_text())
+        return _Version(**fields)
+    except (OSError, ValueError, TypeError) as error:
+        raise GdqError(
+            f"{path / _MANIFEST} cannot be read: {error}", hint="Remove the folder; it is loaded afresh."
+        ) from error
+
+
+def _sync(path: Path) -> None:
+    """Make what was written survive a power failure."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,188 @@
+"""The columns of a lake table, and reading a SELECT into them: exactly, or an error that names the column."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from psycopg import Connection
+from pyarrow import csv
+
+from gdq.errors import UnsupportedValue
+from gdq.typed.pgtypes import AS_TEXT, base_name, column_type
+from gdq.view.lake_name import LakeKind, check_columns
+
+_FIRST_USER_OID = 16384
+_BLOCK_BYTES = 8 * 2**20
+
+# Values of these types are equal in PostgreSQL exactly when they are equal in a lake table.
+_COMPARABLE = {
+    *(
+        "boolean",
+        "smallint",
+        "integer",
+        "bigint",
+        "numeric",
+        "oid",
+        "real",
+        "double precision",
+        "text",
+        "character varying",
+    ),
+    *("bytea", "uuid", "date", "timestamp without time zone", "timestamp with time zone", "name", '"char"'),
+}
+
+_ARROW = {
+    "bool": pa.bool_(),
+    "int16": pa.int16(),
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "date32[day]": pa.date32(),
+    "timestamp[us]": pa.timestamp("us"),
+    "timestamp[us, tz=UTC]": pa.timestamp("us", "UTC"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LakeColumn:
+    """A column of a view: its type in PostgreSQL, in the lake table, and the expression {c} that is read as text."""
+
+    name: str
+    type: str
+    arrow: pa.DataType
+    read: str
+
+
+def lake_columns(described: Sequence[tuple[str, int, str]], kind: LakeKind) -> tuple[LakeColumn, ...]:
+    """The columns for (name, type oid, type) of the view's. GdqError for names that the lake cannot have."""
+    check_columns(kind, [name for name, _, _ in described])
+    return tuple(lake_column(name, oid, pg_type, kind) for name, oid, pg_type in described)
+
+
+def lake_column(name: str, oid: int, pg_type: str, kind: LakeKind) -> LakeColumn:
+    """The column for a name, type oid and type."""
+    column = AS_TEXT if oid >= _FIRST_USER_OID else column_type(pg_type, unsupported="text")
+    arrow, read = column.arrow, column.read_sql
+    if arrow == "timestamp[us, tz=UTC]":
+        # the session's time zone may have had an offset with seconds in it
+        read = "({c}) at time zone 'UTC'"
+    if arrow == "string" and base_name(pg_type) == "numeric":
+        # 1.0 and 1.00 are equal
+        read = "pg_catalog.trim_scale({c})::text"
+    if arrow == "bool":
+        read = "({c})::text"
+    if arrow.startswith("decimal128("):
+        precision, scale = arrow.removeprefix("decimal128(").removesuffix(")").split(", ")
+        return LakeColumn(name, pg_type, pa.decimal128(int(precision), int(scale)), read)
+    if kind == "iceberg" and arrow == "int16":
+        arrow = "int32"
+    return LakeColumn(name, pg_type, _ARROW[arrow], read)
+
+
+def compared_as_text(described: Sequence[tuple[str, int, str]]) -> set[str]:
+    """Which columns, of PostgreSQL's own types, have values that are equal there and not here: 1 day, 24:00."""
+    return {name for name, oid, pg_type in described if oid < _FIRST_USER_OID and base_name(pg_type) not in _COMPARABLE}
+
+
+def schema_of(columns: Sequence[LakeColumn]) -> pa.Schema:
+    """The Arrow schema of the lake table."""
+    return pa.schema([pa.field(column.name, column.arrow) for column in columns])
+
+
+def read(
+    connection: Connection[Any], rows: str, columns: Sequence[LakeColumn], weight: str | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a SELECT, whose columns are those of the view in order, as record batches, streamed.
+
+    The session has READ_SETTINGS. `weight`: the name of one more column, a bigint. UnsupportedValue for a value that
+    the lake's type cannot hold.
+    """
+    wanted = [*columns, *([LakeColumn(weight, "bigint", pa.int64(), "{c}")] if weight else [])]
+    names = ", ".join(f"c{n}" for n in range(len(wanted)))
+    values = ", ".join(c.read.format(c=f"r.c{n}::{c.type}") for n, c in enumerate(wanted))
+    schema = schema_of(wanted)
+    query = f"copy (select {values} from ({rows}) as r({names})) to stdout (format csv, encoding 'UTF8')"
+    with connection.cursor().copy(query) as copy:
+        blocks: list[bytes] = []
+        size = 0
+        for block in copy:  # whole rows
+            blocks.append(bytes(block))
+            size += len(block)
+            if size >= _BLOCK_BYTES:
+                yield _batch(b"".join(blocks), wanted, schema)
+                blocks, size = [], 0
+    if blocks:
+        yield _batch(b"".join(blocks), wanted, schema)
+
+
+def read_column(connection: Connection[Any], rows: str, column: LakeColumn) -> pa.Array:
+    """The values of a SELECT of one column of a lake table."""
+    batches = list(read(connection, rows, [column]))
+    return pa.concat_arrays([batch.column(0) for batch in batches] or [pa.array([], column.arrow)])
+
+
+def differing(
+    expected: Iterable[pa.RecordBatch], found: Iterable[pa.RecordBatch], columns: Sequence[LakeColumn]
+) -> tuple[int, list[tuple[Any, ...]], list[tuple[Any, ...]]]:
+    """The number of rows found, the rows expected that are not there, and those there that are not expected."""
+    schema = schema_of(columns)
+    sides = [pa.Table.from_batches(side, schema) for side in (expected, found)]
+    names = [f"c{n}" for n in range(len(columns))]
+    signed = pa.concat_tables(
+        side.rename_columns(names).append_column("w", pa.array([sign] * side.num_rows, pa.int64()))
+        for side, sign in zip(sides, (1, -1), strict=True)
+    )
+    sums = signed.group_by(names).aggregate([("w", "sum")])
+    odd = sums.filter(pc.not_equal(sums["w_sum"], 0)).select([*names, "w_sum"])
+    rows = list(zip(*(column.to_pylist() for column in odd.columns), strict=True))
+    lacking = [row[:-1] for row in rows for _ in range(row[-1])]
+    surplus = [row[:-1] for row in rows for _ in range(-row[-1])]
+    return sides[1].num_rows, lacking, surplus
+
+
+def _batch(block: bytes, columns: Sequence[LakeColumn], schema: pa.Schema) -> pa.RecordBatch:
+    names = [f"c{n}" for n in range(len(columns))]
+    if block.startswith(codecs.BOM_UTF8):
+        # one is taken for a mark of the encoding
+        block = codecs.BOM_UTF8 + block
+    table = csv.read_csv(
+        pa.BufferReader(block),
+        # one block, so that no row is cut
+        read_options=csv.ReadOptions(use_threads=False, column_names=names, block_size=len(block) + 1),
+        parse_options=csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
+        convert_options=csv.ConvertOptions(
+            column_types=dict.fromkeys(names, pa.string()),
+            null_values=[""],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+        ),
+    ).combine_chunks()
+    arrays = [
+        _array(pa.concat_arrays(text.chunks), column) for text, column in zip(table.columns, columns, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _array(text: pa.Array, column: LakeColumn) -> pa.Array:
+    """PostgreSQL's text of the values as the lake has them."""
+    if pa.types.is_binary(column.arrow):
+        values = [None if value is None else bytes.fromhex(value.removeprefix("\\x")) for value in text.to_pylist()]
+        return pa.array(values, pa.binary())
+    try:
+        if column.arrow == pa.timestamp("us", "UTC"):
+            return pc.assume_timezone(text.cast(pa.timestamp("us")), "UTC")
+        return text.cast(column.arrow)
+    except pa.ArrowInvalid as error:
+        raise UnsupportedValue(
+            f'column "{column.name}" of the view holds a value of {column.type} that a lake table cannot hold',
+            detail=str(error).splitlines()[0],
+            hint="Cast it to text in the view.",
+        ) from error

@@ -1,0 +1,1 @@
+"""Refreshing views: `gdq refresh`."""

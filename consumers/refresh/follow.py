@@ -1,0 +1,197 @@
+"""Keeps views fresh: refreshes each when a tick of its queue or its slot brought changes (`gdq refresh --follow`)."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import psycopg
+from psycopg import sql
+
+from gdq.conninfo import is_pooled
+from gdq.consumers.refresh.group import refresh_unit
+from gdq.consumers.refresh.refresher import Refresher, RefreshResult
+from gdq.errors import GdqError
+from gdq.queue import queue_info
+from gdq.ticker import INTERVAL_SECONDS, TICKER_SECONDS, Housekeeping
+from gdq.view.group import Unit, units
+from gdq.view.view import ViewInfo, view_changed
+
+if TYPE_CHECKING:
+    from gdq.consumers.slot.views.watch import SlotWatches
+
+# A view without changes is refreshed all the same after so long: that moves its position on, which holds logs.
+IDLE_SECONDS = 300.0
+
+_RETRY_SECONDS_MAX = 60.0
+
+# The notification of a tick ends the wait; this is for one that got lost, and behind a pooler, where none comes.
+_LOOK_SECONDS = 5.0
+_POLL_SECONDS = 0.5
+
+
+@dataclass(slots=True)
+class _Watched:
+    """What is known of a view or group: when it was refreshed here, and how often that has failed since."""
+
+    refreshed_at: float = float("-inf")
+    failures: int = 0
+    retry_at: float = float("-inf")
+
+
+@dataclass(slots=True)
+class _Queue:
+    name: str
+    housekeeping: Housekeeping
+    heard_at: float = float("-inf")
+
+
+class Follower:
+    """Refreshes views again and again; all of the database, also those made later, or those named, and `groups`.
+
+    Works on the refresher's control connection alone: waits on it and does a ticker's work meanwhile. A view is looked
+    at whenever a queue ticks, at most every `interval` seconds, and a group refreshed as soon as one of its views has
+    changes. `report` is told each refresh, `failed` each error; what failed is tried again, after a longer wait from
+    time to time. `slot`: changes come from the logical slots of the views, which are listened to instead of the ticks.
+    """
+
+    def __init__(
+        self,
+        refresher: Refresher,
+        names: Sequence[str] = (),
+        *,
+        groups: Sequence[str] = (),
+        interval: float = 1.0,
+        slot: bool = False,
+        report: Callable[[RefreshResult], None],
+        failed: Callable[[str, Exception], None],
+    ) -> None:
+        self._refresher = refresher
+        self._connection = refresher.control
+        self._names = names
+        self._groups = groups
+        self._interval = interval
+        self._report = report
+        self._failed = failed
+        self._pooled = is_pooled(self._connection)
+        self._units: dict[tuple[str, ...], _Watched] = {}
+        self._queues: dict[str, _Queue] = {}
+        self._notified = False
+        self._slots: SlotWatches | None = None
+        if slot:
+            from gdq.consumers.slot.views.watch import SlotWatches  # noqa: PLC0415
+
+            self._slots = SlotWatches(self._connection, refresher.dsn)
+
+    def run(self, stop: Callable[[], bool]) -> None:
+        """Go on until `stop`, which is asked between refreshes and while waiting.
+
+        psycopg.OperationalError when the control connection was lost, psycopg.errors.UndefinedObject when a named view
+        or group does not exist at the start.
+        """
+        units(self._connection, self._names, self._groups)
+        self._connection.add_notify_handler(self._notice)
+        try:
+            while not stop():
+                started = time.monotonic()
+                self._notified = False
+                for unit in self._listed():
+                    if stop():
+                        return
+                    self._look(unit)
+                self._wait(started, stop)
+        finally:
+            self._connection.remove_notify_handler(self._notice)
+            if self._slots is not None:
+                self._slots.close()
+
+    def _listed(self) -> list[Unit]:
+        """What there is to refresh, in its order; the queues are listened to."""
+        listed = [unit for unit in units(self._connection) if self._is_wanted(unit)]
+        # a group that has another view is a new one: that view does not stand where the others do
+        self._units = {unit.key: self._units.get(unit.key, _Watched()) for unit in listed}
+        if self._slots is not None:
+            self._slots.keep({name for unit in listed for name in unit.names})
+        wanted = {view.queue_name for unit in listed for view in unit.views}
+        self._queues = {channel: queue for channel, queue in self._queues.items() if queue.name in wanted}
+        if wanted - {queue.name for queue in self._queues.values()}:
+            self._listen(wanted)
+        return listed
+
+    def _is_wanted(self, unit: Unit) -> bool:
+        everything = not self._names and not self._groups
+        return everything or unit.group_name in self._groups or any(name in self._names for name in unit.names)
+
+    def _listen(self, names: set[str]) -> None:
+        for queue in queue_info(self._connection):
+            channel = f"gdq_{queue.queue_id}"
+            if queue.queue_name in names and channel not in self._queues:
+                self._queues[channel] = _Queue(queue.queue_name, Housekeeping(queue.queue_name))
+                if not self._pooled:
+                    self._connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
+
+    def _look(self, unit: Unit) -> None:
+        """Refresh a view or a group if there is reason to."""
+        watched = self._units[unit.key]
+        if time.monotonic() < watched.retry_at:
+            return
+        try:
+            fresh = not watched.failures and time.monotonic() - watched.refreshed_at < IDLE_SECONDS
+            if fresh and not any(self._changed(view) for view in unit.views):
+                return
+            if self._slots is not None:
+                self._slots.release(unit.names)
+            results = refresh_unit(self._refresher, unit, slot=self._slots is not None)
+        except (GdqError, psycopg.Error) as error:
+            if self._connection.closed:
+                raise
+            watched.failures += 1
+            watched.retry_at = time.monotonic() + min(2.0**watched.failures / 2, _RETRY_SECONDS_MAX)
+            self._failed(str(unit), error)
+        else:
+            self._units[unit.key] = _Watched(time.monotonic())
+            # a slot is listened to from the next look on, which need not come before the next refresh may
+            self._notified = self._notified or self._slots is not None
+            for result in results:
+                self._report(result)
+
+    def _changed(self, view: ViewInfo) -> bool:
+        if self._slots is not None:
+            return self._slots.changed(view)
+        return view_changed(self._connection, view.view_name)
+
+    def _wait(self, started: float, stop: Callable[[], bool]) -> None:
+        """Wait until a look is worth it, and do a ticker's work meanwhile."""
+        pause = INTERVAL_SECONDS
+        look_after = max(self._interval, _POLL_SECONDS if self._pooled else _LOOK_SECONDS)
+        while not stop():
+            if self._slots is not None and self._slots.arrived():
+                self._notified = True
+            waited = time.monotonic() - started
+            if waited >= look_after or (waited >= self._interval and (self._notified or self._retry_due())):
+                return
+            if self._keep_house():
+                self._notified = self._notified or self._pooled  # nobody tells of it there
+                pause = INTERVAL_SECONDS
+            own, slots = self._connection.fileno(), [] if self._slots is None else self._slots.sockets()
+            if own in select.select([own, *slots], [], [], pause)[0]:
+                self._connection.execute("select")  # reads the notification
+            pause = min(pause * 2, _POLL_SECONDS)
+
+    def _keep_house(self) -> int:
+        """Take the ticks that are due, of the queues for which nobody else does it."""
+        due = [queue for queue in self._queues.values() if time.monotonic() - queue.heard_at >= TICKER_SECONDS]
+        return sum(queue.housekeeping.step(self._connection) for queue in due)
+
+    def _retry_due(self) -> bool:
+        now = time.monotonic()
+        return any(watched.failures and watched.retry_at <= now for watched in self._units.values())
+
+    def _notice(self, notify: psycopg.Notify) -> None:
+        # Called whatever the connection is busy with. The tick of a refresh is not told.
+        self._notified = self._notified or self._slots is None
+        if notify.pid != self._connection.info.backend_pid and notify.channel in self._queues:
+            self._queues[notify.channel].heard_at = time.monotonic()

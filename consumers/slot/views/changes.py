@@ -1,0 +1,358 @@
+"""What changed in the tables of a view, from a logical slot: a refresh that reads the write-ahead log.
+
+The position in the target, a snapshot, decides what is applied; the slot decides nothing. What is read are all
+transactions that have committed since the slot was confirmed; what counts are those that the new snapshot sees and the
+old one does not. One that has committed but is not seen yet comes again: the slot is confirmed up to it, after the
+target's commit.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any, cast
+
+from psycopg import Connection, sql
+
+from gdq.consumers.slot.assembly import Assembly
+from gdq.consumers.slot.pgoutput import Relation, Row, Truncate, Tuple
+from gdq.consumers.slot.replication import Data, Keepalive
+from gdq.consumers.slot.slot import publication_name, slot_name
+from gdq.consumers.slot.snapshot import Snapshot
+from gdq.consumers.slot.source import WAIT_SECONDS, lsn_number, lsn_text, open_stream
+from gdq.consumers.slot.transaction import Transaction
+from gdq.consumers.slot.views.tables import PublishedTable, published_tables
+from gdq.consumers.views.leader import Leader
+from gdq.consumers.views.log_sql import LogColumn, log_columns_of
+from gdq.errors import GdqError
+from gdq.plan.table import quote
+from gdq.typed.pgtypes import READ_SETTINGS
+from gdq.view.table_schema import apply_settings, raw
+from gdq.view.target import NeedsFull
+from gdq.view.view import ViewInfo
+
+if TYPE_CHECKING:
+    from gdq.consumers.slot.replication import Replication
+
+_WAIT_SECONDS = 0.5
+
+# What the changes of one table hold in memory before they go to a file.
+_MEMORY_BYTES = 8 * 1024 * 1024
+
+# `lsn`: all that was committed before it is in the target, whose position was `snapshot` then. `tables`:
+# PublishedTables.mark of then; NULL when changes of a transaction that was open may be missing in the slot.
+# slot_asked is written to have the log flushed: by then the snapshot is taken under which the other row is changed.
+_CREATE = """
+    select pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('gdq target', 0));
+    create schema if not exists gdq_target;
+    create table if not exists gdq_target.slot_asked (
+      slot_name text primary key, asked_at timestamptz not null default now());
+    create table if not exists gdq_target.slot_view (slot_name text primary key, lsn pg_lsn not null, tables text);
+    alter table gdq_target.slot_view add column if not exists snapshot text"""
+_MADE = """
+    select exists (select from pg_catalog.pg_attribute a join pg_catalog.pg_class c on c.oid = a.attrelid
+                     join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+                    where n.nspname = 'gdq_target' and c.relname = 'slot_view' and a.attname = 'snapshot')"""
+_ASK = """
+    insert into gdq_target.slot_asked (slot_name) values (%s)
+    on conflict (slot_name) do update set asked_at = excluded.asked_at"""
+_MOVE = """
+    insert into gdq_target.slot_view (slot_name, lsn, tables, snapshot) values (%s, %s::pg_catalog.pg_lsn, %s, %s)
+    on conflict (slot_name) do update
+      set lsn = excluded.lsn, tables = excluded.tables, snapshot = excluded.snapshot"""
+_DURABLE = """
+    select pg_catalog.set_config('synchronous_commit', 'local', true)
+     where pg_catalog.current_setting('synchronous_commit') = 'off'"""
+_SLOT = """
+    select s.confirmed_flush_lsn::text, s.wal_status is not distinct from 'lost', v.lsn::text, v.tables, v.snapshot
+      from pg_catalog.pg_replication_slots s left join gdq_target.slot_view v on v.slot_name = s.slot_name
+     where s.slot_name = %s and s.plugin = 'pgoutput' and s.database = pg_catalog.current_database()"""
+
+
+@dataclass(slots=True)
+class _TableChanges:
+    """The changes of one table as text for COPY: the op, then the columns that a log row has."""
+
+    table: PublishedTable
+    relation: str
+    columns: Sequence[LogColumn]
+    places: Sequence[int]
+    rows: IO[bytes]
+    count: int = 0
+
+    def add(self, op: bytes, image: Tuple, old: Tuple | None = None) -> None:
+        """One image of a row; a large value that was not sent again is that of `old`."""
+        texts = [op]
+        for place in self.places:
+            value = image[place]
+            if value.unchanged and old is not None:
+                value = old[place]
+            if value.unchanged:
+                raise NeedsFull(f"a large value of {self.table.name} did not come through the slot")
+            texts.append(rb"\N" if value.data is None else _escaped(value.data))
+        self.rows.write(b"\t".join(texts) + b"\n")
+        self.count += 1
+
+    @property
+    def select(self) -> str:
+        """Its rows with the names of log rows: one of them is an old image or a new one, so one column serves both."""
+        listed = {
+            label: f"c{n}"
+            for n, c in enumerate(self.columns, 1)
+            for label in (c.log_key, c.log_old, c.log_new)
+            if label
+        }
+        named = "".join(f", {own} as {quote(label)}" for label, own in listed.items())
+        return f"select op as ev_op{named} from pg_temp.{self.relation}"
+
+    def write(self, connection: Connection[Any]) -> None:
+        """Make the relation, until the transaction ends."""
+        typed = "".join(f", c{n} {column.type}" for n, column in enumerate(self.columns, 1))
+        # another view of a group may have made one of the name in the same transaction
+        drop = f"drop table if exists pg_temp.{self.relation}"
+        connection.execute(raw(f"{drop}; create temp table {self.relation} (op text{typed}) on commit drop"))
+        self.rows.seek(0)
+        copy_in = sql.SQL("copy pg_temp.{} from stdin (encoding 'UTF8')").format(sql.Identifier(self.relation))
+        with connection.cursor().copy(copy_in) as copy:
+            while block := self.rows.read(2**16):
+                copy.write(block)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotState:
+    """What the server says of a view's slot, and what was stored with the target: see slot_view.
+
+    `confirmed`: what the slot does not send any more, in bytes of the log; `stored` is None before the first refresh.
+    """
+
+    confirmed: int
+    lost: bool
+    stored: int | None
+    mark: str | None
+    snapshot: Snapshot | None
+
+    @property
+    def known(self) -> bool:
+        """Whether the slot has all since the target: one that is past it was made anew, or read by another."""
+        return self.stored is not None and self.snapshot is not None and not self.lost and self.confirmed <= self.stored
+
+
+def slot_state(control: Connection[Any], view: ViewInfo) -> SlotState | None:
+    """The state of the slot of a view, None when there is none; makes the tables that it is stored in."""
+    if control.execute(_MADE).fetchone() != (True,):
+        control.execute(_CREATE)
+    row = control.execute(_SLOT, [slot_name(view.queue_name, view.view_name)]).fetchone()
+    if row is None:
+        return None
+    confirmed, lost, stored, mark, snapshot = row
+    return SlotState(
+        confirmed=lsn_number(confirmed or "0/0"),
+        lost=lost or confirmed is None,
+        stored=None if stored is None else lsn_number(stored),
+        mark=mark,
+        snapshot=None if snapshot is None else Snapshot.parse(snapshot),
+    )
+
+
+class SlotChanges:
+    """The changes for one view of engine postgres, from the slot gdq_QUEUE_VIEW."""
+
+    def __init__(
+        self, control: Connection[Any], dsn: str, view: ViewInfo, *, wait_seconds: float = WAIT_SECONDS
+    ) -> None:
+        """`control`: an autocommit connection to the source, `dsn` leads there as a role with REPLICATION.
+
+        `wait_seconds`: how long to wait for another reader to leave the slot.
+        """
+        self._wait_seconds = wait_seconds
+        self._control = control
+        self._dsn = dsn
+        self._view = view
+        self._slot = ""
+        self._stream: Replication | None = None
+        self._found: dict[int, _TableChanges] = {}
+
+    def begin(self) -> None:
+        """Look at the slot. GdqError when there is none, and for a view that is not refreshed from one."""
+        view = self._view
+        if view.engine != "postgres":
+            raise GdqError(
+                f"view {view.view_name} cannot be refreshed from a slot: only views of engine postgres can",
+                hint="Leave --source out.",
+            )
+        self._slot = slot_name(view.queue_name, view.view_name)
+        state = slot_state(self._control, view)
+        if state is None:
+            make = f"gdq create-slot {view.queue_name} {view.view_name} {' '.join(view.tables)}"
+            there = f"without the tables where publication {publication_name(view.queue_name)} is"
+            raise GdqError(f"there is no slot {self._slot}", hint=f"Make it with {make}, {there}.")
+        self._state = state
+        self._mark = state.mark
+        self._applied = state.confirmed
+
+    def why_full(self, leader: Leader) -> str | None:
+        """Why the slot does not have all changes since the stored position; None when it has."""
+        self._s1 = Snapshot.parse(leader.snapshot)
+        view = self._view
+        self._tables = published_tables(leader.connection, view.queue_name, view.tables, self._s1)
+        if self._state.lost:
+            return f"slot {self._slot} is lost: drop it and make it anew"
+        if self._state.stored is None:
+            return f"slot {self._slot} was not read for this view before"
+        if not self._state.known:
+            return f"slot {self._slot} is ahead of the target"
+        if self._mark is None:
+            return "a transaction was open that is older than what is published"
+        return None if self._mark == self._tables.mark else "a table or what is published of it was changed"
+
+    def changed(self, leader: Leader, s0: str | None) -> dict[str, str]:
+        """Read the slot up to the leader's snapshot. NeedsFull after a TRUNCATE, and for rows of other columns."""
+        if self._state.lost:
+            return {}
+        since = None if s0 is None else Snapshot.parse(s0)
+        if since is not None and self._state.snapshot is not None and not since.covers(self._state.snapshot):
+            # the target was put back, as a lake table may be
+            raise NeedsFull(f"slot {self._slot} is ahead of the target")
+        if since is None or not self._state.known or self._mark is None:
+            self._mark = self._mark_of_load()
+        if since is not None:
+            self._found = self._empty(leader)
+        self._read(self._ask(), since)
+        return {one.table.name: one.select for one in self._found.values() if one.count}
+
+    def write(self, connection: Connection[Any]) -> None:
+        """Put the changes into temporary tables."""
+        apply_settings(connection, READ_SETTINGS)
+        for one in self._found.values():
+            if one.count:
+                one.write(connection)
+        apply_settings(connection, READ_SETTINGS | self._view.settings)
+
+    def move(self, connection: Connection[Any]) -> None:
+        """Store how far the slot is in the target."""
+        if self._state.lost:
+            connection.execute("delete from gdq_target.slot_view where slot_name = %s", [self._slot])
+            return
+        with connection.transaction():
+            # the slot forgets what is applied: the commit must be on disk before it is told
+            connection.execute(_DURABLE)
+            connection.execute(_MOVE, [self._slot, lsn_text(self._applied), self._mark, self._s1.text])
+
+    def applied(self) -> None:
+        """Tell the slot what it need not keep."""
+        if self._stream is not None:
+            self._stream.confirm(self._applied)
+
+    def close(self) -> None:
+        """End the session of the slot, and forget what was read."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
+        for one in self._found.values():
+            one.rows.close()
+        self._found = {}
+
+    def _mark_of_load(self) -> str | None:
+        """What is stored of the tables with a full load; None when the next refresh must be one, too.
+
+        What a transaction has written before its table was published never comes through the slot. And a commit that
+        waits for a standby is in the log, maybe before the slot begins, and not seen yet.
+        """
+        since = self._tables.published
+        if not self._state.known:
+            waits = self._control.execute("select pg_catalog.current_setting('synchronous_standby_names') <> ''")
+            since = self._s1.xmax if (waits.fetchone() or (False,))[0] else since
+        return None if any(xid < since for xid in self._s1.running) else self._tables.mark
+
+    def _ask(self) -> int:
+        """A place in the log that is behind the commits of all that the leader sees, and sure to be sent.
+
+        The server sends only what is flushed, which a commit of ours sees to.
+        """
+        with self._control.transaction():
+            self._control.execute(_DURABLE)
+            row = self._control.execute("select pg_catalog.pg_current_wal_insert_lsn()::text").fetchone()
+            self._control.execute(_ASK, [self._slot])
+        return lsn_number(str(row[0]) if row else "0/0")
+
+    def _empty(self, leader: Leader) -> dict[int, _TableChanges]:
+        found = {}
+        columns = log_columns_of(leader.connection, self._view.queue_name, self._view.tables)
+        for number, (oid, table) in enumerate(self._tables.tables.items(), 1):
+            places = {column.split(" ", 2)[2]: place for place, column in enumerate(table.columns)}
+            logged = [column for column in columns[table.name] if column.name in places]
+            if len(logged) < len(columns[table.name]):
+                raise NeedsFull(f"a generated column of {table.name} does not come through the slot")
+            rows = cast("IO[bytes]", tempfile.SpooledTemporaryFile(max_size=_MEMORY_BYTES, prefix="gdq-slot-"))  # noqa: SIM115
+            found[oid] = _TableChanges(table, f"gdq_slot_{number}", logged, [places[c.name] for c in logged], rows)
+        return found
+
+    def _read(self, goal: int, s0: Snapshot | None) -> None:
+        """Read what was committed before `goal`, keep what counts, and find out how far all is applied then."""
+        self._stream = open_stream(
+            self._control,
+            self._dsn,
+            self._slot,
+            self._view.queue_name,
+            messages=False,
+            wait_seconds=self._wait_seconds,
+        )
+        now = slot_state(self._control, self._view)
+        if s0 is not None and (now is None or now.confirmed > self._state.confirmed):
+            raise NeedsFull(f"slot {self._slot} was read by another meanwhile")
+        assembly, sent, before = Assembly(self._slot), 0, self._state.confirmed
+        first_open: int | None = None
+        divided = False
+        try:
+            while sent < goal:
+                message = self._stream.receive(_WAIT_SECONDS)
+                if isinstance(message, Keepalive):
+                    sent = max(sent, message.lsn)
+                one = assembly.take(message) if isinstance(message, Data) else None
+                if one is None:
+                    continue
+                sent = max(sent, one.end_lsn)
+                xid = self._s1.full(one.xid)
+                try:
+                    if not self._s1.sees(xid):
+                        first_open = before if first_open is None else first_open
+                    elif s0 is not None and not s0.sees(xid):
+                        self._take(one)
+                finally:
+                    one.close()
+                divided = divided or (first_open is not None and one.gid != "")
+                before = max(before, one.end_lsn)
+            # what was prepared is not sent again once the log is confirmed up to there, only its commit
+            stays = self._state.confirmed if assembly.prepared or divided else goal
+            self._applied = max(min(stays, goal if first_open is None else first_open), self._state.confirmed)
+        finally:
+            assembly.close()
+
+    def _take(self, transaction: Transaction) -> None:
+        relations = dict(transaction.relations)
+        for _, message in transaction.messages():
+            if isinstance(message, Relation):
+                relations[message.oid] = message
+            elif isinstance(message, Truncate):
+                for oid in message.oids:
+                    if oid in self._found:
+                        raise NeedsFull(f"truncate of {self._found[oid].table.name}")
+            elif isinstance(message, Row) and message.oid in self._found:
+                self._take_row(message, relations.get(message.oid))
+
+    def _take_row(self, row: Row, relation: Relation | None) -> None:
+        into = self._found[row.oid]
+        if relation is None or not into.table.is_sent_as(relation) or (row.op != "insert" and row.old is None):
+            raise NeedsFull(f"table {into.table.name} was changed")
+        if row.old is not None:
+            into.add(b"o", row.old)
+        if row.new is not None:
+            into.add(b"n", row.new, row.old)
+
+
+def _escaped(value: bytes) -> bytes:
+    """A value as COPY's text format has it."""
+    if b"\\" in value:
+        value = value.replace(b"\\", rb"\\")
+    return value.replace(b"\n", rb"\n").replace(b"\r", rb"\r").replace(b"\t", rb"\t")

@@ -1,0 +1,273 @@
+"""Refreshes views that Spark does not join itself: its tasks run the view's statement for keys that changed.
+
+A session in the source nets the changes and finds the keys, as for the engine postgres. Each task opens a connection of
+its own at the refresh's snapshot, runs the statement for its share of the keys and writes the rows into a staging table
+beside the target. What the plan gives as signed rows goes from that session to the target by COPY; counts and sums that
+are kept beside the target are changed there.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import Connection, sql
+
+from gdq.consumers.spark.jobs import LONG, PARTITION_BYTES, own_jobs, put, text_columns, worker_errors
+from gdq.consumers.views.computation import temporary
+from gdq.consumers.views.copy_engine import CopyEngine
+from gdq.consumers.views.difference import Difference, KeySet
+from gdq.consumers.views.engine import Effort
+from gdq.consumers.views.kept_state import KeptState, KeptSums
+from gdq.consumers.views.log_sql import ROWS_READ, table_bytes
+from gdq.consumers.views.target_rows import TargetRows
+from gdq.plan.steps import Replace
+from gdq.typed.arrow import Column, select_sql
+from gdq.typed.pgtypes import READ_SETTINGS, base_name
+from gdq.view.table_schema import apply_settings, describe, raw
+from gdq.view.target import OutputType
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gdq.consumers.refresh.refresher import Refresher
+    from gdq.consumers.views.postgres_engine import PostgresEngine
+    from gdq.plan.spark.keys import SparkKeyPlan
+
+# A task takes no fewer keys than these while there are other tasks' worth of them; no more tasks than so many a core.
+KEYS_EACH = 500
+_TASKS_EACH = 4
+
+# Types whose values equal no two different values of any other type that they are compared with.
+_TOLD_APART = {"smallint", "integer", "bigint", "text", "character varying", "uuid", "date"}
+
+# The column of the staging table in which a task counts the rows of tables that it read; NULL in the view's rows.
+_READ = "rows_read"
+
+
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    """The staging table and its columns with the types that their text is read as; the keys whose rows it holds."""
+
+    table: str
+    columns: Sequence[OutputType]
+    keys: tuple[KeySet, ...] | None
+
+    @property
+    def rows(self) -> str:
+        """The SELECT of the rows."""
+        values = ", ".join(f"{column.name}::{column.type} as {column.name}" for column in self.columns)
+        return f"select {values} from {self.table} where {_READ} is null"
+
+
+@dataclass(slots=True)
+class SparkKeys:
+    """One refresh of one view. `inner` changes the target, and computes what Spark's tasks do not."""
+
+    refresher: Refresher
+    plan: SparkKeyPlan
+    inner: PostgresEngine | CopyEngine
+    _staged: _Staged | None = field(default=None, init=False)
+    _read: int = field(default=0, init=False)
+
+    def compute(self, s0: str | None, changed: Mapping[str, str]) -> None:
+        """Stage what Spark computes, all rows or those of changed keys; signed rows stay where they are made."""
+        if s0 is None:
+            self._staged = self._load()
+        elif not isinstance(self.inner, CopyEngine):
+            self.inner.compute(s0, changed)
+        elif changed:
+            made = self.inner.computation
+            with made.computing():
+                outcome = made.outcome(changed, once=True)
+                difference = made.difference_of(outcome)
+                if not isinstance(outcome, Replace):
+                    self.inner.difference = difference
+                    return
+                queries = self._divided(outcome, difference.keys)
+            columns = self._numbered(self.inner.types)
+            self._staged = self._stage(columns, queries, difference.keys)
+
+    def apply(self, s0: str | None, changed: Mapping[str, str]) -> int:
+        """Bring what was computed into the target; the rows deleted plus the rows inserted."""
+        staged = self._staged
+        if staged is None:
+            return self.inner.apply(s0, changed)
+        output = self.inner.output
+        apply_settings(output, READ_SETTINGS | self._view.settings)
+        self.inner.computation.tell("writing", 0)
+        output.execute(raw(f"analyze {staged.table}"))
+        counted = f"select coalesce(sum({_READ}::bigint), 0)::bigint from {staged.table} where {_READ} is not null"
+        row = output.execute(raw(counted)).fetchone()
+        self._read = int(row[0]) if row else 0
+        rows = TargetRows(output, self.inner.target, self.inner.types)
+        return rows.change(self._difference(staged))
+
+    def effort(self) -> Effort:
+        """What the refresh took."""
+        if self._staged is None:
+            return self.inner.effort()
+        if self._staged.keys is None:
+            return Effort("full", None, self._read)
+        effort = self.inner.computation.effort()
+        return replace(effort, rows_read=(effort.rows_read or 0) + self._read)
+
+    def _difference(self, staged: _Staged) -> Difference:
+        match = self.plan.match
+        if staged.keys is not None:
+            return Difference("replace", staged.rows, self._target_keys(staged.keys), match)
+        if self.plan.state is None:
+            return Difference("full", staged.rows, match=match)
+        inner, kept = self.inner, KeptSums(self.plan.state, self.plan.state.loose)
+        make = partial(temporary, inner.output)
+        return KeptState(inner.output, inner.target, inner.types, match, kept, make).load(staged.rows)
+
+    def _target_keys(self, keys: tuple[KeySet, ...]) -> tuple[KeySet, ...]:
+        """Keys for the target's database: types of the source are known only there, so elsewhere they have its own."""
+        if not self._view.elsewhere:
+            return keys
+        kinds = {column.name: column.type for column in self.inner.types}
+        return tuple(replace(key, array_type=f"{kinds[key.column]}[]") for key in keys)
+
+    # what Spark does
+
+    @property
+    def _view(self) -> Any:
+        return self.inner.computation.view
+
+    @property
+    def _source(self) -> Connection[Any]:
+        return self.inner.computation.leader.connection
+
+    def _numbered(self, types: Sequence[OutputType]) -> list[OutputType]:
+        return [OutputType(f"c{n}", column.type) for n, column in enumerate(types, 1)]
+
+    def _load(self) -> _Staged:
+        """Stage all rows of the view, or its state, in as many parts as the tables' size is worth."""
+        state = self.plan.state
+        if state is None:
+            columns = self._numbered(self.inner.types)
+            names = {column.name: f"c{n}" for n, column in enumerate(self.inner.types, 1)}
+            query, by = self.plan.query, [names[name] for name in self.plan.divided_by]
+        else:
+            query, by = KeptSums(state, state.loose).whole(), list(self.plan.divided_by)
+            columns = self._state_columns(query)
+        listed = ", ".join(column.name for column in columns)
+        named = f"select * from ({query}) as r({listed})" if listed else query
+        kinds = {column.name: column.type for column in columns}
+        tasks = self._tasks() if by and self._is_hashed([kinds[name] for name in by]) else 1
+        part = f"pg_catalog.hash_record(row({', '.join(f'r.{name}' for name in by)})) & 2147483647"
+        queries = [f"select * from ({named}) as r where ({part}) % {tasks} = {n}" for n in range(tasks)]
+        return self._stage(columns, queries if tasks > 1 else [named], None)
+
+    def _tasks(self) -> int:
+        """How many tasks a full load is worth: each of them reads the tables, and computes its part of the rows."""
+        size = sum(table_bytes(self._source, table)[1] for table in self._view.tables)
+        return int(min(self.refresher.spark.sparkContext.defaultParallelism, 1 + size // PARTITION_BYTES))
+
+    def _is_hashed(self, types: Sequence[str]) -> bool:
+        """Whether values of these types have a hash that is the same for equal ones."""
+        nulls = ", ".join(f"null::{kind}" for kind in types)
+        try:
+            with self._source.transaction(force_rollback=True):
+                apply_settings(self._source, self._view.settings)
+                self._source.execute(raw(f"select pg_catalog.hash_record(row({nulls}))"))
+        except psycopg.Error:
+            return False
+        return True
+
+    def _state_columns(self, query: str) -> list[OutputType]:
+        """The state's columns, with the collations that its groups are put in order by."""
+        described = describe(self._source, query, self._view.settings)
+        kinds = "select oid from pg_catalog.pg_type where oid = any (%s::oid[]) and typcollation <> 0"
+        collatable = {oid for (oid,) in self._source.execute(kinds, [[oid for _, oid, _ in described]])}
+        names = [name for name, oid, _ in described if oid in collatable]
+        found: Sequence[str] = ()
+        if names:
+            asked = ", ".join(f"pg_catalog.pg_collation_for(q.{name})" for name in names)
+            none = f"(select * from ({query}) as q limit 0)"
+            with self._source.transaction(force_rollback=True):
+                apply_settings(self._source, self._view.settings | {"search_path": "pg_catalog"})
+                row = self._source.execute(raw(f"select {asked} from (values (1)) as v left join {none} as q on true"))
+                found = row.fetchone() or ()
+        collations = dict(zip(names, found, strict=True))
+        own = {name: f" collate {collation}" for name, collation in collations.items() if collation != '"default"'}
+        return [OutputType(name, kind + own.get(name, "")) for name, _, kind in described]
+
+    def _divided(self, outcome: Replace, keys: tuple[KeySet, ...]) -> list[str]:
+        """The statements that compute the rows of these keys, each of a share of those of one column."""
+        made = self.inner.computation
+        names = [name for _, name in outcome.keys]
+        types = {column.name: column.type for column in self.inner.types}
+        single = {
+            name: key
+            for name, key in zip(names, keys, strict=True)
+            if names.count(name) == 1 and has_one_key(made.connection, types[key.column], key)
+        }
+        if not single:
+            return [made.rows_of(outcome)]
+        sizes = {name: made.one(f"select pg_catalog.cardinality({_array(key)})") for name, key in single.items()}
+        name = max(sizes, key=lambda known: int(sizes[known]))
+        most = _TASKS_EACH * self.refresher.spark.sparkContext.defaultParallelism
+        parts = max(1, min(most, sizes[name] // KEYS_EACH))
+        each = -(-sizes[name] // parts)
+        query = (
+            f"select a[i * {each} + 1 : (i + 1) * {each}]::text "
+            f"from (select {_array(single[name])} as a) as a, generate_series(0, {parts - 1}) as i order by i"
+        )
+        found = [array for (array,) in made.connection.execute(raw(query)).fetchall()]
+        # NULL is computed with the first
+        some = [replace(single[name], array=array, null=single[name].null and not n) for n, array in enumerate(found)]
+        return [made.rows_of(outcome, {name: key}) for key in some]
+
+    def _stage(self, columns: Sequence[OutputType], queries: Sequence[str], keys: tuple[KeySet, ...] | None) -> _Staged:
+        """Let each of Spark's tasks run a query of these columns and write its rows into a new staging table."""
+        from gdq.consumers.spark.source import read_statements  # noqa: PLC0415
+
+        made, view, refresher = self.inner.computation, self._view, self.refresher
+        made.tell("computing", 0)
+        listed = ", ".join(column.name for column in columns)
+        alias = f"r({listed})" if listed else "r"
+        described = describe(self._source, f"select * from ({queries[0]}) as {alias}", view.settings)
+        read = [*text_columns(self._source, described), Column(_READ, LONG)]
+        statements = [
+            select_sql(f"(select r.*, null::bigint as {_READ} from ({query}) as {alias}) as q", read)
+            for query in queries
+        ]
+        names = sql.Literal([table.name for table in self.plan.tables]).as_string(self._source)
+        spark = refresher.spark
+        with worker_errors(delta=keys is not None), own_jobs(spark):
+            data = read_statements(
+                spark,
+                refresher.worker_dsn,
+                statements,
+                read,
+                settings=READ_SETTINGS | view.settings,
+                snapshot=made.leader.exported,
+                counter=ROWS_READ.replace("%s", names),
+            )
+            output, target = self.inner.output, self.inner.target
+            dsn = refresher.worker_dsn if view.target_dsn is None else view.target_dsn
+            stage = target.stage(secrets.token_hex(4))
+            put(data, (output, target, stage), dsn, [])
+        return _Staged(stage, columns, keys)
+
+
+def has_one_key(connection: Connection[Any], column_type: str, keys: KeySet) -> bool:
+    """Whether a value of the view's column equals one of the keys at most, so that its rows are one task's.
+
+    Keys may come from a column of another type: 2^53 and 2^53 + 1 are two bigints, and equal to one double precision.
+    """
+    if base_name(column_type) in _TOLD_APART:
+        return True
+    query = "select pg_catalog.to_regtype(%s) = pg_catalog.to_regtype(%s)"
+    row = connection.execute(query, [f"{column_type}[]", keys.array_type]).fetchone()
+    return row is not None and row[0] is True
+
+
+def _array(keys: KeySet) -> str:
+    return f"{sql.Literal(keys.array).as_string(None)}::{keys.array_type}"

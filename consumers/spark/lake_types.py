@@ -1,0 +1,59 @@
+"""How the values of a view get through Spark into a lake table: as text, which becomes the table's types last."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from gdq.consumers.lake.types import LakeColumn
+from gdq.typed.arrow import Column
+from gdq.typed.pgtypes import ColumnType, base_name
+
+# Of a value that the table cannot hold the workers say this.
+NO_VALUE = "gdq cannot hold: "
+_YEARS = "^[0-9]{4}-"
+
+
+def as_text(column: LakeColumn, plain: Column) -> Column:
+    """How a column travels: a text that PostgreSQL and Spark both read, the same for equal values."""
+    if column.arrow == pa.timestamp("us", "UTC"):
+        text = f"({column.read})::text || '+00:00'"
+    elif column.arrow == pa.string() and base_name(column.type) != "numeric":
+        return plain
+    else:
+        text = f"({column.read})::text"
+    return Column(plain.source, ColumnType("string", "string", text))
+
+
+def ddl(column: LakeColumn) -> str:
+    """The type in Spark."""
+    kind = column.arrow
+    if pa.types.is_decimal(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    names = {
+        pa.bool_(): "boolean",
+        pa.int16(): "smallint",
+        pa.int32(): "int",
+        pa.int64(): "bigint",
+        pa.float32(): "float",
+        pa.float64(): "double",
+        pa.string(): "string",
+        pa.binary(): "binary",
+        pa.date32(): "date",
+        pa.timestamp("us"): "timestamp_ntz",
+        pa.timestamp("us", "UTC"): "timestamp",
+    }
+    return names[kind]
+
+
+def from_text(column: LakeColumn, name: str) -> str:
+    """The expression that makes the table's value of a text; a text that it cannot hold is an error."""
+    if column.arrow == pa.string():
+        return name
+    if column.arrow == pa.binary():
+        return f"unhex(substr({name}, 3))"
+    value = f"try_cast({name} as {ddl(column)})"
+    if pa.types.is_date(column.arrow) or pa.types.is_timestamp(column.arrow):
+        value = f"if({name} rlike '{_YEARS}', {value}, null)"
+    text = f'column "{column.name}" of the view holds a value of {column.type} that a lake table cannot hold'
+    said = (NO_VALUE + text + "!").replace("\\", "\\\\").replace("'", "\\'")
+    return f"if({name} is null, null, coalesce({value}, raise_error('{said}')))"

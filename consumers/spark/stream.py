@@ -1,0 +1,337 @@
+"""The data source `gdq` as a stream of Apache Spark: the changes of one captured table, batch by batch.
+
+    gdq register-consumer shop lake --tables public.orders
+
+    spark.readStream.format("gdq").options(queue="shop", table="public.orders", consumer="lake").load()
+         .writeStream.option("checkpointLocation", folder).trigger(availableNow=True)...
+
+Rows are those of the batch reader's changes: _change_type, _commit_version, _commit_timestamp, ev_id, then the columns.
+A batch ends at a tick, so no transaction of the source is divided, and a batch that is read again is the same.
+
+Options beside dsn or service, queue, table, as_text and partition_bytes of the batch reader:
+    consumer    a registered consumer that takes the table, of this stream alone: it holds what the checkpoint needs
+    from        a position (Batch.position, gdq position) to start at, without a checkpoint; default: the consumer's own
+    max_events  events up to which ticks are joined in one batch (Spark 4.2 or newer); default: all that there is
+    gaps        what becomes of truncate, ddl and resync events, which no row shows: "stop" the stream (default), or
+                "rows", each as a row whose _change_type is that word and which has an ev_id and no more
+
+The checkpoint's offset is the truth. The consumer is moved only to an offset whose batch Spark has recorded as done,
+which it tells when it has planned the next one: so it lags by one batch, and a restart finds what it needs. A position
+that the queue no longer knows, or whose changes are gone, ends the stream with an error that says so; nothing is passed
+over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import psycopg
+from psycopg import Connection, sql
+from psycopg.rows import dict_row, scalar_row
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+
+from gdq.conninfo import connect
+from gdq.consumer import application_name
+from gdq.consumers.spark.source import (
+    HEADER,
+    Statement,
+    change_relations,
+    conninfo,
+    option,
+    partition_bytes,
+    read_columns,
+    read_statement,
+)
+from gdq.consumers.views.log_sql import changes, log_columns
+from gdq.control import seek
+from gdq.era import check_position, position
+from gdq.errors import (
+    DivergedPosition,
+    EraEnded,
+    GdqError,
+    ResyncRequired,
+    ServerError,
+    TruncatedPosition,
+    mapped,
+)
+from gdq.plan.table import quote
+from gdq.source import Position
+from gdq.ticker import INTERVAL_SECONDS, Housekeeping, take_tick
+from gdq.typed.arrow import LOG_SETTINGS, select_sql
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+try:
+    from pyspark.sql.streaming.datasource import (  # type: ignore[import-not-found, unused-ignore]
+        ReadAllAvailable,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
+except ImportError:  # Spark 4.1
+    ReadMaxRows = None
+
+LIMITS_BATCHES = ReadMaxRows is not None
+
+# A table that does not change gets an empty batch so often, so that the consumer does not hold logs for ever.
+_IDLE_SECONDS = 300.0
+
+_CURE = "copy the table, register the consumer anew, and start the stream with a new checkpoint"
+
+Offset = dict[str, Any]
+Result = TypeVar("Result")
+
+
+class GdqStreamReader(DataSourceStreamReader):
+    """One stream. Spark keeps it in a process beside the driver, and sends copies to the tasks to read()."""
+
+    def __init__(self, options: Mapping[str, str], names: Sequence[str]) -> None:
+        self.options = options
+        self.queue, self.table = option(options, "queue"), option(options, "table")
+        self.consumer = option(options, "consumer")
+        self.gaps = options.get("gaps", "stop")
+        if self.gaps not in {"stop", "rows"}:
+            raise GdqError(f'the option "gaps" is stop or rows, not {self.gaps}')
+        self.max_events = int(options["max_events"]) if "max_events" in options else None
+        if self.max_events is not None and (self.max_events < 1 or not LIMITS_BATCHES):
+            raise GdqError('the option "max_events" is a number above 0, and needs Spark 4.2 or newer')
+        self._connection: Connection[Any] | None = None
+        self._housekeeping = Housekeeping(self.queue)
+        self._at: Position | None = None  # the end of the last batch, as far as known
+        self._moved_at = 0.0
+        self._looked_at = 0.0
+        with connect(conninfo(options), application_name="gdq:spark") as connection:
+            self.columns = read_columns(connection, options, names)
+
+    def initialOffset(self) -> Offset:  # noqa: N802 (Spark calls it so, as the others)
+        return self._call(self._initial)
+
+    def latestOffset(self) -> Offset:  # noqa: N802
+        """The newest tick: for Spark 4.1, which says neither from where nor how far."""
+
+        def work(connection: Connection[Any]) -> Offset:
+            return self._offset(connection, self._next(connection, self._at, None, None))
+
+        return self._call(work)
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        if start == end:
+            return []
+        return self._call(lambda connection: self._partitions(connection, start, end))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, Statement):
+            raise TypeError(partition)
+        yield from read_statement(conninfo(self.options), partition.query, self.columns, LOG_SETTINGS, None)
+
+    def commit(self, end: Offset) -> None:
+        """Let go of what the checkpoint needs no more: the batch up to `end` is recorded as done in it."""
+        self._call(lambda connection: self._move_consumer(connection, _parse(end)))
+
+    def stop(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+    def _call(self, work: Callable[[Connection[Any]], Result]) -> Result:
+        """Do the work on a connection that is kept; once more on a new one when that was lost meanwhile."""
+        kept = self._connection
+        if kept is not None and not kept.closed:
+            try:
+                return work(kept)
+            except psycopg.OperationalError:
+                if not kept.broken:
+                    raise
+        name = application_name(self.queue, self.consumer)
+        self._connection = connect(conninfo(self.options), autocommit=True, application_name=name)
+        return work(self._connection)
+
+    def _initial(self, connection: Connection[Any]) -> Offset:
+        text = self.options.get("from") or position(connection, self.queue, self.consumer)
+        start = Position.parse(text)
+        with self._told():
+            self._stream_end(connection, start, None, None)  # whether a stream can start there at all
+        return self._offset(connection, start)
+
+    def _next(
+        self, connection: Connection[Any], start: Position | None, max_events: int | None, last_tick: int | None
+    ) -> Position:
+        """Where the next batch ends; `start` itself when there is nothing to read. It takes ticks that are due.
+
+        The first look takes one in any case: a stream that ends with what there is has all that was committed before.
+        """
+        first = not self._looked_at
+        if first and last_tick is None:
+            take_tick(connection, self.queue)
+        time.sleep(max(self._looked_at + INTERVAL_SECONDS - time.monotonic(), 0))  # Spark asks a hundred times a second
+        self._looked_at = time.monotonic()
+        self._housekeeping.step(connection)
+        known = start or Position.parse(position(connection, self.queue, self.consumer))
+        with self._told():
+            end = self._stream_end(connection, known, max_events, last_tick)
+            if end is None and start is None:
+                # where the checkpoint stands is not known, and no offset may lead back behind it
+                raise GdqError(f'consumer "{self.consumer}" of queue "{self.queue}" is paused')
+            if end is None:
+                return known
+            rested = time.monotonic() - self._moved_at < _IDLE_SECONDS
+            may_rest = start is not None and not first and last_tick is None and rested
+            if may_rest and not self._changed(connection, known, end):
+                return known
+        self._moved_at = time.monotonic()
+        return end
+
+    def _partitions(self, connection: Connection[Any], start: Offset, end: Offset) -> list[InputPartition]:
+        s0, s1 = _parse(start), _parse(end)
+        with self._told():
+            for known in (s0, s1):
+                check_position(connection, self.queue, str(known))
+        if start["table"] != self._table_oid(connection):
+            raise GdqError(f"the checkpoint belongs to another table than {self.table}: {_CURE}")
+        if s0.tick > s1.tick:
+            raise GdqError(
+                f"the stream starts at tick {s0.tick}, after the end of its first batch at tick {s1.tick}: its consumer"
+                f' "{self.consumer}" was moved, or the option "from"; move it back, or {_CURE}'
+            )
+        with self._told():
+            gaps = self._gaps(connection, s0, s1)
+            names = [column.label for column in self.columns]
+            if read_columns(connection, self.options, names) != self.columns:
+                raise GdqError(
+                    f"columns of table {self.table} have other types since the stream was started: start it again"
+                )
+            relations = self._relations(connection, s0, s1)
+            if gaps:
+                relations.append(self._gap_rows(connection, gaps))
+        self._at = s1
+        return [Statement(select_sql(f"{relation} as r", self.columns)) for relation in relations]
+
+    def _relations(self, connection: Connection[Any], s0: Position, s1: Position) -> list[str]:
+        size = partition_bytes(self.options)
+        try:
+            return change_relations(connection, self.queue, self.table, (s0.snapshot, s1.snapshot), size)
+        except psycopg.errors.ObjectNotInPrerequisiteState as error:
+            raise GdqError(f"{error.diag.message_primary}, which no batch can hold: {_CURE}") from error
+
+    def _gaps(self, connection: Connection[Any], s0: Position, s1: Position) -> list[tuple[int, str]]:
+        """The events of a batch that no row shows, as number and kind; ResyncRequired unless they are wanted as rows.
+
+        While capture is off there is no going on: what is written meanwhile comes to no log.
+        """
+        gaps = []
+        for row in self._events(connection, s0, s1):
+            # a new name or a partition without rows changes nothing that is read here
+            if row["kind"] == "ddl" and not row["data"].keys() & {"new_version", "dropped"}:
+                continue
+            if self.gaps == "rows" and row["ev_id"] is not None:
+                gaps.append((row["ev_id"], row["kind"]))
+                continue
+            what = {"truncate": "was truncated", "ddl": "was altered"}.get(row["kind"], "has a gap in its capture")
+            reason = (row["data"] or {}).get("reason")
+            pass_on = ', or pass such events on with the option gaps="rows"' if row["ev_id"] is not None else ""
+            raise ResyncRequired(
+                f"table {row['tbl']} {what}{f' ({reason})' if reason else ''} between ticks {s0.tick} and {s1.tick},"
+                f" which no row shows: {_CURE}{pass_on}"
+            )
+        return gaps
+
+    def _events(self, connection: Connection[Any], s0: Position, s1: Position) -> list[dict[str, Any]]:
+        query = """select ev_id, kind, tbl, data
+                     from gdq.delta_events(%s, %s::pg_snapshot, %s::pg_snapshot, array[%s::pg_catalog.regclass])
+                    where kind <> 'message'"""
+        with mapped(), connection.cursor(row_factory=dict_row) as cursor:
+            return cursor.execute(query, [self.queue, s0.snapshot, s1.snapshot, self.table]).fetchall()
+
+    def _gap_rows(self, connection: Connection[Any], gaps: Sequence[tuple[int, str]]) -> str:
+        """The gaps as a relation of the columns of signed_form()."""
+        names = [column.label for column in HEADER]
+        kinds = ["text", "bigint", "timestamptz", "bigint"]
+        for column in log_columns(connection, self.queue, self.table):
+            names.append(column.name)
+            kinds.append(column.log_type)
+        rows = ", ".join(
+            f"({', '.join(self._gap_value(name, kind, gap) for name, kind in zip(names, kinds, strict=True))})"
+            for gap in gaps
+        )
+        return f"(select * from (values {rows}) as v({', '.join(quote(name) for name in names)}))"
+
+    def _gap_value(self, name: str, kind: str, gap: tuple[int, str]) -> str:
+        number, event = gap
+        value = {"_change_type": event, "ev_id": number}.get(name)
+        return f"{sql.Literal(value).as_string(None)}::{kind}"
+
+    def _changed(self, connection: Connection[Any], s0: Position, s1: Position) -> bool:
+        """Whether there is anything to read between two positions."""
+        with connection.transaction():
+            connection.execute("set local enable_seqscan = off")
+            with mapped():
+                rows = changes(connection, self.queue, self.table, s0.snapshot, s1.snapshot)
+                if connection.execute(f"select from ({rows}) as c limit 1").rowcount:
+                    return True
+                return bool(self._events(connection, s0, s1))
+
+    def _move_consumer(self, connection: Connection[Any], end: Position) -> None:
+        """Move the consumer forward to `end`, never back. While somebody else holds it, it stays for the next time."""
+        with contextlib.suppress(psycopg.errors.LockNotAvailable), self._told(), connection.transaction():
+            if Position.parse(position(connection, self.queue, self.consumer)).tick < end.tick:
+                seek(connection, self.queue, self.consumer, tick=end.tick)
+
+    def _stream_end(
+        self, connection: Connection[Any], since: Position, max_events: int | None, last_tick: int | None
+    ) -> Position | None:
+        query = "select gdq.stream_end(%s, %s, %s::pg_catalog.regclass, %s, %s, %s)"
+        with mapped(), connection.cursor(row_factory=scalar_row) as cursor:
+            values = [self.queue, self.consumer, self.table, str(since), max_events, last_tick]
+            end = cursor.execute(query, values).fetchone()
+        return None if end is None else Position.parse(end)
+
+    def _offset(self, connection: Connection[Any], at: Position) -> Offset:
+        return {"position": str(at), "table": self._table_oid(connection)}
+
+    def _table_oid(self, connection: Connection[Any]) -> int:
+        """Tells tables apart in a checkpoint, whatever they are called; a dump ends the era anyway."""
+        with connection.cursor(row_factory=scalar_row) as cursor:
+            return int(cursor.execute("select %s::pg_catalog.regclass::oid::bigint", [self.table]).fetchone() or 0)
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Say with what the server refuses a position how to go on: of an error in a task Spark shows one line."""
+        try:
+            yield
+        except (TruncatedPosition, EraEnded, DivergedPosition) as error:
+            raise type(error)(f"the stream cannot go on from its checkpoint: {error}; {_CURE}") from error
+        except ServerError as error:
+            if error.hint is None or error.hint in str(error):
+                raise
+            raise type(error)(f"{error}; {error.hint}", hint=error.hint) from error
+
+
+def _parse(offset: Offset) -> Position:
+    return Position.parse(offset["position"])
+
+
+def stream_reader(options: Mapping[str, str], names: Sequence[str]) -> GdqStreamReader:
+    """The reader for the Spark that is there."""
+    return GdqStreamReader(options, names) if not LIMITS_BATCHES else LimitedStreamReader(options, names)
+
+
+if LIMITS_BATCHES:
+
+    class LimitedStreamReader(GdqStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
+        """With what Spark 4.2 brought: batches of a limited size, and an end that is fixed at the start."""
+
+        _last_tick: int | None = None
+
+        def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+            self._last_tick = self._call(lambda connection: take_tick(connection, self.queue))
+
+        def getDefaultReadLimit(self) -> Any:  # noqa: N802
+            return ReadAllAvailable() if self.max_events is None else ReadMaxRows(self.max_events)
+
+        def latestOffset(self, start: Offset, limit: Any) -> Offset:  # type: ignore[override]  # noqa: N802
+            most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+            at = _parse(start)
+            end = self._call(lambda connection: self._next(connection, at, most, self._last_tick))
+            return start if end == at else {"position": str(end), "table": start["table"]}

@@ -1,0 +1,1 @@
+"""The kernel of a refresh: what every engine and every target shares."""

@@ -1,0 +1,99 @@
+"""Brings the difference of a refresh into a target in another PostgreSQL.
+
+It is computed beside the tables, in a session whose transaction stays open until the target has taken the rows; they
+go by COPY into the transaction of the target that deletes, inserts and moves the position.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from psycopg import Connection
+
+from gdq.consumers.views.computation import OUT, Computation, image_of, temporary
+from gdq.consumers.views.difference import Difference
+from gdq.consumers.views.engine import Effort
+from gdq.consumers.views.target_rows import TargetRows
+from gdq.typed.pgtypes import READ_SETTINGS
+from gdq.view.table_schema import apply_settings
+from gdq.view.target import OutputType, Target, copy_rows, run, text_elsewhere
+
+_IN = "pg_temp.gdq_in"
+
+
+@dataclass(slots=True)
+class CopyEngine:
+    """One refresh of one view whose target is in the database of `output`; `types` are the target's."""
+
+    computation: Computation
+    output: Connection[Any]
+    target: Target
+    types: Sequence[OutputType]
+    difference: Difference | None = field(default=None, init=False)
+    _made: list[str] = field(default_factory=list, init=False)
+
+    def compute(self, s0: str | None, changed: Mapping[str, str]) -> None:
+        """Compute what changes; the target's session is not touched."""
+        self.difference = self.computation.difference(s0, changed)
+
+    def effort(self) -> Effort:
+        """What the refresh took."""
+        return self.computation.effort()
+
+    def apply(self, s0: str | None, changed: Mapping[str, str]) -> int:  # noqa: ARG002 (what changed is computed)
+        """Copy the rows into the target's transaction and change the target; the rows deleted and inserted."""
+        difference = self.difference
+        if difference is None or difference.kind == "none":
+            return 0
+        apply_settings(self.output, READ_SETTINGS | self.computation.view.settings)
+        self.computation.tell("writing", 0)
+        rows = TargetRows(self.output, self.target, self.types)
+        if difference.kind == "full":
+            deleted = self.target.empty(self.output, self.types)
+            into = f"{self.target.table} ({rows.columns})"
+            inserted = self.target.fill(self.output, lambda: self._copy(difference, into))
+            rows.loaded(difference)
+            return deleted + inserted
+        names = [f"c{n}" for n in range(1, len(self.types) + 1)]
+        columns = [f"{name} {column.type}" for name, column in zip(names, self.types, strict=True)]
+        signed = difference.kind == "signed"
+        listed = ", ".join([*columns, "net bigint"] if signed else columns)
+        self.output.execute(f"create temp table gdq_in ({listed}) on commit drop")
+        self._made.append(_IN)
+        self._copy(difference, _IN)
+        if signed:
+            self._made.append(OUT)
+            temporary(self.output, OUT.removeprefix("pg_temp."), f"select *, {image_of(names)} as image from {_IN}")
+            return rows.change(difference)
+        # the keys have the column's type; a domain or an enum is known only where they come from
+        kinds = {column.name: column.type for column in self.types}
+        keys = tuple(dataclasses.replace(key, array_type=f"{kinds[key.column]}[]") for key in difference.keys)
+        return rows.change(dataclasses.replace(difference, rows=f"select {', '.join(names)} from {_IN}", keys=keys))
+
+    def clear(self) -> None:
+        """Drop what was made, so that another view can be refreshed in the same transaction of the target."""
+        if self._made:
+            run(self.output, f"drop table {', '.join(self._made)}")
+            self._made.clear()
+
+    def _copy(self, difference: Difference, into: str) -> int:
+        # reading the rows may compute them
+        full = difference.kind == "full"
+        with nullcontext() if full else self.computation.computing():
+            tell = partial(self.computation.tell, "writing")
+            return copy_rows(self.computation.connection, difference.rows, self.output, into, tell)
+
+
+def folded_columns(connection: Connection[Any], columns: Sequence[tuple[str, int, str]]) -> set[str]:
+    """Which of a view's columns (name, type oid, type) a target elsewhere, which has them as text, compares otherwise.
+
+    Labels of an enum are equal when their texts are.
+    """
+    query = "select oid from pg_catalog.pg_type where oid = any (%s::oid[]) and typtype = 'e'"
+    enums = {oid for (oid,) in connection.execute(query, [[oid for _, oid, _ in columns]])}
+    return {name for name, oid, kind in columns if text_elsewhere(oid, kind) and oid not in enums}

@@ -1,0 +1,93 @@
+"""Brings the difference of a refresh into a target in PostgreSQL, in one transaction with the position.
+
+In the database of the tables the difference is computed in that same transaction, and the counts and sums of a GROUP BY
+are kept beside the target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg import Connection
+
+from gdq.consumers.views.computation import Computation
+from gdq.consumers.views.difference import Difference
+from gdq.consumers.views.engine import Effort
+from gdq.consumers.views.kept_state import KeptState, KeptSums
+from gdq.consumers.views.target_rows import TargetRows
+from gdq.plan.kept_state import StatePlan
+from gdq.plan.steps import Signed
+from gdq.view.target import NeedsFull, OutputType, Target
+
+
+@dataclass(slots=True)
+class PostgresEngine:
+    """One refresh of one view in the transaction of `output`, in which it is computed too."""
+
+    computation: Computation
+    output: Connection[Any]
+    target: Target
+    types: Sequence[OutputType]
+
+    def compute(self, s0: str | None, changed: Mapping[str, str]) -> None:
+        """NeedsFull for a view that has no delta; all else is done in one transaction."""
+        plan = self.computation.plan
+        if s0 is not None and changed and plan.full and not plan.checked:
+            raise NeedsFull(plan.full)
+
+    def effort(self) -> Effort:
+        """What the refresh took."""
+        return self.computation.effort()
+
+    def apply(self, s0: str | None, changed: Mapping[str, str]) -> int:
+        """Load the target in full, or bring it from s0 to the leader's snapshot; the rows deleted and inserted.
+
+        NeedsFull when that takes a full load, Diverged when the target lacks rows that should go. Must come first in
+        its transaction.
+        """
+        if s0 is not None and not changed:
+            self.computation.join()
+            return 0
+        self.computation.begin()
+        if s0 is None:
+            return self._load()
+        with self.computation.computing():
+            rows = self._write(self._difference(changed))
+            self.computation.end()
+        return rows
+
+    def clear(self) -> None:
+        """Drop what was made, so that another view can be refreshed in the same transaction."""
+        self.computation.clear()
+
+    def _write(self, difference: Difference) -> int:
+        self.computation.tell("writing", 0)
+        return TargetRows(self.output, self.target, self.types).change(difference)
+
+    def _difference(self, changed: Mapping[str, str]) -> Difference:
+        state = self.computation.plan.state
+        outcome = self.computation.outcome(changed, once=state is None or not state.extremes)
+        if state is not None and isinstance(outcome, Signed):
+            return self._merge_state(state, outcome.rows)
+        return self.computation.difference_of(outcome)
+
+    def _load(self) -> int:
+        """Fill the target, made if missing, with all rows of the view; the rows deleted and inserted."""
+        state = self.computation.plan.state
+        if state is None:
+            return self._write(self.computation.full())
+        self.computation.full()
+        self.computation.tell("computing", 0)
+        return self._write(self._kept(state).load(KeptSums(state, state.loose).whole()))
+
+    def _merge_state(self, state: StatePlan, rows: str) -> Difference:
+        """Add signed rows of groups and arguments to the state; the difference between the groups' old and new rows."""
+        sums, after = KeptSums(state, state.loose).sums(rows), state.follow_extremes(self.target.state, rows)
+        return self._kept(state).merge(sums, after, state.unnumbered)
+
+    def _kept(self, state: StatePlan) -> KeptState:
+        made = self.computation
+        kept = KeptSums(state, state.loose)
+        return KeptState(self.output, self.target, self.types, made.plan.match, kept, made.temporary)

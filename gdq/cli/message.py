@@ -1,0 +1,44 @@
+"""Commands for the messages of an application."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from gdq.cli.base import dsn_option, session
+
+
+@click.command("insert-event")
+@click.argument("queue")
+@click.argument("kind", metavar="TYPE")
+@click.argument("data")
+@click.option("--extra", multiple=True, metavar="TEXT", help="Up to four more texts, in order.")
+@click.option("--text", "as_text", is_flag=True, help="DATA is any text, not JSON.")
+@dsn_option
+def insert_event(*, queue: str, kind: str, data: str, extra: tuple[str, ...], as_text: bool, dsn: str | None) -> None:
+    """Put a message into a queue and print its number. DATA is JSON; - reads it from stdin.
+
+    \b
+    Example: gdq insert-event orders paid '{"order": 7}'
+    """
+    from psycopg.types.json import Jsonb  # noqa: PLC0415
+
+    from gdq import message  # noqa: PLC0415
+
+    text = sys.stdin.read() if data == "-" else data
+    value: Any = text
+    if not as_text:
+        try:
+            json.loads(text)
+        except ValueError as error:
+            raise click.BadParameter(f"no JSON: {error}; for other text give --text", param_hint="DATA") from None
+        value = Jsonb(text, dumps=str)  # as it is: numbers must not go through a float
+    with session(dsn) as connection:
+        number = message.insert_event(connection, queue, kind, value, *extra)
+    click.echo(number)
+
+
+commands = (insert_event,)

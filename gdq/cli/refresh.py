@@ -1,0 +1,180 @@
+"""The command `gdq refresh`, which loads Apache Spark where a view wants it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gdq.cli.base import (
+    Failure,
+    Stop,
+    connect_checked,
+    dsn_option,
+    failure,
+    fields,
+    json_option,
+    print_rows,
+    slot_wait_option,
+)
+
+if TYPE_CHECKING:
+    from psycopg import Connection
+
+    from gdq.consumers.refresh.refresher import Refresher, RefreshResult
+
+_INTERRUPTED = "interrupted: the refresh at hand was rolled back"
+
+
+@click.command()
+@click.argument("view", nargs=-1)
+@click.option("--full", is_flag=True, help="Load afresh instead of applying the changes.")
+@click.option("--group", "groups", multiple=True, metavar="NAME", help="The views of a group that is stored.")
+@click.option("--together", is_flag=True, help="Refresh the named views as one, as if they were a group.")
+@click.option("--follow", is_flag=True, help="Go on refreshing whenever something changed, until SIGTERM or Ctrl-C.")
+@click.option(
+    "--source",
+    type=click.Choice(["queue", "slot"]),
+    default="queue",
+    show_default=True,
+    help="slot: read the changes from each view's logical slot (gdq create-slot QUEUE VIEW TABLES).",
+)
+@slot_wait_option
+@click.option(
+    "--interval",
+    type=click.FloatRange(min=0),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="With --follow: refresh a view at most so often.",
+)
+@dsn_option
+@json_option
+def refresh(
+    *,
+    view: tuple[str, ...],
+    full: bool,
+    groups: tuple[str, ...],
+    together: bool,
+    follow: bool,
+    source: str,
+    slot_wait: float,
+    interval: float,
+    dsn: str | None,
+    as_json: bool,
+) -> None:
+    """Bring views up to the present; without VIEW and --group all, a view over another's target after that.
+
+    The views of a group are refreshed at one snapshot and move in one transaction, also when one of them is named.
+    With --follow one line, or with --json one object, for each refresh.
+    """
+    if together and (follow or groups or not view):
+        raise click.UsageError("--together takes the names of views, and goes with neither --group nor --follow")
+    if source == "slot" and not (view or groups):
+        raise click.UsageError("--source slot takes the names of views, or --group: each view has a slot of its own")
+    if follow:
+        if full:
+            raise click.UsageError("--follow applies changes: leave --full out")
+        _follow(view, groups, interval, dsn, slot=source == "slot", slot_wait=slot_wait, as_json=as_json)
+        return
+    from gdq.cli.progress import shown  # noqa: PLC0415
+    from gdq.consumers.refresh.refresher import Refresher, RefreshResult  # noqa: PLC0415
+
+    results: list[RefreshResult] = []
+    failed = interrupted = False
+    terminate = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the server is told to stop too
+    try:
+        with (
+            shown(as_json=as_json) as progress,
+            Refresher(dsn, progress=progress, slot_wait_seconds=slot_wait) as refresher,
+        ):
+            if together:
+                from gdq.consumers.refresh.group import refresh_group  # noqa: PLC0415
+
+                results += refresh_group(refresher, view, full=view if full else (), slot=source == "slot")
+            else:
+                failed = _refresh(refresher, view, groups, results, full=full, slot=source == "slot")
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        signal.signal(signal.SIGTERM, terminate)
+    print_rows(results, fields(RefreshResult), as_json=as_json)
+    if interrupted:
+        raise Failure(_INTERRUPTED)
+    if failed:
+        sys.exit(1)
+
+
+def _refresh(
+    refresher: Refresher,
+    names: tuple[str, ...],
+    groups: tuple[str, ...],
+    results: list[RefreshResult],
+    *,
+    full: bool,
+    slot: bool,
+) -> bool:
+    """Refresh one after the other, which adds to `results`; whether one has failed, which stops no other."""
+    import psycopg  # noqa: PLC0415
+
+    from gdq.consumers.refresh.group import refresh_unit  # noqa: PLC0415
+    from gdq.errors import GdqError  # noqa: PLC0415
+    from gdq.view.group import units  # noqa: PLC0415
+
+    failed = False
+    for unit in units(refresher.control, names, groups):
+        # a view that is named is loaded in full, the others of its group follow with their changes
+        afresh = [name for name in unit.names if name in names or unit.group_name in groups or not (names or groups)]
+        try:
+            results += refresh_unit(refresher, unit, full=afresh if full else (), slot=slot)
+        except (GdqError, psycopg.Error) as error:
+            failure(error).show()
+            failed = True
+    return failed
+
+
+def _follow(
+    names: tuple[str, ...],
+    groups: tuple[str, ...],
+    interval: float,
+    dsn: str | None,
+    *,
+    slot: bool,
+    slot_wait: float,
+    as_json: bool,
+) -> None:
+    from gdq.consumers.refresh.follow import Follower  # noqa: PLC0415
+    from gdq.consumers.refresh.refresher import Refresher  # noqa: PLC0415
+    from gdq.ticker import reconnecting  # noqa: PLC0415
+
+    def report(result: RefreshResult) -> None:
+        if as_json:
+            click.echo(json.dumps(dataclasses.asdict(result), ensure_ascii=False))
+        else:
+            why = f" ({result.reason})" if result.reason else ""
+            done = f"{result.rows_changed} rows changed in {result.seconds:.2f} s"
+            click.echo(f"{result.view_name}: {result.action}{why}, {done}")
+
+    def failed(what: str, error: Exception) -> None:
+        told = failure(error)
+        Failure(f"{what}: {told.message}", told.detail, told.hint).show()
+
+    def work(connection: Connection[Any]) -> None:
+        with Refresher(connection, slot_wait_seconds=slot_wait) as refresher:
+            follower = Follower(
+                refresher, names, groups=groups, interval=interval, slot=slot, report=report, failed=failed
+            )
+            follower.run(stop)
+
+    stop = Stop()
+    try:
+        reconnecting(lambda: connect_checked(dsn, "gdq:refresh"), work, stop.sleep)
+    except KeyboardInterrupt:
+        raise Failure(_INTERRUPTED) from None
+
+
+commands: list[click.Command] = [refresh]

@@ -1,0 +1,262 @@
+"""The commands that read a queue or keep it going: ticker, consume, peek."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gdq.cli.base import (
+    Failure,
+    Stop,
+    connect_checked,
+    dsn_option,
+    fields,
+    json_option,
+    print_rows,
+    session,
+    slot_wait_option,
+)
+
+log = logging.getLogger(__name__)
+
+if TYPE_CHECKING:
+    from psycopg import Connection
+
+
+SECONDS = click.FloatRange(min=0)
+DEAD_AFTER_SECONDS = 300.0
+
+
+@click.command()
+@click.option("--once", is_flag=True, help="End when nothing is due.")
+@click.option("--interval", type=click.FloatRange(min=0.001), default=0.05, show_default=True, metavar="SECONDS")
+@dsn_option
+def ticker(once: bool, interval: float, dsn: str | None) -> None:
+    """Take ticks and maintain the logs of all queues, until SIGTERM."""
+    from gdq import ticker as tickers  # noqa: PLC0415
+
+    if once:
+        with session(dsn, autocommit=True) as connection:
+            tickers.tick_all(connection)
+            tickers.maintain_all(connection)
+        return
+    stop = Stop()
+    tickers.run(lambda: connect_checked(dsn, "gdq ticker"), interval_seconds=interval, stop=stop.sleep)
+
+
+@click.command()
+@click.argument("queue")
+@click.argument("consumer")
+@click.argument("handler", default="printer", metavar="[HANDLER]")
+@click.option("--once", is_flag=True, help="Handle all that is committed by now, end; forces a tick of the queue.")
+@click.option("--json", "as_json", is_flag=True, help="Print events as JSON lines: what happens without a handler.")
+@click.option("--member", metavar="M", help="Work as this member of the consumer, beside the others.")
+@click.option(
+    "--dead-after",
+    type=SECONDS,
+    default=DEAD_AFTER_SECONDS,
+    show_default=True,
+    metavar="SECONDS",
+    help="Take over batches held so long.",
+)
+@click.option("--each", is_flag=True, help="HANDLER takes one event: handler(connection, event).")
+@click.option(
+    "--retry-errors",
+    type=SECONDS,
+    metavar="SECONDS",
+    help="With --each: retry an event after so long when HANDLER fails.",
+)
+@click.option(
+    "--source",
+    type=click.Choice(["queue", "slot"]),
+    default="queue",
+    show_default=True,
+    help="Read the queue, or the consumer's logical slot (gdq create-slot).",
+)
+@slot_wait_option
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["gdq", "debezium"]),
+    default="gdq",
+    show_default=True,
+    help="Print events in gdq's form, or in Debezium's envelope (docs/from-debezium.md).",
+)
+@click.option("--tombstones", is_flag=True, help="With --format debezium: a record without a value after each delete.")
+@dsn_option
+def consume(
+    queue: str,
+    consumer: str,
+    handler: str,
+    *,
+    once: bool,
+    as_json: bool,
+    member: str | None,
+    dead_after: float,
+    each: bool,
+    retry_errors: float | None,
+    source: str,
+    slot_wait: float,
+    form: str,
+    tombstones: bool,
+    dsn: str | None,
+) -> None:
+    """Hand the batches of a consumer to a handler; without one print every event as a line of JSON, then the
+    sequences of each batch.
+
+    HANDLER is module:function or a name in gdq.consumers. It is called as handler(connection, events) in the
+    transaction that finishes the batch: what it writes there is written exactly once. What it returns is put aside: a
+    list of gdq.Retry(reason, delay=timedelta, event=event) and gdq.DeadLetter(reason, event=event).
+
+    With --each it is called as handler(connection, event), in a savepoint of its own: raising gdq.Retry or
+    gdq.DeadLetter undoes what it did for that event and puts it aside. Other errors roll the batch back, unless
+    --retry-errors puts the event aside then too.
+
+    \b
+    Examples: gdq consume orders mirror shop.mirror:apply
+              gdq consume orders mail shop.mail:send --each --retry-errors 60 --member $HOSTNAME
+    """
+    from gdq.consumer import Consumer, application_name  # noqa: PLC0415
+    from gdq.consumers.printer import print_sequences  # noqa: PLC0415
+    from gdq.retry import handle_each, settle  # noqa: PLC0415
+    from gdq.ticker import reconnecting  # noqa: PLC0415
+
+    if as_json and handler != "printer":
+        raise click.UsageError("--json prints the events itself and takes no handler")
+    if (each and handler == "printer") or (retry_errors is not None and not each):
+        raise click.UsageError("--retry-errors needs --each, and --each a handler")
+    if source == "slot" and (each or member is not None):
+        raise click.UsageError("--each and --member need the queue: a slot has one reader and no retries")
+    _check_format(form, tombstones=tombstones, other=as_json or handler != "printer")
+    function = _debezium(queue, source, tombstones) if form == "debezium" else _load_handler(handler)
+    on_error = None if retry_errors is None else timedelta(seconds=retry_errors)
+    stop = Stop()
+
+    def work(connection: Connection[Any]) -> None:
+        if source == "slot":
+            _consume_slot(connection, (queue, consumer), handler, function, once=once, stop=stop, wait=slot_wait)
+            return
+        reader = Consumer(connection, queue, consumer, member=member, dead_after=timedelta(seconds=dead_after))
+        for batch in reader.batches(once=once, stop=stop):
+            with _handler_errors(handler):
+                if each:
+                    handle_each(batch, batch.events(), function, on_error=on_error)
+                else:
+                    settle(batch, function(connection, batch.events()) or ())
+                if handler == "printer" and form == "gdq":
+                    print_sequences(batch.sequences())
+
+    name = application_name(queue, consumer, member)
+    try:
+        reconnecting(lambda: connect_checked(dsn, name), work, stop.sleep)
+    except KeyboardInterrupt:
+        raise Failure("interrupted: the batch at hand was rolled back") from None
+
+
+def _check_format(form: str, *, tombstones: bool, other: bool) -> None:
+    """UsageError where options of another format are given; `other`: a handler or --json is."""
+    if form == "debezium" and other:
+        raise click.UsageError("--format debezium prints the events itself and takes no handler and no --json")
+    if tombstones and form != "debezium":
+        raise click.UsageError("--tombstones needs --format debezium")
+
+
+def _debezium(queue: str, source: str, tombstones: bool) -> Callable[[Any, Any], Any]:
+    """The handler that prints Debezium's envelope."""
+    from gdq.consumers.debezium.envelope import printer  # noqa: PLC0415
+
+    return printer(queue, has_lsn=source == "slot", tombstones=tombstones)
+
+
+def _consume_slot(
+    connection: Connection[Any],
+    reads: tuple[str, str],
+    handler: str,
+    function: Callable[[Any, Any], Any],
+    *,
+    once: bool,
+    stop: Stop,
+    wait: float,
+) -> None:
+    """Hand the batches of a consumer's slot, of the queue and consumer that `reads` names, to a handler."""
+    from gdq.consumers.slot.source import SlotSource  # noqa: PLC0415
+    from gdq.errors import GdqError  # noqa: PLC0415
+
+    try:
+        reader = SlotSource(connection, *reads, wait_seconds=wait, pause=stop.sleep)
+    except GdqError:
+        if stop():
+            return  # while it waited for the slot
+        raise
+    with reader:
+        for batch in reader.batches(once=once, stop=stop):
+            with _handler_errors(handler):
+                if function(connection, batch.events()):
+                    raise Failure(f"handler {handler} puts events aside: a slot has no retries")
+
+
+@click.command()
+@click.argument("queue")
+@click.argument("consumer", required=False)
+@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="At most so many events.")
+@json_option
+@dsn_option
+def peek(queue: str, consumer: str | None, limit: int, as_json: bool, dsn: str | None) -> None:
+    """Show the events that a consumer gets next, without consuming them.
+
+    Without CONSUMER: from the consumer that is furthest behind. Takes a tick, so that all that is committed shows.
+    """
+    from gdq.consumer import peek as peek_events  # noqa: PLC0415
+    from gdq.source import Event  # noqa: PLC0415
+
+    with session(dsn, autocommit=True) as connection:
+        events = peek_events(connection, queue, consumer, limit=limit)
+    print_rows(events, fields(Event), as_json=as_json)
+
+
+@contextlib.contextmanager
+def _handler_errors(name: str) -> Iterator[None]:
+    """Log an error of the handler's own with its traceback and end; those of gdq and the server pass through."""
+    import psycopg  # noqa: PLC0415
+
+    from gdq.errors import GdqError  # noqa: PLC0415
+    from gdq.retry import Outcome  # noqa: PLC0415
+
+    try:
+        yield
+    except (psycopg.Error, GdqError, OSError):
+        raise
+    except Outcome as outcome:
+        raise Failure(
+            f"handler {name} raised {type(outcome).__name__}: {outcome}",
+            hint="A handler of batches returns it, with event=; with --each it may be raised.",
+        ) from outcome
+    except Exception as error:
+        log.exception("handler %s failed, the batch is rolled back", name)
+        raise Failure(f"handler {name}: {type(error).__name__}: {error}") from error
+
+
+def _load_handler(name: str) -> Callable[[Any, Any], Any]:
+    """The function `module:function`, or `consume` of a module in gdq.consumers."""
+    module, _, function = name.partition(":")
+    if not function:
+        module, function = f"gdq.consumers.{module}", "consume"
+    elif "" not in sys.path:
+        sys.path.insert(0, "")  # an installed command does not look in the current folder
+    try:
+        loaded = getattr(importlib.import_module(module), function)
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise Failure(
+            f"no handler {name}: {error}", hint="HANDLER is module:function, or a name in gdq.consumers."
+        ) from error
+    if not callable(loaded):
+        raise Failure(f"handler {name} is not a function")
+    handler: Callable[[Any, Any], Any] = loaded
+    return handler

@@ -1,0 +1,49 @@
+"""Commands for the sequences that a queue publishes."""
+
+from __future__ import annotations
+
+import click
+
+from gdq.cli.base import dsn_option, fields, json_option, print_rows, session, talk
+
+
+@click.command("add-sequence")
+@click.argument("queue")
+@click.argument("sequence", metavar="SCHEMA.SEQUENCE")
+@dsn_option
+def add_sequence(queue: str, sequence: str, dsn: str | None) -> None:
+    """Publish the value of a sequence with each tick of a queue."""
+    from gdq import sequence as sequences  # noqa: PLC0415
+
+    with session(dsn) as connection:
+        new = sequences.add_sequence(connection, queue, sequence)
+    talk(f"added sequence {sequence} to {queue}" if new else f"already there: {sequence} in {queue}")
+
+
+@click.command("remove-sequence")
+@click.argument("queue")
+@click.argument("sequence", metavar="SCHEMA.SEQUENCE")
+@dsn_option
+def remove_sequence(queue: str, sequence: str, dsn: str | None) -> None:
+    """Stop publishing a sequence."""
+    from gdq import sequence as sequences  # noqa: PLC0415
+
+    with session(dsn) as connection:
+        known = sequences.remove_sequence(connection, queue, sequence)
+    talk(f"removed sequence {sequence} from {queue}" if known else f"already gone: {sequence} in {queue}")
+
+
+@click.command("sequences")
+@click.argument("queue", required=False)
+@json_option
+@dsn_option
+def list_sequences(queue: str | None, as_json: bool, dsn: str | None) -> None:
+    """List published sequences with their last value."""
+    from gdq import sequence as sequences  # noqa: PLC0415
+
+    with session(dsn) as connection:
+        rows = sequences.sequence_info(connection, queue)
+    print_rows(rows, fields(sequences.SequenceInfo), as_json=as_json)
+
+
+commands = (add_sequence, remove_sequence, list_sequences)

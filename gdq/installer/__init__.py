@@ -1,0 +1,1 @@
+"""Installing, upgrading and removing gdq's schemas."""

@@ -1,0 +1,365 @@
+"""Install, upgrade and remove gdq's schemas: Alembic revisions for tables, repeatable files for functions.
+
+One transaction holds everything. The same statements are run online by install() and printed by script().
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import random
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import psycopg
+
+from gdq.conninfo import connect
+from gdq.errors import InstallError, notice_line
+from gdq.installer import functions, version
+
+if TYPE_CHECKING:
+    from alembic.config import Config
+
+_FOLDER = Path(__file__).parent.parent
+
+# Alembic keeps the migration at hand in module globals: one at a time in a process.
+_ALEMBIC = threading.Lock()
+
+# perform, so that psql prints nothing.
+_LOCK = """do $lock$
+begin
+  perform pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('gdq schema', 0));
+end
+$lock$"""
+
+# The files run in name order, so a body may name a function that comes later. What a revision tells the installer is a
+# NOTICE and comes through; the server's own remarks about the functions do not.
+_SETTINGS = """set local search_path = pg_catalog, pg_temp;
+set local check_function_bodies = off"""
+# Whoever waits for a strong lock stops everybody behind, and the DDL guard waits 100 ms. So an upgrade gives up sooner,
+# and tries again. It has got the lock above by then, and other installs wait for it.
+_LOCK_TIMEOUT = "set local lock_timeout = '80ms'"
+_PATIENCE_SECONDS = 60.0
+_QUIET = "set local client_min_messages = warning"
+_LOUD = "set local client_min_messages = notice"
+
+_OWNERS = """
+  select n.nspname, pg_catalog.pg_get_userbyid(n.nspowner) into other
+    from pg_catalog.pg_namespace n
+   where n.nspname in ('gdq', 'gdq_log') and pg_catalog.pg_get_userbyid(n.nspowner) <> current_user
+   order by 1 limit 1;
+  if found then
+    raise exception 'schema % belongs to role %', other.nspname, other.pg_get_userbyid
+      using errcode = 'insufficient_privilege', hint = pg_catalog.format('Do this as %I.', other.pg_get_userbyid);
+  end if;"""
+
+_PREFLIGHT = f"""do $preflight$
+declare
+  other record;
+begin
+  if pg_catalog.current_setting('server_version_num')::integer < 150000 then
+    raise exception 'gdq needs PostgreSQL 15 or later, this server is %', pg_catalog.current_setting('server_version')
+      using errcode = 'feature_not_supported';
+  elsif pg_catalog.pg_is_in_recovery() then
+    raise exception 'this server is a standby' using errcode = 'read_only_sql_transaction',
+      hint = 'Install gdq on the primary; the standby follows.';
+  end if;{_OWNERS}
+  if pg_catalog.to_regnamespace('gdq') is null then
+    create schema gdq;
+  end if;
+end
+$preflight$"""
+
+# Alembic's offline script knows no state: it can only make what is not there.
+_FRESH = """do $fresh$
+declare
+  revision text;
+begin
+  if pg_catalog.to_regclass('gdq.schema_version') is not null then
+    execute 'select version_num from gdq.schema_version' into revision;
+    raise exception 'gdq is installed here already, at revision %', revision
+      using errcode = 'duplicate_object', hint = 'gdq install upgrades it.';
+  end if;
+end
+$fresh$"""
+
+# Asked of the older gdq: whose capture functions are what it makes. They become what this one makes.
+_SOUND = """select pg_catalog.set_config('gdq.sound_tables', coalesce((
+  select pg_catalog.array_agg(ct.table_id)::text from gdq.captured_table ct
+   where gdq.capture_state(ct.queue_id, ct.relid) = 'armed'
+     and not exists (select from gdq.function_faults(ct.table_id))), '{}'), true)"""
+
+# What is generated for the queues that there are.
+_WRITERS = """do $writers$
+begin
+  perform gdq.replace_writers();
+end
+$writers$"""
+
+# The last step, since it keeps DDL of these tables out.
+_RENEW = """do $renew$
+begin
+  perform gdq.renew_capture(nullif(pg_catalog.current_setting('gdq.sound_tables', true), '')::integer[]);
+end
+$renew$"""
+
+_EVENT_TRIGGERS_HINT = "Have a superuser run gdq create-event-triggers; format is json until then."
+_EVENT_TRIGGERS = f"""do $triggers$
+begin
+  perform gdq.create_event_triggers();
+exception when insufficient_privilege then
+  raise warning 'the event triggers that follow DDL are missing: % may not make them', current_user
+    using hint = '{_EVENT_TRIGGERS_HINT}';
+end
+$triggers$"""
+
+# Dropping the capture functions takes their triggers off the user's tables, which waits for writers. One command,
+# so that the DDL guard is gone before it would look at what is dropped.
+_UNINSTALL = f"""set local search_path = pg_catalog, pg_temp;
+set local lock_timeout = '1s';
+{_QUIET};
+do $owner$
+declare
+  other record;
+begin{_OWNERS}
+end
+$owner$;
+drop schema if exists gdq, gdq_log cascade;
+do $role$
+begin
+  drop role if exists gdq_capture;
+exception when dependent_objects_still_exist or insufficient_privilege then
+  null;  -- other databases of the cluster use it, or somebody else made it
+end
+$role$;
+{functions.DROP_ROLES}"""
+
+
+@dataclass(frozen=True, slots=True)
+class InstallResult:
+    """What install() found and did. `changed`: something was written; `event_triggers`: the DDL guard is on.
+
+    `notices`: lines of the server for the person who installs.
+    """
+
+    revision: str
+    changed: bool
+    event_triggers: bool
+    notices: tuple[str, ...]
+
+
+def install(dsn: str | None = None, *, patience: float = _PATIENCE_SECONDS) -> InstallResult:
+    """Install or upgrade gdq in one transaction; safe when several run at once, and beside writers and consumers.
+
+    Writers never wait for it. Consumers, tickers and DDL wait for its end once it has its locks, never while it waits
+    for them: it tries again for `patience` seconds while somebody holds what a revision changes.
+    Writes: schemas gdq and gdq_log; the roles gdq_capture, gdq_admin, gdq_consumer and gdq_reader and the event
+    triggers where it may make them. Functions that changed are made anew, with the GRANTs that users made on them.
+    InstallError when a newer gdq installed the schema, or gdq is busy; psycopg.Error when the server refuses.
+    """
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            return _install(dsn)
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
+            if time.monotonic() >= deadline:
+                raise InstallError(
+                    f"gdq is busy: {_holders(dsn)} what the upgrade changes; nothing was changed",
+                    hint="Let that end, or end it, and install again.",
+                ) from error
+        time.sleep(random.uniform(0.05, 0.3))
+
+
+def _install(dsn: str | None) -> InstallResult:
+    from sqlalchemy import NullPool, create_engine  # noqa: PLC0415 (slow to load)
+
+    notices: list[str] = []
+
+    def creator() -> psycopg.Connection[Any]:
+        connection = connect(dsn, application_name="gdq install")
+        connection.add_notice_handler(lambda diag: notices.append(notice_line(diag)))
+        return connection
+
+    engine = create_engine("postgresql+psycopg://", creator=creator, poolclass=NullPool)
+    with _native_errors(), engine.begin() as connection:
+        raw = cast("psycopg.Connection[Any]", connection.connection.driver_connection)
+        _run(raw, _LOCK, _LOCK_TIMEOUT, _SETTINGS, _PREFLIGHT)
+        config = _config()
+        head, before = _head(config), _revision(raw)
+        changed = before != head or version.mark_of(raw) != version.mark()
+        if changed:
+            config.attributes["connection"] = connection
+            if raw.execute(functions.ANY).rowcount:
+                # what changes is known when it has been done once
+                _run(raw, "savepoint gdq_trial")
+                _replace(raw, config, before)
+                new = raw.execute(functions.SIGNATURES).fetchone()
+                _run(raw, "rollback to savepoint gdq_trial", "release savepoint gdq_trial")
+                raw.execute(functions.SET_SIGNATURES, new)
+                # a very old one knows no faults
+                with contextlib.suppress(psycopg.ProgrammingError), raw.transaction():
+                    raw.execute(_SOUND)
+                notices.clear()
+            _replace(raw, config, before)
+        _run(raw, _QUIET, _EVENT_TRIGGERS)
+        row = raw.execute("select gdq.event_triggers_on()").fetchone()
+        return InstallResult(head, changed, bool(row and row[0]), tuple(notices))
+
+
+def _holders(dsn: str | None) -> str:
+    """Who has locked tables of gdq now, as "pid 12 (gdq ticker) holds"."""
+    query = """select distinct a.pid, coalesce(nullif(a.application_name, ''), a.usename)
+                 from pg_catalog.pg_locks l join pg_catalog.pg_class c on c.oid = l.relation
+                 join pg_catalog.pg_stat_activity a on a.pid = l.pid and a.datname = pg_catalog.current_database()
+                where c.relnamespace = pg_catalog.to_regnamespace('gdq') and l.granted and c.relkind <> 'i'
+                  and l.database = a.datid and l.pid <> pg_catalog.pg_backend_pid() order by 1"""
+    with connect(dsn) as connection:
+        pids = [f"pid {pid} ({name})" for pid, name in connection.execute(query)]
+    return f"{', '.join(pids)} {'holds' if len(pids) == 1 else 'hold'}" if pids else "somebody held"
+
+
+def script() -> str:
+    """The SQL of a first install, for psql: one transaction with the refusals of install(). Connects to nothing."""
+    buffer = io.StringIO()
+    _upgrade(_config(buffer), None, offline=True)
+    begin = (_LOCK, _SETTINGS, _PREFLIGHT, _FRESH, functions.DROP)
+    return _transaction((*begin, buffer.getvalue(), *_function_statements(), _EVENT_TRIGGERS))
+
+
+def uninstall(connection: psycopg.Connection[Any]) -> bool:
+    """Drop everything of gdq; the user's tables lose its triggers and nothing else. False when there was nothing.
+
+    The roles stay when another database of the cluster uses them, or somebody is a member.
+    psycopg.errors.LockNotAvailable when writers hold a captured table for a second: nothing is changed, try again.
+    """
+    row = connection.execute("select to_regnamespace('gdq') is null and to_regnamespace('gdq_log') is null").fetchone()
+    _run(connection, _LOCK, _UNINSTALL)
+    return not (row and row[0])
+
+
+def uninstall_script() -> str:
+    """The SQL that uninstall() runs, for psql. Connects to nothing."""
+    return _transaction((_LOCK, _UNINSTALL))
+
+
+def create_event_triggers(connection: psycopg.Connection[Any]) -> bool:
+    """Make the event triggers that follow DDL, which most servers let only a superuser do; False when they were on."""
+    row = connection.execute("select gdq.create_event_triggers()").fetchone()
+    return bool(row and row[0])
+
+
+def run_revision(python_file: str) -> None:
+    """Run the SQL file frozen beside a revision's Python file, or print it in offline mode.
+
+    op.execute() would read :name as a parameter and double every % in a script, and an ordinary execute fails on %.
+    """
+    from alembic import op  # noqa: PLC0415
+
+    text = Path(python_file).with_suffix(".sql").read_text(encoding="utf-8")
+    context = op.get_context()
+    if context.as_sql:
+        context.impl.static_output(text)
+    else:
+        op.get_bind().exec_driver_sql(text, execution_options={"no_parameters": True})
+
+
+def _config(buffer: io.StringIO | None = None) -> Config:
+    from alembic.config import Config  # noqa: PLC0415 (slow to load)
+
+    config = Config(output_buffer=buffer) if buffer else Config()
+    config.set_main_option("script_location", str(_FOLDER / "migrations").replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    return config
+
+
+def _head(config: Config) -> str:
+    from alembic.script import ScriptDirectory  # noqa: PLC0415
+
+    with _ALEMBIC:
+        head = ScriptDirectory.from_config(config).get_current_head()
+    if head is None:
+        raise InstallError(f"no revisions in {_FOLDER / 'migrations'}: this copy of gdq is incomplete")
+    return head
+
+
+def _replace(connection: psycopg.Connection[Any], config: Config, before: str | None) -> None:
+    """Bring tables to the newest revision and replace the functions."""
+    # functions go first: one may hold on to the row type of a table that a revision changes
+    _run(connection, functions.DROP)
+    kept = dict(connection.execute(functions.KEPT).fetchall())
+    _upgrade(config, before)
+    with _named_users(kept):
+        _run(connection, *_function_statements())
+
+
+def _upgrade(config: Config, before: str | None, *, offline: bool = False) -> None:
+    from alembic import command  # noqa: PLC0415
+    from alembic.util import CommandError  # noqa: PLC0415
+
+    try:
+        with _ALEMBIC:
+            command.upgrade(config, "head", sql=offline)
+    except CommandError as error:
+        raise InstallError(
+            f"the schema is at revision {before}, which this gdq does not know", hint="Upgrade gdq itself."
+        ) from error
+
+
+def _revision(connection: psycopg.Connection[Any]) -> str | None:
+    row = connection.execute("select pg_catalog.to_regclass('gdq.schema_version') is not null").fetchone()
+    if not (row and row[0]):
+        return None
+    row = connection.execute("select version_num from gdq.schema_version").fetchone()
+    return row[0] if row else None
+
+
+def _function_statements() -> tuple[str, ...]:
+    """Every function and its mark, by which the next install knows it; who may run them; what is made by them."""
+    texts = (
+        *version.function_texts(),
+        _WRITERS,
+        functions.RESTORE,
+        f"comment on schema gdq is '{version.mark()}'",
+    )
+    return (_QUIET, *texts, _LOUD, functions.GRANT_ROLES, _RENEW)
+
+
+def _run(connection: psycopg.Connection[Any], *statements: str) -> None:
+    for statement in statements:
+        connection.execute(statement)
+
+
+def _transaction(statements: tuple[str, ...]) -> str:
+    ended = "".join(statement.strip().removesuffix(";") + ";\n\n" for statement in statements)
+    return f"begin isolation level read committed;\n\n{ended}commit;\n"
+
+
+@contextlib.contextmanager
+def _named_users(kept: dict[str, str]) -> Iterator[None]:
+    """Say what stands in the way of a function that cannot be replaced; `kept`: functions and what depends on them."""
+    try:
+        yield
+    except psycopg.errors.InvalidFunctionDefinition as error:
+        name = (error.diag.message_hint or "").removeprefix("Use DROP FUNCTION ").removesuffix(" first.")
+        raise InstallError(
+            f"function {name} changes, and is used by {kept.get(name, 'something')}",
+            detail=error.diag.message_primary,
+            hint="Drop what uses it, install, and make it again.",
+        ) from error
+
+
+@contextlib.contextmanager
+def _native_errors() -> Iterator[None]:
+    """Let the driver's errors out as they are, without SQLAlchemy's wrapping."""
+    from sqlalchemy.exc import DBAPIError  # noqa: PLC0415
+
+    try:
+        yield
+    except DBAPIError as error:
+        if isinstance(error.orig, psycopg.Error):
+            raise error.orig from None
+        raise

@@ -1,0 +1,1 @@
+"""Looking after queues: status, doctor and metrics."""

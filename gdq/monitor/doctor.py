@@ -1,0 +1,143 @@
+"""What is wrong with queues and capture, and mending what can be mended without making the application wait."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+import psycopg
+from psycopg import Connection, sql
+from psycopg.rows import class_row, scalar_row
+
+from gdq.errors import mapped
+from gdq.installer import install
+
+PATIENCE = timedelta(minutes=1)
+
+Severity = Literal["error", "warning", "note"]
+_RANK: dict[Severity, int] = {"error": 0, "warning": 1, "note": 2}
+
+# Each try waits for a lock for 100 ms at most; between tries everybody else goes first.
+_LOCK_TRIES = 6
+_LOCK_TIMEOUT = "100ms"
+
+_TABLE_CODES = frozenset(
+    {
+        "capture_off",
+        "columns_changed",
+        "cannot_capture",
+        "capture_function",
+        "trigger_disabled",
+        "trigger_touched",
+        "trigger_missing",
+        "partition_not_captured",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong or about to be, or (note) worth knowing. `fixable`: fix() mends it."""
+
+    severity: Severity
+    code: str
+    object: str
+    cause: str
+    cure: str
+    fixable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """What fix() did about one object. `done` is False when it is left as it was, or as maintain() will mend it."""
+
+    object: str
+    done: bool
+    text: str
+
+
+def doctor(connection: Connection[Any], queue: str | None = None, patience: timedelta = PATIENCE) -> list[Finding]:
+    """What is wrong, errors first and notes last. `patience`: how long a thing may last before it is found."""
+    with mapped(), connection.cursor(row_factory=class_row(Finding)) as cursor:
+        found = cursor.execute("select * from gdq.doctor(%s, %s)", [queue, patience]).fetchall()
+    return sorted(found, key=lambda finding: (_RANK[finding.severity], finding.code, finding.object, finding.cause))
+
+
+def fix(connection: Connection[Any], findings: list[Finding]) -> Iterator[Repair]:
+    """Mend what is fixable among `findings`, step by step, each in a transaction of its own. Needs an idle connection.
+
+    Whatever waits for a lock that the application may need gives up after 100 ms, and tries again a few times.
+    """
+    connection.autocommit = True
+    fixable = [finding for finding in findings if finding.fixable]
+    codes = {finding.code for finding in fixable}
+    if "event_triggers_off" in codes:
+        yield _event_triggers(connection)
+    if codes & {"trigger_left_over", "trigger_renamed"}:
+        yield from _drop_triggers(connection)
+    for table in sorted({finding.object for finding in fixable if finding.code in _TABLE_CODES | {"trigger_renamed"}}):
+        yield from _repair_table(connection, table)
+    if "index_behind" in codes:
+        connection.execute("select gdq.summarise_logs()")
+        yield Repair("logs", True, "brought the indexes of the logs up to date")
+
+
+def _event_triggers(connection: Connection[Any]) -> Repair:
+    try:
+        install.create_event_triggers(connection)
+    except psycopg.Error as error:
+        return Repair("event triggers", False, f"left the event triggers: {_line(error)}")
+    return Repair("event triggers", True, "created the event triggers")
+
+
+def _drop_triggers(connection: Connection[Any]) -> Iterator[Repair]:
+    """Triggers that are left over or were renamed, where the session owns their table."""
+    rows = connection.execute(
+        """select gdq.table_name(relid), name from gdq.stray_triggers(null) where own
+           union all
+           select gdq.table_name(g.relid), g.name from gdq.renamed_triggers() g where g.own"""
+    ).fetchall()
+    for table, name in rows:
+        drop = sql.SQL("drop trigger if exists {} on {}").format(sql.Identifier(name), sql.SQL(table))
+        try:
+            with connection.transaction():
+                connection.execute(sql.SQL("set local lock_timeout = {}").format(sql.Literal(_LOCK_TIMEOUT)))
+                connection.execute(drop)
+        except psycopg.Error as error:
+            yield Repair(table, False, f"left trigger {name} of {table}: {_line(error)}")
+        else:
+            yield Repair(table, True, f"dropped trigger {name} of {table}")
+
+
+def _repair_table(connection: Connection[Any], table: str) -> Iterator[Repair]:
+    """Switch capture off on record, then on again; the lock on the table is only taken for the second."""
+    with mapped(), connection.cursor(row_factory=scalar_row) as cursor:
+        try:
+            off = cursor.execute("select gdq.suspend_table(%s::pg_catalog.regclass)", [table]).fetchall()
+        except psycopg.Error as error:
+            yield Repair(table, False, f"left {table}: {_line(error)}")
+            return
+        for table_id in off:
+            if _rearm(connection, table_id):
+                yield Repair(table, True, f"captured {table} again; that changes may be missing is recorded")
+            else:
+                reason = cursor.execute("select gdq.off_reason(%s)", [table_id]).fetchone()
+                yield Repair(table, False, f"left {table} switched off, on record; the ticker tries on ({reason})")
+
+
+def _rearm(connection: Connection[Any], table_id: int) -> bool:
+    for number in range(_LOCK_TRIES):
+        if number:
+            time.sleep(0.05 * 2**number * random.uniform(0.5, 1))
+        row = connection.execute("select gdq.rearm(%s)", [table_id]).fetchone()
+        if row and row[0]:
+            return True
+    return False
+
+
+def _line(error: psycopg.Error) -> str:
+    return error.diag.message_primary or str(error).partition("\n")[0]

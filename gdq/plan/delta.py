@@ -1,0 +1,402 @@
+"""Plans how the rows of any query follow from the changes of its tables.
+
+Two rules cover the language. Signed deltas (L): of projections, filters, UNION ALL and inner joins, where with all
+tables at their new state the change of a join is the sum, over the sets of tables that changed, of the join of their
+deltas with the other tables, with alternating sign. Recompute by key (K): for everything else the keys are collected
+that the changes touch (group, partition, join or correlation key), and the rows of those keys as they are now take the
+place of those that there were. Both go into each other: the delta of a query in FROM is a delta like that of a table.
+
+The plan is SQL of PostgreSQL over these relations, besides the tables themselves as they are now:
+
+    gdq_delta_<n>   the net change of a table: its rows with __gdq_weight, how many came or (below zero) went
+    gdq_old_<n>     a table as it was before
+    gdq_any_<n>     every row that a table has or had
+    gdq_rows_<n>    the signed rows that a step made: c1, c2, ... and w
+    gdq_keys_<n>    an array of keys that a step collected, gdq_null_<n> whether NULL was among them
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from functools import reduce
+
+from sqlglot import exp
+
+from gdq.plan.gate import following
+from gdq.plan.graph import Graph, Key, build_graph, choose_key
+from gdq.plan.leaf import Leaf, is_correlated, output_names
+from gdq.plan.query import (
+    Query,
+    conjuncts,
+    joins_of,
+    leaves_of,
+    named,
+    render,
+    subqueries_of,
+    value,
+    where_of,
+)
+from gdq.plan.relation_sql import Bounds, Relations, State, alias_node, among
+from gdq.plan.shape import dividing, group_all, is_grouped
+from gdq.plan.steps import Recompute, Replace, Signed, Step
+from gdq.plan.table import WEIGHT, PlanError, quote
+from gdq.plan.whole import inputs, outside, require_order, whole_reason
+
+# Each table that changed doubles the terms of a join.
+_CHANGED_MAX = 6
+
+
+class DeltaPlanner:
+    """Plans the steps for one set of tables that changed. `numbers`: tables (qualified) and their number."""
+
+    def __init__(self, query: Query, numbers: dict[str, int], changed: Iterable[str]) -> None:
+        self.query = query
+        self.steps: list[Step] = []
+        self.relations = Relations(query, numbers, changed)
+        self._numbers = itertools.count(1)
+        self._aliases = itertools.count(1)
+        self._deltas: dict[str, str | None] = {}
+
+    def outcome(self, *, replace: bool = True) -> Signed | Replace | Recompute | None:
+        """How the rows of the whole query change; None when they do not. `replace`: Replace will do."""
+        root = self.query.root
+        if not self.relations.is_changed(root):
+            return None
+        if isinstance(root, exp.Select):
+            reason = whole_reason(root)
+            if reason is not None:
+                rows = self._reaching(root)
+                return None if rows is None else Recompute(rows, reason)
+        if replace and isinstance(root, exp.Select):
+            replaced = self._replaced(root)
+            if replaced is not None:
+                return replaced
+        rows = self.delta(root)
+        return None if rows is None else Signed(rows)
+
+    def delta(self, query: exp.Query) -> str | None:
+        """The relation with the signed rows by which a query changes; None when it does not."""
+        if not self.relations.is_changed(query):
+            return None
+        if isinstance(query, exp.SetOperation):
+            return self._set_operation(query)
+        if not isinstance(query, exp.Select):
+            return self.delta(query.this)
+        query = self._separated(query)
+        if whole_reason(query) is not None:
+            return self._whole(query)
+        by = self._dividing(query)
+        if by is None:
+            return self.core(query, [value(item) for item in query.expressions])
+        keys = self._part_keys(query, by)
+        if keys is None:
+            return None
+        new, old = (self._recomputed(query, keys, state) for state in ("new", "old"))
+        return self._difference(len(query.expressions), new, old)
+
+    def _part_keys(self, select: exp.Select, by: Sequence[exp.Expr]) -> list[tuple[exp.Expr, str]] | None:
+        """What divides the rows of a SELECT, or as much of it as does, with the keys of the parts that changed.
+
+        None when none did.
+        """
+        found = self._choose(select)
+        if found is not None and not found[1].padded:
+            graph, key, changed = found
+            start = "{}.{}".format(*map(quote, key.starts[0]))
+            same = next((expression for expression in by if render(expression) == start), None)
+            if same is not None:
+                return [(same, self._key_step(graph, key, changed))]
+        touched = self.core(select, by, select.expressions)
+        if touched is None:
+            return None
+        return [(expression, self._keys(f"select c{n} from {touched}")) for n, expression in enumerate(by, 1)]
+
+    def _reaching(self, select: exp.Select) -> str | None:
+        """The relation of what changed in the rows that a SELECT is computed of; None when nothing did."""
+        self._refuse_having(select)
+        return self.core(select, inputs(self.query, select), outside(select))
+
+    def _whole(self, select: exp.Select) -> str | None:
+        """The change of a SELECT in FROM that depends on all of its rows: it is computed as it is and as it was."""
+        require_order(self.query, select)
+        rows = self._reaching(select)
+        if rows is None:
+            return None
+        new, old = (
+            f"select * from ({self.relations.at(select, state)}) as q where exists (select from {rows})"
+            for state in ("new", "old")
+        )
+        return self._difference(len(select.expressions), new, old)
+
+    def core(self, select: exp.Select, items: Sequence[exp.Expr], beside: Sequence[exp.Expr] = ()) -> str | None:
+        """The signed change of FROM and WHERE of a SELECT, of which `items` are computed; None when there is none.
+
+        A row also counts as changed when a subquery in `beside` may give another value for it.
+        """
+        joins = list(joins_of(self.query.tree(select)))
+        conditions = [*where_of(select), *conjuncts(*(join.on for join in joins))]
+        nested = [query for part in [*conditions, *items, *beside] for query in subqueries_of(part)]
+        nested += self._laterals(select)
+        if any(join.kind != "inner" for join in joins) or any(self.relations.is_changed(query) for query in nested):
+            return self._core_by_key(select, items)
+        return self._core_by_sign(select, items, conditions)
+
+    def _replaced(self, select: exp.Select) -> Replace | None:
+        """The plan that deletes from the target by key, where its columns hold the key: the old rows need no query."""
+        select = self._separated(select)
+        names = {render(value(item)): item.alias for item in reversed(select.expressions)}
+        by = self._dividing(select)
+        if by is not None:
+            by = [expression for expression in by if render(expression) in names]
+            keys = self._part_keys(select, by) if by else None
+            if keys is None:
+                return None
+            sql = self._recomputed(select, keys, "new")
+            return Replace(tuple((names[render(expression)], key) for expression, key in keys), sql)
+        found = self._choose(select)
+        if found is None or found[1].padded:
+            return None
+        graph, key, changed = found
+        ((alias, name),) = key.starts
+        column = names.get(f"{quote(alias)}.{quote(name)}")
+        if column is None:
+            return None
+        touched_keys = self._key_step(graph, key, changed)
+        items = [value(item) for item in select.expressions]
+        return Replace(((column, touched_keys),), self._restricted_core(select, items, key, touched_keys, "new"))
+
+    def _choose(self, select: exp.Select) -> tuple[Graph, Key, list[str]] | None:
+        """Graph, key and changed leaves of a SELECT whose FROM and WHERE go by key; None when they go by sign."""
+        joins = list(joins_of(self.query.tree(select)))
+        parts = [*where_of(select), *conjuncts(*(join.on for join in joins)), *select.expressions]
+        nested = [query for part in parts for query in subqueries_of(part)] + self._laterals(select)
+        followed = any(self.relations.is_changed(query) for query in nested)
+        if not followed and all(join.kind == "inner" for join in joins):
+            return None
+        graph = build_graph(self.query, select)
+        changed = [alias for alias, leaf in graph.leaves.items() if self.relations.leaf_changed(leaf)]
+        self._refuse_hidden(select, graph)
+        tested = [test.this for query, test in graph.negated if self.relations.is_changed(query)]
+        return graph, choose_key(graph, changed, tested), changed
+
+    def _laterals(self, select: exp.Select) -> list[exp.Query]:
+        """The LATERAL queries of a FROM."""
+        leaves = leaves_of(self.query.tree(select))
+        return [leaf.query for leaf in leaves if leaf.lateral and leaf.query is not None]
+
+    def _core_by_key(self, select: exp.Select, items: Sequence[exp.Expr]) -> str | None:
+        found = self._choose(select)
+        if found is None:
+            raise PlanError("subquery", "a subquery whose tables changed stands where it is not followed")
+        graph, key, changed = found
+        keys = self._key_step(graph, key, changed)
+        new, old = (self._restricted_core(select, items, key, keys, state) for state in ("new", "old"))
+        return self._difference(len(items), new, old)
+
+    def _restricted_core(self, select: exp.Select, items: Sequence[exp.Expr], key: Key, keys: str, state: State) -> str:
+        bare = select.copy()
+        for clause in ("group", "having", "distinct", "order", "windows", "limit", "offset"):
+            bare.set(clause, None)
+        bare.set("expressions", [named(item, f"c{n}") for n, item in enumerate(items, 1)])
+        return self.relations.at(bare, state, {alias: [(name, keys)] for alias, name in key.bound.items()})
+
+    def _core_by_sign(
+        self, select: exp.Select, items: Sequence[exp.Expr], conditions: Sequence[exp.Expr]
+    ) -> str | None:
+        leaves = leaves_of(self.query.tree(select))
+        deltas = {leaf.alias: self._leaf_delta(leaf) for leaf in leaves if self.relations.leaf_changed(leaf)}
+        changed = [alias for alias, relation in deltas.items() if relation is not None]
+        if not changed:
+            return None
+        if len(changed) > _CHANGED_MAX:
+            raise PlanError("join-wide", f"more than {_CHANGED_MAX} tables of a join have changed")
+        shown = ", ".join(f"{self.relations.at(item)} as c{n}" for n, item in enumerate(items, 1))
+        where = " and ".join(f"({self.relations.at(part)})" for part in conditions) or "true"
+        terms = []
+        for size in range(1, len(changed) + 1):
+            for some in itertools.combinations(changed, size):
+                weights = " * ".join(f"{quote(alias)}.{quote(WEIGHT)}" for alias in some)
+                sign = "" if size % 2 else "-"
+                parts = [
+                    f"{deltas[leaf.alias]} as {quote(leaf.alias)}"
+                    if leaf.alias in some
+                    else self._beside(leaf, {alias: str(deltas[alias]) for alias in some}, conditions)
+                    for leaf in leaves
+                ]
+                listed = f"{shown}, " if shown else ""
+                terms.append(f"select {listed}{sign}({weights}) as w from {', '.join(parts)} where {where}")
+        return self.step(" union all ".join(terms))
+
+    def _beside(self, leaf: Leaf, deltas: dict[str, str], conditions: Iterable[exp.Expr]) -> str:
+        """A leaf at its new state in FROM; a query only for the keys by which the deltas beside it are joined."""
+        if leaf.query is None or leaf.lateral:
+            return self.relations.relation(leaf, "new")
+        bounds = []
+        for part in conditions:
+            sides = (part.this.unnest(), part.expression.unnest()) if isinstance(part, exp.EQ) else ()
+            for own, other in (sides, sides[::-1]) if sides else ():
+                if not isinstance(own, exp.Column) or not isinstance(other, exp.Column):
+                    continue
+                if own.table == leaf.alias and other.table in deltas:
+                    keys = self._keys(f"select d.{quote(other.name)} from {deltas[other.table]} as d")
+                    bounds.append((own.name, keys))
+        return self.relations.relation(leaf, "new", bounds)
+
+    def _key_step(self, graph: Graph, key: Key, changed: Iterable[str]) -> str:
+        """The step that follows the changes of all leaves to the key."""
+        parts = []
+        for alias in changed:
+            delta = self._leaf_delta(graph.leaves[alias])
+            if delta is None:
+                continue
+            parts.append(following(self.relations, graph, key, alias, delta))
+        for nested, _ in graph.negated:
+            if self.relations.is_changed(nested):
+                self._refuse_nulls(nested)
+                parts.append("select null")
+        return self._keys(" union all ".join(parts) or "select null::text where false")
+
+    def _refuse_nulls(self, nested: exp.Query) -> None:
+        """The check that no NULL came into or went from the query of a NOT IN: that changes every row."""
+        inner = {table.alias for table in nested.find_all(exp.Table)} | {
+            subquery.alias for subquery in nested.find_all(exp.Subquery)
+        }
+        if any(column.table not in inner for column in nested.find_all(exp.Column)):
+            raise PlanError("not-in-correlated", "a correlated NOT IN is loaded in full")
+        rows = self.delta(nested)
+        if rows is not None:
+            columns = range(1, len(output_names(nested)) + 1)
+            some = " or ".join(f"c{n} is null" for n in columns)
+            sql = f"select exists (select from {rows} where {some})"
+            self.steps.append(Step("check", f"check {rows}", sql, "a NULL came into or went from a NOT IN"))
+
+    def _set_operation(self, query: exp.SetOperation) -> str | None:
+        width = len(output_names(query))
+        columns = [f"c{n}" for n in range(1, width + 1)]
+        deltas = [rows for side in (query.this, query.expression) if (rows := self.delta(side)) is not None]
+        if not deltas:
+            return None
+        if isinstance(query, exp.Union) and not query.args.get("distinct"):
+            if len(deltas) == 1:
+                return deltas[0]
+            listed = ", ".join([*columns, "w"])
+            return self.step(" union all ".join(f"select {listed} from {rows}" for rows in deltas))
+        keys = [self._keys(" union all ".join(f"select {column} from {rows}" for rows in deltas)) for column in columns]
+        where = " and ".join(among(column, key) for column, key in zip(columns, keys, strict=True))
+        new, old = (self._operated(query, state, columns, where) for state in ("new", "old"))
+        return self._difference(width, new, old)
+
+    def _operated(self, query: exp.Query, state: State, columns: Sequence[str], where: str) -> str:
+        """A set operation with every SELECT in it restricted, which PostgreSQL does not do itself for EXCEPT."""
+        if isinstance(query, exp.SetOperation):
+            word = query.key.upper() + ("" if query.args.get("distinct") else " ALL")
+            left, right = (self._operated(side, state, columns, where) for side in (query.this, query.expression))
+            return f"({left}) {word} ({right})"
+        return f"select * from ({self.relations.at(query, state)}) as q({', '.join(columns)}) where {where}"
+
+    def _separated(self, select: exp.Select) -> exp.Select:
+        """DISTINCT over aggregates, taken apart into a DISTINCT over a query."""
+        if not select.args.get("distinct") or not is_grouped(select):
+            return select
+        if select.args["distinct"].args.get("on"):
+            raise PlanError("distinct-on-aggregate", "DISTINCT ON over aggregates is loaded in full")
+        inner = select.copy()
+        inner.set("distinct", None)
+        alias = f"d{next(self._aliases)}"
+        self.query.leaves[alias] = Leaf(alias, output_names(inner), query=inner)
+        outer = exp.Select(distinct=exp.Distinct())
+        for name in output_names(inner):
+            column = exp.Column(this=exp.to_identifier(name, quoted=True), table=exp.to_identifier(alias, quoted=True))
+            outer.append("expressions", named(column, name))
+        outer.set("from_", exp.From(this=exp.Subquery(this=inner, alias=alias_node(alias))))
+        return outer
+
+    def _dividing(self, select: exp.Select) -> list[exp.Expr] | None:
+        """dividing(); a subquery whose tables changed cannot be among it: its old values are not in the rows' delta."""
+        self._refuse_having(select)
+        by = dividing(select)
+        if any(self.relations.is_changed(query) for key in by or () for query in subqueries_of(key)):
+            raise PlanError("no-key", "the rows of the view are divided by a subquery whose tables changed")
+        return by
+
+    def _recomputed(self, select: exp.Select, by: Sequence[tuple[exp.Expr, str]], state: State) -> str:
+        """The rows of a SELECT for some keys, its columns named c1, c2, ..."""
+        graph = build_graph(self.query, select)
+        self._refuse_having(select)
+        bounds: Bounds = {}
+        clause = select.args.get("where")
+        parts: list[exp.Expr] = [exp.Paren(this=clause.this.copy())] if clause is not None else []
+        for expression, keys in by:
+            if isinstance(expression, exp.Column) and expression.table in graph.kept:
+                for alias, name in graph.closure([(expression.table, expression.name)]).items():
+                    bounds.setdefault(alias, []).append((name, keys))
+            else:  # said of the item of FROM as well, it would be thought to leave hardly any row
+                parts.append(exp.Var(this=among(self.relations.at(expression), keys)))
+        bare = select.copy()
+        if parts:
+            where = reduce(lambda one, more: exp.And(this=one, expression=more), parts)
+            bare.set("where", exp.Where(this=where))
+        if not (select.args.get("distinct") and select.args["distinct"].args.get("on")):
+            bare.set("order", None)
+        group_all(bare)
+        bare.set("expressions", [named(i, f"c{n}") for n, i in enumerate(select.expressions, 1)])
+        return self.relations.at(bare, state, bounds)
+
+    def _refuse_having(self, select: exp.Select) -> None:
+        """PlanError for a changed subquery that the rows of FROM and WHERE do not show, nor the select list."""
+        names = ("having", "order") if select.args.get("limit") or select.args.get("distinct") else ("having",)
+        clauses = (select.args.get(name) for name in names)
+        if any(clause is not None and self.relations.is_changed(clause) for clause in clauses):
+            raise PlanError("having-subquery", "a subquery in HAVING whose tables changed is loaded in full")
+
+    def _refuse_hidden(self, select: exp.Select, graph: Graph) -> None:
+        """PlanError when a changed table is read where the graph does not follow it."""
+        self._refuse_having(select)
+        seen = {alias for leaf in graph.leaves.values() if leaf.query for alias in _tables_in(leaf.query)}
+        for table in select.find_all(exp.Table):
+            leaf = self.query.leaves[table.alias]
+            if self.relations.leaf_changed(leaf) and table.alias not in graph.leaves and table.alias not in seen:
+                raise PlanError("subquery", "a subquery whose tables changed is loaded in full")
+
+    def _leaf_delta(self, leaf: Leaf) -> str | None:
+        """The signed rows by which a leaf changes, for FROM, columns by their names."""
+        if leaf.table is not None:
+            return f"pg_temp.gdq_delta_{self.relations.numbers[leaf.table.qualified]}"
+        if leaf.query is None:
+            raise AssertionError("a leaf is a table or a query")
+        if leaf.alias not in self._deltas:
+            if is_correlated(leaf.query):
+                raise PlanError(
+                    "lateral", "a query in FROM that reads columns from around its SELECT is loaded in full"
+                )
+            rows = self.delta(leaf.query)
+            names = ", ".join(f"c{n} as {quote(name)}" for n, name in enumerate(leaf.columns, 1))
+            listed = f"(select {names}, w as {quote(WEIGHT)} from {rows})"
+            self._deltas[leaf.alias] = None if rows is None else listed
+        return self._deltas[leaf.alias]
+
+    def _difference(self, width: int, new: str, old: str) -> str:
+        columns = "".join(f"q.c{n}, " for n in range(1, width + 1))
+        names = f"q({', '.join(f'c{n}' for n in range(1, width + 1))})" if width else "q"
+        return self.step(
+            f"select {columns}1 as w from ({new}) as {names} union all select {columns}-1 from ({old}) as {names}"
+        )
+
+    def step(self, sql: str) -> str:
+        """A step that makes a relation; its name."""
+        name = f"pg_temp.gdq_rows_{next(self._numbers)}"
+        self.steps.append(Step("delta", name, sql))
+        return name
+
+    def _keys(self, sql: str) -> str:
+        known = next((step.name for step in self.steps if step.kind == "keys" and step.sql == sql), None)
+        if known is not None:
+            return known
+        name = f"gdq_keys_{next(self._numbers)}"
+        self.steps.append(Step("keys", name, sql))
+        return name
+
+
+def _tables_in(query: exp.Query) -> list[str]:
+    return [table.alias for table in query.find_all(exp.Table)]

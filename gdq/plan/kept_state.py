@@ -1,0 +1,366 @@
+"""Plans a view that is a GROUP BY at its top whose counts and sums can be kept by adding and subtracting.
+
+Beside the target a table holds, for every group, how many rows it has and for every argument of an aggregate how many
+values are not NULL and their sum. What the view shows is computed from that: HAVING, expressions over aggregates,
+ORDER BY with LIMIT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from sqlglot import exp
+
+from gdq.plan.leaf import output_names
+from gdq.plan.number import Number, column_number, number_of
+from gdq.plan.query import Query, leaves_of, render, subqueries_of, value
+from gdq.plan.shape import aggregates_of
+from gdq.plan.spark.text_types import query_types, text_form
+from gdq.plan.table import PlanError
+
+# The type of a sum of these; of all else it is numeric.
+_INTEGERS = {"smallint": "bigint", "integer": "bigint"}
+
+# What EXTRACT gives of these has no digits after the point.
+_WHOLE_FIELDS = {"YEAR", "QUARTER", "MONTH", "WEEK", "DAY", "DOW", "DOY", "HOUR", "MINUTE"}
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """What an aggregate is over. `summed`: its sum is kept beside the count; `number` is its type then."""
+
+    expression: exp.Expr
+    number: Number | None
+    summed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Extreme:
+    """A min or max over all rows: `column` holds it in the state."""
+
+    kind: Literal["min", "max"]
+    expression: exp.Expr
+    column: str
+
+    def follow(self, state: str, rows: str, value: str, source: str) -> str:
+        """The statement that brings it to the present by signed rows with the column `value`.
+
+        When the value itself went it is looked up in `source`, FROM and WHERE of the query: by an index where there
+        is one, else by reading all.
+        """
+        compare, better = ("<=", "least") if self.kind == "min" else (">=", "greatest")
+        held = f"s.{self.column}"
+        return (
+            f"with net as materialized (select r.{value} as x, sum(r.w) as w from {rows} as r "
+            f"where r.{value} is not null group by r.{value}, r.{value}::text having sum(r.w) <> 0) "
+            f"update {state} as s set {self.column} = "
+            f"case when exists (select from net where w < 0 and x {compare} {held}) "
+            f"then (select {self.kind}({render(self.expression)}) {source}) "
+            f"else {better}({held}, (select {self.kind}(x) from net where w > 0)) end where exists (select from net)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StatePlan:
+    """The state of a view and what it shows.
+
+    `groups`, `arguments` and `extremes` are what FROM and WHERE are asked for. `visible` are the view's columns as
+    expressions over the state s, `having` and `order` (with LIMIT) what else its rows depend on, empty when there is
+    none. `keys`: the columns of the view that are groups, with the number of the group. `loose`: the state's columns
+    with groups of which equal values may be written differently, as far as the planner knows.
+    """
+
+    select: exp.Select
+    groups: tuple[exp.Expr, ...]
+    arguments: tuple[Argument, ...]
+    extremes: tuple[Extreme, ...]
+    visible: tuple[str, ...]
+    having: str
+    order: str
+    keys: tuple[tuple[str, int], ...]
+    loose: tuple[str, ...] = ()
+
+    @property
+    def items(self) -> list[exp.Expr]:
+        """What is computed for every row of FROM and WHERE: groups, arguments, what extremes are of."""
+        arguments, extremes = ([p.expression for p in parts] for parts in (self.arguments, self.extremes))
+        return [*self.groups, *arguments, *extremes]
+
+    @property
+    def source(self) -> str:
+        """FROM and WHERE."""
+        bare = self.select.copy()
+        for clause in ("group", "having", "order", "limit", "expressions"):
+            bare.set(clause, None)
+        return render(bare).removeprefix("SELECT").strip()
+
+    @property
+    def group_columns(self) -> list[str]:
+        """The state's key columns."""
+        return [f"c{n}" for n in range(1, len(self.groups) + 1)]
+
+    @property
+    def numbers(self) -> list[str]:
+        """The state's numbers: rows, and for each argument values and sum."""
+        names = ["n"]
+        for n, argument in enumerate(self.arguments, 1):
+            names += [f"n{n}", f"s{n}"] if argument.summed else [f"n{n}"]
+        return names
+
+    def _valued(self) -> list[tuple[Extreme, str]]:
+        """The extremes and the columns of rows with their values."""
+        first = len(self.groups) + len(self.arguments) + 1
+        return [(extreme, f"c{n}") for n, extreme in enumerate(self.extremes, first)]
+
+    def rows(self) -> str:
+        """All rows of FROM and WHERE with weight 1, for FROM."""
+        items = "".join(f"{render(item)} as c{n}, " for n, item in enumerate(self.items, 1))
+        return f"(select {items}1 as w {self.source})"
+
+    def whole(self) -> str:
+        """The SELECT of the state from the tables."""
+        extremes = "".join(f", {extreme.kind}({value}) as {extreme.column}" for extreme, value in self._valued())
+        return self.sums(self.rows(), extremes)
+
+    def follow_extremes(self, state: str, rows: str) -> list[str]:
+        """The statements that bring the extremes in the table `state` to the present by signed rows."""
+        return [extreme.follow(state, rows, value, self.source) for extreme, value in self._valued()]
+
+    def sums(self, rows: str, extremes: str = "", also: Sequence[str] = ()) -> str:
+        """The SELECT of the sums over signed rows (c1, c2, ..., w): what is added to the state.
+
+        `also`: columns of the rows that are grouped by too.
+        """
+        columns, sums = [*self.group_columns, *also], ["coalesce(sum(w), 0)::bigint as n"]
+        for n, argument in enumerate(self.arguments, 1):
+            name = f"c{len(self.groups) + n}"
+            sums.append(f"coalesce(sum(case when {name} is null then 0 else w end), 0)::bigint as n{n}")
+            if argument.summed:
+                sums.append(f"coalesce(sum({name}::numeric * w), 0) as s{n}")
+        group = f" group by {', '.join(columns)}" if columns else ""
+        return f"select {', '.join([*columns, *sums])}{extremes} from {rows} as r{group}"
+
+    @property
+    def unnumbered(self) -> str:
+        """The condition on sums that NaN or infinity was among what they add, which stays for ever; empty if never."""
+        sums = [
+            f"s{n}" for n, a in enumerate(self.arguments, 1) if a.summed and a.number and a.number.type == "numeric"
+        ]
+        return " or ".join(f"{name} in ('NaN', 'Infinity', '-Infinity')" for name in sums)
+
+    def no_number(self, rows: str) -> str:
+        """A SELECT of true when signed rows hold NaN or infinity, which stay in a sum for ever; empty when none can."""
+        found = [
+            f"c{len(self.groups) + n}::numeric in ('NaN', 'Infinity', '-Infinity')"
+            for n, a in enumerate(self.arguments, 1)
+            if a.summed and a.number is not None and a.number.type == "numeric"
+        ]
+        return f"select exists (select from {rows} as r where {' or '.join(found)})" if found else ""
+
+
+def plan_state(query: Query) -> StatePlan | None:
+    """The state of a query whose top is such a GROUP BY; None when its groups must be recomputed."""
+    root = query.root
+    if not isinstance(root, exp.Select) or root.args.get("distinct") or root.find(exp.Window):
+        return None
+    having = root.args.get("having")
+    group = root.args.get("group")
+    outputs = [value(item) for item in root.expressions]
+    parts = [*outputs, *([having.this] if having is not None else [])]
+    if group is None and not any(aggregates_of(part) for part in parts):
+        return None
+    if any(subqueries_of(part) for part in parts) or root.args.get("offset"):
+        return None
+    extra = [name for name, value in (group.args if group else {}).items() if value and name != "expressions"]
+    groups = tuple(item.unnest() for item in (group.expressions if group else ()))
+    if any(_is_vague(query, g) for g in groups):
+        return None
+    if extra or any(isinstance(g, exp.Rollup | exp.Cube | exp.GroupingSets) or subqueries_of(g) for g in groups):
+        return None
+    builder = _Builder(query, groups)
+    try:
+        visible = tuple(builder.shown(output) for output in outputs)
+        condition = builder.shown(having.this) if having is not None else ""
+        order = _order(root, builder)
+    except PlanError:
+        return None
+    names = output_names(root)
+    keys = tuple((name, groups.index(o) + 1) for name, o in zip(names, outputs, strict=True) if o in groups)
+    return StatePlan(
+        root,
+        groups,
+        tuple(builder.arguments.values()),
+        tuple(builder.extremes.values()),
+        visible,
+        condition,
+        order,
+        keys,
+        tuple(f"c{n}" for n, group in enumerate(groups, 1) if not _has_one_text(query, group)),
+    )
+
+
+def _order(select: exp.Select, builder: _Builder) -> str:
+    limit = select.args.get("limit")
+    if limit is None:
+        return ""
+    order = select.args.get("order")
+    parts = []
+    for item in order.expressions if order is not None else ():
+        words = " desc" if item.args.get("desc") else ""
+        nulls = item.args.get("nulls_first")
+        words += "" if nulls is None else " nulls first" if nulls else " nulls last"
+        parts.append(builder.shown(item.this) + words)
+    listed = f" order by {', '.join(parts)}" if parts else ""
+    return f"{listed} limit {render(limit.expression if isinstance(limit, exp.Limit) else limit.args['count'])}"
+
+
+class _Builder:
+    """Rewrites expressions over groups and aggregates into expressions over the state."""
+
+    def __init__(self, query: Query, groups: tuple[exp.Expr, ...]) -> None:
+        self.arguments: dict[str, Argument] = {}
+        self.extremes: dict[tuple[str, str], Extreme] = {}
+        self._query = query
+        self._groups = groups
+
+    def shown(self, expression: exp.Expr) -> str:
+        """An expression over the state s. PlanError for an aggregate that no state keeps."""
+        holder = exp.Paren(this=expression.copy())
+        self._replace(holder, holder.this)
+        if holder.find(exp.Column):
+            raise PlanError("column-not-grouped", f"{render(expression)} is not in GROUP BY")
+        return render(holder.this)
+
+    def _replace(self, holder: exp.Expr, node: exp.Expr) -> None:
+        for number, group in enumerate(self._groups, 1):
+            if node == group:
+                node.replace(exp.Var(this=f"s.c{number}"))
+                return
+        if node in aggregates_of(node):
+            node.replace(exp.Var(this=f"({self._aggregate(node)})"))
+            return
+        for child in list(node.iter_expressions()):
+            self._replace(holder, child)
+
+    def _aggregate(self, call: exp.Expr) -> str:
+        condition = None
+        if isinstance(call, exp.Filter):
+            condition, call = call.expression.this, call.this
+        shown = self._extreme(call, condition) or self._truth(call, condition)
+        if shown:
+            return shown
+        if not isinstance(call, exp.Count | exp.Sum | exp.Avg) or call.expressions:
+            raise PlanError("aggregate", f"{render(call)} is recomputed for the groups that changed")
+        argument = call.this
+        if _is_arranged(argument):
+            raise PlanError("aggregate", f"{render(call)} is recomputed for the groups that changed")
+        if isinstance(argument, exp.Star):
+            if condition is None:
+                return "s.n"
+            argument = exp.Boolean(this=True)
+        summed = not isinstance(call, exp.Count)
+        number = self._number(argument) if summed else None
+        if summed and (number is None or (isinstance(call, exp.Avg) and not number.fixed)):
+            raise PlanError("aggregate", f"{render(call)} is recomputed: its digits follow its values")
+        n = self._place(_when(condition, argument), number, summed=summed)
+        if isinstance(call, exp.Count):
+            return f"s.n{n}"
+        if isinstance(call, exp.Avg):
+            return f"case when s.n{n} > 0 then s.s{n} / s.n{n}::numeric end"
+        kind = _INTEGERS.get(number.type, "numeric") if number is not None else "numeric"
+        return f"case when s.n{n} > 0 then s.s{n}::{kind} end"
+
+    def _extreme(self, call: exp.Expr, condition: exp.Expr | None) -> str:
+        """A min or max over all rows; of groups those are recomputed."""
+        if self._groups or not isinstance(call, exp.Min | exp.Max) or call.expressions or _is_arranged(call.this):
+            return ""
+        argument = _when(condition, call.this)
+        kind: Literal["min", "max"] = "min" if isinstance(call, exp.Min) else "max"
+        known = Extreme(kind, argument, f"e{len(self.extremes) + 1}")
+        return f"s.{self.extremes.setdefault((kind, render(argument)), known).column}"
+
+    def _truth(self, call: exp.Expr, condition: exp.Expr | None) -> str:
+        """bool_and and bool_or, by the number of values and of true ones."""
+        name = call.name.lower() if isinstance(call, exp.Anonymous) else ""
+        every = isinstance(call, exp.LogicalAnd) or name in ("bool_and", "every")
+        if not every and not isinstance(call, exp.LogicalOr) and name != "bool_or":
+            return ""
+        argument = call.expressions[0] if isinstance(call, exp.Anonymous) else call.this
+        if _is_arranged(argument):
+            return ""
+        argument = _when(condition, argument)
+        values = self._place(argument, None, summed=False)
+        true = self._place(_when(argument, exp.Boolean(this=True)), None, summed=False)
+        return f"case when s.n{values} > 0 then s.n{true} {f'= s.n{values}' if every else '> 0'} end"
+
+    def _place(self, argument: exp.Expr, number: Number | None, *, summed: bool) -> int:
+        """The number of an argument in the state; the same one for equal arguments."""
+        sql = render(argument)
+        known = self.arguments.get(sql)
+        both = summed or (known is not None and known.summed)
+        self.arguments[sql] = Argument(argument, number or (known.number if known else None), both)
+        return list(self.arguments).index(sql) + 1
+
+    def _number(self, argument: exp.Expr) -> Number | None:
+        return number_of(_without_zeros(argument), self._column_number)
+
+    def _column_number(self, column: exp.Column) -> Number | None:
+        """The number type of a column, followed through queries in FROM."""
+        leaf = self._query.leaves[column.table]
+        if leaf.table is not None:
+            found = leaf.table.column(column.name)
+            return None if found is None else column_number(found.type)
+        if not isinstance(leaf.query, exp.Select) or leaf.query.find(exp.Window):
+            return None
+        item = leaf.query.expressions[leaf.columns.index(column.name)].unalias()
+        padded = any(join.side for join in leaf.query.find_all(exp.Join))
+        own = {inner.alias for inner in leaves_of(self._query.tree(leaf.query))}
+        if aggregates_of(item) or padded or any(c.table not in own for c in item.find_all(exp.Column)):
+            return None
+        return number_of(item, self._column_number)
+
+
+def _is_arranged(argument: exp.Expr | None) -> bool:
+    """Whether an aggregate is over distinct or ordered values."""
+    return argument is None or isinstance(argument, exp.Distinct | exp.Order)
+
+
+def _when(condition: exp.Expr | None, argument: exp.Expr) -> exp.Expr:
+    """The argument of an aggregate with FILTER."""
+    return argument if condition is None else exp.Case(ifs=[exp.If(this=condition.copy(), true=argument.copy())])
+
+
+def _is_vague(query: Query, group: exp.Expr) -> bool:
+    """Whether groups cannot be told apart by an index on array[group], or show any of several spellings."""
+    for node in group.find_all(exp.Column):
+        leaf = query.leaves[node.table]
+        column = leaf.table.column(node.name) if leaf.table is not None else None
+        if column is not None and (column.folded or column.type.endswith("[]") or column.type == "citext"):
+            return True
+    return False
+
+
+def _has_one_text(query: Query, group: exp.Expr) -> bool:
+    """Whether equal values of an expression are always written alike."""
+    if isinstance(group, exp.Extract):
+        return group.name.upper() in _WHOLE_FIELDS
+    leaf = query.leaves[group.table] if isinstance(group, exp.Column) else None
+    if leaf is not None and isinstance(leaf.query, exp.Select):
+        return _has_one_text(query, value(leaf.query.expressions[leaf.columns.index(group.name)]))
+    return text_form(group, query_types(query)) != ""
+
+
+def _without_zeros(argument: exp.Expr) -> exp.Expr:
+    """CASE ... ELSE 0 as CASE ... alone: the zero adds no digit that a sum would show."""
+    node = argument.unnest()
+    default = node.args.get("default") if isinstance(node, exp.Case) else None
+    zero = default.unnest() if default is not None else None
+    while isinstance(zero, exp.Cast):
+        zero = zero.this.unnest()
+    if isinstance(zero, exp.Literal) and not zero.name.strip("0."):
+        node = node.copy()
+        node.set("default", None)
+        return node
+    return argument

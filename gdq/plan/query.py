@@ -1,0 +1,370 @@
+"""Reads the canonical SQL of a view, as pg_get_viewdef() prints it, into a tree that the planner can take apart.
+
+In that text every name is resolved: tables have their schema, columns their table, stars are spelled out. What is left
+to do here is to put CTEs where they are used, to give every item of FROM an alias of its own in the whole view, and to
+turn USING into ON.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.dialects.postgres import Postgres
+from sqlglot.errors import SqlglotError
+from sqlglot.parsers.postgres import PostgresParser
+
+from gdq.plan.leaf import Leaf, is_correlated, leaf_of
+from gdq.plan.table import PlanError, TableSchema
+
+JoinKind = Literal["inner", "left", "right", "full"]
+_KINDS: dict[str, JoinKind] = {"LEFT": "left", "RIGHT": "right", "FULL": "full"}
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Two parts of a FROM and the condition between them."""
+
+    kind: JoinKind
+    left: Tree
+    right: Tree
+    on: exp.Expr | None
+
+
+Tree = Leaf | Join
+
+
+@dataclass(slots=True)
+class Query:
+    """A view's query, normalized. `leaves`: all items of FROM at any depth by their alias."""
+
+    root: exp.Query
+    leaves: dict[str, Leaf] = field(default_factory=dict)
+
+    def leaf(self, node: exp.Expr) -> Leaf:
+        """The leaf that a node of a FROM stands for."""
+        return self.leaves[node.alias]
+
+    def tree(self, select: exp.Select) -> Tree | None:
+        """FROM as a tree of joins; None when there is none."""
+        clause = select.args.get("from_")
+        if clause is None:
+            return None
+        tree = self._tree(clause.this)
+        for join in select.args.get("joins") or ():
+            tree = self._join(tree, join)
+        return tree
+
+    def tables(self, node: exp.Expr) -> set[str]:
+        """The tables that a part of the query reads, quoted and qualified."""
+        found = (self.leaves[table.alias].table for table in node.find_all(exp.Table))
+        return {table.qualified for table in found if table is not None}
+
+    def _tree(self, node: exp.Expr) -> Tree:
+        tree = self._tree(node.this) if is_parenthesis(node) else self.leaf(node)
+        for join in node.args.get("joins") or ():
+            tree = self._join(tree, join)
+        return tree
+
+    def _join(self, left: Tree, join: exp.Join) -> Join:
+        kind = _KINDS.get(join.side.upper(), "inner")
+        return Join(kind, left, self._tree(join.this), join.args.get("on"))
+
+
+def parse_query(sql: str, tables: Sequence[TableSchema]) -> Query:
+    """The canonical SQL of a view over `tables`, normalized. PlanError for what cannot be taken apart."""
+    try:
+        root = parse(sql)
+    except SqlglotError as error:
+        raise PlanError("expression", "the planner cannot read the view's SQL") from error
+    if not isinstance(root, exp.Query):
+        raise PlanError("not-a-select", "a view is a SELECT")
+    root = _without_parentheses(_inlined(root, {}))
+    for test in root.find_all(exp.Exists):
+        _ask_for_nothing(test.this)
+    query = Query(root)
+    _Namer(query, {(table.schema, table.name): table for table in tables}).run()
+    return query
+
+
+class Dialect(Postgres):
+    """PostgreSQL's SQL, functions that sqlglot knows under another name left as they are written."""
+
+    class Parser(PostgresParser):
+        FUNCTIONS = {  # noqa: RUF012
+            name: build
+            for name, build in PostgresParser.FUNCTIONS.items()
+            if name not in {"MOD", "VARIANCE", "DATE_TRUNC"}
+        }
+
+
+def parse(sql: str) -> exp.Expr:
+    """The tree of one statement. sqlglot.errors.SqlglotError for what it cannot read."""
+    return sqlglot.parse_one(sql, dialect=Dialect)
+
+
+def render(node: exp.Expr) -> str:
+    """PostgreSQL's SQL of a node, on one line, with every name quoted."""
+    return node.sql(dialect="postgres", identify=True, comments=False)
+
+
+def is_parenthesis(node: exp.Expr) -> bool:
+    """Whether a node of FROM is no item but joins in parentheses."""
+    items = exp.Table | exp.Subquery | exp.Values | exp.Unnest
+    return isinstance(node, exp.Subquery) and not node.alias and isinstance(node.this, items)
+
+
+def value(item: exp.Expr) -> exp.Expr:
+    """The expression of an item of a select list, without its name."""
+    inner = item.unalias()
+    if isinstance(inner, exp.Subquery) and inner.alias:
+        inner = inner.copy()
+        inner.set("alias", None)
+    return inner
+
+
+def named(item: exp.Expr, name: str) -> exp.Alias:
+    """An item of a select list under another name."""
+    return exp.Alias(this=value(item).copy(), alias=exp.to_identifier(name, quoted=True))
+
+
+def conjuncts(*conditions: exp.Expr | None) -> list[exp.Expr]:
+    """The parts of conditions that all must hold."""
+    parts: list[exp.Expr] = []
+    for condition in conditions:
+        inner = condition.unnest() if condition is not None else None
+        if isinstance(inner, exp.And):
+            parts += conjuncts(inner.this, inner.expression)
+        elif inner is not None:
+            parts.append(inner)
+    return parts
+
+
+def where_of(select: exp.Select) -> list[exp.Expr]:
+    """The conjuncts of WHERE."""
+    clause = select.args.get("where")
+    return conjuncts(clause.this) if clause is not None else []
+
+
+def leaves_of(tree: Tree | None) -> list[Leaf]:
+    """The leaves of a tree from left to right."""
+    if tree is None:
+        return []
+    return [tree] if isinstance(tree, Leaf) else [*leaves_of(tree.left), *leaves_of(tree.right)]
+
+
+def joins_of(tree: Tree | None) -> Iterator[Join]:
+    """All joins of a tree."""
+    if isinstance(tree, Join):
+        yield tree
+        yield from joins_of(tree.left)
+        yield from joins_of(tree.right)
+
+
+def subqueries_of(node: exp.Expr) -> list[exp.Query]:
+    """The queries directly inside an expression, those inside of them left out."""
+    if isinstance(node, exp.Query) and not isinstance(node, exp.Subquery):
+        return [node]
+    found: list[exp.Query] = []
+    for child in node.iter_expressions():
+        found += subqueries_of(child)
+    return found
+
+
+def selects_of(query: exp.Query) -> list[exp.Select]:
+    """The SELECTs of a set operation; a SELECT's is itself."""
+    if isinstance(query, exp.SetOperation):
+        return [*selects_of(query.this), *selects_of(query.expression)]
+    return [query] if isinstance(query, exp.Select) else selects_of(query.this)
+
+
+def _inlined(node: exp.Expr, known: Mapping[str, tuple[exp.Expr, Sequence[exp.Identifier]]]) -> exp.Expr:
+    """A copy of a query in which CTEs stand where they are used."""
+    node = node.copy()
+    clause = node.args.get("with_")
+    if clause is not None:
+        if clause.args.get("recursive"):
+            raise PlanError("recursive", "WITH RECURSIVE is loaded in full")
+        known = dict(known)
+        for cte in clause.expressions:
+            alias = cte.args["alias"]
+            known[cte.alias] = (_inlined(cte.this, known), alias.args.get("columns") or ())
+        node.set("with_", None)
+    for inner in list(node.find_all(exp.Query)):
+        if inner is not node and inner.args.get("with_") is not None:
+            inner.replace(_inlined(inner, known))
+    for table in list(node.find_all(exp.Table)):
+        if table.db or table.name not in known:
+            continue
+        query, columns = known[table.name]
+        own = table.args.get("alias")
+        alias = exp.TableAlias(
+            this=exp.to_identifier(table.alias_or_name, quoted=True),
+            columns=list((own.args.get("columns") if own else None) or [c.copy() for c in columns]),
+        )
+        table.replace(exp.Subquery(this=query.copy(), alias=alias, joins=table.args.get("joins")))
+    return node
+
+
+def _without_parentheses(node: exp.Expr) -> exp.Query:
+    while isinstance(node, exp.Subquery) and not node.alias:
+        node = node.this
+    if not isinstance(node, exp.Query):
+        raise PlanError("not-a-select", "a view is a SELECT")
+    for inner in list(node.find_all(exp.Subquery)):
+        # (SELECT ...) UNION ...: the parentheses say nothing more than the tree does
+        if isinstance(inner.parent, exp.SetOperation) and not inner.alias and isinstance(inner.this, exp.Query):
+            inner.replace(inner.this)
+    return node
+
+
+def _ask_for_nothing(query: exp.Expr) -> None:
+    """Empty the select list of an EXISTS of its columns, which its star stands for: they are not read."""
+    deciding = ("group", "having", "distinct", "limit", "offset", "windows")
+    if not isinstance(query, exp.Select) or any(query.args.get(clause) for clause in deciding):
+        return
+    if all(isinstance(item.unalias(), exp.Column) for item in query.expressions):
+        query.set("expressions", [exp.Literal.number(1)])
+
+
+class _Namer:
+    """Gives leaves their aliases, resolves columns to them, and USING to ON."""
+
+    def __init__(self, query: Query, tables: Mapping[tuple[str, str], TableSchema]) -> None:
+        self._query = query
+        self._tables = tables
+        self._numbers = itertools.count(1)
+        self._scopes: dict[int, dict[str, str]] = {}
+
+    def run(self) -> None:
+        root = self._query.root
+        for select in root.find_all(exp.Select):
+            _expand_windows(select)
+        for operation in root.find_all(exp.SetOperation):
+            _refuse_limit(operation)
+        for select in list(root.find_all(exp.Select)):
+            self._name_outputs(select)
+        for select in list(root.find_all(exp.Select)):
+            self._scopes[id(select)] = self._name_leaves(select)
+        for column in list(root.find_all(exp.Column)):
+            self._resolve(column)
+        for join in list(root.find_all(exp.Join)):
+            self._expand_using(join)
+        for lateral in list(root.find_all(exp.Lateral)):
+            self._settle_lateral(lateral)
+
+    def _settle_lateral(self, node: exp.Lateral) -> None:
+        """Make a LATERAL query that reads nothing of what is before it an ordinary one."""
+        leaf = self._query.leaf(node)
+        if leaf.query is not None and not is_correlated(leaf.query):
+            self._query.leaves[leaf.alias] = replace(leaf, lateral=False)
+            node.replace(exp.Subquery(this=leaf.query, alias=node.args["alias"], joins=node.args.get("joins")))
+
+    def _name_outputs(self, select: exp.Select) -> None:
+        items = []
+        for number, item in enumerate(select.expressions, 1):
+            if item.find(exp.Star) and not item.find(exp.Count):
+                raise PlanError("whole-row", f"{render(item)} stands for a whole row")
+            items.append(named(item, item.alias_or_name or f"column{number}"))
+        select.set("expressions", items)
+
+    def _name_leaves(self, select: exp.Select) -> dict[str, str]:
+        names: dict[str, str] = {}
+        clause = select.args.get("from_")
+        if select.args.get("laterals"):
+            raise PlanError("lateral", "this kind of LATERAL is loaded in full")
+        parts = ([clause.this] if clause is not None else []) + [j.this for j in select.args.get("joins") or ()]
+        for node in (leaf for part in parts for leaf in _leaf_nodes(part)):
+            old = node.alias or node.name
+            alias = f"t{next(self._numbers)}"
+            given = node.args.get("alias")
+            columns = tuple(c.name for c in (given.args.get("columns") if given else None) or ())
+            leaf = leaf_of(node, alias, columns, self._tables)
+            listed = (
+                [exp.to_identifier(c, quoted=True) for c in (columns if leaf.fixed else leaf.columns)]
+                if columns
+                else None
+            )
+            named = exp.TableAlias(this=exp.to_identifier(alias, quoted=True), columns=listed)
+            node.set("alias", named)
+            self._query.leaves[alias] = leaf
+            names[old] = alias
+        return names
+
+    def _resolve(self, column: exp.Column) -> None:
+        select = column.find_ancestor(exp.Select)
+        while select is not None:
+            scope = self._scopes[id(select)]
+            if not column.table and len(scope) == 1:
+                (alias,) = scope.values()
+            else:
+                alias = scope.get(column.table, "")
+            if alias:
+                break
+            select = select.find_ancestor(exp.Select)
+        else:
+            raise PlanError("column-unresolved", f"{render(column)} belongs to no single table")
+        if column.name not in self._query.leaves[alias].columns:
+            raise PlanError("system-column", f"{render(column)} is no column that is logged")
+        name = exp.to_identifier(column.name, quoted=True)
+        column.replace(exp.Column(this=name, table=exp.to_identifier(alias, quoted=True)))
+
+    def _expand_using(self, join: exp.Join) -> None:
+        using = join.args.get("using")
+        if join.args.get("method") or (using and (join.side or "").lower() == "full"):
+            raise PlanError("full-join-using", "FULL JOIN ... USING is loaded in full; write ON")
+        if not using:
+            return
+        owner = join.parent
+        before = _leaf_nodes(owner) if owner is not None and not isinstance(owner, exp.Select) else []
+        left = [n for n in before if n.alias not in {m.alias for m in _leaf_nodes(join.this)}]
+        pairs = []
+        for name in using:
+            sides = [
+                next((n.alias for n in nodes if name.name in self._query.leaves[n.alias].columns), "")
+                for nodes in (left, _leaf_nodes(join.this))
+            ]
+            if not all(sides):
+                raise PlanError("column-unresolved", f"USING ({name.name}) is loaded in full; write ON")
+            pairs.append(exp.EQ(this=_column(sides[0], name.name), expression=_column(sides[1], name.name)))
+        join.set("using", None)
+        join.set("on", exp.and_(*pairs))
+
+
+def _column(alias: str, name: str) -> exp.Column:
+    return exp.Column(this=exp.to_identifier(name, quoted=True), table=exp.to_identifier(alias, quoted=True))
+
+
+def _leaf_nodes(node: exp.Expr) -> list[exp.Expr]:
+    """The items of FROM under a node, joins and parentheses taken apart."""
+    found = _leaf_nodes(node.this) if is_parenthesis(node) else [node]
+    for join in node.args.get("joins") or ():
+        found += _leaf_nodes(join.this)
+    return found
+
+
+def _expand_windows(select: exp.Select) -> None:
+    """Put what a WINDOW clause says where it is used."""
+    named = {window.name: window for window in select.args.get("windows") or ()}
+    for window in list(select.find_all(exp.Window)) if named else ():
+        known = named.get(window.text("alias"))
+        if known is None or known is window:
+            continue
+        if known.text("alias"):
+            raise PlanError("window-named", "a window that is made from another one is loaded in full")
+        for part, value_of in known.args.items():
+            if value_of and part != "this" and not window.args.get(part):
+                copied = [one.copy() for one in value_of] if isinstance(value_of, list) else value_of
+                window.set(part, copied.copy() if isinstance(copied, exp.Expr) else copied)
+        window.set("alias", None)
+    select.set("windows", None)
+
+
+def _refuse_limit(operation: exp.SetOperation) -> None:
+    if operation.args.get("limit") or operation.args.get("offset"):
+        raise PlanError("order-limit", "LIMIT after a set operation is loaded in full")
+    operation.set("order", None)

@@ -1,0 +1,246 @@
+"""Typed reading: a SELECT over PostgreSQL into Arrow, exactly or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from gdq.conninfo import conninfo_of
+from gdq.errors import GdqError, UnsupportedValue, by_sqlstate
+from gdq.typed.pgtypes import READ_SETTINGS, ColumnType
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from adbc_driver_postgresql.dbapi import Connection
+
+# Log rows: a BRIN range is never worth a sequential scan or starting workers, but the planner thinks so.
+LOG_SETTINGS = READ_SETTINGS | {"enable_seqscan": "off", "max_parallel_workers_per_gather": "0"}
+
+# The driver adds the distance of the epochs without looking: infinity and the last years of PostgreSQL's range come out
+# below its first day, in 4714 BC, where no value can be.
+_FIRST_DAY = -2440588
+_FIRST_MICROSECOND = _FIRST_DAY * 86_400_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a typed SELECT: its name there, how to read it, and its name in Arrow if that is another one.
+
+    `column`: the column of the user's table that it comes from, for errors. `log_type`: its type in the log.
+    """
+
+    source: str
+    type: ColumnType
+    name: str = ""
+    column: str = ""
+    log_type: str = ""
+
+    @property
+    def label(self) -> str:
+        return self.name or self.source
+
+
+def select_sql(relation: str, columns: Sequence[Column]) -> str:
+    """A SELECT that reads `columns` from a subquery or table so that read() gets exact values."""
+    expressions = ", ".join(
+        f"{column.type.sql(_quoted(column.source))} as {_quoted(column.label)}" for column in columns
+    )
+    return f"select {expressions} from {relation}"
+
+
+def schema_of(columns: Sequence[Column]) -> pa.Schema:
+    """The Arrow schema that read() gives for these columns."""
+    import pyarrow as pa  # noqa: PLC0415 (an extra, and slow to load)
+
+    return pa.schema([pa.field(column.label, _arrow_type(column.type.arrow)) for column in columns])
+
+
+class Reader:
+    """Reads in the database of `beside`, on a connection that is kept: making one costs as much as thousands of rows.
+
+    A read while another is under way has a connection of its own, and so has the one after an error. Between reads the
+    connection is in no transaction. To be closed at the end.
+    """
+
+    def __init__(self, beside: psycopg.Connection[Any]) -> None:
+        self._beside = beside
+        self._idle: Connection | None = None
+
+    def close(self) -> None:
+        """End the connection."""
+        kept, self._idle = self._idle, None
+        if kept is not None:
+            kept.close()
+
+    @contextlib.contextmanager
+    def read(
+        self, query: str, columns: Sequence[Column], settings: dict[str, str] = LOG_SETTINGS
+    ) -> Iterator[Iterator[pa.RecordBatch]]:
+        """Run `query`, made by select_sql(); its rows as record batches, streamed.
+
+        Errors of the server are raised as psycopg's, values that Arrow cannot hold as UnsupportedValue naming the
+        column.
+        """
+        whole = False
+
+        def batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+            nonlocal whole
+            for batch in reader:
+                yield convert(batch, columns)
+            whole = True
+
+        with _server_errors():
+            connection = self._begun(settings)
+            try:
+                with connection.cursor() as cursor:
+                    cursor.execute(query)
+                    yield batches(cursor.fetch_record_batch())
+                if whole and self._idle is None:
+                    connection.rollback()
+                    self._idle = connection
+            finally:
+                if connection is not self._idle:
+                    connection.close()
+
+    def _begun(self, settings: dict[str, str]) -> Connection:
+        """The kept connection, or a new one, in a transaction with `settings`."""
+        from adbc_driver_manager import Error  # noqa: PLC0415
+
+        kept, self._idle = self._idle, None
+        if kept is not None:
+            try:
+                return _with_settings(kept, settings)
+            except Error:  # the server has ended it meanwhile
+                with contextlib.suppress(Error):
+                    kept.close()
+        return _with_settings(connect(conninfo_of(self._beside)), settings)
+
+
+def _with_settings(connection: Connection, settings: dict[str, str]) -> Connection:
+    listed = ", ".join(f"pg_catalog.set_config('{name}', '{value}', true)" for name, value in settings.items())
+    with connection.cursor() as cursor:
+        cursor.execute(f"select {listed}")
+        cursor.fetchall()
+    return connection
+
+
+def connect(conninfo: str) -> Connection:
+    """A connection of the Arrow driver that reads types right.
+
+    It learns the types of the server when it connects, from names that come quoted where quote_all_identifiers is on:
+    then it knows none, and gives raw bytes. Startup options mend that, but poolers refuse them, so only then.
+    """
+    import pyarrow as pa  # noqa: PLC0415
+    from adbc_driver_postgresql import dbapi  # noqa: PLC0415
+
+    # the driver takes all text for UTF8
+    conninfo = make_conninfo(conninfo, client_encoding="UTF8")
+    connection = dbapi.connect(conninfo)
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("select 'text'::pg_catalog.text")
+            knows_types = cursor.fetch_arrow_table().schema.field(0).type == pa.string()
+    except BaseException:
+        connection.close()
+        raise
+    if knows_types:
+        return connection
+    connection.close()
+    parameters = conninfo_to_dict(conninfo)
+    options = f"{parameters.pop('options', None) or ''} -c quote_all_identifiers=off"
+    return dbapi.connect(make_conninfo("", **parameters, options=options))
+
+
+def convert(batch: pa.RecordBatch, columns: Sequence[Column]) -> pa.RecordBatch:
+    """A batch as the driver gave it, as a batch of the schema of `columns`. UnsupportedValue for what does not fit."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    arrays = [_convert_array(array, column) for array, column in zip(batch.columns, columns, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema_of(columns))
+
+
+def _convert_array(array: pa.Array, column: Column) -> pa.Array:
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.compute as pc  # noqa: PLC0415
+
+    wanted = _arrow_type(column.type.arrow)
+    if array.type == wanted and (pa.types.is_date(wanted) or pa.types.is_timestamp(wanted)):
+        integers, first = (pa.int32(), _FIRST_DAY) if pa.types.is_date(wanted) else (pa.int64(), _FIRST_MICROSECOND)
+        smallest = pc.min(array.view(integers)).as_py()
+        if smallest is not None and smallest < first:
+            _refuse(column, "infinity, or a time that Arrow cannot hold")
+    if array.type == wanted:
+        return array
+    if not (pa.types.is_decimal(wanted) and array.type == pa.string()):
+        raise GdqError(f'the Arrow driver gave {array.type} for column "{column.label}", not {wanted}')
+    try:
+        return array.cast(wanted)
+    except pa.ArrowInvalid as error:
+        _refuse(column, "a value such as NaN that its Arrow type cannot hold", error)
+
+
+def from_texts(texts: Sequence[Sequence[str | None]], columns: Sequence[Column]) -> pa.RecordBatch:
+    """A batch of the schema of `columns`, made of PostgreSQL's text of each column's values.
+
+    The text must have been written with READ_SETTINGS. UnsupportedValue for what does not fit.
+    """
+    import pyarrow as pa  # noqa: PLC0415
+
+    arrays = [_text_array(values, column) for values, column in zip(texts, columns, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema_of(columns))
+
+
+def _text_array(values: Sequence[str | None], column: Column) -> pa.Array:
+    import pyarrow as pa  # noqa: PLC0415
+
+    wanted = _arrow_type(column.type.arrow)
+    if pa.types.is_boolean(wanted):
+        return pa.array([None if value is None else value == "t" for value in values], wanted)
+    if pa.types.is_binary(wanted):
+        return pa.array([None if value is None else bytes.fromhex(value[2:]) for value in values], wanted)
+    if pa.types.is_floating(wanted):
+        return pa.array([None if value is None else float(value) for value in values], wanted)
+    try:
+        return pa.array(values, pa.string()).cast(wanted)
+    except pa.ArrowInvalid as error:
+        _refuse(column, "a value that its Arrow type cannot hold", error)
+
+
+def _refuse(column: Column, what: str, cause: Exception | None = None) -> NoReturn:
+    name = column.column or column.label
+    raise UnsupportedValue(
+        f'column "{name}" holds {what} ({column.type.arrow})', hint=f"Read it as text: as_text={[name]!r}."
+    ) from cause
+
+
+def _arrow_type(name: str) -> pa.DataType:
+    """The type that pyarrow prints as `name`."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    if name.startswith("decimal128("):
+        precision, scale = name.removeprefix("decimal128(").removesuffix(")").split(", ")
+        return pa.decimal128(int(precision), int(scale))
+    special = {"timestamp[us]": pa.timestamp("us"), "timestamp[us, tz=UTC]": pa.timestamp("us", "UTC")}
+    return special.get(name) or pa.type_for_alias(name)
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+@contextlib.contextmanager
+def _server_errors() -> Iterator[None]:
+    """Raise the driver's errors as psycopg's class for their SQLSTATE, or as gdq's own."""
+    from adbc_driver_manager import Error  # noqa: PLC0415
+
+    try:
+        yield
+    except Error as error:
+        details = {str(name): text.decode(errors="replace") for name, text in error.details or []}
+        message = details.get("PG_DIAG_MESSAGE_PRIMARY", str(error))
+        raise by_sqlstate(error.sqlstate, message, hint=details.get("PG_DIAG_MESSAGE_HINT")) from error

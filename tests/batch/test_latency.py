@@ -1,0 +1,142 @@
+"""What stands between a commit and its handler: round trips of a consumer, and the moment of a tick."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg.pq import TransactionStatus
+
+from gdq.consumer import Consumer
+from gdq.errors import StaleBatch
+from gdq.ticker import Housekeeping
+from tests.support.programs import gdq
+from tests.support.retry_shop import Shop, open_shop
+from tests.support.server import Database
+
+
+@pytest.fixture
+def shop(db: Database) -> Iterator[Shop]:
+    """A queue q that captures orders, with the consumer c, for whom three ticks hold one change each."""
+    with open_shop(db) as opened:
+        opened.connection.execute("update gdq.queue set ticker_max_lag = '1 hour', ticker_idle_period = '1 hour'")
+        for key in range(3):
+            opened.insert(key)
+        yield opened
+
+
+def keys(consumer: Consumer) -> list[int]:
+    """The keys of all events that are left; their batches are finished."""
+    return [(event.key or {})["id"] for batch in consumer.batches(once=True) for event in batch.events()]
+
+
+def round_trips(trace: Path) -> int:
+    """How often the client has waited for the server: each time it ends a query or a pipeline."""
+    sent = [line.split("\t") for line in trace.read_text().splitlines()]
+    return sum(fields[1] == "F" and fields[3] in ("Query", "Sync") for fields in sent if len(fields) > 3)
+
+
+def test_a_batch_takes_two_round_trips(shop: Shop, tmp_path: Path) -> None:
+    """One brings the batch with its events, one ends it; from the second batch on, once it has read events."""
+    trace = tmp_path / "trace"
+    read = []
+    with trace.open("w") as file, Consumer(shop.db.dsn, "q", "c", max_events=1) as consumer:
+        for batch in consumer.batches(once=True):
+            read += [(event.key or {})["id"] for event in batch.events()]
+            batch.commit()
+            consumer.connection.pgconn.untrace()
+            if len(read) == 3:
+                break
+            file.truncate(0)
+            consumer.connection.pgconn.trace(file.fileno())
+    assert read == [0, 1, 2]
+    assert round_trips(trace) == 2
+
+
+def test_a_batch_that_is_refused_at_its_end_leaves_nothing(shop: Shop) -> None:
+    with Consumer(shop.db.dsn, "q", "c", max_events=1) as consumer:
+        for number, batch in enumerate(consumer.batches(once=True)):
+            assert [event.key for event in batch.events()] == [{"id": number}]
+            batch.connection.execute("insert into seen values (%s)", [number])
+            if number == 1:
+                batch.token = uuid4()
+                with pytest.raises(StaleBatch):
+                    batch.commit()
+                break
+        assert consumer.connection.info.transaction_status == TransactionStatus.IDLE
+        assert shop.connection.execute("select ev_id from seen").fetchall() == [(0,)]
+        assert keys(consumer) == [1, 2]
+
+
+def test_a_commit_that_fails_is_no_end_of_the_batch(shop: Shop) -> None:
+    shop.connection.execute("alter table seen add unique (ev_id) deferrable initially deferred")
+    with Consumer(shop.db.dsn, "q", "c", max_events=1) as consumer:
+        for number, batch in enumerate(consumer.batches(once=True)):
+            batch.connection.execute("insert into seen values (0)")
+            if number == 1:
+                with pytest.raises(psycopg.errors.UniqueViolation):
+                    batch.commit()
+                assert not batch.finished
+                break
+        assert keys(consumer) == [1, 2]
+
+
+@pytest.mark.server
+def test_a_tick_is_begun_ahead_by_what_it_takes(shop: Shop) -> None:
+    def after(minutes: int, ahead: str) -> int:
+        """How many ticks are made when the last is so old."""
+        shop.insert(9 + minutes)
+        shop.connection.execute("insert into orders values (%s)", [1000 + minutes])
+        shop.connection.execute("update gdq.tick set created_at = now() - make_interval(mins => %s)", [minutes])
+        return int(shop.value("select gdq.ticker('q', %s)", ahead))
+
+    assert after(40, "0") == 0
+    assert after(41, "10 min") == 0
+    assert after(42, "20 min") == 1
+    # not before half of ticker_max_lag
+    assert after(20, "50 min") == 0
+    assert after(31, "50 min") == 1
+
+
+def test_the_ticker_measures_what_its_ticks_take(shop: Shop) -> None:
+    """Each tick waits 20 ms for a sequence that DDL holds, so the next is begun about so much earlier."""
+    shop.connection.execute("update gdq.queue set ticker_max_lag = '200 ms'")
+    shop.connection.execute("create sequence s; select gdq.add_sequence('q', 's')")
+    housekeeping = Housekeeping("q", interval_seconds=60)
+    pauses: list[float] = []
+    with shop.db.connect() as holder, shop.db.connect() as ticker, holder.transaction():
+        holder.execute("alter sequence s rename to r")
+        while len(pauses) < 10:
+            shop.connection.execute("insert into orders select max(id) + 1 from orders")
+            if housekeeping.step(ticker):
+                pauses.append(housekeeping.pause)
+    assert min(pauses[-3:]) < 0.200 - 0.020 - 0.015
+
+
+def test_nothing_to_tick_is_looked_for_at_leisure(shop: Shop) -> None:
+    pause = "select gdq.tick_pause(null, '10 min')"
+    assert shop.value(pause) == 600
+    shop.connection.execute("update gdq.queue set ticker_max_lag = '0'; insert into orders values (9)")
+    assert shop.value(pause) == 0.001
+    shop.connection.execute("select gdq.pause('q')")
+    assert shop.value(pause) == 600
+    shop.connection.execute("select gdq.drop_queue('q', true)")
+    assert shop.value(pause) == 600
+
+
+def test_ticks_of_a_role_that_prefers_serializable(shop: Shop) -> None:
+    shop.connection.execute("update gdq.queue set ticker_max_lag = '1 ms'")
+    dsn = f"{shop.db.dsn} options='-c default_transaction_isolation=serializable'"
+    assert gdq("ticker", "--once", dsn=dsn).returncode == 0
+    with Consumer(dsn, "q", "c") as consumer:
+        read: list[int] = []
+        for batch in consumer.batches(timeout=30):
+            read += [(event.key or {})["id"] for event in batch.events()]
+            if 7 in read:
+                break
+            batch.commit()
+            shop.connection.execute("insert into orders values (7)")  # no ticker runs: the consumer takes the tick
+    assert read == [0, 1, 2, 7]

@@ -1,0 +1,62 @@
+"""Each defect of tests/support/mutants, put into a queue, is found by the schedule or test that its file names."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from pathlib import Path
+
+import pytest
+
+import tests.support.schedules_control
+import tests.support.schedules_retry
+import tests.support.schedules_rotation  # noqa: F401 (each adds its own)
+from tests.capture.test_row_filter import table  # noqa: F401
+from tests.consumer.test_retry import shop  # noqa: F401
+from tests.ddl.test_apply_ddl import bare  # noqa: F401 (a fixture, as the following)
+from tests.install.test_rebase import crew  # noqa: F401
+from tests.spark.test_stream_reader import taken  # noqa: F401
+from tests.support.concurrency import Violation
+from tests.support.schedules import play
+from tests.support.server import Database
+from tests.views.test_operations import viewed  # noqa: F401
+from tests.views.test_stored_groups import grouped  # noqa: F401
+
+# Fails when the text to replace is not there: a mutant never passes for having changed nothing.
+MUTATE = """
+create function pg_temp.mutate(function text, old text, new text) returns void language plpgsql as $$
+declare
+  source text := pg_get_functiondef(function::regproc);
+begin
+  if strpos(source, old) = 0 then
+    raise exception 'function % holds no %', function, old;
+  end if;
+  execute replace(source, old, new);
+end $$
+"""
+
+MUTANTS = sorted((Path(__file__).parent.parent / "support" / "mutants").glob("*.sql"))
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda path: path.stem)
+def test_defect_is_found(db: Database, request: pytest.FixtureRequest, mutant: Path) -> None:
+    text = mutant.read_text()
+    kind, _, name = text.splitlines()[0].removeprefix("-- ").partition(": ")
+    with db.connect() as owner:
+        owner.execute(MUTATE)
+        owner.execute(text.encode())
+    if kind == "schedule":
+        with pytest.raises(Violation):
+            play(db, name)
+    else:
+        assert kind == "test"
+        run(request, name)
+
+
+def run(request: pytest.FixtureRequest, name: str) -> None:
+    """A test module::function must fail by what it asserts; its fixtures are made after the defect."""
+    module, _, function = name.partition("::")
+    test = getattr(importlib.import_module(f"tests.{module}"), function)
+    fixtures = {parameter: request.getfixturevalue(parameter) for parameter in inspect.signature(test).parameters}
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        test(**fixtures)

@@ -1,0 +1,222 @@
+"""The command line: output, exit codes, messages."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from gdq.cli import main
+from gdq.cli.base import names, table_names
+from tests.support.programs import gdq, start_gdq
+from tests.support.server import Database
+
+
+@pytest.fixture
+def shop(db: Database) -> Database:
+    """A queue q that captures two tables, with the consumer c."""
+    with db.connect() as connection:
+        connection.execute(
+            """create table orders (id int primary key, status text not null, total numeric(10,2));
+               create table log (line text)"""
+        )
+        connection.execute("select gdq.create_queue('q')")
+        connection.execute("select gdq.add_table('q', 'orders'), gdq.add_table('q', 'log')")
+        connection.execute("select gdq.register_consumer('q', 'c')")
+    return db
+
+
+def test_life_of_a_queue(db: Database) -> None:
+    """Every mutation says on stderr what it did, in the past tense; the second time it says already; both exit 0."""
+    with db.connect() as connection:
+        connection.execute("create table orders (id int primary key, status text)")
+    for arguments, first, second in (
+        (["create-queue", "q"], "created queue q\n", "already there: queue q\n"),
+        (["add-table", "q", "orders"], "added table orders to q\n", None),
+        (["register-consumer", "q", "c"], "registered consumer c on q\n", "already registered: c on q\n"),
+        (["unregister-consumer", "q", "c"], "unregistered consumer c from q\n", "already gone: c on q\n"),
+        (["remove-table", "q", "orders"], "removed table orders from q\n", None),
+        (["drop-queue", "q"], "dropped queue q\n", "already gone: queue q\n"),
+    ):
+        done = gdq(*arguments, dsn=db.dsn)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", first)
+        if second is not None:
+            done = gdq(*arguments, dsn=db.dsn)
+            assert (done.returncode, done.stdout, done.stderr) == (0, "", second)
+
+
+def test_quiet_says_nothing(db: Database) -> None:
+    done = gdq("--quiet", "create-queue", "q", dsn=db.dsn)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_listings_are_tables_with_a_header_or_json(shop: Database) -> None:
+    for command in ("queues", "tables", "consumers", "views"):
+        text = gdq(command, dsn=shop.dsn)
+        parsed = json.loads(gdq(command, "--json", dsn=shop.dsn).stdout)
+        header = text.stdout.splitlines()[0].split()
+        assert isinstance(parsed, list)
+        assert len(text.stdout.splitlines()) == len(parsed) + 1
+        assert all(list(record) == header for record in parsed)
+
+
+def test_empty_listing_is_an_empty_array(db: Database) -> None:
+    assert gdq("queues", "--json", dsn=db.dsn).stdout == "[]\n"
+
+
+def test_values_in_json(shop: Database) -> None:
+    [queue] = json.loads(gdq("queues", "--json", dsn=shop.dsn).stdout)
+    assert (queue["queue_name"], queue["tables"], queue["ticker_max_lag"], queue["retention"]) == ("q", 2, 0.1, 0.0)
+    [log, orders] = json.loads(gdq("tables", "q", "--json", dsn=shop.dsn).stdout)
+    assert (log["key"], orders["key"]) == (None, ["id"])
+    assert (orders["table_name"], orders["mode"], orders["state"]) == ("public.orders", "full", "ok")
+    [consumer] = json.loads(gdq("consumers", "q", "--json", dsn=shop.dsn).stdout)
+    assert consumer["lag"] > 0
+    assert consumer["last_seen"].endswith("Z")
+
+
+def test_queue_settings(db: Database) -> None:
+    done = gdq("create-queue", "q", "--set", "ticker_max_count=7", "--set", "retention=1 day", dsn=db.dsn)
+    assert done.returncode == 0
+    [queue] = json.loads(gdq("queues", "--json", dsn=db.dsn).stdout)
+    assert (queue["ticker_max_count"], queue["retention"]) == (7, 86400.0)
+
+
+def test_table_options(db: Database) -> None:
+    with db.connect() as connection:
+        connection.execute(
+            "create table t (id int primary key, \"a,b\" text, c int, d int); select gdq.create_queue('q')"
+        )
+    assert gdq("add-table", "q", "t", "--mode", "pk", "--include", '"a,b", c', dsn=db.dsn).returncode == 0
+    [table] = json.loads(gdq("tables", "--json", dsn=db.dsn).stdout)
+    assert (table["mode"], table["columns"]) == ("pk", ["id", "a,b", "c"])
+
+
+def test_tables_of_a_consumer(shop: Database) -> None:
+    assert gdq("register-consumer", "q", "some", "--tables", "orders", dsn=shop.dsn).returncode == 0
+    listed = json.loads(gdq("consumers", "q", "--json", dsn=shop.dsn).stdout)
+    assert [consumer["tables"] for consumer in listed] == [None, ["public.orders"]]
+
+
+def test_register_at_a_tick(shop: Database) -> None:
+    number = gdq("tick", "q", dsn=shop.dsn).stdout.strip()
+    assert gdq("register-consumer", "q", "late", "--at", number, dsn=shop.dsn).returncode == 0
+    done = gdq("register-consumer", "q", "lost", "--at", "99999", dsn=shop.dsn)
+    assert (done.returncode, done.stderr.splitlines()[0]) == (1, 'Error: queue "q" has no tick 99999')
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["create-queue", "q", "--set", "speed=9"], "'speed'"),
+        (["create-queue", "q", "--set", "retention"], "'retention'"),
+        (["register-consumer", "q", "c", "--at", "yesterday"], "'yesterday'"),
+        (["add-table", "q"], "TABLE"),
+        (["add-table", "q", "t", "--mode", "half"], "half"),
+        (["queues", "--dsn", "host=a nonsense"], "nonsense"),
+        (["consume", "q", "c", "a:b", "--json"], "--json"),
+        (["ticker", "--interval", "0"], "0"),
+        (["nonsense"], "nonsense"),
+    ],
+)
+def test_wrong_usage_exits_2_and_says_what(arguments: list[str], says: str) -> None:
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2
+    assert says in result.output
+
+
+FAILURES = [
+    (["tick", "none"], 'queue "none" does not exist'),
+    (["add-table", "q", "none"], 'relation "none" does not exist'),
+    (["add-table", "q", "orders"], "table public.orders is already captured by this queue"),
+    (["drop-queue", "q"], 'queue "q" still has 2 table(s), 1 consumer(s) and 0 view(s)'),
+    (["consume", "q", "nobody", "--once"], 'consumer "nobody" is not registered on queue "q"'),
+    (["consume", "q", "c", "no_such:f"], "no handler no_such:f: No module named 'no_such'"),
+    (["peek", "none"], 'queue "none" does not exist'),
+    (["create-queue", "x", "--set", "retention=soon"], 'invalid input syntax for type interval: "soon"'),
+]
+
+
+def test_failure_is_one_line_and_hints(shop: Database) -> None:
+    for arguments, message in FAILURES:
+        done = gdq(*arguments, dsn=shop.dsn)
+        first, *others = done.stderr.splitlines()
+        assert (done.returncode, done.stdout, first) == (1, "", f"Error: {message}")
+        assert all(line.startswith(("Detail: ", "Hint: ")) for line in others)
+
+
+def test_debug_shows_the_traceback(shop: Database) -> None:
+    assert "Traceback" in gdq("--debug", "tick", "none", dsn=shop.dsn).stderr
+
+
+def test_database_without_gdq(empty_db: Database) -> None:
+    done = gdq("queues", dsn=empty_db.dsn)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[1] == "Hint: Is gdq installed in this database? gdq install"
+
+
+def test_no_server(empty_db: Database) -> None:
+    done = gdq("queues", dsn="host=127.0.0.1 port=1")
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_add_table_waits_for_a_writer_in_short_tries(db: Database) -> None:
+    with db.connect() as connection, db.connect(autocommit=False) as writer:
+        connection.execute("create table t (id int primary key); select gdq.create_queue('q')")
+        writer.execute("insert into t values (1)")
+        adding = start_gdq("add-table", "q", "t", dsn=db.dsn)
+        query = "select from pg_stat_activity where application_name = 'gdq' and wait_event_type = 'Lock'"
+        deadline = time.monotonic() + 60
+        while connection.execute(query).rowcount == 0:
+            assert time.monotonic() < deadline
+        # Somebody who writes meanwhile gets through, at worst after one try.
+        connection.execute("set statement_timeout = '5s'; insert into t values (2)")
+        writer.commit()
+        assert adding.communicate(timeout=60)[1] == "added table t to q\n"
+        assert adding.returncode == 0
+
+
+def test_warnings_of_the_server_reach_stderr(db: Database) -> None:
+    with db.connect() as connection:
+        connection.execute("create table t (id int primary key, doc text); select gdq.create_queue('q')")
+        connection.execute("alter table t alter doc set storage external")
+        connection.execute("insert into t values (1, repeat('x', 100000))")
+    done = gdq("add-table", "q", "t", dsn=db.dsn)
+    assert done.returncode == 0
+    assert done.stderr.startswith("WARNING: table public.t holds large out-of-line values (doc)")
+
+
+def test_every_command_has_help_and_every_listing_json() -> None:
+    context = click.Context(main)
+    for name in main.list_commands(context):
+        command = main.get_command(context, name)
+        assert command is not None
+        assert command.help, name
+        options = {option for parameter in command.params for option in parameter.opts}
+        assert {"-d", "--dsn"} <= options, name
+        if name in {"queues", "tables", "consumers", "views", "peek", "retries", "dead-letters", "members"}:
+            assert "--json" in options, name
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [(None, None), ("a", ["a"]), ("a, b", ["a", "b"]), ('"a,b",c', ["a,b", "c"]), ("Ä b,c%", ["Ä b", "c%"])],
+)
+def test_names(text: str | None, parsed: list[str] | None) -> None:
+    assert names(text) == parsed
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        (None, None),
+        ("orders, public.log", ["orders", "public.log"]),
+        ('"Odd, ""one""",public."B c"', ['"Odd, ""one"""', 'public."B c"']),
+    ],
+)
+def test_table_names_keep_their_quotes(text: str | None, parsed: list[str] | None) -> None:
+    assert table_names(text) == parsed

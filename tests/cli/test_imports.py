@@ -1,0 +1,60 @@
+"""Commands load what they need and no more: pyspark is half a gigabyte, Alembic half a second."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.server import Database
+
+_PROGRAM = """
+import json, sys
+from gdq.cli import main
+try:
+    main(json.loads(sys.argv[1]))
+except SystemExit as stop:
+    assert not stop.code, stop.code
+print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
+"""
+
+
+def loaded(*arguments: str) -> set[str]:
+    """The top-level modules in memory after a command."""
+    command = [sys.executable, "-c", _PROGRAM, json.dumps(arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize(
+    "arguments", [["-h"], ["--version"], ["consume", "-h"], ["add-table", "-h"], ["refresh", "-h"]]
+)
+def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
+    heavy = {"sqlalchemy", "alembic", "pyarrow", "adbc_driver_manager", "sqlglot", "rich", "psycopg", "pyspark"}
+    assert loaded(*arguments) & heavy == set()
+
+
+def test_commands_load_neither_spark_nor_what_others_need(db: Database) -> None:
+    with db.connect() as connection:
+        connection.execute("create table t (id int primary key); select gdq.create_queue('q')")
+        connection.execute("select gdq.add_table('q', 't')")
+    for arguments in (
+        ["register-consumer", "q", "c"],
+        ["queues"],
+        ["tables"],
+        ["consumers"],
+        ["tick", "q"],
+        ["ticker", "--once"],
+        ["peek", "q"],
+        ["consume", "q", "c", "--once"],
+        ["views"],
+    ):
+        heavy = {"sqlalchemy", "alembic", "pyarrow", "adbc_driver_manager", "sqlglot", "pyspark"}
+        assert loaded(*arguments, "--dsn", db.dsn) & heavy == set(), arguments
+
+
+def test_install_loads_no_spark(db: Database) -> None:
+    assert loaded("install", "--dsn", db.dsn) & {"pyspark", "pyarrow"} == set()

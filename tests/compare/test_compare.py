@@ -1,0 +1,528 @@
+"""`gdq compare` on a database of others: the tables of pgbench, written by an application that knows nothing of gdq."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from gdq.consumers.compare import attach
+from gdq.consumers.compare.figures import Figures, Latency, Phase, Sample
+from gdq.consumers.compare.page import page
+from gdq.consumers.compare.pairing import Arrived, Pairing, _share
+from gdq.consumers.compare.recommend import recommend
+from gdq.consumers.compare.run import SHARES, compare
+from gdq.consumers.slot.snapshot import Snapshot
+from gdq.embedded.server import Server
+from gdq.errors import GdqError
+from gdq.installer.install import install
+from gdq.source import Event
+from tests.support.programs import gdq, start_gdq
+from tests.support.server import PASSWORD, Database, chosen_binaries
+
+pytestmark = pytest.mark.server
+
+TABLES = "pgbench_accounts,pgbench_tellers,pgbench_history"
+
+SCHEMA = """
+    create table pgbench_branches (bid int primary key, bbalance int, filler char(88)) with (fillfactor = 100);
+    create table pgbench_tellers (tid int primary key, bid int, tbalance int, filler char(84)) with (fillfactor = 100);
+    create table pgbench_accounts (aid int primary key, bid int, abalance int, filler char(84))
+      partition by range (aid);
+    create table pgbench_accounts_1 partition of pgbench_accounts for values from (minvalue) to (501);
+    create table pgbench_accounts_2 partition of pgbench_accounts for values from (501) to (maxvalue);
+    create table pgbench_history (tid int, bid int, aid int, delta int, mtime timestamp, filler char(22));
+    insert into pgbench_tellers select i, 1, 0 from generate_series(1, 10) i;
+    insert into pgbench_accounts select i, 1, 0, '' from generate_series(1, 1000) i"""
+
+
+@pytest.fixture
+def bank(db: Database) -> Iterator[psycopg.Connection[Any]]:
+    """The database of an application; nothing of a run is left in it at the end."""
+    with db.connect("su") as su:
+        su.execute(SCHEMA)
+        su.execute("alter table pgbench_history add id bigint generated always as identity primary key")
+        su.execute("grant select, insert, update on all tables in schema public to app")
+        su.execute("grant trigger on all tables in schema public to gdq_owner")
+        before = state(su)
+        yield su
+        assert state(su) == before
+
+
+def state(connection: psycopg.Connection[Any]) -> list[tuple[Any, ...]]:
+    """All that a run could leave."""
+    query = """
+        select 'slot', slot_name::text from pg_replication_slots where database = current_database()
+        union all select 'publication', pubname::text from pg_publication
+        union all select 'trigger', tgname::text from pg_trigger where not tgisinternal
+        union all select 'queue', queue_name from gdq.queue
+        union all select 'relation', c.oid::regclass::text from pg_class c
+         where c.relnamespace::regnamespace::text not in ('pg_toast', 'pg_catalog') and c.relpersistence <> 't'
+        union all select 'identity', c.oid::regclass::text || c.relreplident::text from pg_class c
+         where c.relname ~ '^pgbench' and c.relkind in ('r', 'p')
+        union all select 'schema', nspname::text from pg_namespace where nspname !~ '^pg_(toast_)?temp'
+        order by 1, 2"""
+    return connection.execute(query).fetchall()
+
+
+@contextmanager
+def working(db: Database) -> Iterator[dict[str, int]]:
+    """The application at work: transfers, as pgbench makes them."""
+    over, done, failed = threading.Event(), {"transactions": 0}, []
+
+    def work() -> None:
+        draw = random.Random(5)
+        try:
+            with db.connect("app", autocommit=False) as app:
+                while not over.is_set():
+                    aid, tid, delta = draw.randint(1, 1000), draw.randint(1, 10), draw.randint(-5, 5)
+                    app.execute("update pgbench_accounts set abalance = abalance + %s where aid = %s", [delta, aid])
+                    app.execute("update pgbench_tellers set tbalance = tbalance + %s where tid = %s", [delta, tid])
+                    app.execute("insert into pgbench_history values (%s, 1, %s, %s, now())", [tid, aid, delta])
+                    app.commit()
+                    done["transactions"] += 1
+                    over.wait(0.002)
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield done
+    finally:
+        over.set()
+        thread.join()
+    assert not failed
+
+
+def at(phase: str, action: Callable[[], object]) -> Callable[[str, str], None]:
+    """What run.compare() tells, with something that happens once in a phase."""
+    pending = [action]
+
+    def tell(name: str, _doing: str) -> None:
+        if name == phase and pending:
+            pending.pop()()
+
+    return tell
+
+
+def test_measures_both_paths(db: Database, bank: psycopg.Connection[Any], tmp_path: Path) -> None:
+    written = tmp_path / "page.html"
+    with working(db) as done:
+        options = ["--tables", TABLES, "--seconds", "2", "--json", "--report", str(written)]
+        found = gdq("compare", *options, dsn=db.su_dsn)
+    assert (found.returncode, found.stderr) == (0, f"wrote {written}\n")
+    figures = json.loads(found.stdout)
+    events = figures["queue"]["events"]
+    assert events == figures["slot"]["events"]
+    assert {table: list(ops) for table, ops in events.items()} == {
+        "public.pgbench_accounts": ["update"],
+        "public.pgbench_tellers": ["update"],
+        "public.pgbench_history": ["insert"],
+    }
+    counts = {count for ops in events.values() for count in ops.values()}
+    assert counts == {figures["queue"]["transactions"]} == {figures["slot"]["transactions"]}
+    assert 20 < min(counts) < done["transactions"]
+    assert "" not in figures["difference_counts"]
+    assert figures["difference_counts"]["`old` of an update or delete"] >= figures["old_missing"] == 2 * min(counts)
+    for path in ("queue", "slot"):
+        latency = figures[path]["latency"]
+        assert 0 < latency["p50"] <= latency["p99"] <= latency["max"] < 2
+        assert sum(count for _, count in latency["histogram"]) == latency["transactions"] > 5
+        assert figures[path]["retained_bytes"] > figures[path]["retained_per_second"] * 0.5 > 0
+        assert figures[path]["catch_up_seconds"] > 0
+    # the slot's latency is not that of a tick; the queue's has one
+    assert figures["queue"]["latency"]["p50"] > figures["slot"]["latency"]["p50"]
+    alone, both, idle = figures["phases"]
+    assert [phase["name"] for phase in figures["phases"]] == ["slot alone", "both read", "nobody reads"]
+    assert all(phase["changes"] == 3 * phase["transactions"] > 0 for phase in figures["phases"][1:])
+    assert alone["wal_bytes"] > 0
+    assert both["wal_bytes"] / both["changes"] > figures["log_bytes_per_change"]
+    assert 50 < figures["log_bytes_per_change"] < 1000
+    assert set(figures["queue"]["cpu_seconds"]) == {"consumer"}
+    assert set(figures["slot"]["cpu_seconds"]) == {"consumer", "walsender"}
+    assert all(value is not None for path in ("queue", "slot") for value in figures[path]["cpu_seconds"].values())
+    assert idle["end"] <= max(sample["at"] for sample in figures["samples"]) + 0.5
+    assert figures["recommendation"]["choice"] in ("queue", "slot", "either")
+    looked = Page(written.read_text(encoding="utf-8"))
+    assert looked.plots == 3
+    assert looked.lines == ["queue", "slot"] * 2
+    wanted = ["public.pgbench_accounts update", "latency p99", "both read", figures["recommendation"]["text"]]
+    assert all(text in looked.text for text in [*wanted, "CPU of the server, reading", f"{min(counts):,}"])
+
+
+class Page(HTMLParser):
+    """What a page shows; every element must be closed."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.plots, self.lines, self.text = 0, list[str](), ""
+        self.tags, self.labels = set[str](), list[str]()
+        self._open: list[str] = []
+        self.feed(page)
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.plots += tag == "svg"
+        if tag == "polyline":
+            self.lines.append(dict(attrs)["class"] or "")
+        if tag != "meta":
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "polyline":
+            self.lines.append(dict(attrs)["class"] or "")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+        if self._open[-1:] == ["text"]:
+            self.labels.append(data)
+
+
+def test_finds_what_the_queue_did_not_get(db: Database, bank: psycopg.Connection[Any]) -> None:
+    """Triggers do not fire in replica role. With the old rows nothing is left that the slot lacks."""
+
+    def write() -> None:
+        with db.connect("su") as su:
+            su.execute("set session_replication_role = replica")
+            su.execute("update pgbench_accounts set abalance = 7 where aid = 77")
+
+    with working(db):
+        tables = ["pgbench_accounts", "pgbench_tellers"]
+        figures = compare(db.su_dsn, tables, 1.5, replica_identity_full=True, tell=at("both read", write))
+    assert figures.difference_counts[""] == 1
+    (text,) = figures.differences
+    assert "missing in queue" in text
+    assert "'aid': 77" in text
+    assert figures.slot.total == figures.queue.total + 1
+    assert (figures.old_missing, figures.new_partial) == (0, 0)
+    found = recommend(figures)
+    assert (found.choice, found.reasons) == ("unknown", [])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("whose", ["walsender", "gdq compare", "gdq:gdq_compare"])
+def test_cleans_up_after_a_lost_connection(db: Database, bank: psycopg.Connection[Any], whose: str) -> None:
+    query = """select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database()
+                and (backend_type = %s or application_name = %s or starts_with(application_name, %s || '/'))"""
+    ended = []
+
+    def end() -> None:
+        ended.extend(bank.execute(query, [whose] * 3).fetchall())
+
+    with pytest.raises(psycopg.OperationalError):
+        compare(db.su_dsn, ["pgbench_accounts"], 4, tell=at("both read", end))
+    assert ended == [(True,)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.long)])
+def test_cleans_up_after_a_signal(db: Database, bank: psycopg.Connection[Any], number: signal.Signals) -> None:
+    """A run that cannot clean up any more has its leftovers removed by the next, replica identities too."""
+    bank.execute("alter table pgbench_tellers replica identity using index pgbench_tellers_pkey")
+    before = state(bank)
+    options = ["--tables", TABLES, "--seconds", "10", "--replica-identity-full"]
+    running = start_gdq("compare", *options, dsn=db.su_dsn)
+    wait_until(lambda: len(gdq_triggers(bank)) >= 3)
+    identities = """select array_agg(distinct relreplident::text) from pg_class
+                     where relname ~ '^pgbench_(acc|tel|his)' and relkind = 'r'"""
+    assert bank.execute(identities).fetchone() == (["f"],)
+    running.send_signal(number)
+    _, told = running.communicate(timeout=60)
+    if number == signal.SIGINT:
+        assert (running.returncode, told) == (1, "Error: interrupted: what the run had made is removed again\n")
+    else:
+        wait_until(
+            lambda: not bank.execute("select from pg_stat_activity where application_name = 'gdq compare'").rowcount
+        )
+        assert state(bank) != before
+        removed = gdq("compare", "--clean-up", dsn=db.su_dsn)
+        assert removed.returncode == 0
+        for what in ("queue gdq_compare with its triggers", "slot gdq_gdq_compare_db", "publication gdq_gdq_compare"):
+            assert what in removed.stderr
+        assert "replica identity of public.pgbench_tellers" in removed.stderr
+        assert gdq("compare", "--clean-up", dsn=db.su_dsn).stderr == "already gone: no run has left anything\n"
+    assert state(bank) == before
+    bank.execute("alter table pgbench_tellers replica identity default")
+
+
+def test_full_identities_stay(db: Database, bank: psycopg.Connection[Any]) -> None:
+    """Nothing is set, and no lock waited for, on a table that has what is wanted."""
+    bank.execute("alter table pgbench_history replica identity full")
+    with db.connect("su") as su:
+        attach.attach_slot(su, ["public.pgbench_history", "public.pgbench_tellers"], identity_full=True)
+        noted = su.execute(
+            "select relid::regclass::text from gdq_target.compare_run where relid is not null"
+        ).fetchall()
+        attach.clean_up(su)
+    assert noted == [("pgbench_tellers",)]
+    bank.execute("alter table pgbench_history replica identity default")
+
+
+def test_an_identity_whose_index_is_gone_stays_full(db: Database, bank: psycopg.Connection[Any]) -> None:
+    """A clean-up that failed at it would fail for ever."""
+    bank.execute("create table doc (i int not null); create unique index doc_i on doc (i)")
+    bank.execute("alter table doc replica identity using index doc_i")
+    with db.connect("su") as su:
+        attach.attach_slot(su, ["public.doc"], identity_full=True)
+        bank.execute("drop index doc_i")
+        attach.clean_up(su)
+    assert bank.execute("select relreplident::text from pg_class where relname = 'doc'").fetchone() == ("f",)
+    bank.execute("drop table doc")
+
+
+def gdq_triggers(connection: psycopg.Connection[Any]) -> list[Any]:
+    query = "select distinct tgrelid from pg_trigger where not tgisinternal and tgrelid::regclass::text ~ '^pgbench'"
+    return connection.execute(query).fetchall()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_refuses_what_it_cannot_do(db: Database, bank: psycopg.Connection[Any]) -> None:
+    bank.execute("create table keyless (i int)")
+    bank.execute("create unlogged table volatile (i int primary key)")
+    bank.execute("create table made (i int primary key, j int generated always as (i + 1) stored)")
+    bank.execute("alter table made replica identity full")
+    bank.execute("create table parted (i int) partition by list (i)")
+    bank.execute("create table parted_1 partition of parted for values in (1)")
+    bank.execute("create view seen as select 1 as i")
+    bank.execute("create table private (i int primary key)")
+    names = "keyless, volatile, made, parted, parted_1"
+    bank.execute(f"grant trigger on {names} to gdq_owner")
+    refusals = {
+        "keyless": "table public.keyless has no replica identity: UPDATE and DELETE would fail once it is published",
+        "parted": "table public.parted_1 has no replica identity: UPDATE and DELETE would fail once it is published",
+        "volatile": "table public.volatile is unlogged or temporary: a slot does not see it",
+        "seen": "public.seen is not a table",
+        "private": "gdq has no right to put triggers on public.private",
+        "nowhere": 'relation "nowhere" does not exist',
+        "pgbench_tellers,public.pgbench_tellers": "a table is named twice",
+    }
+    if bank.info.server_version >= 180000:
+        refusals["made"] = (
+            "table public.made has generated columns and REPLICA IDENTITY FULL: UPDATE and DELETE would fail"
+        )
+    for tables, message in refusals.items():
+        with pytest.raises((GdqError, psycopg.Error), match=message):
+            compare(db.su_dsn, tables.split(","), 1)
+    with pytest.raises(GdqError, match="role gdq_owner has no REPLICATION"):
+        compare(db.dsn, ["pgbench_tellers"], 1)
+    bank.execute("select gdq.create_queue('gdq_compare')")
+    with pytest.raises(GdqError, match="but not made by it: queue gdq_compare"):
+        compare(db.su_dsn, ["pgbench_tellers"], 1)
+    bank.execute("select gdq.drop_queue('gdq_compare')")
+    with db.connect("su") as other:
+        attach.lock(other)
+        with pytest.raises(GdqError, match="another gdq compare is at work"):
+            compare(db.su_dsn, ["pgbench_tellers"], 1)
+    done = gdq("compare", "--tables", "keyless", dsn=db.su_dsn)
+    assert (done.returncode, len(done.stderr.splitlines()), done.stdout) == (1, 2, "")
+    assert gdq("compare", dsn=db.su_dsn).returncode == 2
+    bank.execute(f"drop table {names.removesuffix(', parted_1')}, private; drop view seen")
+
+
+def test_refuses_a_database_without_gdq(empty_db: Database) -> None:
+    with pytest.raises(GdqError, match="gdq is not installed in this database"):
+        compare(empty_db.su_dsn, ["t"], 1)
+
+
+@pytest.mark.long
+def test_needs_no_superuser(db: Database, bank: psycopg.Connection[Any]) -> None:
+    role = f"comparing_{db.name}"
+    bank.execute(f"create role {role} login replication password '{PASSWORD}'; grant {role} to postgres")
+    bank.execute(f"grant create on database {db.name} to {role}; grant gdq_admin to {role}")
+    bank.execute(f"alter table pgbench_tellers owner to {role}; grant create on schema public to {role}")
+    try:
+        with working(db):
+            figures = compare(db.server.conninfo(role, db.name, PASSWORD), ["pgbench_tellers"], 1)
+        assert figures.queue.total == figures.slot.total > 0
+        with pytest.raises(GdqError, match=f"role {role} does not own table public.pgbench_history"):
+            compare(db.server.conninfo(role, db.name, PASSWORD), ["pgbench_history"], 1)
+        bank.execute(f"revoke gdq_admin from {role}")
+        with pytest.raises(GdqError, match=f"role {role} is not a member of gdq_admin"):
+            compare(db.server.conninfo(role, db.name, PASSWORD), ["pgbench_tellers"], 1)
+    finally:
+        bank.execute(f"reassign owned by {role} to postgres; drop owned by {role}; drop role {role}")
+
+
+@pytest.mark.long
+def test_refuses_a_server_without_logical_log(pytestconfig: pytest.Config) -> None:
+    with Server(binaries=chosen_binaries(pytestconfig.getoption("--pg")), settings={"wal_level": "replica"}) as started:
+        install(started.conninfo())
+        with psycopg.connect(started.conninfo(), autocommit=True) as su:
+            su.execute("create table t (i int primary key)")
+        done = gdq("compare", "--tables", "t", dsn=started.conninfo())
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[0] == "Error: a slot needs wal_level logical, the server has replica"
+
+
+def test_latency_is_not_of_what_waited_for_its_reader() -> None:
+    """What was committed before both readers were at work counts as changes, not as latency."""
+    figures = figures_of()
+    figures.queue.events, figures.slot.events = {}, {}
+    pairing = Pairing(figures, clock=0.0)
+    pairing.began("100:100:", {})
+    pairing.timed_from = 50.0
+    for xid, committed in ((101, 40.0), (102, 51.0), (103, 52.0)):
+        event = Event(xid, xid, datetime.fromtimestamp(committed, UTC), "insert", "t", {"i": xid}, None, {"i": xid})
+        pairing.slot(xid, Arrived([event], 52.5, timed=True, committed=committed))
+        pairing.queue({xid: Arrived([event], 53.0, timed=xid != 103)}, f"{xid + 1}:{xid + 1}:")
+    pairing.finish()
+    assert pairing.slot_position == 103
+    assert figures.slot.latency == Latency(1, 1.5, 1.5, 1.5, [(2.0, 1)])
+    assert figures.queue.latency == Latency(1, 2.0, 2.0, 2.0, [(2.0, 1)])
+    assert figures.queue.events == figures.slot.events == {"t": {"insert": 3}}
+
+
+def test_generated_columns_are_no_large_values(db: Database, bank: psycopg.Connection[Any]) -> None:
+    """The queue has them and a slot does not: a rule says so, and the rows are whole all the same."""
+    bank.execute("alter table pgbench_tellers add twice int generated always as (tbalance * 2) stored")
+    update = "update pgbench_tellers set tbalance = 5 where tid = 1"
+    figures = compare(db.su_dsn, ["pgbench_tellers"], 1, tell=at("both read", lambda: bank.execute(update)))
+    assert figures.queue.total == figures.slot.total == 1
+    assert (figures.old_missing, figures.new_partial) == (1, 0)
+    assert "" not in figures.difference_counts
+    bank.execute("alter table pgbench_tellers drop column twice")
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["--tables", "t", "--seconds", "nan"], 2, "nan is no number of seconds"),
+        (["--tables", "t", "--seconds", "inf"], 2, "inf is no number of seconds"),
+        (["--tables", "t", "--report", "/nowhere/at/all.html"], 2, "no folder /nowhere/at"),
+        (["--clean-up", "--tables", "t"], 2, "takes no other option"),
+        (
+            ["--tables", "pgbench_tellers", "--seconds", "1", "--report", "/dev/full"],
+            1,
+            "cannot be written to /dev/full",
+        ),
+    ],
+)
+def test_bad_options(db: Database, bank: psycopg.Connection[Any], options: list[str], code: int, message: str) -> None:
+    """A page that cannot be written takes nothing of the result that was waited for."""
+    done = gdq("compare", *options, dsn=db.su_dsn)
+    assert done.returncode == code
+    assert message in done.stderr.splitlines()[-1]
+    assert ("No recommendation" in done.stdout) == (code == 1)
+    with pytest.raises(GdqError, match="a run takes a second or more"):
+        compare(db.su_dsn, ["pgbench_tellers"], 0.5)
+
+
+def figures_of(**changed: Any) -> Figures:
+    """Those of a run in which both paths did the same."""
+    figures = Figures("bank", "18", "", 60, ["t"], replica_identity_full=False)
+    for path in (figures.queue, figures.slot):
+        path.events = {"t": {"update": 1000}}
+        path.latency = Latency(100, 0.1, 0.2, 0.3, [(0.1, 100)])
+        path.retained_per_second = 1000.0
+        path.cpu_seconds = {"consumer": 1.0}
+    figures.phases = [Phase(name, 0, 1, 1000, 1000, 100_000) for name in SHARES]
+    for name, value in changed.items():
+        whole, _, part = name.partition("__")
+        setattr(getattr(figures, whole) if part else figures, part or whole, value)
+    return figures
+
+
+def phases(*numbers: tuple[int, int]) -> list[Phase]:
+    """Of a second each, with so many changes and bytes of log."""
+    return [Phase(name, 0, 1, changes, 9, wal) for name, (changes, wal) in zip(SHARES, numbers, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "choice", "because"),
+    [
+        ({}, "either", ""),
+        ({"difference_counts": {"": 1}}, "unknown", ""),
+        ({"difference_counts": {"`time`": 1000}}, "either", ""),
+        ({"slot__events": {"t": {"update": 99}}}, "unknown", ""),
+        ({"old_missing": 1}, "queue", "without the old row"),
+        ({"new_partial": 1}, "queue", "without their large values"),
+        ({"queue__latency": Latency(9, 0.01, 0.2, 0.3, [])}, "queue", "within 10 ms by the queue, 100 ms by the slot"),
+        ({"slot__latency": Latency(9, 0.01, 0.2, 0.3, [])}, "slot", "within 10 ms by the slot, 100 ms by the queue"),
+        ({"slot__latency": None}, "either", ""),
+        ({"slot__retained_per_second": 2000.0}, "queue", "the slot keeps 2.0 times the bytes"),
+        # what the slot keeps has the queue's own log in it, which would not be there
+        ({"slot__retained_per_second": 2000.0, "phases": phases((1000, 1500), (1000, 9), (1000, 9))}, "either", ""),
+        ({"queue__retained_per_second": 3000.0}, "slot", "the queue keeps 3.0 times the bytes"),
+        ({"queue__cpu_seconds": {"consumer": 4.0}}, "slot", "by the queue takes 4.0 times the server's CPU"),
+        ({"slot__cpu_seconds": {"consumer": 1.0, "walsender": 1.5}}, "queue", "by the slot takes 2.5 times"),
+        ({"slot__cpu_seconds": {"consumer": 1.0, "walsender": None}}, "either", ""),
+        (
+            {"phases": [Phase(n, 0, 1, 1000, 9, w) for n, w in zip(SHARES, (1, 2, 2), strict=True)]},
+            "slot",
+            "2.0 times the log",
+        ),
+        (
+            {"phases": [Phase(n, 0, 1, c, 9, c) for n, c in zip(SHARES, (1000, 700, 1), strict=True)]},
+            "slot",
+            "700 changes a second",
+        ),
+        ({"phases": [Phase(n, 0, 1, c, 9, c) for n, c in zip(SHARES, (0, 700, 1), strict=True)]}, "either", ""),
+        # readers slow the application, too: without them it is as fast with triggers
+        ({"phases": phases((1000, 1000), (700, 700), (950, 950))}, "either", ""),
+        # too few changes to tell the log for one
+        ({"phases": phases((9, 9), (1000, 9000), (1000, 9000))}, "either", ""),
+        ({"phases": phases((1000, 1000), (9, 9000), (1000, 9000))}, "either", ""),
+        ({"old_missing": 1, "queue__retained_per_second": 3000.0}, "queue", "without the old row"),
+    ],
+)
+def test_recommends_by_what_was_measured(changed: dict[str, Any], choice: str, because: str) -> None:
+    found = recommend(figures_of(**changed))
+    assert found.choice == choice
+    assert [reason for reason in found.reasons if because and because in reason.text] == found.reasons[:1]
+    assert choice in (found.text.lower() if choice != "unknown" else "unknown")
+
+
+def test_page_of_names_and_values_that_are_markup() -> None:
+    """Text of the database is text on the page, whatever is in it."""
+    evil = '<script>alert("1")</script>&lt;\'{0}'
+    figures = figures_of(tables=[evil], database=evil, server_version=evil, differences=[evil])
+    figures.queue.events = {evil: {"update": 1000}}
+    figures.difference_counts = {"": 1, evil: 2}
+    figures.samples = [Sample(0, 0, 0), Sample(1, 10, 15 * 2**20)]
+    shown = Page(page(figures, recommend(figures)))
+    assert shown.text.count(evil) == 7
+    assert shown.plots == 3
+    assert not shown.tags & {"script"}
+    assert {"0", "10 MB", "20 MB", "nobody reads"} <= set(shown.labels)
+
+
+def test_latencies_of_all_sizes_have_room_for_their_labels() -> None:
+    figures = figures_of(
+        queue__latency=Latency(4, 0.0001, 200.0, 200.0, [(0.0001, 2), (200.0, 2)]), samples=[Sample(0, 0, 0)] * 2
+    )
+    labels = [label for label in Page(page(figures, recommend(figures))).labels if label.endswith((" ms", " s"))]
+    labels, of_kept = labels[:-2], labels[-2:]
+    assert of_kept == ["0 s", "1 s"]
+    assert len(labels) <= 10
+    assert labels[0].endswith(" ms")
+    assert labels[-1] == "200 s"
+    assert _share([0.0] * 99 + [1.0], 0.99) == 0.0
+    assert _share([1.0], 0.5) == 1.0
+
+
+def test_snapshots_see_numbers_of_32_bits() -> None:
+    seen = Snapshot.parse(f"{2**32 * 3 + 5}:{2**32 * 3 + 9}:{2**32 * 3 + 7}")
+    assert [xid for xid in range(12) if seen.sees(seen.full(xid))] == [0, 1, 2, 3, 4, 5, 6, 8]
+    assert seen.full(2**32 - 1) == 2**32 * 3 - 1
+    assert seen.full(2**32 * 3 + 7) == 2**32 * 3 + 7

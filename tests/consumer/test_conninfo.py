@@ -1,0 +1,71 @@
+"""Which database gdq talks to, and as whom."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from gdq.conninfo import connect, conninfo_of, resolve
+from tests.support.server import PASSWORD, Database
+
+
+@pytest.mark.parametrize(
+    ("dsn", "environ", "chosen"),
+    [
+        ("host=a", {"GDQ_DSN": "host=b", "DATABASE_URL": "host=c"}, "host=a"),
+        (None, {"GDQ_DSN": "host=b", "DATABASE_URL": "host=c"}, "host=b"),
+        (None, {"DATABASE_URL": "host=c"}, "host=c"),
+        (None, {}, ""),
+        ("", {"GDQ_DSN": "", "DATABASE_URL": "host=c"}, "host=c"),
+        ("service=shop", {}, "service=shop"),
+        ("postgresql://u@h/d", {}, "postgresql://u@h/d"),
+        ("postgresql+psycopg://u@h/d", {}, "postgresql://u@h/d"),
+        (None, {"DATABASE_URL": "postgres+psycopg2://u@h/d?sslmode=require"}, "postgres://u@h/d?sslmode=require"),
+    ],
+)
+def test_precedence(dsn: str | None, environ: dict[str, str], chosen: str) -> None:
+    assert resolve(dsn, environ) == chosen
+
+
+def test_libpq_variables_count_last(empty_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GDQ_DSN", "DATABASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in conninfo_to_dict(empty_db.dsn).items():
+        monkeypatch.setenv({"dbname": "PGDATABASE"}.get(name, f"PG{name.upper()}"), str(value))
+    with connect() as connection:
+        assert connection.info.dbname == empty_db.name
+
+
+@pytest.mark.parametrize("dsn", ["host=a nonsense", "nonsense=a", "postgresql://[::1/"])
+def test_what_libpq_cannot_parse_is_an_error(dsn: str) -> None:
+    with pytest.raises(psycopg.ProgrammingError):
+        resolve(dsn, {})
+
+
+def test_application_name_tells_the_story_unless_the_user_has_one(empty_db: Database) -> None:
+    with connect(empty_db.dsn, application_name="gdq:orders/mirror") as connection:
+        assert connection.info.parameter_status("application_name") == "gdq:orders/mirror"
+    with connect(f"{empty_db.dsn} application_name=mine") as connection:
+        assert connection.info.parameter_status("application_name") == "mine"
+
+
+def test_transactions_are_read_committed_whatever_the_role_prefers(empty_db: Database) -> None:
+    with connect(f"{empty_db.dsn} options='-c default_transaction_isolation=serializable'") as connection:
+        row = connection.execute("show transaction_isolation").fetchone()
+        assert row == ("read committed",)
+
+
+def test_a_second_connection_goes_to_the_same_database(empty_db: Database) -> None:
+    with connect(empty_db.dsn) as connection:
+        assert conninfo_to_dict(conninfo_of(connection))["password"] == PASSWORD
+        with psycopg.connect(conninfo_of(connection)) as second:
+            assert (second.info.dbname, second.info.user) == (connection.info.dbname, connection.info.user)
+
+
+def test_a_second_connection_leads_to_the_same_of_several_servers(empty_db: Database) -> None:
+    at = conninfo_to_dict(empty_db.dsn)
+    several = make_conninfo("", **{**at, "host": f"/nowhere,{at['host']},/elsewhere", "port": f"1,{at['port']},2"})
+    with connect(several) as connection:
+        again = conninfo_to_dict(conninfo_of(connection))
+    assert (again["host"], again["port"]) == (at["host"], at["port"])

@@ -1,0 +1,457 @@
+"""Batches, the loop that hands them out, and the command around it."""
+
+from __future__ import annotations
+
+import json
+import select
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from gdq import Consumer, Event, Position
+from gdq.batch import Batch
+from gdq.consumer import peek
+from gdq.errors import GdqError, ResyncRequired, StaleBatch
+from gdq.source import BatchSource, SourceBatch
+from tests.support.programs import gdq, start_gdq
+from tests.support.server import Database
+
+
+@pytest.fixture
+def shop(db: Database) -> Database:
+    """A queue q that captures orders, with the consumer c and a table of what was consumed."""
+    with db.connect() as connection:
+        connection.execute(
+            "create table orders (id int primary key, note text); create table seen (ev_id bigint, op text)"
+        )
+        connection.execute("select gdq.create_queue('q')")
+        connection.execute("select gdq.add_table('q', 'orders')")
+        connection.execute("select gdq.register_consumer('q', 'c')")
+    return db
+
+
+def insert(database: Database, first: int, last: int) -> None:
+    with database.connect() as connection:
+        connection.execute("insert into orders select i, 'n' || i from generate_series(%s::int, %s) i", [first, last])
+
+
+def consumed(database: Database) -> list[tuple[str, Any]]:
+    """What is left for the consumer: op and new image of every event; all of it is finished."""
+    with Consumer(database.dsn, "q", "c") as consumer:
+        return [(event.op, event.new) for batch in consumer.batches(once=True) for event in batch.events()]
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_events_of_a_batch(shop: Database) -> None:
+    with shop.connect() as connection:
+        connection.execute("insert into orders values (1, 'a')")
+        connection.execute("update orders set id = 2, note = null")
+        connection.execute("delete from orders; truncate orders")
+    with Consumer(shop.dsn, "q", "c") as consumer:
+        [events] = [list(batch.events()) for batch in consumer.batches(once=True)]
+    assert [(event.op, event.key, event.old, event.new) for event in events] == [
+        ("insert", {"id": 1}, None, {"id": 1, "note": "a"}),
+        ("update", {"id": 2}, {"id": 1, "note": "a"}, {"id": 2, "note": None}),
+        ("delete", {"id": 2}, {"id": 2, "note": None}, None),
+        ("truncate", None, None, None),
+    ]
+    assert [event.id for event in events] == sorted(event.id for event in events)
+    assert {event.table for event in events} == {"public.orders"}
+    assert {event.time.tzinfo is not None for event in events} == {True}
+    assert len({event.xid for event in events}) == 3
+
+
+def test_next_batch_finishes_the_one_before(shop: Database) -> None:
+    insert(shop, 1, 2)
+    assert len(consumed(shop)) == 2
+    assert consumed(shop) == []
+
+
+def test_an_exception_rolls_back_and_the_batch_comes_again(shop: Database) -> None:
+    def fail(consumer: Consumer) -> None:
+        for batch in consumer.batches(once=True):
+            batch.connection.execute("insert into seen values (1, 'lost')")
+            raise ZeroDivisionError
+
+    insert(shop, 1, 2)
+    with Consumer(shop.dsn, "q", "c") as consumer, pytest.raises(ZeroDivisionError):
+        fail(consumer)
+    with shop.connect() as connection:
+        assert connection.execute("select from seen").rowcount == 0
+    assert len(consumed(shop)) == 2
+
+
+def test_a_break_leaves_the_batch_unless_committed(shop: Database) -> None:
+    insert(shop, 1, 2)
+    for commit, left in ((False, 2), (True, 0)):
+        with Consumer(shop.dsn, "q", "c") as consumer:
+            for batch in consumer.batches(once=True):
+                if commit:
+                    batch.commit()
+                    batch.commit()
+                break
+            if not commit:
+                assert not batch.finished
+        if commit:
+            assert len(consumed(shop)) == left
+
+
+def test_work_in_the_batch_transaction_is_done_once(shop: Database) -> None:
+    insert(shop, 1, 3)
+    with Consumer(shop.dsn, "q", "c") as consumer:
+        for batch in consumer.batches(once=True):
+            for event in batch.events():
+                batch.connection.execute("insert into seen values (%s, %s)", [event.id, event.op])
+    with shop.connect() as connection:
+        assert connection.execute("select from seen").rowcount == 3
+
+
+def test_a_consumer_takes_over_a_connection_and_gives_it_back(shop: Database) -> None:
+    insert(shop, 1, 1)
+    with shop.connect(autocommit=False) as connection:
+        with Consumer(connection, "q", "c") as consumer:
+            assert len([event for batch in consumer.batches(once=True) for event in batch.events()]) == 1
+        assert not connection.closed
+        with pytest.raises(GdqError, match="in a transaction"), connection.transaction():
+            Consumer(connection, "q", "c")
+
+
+def test_a_role_that_prefers_serializable_changes_nothing(shop: Database) -> None:
+    insert(shop, 1, 1)
+    dsn = f"{shop.dsn} options='-c default_transaction_isolation=serializable -c timezone=Asia/Tokyo'"
+    with Consumer(dsn, "q", "c") as consumer:
+        [event] = [event for batch in consumer.batches(once=True) for event in batch.events()]
+    assert event.new == {"id": 1, "note": "n1"}
+
+
+def test_a_worker_that_was_given_up_is_refused(shop: Database) -> None:
+    insert(shop, 1, 1)
+    with Consumer(shop.dsn, "q", "c") as consumer:
+        for batch in consumer.batches(once=True):
+            token = batch.token
+            break
+        with shop.connect() as connection, connection.transaction():
+            connection.execute("select gdq.force_tick('q')")
+        with shop.connect() as connection, connection.transaction():
+            zombie = Batch.open(connection, "q", "c", 10)
+            assert zombie is not None
+            zombie.token = token
+            with pytest.raises(StaleBatch):
+                zombie.commit()
+
+
+def test_position_survives_as_text(shop: Database) -> None:
+    with Consumer(shop.dsn, "q", "c") as consumer:
+        for batch in consumer.batches(once=True):
+            position = batch.position
+            assert Position.parse(str(position)) == position
+            assert (position.kind, position.tick, position.snapshot) == ("queue", batch.tick_to, batch.snapshot_to)
+    for text in ("", "queue/1/x", "queue/e/one/x/1:1:", "1:1:"):
+        with pytest.raises(GdqError, match="not a position"):
+            Position.parse(text)
+
+
+def test_consumer_is_a_batch_source(shop: Database) -> None:
+    def read(source: BatchSource) -> list[Event]:
+        events: list[Event] = []
+        for batch in source.batches(once=True):
+            typed: SourceBatch = batch
+            events += typed.events()
+            typed.commit()
+        return events
+
+    insert(shop, 1, 2)
+    with Consumer(shop.dsn, "q", "c") as consumer:
+        assert len(read(consumer)) == 2
+
+
+def test_ticks_are_joined_up_to_max_events(shop: Database) -> None:
+    for first in (1, 11, 21):
+        insert(shop, first, first + 9)
+        gdq("tick", "q", dsn=shop.dsn)
+    with Consumer(shop.dsn, "q", "c", max_events=20) as consumer:
+        assert [len(list(batch.events())) for batch in consumer.batches(once=True)] == [20, 10]
+
+
+def test_timeout_ends_the_wait(shop: Database) -> None:
+    with Consumer(shop.dsn, "q", "c") as consumer:
+        assert list(consumer.batches(timeout=0.2)) == []
+
+
+def test_a_waiting_consumer_takes_the_ticks_itself(shop: Database) -> None:
+    """No ticker runs here; what is written while the consumer waits arrives all the same."""
+    with Consumer(shop.dsn, "q", "c") as consumer:
+        writer = threading.Timer(0.3, insert, (shop, 1, 3))
+        writer.start()
+        for batch in consumer.batches(timeout=30):
+            events = list(batch.events())
+            if events:
+                break
+        writer.join()
+    assert len(events) == 3
+
+
+def test_waiting_costs_no_transaction_numbers(shop: Database) -> None:
+    with Consumer(shop.dsn, "q", "c") as consumer, shop.connect() as connection:
+        list(consumer.batches(timeout=0.1))
+        before = connection.execute("select pg_snapshot_xmax(pg_current_snapshot())::text::bigint").fetchone()
+        list(consumer.batches(timeout=2))
+        after = connection.execute("select pg_snapshot_xmax(pg_current_snapshot())::text::bigint").fetchone()
+    assert before is not None
+    assert after is not None
+    assert after[0] - before[0] < 5
+
+
+def test_events_may_be_read_in_part_and_again(shop: Database) -> None:
+    insert(shop, 1, 5)
+    with Consumer(shop.dsn, "q", "c") as consumer:
+        for batch in consumer.batches(once=True):
+            first, again = batch.events(), batch.events()
+            assert next(first) == next(again)
+            assert len(list(batch.events())) == 5
+
+
+def test_a_tick_wakes_the_consumer(shop: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gdq.consumer._POLL_SECONDS_MAX", 60.0)
+    monkeypatch.setattr("gdq.consumer.INTERVAL_SECONDS", 60.0)
+    monkeypatch.setattr("gdq.consumer._LOOK_SECONDS", 120.0)
+    with shop.connect() as connection, Consumer(shop.dsn, "q", "c") as consumer:
+        connection.execute("select gdq.drop_queue('q', true)")
+        connection.execute("select gdq.create_queue('q', ticker_max_lag => '1 hour', ticker_idle_period => '1 hour')")
+        connection.execute("select gdq.add_table('q', 'orders')")
+        connection.execute("select gdq.register_consumer('q', 'c')")
+
+        def tick() -> None:
+            query = "select from pg_stat_activity where application_name = 'gdq:q/c' and state = 'idle'"
+            wait_for(lambda: connection.execute(query).rowcount == 1)
+            insert(shop, 1, 1)
+            connection.execute("select gdq.force_tick('q')")
+
+        ticking = threading.Timer(0.5, tick)
+        ticking.start()
+        started = time.monotonic()
+        for _ in consumer.batches(timeout=50):
+            break
+        ticking.join()
+        assert time.monotonic() - started < 30
+
+
+def test_a_gap_in_capture_stops_a_consumer(shop: Database) -> None:
+    insert(shop, 1, 1)
+    with shop.connect() as connection:
+        connection.execute("alter table orders add stamp double precision default random()")
+    insert_more = "insert into orders values (2, 'b', 0)"
+    with shop.connect() as connection:
+        connection.execute(insert_more)
+    with pytest.raises(ResyncRequired, match=r"public\.orders"):
+        consumed(shop)
+    done = gdq("consume", "q", "c", "--once", dsn=shop.dsn)
+    assert done.returncode == 3
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith("Error: table public.orders has a gap in its capture")
+    assert len(lines) == 2
+
+
+def test_peek_consumes_nothing_and_leaves_an_open_batch_alone(shop: Database) -> None:
+    insert(shop, 1, 3)
+    with Consumer(shop.dsn, "q", "c") as consumer:
+        for batch in consumer.batches(once=True):
+            token = batch.token
+            break
+    del consumer
+    with shop.connect() as connection:
+        assert [event.op for event in peek(connection, "q", limit=2)] == ["insert", "insert"]
+        assert [event.new for event in peek(connection, "q", "c", limit=9)][-1] == {"id": 3, "note": "n3"}
+        granted = connection.execute("select token from gdq.batch_token order by grant_id desc limit 1").fetchone()
+    assert granted is None or granted[0] == token
+    assert len(consumed(shop)) == 3
+
+
+def test_peek_while_a_worker_holds_the_consumer(shop: Database) -> None:
+    insert(shop, 1, 3)
+    with shop.connect() as connection, Consumer(shop.dsn, "q", "c") as consumer:
+        for _ in consumer.batches(once=True):
+            with pytest.raises(psycopg.errors.LockNotAvailable):
+                peek(connection, "q", limit=2)
+
+
+def test_peek_of_a_queue_without_consumers(db: Database) -> None:
+    with db.connect() as connection:
+        connection.execute("select gdq.create_queue('q')")
+        with pytest.raises(GdqError, match='queue "q" has no consumer'):
+            peek(connection, "q", limit=1)
+
+
+def test_consume_prints_json_lines(shop: Database) -> None:
+    insert(shop, 1, 2)
+    with shop.connect() as connection:
+        connection.execute("update orders set note = 'Zoë \"q\"' where id = 2")
+    done = gdq("consume", "q", "c", "--once", dsn=shop.dsn)
+    assert done.returncode == 0, done.stderr
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [list(event) for event in events] == [["id", "xid", "time", "op", "table", "key", "old", "new"]] * 3
+    assert [event["op"] for event in events] == ["insert", "insert", "update"]
+    assert events[2]["new"] == {"id": 2, "note": 'Zoë "q"'}
+    assert events[0]["time"].endswith("Z")
+    done = gdq("consume", "q", "c", "--once", "--json", dsn=shop.dsn)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+HANDLERS = """
+import time
+def store(connection, events):
+    for event in events:
+        connection.execute("insert into seen values (%s, %s)", [event.id, event.op])
+def fail(connection, events):
+    store(connection, events)
+    raise LookupError("no such shelf")
+def commit(connection, events):
+    connection.commit()
+def slow(connection, events):
+    store(connection, events)
+    print("stored", flush=True)
+    connection.execute("select pg_sleep(2)")
+"""
+
+
+@pytest.fixture
+def handlers(tmp_path: Path) -> Path:
+    """A folder with the module shop_handlers, as the current folder of `gdq consume`."""
+    (tmp_path / "shop_handlers.py").write_text(HANDLERS)
+    return tmp_path
+
+
+def seen(database: Database) -> int:
+    with database.connect() as connection:
+        return connection.execute("select from seen").rowcount
+
+
+def test_handler_writes_in_the_transaction_of_the_batch(shop: Database, handlers: Path) -> None:
+    insert(shop, 1, 3)
+    for _ in range(2):
+        done = gdq("consume", "q", "c", "shop_handlers:store", "--once", dsn=shop.dsn, cwd=handlers)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert seen(shop) == 3
+
+
+@pytest.mark.parametrize(("handler", "says"), [("fail", "no such shelf"), ("commit", "commit")])
+def test_handler_error_rolls_back_and_exits_1(shop: Database, handlers: Path, handler: str, says: str) -> None:
+    insert(shop, 1, 3)
+    done = gdq("consume", "q", "c", f"shop_handlers:{handler}", "--once", dsn=shop.dsn, cwd=handlers)
+    assert done.returncode == 1
+    assert says in done.stderr.splitlines()[-1].lower()
+    assert seen(shop) == 0
+    assert len(consumed(shop)) == 3
+
+
+def run_until(process: subprocess.Popen[str], text: str) -> None:
+    """Read lines of the program's output until one holds the text."""
+    assert process.stdout is not None
+    while select.select([process.stdout], [], [], 60)[0]:
+        line = process.stdout.readline()
+        assert line, process.communicate()[1]
+        if text in line:
+            return
+    raise AssertionError(f"no {text!r} in a minute")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_one_signal_finishes_the_batch(shop: Database, handlers: Path, number: signal.Signals) -> None:
+    insert(shop, 1, 3)
+    process = start_gdq("consume", "q", "c", "shop_handlers:slow", dsn=shop.dsn, cwd=handlers)
+    run_until(process, "stored")
+    process.send_signal(number)
+    assert process.wait(60) == 0, process.communicate()[1]
+    assert process.communicate() == ("", "")
+    assert seen(shop) == 3
+    assert consumed(shop) == []
+
+
+def test_a_second_signal_rolls_back(shop: Database, handlers: Path) -> None:
+    insert(shop, 1, 3)
+    process = start_gdq("consume", "q", "c", "shop_handlers:slow", dsn=shop.dsn, cwd=handlers)
+    run_until(process, "stored")
+    process.send_signal(signal.SIGTERM)
+    with shop.connect() as connection:
+        query = "select from pg_stat_activity where application_name = 'gdq:q/c' and query like '%%pg_sleep%%'"
+        wait_for(lambda: connection.execute(query).rowcount == 1)
+    # Another number: two signals of one number within a moment are one.
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (1, "Error: interrupted: the batch at hand was rolled back\n")
+    assert seen(shop) == 0
+    assert len(consumed(shop)) == 3
+
+
+def test_a_waiting_consumer_ends_at_once(shop: Database) -> None:
+    process = start_gdq("consume", "q", "c", dsn=shop.dsn)
+    with shop.connect() as connection:
+        query = "select from pg_stat_activity where application_name = 'gdq:q/c'"
+        wait_for(lambda: connection.execute(query).rowcount == 1)
+    insert(shop, 1, 1)
+    run_until(process, '"op": "insert"')
+    process.terminate()
+    assert process.wait(10) == 0
+    assert process.communicate()[1] == ""
+
+
+def test_a_cut_connection_is_made_again(shop: Database) -> None:
+    process = start_gdq("consume", "q", "c", dsn=shop.dsn)
+    insert(shop, 1, 1)
+    run_until(process, '"id": 1')
+    with shop.connect("su") as su:
+        query = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'gdq:q/c'"
+        assert su.execute(query).rowcount == 1
+    insert(shop, 2, 2)
+    run_until(process, '"n2"')
+    process.terminate()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert errors.count("connection lost") == 1
+    assert errors.count("connected again") == 1
+
+
+def test_ticker_ends_by_signal_and_survives_a_cut(shop: Database) -> None:
+    process = start_gdq("ticker", dsn=shop.dsn)
+    with shop.connect("su") as su:
+        # at work: a first connection that is lost before that is not tried again
+        query = """select pg_terminate_backend(pid) from pg_stat_activity
+                    where application_name = 'gdq ticker' and query ~ 'gdq.tick_pause'"""
+        wait_for(lambda: su.execute(query).rowcount == 1)
+        last = "select max(tick_id) from gdq.tick"
+        before = su.execute(last).fetchone()
+        insert(shop, 1, 1)
+        wait_for(lambda: su.execute(last).fetchone() != before)
+    process.terminate()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert errors.count("connected again") == 1
+
+
+def test_ticker_once_leaves_nothing_due(shop: Database) -> None:
+    with shop.connect() as connection:
+        insert(shop, 1, 1000)
+        assert gdq("ticker", "--once", dsn=shop.dsn).returncode == 0
+        assert connection.execute("select gdq.ticker()").fetchone() == (0,)
+        assert connection.execute("select gdq.maintain()").fetchone() == (False,)
+
+
+def test_time_is_utc(shop: Database) -> None:
+    insert(shop, 1, 1)
+    with Consumer(shop.dsn, "q", "c") as consumer:
+        [event] = [event for batch in consumer.batches(once=True) for event in batch.events()]
+    assert event.time.astimezone(UTC).utcoffset() is not None

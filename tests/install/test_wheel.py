@@ -1,0 +1,79 @@
+"""What is published is complete: sdist, wheel from the sdist, and the command from that wheel alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """Run a command outside the checkout and return its output; its errors are part of a failure's message."""
+    env = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "VIRTUAL_ENV"}}
+    done = subprocess.run(command, cwd=cwd, env=env, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sdist")
+    run(sys.executable, "-m", "build", "--no-isolation", "--sdist", "--outdir", folder, ROOT, cwd=folder)
+    (built,) = folder.glob("*.tar.gz")
+    return built
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel built from the unpacked sdist, as an installer without wheels builds it."""
+    folder = tmp_path_factory.mktemp("wheel")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    (source,) = (path for path in folder.iterdir() if path.is_dir())
+    run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", folder, source, cwd=folder)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def sources(folder: str, *patterns: str) -> set[str]:
+    """The files of a folder of the checkout that match, as the wheel should name them."""
+    return {f"gdq/{path.relative_to(ROOT)}" for pattern in patterns for path in (ROOT / folder).rglob(pattern)}
+
+
+def test_wheel_holds_every_source_file(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    library = {str(path.relative_to(ROOT)) for path in (ROOT / "gdq").rglob("*.py")}
+    linked = sources("sql", "*.sql") | sources("migrations", "*.py", "*.sql", "*.mako") | sources("consumers", "*.py")
+    assert {name.split("/")[1] for name in linked} == {"sql", "migrations", "consumers"}
+    assert library | linked | {"gdq/py.typed"} <= names
+    assert not [name for name in names if not name.startswith("gdq") or "__pycache__" in name]
+
+
+def test_links_are_relative() -> None:
+    for name in ("sql", "migrations", "consumers"):
+        assert (ROOT / "gdq" / name).readlink() == Path("..") / name
+
+
+def test_wheel_works_alone(wheel: Path, tmp_path: Path) -> None:
+    """In an environment with the core dependencies only, away from the checkout, the command prints its SQL."""
+    environment = tmp_path / "environment"
+    venv.create(environment, with_pip=True)
+    bin_folder = environment / "bin"
+    run(
+        bin_folder / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
+        "--constraint", ROOT / "constraints.txt", wheel, cwd=tmp_path,
+    )  # fmt: skip
+    version = wheel.name.split("-")[1]
+    assert version in run(bin_folder / "gdq", "--version", cwd=tmp_path)
+    script = run(bin_folder / "gdq", "install", "--sql", cwd=tmp_path)
+    assert "create schema gdq" in script.lower()
+    assert "function gdq.next_batch" in script.lower()

@@ -1,0 +1,396 @@
+"""Refreshes on Spark: the view equals its query, whatever happens in between."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, get_args
+
+import psycopg
+import pytest
+from click.testing import CliRunner
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from gdq.cli import main
+from gdq.consumer import consumer_info
+from gdq.consumers.refresh.refresher import Refresher
+from gdq.consumers.refresh.verify import verify_view
+from gdq.consumers.refresh.view_refresh import Point
+from gdq.errors import DivergedPosition, GdqError, StaleBatch
+from gdq.view.target import RefreshConflict
+from tests.support.server import Database
+from tests.support.spark import QUEUE, SPARK_MARKS, Shop
+from tests.views.test_follow import following, runs, until
+
+pytestmark = SPARK_MARKS
+
+PROJECTION = "select id, status, amount * 2 as double, at, 'x' as label from orders where n <> 3"
+BAG = "select status, note from orders"
+SUMS = """select status, count(*), sum(amount) as amount, avg(amount) as mean, sum(n) as n, avg(n) as n_mean,
+                 count(note) as notes, sum(big) as big from orders where n < 9 group by status"""
+FLOATS = "select status, sum(ratio) as ratio, count(*) as rows from orders group by status"
+STAGES = [pytest.param(0, id="staged", marks=pytest.mark.long), pytest.param(2**24, id="driver")]
+VIEWS = {"projection": PROJECTION, "bag": BAG, "sums": SUMS, "floats": FLOATS}
+
+
+def change(shop: Shop, seed: int) -> None:
+    """Change keys and groups, make NULLs, duplicates and new rows, take rows away."""
+    low = 1000 * seed
+    shop.execute(f"update orders set id = id + {low + 5000}, amount = amount + 1 where mod(id, 40) = {seed}")
+    shop.execute(f"update orders set status = null, note = 'n1' where mod(id, 23) = {seed}")
+    shop.execute(f"update orders set status = 's9', n = n where mod(id, 31) = {seed}")
+    shop.execute(f"delete from orders where mod(id, 29) = {seed} or (status = 's1' and {seed} = 2)")
+    shop.execute(
+        "insert into orders (id, status, amount, ratio, n, big)"
+        f" select {low + 600} + i, 's1', 'NaN', 0.5, 2, i from generate_series(1, 9) i"
+    )
+    shop.execute(f"delete from orders where amount = 'NaN' and mod(id, 2) = {seed % 2}")
+
+
+@pytest.mark.parametrize("driver_bytes", STAGES)
+def test_every_shape_stays_equal(shop: Shop, driver_bytes: int) -> None:
+    shop.capture("orders")
+    for name, query in VIEWS.items():
+        shop.view(name, query)
+    with Refresher(shop.db.dsn, driver_bytes=driver_bytes) as refresher:
+        first = shop.check(refresher, VIEWS)
+        assert {result.action for result in first.values()} == {"full"}
+        change(shop, 1)
+        shop.keep_house()
+        results = shop.check(refresher, VIEWS)
+        assert {result.action for result in results.values()} == {"delta"}
+        # Nothing, or nothing in the end, has changed.
+        shop.execute("update orders set note = note")
+        shop.execute("begin; delete from orders; rollback")
+        assert all(result.rows_changed == 0 for result in shop.check(refresher, VIEWS).values())
+        assert {result.action for result in shop.check(refresher, VIEWS).values()} == {"none"}
+        shop.execute("truncate orders")
+        shop.execute("insert into orders (id, status) values (1, null)")
+        results = shop.check(refresher, VIEWS)
+        assert {result.reason for result in results.values()} == {"truncate of public.orders"}
+    assert staging_and_position(shop) == ["position"]
+
+
+def staging_and_position(shop: Shop) -> list[str]:
+    query = "select relname from pg_class where relnamespace = 'gdq_target'::regnamespace and relkind = 'r'"
+    return [name for (name,) in shop.execute(query)]
+
+
+@pytest.mark.long
+def test_pk_modes(shop: Shop) -> None:
+    shop.execute("create table narrow (like orders including all)")
+    shop.execute("insert into narrow select * from orders")
+    shop.capture("orders", mode="pk", include=["status", "amount", "n", "ratio"])
+    shop.capture("narrow", mode="pk")
+    views = {
+        "recomputed": "select id, status, note, amount from orders where n <> 3",
+        "grouped": """select status, n, count(*), sum(amount) as s, avg(ratio) as r
+                        from orders where n < 9 group by status, n""",
+        "by_key": "select id, upper(note) as note, n from narrow where n > 2",
+    }
+    for name, query in views.items():
+        shop.view(name, query)
+    with Refresher(shop.db.dsn) as refresher:
+        shop.check(refresher, views)
+        change(shop, 1)
+        shop.execute("update narrow set id = id + 1000, n = n + 1 where mod(id, 3) = 0")
+        shop.execute("delete from narrow where mod(id, 7) = 0")
+        results = shop.check(refresher, views)
+        assert {result.action for result in results.values()} == {"delta"}
+        # What a group does not read leaves it alone.
+        shop.execute("update orders set note = 'other'")
+        assert refresher.refresh("grouped").rows_changed == 0
+
+
+@contextmanager
+def writers(shop: Shop, count: int) -> Iterator[list[int]]:
+    """Threads that change orders in transactions of their own until the block ends; how many each has committed."""
+    stop = threading.Event()
+    done = [0] * count
+
+    def write(number: int) -> None:
+        rng = random.Random(number)
+        with shop.db.connect() as connection:
+            while not stop.is_set():
+                own = rng.randrange(100) * count + number
+                status = rng.choice(["a", "b", "c", None])
+                with connection.transaction(force_rollback=rng.random() < 0.1):
+                    connection.execute("update orders set status = %s, n = mod(n + 1, 10) where id = %s", [status, own])
+                    with connection.transaction(force_rollback=rng.random() < 0.2):
+                        connection.execute("delete from orders where id = %s", [own + 100 * count])
+                    connection.execute(
+                        """insert into orders (id, status, amount, ratio, n) values (%s, %s, 1.25, 0.5, 4)
+                           on conflict (id) do update set amount = orders.amount + 1""",
+                        [own + 200 * count, status],
+                    )
+                done[number] += 1
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield done
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+@pytest.mark.long
+def test_exact_under_load_with_rotation(shop: Shop) -> None:
+    shop.capture("orders")
+    for name, query in VIEWS.items():
+        shop.view(name, query)
+    with Refresher(shop.db.dsn) as refresher:
+        with writers(shop, 3) as done:
+            for _ in range(2):
+                for name in VIEWS:
+                    found = verify_view(refresher, name)
+                    assert found.equal, found
+                    shop.keep_house()
+        assert min(done) > 10
+        shop.check(refresher, VIEWS)
+
+
+class KilledError(Exception):
+    """The refresh ended here."""
+
+
+@pytest.mark.parametrize("driver_bytes", STAGES)
+def test_ended_at_any_point(shop: Shop, driver_bytes: int) -> None:
+    shop.capture("orders")
+    views = {"projection": PROJECTION, "sums": SUMS}
+    for name, query in views.items():
+        shop.view(name, query)
+    doomed: list[Point] = []
+
+    def end(point: Point) -> None:
+        if doomed and doomed[0] == point:
+            raise KilledError(doomed.pop())
+
+    with Refresher(shop.db.dsn, driver_bytes=driver_bytes, at=end) as refresher:
+        for number, point in enumerate(get_args(Point)):
+            name = list(views)[number % 2]
+            doomed.append(point)
+            with pytest.raises(KilledError):
+                refresher.refresh(name)
+            change(shop, number + 1)
+            shop.keep_house()
+        shop.check(refresher, views)
+    assert staging_and_position(shop) == ["position"]
+    failed = shop.execute("select count(*) from gdq.view_run where action = 'failed'")
+    assert failed == [(len(get_args(Point)),)]
+
+
+@pytest.mark.parametrize("point", ["exported", "staged", "applied"])
+def test_connections_cut_off(shop: Shop, point: Point) -> None:
+    shop.capture("orders")
+    shop.view("sums", SUMS)
+    armed = [True]
+
+    def cut(at: Point) -> None:
+        if at == point and armed:
+            armed.clear()
+            with shop.db.connect("su") as su:
+                su.execute(
+                    "select pg_terminate_backend(pid) from pg_stat_activity"
+                    " where datname = current_database() and application_name like 'gdq:%'"
+                )
+
+    with Refresher(shop.db.dsn, at=cut) as refresher, pytest.raises(psycopg.OperationalError):
+        refresher.refresh("sums")
+    change(shop, 1)
+    with Refresher(shop.db.dsn) as refresher:
+        shop.check(refresher, {"sums": SUMS})
+
+
+VICTIM = """
+import sys
+from gdq.consumers.refresh.refresher import Refresher
+
+def at(point):
+    print(point, flush=True)
+    if point == "applied":
+        sys.stdin.readline()
+
+with Refresher(driver_bytes=0, at=at) as refresher:
+    refresher.refresh("sums")
+"""
+
+
+def test_process_killed_before_the_target_commits(shop: Shop) -> None:
+    shop.capture("orders")
+    shop.view("sums", SUMS)
+    environment = os.environ | {"GDQ_DSN": shop.db.dsn}
+    with Refresher(shop.db.dsn, driver_bytes=0) as refresher:
+        refresher.refresh("sums")
+        before = shop.execute("select * from sums order by status")
+        change(shop, 1)
+        with subprocess.Popen(
+            [sys.executable, "-c", VICTIM],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        ) as victim:
+            assert victim.stdout is not None
+            assert "applied\n" in iter(victim.stdout.readline, "")
+            os.killpg(victim.pid, signal.SIGKILL)
+        assert len(staging_and_position(shop)) == 2
+        assert shop.execute("select * from sums order by status") == before
+        shop.check(refresher, {"sums": SUMS})
+    assert staging_and_position(shop) == ["position"]
+
+
+def test_view_that_max_bytes_cut_off_loads_in_full(shop: Shop) -> None:
+    shop.capture("orders")
+    shop.view("sums", SUMS)
+    with Refresher(shop.db.dsn) as refresher:
+        refresher.refresh("sums")
+        change(shop, 1)
+        shop.keep_house()
+        shop.execute("select gdq.force_tick('q')")
+        shop.execute("select gdq.set_queue('q', max_bytes => 1)")
+        shop.keep_house()
+        assert [info.resync for info in consumer_info(shop.connection)] == [["public.orders"]]
+        shop.execute("select gdq.set_queue('q', max_bytes => 0)")
+        change(shop, 2)
+        result = shop.check(refresher, {"sums": SUMS})["sums"]
+        assert (result.action, result.reason) == ("full", "the changes since the target's position are gone")
+        assert [info.resync for info in consumer_info(shop.connection)] == [None]
+        change(shop, 3)
+        assert shop.check(refresher, {"sums": SUMS})["sums"].action == "delta"
+
+
+def test_overtaken_refresh_changes_nothing(shop: Shop) -> None:
+    shop.capture("orders")
+    shop.view("sums", SUMS)
+    other = Refresher(shop.db.dsn)
+    points: list[Point] = []
+
+    def overtake(point: Point) -> None:
+        points.append(point)
+        if points.count("staged") == 1 and point == "staged":
+            with pytest.raises(psycopg.errors.LockNotAvailable, match=f"by pid {refresher.control.info.backend_pid}"):
+                other.refresh("sums")
+            refresher.control.execute("select pg_advisory_unlock_all()")  # fenced off all the same
+            other.refresh("sums")
+
+    with other, Refresher(shop.db.dsn, at=overtake) as refresher:
+        with pytest.raises((RefreshConflict, StaleBatch)):
+            refresher.refresh("sums")
+        shop.check(refresher, {"sums": SUMS})
+
+
+def test_target_that_somebody_changed_is_loaded_afresh(shop: Shop) -> None:
+    shop.capture("orders")
+    shop.view("bag", BAG)
+    with Refresher(shop.db.dsn) as refresher:
+        refresher.refresh("bag")
+        shop.execute("delete from bag")
+        shop.execute("delete from orders where n = 1")
+        result = refresher.refresh("bag")
+        assert result.action == "full"
+        assert "changed by another" in str(result.reason)
+        assert shop.differences("bag", BAG) == (0, 0)
+        shop.execute("drop table bag")
+        assert refresher.refresh("bag").reason == "the target table is gone"
+
+
+def test_unknown_position_is_loaded_afresh(shop: Shop) -> None:
+    shop.capture("orders")
+    shop.view("bag", BAG)
+    with Refresher(shop.db.dsn) as refresher:
+        refresher.refresh("bag")
+        shop.execute(
+            "update gdq_target.position set position = regexp_replace(position, '(/[0-9]+/)[0-9a-f]{8}', '\\100000000')"
+        )
+        with pytest.raises(DivergedPosition, match="view bag: diverged") as error:
+            refresher.refresh("bag")
+        assert "gdq refresh --full bag" in str(error.value.hint)
+        assert refresher.refresh("bag", full=True).action == "full"
+        shop.execute("update gdq_target.position set position = 'queue/7/5f0c/700:700:'")
+        assert "not a position" in str(refresher.refresh("bag").reason)
+        shop.execute("alter table orders alter n type bigint")
+        result = refresher.refresh("bag")
+        assert (result.action, shop.differences("bag", BAG)) == ("full", (0, 0))
+
+
+def test_row_that_cannot_be_computed_any_more(shop: Shop) -> None:
+    query = "select id, 100 / n as share from orders where n <> 0"
+    shop.execute("delete from orders where n = 0")
+    shop.capture("orders")
+    shop.view("shares", query.replace(" where n <> 0", ""))
+    with Refresher(shop.db.dsn) as refresher:
+        refresher.refresh("shares")
+        shop.execute("insert into orders (id, n) values (-1, 0)")
+        with pytest.raises(GdqError, match="division by zero"):
+            refresher.refresh("shares")
+        shop.execute("update orders set n = 5 where id = -1")
+        result = refresher.refresh("shares")
+        assert "cannot be computed" in str(result.reason)
+        assert shop.differences("shares", query) == (0, 0)
+
+
+def test_target_in_another_database(shop: Shop, empty_db: Database, tmp_path: Path) -> None:
+    parameters: dict[str, Any] = dict(conninfo_to_dict(empty_db.dsn))
+    passfile = tmp_path / "pgpass"
+    passfile.touch(mode=0o600)
+    passfile.write_text(f"*:*:*:*:{parameters.pop('password')}\n")
+    dsn = make_conninfo("", **{**parameters, "passfile": str(passfile)})
+    shop.execute("create type mood as enum ('sad', 'glad')")
+    shop.execute("alter table orders add mood mood default 'glad'")
+    shop.capture("orders")
+    query = "select id, mood, amount from orders"
+    shop.view("far", query, target_dsn=dsn)
+    with Refresher(shop.db.dsn, driver_bytes=0) as refresher:
+        refresher.refresh("far")
+        change(shop, 1)
+        assert refresher.refresh("far").action == "delta"
+        assert verify_view(refresher, "far").equal
+    with empty_db.connect() as connection:
+        rows = connection.execute("select id, mood, amount from far order by id").fetchall()
+        assert connection.execute("select to_regnamespace('gdq')").fetchone() == (None,)
+    assert repr(rows) == repr(shop.execute("select id, mood::text, amount from orders order by id"))
+
+
+def test_commands(shop: Shop) -> None:
+    shop.capture("orders")
+    shop.view("sums", SUMS)
+    runner = CliRunner()
+    assert runner.invoke(main, ["refresh", "--dsn", shop.db.dsn]).exit_code == 0
+    shop.execute("begin; update orders set n = n + 1; commit")
+    assert runner.invoke(main, ["verify-view", "sums", "--dsn", shop.db.dsn]).exit_code == 0
+    shop.execute("update sums set count = count + 1 where status = 's1'")
+    wrong = runner.invoke(main, ["verify-view", "sums", "--dsn", shop.db.dsn])
+    assert wrong.exit_code == 3
+    assert "differs" in wrong.stderr
+    assert runner.invoke(main, ["refresh", "--full", "sums", "--dsn", shop.db.dsn]).exit_code == 0
+    assert runner.invoke(main, ["verify-view", "sums", "--dsn", shop.db.dsn]).exit_code == 0
+    assert runner.invoke(main, ["refresh", "nothing", "--dsn", shop.db.dsn]).exit_code == 1
+    (held,) = shop.execute(f"select lag_events from gdq.consumer_info('{QUEUE}')")
+    assert held == (0,)
+
+
+@pytest.mark.long
+def test_following_ends_well_by_ctrl_c(shop: Shop) -> None:
+    """Spark would take the signal for itself."""
+    shop.capture("orders")
+    shop.view("sums", SUMS)
+    with following(shop) as process:
+        until(lambda: runs(shop, "sums") == ["full"])
+        change(shop, 1)
+        until(lambda: runs(shop, "sums")[-1] == "delta")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, "Error" in err, out.count("sums: ")) == (0, False, len(runs(shop, "sums")))
+    assert shop.differences("sums", SUMS) == (0, 0)

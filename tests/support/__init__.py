@@ -1,0 +1,1 @@
+"""What tests share: fixtures, servers, workloads and grammars."""

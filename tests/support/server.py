@@ -1,0 +1,181 @@
+"""One PostgreSQL server for the session, one database for each test."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from gdq.consumers.compare.rules import PLUGINS
+from gdq.embedded.server import Binaries, EmbeddedError, Server, binaries_in, find_binaries
+
+Role = Literal["owner", "su", "app"]
+
+USERS: dict[Role, str] = {"owner": "gdq_owner", "su": "postgres", "app": "app"}
+PASSWORD = "secret of the tests"
+TEMPLATE = "gdq_template"
+EXTENSIONS = ("citext", "hstore")
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """One database of the test server; `dsn`, `su_dsn` and `app_dsn` are the owner's, superuser's and writer's."""
+
+    server: Server
+    name: str
+
+    def dsn_of(self, role: Role) -> str:
+        return self.server.conninfo(USERS[role], self.name, None if role == "su" else PASSWORD)
+
+    @property
+    def dsn(self) -> str:
+        return self.dsn_of("owner")
+
+    @property
+    def su_dsn(self) -> str:
+        return self.dsn_of("su")
+
+    @property
+    def app_dsn(self) -> str:
+        return self.dsn_of("app")
+
+    def connect(self, role: Role = "owner", *, autocommit: bool = True, **kw: Any) -> psycopg.Connection[Any]:
+        """A new connection; the test closes it, most simply with `with`."""
+        return psycopg.connect(self.dsn_of(role), autocommit=autocommit, **kw)
+
+
+class OldServer(Server):
+    """A server in use for so long that its transaction numbers need more than 32 bits.
+
+    A new one, `epoch` 0, where the programs of this PostgreSQL cannot make it look old.
+    """
+
+    epoch = 0
+
+    def _initialise(self, password_file: Path) -> None:
+        super()._initialise(password_file)
+        try:
+            program = self.binaries.program("pg_resetwal")
+        except EmbeddedError:
+            return
+        self.epoch = 3
+        self.account.run(program, f"--epoch={self.epoch}", f"--pgdata={self.data}")
+
+
+@cache
+def chosen_binaries(major: int) -> Binaries:
+    """The PostgreSQL to test with: GDQ_TEST_BIN, else `major` from wherever it is found."""
+    folder = os.environ.get("GDQ_TEST_BIN")
+    return binaries_in(Path(folder)) if folder else find_binaries(major)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Say in one line that there is no such PostgreSQL, rather than once for each test."""
+    try:
+        chosen_binaries(session.config.getoption("--pg"))
+    except EmbeddedError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    binaries = chosen_binaries(config.getoption("--pg"))
+    return f"PostgreSQL {binaries.version} from {binaries.origin}"
+
+
+@pytest.fixture(scope="session")
+def server(pytestconfig: pytest.Config) -> Iterator[Server]:
+    """The server of the session, with the roles gdq_owner and app."""
+    settings: dict[str, str | float | bool] = {"wal_level": "logical", "max_connections": 200, "log_statement": "ddl"}
+    binaries = chosen_binaries(pytestconfig.getoption("--pg"))
+    if binaries.knows("output_plugin_libraries"):
+        # Minor releases that restrict output plugins refuse what is not named here.
+        settings["output_plugin_libraries"] = ", ".join(PLUGINS)
+    with Server(binaries=binaries, settings=settings) as started:
+        with psycopg.connect(started.conninfo(), autocommit=True) as su:
+            for user, rights in (("gdq_owner", "createrole"), ("app", "nocreaterole")):
+                su.execute(
+                    sql.SQL("create role {} login nosuperuser {} password {}").format(
+                        sql.Identifier(user), sql.SQL(rights), sql.Literal(PASSWORD)
+                    )
+                )
+        yield started
+
+
+@pytest.fixture(scope="session")
+def template(server: Server) -> str:
+    """The name of a database with gdq installed by its owner, which tests clone."""
+    from gdq.installer.install import install
+
+    database = Database(server, _create(server, TEMPLATE))
+    with database.connect("su") as su:
+        for extension in EXTENSIONS:
+            if su.execute("select from pg_available_extensions where name = %s", [extension]).rowcount:
+                su.execute(sql.SQL("create extension {}").format(sql.Identifier(extension)))
+    install(database.dsn)
+    with database.connect("su") as su:
+        su.execute("select gdq.create_event_triggers()")
+    return database.name
+
+
+@pytest.fixture
+def db(server: Server, template: str) -> Iterator[Database]:
+    """A database of its own for the test, with gdq installed."""
+    yield from _temporary(server, template)
+
+
+@pytest.fixture(scope="module")
+def module_db(server: Server, template: str) -> Iterator[Database]:
+    """One database for all tests of a module, where making one takes longer than most of them."""
+    yield from _temporary(server, template)
+
+
+@pytest.fixture
+def empty_db(server: Server, template: str) -> Iterator[Database]:
+    """A database of its own for the test, without gdq.
+
+    The template comes first: roles of the cluster are to be made by its owner, whatever a test does.
+    """
+    yield from _temporary(server, "template0")
+
+
+@pytest.fixture(scope="module")
+def module_empty_db(server: Server, template: str) -> Iterator[Database]:
+    """One such database for all tests of a module."""
+    yield from _temporary(server, "template0")
+
+
+_ended: list[str] = []
+
+
+def _temporary(server: Server, template: str) -> Iterator[Database]:
+    name = _create(server, f"test_{secrets.token_hex(6)}", template)
+    yield Database(server, name)
+    # The server waits a tenth of a second for sessions that have just ended, so each database outlives its test by one.
+    drop_ended(server)
+    _ended.append(name)
+
+
+def drop_ended(server: Server) -> None:
+    """Drop the databases of tests that are over: before a role that has rights in them."""
+    with psycopg.connect(server.conninfo(), autocommit=True) as su:
+        while _ended:
+            su.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(_ended.pop())))
+
+
+def _create(server: Server, name: str, template: str = "template0") -> str:
+    with psycopg.connect(server.conninfo(), autocommit=True) as su:
+        su.execute(
+            sql.SQL("create database {} owner gdq_owner template {}").format(
+                sql.Identifier(name), sql.Identifier(template)
+            )
+        )
+    return name

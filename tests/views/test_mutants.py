@@ -1,0 +1,143 @@
+"""What keeps views exact is tested: each part of it that is left out makes a view wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import psycopg
+import pytest
+
+from gdq.consumers.refresh.refresher import Refresher
+from gdq.consumers.views import computation
+from gdq.plan import delta as plan_incremental
+from gdq.plan import filter as plan_filter
+from gdq.plan import kept_state as plan_state
+from gdq.plan import postgres as plan_postgres
+from gdq.plan import query as plan_query
+from gdq.plan import relation_sql as plan_relations
+from gdq.view.view import create_view
+from tests.support.server import Database
+
+QUERIES = {
+    "joined": "select l.id, r.id as other from l join r on r.k = l.k",
+    "padded": "select l.k, r.id from l left join r on r.k = l.k",
+    "groups": "select k, max(id) as last from l group by k",
+    "extremes": "select min(id) as low, max(id) as top from l",
+    "without": "select l.id from l where not exists (select from r where r.k = l.k)",
+    "unmatched": "select l.id from l left join r on r.k = l.k where r.id is null or r.id > 100",
+}
+# Deleted on both sides at once, NULL keys, rows changed twice and back.
+CHANGES = [
+    "delete from l where id = 1; delete from r where k = 1",
+    "insert into l values (20, null), (21, 2); insert into r values (20, 2), (21, null)",
+    "update l set k = 3 where id = 2; update l set k = 2 where id = 2; update l set k = 4 where id = 2",
+    "insert into r values (30, 4); delete from r where id = 30; insert into r values (30, 3)",
+    "update l set k = null where id = 3; update r set k = 3 where k is null",
+    "delete from l where k is null",
+    "delete from r where id = 5",
+]
+
+Mutation = Callable[[pytest.MonkeyPatch], None]
+
+
+def without_sign(patch: pytest.MonkeyPatch) -> None:
+    """The join of two deltas is added instead of taken off."""
+    healthy = plan_incremental.DeltaPlanner.step
+    patch.setattr(plan_incremental.DeltaPlanner, "step", lambda self, sql: healthy(self, sql.replace('-("t', '("t')))
+
+
+def without_null(patch: pytest.MonkeyPatch) -> None:
+    """NULL is no key."""
+    for module in (plan_incremental, plan_relations):
+        patch.setattr(module, "among", lambda expression, keys: f"{expression} = any ({keys})")
+
+
+def without_netting(patch: pytest.MonkeyPatch) -> None:
+    """Each image of a row that was changed twice counts by itself, only once."""
+    healthy = computation.Computation.temporary
+
+    def temporary(self: computation.Computation, name: str, query: str, weight: str | None = None) -> int:
+        net = re.sub(r'sum\("__gdq_weight"\)( over \(partition by __image\))?', 'max("__gdq_weight")\\1', query)
+        return healthy(self, name, net, weight)
+
+    patch.setattr(computation.Computation, "temporary", temporary)
+
+
+def with_new_as_old(patch: pytest.MonkeyPatch) -> None:
+    """What there was is taken to be what there is."""
+    healthy = plan_relations.Relations._table
+    patch.setattr(plan_relations.Relations, "_table", lambda self, name, _: healthy(self, name, "new"))
+
+
+def with_padded_rows_left_out(patch: pytest.MonkeyPatch) -> None:
+    """Rows that keep others from being padded are taken for ones that do not matter."""
+    healthy = plan_query.joins_of
+    patch.setattr(plan_filter, "joins_of", lambda tree: (replace(join, kind="inner") for join in healthy(tree)))
+
+
+def with_extremes_that_stay(patch: pytest.MonkeyPatch) -> None:
+    """A least value that went is not looked up anew."""
+    healthy = plan_state.Extreme.follow
+    patch.setattr(plan_state.Extreme, "follow", lambda self, *names: healthy(self, *names).replace("w < 0", "false"))
+
+
+@contextmanager
+def mutated(mutation: Mutation | None) -> Iterator[None]:
+    plan_postgres._plan.cache_clear()
+    plan_postgres._changes.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        if mutation is not None:
+            mutation(patch)
+        yield
+    plan_postgres._plan.cache_clear()
+    plan_postgres._changes.cache_clear()
+
+
+def wrong_views(db: Database) -> set[str]:
+    """The views that differ from their query after some refresh, or cannot be refreshed from changes."""
+    found = set()
+    with db.connect() as connection, Refresher(db.dsn) as refresher:
+        connection.execute("create table l (id int primary key, k int); create table r (id int primary key, k int)")
+        connection.execute("select gdq.create_queue('q'); select gdq.add_table('q', 'l'), gdq.add_table('q', 'r')")
+        connection.execute("insert into l select i, i from generate_series(1, 5) i; insert into r select * from l")
+        for name, query in QUERIES.items():
+            create_view(connection, name, "q", query, f"public.{name}", engine="postgres")
+            refresher.refresh(name)
+        for change in CHANGES:
+            connection.execute(f"begin; {change}; commit")
+            for name, query in QUERIES.items():
+                try:
+                    action: str = refresher.refresh(name).action
+                except psycopg.Error:
+                    action = "failed"
+                rows = connection.execute(
+                    f"(({query}) except all table {name}) union all (table {name} except all ({query}))"
+                ).fetchall()
+                if rows or action not in ("delta", "none"):
+                    found.add(name)
+    return found
+
+
+def test_healthy_views_are_exact(db: Database) -> None:
+    with mutated(None):
+        assert wrong_views(db) == set()
+
+
+@pytest.mark.parametrize(
+    ("mutation", "victim"),
+    [
+        (with_extremes_that_stay, "extremes"),
+        (without_sign, "joined"),
+        (without_null, "padded"),
+        (without_netting, "joined"),
+        (with_new_as_old, "without"),
+        (with_padded_rows_left_out, "unmatched"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_each_part_is_needed(db: Database, mutation: Mutation, victim: str) -> None:
+    with mutated(mutation):
+        assert victim in wrong_views(db)

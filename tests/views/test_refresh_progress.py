@@ -1,0 +1,242 @@
+"""`gdq refresh` on a terminal shows what it is at; interrupted in any phase it leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gdq.consumers.refresh.refresher import Refresher
+from gdq.consumers.views.leader import without_password
+from tests.support.lake import KINDS, Lakes
+from tests.support.programs import environment, gdq
+from tests.support.server import Database
+from tests.support.spark import Shop, make_shop
+
+SUMS = "select k, max(n) as top, count(*) as rows from item group by k"
+WAIT_SECONDS = 60
+
+# A row below zero waits for an advisory lock, wherever its value is computed.
+_WAIT = """create function wait(n bigint) returns bigint language plpgsql immutable as $$
+begin
+  if n < 0 then
+    perform pg_advisory_xact_lock_shared(7);
+  end if;
+  return n;
+end $$"""
+ROWS = "select id, wait(n) as n from item"
+
+
+@pytest.fixture
+def loaded(db: Database) -> Iterator[Shop]:
+    statements = [
+        "create table item (id int primary key, k int, n bigint)",
+        "insert into item select i, i % 5, i from generate_series(1, 25000) i",
+        _WAIT,
+    ]
+    for shop in make_shop(db, statements):
+        shop.capture("item")
+        yield shop
+
+
+def test_phases_and_rows(loaded: Shop, empty_db: Database) -> None:
+    """Netting, computing and writing in this order; rows where they pass through the process."""
+    told: list[tuple[str, str, int]] = []
+    loaded.view("sums", SUMS, engine="postgres")
+    with without_password(empty_db.dsn) as dsn:
+        loaded.view("far", "select id, n from item", engine="postgres", target_dsn=dsn)
+        with Refresher(loaded.db.dsn, progress=lambda *now: told.append(now)) as refresher:
+            refresher.refresh("sums")
+            refresher.refresh("far")
+            loaded.execute("update item set n = n + 1 where id = 1")
+            refresher.refresh("sums")
+    full = [("sums", "writing", 0), ("far", "writing", 0), ("far", "writing", 10_000), ("far", "writing", 20_000)]
+    assert told == [*full, *(("sums", phase, 0) for phase in ("netting", "computing", "writing"))]
+
+
+def on_terminal(dsn: str, *arguments: str) -> tuple[subprocess.Popen[bytes], int]:
+    """The command with a terminal of its own, whose other end is returned."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gdq", *arguments],
+        env=environment(dsn) | {"TERM": "xterm", "COLUMNS": "100"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    return process, ours
+
+
+def printed(ours: int) -> str:
+    """All that comes out of the terminal until its program ends."""
+    text = b""
+    with contextlib.suppress(OSError):  # how Linux tells that nobody is there any more
+        while block := os.read(ours, 65536):
+            text += block
+    os.close(ours)
+    return text.decode()
+
+
+def test_shown_on_a_terminal_only(loaded: Shop) -> None:
+    loaded.view("sums", SUMS, engine="postgres")
+    process, ours = on_terminal(loaded.db.dsn, "refresh")
+    text = printed(ours)
+    assert process.wait() == 0
+    assert "\x1b[2K" in text
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+    assert re.search(r"sums writing 0:00:0", text)
+    assert re.search(r"\nsums +full +first load +5 ", text)
+    process, ours = on_terminal(loaded.db.dsn, "refresh", "--json")
+    assert [row["action"] for row in json.loads(printed(ours))] == ["none"]
+    assert process.wait() == 0
+    piped = gdq("refresh", dsn=loaded.db.dsn)
+    assert (piped.returncode, piped.stderr) == (0, "")
+    assert "\x1b" not in piped.stdout
+
+
+def until(met: Callable[[], Any]) -> None:
+    end = time.monotonic() + WAIT_SECONDS
+    while not met():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+# Where a refresh stands still, and what it was doing: the lock of somebody else that holds it up there.
+PHASES = {
+    "full load": ("select pg_advisory_lock(7)", "full"),
+    "full load elsewhere": ("select pg_advisory_lock(7)", "full"),
+    "computing": ("select pg_advisory_lock(7)", "delta"),
+    "computing elsewhere": ("select pg_advisory_lock(7)", "delta"),
+    "writing": ("lock table v in share mode", "delta"),
+}
+LONG = ("full load elsewhere", "computing elsewhere", "writing")
+
+
+@pytest.mark.parametrize(
+    "phase", [pytest.param(phase, marks=[pytest.mark.long] if phase in LONG else []) for phase in PHASES]
+)
+def test_interrupted_a_rerun_is_right(loaded: Shop, empty_db: Database, phase: str) -> None:
+    """Ctrl-C reaches the statement at hand: nothing of the refresh is left, and the next one goes on."""
+    shop, (hold, action) = loaded, PHASES[phase]
+    with without_password(empty_db.dsn) as dsn:
+        far = {"target_dsn": dsn} if "elsewhere" in phase else {}
+        shop.view("v", ROWS, engine="postgres", **far)
+        there = empty_db if far else shop.db
+        if action == "delta":
+            assert gdq("refresh", dsn=shop.db.dsn).returncode == 0
+        shop.execute("update item set n = -n where id % 10000 = 1")
+        before = target(there)
+        with shop.db.connect(autocommit=False) as holder:
+            holder.execute(hold.encode())
+            process, ours = on_terminal(shop.db.dsn, "refresh")
+            waiting = "select from pg_locks where not granted"
+            until(lambda: process.poll() is not None or shop.connection.execute(waiting).rowcount)
+            process.send_signal(signal.SIGTERM if phase == "computing" else signal.SIGINT)
+            text = printed(ours)
+            assert process.wait() == 1
+            # all of it is gone while what it had waited for is still held
+            until(lambda: not sessions(shop))
+        assert text.rstrip().splitlines()[-1].endswith("Error: interrupted: the refresh at hand was rolled back")
+        assert target(there) == before
+        assert shop.execute("select action, error from gdq.view_history('v', 1)") == [("failed", "KeyboardInterrupt")]
+        assert shop.execute("select count(*) from gdq.view_run where finished_at is null") == [(0,)]
+        for database in {shop.db, there}:
+            with database.connect() as connection:
+                left = r"select relname from pg_class where relname like 'gdq\_%' and relpersistence <> 'p'"
+                assert connection.execute(left).fetchall() == []
+        done = gdq("refresh", "--json", dsn=shop.db.dsn)
+        assert [row["action"] for row in json.loads(done.stdout)] == [action]
+        expected = shop.execute(f"select q::text from ({ROWS}) q order by 1")
+        assert target(there) == expected
+
+
+def test_killed_while_the_server_works(loaded: Shop) -> None:
+    """The statement at hand does not go on without its process."""
+    loaded.view("v", ROWS, engine="postgres")
+    loaded.execute("update item set n = -n where id % 10000 = 1")
+    with loaded.db.connect() as holder:
+        holder.execute("select pg_advisory_lock(7)")
+        process, ours = on_terminal(loaded.db.dsn, "refresh")
+        until(lambda: process.poll() is not None or holder.execute("select from pg_locks where not granted").rowcount)
+        process.kill()
+        printed(ours)
+        assert process.wait() == -signal.SIGKILL
+        until(lambda: not sessions(loaded))
+    assert gdq("refresh", dsn=loaded.db.dsn).returncode == 0
+    assert loaded.differences("v", ROWS) == (0, 0)
+
+
+def target(database: Database) -> list[tuple[Any, ...]] | None:
+    """The rows of the view, None before its first load."""
+    with database.connect() as connection:
+        if connection.execute("select to_regclass('v')").fetchone() == (None,):
+            return None
+        return connection.execute("select v::text from v order by 1").fetchall()
+
+
+def sessions(shop: Shop) -> list[tuple[Any, ...]]:
+    with shop.db.connect("su") as su:
+        return su.execute(
+            "select application_name, query from pg_stat_activity where application_name ~ '^gdq:refresh'"
+        ).fetchall()
+
+
+@pytest.mark.parametrize("phase", ["netting", "computing", "writing"])
+def test_interrupted_between_two_statements(loaded: Shop, phase: str) -> None:
+    loaded.view("sums", SUMS, engine="postgres")
+
+    def stop(_view: str, now: str, _rows: int) -> None:
+        if now == phase and not done:
+            done.append(now)
+            raise KeyboardInterrupt
+
+    done = ["first load"]
+    with Refresher(loaded.db.dsn, progress=stop) as refresher:
+        refresher.refresh("sums")
+        loaded.execute("update item set n = n + 1, k = (k + 1) % 5 where id % 100 = 0")
+        done.clear()
+        with pytest.raises(KeyboardInterrupt):
+            refresher.refresh("sums")
+        # the same sessions go on
+        assert refresher.refresh("sums").action == "delta"
+    assert loaded.differences("sums", SUMS) == (0, 0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_interrupted_while_a_lake_is_written(loaded: Shop, tmp_path: Path, kind: str) -> None:
+    """In the first load, and with changes: readers find what they found before, and a rerun is right."""
+    lakes = Lakes(loaded, tmp_path, kind)
+    lakes.view("v", "select id, n from item")
+
+    def stop(_view: str, now: str, _rows: int) -> None:
+        if now == "writing" and not done:
+            done.append(now)
+            raise KeyboardInterrupt
+
+    done: list[str] = []
+    before: Counter[str] = Counter()
+    with Refresher(loaded.db.dsn, progress=stop) as refresher:
+        for action in ("full", "delta"):
+            with pytest.raises(KeyboardInterrupt):
+                refresher.refresh("v")
+            assert not before or lakes.rows("v") == before
+            assert refresher.refresh("v").action == action
+            assert lakes.equal("v", "select id, n from item")
+            before = lakes.rows("v")
+            loaded.execute("update item set n = n + 1 where id % 100 = 0")
+            done.clear()

@@ -1,0 +1,44 @@
+"""Groups whose equal values are written differently show a spelling that some row has."""
+
+from __future__ import annotations
+
+import pytest
+
+from gdq.consumers.refresh.refresher import Refresher
+from tests.support.server import Database
+from tests.support.spark import make_shop
+
+TABLE = "create table price (id int primary key, amount numeric, took interval, ratio float8, tags text)"
+QUERIES = {
+    "scales": "select scale(amount) as scale, count(*) as n, sum(id) as ids from price group by amount",
+    "texts": "select took::text as took, ratio::text as ratio, count(*) as n from price group by took, ratio",
+    "inner": "select amount::text as amount, count(*) as n from (select id, amount from price) as p group by amount",
+    "first": "select amount::text as amount, count(*) from price group by amount order by 2 desc, price.amount limit 1",
+    "lists": "select tags, count(*) from (select string_to_array(tags, ',') as tags from price) as p group by tags",
+}
+# After each the rows of a group have one spelling, so the query can give no other.
+STEPS = (
+    "delete from price where id = 1",
+    "insert into price values (4, 7, '1 day', 2, 'a,b'), (5, 7.00, '24:00', 2, 'b'); delete from price where id = 4",
+    "update price set amount = 1.000, took = '1 day', ratio = '-0', tags = 'a' where id = 2",
+    "delete from price where id = 5",
+)
+
+
+@pytest.mark.server
+def test_groups_show_a_spelling_that_is_there(db: Database) -> None:
+    rows = "(1, 1.0, '1 day', '-0', 'a,b'), (2, 1.00, '24:00', '0', 'a,b'), (3, 2.5, '2 days', '1', null)"
+    for shop in make_shop(db, [TABLE, f"insert into price values {rows}"]):
+        shop.capture("price")
+        for name, query in QUERIES.items():
+            shop.view(name, query, engine="postgres")
+        with Refresher(db.dsn) as refresher:
+            for name in QUERIES:
+                refresher.refresh(name)
+            for step in STEPS:
+                shop.execute(step)
+                for name, query in QUERIES.items():
+                    result = refresher.refresh(name)
+                    assert result.action == "delta", (name, step, result.reason)
+                    found = shop.execute(f"select t::text from public.{name} as t order by 1")
+                    assert found == shop.execute(f"select q::text from ({query}) as q order by 1"), (name, step)
