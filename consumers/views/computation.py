@@ -295,7 +295,9 @@ class Computation:
         columns = ", ".join(quote(name) for name in table.logged)
         weight, images = quote(WEIGHT), table.matter(images)
         net = f"sum({weight}) over (partition by __image) as {weight}"
-        if table.key and all((table.name, name) in self._exact for name in table.logged):
+        if table.keys_only:  # an update of a column that is not logged nets to nothing
+            query = f"select distinct {columns}, 1 as {weight} from {images} as i"
+        elif table.key and all((table.name, name) in self._exact for name in table.logged):
             query = (
                 f"select {columns}, sum({weight}) as {weight} from {images} as i "
                 f"group by {columns} having sum({weight}) <> 0"

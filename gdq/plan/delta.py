@@ -26,6 +26,7 @@ from sqlglot import exp
 from gdq.plan.gate import following
 from gdq.plan.graph import Graph, Key, build_graph, choose_key
 from gdq.plan.leaf import Leaf, is_correlated, output_names
+from gdq.plan.own_key import replaced_by_own_key
 from gdq.plan.query import (
     Query,
     conjuncts,
@@ -63,6 +64,11 @@ class DeltaPlanner:
         root = self.query.root
         if not self.relations.is_changed(root):
             return None
+        by_own_key = replaced_by_own_key(self.relations, self._keys)
+        if by_own_key is not None:
+            if not replace:
+                raise PlanError("no-key", "the log lacks columns of the rows that went, and the key cannot find them")
+            return by_own_key
         if isinstance(root, exp.Select):
             reason = whole_reason(root)
             if reason is not None:

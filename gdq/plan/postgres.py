@@ -20,6 +20,7 @@ from gdq.plan.delta import DeltaPlanner
 from gdq.plan.filter import ROW, filter_of
 from gdq.plan.kept_state import StatePlan, plan_state
 from gdq.plan.leaf import is_correlated, output_names
+from gdq.plan.own_key import missing_columns, own_key, refusal
 from gdq.plan.query import Query, parse_query
 from gdq.plan.steps import Recompute, Replace, Signed, Step
 from gdq.plan.table import PlanError, TableSchema, quote
@@ -35,7 +36,8 @@ class UsedTable:
     """A table of the view, the columns that the view reads and those of its key (none: it has no key).
 
     `looked_up`: columns by which correlated subqueries find its rows, one at a time. `passing`: what a row must meet to
-    matter, see gdq.plan.filter.
+    matter, see gdq.plan.filter. `keys_only`: the log lacks other columns, so the delta holds the keys of the rows that
+    changed, see gdq.plan.own_key.
     """
 
     name: str
@@ -43,6 +45,7 @@ class UsedTable:
     key: tuple[str, ...]
     looked_up: tuple[str, ...] = ()
     passing: str = ""
+    keys_only: bool = False
 
     def matter(self, images: str) -> str:
         """Of the table's rows in `images`, for FROM, those that may matter."""
@@ -51,7 +54,7 @@ class UsedTable:
     @property
     def logged(self) -> tuple[str, ...]:
         """The columns of its delta."""
-        return tuple(dict.fromkeys([*self.columns, *self.key]))
+        return self.key if self.keys_only else tuple(dict.fromkeys([*self.columns, *self.key]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,17 +255,9 @@ def _used(query: Query, table: TableSchema) -> UsedTable:
     aliases = {leaf.alias for leaf in query.leaves.values() if leaf.table is table}
     names = {column.name for column in query.root.find_all(exp.Column) if column.table in aliases}
     columns = [column for column in table.columns if column.name in names]
-    missing = [column for column in columns if not column.images and not (table.mode == "pk" and column.key)]
-    if missing:
-        listed = ", ".join(quote(column.name) for column in missing)
-        pk = table.mode == "pk"
-        raise PlanError(
-            "pk-columns-missing" if pk else "column-not-captured",
-            f"the log of {table.qualified} does not hold column{'s' * (len(missing) > 1)} {listed}",
-            hint=f"Capture the table with --include {','.join(c.name for c in missing)}, or in mode full."
-            if pk
-            else "Capture these columns too.",
-        )
+    missing = missing_columns(query, table)
+    if missing and not own_key(query, table):
+        raise refusal(table, missing)
     looked_up = [
         side.name
         for select in query.root.find_all(exp.Select)
@@ -272,7 +267,8 @@ def _used(query: Query, table: TableSchema) -> UsedTable:
         if isinstance(side, exp.Column) and side.table in aliases
     ]
     names_read = tuple(column.name for column in columns)
-    return UsedTable(table.qualified, names_read, table.key, tuple(dict.fromkeys(looked_up)), filter_of(query, table))
+    passing = "" if missing else filter_of(query, table)
+    return UsedTable(table.qualified, names_read, table.key, tuple(dict.fromkeys(looked_up)), passing, bool(missing))
 
 
 def _match(query: Query, plan: PostgresPlan) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ ROWS = [
          from generate_series(1, 20) i""",
     """insert into item select o, l, (array['pen', 'cup', 'ink'])[1 + (o + l) % 3], o * l / 4.0
          from generate_series(1, 20) o, generate_series(1, 3) l""",
+    "insert into person select i, 'p' || i, case when i > 5 then 'NL' end from generate_series(1, 9) i",
 ]
 
 CHANGES = [
@@ -33,6 +34,8 @@ CHANGES = [
     "update orders set customer = 5, status = 'sent' where id = 5",
     "delete from customer where id = 6; delete from orders where customer = 3",
     "update customer set country = 'XX' where id in (7, 8)",
+    "update person set country = 'DE' where id > 3; update person set name = 'new' where id = 4",
+    "delete from person where id = 5",
 ]
 
 
@@ -51,6 +54,7 @@ def test_examples(db: Database) -> None:
         connection.execute("select gdq.create_queue('q')")
         for table in ("customer", "orders", "item"):
             connection.execute("select gdq.add_table('q', %s::regclass)", [table])
+        connection.execute("select gdq.add_table('q', 'person', mode => 'pk')")
         for rows in ROWS:
             connection.execute(rows)
         for number, (rule, query) in enumerate(views):

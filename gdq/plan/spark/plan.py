@@ -23,7 +23,7 @@ from sqlglot import exp
 from gdq.plan.kept_state import StatePlan, plan_state
 from gdq.plan.leaf import output_names
 from gdq.plan.number import Number
-from gdq.plan.postgres import UsedTable, plan_postgres
+from gdq.plan.postgres import PostgresPlan, UsedTable, plan_postgres
 from gdq.plan.query import Query, parse_query, render, selects_of, subqueries_of, value
 from gdq.plan.shape import aggregates_of, group_all, group_of, is_grouped, windows_of
 from gdq.plan.spark.text_types import query_types, text_form
@@ -187,9 +187,7 @@ def plan_spark(canonical: str, tables: Sequence[TableSchema]) -> SparkPlan:
 # Whoever refreshes again and again plans once.
 @lru_cache(maxsize=256)
 def _plan(canonical: str, tables: tuple[TableSchema, ...]) -> SparkPlan:
-    known = plan_postgres(canonical, tables)
-    if known.full and known.full.endswith("[collation]"):
-        raise PlanError("collation", known.full.removesuffix(" [collation]"))
+    known = _known(canonical, tables)
     query = parse_query(canonical, tables)
     root = query.root
     selects = _branches(root)
@@ -233,6 +231,17 @@ def _plan(canonical: str, tables: tuple[TableSchema, ...]) -> SparkPlan:
         match=known.match,
         schemas=known.schemas,
     )
+
+
+def _known(canonical: str, tables: tuple[TableSchema, ...]) -> PostgresPlan:
+    """The plan of the engine postgres. PlanError where that says that Spark cannot join what the logs hold."""
+    known = plan_postgres(canonical, tables)
+    if known.full and known.full.endswith("[collation]"):
+        raise PlanError("collation", known.full.removesuffix(" [collation]"))
+    for table in known.tables:
+        if table.keys_only:
+            raise PlanError("spark-own-key", f"the log of {table.name} holds no more than keys of what the view reads")
+    return known
 
 
 def _kept(plan: SparkPlan) -> list[str] | None:
