@@ -2,8 +2,9 @@
 
 The position is in the commit info of the commit that moved it, and that commit's number of the view in the table's own
 state, as an application transaction. Both are there or none. A commit is made for one version of the table and fails
-when that is taken, so the check of the position before it holds for it. Commits by Spark (lake_spark_delta) have the
-same in their userMetadata, and say onto which version they were computed.
+when that version is taken, so a position that was checked before the commit is still the position at the commit.
+Commits by Spark (consumers/spark/lake_delta.py) have the same in their userMetadata, and name the version that they
+were computed onto.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, RemoveAction
 from pyarrow import fs
 
-from gdq.consumers.lake.files import FILE_BYTES, DataFile, LakeChange, Rewrite, remove, rewrite
-from gdq.consumers.lake.table import TRIES, LakeState, check_state, not_ours, pack, unpack
+from gdq.consumers.lake.files import FILE_BYTES, ArrowDifference, DataFile, Rewrite, remove, rewrite
+from gdq.consumers.lake.table import LakeState, check_state, commit_onto, not_ours, pack, unpack
 from gdq.errors import GdqError
 from gdq.view.lake_name import LakeName
-from gdq.view.target import Diverged, RefreshConflict, StoredPosition
+from gdq.view.target import Diverged, StoredPosition
 
 # The name of what a commit says of the view.
 KEY = "gdq"
@@ -66,17 +67,13 @@ class DeltaLake:
     def state(self) -> LakeState:
         return self.find().state
 
-    def commit(self, change: LakeChange, stored: StoredPosition | None, new: StoredPosition) -> int:
-        for _ in range(TRIES):
+    def commit(self, change: ArrowDifference, stored: StoredPosition | None, new: StoredPosition) -> int:
+        def attempt() -> int:
             found = self.find()
             check_state(self.name, self.view, found.state, stored, change.kind)
-            try:
-                if change.kind == "full":
-                    return self._load(found, change, new)
-                return self._change(found, change, new)
-            except CommitFailedError:
-                continue  # the version is taken: by a compaction, or by a refresh, which the next look tells
-        raise RefreshConflict(f"others have committed to {self.name} {TRIES} times in between")
+            return self._load(found, change, new) if change.kind == "full" else self._change(found, change, new)
+
+        return commit_onto(self.name, CommitFailedError, attempt)
 
     def scan(self) -> Iterator[pa.RecordBatch]:
         table = self.find().table
@@ -142,7 +139,7 @@ class DeltaLake:
             app_transactions=[Transaction(self.application, number)],
         )
 
-    def _load(self, found: Found, change: LakeChange, new: StoredPosition) -> int:
+    def _load(self, found: Found, change: ArrowDifference, new: StoredPosition) -> int:
         rows = _Counted(change)
         before = 0 if found.table is None else self.rows(found.table)
         try:
@@ -163,7 +160,7 @@ class DeltaLake:
             raise
         return before + rows.count
 
-    def _change(self, found: Found, change: LakeChange, new: StoredPosition) -> int:
+    def _change(self, found: Found, change: ArrowDifference, new: StoredPosition) -> int:
         table = found.table
         if table is None:
             raise Diverged(f"{self.name} is gone")
@@ -224,7 +221,7 @@ class DeltaLake:
 class _Counted:
     """The rows of a full load, counted; the error that ends them is kept, since the library makes it another."""
 
-    def __init__(self, change: LakeChange) -> None:
+    def __init__(self, change: ArrowDifference) -> None:
         self._change = change
         self.count = 0
         self.error: BaseException | None = None

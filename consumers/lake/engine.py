@@ -22,7 +22,7 @@ from gdq.view.target import StoredPosition
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from gdq.consumers.lake.files import LakeChange, LakeKey
+    from gdq.consumers.lake.files import ArrowDifference, LakeKey
     from gdq.consumers.lake.types import LakeColumn
 
 
@@ -50,13 +50,13 @@ class LakeEngine:
         """
         return self.lake.commit(self._change(), stored, new)
 
-    def _change(self) -> LakeChange:
-        from gdq.consumers.lake.files import LakeChange  # noqa: PLC0415 (pyarrow is slow to load)
+    def _change(self) -> ArrowDifference:
+        from gdq.consumers.lake.files import ArrowDifference  # noqa: PLC0415 (pyarrow is slow to load)
         from gdq.consumers.lake.types import schema_of  # noqa: PLC0415
 
         done = self._difference
         keys = tuple(self._key(key) for key in done.keys)
-        return LakeChange(done.kind, schema_of(self.columns), self._rows, keys, done.match)
+        return ArrowDifference(done.kind, schema_of(self.columns), self._rows, keys, done.match)
 
     def _rows(self) -> Iterator[pa.RecordBatch]:
         from gdq.consumers.lake.files import WEIGHT  # noqa: PLC0415

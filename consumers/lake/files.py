@@ -39,8 +39,8 @@ class LakeKey:
 
 
 @dataclass(frozen=True, slots=True)
-class LakeChange:
-    """What one refresh changes: as consumers.difference.Difference, in Arrow.
+class ArrowDifference:
+    """A Difference (consumers.views.difference) as Arrow, which lake tables take in this process.
 
     `rows`, called, gives the rows of `schema` as record batches, with one more column WEIGHT when signed. It can be
     called again: a commit that another one came before is tried anew.
@@ -72,7 +72,7 @@ class Rewrite:
     inserted: int
 
 
-class Writer:
+class FileWriter:
     """Writes record batches into new Parquet files of a folder; what is not finished is removed."""
 
     def __init__(self, system: fs.FileSystem, folder: str, schema: pa.Schema) -> None:
@@ -131,23 +131,29 @@ def remove(system: fs.FileSystem, files: Iterable[DataFile]) -> None:
             continue
 
 
-def load(system: fs.FileSystem, folder: str, change: LakeChange, schema: pa.Schema | None = None) -> list[DataFile]:
+def load(
+    system: fs.FileSystem, folder: str, change: ArrowDifference, schema: pa.Schema | None = None
+) -> list[DataFile]:
     """Write all rows of a full load into new files; `schema` as in rewrite()."""
-    with Writer(system, folder, schema or change.schema) as writer:
+    with FileWriter(system, folder, schema or change.schema) as writer:
         for batch in change.rows():
             writer.write(batch)
     return writer.files
 
 
 def rewrite(
-    system: fs.FileSystem, folder: str, files: Sequence[DataFile], change: LakeChange, schema: pa.Schema | None = None
+    system: fs.FileSystem,
+    folder: str,
+    files: Sequence[DataFile],
+    change: ArrowDifference,
+    schema: pa.Schema | None = None,
 ) -> Rewrite:
     """Apply a change that is replace or signed to `files`, which stay as they are; the new ones go into `folder`.
 
     `schema`: of the new files, where it says more than that of the change. Diverged when rows that should go are not
     there.
     """
-    with Writer(system, folder, schema or change.schema) as writer:
+    with FileWriter(system, folder, schema or change.schema) as writer:
         if change.kind == "replace":
             removed, deleted = _drop(system, files, change.schema, _Keys(change.keys), writer)
             kept = writer.rows
@@ -188,7 +194,7 @@ class _Gone(Protocol):
 
 
 def _drop(
-    system: fs.FileSystem, files: Sequence[DataFile], schema: pa.Schema, gone: _Gone, writer: Writer
+    system: fs.FileSystem, files: Sequence[DataFile], schema: pa.Schema, gone: _Gone, writer: FileWriter
 ) -> tuple[list[DataFile], int]:
     """Write what remains of the files that lose rows; those files, and the number of the rows lost."""
     small = [file for file in files if file.bytes < _SMALL_BYTES]

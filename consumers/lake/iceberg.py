@@ -27,15 +27,15 @@ from pyiceberg.manifest import DataFile as IcebergFile
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.snapshots import Operation, Snapshot
 
-from gdq.consumers.lake.files import DataFile, LakeChange, Rewrite, load, remove, rewrite
-from gdq.consumers.lake.table import TRIES, LakeState, check_state, not_ours, pack, unpack
+from gdq.consumers.lake.files import ArrowDifference, DataFile, Rewrite, load, remove, rewrite
+from gdq.consumers.lake.table import LakeState, check_state, commit_onto, not_ours, pack, unpack
 from gdq.view.lake_name import LakeName
 from gdq.view.target import Diverged, RefreshConflict, StoredPosition
 
 KEY = "gdq.position"
 _OWNER = "gdq.source"
 CATALOG = "catalog.db"
-# Branches that Spark writes onto (lake_spark_iceberg).
+# Branches that Spark writes onto (consumers/spark/lake_iceberg.py).
 BRANCH = "gdq_refresh_"
 _PROPERTIES = {
     "write.metadata.delete-after-commit.enabled": "true",
@@ -55,15 +55,13 @@ class IcebergLake:
         with self.opened() as (_, table):
             return self.state_of(table)
 
-    def commit(self, change: LakeChange, stored: StoredPosition | None, new: StoredPosition) -> int:
-        for _ in range(TRIES):
+    def commit(self, change: ArrowDifference, stored: StoredPosition | None, new: StoredPosition) -> int:
+        def attempt() -> int:
             with self.opened(make=change.kind == "full") as (catalog, table):
                 check_state(self.name, self.view, self.state_of(table), stored, change.kind)
-                try:
-                    return self._change(table or self.create(catalog, change.schema), change, new)
-                except CommitFailedException:
-                    continue  # after a compaction, or a refresh, which the next look tells
-        raise RefreshConflict(f"others have committed to {self.name} {TRIES} times in between")
+                return self._change(table or self.create(catalog, change.schema), change, new)
+
+        return commit_onto(self.name, CommitFailedException, attempt)
 
     def scan(self) -> Iterator[pa.RecordBatch]:
         with self.opened() as (_, table):
@@ -149,7 +147,7 @@ class IcebergLake:
         gone = StoredPosition(self.source, str(self.name), "", "")
         return LakeState(gone, foreign or f"the snapshots of {self.name} no longer hold its position")
 
-    def _change(self, table: Table, change: LakeChange, new: StoredPosition) -> int:
+    def _change(self, table: Table, change: ArrowDifference, new: StoredPosition) -> int:
         # of this object only, not of the table
         table.metadata.properties["commit.retry.num-retries"] = "0"
         system, folder = _system(table, f"{table.location()}/data")
@@ -195,7 +193,9 @@ class IcebergLake:
         return found
 
 
-def _write(system: fs.FileSystem, folder: str, known: list[DataFile], change: LakeChange, schema: pa.Schema) -> Rewrite:
+def _write(
+    system: fs.FileSystem, folder: str, known: list[DataFile], change: ArrowDifference, schema: pa.Schema
+) -> Rewrite:
     if change.kind == "none":
         return Rewrite([], [], 0, 0)
     if change.kind == "full":

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from gdq.consumers.lake.files import DataFile, LakeChange, Rewrite, load, rewrite
+from gdq.consumers.lake.files import ArrowDifference, DataFile, Rewrite, load, rewrite
 from gdq.consumers.lake.table import LakeState, check_state, not_ours, pack, unpack
 from gdq.errors import GdqError
 from gdq.view.lake_name import LakeName
@@ -63,7 +63,7 @@ class ParquetLake:
             return LakeState(None)
         return LakeState(unpack(version.position), self._foreign(version))
 
-    def commit(self, change: LakeChange, stored: StoredPosition | None, new: StoredPosition) -> int:
+    def commit(self, change: ArrowDifference, stored: StoredPosition | None, new: StoredPosition) -> int:
         with self._locked():
             state, before = self.state(), self._current()
             check_state(self.name, self.view, state, stored, change.kind)
@@ -100,7 +100,7 @@ class ParquetLake:
         if self._ours():
             shutil.rmtree(self.folder)
 
-    def _make(self, before: _Version | None, change: LakeChange, new: StoredPosition) -> int:
+    def _make(self, before: _Version | None, change: ArrowDifference, new: StoredPosition) -> int:
         """Make the next version beside the current one, and let it count."""
         number = before.number + 1 if before else 1
         path = self._path(number)

@@ -7,8 +7,8 @@ state that was looked at, so of two refreshes one gives up, and another writer's
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -19,10 +19,10 @@ from gdq.view.target import Diverged, RefreshConflict, StoredPosition
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from gdq.consumers.lake.files import LakeChange
+    from gdq.consumers.lake.files import ArrowDifference
 
-# A commit that another one came before is tried anew, so often.
-TRIES = 20
+# How often a commit is tried while commits of others come before it.
+_TRIES = 20
 
 _LIBRARIES = {"_internal", "deltalake", "pyarrow", "pyiceberg", "sqlalchemy"}
 
@@ -45,7 +45,7 @@ class Lake(Protocol):
     def state(self) -> LakeState:
         """What the table stands for now. GdqError when there is a table that is not this view's target."""
 
-    def commit(self, change: LakeChange, stored: StoredPosition | None, new: StoredPosition) -> int:
+    def commit(self, change: ArrowDifference, stored: StoredPosition | None, new: StoredPosition) -> int:
         """Apply a change and move the position in one commit; the rows deleted and inserted.
 
         RefreshConflict unless the position is still `stored`, Diverged when the rows are not those of that position.
@@ -80,7 +80,7 @@ class _Told:
         with self._errors():
             return self.lake.state()
 
-    def commit(self, change: LakeChange, stored: StoredPosition | None, new: StoredPosition) -> int:
+    def commit(self, change: ArrowDifference, stored: StoredPosition | None, new: StoredPosition) -> int:
         with self._errors():
             return self.lake.commit(change, stored, new)
 
@@ -146,6 +146,18 @@ def check_state(name: LakeName, view: str, state: LakeState, stored: StoredPosit
         raise RefreshConflict(f'another refresh of view "{view}" has moved its position meanwhile')
     if kind != "full" and (state.stored is None or state.foreign is not None):
         raise Diverged(state.foreign or f"{name} is gone")
+
+
+def commit_onto(name: LakeName, taken: type[Exception], attempt: Callable[[], int]) -> int:
+    """The result of `attempt`, which looks at the table `name`, checks its state and commits onto what it saw.
+
+    `attempt` is called again when it raises `taken`: another commit came first, of a compaction, or of a refresh, which
+    the check finds in the next call. RefreshConflict after _TRIES calls.
+    """
+    for _ in range(_TRIES):
+        with suppress(taken):
+            return attempt()
+    raise RefreshConflict(f"others have committed to {name} {_TRIES} times in between")
 
 
 def not_ours(name: LakeName, view: str) -> GdqError:

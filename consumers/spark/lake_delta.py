@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from gdq.consumers.lake.delta import KEY, DeltaLake, Found
-from gdq.consumers.lake.files import LakeChange
-from gdq.consumers.lake.table import TRIES, check_state
-from gdq.consumers.spark.lake_engine import Change, CommitConflict, conflicts, merge, own_session
+from gdq.consumers.lake.files import ArrowDifference
+from gdq.consumers.lake.table import check_state, commit_onto
+from gdq.consumers.spark.lake_engine import CommitConflict, SparkDifference, conflicts, merge, own_session
 from gdq.view.target import Diverged, RefreshConflict, StoredPosition
 from gdq.view.view import ViewInfo
 
@@ -45,21 +45,20 @@ class DeltaWriter:
         self._lake = DeltaLake(view.lake, view.view_name, view.source)
         self._session = own_session(spark, tuple(_SETTINGS.items()))
 
-    def commit(self, change: Change, stored: StoredPosition | None, new: StoredPosition) -> int:
+    def commit(self, change: SparkDifference, stored: StoredPosition | None, new: StoredPosition) -> int:
         lake = self._lake
-        for _ in range(TRIES):
+
+        def attempt() -> int:
             found = lake.find()
             check_state(lake.name, lake.view, found.state, stored, change.kind)
-            try:
-                with conflicts(), self._marked(found, new):
-                    rows = self._load(found, change) if change.kind == "full" else self._merge(found, change)
-            except CommitConflict:
-                continue  # of a compaction, or of a refresh, which the next look tells
+            with conflicts(), self._marked(found, new):
+                rows = self._load(found, change) if change.kind == "full" else self._merge(found, change)
             if not rows and change.kind != "full":
-                return lake.commit(LakeChange("none", change.schema), stored, new)
+                return lake.commit(ArrowDifference("none", change.schema), stored, new)
             self._check(found, new)
             return rows
-        raise RefreshConflict(f"others have committed to {lake.name} {TRIES} times in between")
+
+        return commit_onto(lake.name, CommitConflict, attempt)
 
     @contextmanager
     def _marked(self, found: Found, new: StoredPosition) -> Iterator[None]:
@@ -82,7 +81,7 @@ class DeltaWriter:
         if found.state.foreign is not None:
             raise Diverged(found.state.foreign)
 
-    def _load(self, found: Found, change: Change) -> int:
+    def _load(self, found: Found, change: SparkDifference) -> int:
         before = 0 if found.table is None else self._lake.rows(found.table)
         change.rows.createOrReplaceGlobalTempView("gdq_rows")
         rows = change.named(self._session.sql("select * from global_temp.gdq_rows"))
@@ -91,7 +90,7 @@ class DeltaWriter:
         after = self._lake.find().table
         return before + (0 if after is None else self._lake.rows(after))
 
-    def _merge(self, found: Found, change: Change) -> int:
+    def _merge(self, found: Found, change: SparkDifference) -> int:
         if found.table is None:
             raise Diverged(f"{self._lake.name} is gone")
         if pa.schema(found.table.schema().to_arrow()).remove_metadata() != change.schema:

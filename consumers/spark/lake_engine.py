@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import pyarrow as pa
 from psycopg import Connection
 
-from gdq.consumers.lake.files import LakeChange
+from gdq.consumers.lake.files import ArrowDifference
 from gdq.consumers.lake.table import Lake, open_lake
 from gdq.consumers.lake.types import LakeColumn, lake_column, lake_columns, schema_of
 from gdq.consumers.spark.jobs import SparkEngine, own_jobs, text_columns, weighed, worker_errors
@@ -50,8 +50,8 @@ class CommitConflict(Exception):  # noqa: N818 (says what happened)
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """What one refresh changes, as frames of the table's types: c1, c2, ... are the columns of the view.
+class SparkDifference:
+    """A Difference (consumers.views.difference) as frames of the table's types; c1, c2, ... are the view's columns.
 
     kind full:    `rows` are all rows
          replace: rows with one of `keys` (the columns `by` of the view, by number from 1) go, and `rows` come
@@ -79,10 +79,10 @@ class Change:
         return rows.selectExpr(*(f"c{n} as {quoted(column.name)}" for n, column in enumerate(self.columns, 1)))
 
 
-class Writer(Protocol):
+class TableWriter(Protocol):
     """Writes into one table of a format: DeltaWriter or IcebergWriter."""
 
-    def commit(self, change: Change, stored: StoredPosition | None, new: StoredPosition) -> int:
+    def commit(self, change: SparkDifference, stored: StoredPosition | None, new: StoredPosition) -> int:
         """As Committing.commit()."""
 
 
@@ -91,11 +91,11 @@ class SparkLakeEngine:
     """One refresh of one view whose lake table Spark fills."""
 
     computing: SparkEngine | SparkViews
-    writer: Writer
+    writer: TableWriter
     lake: Lake
     columns: Sequence[LakeColumn]
     _stack: ExitStack
-    _change: Change | None = field(default=None, init=False)
+    _change: SparkDifference | None = field(default=None, init=False)
     _effort: Effort = field(default=Effort("none"), init=False)
 
     def compute(self, s0: str | None, changed: Mapping[str, str]) -> None:
@@ -107,7 +107,7 @@ class SparkLakeEngine:
         with _told(delta=s0 is not None):
             rows, keys = self._rows(s0, changed)
             if s0 is None:
-                self._change = Change("full", self.columns, self._typed(_copies(rows)))
+                self._change = SparkDifference("full", self.columns, self._typed(_copies(rows)))
                 return
             by = self._by() if keys is not None else ()
             if keys is not None:
@@ -118,7 +118,7 @@ class SparkLakeEngine:
             rows = rows.persist()
             self._stack.callback(rows.unpersist)
             rows.count()
-            self._change = Change("signed" if keys is None else "replace", self.columns, rows, keys, by)
+            self._change = SparkDifference("signed" if keys is None else "replace", self.columns, rows, keys, by)
 
     def effort(self) -> Effort:
         """What the refresh took."""
@@ -128,7 +128,7 @@ class SparkLakeEngine:
         """As Committing.commit()."""
         with _told(delta=False):
             if self._change is None:
-                return self.lake.commit(LakeChange("none", schema_of(self.columns)), stored, new)
+                return self.lake.commit(ArrowDifference("none", schema_of(self.columns)), stored, new)
             return self.writer.commit(self._change, stored, new)
 
     @property
@@ -197,7 +197,7 @@ def spark_lake_engine(work: ViewRefresh, leader: Leader) -> Iterator[SparkLakeEn
         yield SparkLakeEngine(computing, _writer(spark, view), lake, lake_columns(work.columns, kind), stack)
 
 
-def _writer(spark: SparkSession, view: ViewInfo) -> Writer:
+def _writer(spark: SparkSession, view: ViewInfo) -> TableWriter:
     assert view.lake is not None
     if view.lake.kind == "delta":
         from gdq.consumers.spark.lake_delta import DeltaWriter  # noqa: PLC0415 (needs deltalake)
@@ -230,13 +230,13 @@ def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def copies_found(change: Change, table: str) -> str:
+def copies_found(change: SparkDifference, table: str) -> str:
     """The SELECT of the rows that go, by image, and how many copies of each `table` holds."""
     same = same_row(change, "t", "s")
     return f"select s.image, count(*) as copies from {table} t join gdq_signed s on s.w < 0 and {same} group by s.image"
 
 
-def same_row(change: Change, target: str, source: str) -> str:
+def same_row(change: SparkDifference, target: str, source: str) -> str:
     """The condition that a row of the table equals one of the frame: 0 and -0 are two values, NaN and NULL are one."""
     parts = []
     for n, column in enumerate(change.columns, 1):
@@ -247,7 +247,7 @@ def same_row(change: Change, target: str, source: str) -> str:
     return " and ".join(parts)
 
 
-def merge(session: SparkSession, change: Change, table: str) -> int:
+def merge(session: SparkSession, change: SparkDifference, table: str) -> int:
     """Apply a change that is signed or replace to `table` by one MERGE; the rows deleted and inserted.
 
     Nothing is done where that is none. Diverged when rows that should go are not there.

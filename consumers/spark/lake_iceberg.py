@@ -18,13 +18,13 @@ from pyiceberg.table import Table
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.update import AssertRefSnapshotId, RemoveSnapshotRefUpdate, SetSnapshotRefUpdate
 
-from gdq.consumers.lake.files import LakeChange
+from gdq.consumers.lake.files import ArrowDifference
 from gdq.consumers.lake.iceberg import BRANCH, CATALOG, KEY, IcebergLake, alike
-from gdq.consumers.lake.table import TRIES, check_state, pack
-from gdq.consumers.spark.lake_engine import Change, merge, own_session, quoted
+from gdq.consumers.lake.table import check_state, commit_onto, pack
+from gdq.consumers.spark.lake_engine import SparkDifference, merge, own_session, quoted
 from gdq.errors import GdqError
 from gdq.view.lake_name import LakeName
-from gdq.view.target import Diverged, RefreshConflict, StoredPosition
+from gdq.view.target import Diverged, StoredPosition
 from gdq.view.view import ViewInfo
 
 if TYPE_CHECKING:
@@ -42,9 +42,10 @@ class IcebergWriter:
         self._catalog, settings = _catalog(spark, view.lake)
         self._session = own_session(spark, settings)
 
-    def commit(self, change: Change, stored: StoredPosition | None, new: StoredPosition) -> int:
+    def commit(self, change: SparkDifference, stored: StoredPosition | None, new: StoredPosition) -> int:
         lake = self._lake
-        for _ in range(TRIES):
+
+        def attempt() -> int:
             with self._at(change, stored) as (table, before):
                 branch = f"{BRANCH}{secrets.token_hex(6)}"
                 table.manage_snapshots().create_branch(before, branch).commit()
@@ -53,16 +54,14 @@ class IcebergWriter:
                 place = ".".join(map(quoted, parts))
                 rows = self._load(change, table, place) if change.kind == "full" else self._merge(change, table, place)
                 if not rows and change.kind != "full":
-                    return lake.commit(LakeChange("none", change.schema), stored, new)
-                try:
-                    self._publish(table.refresh(), branch, before)
-                except CommitFailedException:
-                    continue  # after a compaction, or a refresh, which the next look tells
+                    return lake.commit(ArrowDifference("none", change.schema), stored, new)
+                self._publish(table.refresh(), branch, before)
                 return rows
-        raise RefreshConflict(f"others have committed to {lake.name} {TRIES} times in between")
+
+        return commit_onto(lake.name, CommitFailedException, attempt)
 
     @contextmanager
-    def _at(self, change: Change, stored: StoredPosition | None) -> Iterator[tuple[Table, int]]:
+    def _at(self, change: SparkDifference, stored: StoredPosition | None) -> Iterator[tuple[Table, int]]:
         """The table, and the snapshot at which it is what it was when the change was computed."""
         lake = self._lake
         with lake.opened(make=change.kind == "full") as (catalog, found):
@@ -92,7 +91,7 @@ class IcebergWriter:
             ),
         )
 
-    def _load(self, change: Change, table: Table, place: str) -> int:
+    def _load(self, change: SparkDifference, table: Table, place: str) -> int:
         if not alike(table, change.schema):
             raise GdqError(
                 f"the columns of {self._lake.name} are others, and Spark cannot replace them with the rows at once",
@@ -106,7 +105,7 @@ class IcebergWriter:
         went = self._session.sql(f"select count(*) from {place.rpartition('.')[0]}").collect()[0][0]
         return int(went + self._session.sql(f"select count(*) from {place}").collect()[0][0])
 
-    def _merge(self, change: Change, table: Table, place: str) -> int:
+    def _merge(self, change: SparkDifference, table: Table, place: str) -> int:
         if not alike(table, change.schema):
             raise Diverged(f"the columns of {self._lake.name} are others")
         return merge(self._session, change, place)

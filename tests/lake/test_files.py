@@ -15,7 +15,7 @@ import pytest
 from pyarrow import fs
 
 from gdq.consumers.lake import files as lake_rows
-from gdq.consumers.lake.files import WEIGHT, DataFile, LakeChange, LakeKey, load, rewrite
+from gdq.consumers.lake.files import WEIGHT, ArrowDifference, DataFile, LakeKey, load, rewrite
 from gdq.view.target import Diverged
 
 SCHEMA = pa.schema(
@@ -79,11 +79,11 @@ def test_bags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> Non
     assert sum(file.rows for file in after) == len(left)
 
 
-def full(rows: list[Row]) -> LakeChange:
-    return LakeChange("full", SCHEMA, lambda: iter(table(rows).to_batches(max_chunksize=5)))
+def full(rows: list[Row]) -> ArrowDifference:
+    return ArrowDifference("full", SCHEMA, lambda: iter(table(rows).to_batches(max_chunksize=5)))
 
 
-def signed(rng: random.Random, rows: list[Row]) -> tuple[LakeChange, list[Row]]:
+def signed(rng: random.Random, rows: list[Row]) -> tuple[ArrowDifference, list[Row]]:
     copies = Counter(map(repr, rows))
     known = {repr(row): row for row in rows}
     weights = {text: -rng.randint(1, n) for text, n in copies.items() if rng.random() < 0.3}
@@ -95,10 +95,10 @@ def signed(rng: random.Random, rows: list[Row]) -> tuple[LakeChange, list[Row]]:
     )
     left = [known[text] for text in known for _ in range(copies[text] + weights.get(text, 0))]
     match = rng.choice([(), ("a",), ("s", "f")])
-    return LakeChange("signed", SCHEMA, lambda: iter(rows_in.to_batches()), match=match), left
+    return ArrowDifference("signed", SCHEMA, lambda: iter(rows_in.to_batches()), match=match), left
 
 
-def replaced(rng: random.Random, rows: list[Row]) -> tuple[LakeChange, list[Row]]:
+def replaced(rng: random.Random, rows: list[Row]) -> tuple[ArrowDifference, list[Row]]:
     integers, floats = ([value for value in VALUES[n][1:] if rng.random() < 0.5] for n in (0, 1))
     nulls = rng.random() < 0.5, rng.random() < 0.5
     new = [some_row(rng)]
@@ -107,7 +107,7 @@ def replaced(rng: random.Random, rows: list[Row]) -> tuple[LakeChange, list[Row]
         LakeKey("a", pa.array(integers, pa.int64()), nulls[0]),
         LakeKey("f", pa.array(floats, pa.float64()), nulls[1]),
     )
-    return LakeChange("replace", SCHEMA, lambda: iter(table(new).to_batches()), keys), [*left, *new]
+    return ArrowDifference("replace", SCHEMA, lambda: iter(table(new).to_batches()), keys), [*left, *new]
 
 
 def test_row_that_is_missing(tmp_path: Path) -> None:
@@ -115,5 +115,5 @@ def test_row_that_is_missing(tmp_path: Path) -> None:
     row = some_row(random.Random(1))
     gone = table([(*row, -1)], SCHEMA.append(pa.field(WEIGHT, pa.int64())))
     with pytest.raises(Diverged):
-        rewrite(SYSTEM, str(tmp_path), [], LakeChange("signed", SCHEMA, lambda: iter(gone.to_batches())))
+        rewrite(SYSTEM, str(tmp_path), [], ArrowDifference("signed", SCHEMA, lambda: iter(gone.to_batches())))
     assert list(tmp_path.iterdir()) == []

@@ -15,7 +15,7 @@ from pyiceberg.table import Table
 
 from gdq.consumers.lake import delta as lake_delta
 from gdq.consumers.lake import iceberg as lake_iceberg
-from gdq.consumers.lake.files import LakeChange
+from gdq.consumers.lake.files import ArrowDifference
 from gdq.consumers.lake.iceberg import IcebergLake
 from gdq.consumers.refresh.refresher import Refresher
 from gdq.consumers.refresh.view_refresh import Point
@@ -35,7 +35,7 @@ def move(lakes: Lakes) -> None:
     stored = lake.state().stored
     assert stored is not None
     schema = next(iter(lake.scan())).schema
-    lake.commit(LakeChange("none", schema), stored, dataclasses.replace(stored, plan="another"))
+    lake.commit(ArrowDifference("none", schema), stored, dataclasses.replace(stored, plan="another"))
 
 
 def compact(lakes: Lakes) -> None:

@@ -92,9 +92,9 @@ def test_killed_in_the_commit(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> 
         pass
 
     lakes.view("bag", BAG)
-    healthy = lake_rows.Writer._finish
+    healthy = lake_rows.FileWriter._finish
 
-    def finish(self: lake_rows.Writer) -> None:
+    def finish(self: lake_rows.FileWriter) -> None:
         healthy(self)
         monkeypatch.setattr(lake_rows, "remove", lambda *_: None)
         raise Killed
@@ -104,7 +104,7 @@ def test_killed_in_the_commit(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> 
         before = lakes.rows("bag")
         lakes.shop.execute(_MORE)
         with monkeypatch.context() as patch:
-            patch.setattr(lake_rows.Writer, "_finish", finish)
+            patch.setattr(lake_rows.FileWriter, "_finish", finish)
             with pytest.raises(Killed):
                 refresher.refresh("bag")
         assert lakes.rows("bag") == before
