@@ -71,7 +71,7 @@ _MODULES = {
     "message": ["Message", "insert_event", "insert_events"],
     "queue": ["add_table", "alter_table_options", "create_queue", "drop_queue", "force_tick", "remove_table"],
     "retry": ["DeadLetter", "Retry", "dead_letters", "purge_dead_letters", "replay_dead_letters", "set_retry_limit"],
-    "schema": ["install", "uninstall"],
+    "installer.install": ["install", "uninstall"],
     "source": ["BatchSource", "Event", "Position", "SourceBatch"],
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

@@ -7,7 +7,7 @@ to be there again as it was is only replaced: sessions about to call it, in the 
 
 from __future__ import annotations
 
-# The roles whose rights sql/roles.sql decides: not carried over, so that a right taken away there is gone.
+# The roles whose rights sql/base/grant_roles.sql decides: not carried over, so that a right taken away there is gone.
 ROLES = ("gdq_admin", "gdq_consumer", "gdq_reader")
 
 # What uses function p, in d: a view is named, not its rule.

@@ -21,10 +21,32 @@ log = logging.getLogger(__name__)
 
 _FOLDER = Path(__file__).parent.parent
 
+# The folders of sql/ in the order in which they run. A function calls those of its own folder and of the folders before.
+SQL_FOLDERS = (
+    "base",
+    "position",
+    "log",
+    "capture",
+    "ddl",
+    "queue",
+    "batch",
+    "consumer",
+    "retry",
+    "maintain",
+    "views",
+    "monitor",
+    "restore",
+)
+
+
+def function_files() -> list[Path]:
+    """The files that make the functions, in the order in which they run: by folder, then by name."""
+    return [path for folder in SQL_FOLDERS for path in sorted((_FOLDER / "sql" / folder).glob("*.sql"))]
+
 
 def function_texts() -> list[str]:
-    """The files that make the functions, in the order in which they run."""
-    return [path.read_text(encoding="utf-8") for path in sorted((_FOLDER / "sql").rglob("*.sql"))]
+    """The SQL of the files that make the functions, in the order in which they run."""
+    return [path.read_text(encoding="utf-8") for path in function_files()]
 
 
 @cache

@@ -274,7 +274,7 @@ def test_queues_from_before_there_were_eras(tap: Tap) -> None:
         owner.execute("drop table gdq.era cascade")
         with owner.transaction(), owner.transaction():
             owner.execute(revision.encode())
-        owner.execute(Path("sql/era.sql").read_bytes())
+        owner.execute(Path("sql/base/lookup.sql").read_bytes())
         owner.execute("select gdq.force_tick('q')")
 
 

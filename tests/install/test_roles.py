@@ -86,7 +86,7 @@ def test_rights_are_the_listed_ones(db: Database) -> None:
 
 def test_every_listed_function_exists(db: Database) -> None:
     """A function that was renamed must not fall out of the list unseen."""
-    body = Path("sql/roles.sql").read_text()
+    body = Path("sql/base/grant_roles.sql").read_text()
     listed = body[body.index("function gdq.granted") : body.index("g(roles, names)")]
     names = set(re.findall(r"[a-z_]+", " ".join(re.findall(r"'\{?([a-z_,]+)\}?'", listed)))) - set(ROLES.values())
     assert len(names) > 30

@@ -1,0 +1,71 @@
+-- grant_roles(): makes the roles gdq_admin, gdq_consumer and gdq_reader, where the caller may, and gives them their
+-- rights in this database. Install calls it; call it again when the roles were made later. The logs are readable for
+-- gdq_admin, which typed reads and refreshes take. Runs with the caller's rights.
+-- Writes: roles of the cluster, ACLs. Errors: 42501 unless the caller owns gdq.
+create or replace function gdq.grant_roles() returns void
+language plpgsql volatile security invoker set search_path = pg_catalog, pg_temp
+as $$
+declare
+  role name;
+  f regprocedure;
+  log regclass;
+begin
+  foreach role in array '{gdq_admin,gdq_consumer,gdq_reader}'::name[] loop
+    begin
+      if not exists (select from pg_roles r where r.rolname = role) then
+        execute format('create role %I nologin', role);
+      end if;
+    exception
+      when insufficient_privilege then
+        raise notice 'role % was not made: % may not create roles', role, current_user
+          using hint = 'Have somebody make it, then: select gdq.grant_roles(). Or grant EXECUTE on functions to roles of your own.';
+        continue;
+      when duplicate_object or unique_violation then
+        null;  -- another database of this cluster installs at the same moment
+    end;
+    execute format('revoke execute on all functions in schema gdq from %I', role);
+    for f in select gdq.granted(role) loop
+      execute format('grant execute on function %s to %I', f, role);
+    end loop;
+    execute format('grant usage on schema gdq to %I', role);
+    if role = 'gdq_admin' then
+      -- what changes the schema's ACL takes this lock, and truncation changes the row of a log that nobody reads
+      perform pg_advisory_xact_lock(gdq.lock_key('capture', 0));
+      grant usage on schema gdq_log to gdq_admin;
+      alter default privileges in schema gdq_log grant select on tables to gdq_admin;
+      for log in select c.oid from pg_class c
+                  where c.relnamespace = 'gdq_log'::regnamespace and c.relkind = 'r' and not has_table_privilege('gdq_admin', c.oid, 'select') loop
+        execute format('lock table only %s in access share mode', log);
+        execute format('grant select on %s to gdq_admin', log);
+      end loop;
+    end if;
+  end loop;
+end
+$$;
+comment on function gdq.grant_roles() is 'Makes the roles of gdq and gives them their rights in this database.';
+
+-- granted(role): the functions of gdq that a role may execute; all others are for its owner alone. An administrator has
+-- no more than the public ones: with the private ones that write capture functions it could become the owner.
+-- Writes: nothing.
+create or replace function gdq.granted(role name) returns setof regprocedure
+language sql stable security definer set search_path = pg_catalog, pg_temp
+as $$
+  select p.oid
+    from pg_proc p,
+         (values
+           -- what there is, and no data
+           ('{gdq_reader,gdq_consumer,gdq_admin}'::name[], '{queue_info,table_info,sequence_info,consumer_info,member_info,view_info,view_history,view_status,group_info,queue_status,table_status,'
+              'consumer_status,doctor,event_triggers_on}'::text[]),
+           -- each consumer is its role's own, see check_consumer_role()
+           ('{gdq_consumer,gdq_admin}', '{register_consumer,unregister_consumer,register_member,unregister_member,next_batch,touch_batch,'
+              'get_batch,get_events,batch_tables,batch_versions,batch_rows,batch_gaps,table_columns,batch_sequences,finish_batch,take_messages,retry_event,put_aside,get_retries,retry_info,next_retry,set_retry_limit,'
+              'dead_letter,dead_letters,replay_dead_letters,purge_dead_letters,position,tick_position,tick_nonce,check_position,force_tick,tick_pause,ticker,check_tables,maintain,check_logs}'),
+           ('{gdq_consumer,gdq_admin}', '{seek,resynced,set_tables,pause,resume}'),
+           -- the whole of a queue, typed reads of its logs, refreshes
+           ('{gdq_admin}', '{create_queue,set_queue,drop_queue,add_table,alter_table_options,remove_table,add_sequence,remove_sequence,insert_event,insert_events,set_consumer_role,rebase,'
+              'suspend_table,off_reason,rearm,summarise_logs,stray_triggers,renamed_triggers,'
+              'apply_ddl,begin_ddl,end_ddl,batch_sql,row_fits,row_is_whole,delta_sql,delta_events,log_segments,segment_is,table_name,create_view,drop_view,check_group,create_group,alter_group,drop_group,'
+              'lock_view,view_changed,stream_end,begin_refresh,add_tick,set_position,start_view_run,finish_view_run}')) g(roles, names)
+   where p.pronamespace = 'gdq'::regnamespace and role = any (g.roles) and p.proname = any (g.names)
+$$;
+comment on function gdq.granted(name) is 'The functions of gdq that one of its roles may execute.';

@@ -1,0 +1,131 @@
+-- parse_filter(tbl, condition): a row filter as captured_table keeps it; NULL for NULL. Writes: nothing.
+-- Result: text; parts, SQL with columns by attribute number, which a rename leaves alone; columns, their names and types.
+-- Errors: 22023 for what is not on the whitelist, 42703, 54000.
+create or replace function gdq.parse_filter(tbl regclass, condition text) returns jsonb
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  kinds text[];
+  value_of text[];
+  n integer := 1;
+  depth integer := 0;
+  -- what may come next: an operand, or what follows one
+  operand boolean := true;
+  parts jsonb := '[]';
+  columns jsonb := '{}';
+  term record;
+  parsed jsonb;
+begin
+  if condition is null then
+    return null;
+  end if;
+  select array_agg(t.kind order by o), array_agg(t.value order by o) into kinds, value_of
+    from gdq.filter_tokens(condition) with ordinality t(kind, value, quoted, o);
+  while n <= cardinality(kinds) loop
+    if operand and kinds[n] = '(' then
+      depth := depth + 1;
+      parts := parts || '["("]'::jsonb;
+    elsif operand and kinds[n] = 'not' and kinds[n + 1] is distinct from 'not' then
+      parts := parts || '["not "]'::jsonb;
+    elsif operand then
+      select * into term from gdq.filter_term(tbl, kinds, value_of, n);
+      parts := parts || term.parts;
+      columns := columns || term.columns;
+      n := term.next - 1;
+      operand := false;
+    elsif kinds[n] = ')' and depth > 0 then
+      depth := depth - 1;
+      parts := parts || '[")"]'::jsonb;
+    elsif kinds[n] in ('and', 'or') then
+      parts := parts || jsonb_build_array(format(' %s ', kinds[n]));
+      operand := true;
+    else
+      perform gdq.refuse_filter(value_of, n);
+    end if;
+    if depth > 30 then
+      raise exception 'row filter: more than 30 parentheses inside each other' using errcode = 'program_limit_exceeded';
+    end if;
+    n := n + 1;
+  end loop;
+  if operand or depth > 0 then
+    perform gdq.refuse_filter(value_of, n);
+  end if;
+  parsed := jsonb_build_object('text', condition, 'parts', parts, 'columns', columns);
+  -- once here, so that whatever was not thought of fails now and not in a write
+  execute (select format('select %s from (select %s) r', gdq.filter_sql(parsed, jsonb_object_agg(c.key, c.value->>'name'), 'r'),
+                         string_agg(format('null::%s as %I', format_type((c.value->>'type')::oid, null), c.value->>'name'), ', '))
+             from jsonb_each(columns) c);
+  return parsed;
+end
+$$;
+comment on function gdq.parse_filter(regclass, text) is 'A row filter as captured_table keeps it; error 22023 for what is not on the whitelist.';
+
+-- A row filter is a condition on one row that runs inside the application's writes, so it is made only of what cannot
+-- raise there: comparisons of a column with a constant of the column's own type, IN, IS NULL, AND, OR, NOT, and
+-- boolean columns. It is not a WHEN clause, which would block DROP COLUMN and ALTER TYPE. Text is taken apart into
+-- tokens and put together again from pieces that are written here; none of the user's own reaches the function but
+-- names and constants, and both are quoted.
+
+-- filter_tokens(condition): the tokens of a row filter in order; kind is name, string, number or the token itself, in
+-- lower case for a word without quotes. Writes: nothing. Errors: 22023 for a character that begins no token, 54000.
+create or replace function gdq.filter_tokens(condition text) returns table (kind text, value text, quoted boolean)
+language plpgsql immutable security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  rest text := condition;
+  part text;
+begin
+  if octet_length(condition) > 4000 then
+    raise exception 'a row filter has at most 4000 bytes' using errcode = 'program_limit_exceeded', hint = 'Capture all rows and let the consumer choose.';
+  end if;
+  loop
+    rest := regexp_replace(rest, '^[ \t\n\r\f\v]+', '');
+    exit when rest = '';
+    part := substring(rest from '^"(?:[^"]|"")+"');
+    if part is not null then
+      return query select 'name', replace(substr(part, 2, length(part) - 2), '""', '"'), true;
+    elsif rest ~ '^''(?:[^'']|'''')*''' then
+      part := substring(rest from '^''(?:[^'']|'''')*''');
+      return query select 'string', replace(substr(part, 2, length(part) - 2), '''''', ''''), true;
+    elsif rest ~ '^[0-9]|^\.[0-9]' then
+      part := substring(rest from '^(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?');
+      return query select 'number', part, false;
+    elsif rest ~ '^[^\x01-\x40\x5b-\x5e\x60\x7b-\x7f]' then
+      -- letters, _ and everything beyond ASCII; then digits and $ too. Only A to Z are folded, as SQL does.
+      part := substring(rest from '^[^\x01-\x40\x5b-\x5e\x60\x7b-\x7f][^\x01-\x23\x25-\x2f\x3a-\x40\x5b-\x5e\x60\x7b-\x7f]*');
+      return query select case when w in ('and', 'or', 'not', 'in', 'is', 'null', 'true', 'false') then w else 'name' end, w, false
+        from lower(part collate "C") w;
+    else
+      part := substring(rest from '^(?:<=|>=|<>|!=|[=<>(),+-])');
+      if part is null then
+        raise exception 'row filter: "%" is not understood', left(rest, 20) using errcode = 'invalid_parameter_value', hint = gdq.filter_hint();
+      end if;
+      return query select part, part, false;
+    end if;
+    rest := substr(rest, length(part) + 1);
+  end loop;
+end
+$$;
+comment on function gdq.filter_tokens(text) is 'The tokens of a row filter.';
+
+-- filter_hint(): what a row filter may be. Writes: nothing.
+create or replace function gdq.filter_hint() returns text
+language sql immutable security definer set search_path = pg_catalog, pg_temp
+as $$
+  select 'A row filter compares columns with constants: = <> < <= > >=, IN (...), IS [NOT] NULL, AND, OR, NOT, boolean columns.'::text
+$$;
+comment on function gdq.filter_hint() is 'What a row filter may be.';
+
+-- refuse_filter(values, n): error at one token of a row filter. Writes: nothing. Errors: 22023.
+create or replace function gdq.refuse_filter(value_of text[], n integer) returns void
+language plpgsql immutable security definer set search_path = pg_catalog, pg_temp
+as $$
+begin
+  if value_of[n] is null then
+    raise exception 'row filter: it ends too early' using errcode = 'invalid_parameter_value', hint = gdq.filter_hint();
+  end if;
+  raise exception 'row filter: "%" is not expected%', value_of[n], coalesce(format(' after "%s"', value_of[n - 1]), '')
+    using errcode = 'invalid_parameter_value', hint = gdq.filter_hint();
+end
+$$;
+comment on function gdq.refuse_filter(text[], integer) is 'Error at one token of a row filter.';

@@ -1,0 +1,92 @@
+-- settle_logs(): makes logs quiet that have been empty for a rotation period (a minute at least), and busy again that hold rows. A log goes
+-- through cooling: its functions announce already, and it is looked at all the same, until nobody can be running the
+-- functions that do not and it is empty after that. A quiet log that holds rows is found by its announcements of the
+-- last minutes, and now and then by looking at all of them.
+-- Result: whether it replaced capture functions: at most those of 20 tables. Writes: as set_activity().
+create or replace function gdq.settle_logs() returns boolean
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  q gdq.queue;
+  t record;
+  announced oid[];
+  settled integer := 0;
+  all_of_them constant boolean := random() < 0.02;
+begin
+  for q in select * from gdq.queue loop
+    announced := gdq.announced_tables(q.queue_id, (select k.snapshot from gdq.tick k where k.tick_id = (select gdq.retained_tick(q.queue_id, interval '10 s'))),
+                                      pg_current_snapshot());
+    for t in select ct.table_id, r.activity, r.switched_at <= clock_timestamp() - greatest(q.rotation_period, interval '1 minute') as idle
+               from gdq.captured_table ct join gdq.log_ring r on r.version_id = (select max(v.version_id) from gdq.table_version v where v.table_id = ct.table_id)
+              where ct.queue_id = q.queue_id and (r.activity <> 'quiet' or all_of_them or ct.relid = any (announced)) loop
+      exit when settled >= 20;
+      if gdq.log_bytes(t.table_id) > 0 then
+        if t.activity <> 'busy' then
+          settled := settled + gdq.set_activity(t.table_id, 'busy')::integer;
+        end if;
+      elsif t.activity = 'busy' and t.idle then
+        settled := settled + gdq.set_activity(t.table_id, 'cooling')::integer;
+      elsif t.activity = 'cooling' and not gdq.writes_unannounced(t.table_id) then
+        -- looked at again: what such a writer has logged is there once it has ended
+        if gdq.log_bytes(t.table_id) = 0 then
+          perform gdq.set_activity(t.table_id, 'quiet');
+        end if;
+      end if;
+    end loop;
+  end loop;
+  return settled > 0;
+end
+$$;
+comment on function gdq.settle_logs() is 'Makes logs quiet that have long been empty, and busy again that hold rows.';
+
+-- set_activity(table_id, activity): arms the capture functions of a table as its log's new activity asks, unless DDL or
+-- capture's being off forbids. Result: whether it was done. Writes: log_ring, the capture functions.
+create or replace function gdq.set_activity(table_id integer, activity text) returns boolean
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms'
+as $$
+declare
+  t gdq.captured_table;
+  ring gdq.log_ring;
+begin
+  select * into strict t from gdq.captured_table ct where ct.table_id = set_activity.table_id;
+  if not pg_try_advisory_xact_lock(gdq.lock_key('capture', t.relid)) then
+    return false;
+  end if;
+  select * into strict ring from gdq.log_ring r where r.version_id = gdq.current_version(t.table_id);
+  if gdq.capture_state(t.queue_id, t.relid) <> 'armed' and activity <> 'busy' then
+    return false;
+  end if;
+  update gdq.log_ring r set activity = set_activity.activity, switched_at = clock_timestamp() where r.version_id = ring.version_id;
+  if (activity = 'busy') <> (ring.activity = 'busy') and gdq.capture_state(t.queue_id, t.relid) = 'armed' then
+    perform gdq.arm(ring.version_id, ring.current_slot);
+  end if;
+  return true;
+exception when lock_not_available or internal_error then
+  return false;  -- DDL in an old snapshot is switching capture off, without the advisory lock
+end
+$$;
+comment on function gdq.set_activity(integer, text) is 'Makes the log of a table busy, cooling or quiet.';
+
+-- log_bytes(table_id): size of a table's log in all its versions. Writes: nothing.
+create or replace function gdq.log_bytes(table_id integer) returns bigint
+language sql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+  select coalesce(sum(pg_relation_size(s.segment)), 0)::bigint
+    from gdq.table_version v join gdq.log_segment s using (version_id) where v.table_id = log_bytes.table_id
+$$;
+comment on function gdq.log_bytes(integer) is 'Bytes of a captured table''s log.';
+
+-- writes_unannounced(table_id): whether a transaction may still be running the capture functions that do not announce.
+-- Every write takes ROW EXCLUSIVE on its table first, and whoever takes it after the functions were replaced runs the
+-- new ones. Writes: nothing.
+create or replace function gdq.writes_unannounced(table_id integer) returns boolean
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+begin
+  return exists (select from gdq.captured_table ct, pg_locks l
+                  where ct.table_id = writes_unannounced.table_id and l.locktype = 'relation' and l.mode = 'RowExclusiveLock'
+                    and l.database = (select d.oid from pg_database d where d.datname = current_database())
+                    and (l.relation = ct.relid or exists (select from pg_partition_tree(ct.relid) p where p.relid = l.relation)));
+end
+$$;
+comment on function gdq.writes_unannounced(integer) is 'Whether a transaction may still be running capture functions that do not announce.';

@@ -1,0 +1,113 @@
+-- Capture functions in place: armed, disarmed, replaced.
+
+-- arm(version_id, slot): points the capture functions of a table at one slot of one version's log. No lock on the
+-- captured table is taken and writers read nothing: one that still runs the old function writes to the old segment,
+-- which batches read too. Functions that render user types as text pin the settings that text output follows; on demand
+-- others pin the search_path, or a session that changes it for every request would have them planned anew each time.
+-- Writes: replaces three functions; the caller holds lock_key('capture', relid).
+create or replace function gdq.arm(version_id bigint, slot integer) returns void
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  t record;
+  op text;
+  body text;
+  settings text := '';
+begin
+  select ct.queue_id, ct.relid, ct.pin_search_path, r.activity <> 'busy' as announces,
+         v.shape is not null or exists (select from jsonb_to_recordset(v.columns) c(as_text boolean) where as_text) as as_text
+    into strict t
+    from gdq.table_version v
+    join gdq.captured_table ct using (table_id)
+    join gdq.log_ring r using (version_id)
+   where v.version_id = arm.version_id;
+  if t.as_text or t.pin_search_path then
+    settings := ' set search_path = pg_catalog, pg_temp';
+  end if;
+  if t.as_text then
+    settings := settings || ' set datestyle = ''ISO, YMD'' set intervalstyle = postgres set timezone = ''UTC'' set extra_float_digits = 1'
+      ' set bytea_output = hex set lc_monetary = ''C'' set quote_all_identifiers = off set xmlbinary = base64';
+  end if;
+  foreach op in array array['i', 'u', 'd'] loop
+    body := gdq.capture_body(version_id, slot, op);
+    if t.announces then
+      body := gdq.announcing_body(body, t.queue_id, t.relid);
+    end if;
+    perform gdq.replace_capture(t.queue_id, t.relid, op, body, settings);
+  end loop;
+end
+$$;
+comment on function gdq.arm(bigint, integer) is 'Points the capture functions of a table at one slot of one version''s log.';
+
+-- disarm(queue_id, relid): makes the capture functions of a table do nothing. Needs no right and no lock on the table,
+-- unlike dropping the triggers, and works in an old snapshot: functions are looked up outside MVCC. A rotation may be
+-- replacing the same function: it is over in a moment, and is waited for, since writes would fail otherwise.
+-- Result: whether the queue has capture functions for the table. Writes: replaces the functions that exist.
+-- Errors: any after 10 s, or half of the session's statement_timeout.
+create or replace function gdq.disarm(queue_id integer, relid oid) returns boolean
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  op text;
+  found_any boolean := false;
+  patience interval := coalesce(least(interval '10 s', nullif(current_setting('statement_timeout')::interval, interval '0') / 2), interval '10 s');
+begin
+  foreach op in array array['i', 'u', 'd'] loop
+    continue when to_regprocedure(format('gdq_log.%I()', gdq.capture_name(queue_id, relid, op))) is null;
+    found_any := true;
+    loop
+      begin
+        -- held to the end of this transaction, it keeps rotations away; not waited for, as its holder may be stuck
+        perform pg_try_advisory_xact_lock(gdq.lock_key('capture', relid));
+        perform gdq.replace_capture(queue_id, relid, op, E'begin\n  return null;\nend');
+        exit;
+      exception when internal_error or lock_not_available or deadlock_detected then
+        if clock_timestamp() > statement_timestamp() + patience then
+          raise;
+        end if;
+      end;
+    end loop;
+  end loop;
+  return found_any;
+end
+$$;
+comment on function gdq.disarm(integer, oid) is 'Makes the capture functions of a table do nothing.';
+
+-- replace_capture(queue_id, relid, op, body, settings): CREATE OR REPLACE of one capture function; an existing one keeps
+-- its owner. settings: SET clauses.
+-- Writes: pg_proc. The caller holds lock_key('capture', relid): two replacements at once would fail.
+create or replace function gdq.replace_capture(queue_id integer, relid oid, op text, body text, settings text default '')
+  returns void
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set check_function_bodies = off
+as $$
+begin
+  execute format('create or replace function gdq_log.%I() returns trigger language plpgsql security definer%s as %L',
+    gdq.capture_name(queue_id, relid, op), settings, body);
+end
+$$;
+comment on function gdq.replace_capture(integer, oid, text, text, text) is 'CREATE OR REPLACE of one capture function.';
+
+-- own_capture(function): hands a generated function over to the capture role, where the installer has it. The role may
+-- create in gdq_log only while this runs, so nobody ever sees it hold that right. EXECUTE is taken from PUBLIC, but for
+-- trigger functions: CREATE TABLE ... PARTITION OF and ATTACH clone the triggers of a root and check EXECUTE of whoever
+-- does that. Nobody else can use it: a trigger function cannot be called, and naming one takes USAGE on gdq_log.
+-- Writes: owner and ACL of the function.
+create or replace function gdq.own_capture(function regprocedure) returns void
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+begin
+  if exists (select from pg_proc p where p.oid = function and p.prorettype = 'trigger'::regtype) then
+    execute format('grant execute on function %s to public', function);
+  else
+    execute format('revoke execute on function %s from public', function);
+  end if;
+  if gdq.capture_owner() = 'gdq_capture' then
+    -- two sessions that hand functions over at once would meet in the schema's ACL
+    perform pg_advisory_xact_lock(gdq.lock_key('capture', 0));
+    grant create on schema gdq_log to gdq_capture;
+    execute format('alter function %s owner to gdq_capture', function);
+    revoke create on schema gdq_log from gdq_capture;
+  end if;
+end
+$$;
+comment on function gdq.own_capture(regprocedure) is 'Hands a generated function over to the capture role.';

@@ -1,0 +1,148 @@
+-- The event log of a queue: notes of DDL, of losses and of tables to be copied anew.
+
+-- log_event(queue_id, kind, relid, data): one row in a queue's event log, numbered by the queue's sequence.
+-- kind: truncate, ddl, resync or message. Result: its ev_id. Writes: the event log.
+create or replace function gdq.log_event(queue_id integer, kind text, relid oid, data jsonb) returns bigint
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  id bigint;
+begin
+  execute format('select gdq_log.%I($1, $2, $3)', 'q' || queue_id || '_event') into id using kind, relid, data;
+  return id;
+end
+$$;
+comment on function gdq.log_event(integer, text, oid, jsonb) is 'Writes one event into a queue''s event log.';
+
+-- note_resync(queue_id, relid, kind, reason): records what capture has missed, and tells consumers in order.
+-- Writes: inserts into resync and a resync event into the event log.
+create or replace function gdq.note_resync(queue_id integer, relid oid, kind text, reason text) returns void
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+begin
+  insert into gdq.resync (queue_id, relid, kind, reason) values (queue_id, relid, kind, reason);
+  perform gdq.log_event(queue_id, 'resync', relid, jsonb_build_object('kind', kind, 'reason', reason));
+end
+$$;
+comment on function gdq.note_resync(integer, oid, text, text) is 'Records a gap of capture and puts a resync event into the event log.';
+
+-- note_once(queue_id, relid, kind, reason): note_resync() unless this transaction has noted the same already. It reads
+-- resync, which could fail a SERIALIZABLE transaction: there the note is written again.
+-- Writes: resync and the event log.
+create or replace function gdq.note_once(queue_id integer, relid oid, kind text, reason text) returns void
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+begin
+  if current_setting('transaction_isolation') <> 'serializable'
+     and exists (select from gdq.resync r where r.queue_id = note_once.queue_id and r.relid = note_once.relid
+                    and r.kind = note_once.kind and r.reason = note_once.reason and r.txid = txid_current()) then
+    return;
+  end if;
+  perform gdq.note_resync(queue_id, relid, kind, reason);
+end
+$$;
+comment on function gdq.note_once(integer, oid, text, text) is 'note_resync() unless this transaction has noted the same already.';
+
+-- note_ddl(table_id, tag, data): a ddl event of a captured table with what all of them tell: tag, table (the name that
+-- it has after the command), object, statement (its first 10,000 characters), and data. Result: its ev_id.
+-- Writes: the event log.
+create or replace function gdq.note_ddl(table_id integer, tag text, data jsonb) returns bigint
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  t gdq.captured_table;
+begin
+  select * into strict t from gdq.captured_table ct where ct.table_id = note_ddl.table_id;
+  return gdq.log_event(t.queue_id, 'ddl', t.relid, jsonb_build_object('tag', tag, 'table', coalesce(gdq.table_name(t.relid), gdq.last_table_name(t.table_id)),
+    'object', gdq.ddl_object(), 'statement', coalesce(nullif(current_setting('gdq.applied', true), ''), left(current_query(), 10000))) || data);
+end
+$$;
+comment on function gdq.note_ddl(integer, text, jsonb) is 'Writes a ddl event of a captured table.';
+
+-- note_dropped(table_id, tag): records that a captured table is gone. Writes: resync, a ddl event.
+create or replace function gdq.note_dropped(table_id integer, tag text) returns void
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  t gdq.captured_table;
+begin
+  select * into strict t from gdq.captured_table ct where ct.table_id = note_dropped.table_id;
+  insert into gdq.resync (queue_id, relid, kind, reason) values (t.queue_id, t.relid, 'dropped', tag);
+  perform gdq.note_ddl(t.table_id, tag, (select jsonb_build_object('dropped', true, 'old_version', v.version_id, 'old_columns', gdq.column_list(v.columns))
+                                           from gdq.table_version v where v.version_id = gdq.current_version(t.table_id)));
+end
+$$;
+comment on function gdq.note_dropped(integer, text) is 'Records that a captured table is gone.';
+
+-- note_rename(table_id): records the name of a captured table when it is another than before.
+-- Result: {"old_table": the name before}, {} when it is the same. Writes: table_rename.
+create or replace function gdq.note_rename(table_id integer) returns jsonb
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  before text := gdq.last_table_name(table_id);
+  after text := (select gdq.table_name(ct.relid) from gdq.captured_table ct where ct.table_id = note_rename.table_id);
+begin
+  if before is not distinct from after or after is null then
+    return '{}';
+  end if;
+  insert into gdq.table_rename (table_id, table_name) values (table_id, after);
+  return jsonb_build_object('old_table', before);
+end
+$$;
+comment on function gdq.note_rename(integer) is 'Records the name of a captured table when it is another than before.';
+
+-- ddl_object(relid): what the DDL command at hand names, which may be a type or a parent of the captured table, or, given
+-- a relation, the name of that one if the command drops it. NULL outside an event trigger. Writes: nothing.
+create or replace function gdq.ddl_object(relid oid default null) returns text
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+begin
+  begin
+    return (select string_agg(distinct o.object_identity, ', ') from pg_event_trigger_dropped_objects() o
+             where case when relid is null then o.original
+                        else o.classid = 'pg_class'::regclass and o.objid = relid and o.objsubid = 0 end);
+  exception when event_trigger_protocol_violated then
+    -- a DROP COLUMN is on sql_drop by its column, all else is at the command's end
+    return (select string_agg(distinct c.object_identity, ', ') from pg_event_trigger_ddl_commands() c where relid is null);
+  end;
+exception when event_trigger_protocol_violated then
+  return null;
+end
+$$;
+comment on function gdq.ddl_object(oid) is 'What the DDL command at hand names.';
+
+-- column_list(columns): a version's columns as a ddl event shows them: name, type and key of each. Writes: nothing.
+create or replace function gdq.column_list(columns jsonb) returns jsonb
+language sql immutable security definer set search_path = pg_catalog, pg_temp
+as $$
+  select coalesce(jsonb_agg(jsonb_build_object('name', name, 'type', type, 'key', key) order by attnum), '[]')
+    from jsonb_to_recordset(columns) c(attnum int, name text, type text, key boolean)
+$$;
+comment on function gdq.column_list(jsonb) is 'A version''s columns as a ddl event shows them.';
+
+-- loss_events_sql(queue_id, relids, s1, copies_of): SELECT of the resync events that a batch up to s1 must show because the logs were
+-- found empty after s1; NULL for none. They come first. Writes: nothing.
+create or replace function gdq.loss_events_sql(queue_id integer, relids oid[], s1 pg_snapshot, copies_of integer default null) returns text
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+  return (
+    select string_agg(format('select 0::bigint as ev_id, %s::bigint as ev_txid, %L::timestamptz as ev_time, ''resync''::text as op, %L::text as tbl, '
+             'null::jsonb as key, null::jsonb as old, %L::jsonb as new, null::text as origin', l.txid, l.created_at,
+             coalesce(gdq.table_name(ct.relid), ct.table_name), jsonb_build_object('kind', 'gap', 'reason', gdq.loss_reason())), ' union all ')
+      from gdq.log_loss l join gdq.captured_table ct using (queue_id)
+     where l.queue_id = loss_events_sql.queue_id and ct.relid = any (relids)
+       and not pg_visible_in_snapshot(l.txid::text::xid8, gdq.snapshot_max(s1, (select c.snapshot from gdq.copied_tables(copies_of) c where c.relid = ct.relid))));
+end
+$$;
+comment on function gdq.loss_events_sql(integer, oid[], pg_snapshot, integer) is 'SELECT of the resync events of logs that were found empty after a batch''s end.';
+
+-- loss_reason(): what is recorded of emptied logs. Writes: nothing.
+create or replace function gdq.loss_reason() returns text
+language sql immutable security definer set search_path = pg_catalog, pg_temp
+as $$
+  select 'crash: the unlogged logs of the queue were emptied'::text
+$$;
+comment on function gdq.loss_reason() is 'What is recorded of emptied logs.';

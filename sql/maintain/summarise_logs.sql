@@ -1,0 +1,21 @@
+-- summarise_logs(): brings the BRIN index of growing segments up to date, which autovacuum, off for logs, does not. A
+-- segment that somebody holds is left for the next time. Sizes are taken of segments only: those of other tables would
+-- wait for their DDL. Writes: BRIN summaries.
+create or replace function gdq.summarise_logs() returns void
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms'
+as $$
+declare
+  log record;
+begin
+  for log in select i.indexrelid
+               from (select s from gdq.queue q, gdq.queue_segments(q.queue_id) s where pg_relation_size(s) >= 1048576 offset 0) large
+               join pg_index i on i.indrelid = large.s loop
+    begin
+      perform brin_summarize_new_values(log.indexrelid);
+    exception when lock_not_available then
+      null;
+    end;
+  end loop;
+end
+$$;
+comment on function gdq.summarise_logs() is 'Brings the BRIN index of growing logs up to date.';

@@ -1,0 +1,42 @@
+-- consumer_status(queue): one row a subscription. lag: how old the oldest change that it has not finished is at most; 0
+-- when no number was given out after its position. unread_events: by number, so those rolled back and those of tables
+-- that it does not take count too. unread_bytes: of the logs that it takes, to a page. batch_age: since its oldest open
+-- batch was opened, NULL when none is. retries: events that wait to come again. Writes: nothing. Errors: 42704.
+create or replace function gdq.consumer_status(queue text default null)
+  returns table (queue_name text, consumer_name text, lag interval, unread_events bigint, unread_bytes bigint, last_seen timestamptz, batch_age interval,
+                 tables_resync integer, retries bigint, dead_letters bigint)
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms'
+as $$
+#variable_conflict use_column
+declare
+  wanted integer := case when queue is not null then gdq.find_queue(queue) end;
+begin
+  return query
+  with subscriptions as materialized (
+    select s, q.queue_id, q.queue_name, c.consumer_name, p.batch_no, p.tick_id, p.snapshot, p.event_seq, p.finished_at,
+           greatest(gdq.events_given_out(q.queue_id) - p.event_seq, 0) as unread
+      from gdq.subscription s join gdq.queue q using (queue_id) join gdq.consumer c using (consumer_id)
+      left join lateral (select pp.* from gdq.position pp where pp.subscription_id = s.subscription_id order by pp.batch_no desc limit 1) p on true
+     where wanted is null or s.queue_id = wanted
+  ), depth as materialized (
+    select u.queue_id, d.* from (select queue_id, array_agg(distinct event_seq) as positions from subscriptions where unread > 0 group by 1) u,
+                    gdq.log_depth(u.queue_id, u.positions) d
+  )
+  select u.queue_name, u.consumer_name,
+         case when u.unread > 0 then greatest(clock_timestamp() - coalesce(first_tick.created_at, last_tick.created_at, u.finished_at), interval '0')
+              when u.unread = 0 then interval '0' end,
+         u.unread, (select coalesce(sum(d.bytes), 0)::bigint from depth d where d.queue_id = u.queue_id and d.event_seq = u.event_seq
+                       and ((u.s).all_tables or gdq.takes_table(u.s, d.table_id))),
+         greatest(u.finished_at, b.granted_at), clock_timestamp() - b.opened_at,
+         (select count(*)::integer from gdq.resync_tables((u.s).subscription_id) r where r.relid is not null),
+         (select count(*) from gdq.waiting_retries((u.s).subscription_id, 'infinity', null)), (select count(*) from gdq.dead_letter dl where dl.subscription_id = (u.s).subscription_id)
+    from subscriptions u
+    left join lateral (select t.created_at from gdq.tick t where t.queue_id = u.queue_id and not t.refresh and t.tick_id > u.tick_id and t.event_seq > u.event_seq
+                        order by t.tick_id limit 1) first_tick on u.unread > 0
+    left join lateral (select t.created_at from gdq.tick t where t.queue_id = u.queue_id and not t.refresh order by t.tick_id desc limit 1) last_tick on true
+    left join lateral (select bb.opened_at, (select max(bt.granted_at) from gdq.batch_token bt where bt.batch_id = bb.batch_id) as granted_at
+                         from gdq.batch bb where bb.subscription_id = (u.s).subscription_id and bb.batch_no > u.batch_no order by bb.batch_no limit 1) b on true
+   order by 1, 2;
+end
+$$;
+comment on function gdq.consumer_status(text) is 'Consumers with their lag in time, events and bytes.';

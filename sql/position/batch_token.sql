@@ -1,0 +1,86 @@
+-- Open batches and the tokens that say who holds them.
+
+-- is_finished(subscription_id, batch_no, batch_id): whether a batch is finished, or was left behind. Writes: nothing.
+create or replace function gdq.is_finished(subscription_id integer, batch_no bigint, batch_id bigint) returns boolean
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+  return (
+    select exists (select from gdq.position p where p.subscription_id = is_finished.subscription_id and p.batch_no >= is_finished.batch_no)
+        or exists (select from gdq.batch_end e where e.batch_id = is_finished.batch_id));
+end
+$$;
+comment on function gdq.is_finished(integer, bigint, bigint) is 'Whether a batch is finished, or was left behind.';
+
+-- holds_batch(b, token): whether a batch is open for who has this token; false when it is finished. Writes: nothing.
+-- Errors: GDQ01 when the token is not the newest.
+create or replace function gdq.holds_batch(b gdq.batch, token uuid) returns boolean
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  newest uuid;
+begin
+  select bt.token into newest from gdq.batch_token bt where bt.batch_id = b.batch_id order by bt.grant_id desc limit 1;
+  if newest is distinct from token then
+    raise exception 'batch % was handed to another worker', b.batch_id using errcode = 'GDQ01',
+      hint = 'Roll back, and ask for the next batch.';
+  end if;
+  return not gdq.is_finished(b.subscription_id, b.batch_no, b.batch_id);
+end
+$$;
+comment on function gdq.holds_batch(gdq.batch, uuid) is 'Whether a batch is open for who has this token; error GDQ01 for a stale one.';
+
+-- require_held(b, token): error unless a batch is open and the token its newest. Writes: nothing. Errors: GDQ01.
+create or replace function gdq.require_held(b gdq.batch, token uuid) returns void
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+begin
+  if not gdq.holds_batch(b, token) then
+    raise exception 'batch % is finished', b.batch_id using errcode = 'GDQ01', hint = 'Ask for the next batch.';
+  end if;
+end
+$$;
+comment on function gdq.require_held(gdq.batch, uuid) is 'Error GDQ01 unless a batch is open and the token its newest.';
+
+-- named_batch(batch_id): a batch that the session may use, open or not. Writes: nothing. Errors: GDQ01 when there is none
+-- of that number; GDQ07; 42501.
+create or replace function gdq.named_batch(batch_id bigint) returns gdq.batch
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  b gdq.batch;
+begin
+  select * into b from gdq.batch bb where bb.batch_id = named_batch.batch_id;
+  perform gdq.check_consumer_role(b.subscription_id);
+  if b.batch_id is null then
+    raise exception 'batch % does not exist', named_batch.batch_id using errcode = 'GDQ01';
+  end if;
+  perform gdq.require_era((select s.queue_id from gdq.subscription s where s.subscription_id = b.subscription_id));
+  return b;
+end
+$$;
+comment on function gdq.named_batch(bigint) is 'A batch that the session may use, open or not.';
+
+-- open_batch(batch_id, token): the batch, if it is open and the token its newest. Writes: nothing. Errors: GDQ01, GDQ07, 42501.
+create or replace function gdq.open_batch(batch_id bigint, token uuid) returns gdq.batch
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  b gdq.batch := gdq.named_batch(batch_id);
+begin
+  perform gdq.require_held(b, token);
+  return b;
+end
+$$;
+comment on function gdq.open_batch(bigint, uuid) is 'The batch, if it is open and the token its newest; else error GDQ01.';
+
+-- token_key(token): the advisory lock key of a batch's token: who puts events aside holds it shared, finish_batch() takes
+-- it alone. So an event is put aside before the batch is finished, or refused. By the token, not the batch: a worker that
+-- was given up for dead must not hold up the next. Writes: nothing.
+create or replace function gdq.token_key(token uuid) returns bigint
+language sql immutable security definer set search_path = pg_catalog, pg_temp
+as $$
+  select gdq.lock_key('token', (hashtext(token::text)::bigint & 4294967295)::oid)
+$$;
+comment on function gdq.token_key(uuid) is 'Advisory lock key of a batch''s token.';

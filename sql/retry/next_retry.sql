@@ -1,0 +1,13 @@
+-- next_retry(queue, consumer): when the next waiting retry of a consumer is due; NULL when none waits. Writes: nothing.
+-- Errors: 42704, 42501.
+create or replace function gdq.next_retry(queue text, consumer text) returns timestamptz
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  id integer := gdq.find_subscription(queue, consumer);
+begin
+  perform gdq.check_consumer_role(id);  -- a time is no data: who may not read the tables any more is told by next_batch()
+  return (select r.due_at from gdq.waiting_retries(id, 'infinity', 1) r);
+end
+$$;
+comment on function gdq.next_retry(text, text) is 'When the next retry of a consumer is due.';

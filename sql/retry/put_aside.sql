@@ -1,0 +1,47 @@
+-- put_aside(batch_id, token, ev_ids, ops, delay, reasons, dead): retry_event(), or with dead dead_letter(), of many events
+-- at once; the three lists belong together. They are stored as get_batch() or get_retries() shows them, since their log may
+-- be truncated by the time they come again. Once is enough: the first call stays. Planned at each call: one plan does not
+-- serve a single event and thousands.
+-- Result: how many come again; the others are dead letters. Writes: retry_event. Errors: as retry_event().
+create or replace function gdq.put_aside(batch_id bigint, token uuid, ev_ids bigint[], ops text[], delay interval, reasons text[], dead boolean)
+  returns bigint
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set plan_cache_mode = force_custom_plan
+as $$
+#variable_conflict use_column
+declare
+  b gdq.batch;
+  most integer;
+  missing bigint;
+begin
+  perform gdq.require_read_committed('a retry');
+  if delay is null or delay < interval '0' then
+    raise exception 'the delay of a retry is not negative' using errcode = 'invalid_parameter_value';
+  end if;
+  perform pg_advisory_xact_lock_shared(gdq.token_key(token));
+  b := gdq.open_batch(batch_id, token);
+  most := coalesce((select l.retries from gdq.retry_limit l where l.subscription_id = b.subscription_id), 10);
+  insert into gdq.retry_event (subscription_id, batch_id, token, ev_id, ev_txid, ev_time, op, tbl, key, old, new, origin, retries, due_at, dead, reason)
+    select distinct on (e.ev_id, e.op)
+           b.subscription_id, b.batch_id, put_aside.token, e.ev_id, e.ev_txid, e.ev_time, e.op, e.tbl, e.key, e.old, e.new, e.origin,
+           e.retries + (not (put_aside.dead or e.retries >= most))::integer, clock_timestamp() + delay,
+           put_aside.dead or e.retries >= most, a.reason
+      from gdq.batch_events(b.batch_id, put_aside.token, ev_ids) e
+      join unnest(ev_ids, ops, reasons) a(ev_id, op, reason) on a.ev_id = e.ev_id and (a.op is null or a.op = e.op)
+     where not exists (select from gdq.retry_event r
+                        where r.batch_id = b.batch_id and r.token = put_aside.token and r.ev_id = e.ev_id and r.op = e.op)
+     order by e.ev_id, e.op;
+  select a.ev_id into missing
+    from unnest(ev_ids, ops) a(ev_id, op)
+   where not exists (select from gdq.retry_event r where r.batch_id = b.batch_id and r.token = put_aside.token and r.ev_id = a.ev_id
+                                                     and (a.op is null or r.op = a.op)) limit 1;
+  if missing is not null then
+    raise exception 'batch % holds no event %', b.batch_id, missing using errcode = 'undefined_object';
+  elsif exists (select from gdq.retry_event r where r.batch_id = b.batch_id and r.token = put_aside.token and r.op = 'resync') then
+    raise exception 'a gap in capture cannot be put aside' using errcode = 'object_not_in_prerequisite_state', hint = 'Load the table afresh.';
+  end if;
+  return (select count(*) from unnest(ev_ids, ops) a(ev_id, op)
+           where exists (select from gdq.retry_event r where r.batch_id = b.batch_id and r.token = put_aside.token and r.ev_id = a.ev_id
+                                                         and (a.op is null or r.op = a.op) and not r.dead));
+end
+$$;
+comment on function gdq.put_aside(bigint, uuid, bigint[], text[], interval, text[], boolean) is 'Puts many events of an open batch aside, for a retry or as dead letters; how many come again.';
