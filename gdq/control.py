@@ -14,11 +14,10 @@ from typing import Any
 
 import psycopg
 from psycopg import Connection
-from psycopg.rows import dict_row, scalar_row
+from psycopg.rows import dict_row
 
+from gdq.call import call, scalar
 from gdq.conninfo import connect, conninfo_of
-from gdq.errors import mapped
-from gdq.queue import _call
 
 _FETCH_ROWS = 5_000
 
@@ -56,8 +55,7 @@ def copy_table(dsn: str | None, table: str) -> Iterator[TableCopy]:
         query = """select pg_catalog.format('%%I.%%I', n.nspname, c.relname)
                      from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
                     where c.oid = %s::pg_catalog.regclass"""
-        with connection.cursor(row_factory=scalar_row) as cursor:
-            name = str(cursor.execute(query, [table]).fetchone())
+        name = str(scalar(connection, query, table))
         connection.rollback()
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         connection.read_only = True
@@ -91,9 +89,7 @@ def resynced(connection: Connection[Any], queue: str, consumer: str, table: str 
     the consumer knows. TruncatedPosition when the snapshot lies before the consumer's position; ResyncRequired when
     capture has missed changes since the snapshot: copy again.
     """
-    query = "select gdq.resynced(%s, %s, %s::text::pg_catalog.regclass, %s::pg_snapshot)"
-    with mapped():
-        connection.execute(query, [queue, consumer, table, snapshot])
+    call(connection, "resynced", queue, consumer, table, snapshot)
 
 
 def seek(
@@ -110,29 +106,24 @@ def seek(
     TruncatedPosition when changes after it are gone. psycopg.errors.LockNotAvailable while a worker holds the
     consumer: nothing is changed, try again.
     """
-    query = "select gdq.seek(%s, %s, at_tick => %s, at_time => %s::timestamptz, to_now => %s)"
-    with mapped(), connection.cursor(row_factory=scalar_row) as cursor:
-        return int(cursor.execute(query, [queue, consumer, tick, time, now]).fetchone() or 0)
+    return int(call(connection, "seek", queue, consumer, at_tick=tick, at_time=time, to_now=now))
 
 
 def set_queue(connection: Connection[Any], queue: str, **settings: Any) -> bool:
     """Change settings of a queue, named as in create_queue(); False when nothing was other. max_bytes 0: no limit."""
-    return bool(_call(connection, "set_queue", queue, **settings))
+    return bool(call(connection, "set_queue", queue, **settings))
 
 
 def set_tables(connection: Connection[Any], queue: str, consumer: str, tables: Sequence[str] | None) -> bool:
     """Change which tables a consumer takes, from now on (None: all); False when it takes just these already."""
-    query = "select gdq.set_tables(%s, %s, %s::text[]::pg_catalog.regclass[])"
-    names = None if tables is None else list(tables)
-    with mapped(), connection.cursor(row_factory=scalar_row) as cursor:
-        return bool(cursor.execute(query, [queue, consumer, names]).fetchone())
+    return bool(call(connection, "set_tables", queue, consumer, None if tables is None else list(tables)))
 
 
 def pause(connection: Connection[Any], queue: str, consumer: str | None = None) -> bool:
     """Stop a queue, or one of its consumers, for the time being; False when it was paused."""
-    return bool(_call(connection, "pause", queue, consumer))
+    return bool(call(connection, "pause", queue, consumer))
 
 
 def resume(connection: Connection[Any], queue: str, consumer: str | None = None) -> bool:
     """Let a queue, or one of its consumers, go on; False when it was not paused."""
-    return bool(_call(connection, "resume", queue, consumer))
+    return bool(call(connection, "resume", queue, consumer))

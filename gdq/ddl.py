@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from psycopg import Connection
-from psycopg.rows import scalar_row
 
-from gdq.errors import mapped
+from gdq.call import call
 
 
 def apply_ddl(connection: Connection[Any], queue: str, ddl: str, *, lock: Sequence[str] | None = None) -> int:
@@ -17,6 +16,4 @@ def apply_ddl(connection: Connection[Any], queue: str, ddl: str, *, lock: Sequen
     `lock`: tables that are locked first. WrongIsolation unless READ COMMITTED; psycopg.errors.LockNotAvailable when a
     table is not free within 500 ms: roll back and try again.
     """
-    query = "select gdq.apply_ddl(%s, %s, %s::text[]::pg_catalog.regclass[])"
-    with mapped(), connection.cursor(row_factory=scalar_row) as cursor:
-        return int(cursor.execute(query, [queue, ddl, None if lock is None else list(lock)]).fetchone() or 0)
+    return int(call(connection, "apply_ddl", queue, ddl, None if lock is None else list(lock)))

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from psycopg import Connection
-from psycopg.rows import class_row, scalar_row
 
-from gdq.errors import mapped
+from gdq.call import call, rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +30,12 @@ def rebase(connection: Connection[Any], queue: str | None = None, *, keep: bool 
     server and begin after this, and consumers read nothing there after the dump: see docs/operations.md.
     psycopg.errors.LockNotAvailable when writers hold a table: nothing is changed, try again.
     """
-    with mapped(), connection.cursor(row_factory=class_row(Rebased)) as cursor:
-        return cursor.execute("select * from gdq.rebase(%s, keep => %s)", [queue, keep]).fetchall()
+    return rows(connection, Rebased, "select * from gdq.rebase(%s, keep => %s)", queue, keep)
 
 
 def position(connection: Connection[Any], queue: str, consumer: str) -> str:
     """Where a consumer stands, as text to be kept beside what it has written elsewhere."""
-    with mapped(), connection.cursor(row_factory=scalar_row) as cursor:
-        return str(cursor.execute("select gdq.position(%s, %s)", [queue, consumer]).fetchone())
+    return str(call(connection, "position", queue, consumer))
 
 
 def check_position(connection: Connection[Any], queue: str, position: str) -> None:
@@ -47,5 +44,4 @@ def check_position(connection: Connection[Any], queue: str, position: str) -> No
     DivergedPosition when the server lost it in a failover; EraEnded when it is from before a restore;
     TruncatedPosition when it is older than what the queue keeps.
     """
-    with mapped(), connection.cursor(row_factory=scalar_row) as cursor:
-        cursor.execute("select gdq.check_position(%s, %s)", [queue, position])
+    call(connection, "check_position", queue, position)

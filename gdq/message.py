@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from psycopg import Connection
-from psycopg.rows import scalar_row
 from psycopg.types.json import Jsonb
 
-from gdq.errors import GdqError, mapped
+from gdq.call import call, scalar
+from gdq.errors import GdqError
 from gdq.source import Event
 
 EXTRAS = 4
@@ -55,8 +55,7 @@ def insert_event(
     kind = "text" if isinstance(data, str) else "jsonb"
     values = [queue, type, data if kind == "text" else _json(data), *_extras(extra)]
     query = f"select gdq.insert_event(%s, %s, %s::{kind}, %s, %s, %s, %s)"
-    with mapped(), connection.cursor(row_factory=scalar_row) as cursor:
-        return int(cursor.execute(query.encode(), values).fetchone() or 0)
+    return int(scalar(connection, query, *values))
 
 
 def insert_events(connection: Connection[Any], queue: str, messages: Iterable[Message]) -> int:
@@ -71,8 +70,7 @@ def insert_events(connection: Connection[Any], queue: str, messages: Iterable[Me
     arrays = [list(extra) if any(value is not None for value in extra) else None for extra in extras]
     query = """select gdq.insert_events(%s, %s::text[], %s::jsonb[],
                  %s::text[], %s::text[], %s::text[], %s::text[])"""
-    with mapped(), connection.cursor(row_factory=scalar_row) as cursor:
-        return int(cursor.execute(query, [queue, types, data, *arrays]).fetchone() or 0)
+    return int(scalar(connection, query, queue, types, data, *arrays))
 
 
 def take_messages(connection: Connection[Any], queue: str, consumer: str) -> bool:
@@ -80,8 +78,7 @@ def take_messages(connection: Connection[Any], queue: str, consumer: str) -> boo
 
     psycopg.errors.ObjectInUse while it has a batch.
     """
-    with mapped(), connection.cursor(row_factory=scalar_row) as cursor:
-        return bool(cursor.execute("select gdq.take_messages(%s, %s)", [queue, consumer]).fetchone())
+    return bool(call(connection, "take_messages", queue, consumer))
 
 
 def _json(data: Any) -> Jsonb | None:

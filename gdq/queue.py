@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
 
-from psycopg import Connection, sql
-from psycopg.rows import class_row, scalar_row
+from psycopg import Connection
 from psycopg.types.json import Jsonb
 
+from gdq.call import call, rows
 from gdq.errors import mapped
 
 Mode = Literal["full", "pk"]
@@ -77,18 +77,17 @@ def create_queue(connection: Connection[Any], queue: str, **settings: Any) -> bo
     ticker_idle_period, rotation_period, retention (intervals), rotation_bytes, max_bytes, unlogged (change logs
     without WAL: a crash empties them, and all consumers are told to resync).
     """
-    return bool(_call(connection, "create_queue", queue, **settings))
+    return bool(call(connection, "create_queue", queue, **settings))
 
 
 def drop_queue(connection: Connection[Any], queue: str, *, force: bool = False) -> bool:
     """Remove a queue with its logs; False when there was none. With tables or consumers only by `force`."""
-    return bool(_call(connection, "drop_queue", queue, force=force))
+    return bool(call(connection, "drop_queue", queue, force=force))
 
 
 def queue_info(connection: Connection[Any], queue: str | None = None) -> list[QueueInfo]:
     """All queues, or one."""
-    with mapped(), connection.cursor(row_factory=class_row(QueueInfo), binary=True) as cursor:
-        return cursor.execute("select * from gdq.queue_info(%s)", [queue]).fetchall()
+    return rows(connection, QueueInfo, "select * from gdq.queue_info(%s)", queue, binary=True)
 
 
 def add_table(
@@ -126,7 +125,7 @@ def add_table(
     options: dict[str, Any] = {name: list(value) for name, value in lists.items() if value is not None}
     options |= {"allow_rls": allow_rls, "where": where, "granularity": granularity, "always": always}
     options |= {"origin": origin, "pin_search_path": pin_search_path, "format": format}
-    _call(connection, "add_table", queue, _Table(table), mode=mode, **options)
+    call(connection, "add_table", queue, table, mode=mode, **options)
 
 
 def alter_table_options(connection: Connection[Any], queue: str, table: str, **options: Any) -> bool:
@@ -137,9 +136,7 @@ def alter_table_options(connection: Connection[Any], queue: str, table: str, **o
     brings (columns that were not logged, another `where`, more operations, another key in mode pk).
     psycopg.errors.LockNotAvailable when writers hold the table, ObjectInUse when a view reads it.
     """
-    query = "select gdq.alter_table_options(%s, %s::pg_catalog.regclass, %s)"
-    with mapped(), connection.cursor(row_factory=scalar_row) as cursor:
-        return bool(cursor.execute(query, [queue, table, Jsonb(options)]).fetchone())
+    return bool(call(connection, "alter_table_options", queue, table, Jsonb(options)))
 
 
 def remove_table(connection: Connection[Any], queue: str, table: str, *, force: bool = False) -> None:
@@ -147,18 +144,17 @@ def remove_table(connection: Connection[Any], queue: str, table: str, *, force: 
 
     psycopg.errors.ObjectInUse when a consumer has not read all of them, unless by `force`: then it meets a gap.
     """
-    _call(connection, "remove_table", queue, _Table(table), force=force)
+    call(connection, "remove_table", queue, table, force=force)
 
 
 def table_info(connection: Connection[Any], queue: str | None = None) -> list[TableInfo]:
     """The captured tables of all queues, or of one."""
-    with mapped(), connection.cursor(row_factory=class_row(TableInfo)) as cursor:
-        return cursor.execute("select * from gdq.table_info(%s)", [queue]).fetchall()
+    return rows(connection, TableInfo, "select * from gdq.table_info(%s)", queue)
 
 
 def check_tables(connection: Connection[Any], queue: str | None = None) -> int:
     """Switch capture off for tables that were altered and no event trigger saw it; how many. maintain() mends them."""
-    return int(_call(connection, "check_tables", queue))
+    return int(call(connection, "check_tables", queue))
 
 
 def force_tick(connection: Connection[Any], queue: str) -> int:
@@ -166,12 +162,12 @@ def force_tick(connection: Connection[Any], queue: str) -> int:
 
     Without event triggers it is refused after DDL that check_tables() has not looked at: gdq.ticker.take_tick() does.
     """
-    return int(_call(connection, "force_tick", queue))
+    return int(call(connection, "force_tick", queue))
 
 
 def ticker(connection: Connection[Any], queue: str | None = None) -> int:
     """Take a tick that is due, of one queue or all; how many were made: call again until 0."""
-    return int(_call(connection, "ticker", queue))
+    return int(call(connection, "ticker", queue))
 
 
 def tick_and_pause(
@@ -196,22 +192,4 @@ def tick_and_pause(
 
 def maintain(connection: Connection[Any]) -> bool:
     """Rotate and empty logs, in a transaction of its own; True when more is due: call again."""
-    return bool(_call(connection, "maintain"))
-
-
-class _Table(str):
-    """A table's name as SQL has it, which the server resolves with the session's search_path."""
-
-    __slots__ = ()
-
-
-def _call(connection: Connection[Any], function: str, *arguments: str | None, **named: Any) -> Any:
-    """Call a SQL function of gdq with a scalar result."""
-    parts: list[sql.Composable] = [
-        sql.SQL("%s::pg_catalog.regclass" if isinstance(argument, _Table) else "%s") for argument in arguments
-    ]
-    parts += [sql.SQL("{} => %s").format(sql.Identifier(name)) for name in named]
-    query = sql.SQL("select gdq.{}({})").format(sql.Identifier(function), sql.SQL(", ").join(parts))
-    values = [str(argument) if argument is not None else None for argument in arguments] + list(named.values())
-    with mapped(), connection.cursor(row_factory=scalar_row) as cursor:
-        return cursor.execute(query, values).fetchone()
+    return bool(call(connection, "maintain"))

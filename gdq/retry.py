@@ -10,9 +10,9 @@ from datetime import datetime, timedelta
 from typing import Any, ClassVar, Protocol
 
 from psycopg import Connection
-from psycopg.rows import class_row, scalar_row
 
-from gdq.errors import GdqError, mapped
+from gdq.call import call, rows, scalar
+from gdq.errors import GdqError
 from gdq.source import Event
 
 DELAY = timedelta(minutes=1)
@@ -136,28 +136,24 @@ class DeadLetterInfo:
 
 def retry_info(connection: Connection[Any], queue: str | None = None, consumer: str | None = None) -> list[RetryInfo]:
     """The events that wait to come again, of all queues, one queue or one consumer."""
-    with mapped(), connection.cursor(row_factory=class_row(RetryInfo)) as cursor:
-        return cursor.execute("select * from gdq.retry_info(%s, %s)", [queue, consumer]).fetchall()
+    return rows(connection, RetryInfo, "select * from gdq.retry_info(%s, %s)", queue, consumer)
 
 
 def next_retry(connection: Connection[Any], queue: str, consumer: str) -> float | None:
     """In how many seconds the next retry of a consumer is due; None when none waits."""
     query = "select extract(epoch from gdq.next_retry(%s, %s) - clock_timestamp())::float8"
-    with mapped(), connection.cursor(row_factory=scalar_row) as cursor:
-        seconds: float | None = cursor.execute(query, [queue, consumer]).fetchone()
-        return seconds
+    seconds: float | None = scalar(connection, query, queue, consumer)
+    return seconds
 
 
 def set_retry_limit(connection: Connection[Any], queue: str, consumer: str, retries: int) -> None:
     """Set how often an event of a consumer is retried before it becomes a dead letter (10 unless set)."""
-    with mapped():
-        connection.execute("select gdq.set_retry_limit(%s, %s, %s)", [queue, consumer, retries])
+    call(connection, "set_retry_limit", queue, consumer, retries)
 
 
 def dead_letters(connection: Connection[Any], queue: str, consumer: str | None = None) -> list[DeadLetterInfo]:
     """The events that the consumers of a queue gave up, or one of them did, oldest first."""
-    with mapped(), connection.cursor(row_factory=class_row(DeadLetterInfo)) as cursor:
-        return cursor.execute("select * from gdq.dead_letters(%s, %s)", [queue, consumer]).fetchall()
+    return rows(connection, DeadLetterInfo, "select * from gdq.dead_letters(%s, %s)", queue, consumer)
 
 
 def replay_dead_letters(
@@ -169,7 +165,7 @@ def replay_dead_letters(
     older_than: timedelta | str | None = None,
 ) -> int:
     """Hand dead letters (None: all; of so great an age) to their consumer again, in its next batch; how many."""
-    return _sweep(connection, "replay", [queue, consumer, _listed(ids), older_than])
+    return int(call(connection, "replay_dead_letters", queue, consumer, _listed(ids), older_than))
 
 
 def purge_dead_letters(
@@ -181,13 +177,7 @@ def purge_dead_letters(
     older_than: timedelta | str | None = None,
 ) -> int:
     """Forget dead letters (None: all; of so great an age); how many."""
-    return _sweep(connection, "purge", [queue, consumer, _listed(ids), older_than])
-
-
-def _sweep(connection: Connection[Any], verb: str, arguments: list[Any]) -> int:
-    query = f"select gdq.{verb}_dead_letters(%s, %s, %s::bigint[], %s::interval)"
-    with mapped(), connection.cursor(row_factory=scalar_row) as cursor:
-        return int(cursor.execute(query.encode(), arguments).fetchone() or 0)
+    return int(call(connection, "purge_dead_letters", queue, consumer, _listed(ids), older_than))
 
 
 def _listed(ids: Sequence[int] | None) -> list[int] | None:

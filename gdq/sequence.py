@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from psycopg import Connection
-from psycopg.rows import class_row, scalar_row
 
-from gdq.errors import mapped
+from gdq.call import call, rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +40,14 @@ def add_sequence(connection: Connection[Any], queue: str, sequence: str) -> bool
 
     psycopg.errors.InsufficientPrivilege when the owner of gdq may not read it.
     """
-    with mapped(), connection.cursor(row_factory=scalar_row) as cursor:
-        query = "select gdq.add_sequence(%s, %s::pg_catalog.regclass)"
-        return bool(cursor.execute(query, [queue, sequence]).fetchone())
+    return bool(call(connection, "add_sequence", queue, sequence))
 
 
 def remove_sequence(connection: Connection[Any], queue: str, sequence: str) -> bool:
     """Stop publishing a sequence, named as sequence_info() does; False when it was not published."""
-    with mapped(), connection.cursor(row_factory=scalar_row) as cursor:
-        return bool(cursor.execute("select gdq.remove_sequence(%s, %s)", [queue, sequence]).fetchone())
+    return bool(call(connection, "remove_sequence", queue, sequence))
 
 
 def sequence_info(connection: Connection[Any], queue: str | None = None) -> list[SequenceInfo]:
     """The published sequences of all queues, or of one."""
-    with mapped(), connection.cursor(row_factory=class_row(SequenceInfo)) as cursor:
-        return cursor.execute("select * from gdq.sequence_info(%s)", [queue]).fetchall()
+    return rows(connection, SequenceInfo, "select * from gdq.sequence_info(%s)", queue)

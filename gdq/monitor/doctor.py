@@ -11,9 +11,8 @@ from typing import Any, Literal
 
 import psycopg
 from psycopg import Connection, sql
-from psycopg.rows import class_row, scalar_row
 
-from gdq.errors import mapped
+from gdq.call import call, rows
 from gdq.installer import install
 
 PATIENCE = timedelta(minutes=1)
@@ -62,8 +61,7 @@ class Repair:
 
 def doctor(connection: Connection[Any], queue: str | None = None, patience: timedelta = PATIENCE) -> list[Finding]:
     """What is wrong, errors first and notes last. `patience`: how long a thing may last before it is found."""
-    with mapped(), connection.cursor(row_factory=class_row(Finding)) as cursor:
-        found = cursor.execute("select * from gdq.doctor(%s, %s)", [queue, patience]).fetchall()
+    found = rows(connection, Finding, "select * from gdq.doctor(%s, %s)", queue, patience)
     return sorted(found, key=lambda finding: (_RANK[finding.severity], finding.code, finding.object, finding.cause))
 
 
@@ -96,12 +94,12 @@ def _event_triggers(connection: Connection[Any]) -> Repair:
 
 def _drop_triggers(connection: Connection[Any]) -> Iterator[Repair]:
     """Triggers that are left over or were renamed, where the session owns their table."""
-    rows = connection.execute(
+    strays = connection.execute(
         """select gdq.table_name(relid), name from gdq.stray_triggers(null) where own
            union all
            select gdq.table_name(g.relid), g.name from gdq.renamed_triggers() g where g.own"""
     ).fetchall()
-    for table, name in rows:
+    for table, name in strays:
         drop = sql.SQL("drop trigger if exists {} on {}").format(sql.Identifier(name), sql.SQL(table))
         try:
             with connection.transaction():
@@ -115,26 +113,24 @@ def _drop_triggers(connection: Connection[Any]) -> Iterator[Repair]:
 
 def _repair_table(connection: Connection[Any], table: str) -> Iterator[Repair]:
     """Switch capture off on record, then on again; the lock on the table is only taken for the second."""
-    with mapped(), connection.cursor(row_factory=scalar_row) as cursor:
-        try:
-            off = cursor.execute("select gdq.suspend_table(%s::pg_catalog.regclass)", [table]).fetchall()
-        except psycopg.Error as error:
-            yield Repair(table, False, f"left {table}: {_line(error)}")
-            return
-        for table_id in off:
-            if _rearm(connection, table_id):
-                yield Repair(table, True, f"captured {table} again; that changes may be missing is recorded")
-            else:
-                reason = cursor.execute("select gdq.off_reason(%s)", [table_id]).fetchone()
-                yield Repair(table, False, f"left {table} switched off, on record; the ticker tries on ({reason})")
+    try:
+        off = connection.execute("select gdq.suspend_table(%s)", [table]).fetchall()
+    except psycopg.Error as error:
+        yield Repair(table, False, f"left {table}: {_line(error)}")
+        return
+    for (table_id,) in off:
+        if _rearm(connection, table_id):
+            yield Repair(table, True, f"captured {table} again; that changes may be missing is recorded")
+        else:
+            reason = call(connection, "off_reason", table_id)
+            yield Repair(table, False, f"left {table} switched off, on record; the ticker tries on ({reason})")
 
 
 def _rearm(connection: Connection[Any], table_id: int) -> bool:
     for number in range(_LOCK_TRIES):
         if number:
             time.sleep(0.05 * 2**number * random.uniform(0.5, 1))
-        row = connection.execute("select gdq.rearm(%s)", [table_id]).fetchone()
-        if row and row[0]:
+        if call(connection, "rearm", table_id):
             return True
     return False
 

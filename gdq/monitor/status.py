@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-from psycopg import Connection, sql
-from psycopg.rows import class_row
+from psycopg import Connection
 
-from gdq.errors import mapped
-
-Row = TypeVar("Row")
+from gdq.call import rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,29 +106,32 @@ class Status:
 
 def queue_status(connection: Connection[Any], queue: str | None = None) -> list[QueueStatus]:
     """All queues, or one."""
-    return _rows(connection, QueueStatus, "queue_status", queue)
+    return rows(connection, QueueStatus, "select * from gdq.queue_status(%s)", queue)
 
 
 def consumer_status(connection: Connection[Any], queue: str | None = None) -> list[ConsumerStatus]:
     """The consumers of all queues, or of one."""
-    return _rows(connection, ConsumerStatus, "consumer_status", queue)
+    return rows(connection, ConsumerStatus, "select * from gdq.consumer_status(%s)", queue)
 
 
 def table_status(connection: Connection[Any], queue: str | None = None) -> list[TableStatus]:
     """The captured tables of all queues, or of one."""
-    return _rows(connection, TableStatus, "table_status", queue)
+    return rows(connection, TableStatus, "select * from gdq.table_status(%s)", queue)
 
 
 def view_status(connection: Connection[Any], queue: str | None = None) -> list[ViewStatus]:
     """The views of all queues, or of one."""
-    return _rows(connection, ViewStatus, "view_status", queue)
+    return rows(connection, ViewStatus, "select * from gdq.view_status(%s)", queue)
 
 
 def status(connection: Connection[Any], queue: str | None = None) -> Status:
     """Queues, consumers, tables and views."""
     tables = table_status(connection, queue)
     # their logs need not be looked at twice
-    queues = [_with_logs(row, tables) for row in _rows(connection, QueueStatus, "queue_status", queue, False)]
+    queues = [
+        _with_logs(row, tables)
+        for row in rows(connection, QueueStatus, "select * from gdq.queue_status(%s, false)", queue)
+    ]
     return Status(queues, consumer_status(connection, queue), tables, view_status(connection, queue))
 
 
@@ -143,11 +143,3 @@ def _with_logs(row: QueueStatus, tables: list[TableStatus]) -> QueueStatus:
         log_bytes=row.log_bytes + sum(table.log_bytes for table in own),
         segments=row.segments + sum(table.segments for table in own),
     )
-
-
-def _rows(connection: Connection[Any], row_type: type[Row], function: str, *values: Any) -> list[Row]:
-    query = sql.SQL("select * from gdq.{}({})").format(
-        sql.Identifier(function), sql.SQL(", ").join(sql.Placeholder() * len(values))
-    )
-    with mapped(), connection.cursor(row_factory=class_row(row_type)) as cursor:
-        return cursor.execute(query, values).fetchall()

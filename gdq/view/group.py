@@ -11,9 +11,9 @@ from datetime import datetime
 from typing import Any
 
 from psycopg import Connection
-from psycopg.rows import class_row, scalar_row
 
-from gdq.errors import GdqError, mapped
+from gdq.call import call, rows
+from gdq.errors import GdqError
 from gdq.view.view import ViewInfo, view_info
 
 
@@ -56,23 +56,22 @@ def create_group(connection: Connection[Any], name: str, views: Sequence[str]) -
     psycopg.errors.FeatureNotSupported for views that do not go together, DuplicateObject for one that is in another
     group, UndefinedObject for one that is not there.
     """
-    return bool(_scalar(connection, "select gdq.create_group(%s, %s)", name, list(views)))
+    return bool(call(connection, "create_group", name, list(views)))
 
 
 def alter_group(connection: Connection[Any], name: str, *, add: Sequence[str] = (), remove: Sequence[str] = ()) -> bool:
     """Put views into a group, take others out; False when nothing changed. Errors as for create_group()."""
-    return bool(_scalar(connection, "select gdq.alter_group(%s, %s, %s)", name, list(add), list(remove)))
+    return bool(call(connection, "alter_group", name, list(add), list(remove)))
 
 
 def drop_group(connection: Connection[Any], name: str) -> bool:
     """Forget a group, not its views; False when there was none."""
-    return bool(_scalar(connection, "select gdq.drop_group(%s)", name))
+    return bool(call(connection, "drop_group", name))
 
 
 def group_info(connection: Connection[Any], name: str | None = None) -> list[GroupInfo]:
     """All groups, or one. psycopg.errors.UndefinedObject when there is no such group."""
-    with mapped(), connection.cursor(row_factory=class_row(GroupInfo)) as cursor:
-        return cursor.execute("select * from gdq.group_info(%s)", [name]).fetchall()
+    return rows(connection, GroupInfo, "select * from gdq.group_info(%s)", name)
 
 
 def units(connection: Connection[Any], names: Sequence[str] = (), groups: Sequence[str] = ()) -> list[Unit]:
@@ -130,8 +129,3 @@ def _in_order(connection: Connection[Any], given: Iterable[Unit]) -> list[Unit]:
     for number in range(len(listed)):
         visit(number)
     return ordered
-
-
-def _scalar(connection: Connection[Any], query: str, *values: object) -> Any:
-    with mapped(), connection.cursor(row_factory=scalar_row) as cursor:
-        return cursor.execute(query, values).fetchone()

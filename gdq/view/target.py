@@ -11,12 +11,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, LiteralString
+from typing import Any
 
 import psycopg
 from psycopg import Connection, sql
-from psycopg.rows import class_row, scalar_row
+from psycopg.rows import class_row
 
+from gdq.call import scalar
 from gdq.errors import GdqError
 from gdq.plan.table import quote
 
@@ -119,7 +120,7 @@ class Target:
 
     def prepare(self, connection: Connection[Any]) -> None:
         """Create schema gdq_target and its position table where they are missing."""
-        if _scalar(connection, "select pg_catalog.to_regclass('gdq_target.position')") is not None:
+        if scalar(connection, "select pg_catalog.to_regclass('gdq_target.position')") is not None:
             return
         connection.execute("select pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('gdq target', 0))")
         connection.execute("create schema if not exists gdq_target")
@@ -230,7 +231,7 @@ class Target:
         """
         made = f"{'unique ' if unique else ''}({columns})"
         query = "select pg_catalog.obj_description(pg_catalog.to_regclass(%s), 'pg_class')"
-        if columns and _scalar(connection, query, self.key_index) == made:
+        if columns and scalar(connection, query, self.key_index) == made:
             return
         run(connection, f"drop index if exists {self.key_index}")
         if columns:
@@ -284,7 +285,7 @@ class Target:
             run(connection, f"drop table {self.table}")
         run(connection, f"drop table if exists {self.state}")
         self.sweep(connection)
-        if _scalar(connection, "select pg_catalog.to_regclass('gdq_target.position')") is not None:
+        if scalar(connection, "select pg_catalog.to_regclass('gdq_target.position')") is not None:
             connection.execute(
                 "delete from gdq_target.position where view = %s and source = %s", [self.view, self.source]
             )
@@ -331,8 +332,3 @@ def copy_rows(
     if own != theirs:
         sink.execute(set_encoding, [theirs])
     return copied
-
-
-def _scalar(connection: Connection[Any], query: LiteralString, *values: object) -> Any:
-    with connection.cursor(row_factory=scalar_row) as cursor:
-        return cursor.execute(query, values).fetchone()

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import psycopg
 from psycopg import Connection, sql
 from psycopg.conninfo import conninfo_to_dict
-from psycopg.rows import class_row, scalar_row
 
-from gdq.errors import GdqError, mapped
+from gdq.call import call, rows, scalar
+from gdq.errors import GdqError
 from gdq.plan.table import PlanError, RefreshPlan, plan_view, quote, referenced_table
 from gdq.view.lake_name import LakeKind, LakeName, check_columns, lake_name
 from gdq.view.table_schema import describe, load_schema, load_schemas, raw
@@ -155,7 +155,7 @@ def create_view(
 
     canonical = not isinstance(plan, RefreshPlan)
     options: dict[str, str] = {
-        setting: _scalar(connection, "select pg_catalog.current_setting(%s)", setting) for setting in _KEPT_SETTINGS
+        setting: scalar(connection, "select pg_catalog.current_setting(%s)", setting) for setting in _KEPT_SETTINGS
     }
     # Dates are read in the order of the session, and written so that they can be read back.
     options["datestyle"] = f"ISO, {options['datestyle'].rpartition(' ')[2]}"
@@ -180,39 +180,28 @@ def create_view(
         check_columns(lake.kind, [column for column, _, _ in describe(connection, definition, settings)])
     with connection.transaction():
         # The consumer comes first: its tick wants a transaction that has written nothing.
-        created = _scalar(
-            connection,
-            "select gdq.create_view(%s, %s, %s, %s, %s::text[]::pg_catalog.regclass[], %s)",
-            name,
-            queue,
-            definition,
-            qualified,
-            tables,
-            json.dumps(options),
-        )
+        created = call(connection, "create_view", name, queue, definition, qualified, tables, json.dumps(options))
     return plan if created else None
 
 
 def drop_view(connection: Connection[Any], name: str) -> bool:
     """Forget a view with its history and consumer; False when there was none. The target is left alone."""
-    return bool(_scalar(connection, "select gdq.drop_view(%s)", name))
+    return bool(call(connection, "drop_view", name))
 
 
 def view_info(connection: Connection[Any], name: str | None = None) -> list[ViewInfo]:
     """All views, or one. psycopg.errors.UndefinedObject when there is no such view."""
-    with mapped(), connection.cursor(row_factory=class_row(ViewInfo)) as cursor:
-        return cursor.execute("select * from gdq.view_info(%s)", [name]).fetchall()
+    return rows(connection, ViewInfo, "select * from gdq.view_info(%s)", name)
 
 
 def view_history(connection: Connection[Any], name: str, limit: int | None = None) -> list[ViewRun]:
     """A view's refreshes, newest first, at most `limit`. psycopg.errors.UndefinedObject when there is no such view."""
-    with mapped(), connection.cursor(row_factory=class_row(ViewRun)) as cursor:
-        return cursor.execute("select * from gdq.view_history(%s, %s)", [name, limit]).fetchall()
+    return rows(connection, ViewRun, "select * from gdq.view_history(%s, %s)", name, limit)
 
 
 def view_changed(connection: Connection[Any], name: str) -> bool:
     """Whether a refresh of the view would find something to do; cheap. psycopg.errors.UndefinedObject as above."""
-    return bool(_scalar(connection, "select gdq.view_changed(%s)", name))
+    return bool(call(connection, "view_changed", name))
 
 
 def load_plan(connection: Connection[Any], view: ViewInfo) -> Plan:
@@ -288,7 +277,7 @@ def qualified_target(connection: Connection[Any], target: str) -> str:
     """`target`, schema.table as in SQL, in PostgreSQL's own spelling. GdqError when it is no such name."""
     try:
         with connection.transaction():
-            parts: list[str] = _scalar(connection, "select pg_catalog.parse_ident(%s)", target)
+            parts: list[str] = scalar(connection, "select pg_catalog.parse_ident(%s)", target)
     except psycopg.errors.InvalidParameterValue as error:
         raise GdqError(f"{target!r} is no table name", hint="Write schema.table.") from error
     if len(parts) != 2:
@@ -323,7 +312,7 @@ def _check_group_types(connection: Connection[Any], plan: RefreshPlan) -> None:
     for name in plan.merge.keys:
         oid, kind = described[name]
         query = "select typtype from pg_catalog.pg_type where oid = %s and oid >= 16384"
-        if _scalar(connection, query, oid) not in (None, "e"):
+        if scalar(connection, query, oid) not in (None, "e"):
             raise PlanError("group-by-type", f"GROUP BY {quote(name)}: another database does not compare {kind} alike")
 
 
@@ -331,7 +320,7 @@ def _resolve(connection: Connection[Any], query: str) -> str:
     """The table of the view, found as the server does it, as a quoted qualified name."""
     schema, name = referenced_table(query)
     written = quote(name) if schema is None else f"{quote(schema)}.{quote(name)}"
-    found = _scalar(
+    found = scalar(
         connection,
         """select pg_catalog.format('%%I.%%I', n.nspname, c.relname)
              from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
@@ -354,7 +343,7 @@ def _check_on_server(connection: Connection[Any], query: str, plan: RefreshPlan)
         trees = []
         for text in (query, plan.query):
             connection.execute(sql.SQL("create temp view gdq_check as {}").format(raw(text.strip().rstrip(";"))))
-            tree = _scalar(connection, "select pg_catalog.pg_get_viewdef('pg_temp.gdq_check'::regclass)")
+            tree = scalar(connection, "select pg_catalog.pg_get_viewdef('pg_temp.gdq_check'::regclass)")
             trees.append(_UNIT.sub(lambda unit: unit[0].lower(), tree))
             connection.execute("drop view pg_temp.gdq_check")
         if trees[0] != trees[1]:
@@ -382,8 +371,3 @@ def _check_on_server(connection: Connection[Any], query: str, plan: RefreshPlan)
                 ) from error
             except (psycopg.errors.FeatureNotSupported, psycopg.errors.GroupingError) as error:
                 raise PlanError("expression", f"{expression}: {error.diag.message_primary}") from error
-
-
-def _scalar(connection: Connection[Any], query: str, *values: object) -> Any:
-    with mapped(), connection.cursor(row_factory=scalar_row) as cursor:
-        return cursor.execute(query, values or None).fetchone()
