@@ -39,23 +39,35 @@ _LOOK_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ConsumerInfo:
-    """One consumer of a queue: how far behind it is in time and events, and whose. `tables` None: it takes all.
+    """One consumer of a queue: how far it is behind, what it takes and whose it is.
 
-    `resync`: the tables that it must copy anew, now or once it comes to the event that says so; `reason`: why.
+    `lag`: how old the oldest change that it has not finished is at most. `unread_bytes`: of the logs that it takes.
+    `batch_age`: since its oldest open batch was opened. `resync`: the tables that it must copy anew, now or once it
+    comes to the event that says so; `reason`: why. `tables` None: it takes all. A value is None while the consumer or
+    its queue is just going.
     """
 
     queue_name: str
     consumer_name: str
-    lag: timedelta
-    lag_events: int
+    lag: timedelta | None
+    unread_events: int | None
+    unread_bytes: int
     last_seen: datetime | None
+    batch_age: timedelta | None
     last_tick: int | None
+    retries: int
+    dead_letters: int
+    resync: list[str] | None
+    reason: str | None
     tables: list[str] | None
     skip_origin: list[str] | None
     owner_role: str
     paused: bool
-    resync: list[str] | None
-    reason: str | None
+
+    @property
+    def tables_resync(self) -> int:
+        """How many tables the consumer must copy anew."""
+        return sum(table != "messages" for table in self.resync or [])
 
 
 class Handler(Protocol):
@@ -114,7 +126,7 @@ def peek(connection: Connection[Any], queue: str, consumer: str | None = None, *
         consumers = consumer_info(connection, queue)
         if not consumers:
             raise GdqError(f'queue "{queue}" has no consumer to look for', hint="Register one first.")
-        consumer = max(consumers, key=lambda info: info.lag_events).consumer_name
+        consumer = max(consumers, key=lambda info: info.unread_events or 0).consumer_name
     # What opens the batch is undone, so a worker's own token stays good.
     with connection.transaction(force_rollback=True):
         connection.execute("set local lock_timeout = '2s'")

@@ -24,15 +24,26 @@ Format = Literal["typed", "json"]
 
 @dataclass(frozen=True, slots=True)
 class QueueInfo:
-    """One queue: its settings, and how far its ticks are behind."""
+    """One queue: its last tick, how fast events come, what its logs hold, and its settings.
+
+    `tables_resync`: captured tables with a gap; `open_writers`: transactions that have written to the logs and go on.
+    From `ticker_max_count` on: the settings, see create_queue().
+    """
 
     queue_name: str
     queue_id: int
-    tables: int
-    consumers: int
     last_tick: int | None
-    last_tick_lag: timedelta | None
+    tick_age: timedelta | None
+    last_event: int | None
     events_since_tick: int | None
+    events_per_second: float | None
+    log_bytes: int
+    segments: int
+    tables: int
+    tables_resync: int
+    consumers: int
+    open_writers: int
+    paused: bool
     ticker_max_count: int
     ticker_max_lag: timedelta
     ticker_idle_period: timedelta
@@ -41,14 +52,14 @@ class QueueInfo:
     retention: timedelta
     unlogged: bool
     max_bytes: int | None
-    paused: bool
 
 
 @dataclass(frozen=True, slots=True)
 class TableInfo:
     """One captured table. `state` is "resync" while capture has a gap that some consumer has not passed.
 
-    From `where` on: the options that it was added with, see add_table().
+    `events`: rows written to its logs; `log_bytes`, `segments`: of the log segments that hold rows. From `where` on:
+    the options that it was added with, see add_table().
     """
 
     queue_name: str
@@ -60,7 +71,9 @@ class TableInfo:
     version: int
     state: Literal["ok", "resync"]
     reason: str | None
+    events: int
     log_bytes: int
+    segments: int
     where: str | None
     operations: list[str]
     granularity: Granularity

@@ -12,7 +12,6 @@ from gdq import __version__
 from gdq.cli.base import (
     Group,
     dsn_option,
-    fields,
     json_option,
     names,
     print_rows,
@@ -40,6 +39,21 @@ from gdq.cli.view import commands as view_commands
 
 if TYPE_CHECKING:
     from gdq.queue import Mode
+
+# The lists show what was chosen; how things are going is in `gdq status`.
+_QUEUE_COLUMNS = (
+    "queue_name", "tables", "consumers", "last_tick", "tick_age", "events_since_tick",
+    "ticker_max_count", "ticker_max_lag", "ticker_idle_period", "rotation_period", "rotation_bytes", "retention",
+    "unlogged", "max_bytes", "paused",
+)  # fmt: skip
+_TABLE_COLUMNS = (
+    "queue_name", "table_name", "mode", "format", "key", "columns", "version", "state", "reason", "log_bytes",
+    "where", "operations", "granularity", "always", "origin", "pin_search_path", "allow_rls",
+)  # fmt: skip
+_CONSUMER_COLUMNS = (
+    "queue_name", "consumer_name", "lag", "unread_events", "last_seen", "last_tick", "tables", "skip_origin",
+    "owner_role", "paused", "resync", "reason",
+)  # fmt: skip
 
 
 class _Logfmt(logging.Formatter):
@@ -167,7 +181,7 @@ def list_queues(as_json: bool, dsn: str | None) -> None:
 
     with session(dsn) as connection:
         rows = queues.queue_info(connection)
-    print_rows(rows, fields(queues.QueueInfo), as_json=as_json)
+    print_rows(rows, _QUEUE_COLUMNS, as_json=as_json)
 
 
 @main.command("add-table")
@@ -220,7 +234,7 @@ def list_tables(queue: str | None, as_json: bool, dsn: str | None) -> None:
 
     with session(dsn) as connection:
         rows = queues.table_info(connection, queue)
-    print_rows(rows, fields(queues.TableInfo), as_json=as_json)
+    print_rows(rows, _TABLE_COLUMNS, as_json=as_json)
 
 
 @main.command("register-consumer")
@@ -288,7 +302,7 @@ def list_consumers(queue: str | None, as_json: bool, dsn: str | None) -> None:
 
     with session(dsn) as connection:
         rows = consumers.consumer_info(connection, queue)
-    print_rows(rows, fields(consumers.ConsumerInfo), as_json=as_json)
+    print_rows(rows, _CONSUMER_COLUMNS, as_json=as_json)
 
 
 @main.command()

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 _FOLDER = Path(__file__).parent.parent
 
-# The folders of sql/ in the order in which they run. A function calls those of its own folder and of the folders before.
+# The folders of sql/ in the order in which they run. A function calls functions of its own folder and of those before.
 SQL_FOLDERS = (
     "base",
     "position",

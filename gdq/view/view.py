@@ -10,7 +10,7 @@ import json
 import re
 import uuid
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 import psycopg
@@ -74,9 +74,12 @@ class ViewRun:
 
 @dataclass(frozen=True, slots=True)
 class ViewInfo:
-    """One view and the outcome of its last refresh.
+    """One view, how fresh it is, and the outcome of its last refresh.
 
-    `last_action`: full, delta, none or failed; `group_name`: the group that it is refreshed with.
+    `age`: since the start of the last refresh that succeeded, so what the target stands for is at most as old; None
+    before the first. `last_action`: full, delta, none or failed; `kind`: none, incremental, by-key or full, what that
+    refresh computed, and `delta_rows`: the netted changes that it worked on. `group_name`: the group of views that it
+    is refreshed with.
     """
 
     view_name: str
@@ -87,12 +90,20 @@ class ViewInfo:
     definition: str
     options: dict[str, Any]
     created_at: datetime
+    age: timedelta | None
     last_refresh: datetime | None
     last_action: str | None
     last_reason: str | None
     rows_changed: int | None
     error: str | None
+    kind: str | None
+    delta_rows: int | None
     group_name: str | None
+
+    @property
+    def kind_name(self) -> str:
+        """The kind, unknown before the first refresh and after one that failed."""
+        return self.kind or "unknown"
 
     @property
     def source(self) -> str:

@@ -54,8 +54,8 @@ as $$
     from pg_proc p,
          (values
            -- what there is, and no data
-           ('{gdq_reader,gdq_consumer,gdq_admin}'::name[], '{queue_info,table_info,sequence_info,consumer_info,member_info,view_info,view_history,view_status,group_info,queue_status,table_status,'
-              'consumer_status,doctor,event_triggers_on}'::text[]),
+           ('{gdq_reader,gdq_consumer,gdq_admin}'::name[], '{queue_info,table_info,sequence_info,consumer_info,member_info,view_info,view_history,group_info,'
+              'doctor,event_triggers_on}'::text[]),
            -- each consumer is its role's own, see check_consumer_role()
            ('{gdq_consumer,gdq_admin}', '{register_consumer,unregister_consumer,register_member,unregister_member,next_batch,touch_batch,'
               'get_batch,get_events,batch_tables,batch_versions,batch_rows,batch_gaps,table_columns,batch_sequences,finish_batch,take_messages,retry_event,put_aside,get_retries,retry_info,next_retry,set_retry_limit,'

@@ -1,9 +1,15 @@
--- consumer_info(queue): one row a subscription: lag behind now in time (age of the tick that it has finished) and in
--- events by number, when it was last heard of, and whose it is; resync: the tables that it must copy anew, now or once it
--- comes to the event that says so, and the latest reason. Writes: nothing. Errors: 42704.
+-- consumer_info(queue): one row a subscription of a queue (NULL: of all queues): how far it is behind, what it takes and
+-- whose it is. Looks on as queue_info() does.
+-- Result: lag: how old the oldest change that the consumer has not finished is at most; 0 when no number was given out
+-- after its position. unread_events: by number, so events that were rolled back and those of tables that the consumer
+-- does not take count too. unread_bytes: of the logs that it takes, to a page. last_seen: when it last took or finished
+-- a batch. batch_age: since its oldest open batch was opened, NULL when none is. tables: NULL when it takes all.
+-- resync: the tables that it must copy anew, now or once it comes to the event that says so; reason: the latest one.
+-- retries: events that wait to come again. Writes: nothing. Errors: 42704.
 create or replace function gdq.consumer_info(queue text default null)
-  returns table (queue_name text, consumer_name text, lag interval, lag_events bigint, last_seen timestamptz, last_tick bigint, tables text[], skip_origin text[],
-                 owner_role name, paused boolean, resync text[], reason text)
+  returns table (queue_name text, consumer_name text, lag interval, unread_events bigint, unread_bytes bigint,
+                 last_seen timestamptz, batch_age interval, last_tick bigint, retries bigint, dead_letters bigint,
+                 resync text[], reason text, tables text[], skip_origin text[], owner_role name, paused boolean)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms'
 as $$
 #variable_conflict use_column
@@ -11,19 +17,55 @@ declare
   wanted integer := case when queue is not null then gdq.find_queue(queue) end;
 begin
   return query
-  select q.queue_name, c.consumer_name, clock_timestamp() - coalesce(t.created_at, p.finished_at),
-         gdq.events_given_out(q.queue_id) - p.event_seq,
-         greatest(p.finished_at, (select max(bt.granted_at) from gdq.batch b join gdq.batch_token bt using (batch_id) where b.subscription_id = s.subscription_id)),
-         p.tick_id,
-         case when not s.all_tables then array(select coalesce(gdq.table_name(ct.relid), gdq.last_table_name(ct.table_id)) from gdq.subscribed_tables(s.subscription_id) ct order by 1) end,
-         s.skip_origin, s.owner_role,
-         exists (select from gdq.subscription_pause sp where sp.subscription_id = s.subscription_id), r.tables, r.reason
-    from gdq.subscription s join gdq.queue q using (queue_id) join gdq.consumer c using (consumer_id)
-    left join lateral (select pp.* from gdq.position pp where pp.subscription_id = s.subscription_id order by pp.batch_no desc limit 1) p on true
-    left join gdq.tick t on t.tick_id = p.tick_id
-   cross join lateral (select array_agg(coalesce(gdq.table_name(rt.relid), 'messages') order by rt.relid) as tables, max(rt.reason) as reason
-                         from gdq.resync_tables(s.subscription_id) rt) r
-   where wanted is null or s.queue_id = wanted order by 1, 2;
+  with subscriptions as materialized (
+    select s, q.queue_id, q.queue_name, c.consumer_name, p.batch_no, p.tick_id, p.snapshot, p.event_seq, p.finished_at,
+           greatest(gdq.events_given_out(q.queue_id) - p.event_seq, 0) as unread
+      from gdq.subscription s
+      join gdq.queue q using (queue_id)
+      join gdq.consumer c using (consumer_id)
+      left join lateral (select pp.* from gdq.position pp where pp.subscription_id = s.subscription_id
+                          order by pp.batch_no desc limit 1) p on true
+     where wanted is null or s.queue_id = wanted
+  ), depth as materialized (
+    select u.queue_id, d.*
+      from (select queue_id, array_agg(distinct event_seq) as positions
+              from subscriptions where unread > 0 group by 1) u,
+           gdq.log_depth(u.queue_id, u.positions) d
+  )
+  select u.queue_name, u.consumer_name,
+         case when u.unread > 0
+              then greatest(clock_timestamp() - coalesce(next.created_at, newest.created_at, u.finished_at), interval '0')
+              when u.unread = 0 then interval '0' end,
+         u.unread,
+         (select coalesce(sum(d.bytes), 0)::bigint from depth d
+           where d.queue_id = u.queue_id and d.event_seq = u.event_seq
+             and ((u.s).all_tables or gdq.takes_table(u.s, d.table_id))),
+         greatest(u.finished_at, (select max(bt.granted_at) from gdq.batch b join gdq.batch_token bt using (batch_id)
+                                   where b.subscription_id = (u.s).subscription_id)),
+         clock_timestamp() - b.opened_at, u.tick_id,
+         (select count(*) from gdq.waiting_retries((u.s).subscription_id, 'infinity', null)),
+         (select count(*) from gdq.dead_letter dl where dl.subscription_id = (u.s).subscription_id),
+         r.tables, r.reason,
+         case when not (u.s).all_tables
+              then array(select coalesce(gdq.table_name(ct.relid), gdq.last_table_name(ct.table_id))
+                           from gdq.subscribed_tables((u.s).subscription_id) ct order by 1) end,
+         (u.s).skip_origin, (u.s).owner_role,
+         exists (select from gdq.subscription_pause sp where sp.subscription_id = (u.s).subscription_id)
+    from subscriptions u
+    left join lateral (select t.created_at from gdq.tick t
+                        where t.queue_id = u.queue_id and not t.refresh and t.tick_id > u.tick_id
+                          and t.event_seq > u.event_seq
+                        order by t.tick_id limit 1) next on u.unread > 0
+    left join lateral (select t.created_at from gdq.tick t where t.queue_id = u.queue_id and not t.refresh
+                        order by t.tick_id desc limit 1) newest on true
+    left join lateral (select bb.opened_at from gdq.batch bb
+                        where bb.subscription_id = (u.s).subscription_id and bb.batch_no > u.batch_no
+                        order by bb.batch_no limit 1) b on true
+   cross join lateral (select array_agg(coalesce(gdq.table_name(rt.relid), 'messages') order by rt.relid) as tables,
+                              max(rt.reason) as reason
+                         from gdq.resync_tables((u.s).subscription_id) rt) r
+   order by 1, 2;
 end
 $$;
-comment on function gdq.consumer_info(text) is 'Consumers with their lag in time and events.';
+comment on function gdq.consumer_info(text) is
+  'Consumers with their lag in time, events and bytes, what they take and whose they are.';

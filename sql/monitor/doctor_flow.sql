@@ -15,8 +15,8 @@ begin
      and t.age > patience + case when gdq.events_given_out(q.queue_id) > t.event_seq then q.ticker_max_lag else q.ticker_idle_period end;
   return query
   with behind as materialized (
-    select c.*, q.rotation_bytes, p.batch_no, p.finished_at, exists (select from gdq.subscription_pause sp where sp.subscription_id = s.subscription_id) as paused
-      from gdq.queue q, gdq.consumer_status(q.queue_name) c
+    select c.*, q.rotation_bytes, p.batch_no, p.finished_at
+      from gdq.queue q, gdq.consumer_info(q.queue_name) c
       join gdq.consumer n using (consumer_name) join gdq.subscription s using (consumer_id)
       left join lateral (select pp.batch_no, pp.finished_at from gdq.position pp where pp.subscription_id = s.subscription_id order by pp.batch_no desc limit 1) p on true
      where s.queue_id = q.queue_id and (doctor_flow.queue_id is null or q.queue_id = doctor_flow.queue_id)

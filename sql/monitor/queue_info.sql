@@ -1,12 +1,19 @@
--- The listings. Each is safe beside whatever removes a queue, a consumer or a log meanwhile: what is going is shown
--- with NULLs or not at all, and nobody is waited for longer than 100 ms.
-
--- queue_info(queue): one row a queue (NULL: all) with its settings and the age of its last tick; events_since_tick
--- counts numbers given out, rolled-back ones included. Writes: nothing. Errors: 42704.
+-- queue_info(queue): one row a queue (NULL: all) with its settings, its last tick, how fast events come and
+-- how much its logs hold. Cheap with a thousand captured tables: sizes of files, and a few pages of the logs that hold
+-- rows. Safe beside whatever removes a queue meanwhile: a queue that is going is shown with NULLs or not at all, and no
+-- lock is waited for longer than 100 ms.
+-- Result: events_since_tick counts numbers given out, rolled-back ones included. events_per_second: numbers given out
+-- over the last minute, or since the oldest tick that there is. log_bytes and segments: of log segments that hold rows.
+-- tables_resync: captured tables in resync. open_writers: transactions that have written to the queue's logs and are
+-- not over. How much is unread differs by consumer: see consumer_info().
+-- Writes: nothing. Errors: 42704.
 create or replace function gdq.queue_info(queue text default null)
-  returns table (queue_name text, queue_id integer, tables integer, consumers integer, last_tick bigint, last_tick_lag interval, events_since_tick bigint,
-                 ticker_max_count integer, ticker_max_lag interval, ticker_idle_period interval, rotation_period interval, rotation_bytes bigint, retention interval,
-                 unlogged boolean, max_bytes bigint, paused boolean)
+  returns table (queue_name text, queue_id integer, last_tick bigint, tick_age interval, last_event bigint,
+                 events_since_tick bigint, events_per_second double precision, log_bytes bigint, segments integer,
+                 tables integer, tables_resync integer, consumers integer, open_writers integer, paused boolean,
+                 ticker_max_count integer, ticker_max_lag interval, ticker_idle_period interval,
+                 rotation_period interval, rotation_bytes bigint, retention interval, unlogged boolean,
+                 max_bytes bigint)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms'
 as $$
 #variable_conflict use_column
@@ -14,15 +21,39 @@ declare
   wanted integer := case when queue is not null then gdq.find_queue(queue) end;
 begin
   return query
-  select q.queue_name, q.queue_id, (select count(*)::int from gdq.captured_table ct where ct.queue_id = q.queue_id),
-         (select count(*)::int from gdq.subscription s where s.queue_id = q.queue_id),
-         t.tick_id, clock_timestamp() - t.created_at, gdq.events_given_out(q.queue_id) - t.event_seq,
-         q.ticker_max_count, q.ticker_max_lag, q.ticker_idle_period, q.rotation_period, q.rotation_bytes, q.retention, q.unlogged,
-         q.max_bytes, q.paused
-    from gdq.queue q
+  with logs as materialized (
+    select s.queue, sum(s.total)::bigint as bytes, count(*)::integer as segments
+      from gdq.log_sizes(wanted, true) s group by 1
+  ), queues as materialized (
+    select q as settings, q.queue_id, gdq.events_given_out(q.queue_id) as last_event,
+           gdq.retained_tick(q.queue_id, interval '1 minute') as minute
+      from gdq.queue q where wanted is null or q.queue_id = wanted
+  ), gaps as materialized (
+    select r.queue_id, count(distinct ct.table_id)::integer as tables
+      from gdq.resync r
+      join gdq.captured_table ct using (queue_id, relid),
+           gdq.open_resync(ct.queue_id, ct.relid, ct.table_id)
+     where wanted is null or r.queue_id = wanted group by 1
+  )
+  select (q.settings).queue_name, q.queue_id, t.tick_id, clock_timestamp() - t.created_at, q.last_event,
+         q.last_event - t.event_seq,
+         (q.last_event - old.event_seq)
+           / greatest(extract(epoch from clock_timestamp() - old.created_at), 0.001)::double precision,
+         coalesce(l.bytes, 0), coalesce(l.segments, 0),
+         (select count(*)::integer from gdq.captured_table ct where ct.queue_id = q.queue_id), coalesce(g.tables, 0),
+         (select count(*)::integer from gdq.subscription s where s.queue_id = q.queue_id),
+         (select count(distinct w.xid)::integer from gdq.open_writers(q.queue_id) w), (q.settings).paused,
+         (q.settings).ticker_max_count, (q.settings).ticker_max_lag, (q.settings).ticker_idle_period,
+         (q.settings).rotation_period, (q.settings).rotation_bytes, (q.settings).retention, (q.settings).unlogged,
+         (q.settings).max_bytes
+    from queues q
+    left join logs l on l.queue = q.queue_id
+    left join gaps g on g.queue_id = q.queue_id
+    left join gdq.tick old on old.tick_id = q.minute
     left join lateral (select tt.tick_id, tt.created_at, tt.event_seq from gdq.tick tt
                         where tt.queue_id = q.queue_id and not tt.refresh order by tt.tick_id desc limit 1) t on true
-   where wanted is null or q.queue_id = wanted order by q.queue_name;
+   order by 1;
 end
 $$;
-comment on function gdq.queue_info(text) is 'Queues with their settings and the age of their last tick.';
+comment on function gdq.queue_info(text) is
+  'Queues with their settings, their last tick, their event rate and the size of their logs.';

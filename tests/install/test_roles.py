@@ -115,7 +115,7 @@ def test_a_consumer_reads_under_its_own_role(shop: Tap) -> None:
         (batch,) = (batch.id for batch in consumer.batches(timeout=0.5))
         assert batch
         (info,) = (info for info in consumer_info(consumer.connection, "q") if info.consumer_name == "m")
-        assert (info.lag_events, info.owner_role) == (0, "mirror")
+        assert (info.unread_events, info.owner_role) == (0, "mirror")
 
 
 def test_another_role_gets_nothing(shop: Tap) -> None:

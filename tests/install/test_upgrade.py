@@ -122,7 +122,7 @@ def test_grants_of_users_survive(db: Database) -> None:
 
 
 def test_what_users_built_on_a_function_stays(db: Database) -> None:
-    view = "create view public.lags as select queue_name, last_tick_lag from gdq.queue_info()"
+    view = "create view public.lags as select queue_name, tick_age from gdq.queue_info()"
     upgrade(db, view)
     with db.connect() as owner:
         owner.execute("select gdq.create_queue('q')")

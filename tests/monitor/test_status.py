@@ -18,12 +18,14 @@ from typing import Any
 import psycopg
 import pytest
 
-from gdq.monitor.status import ConsumerStatus, QueueStatus, Status, queue_status, status
+from gdq.consumer import ConsumerInfo
+from gdq.monitor.status import Status, status
+from gdq.queue import QueueInfo, queue_info
 from tests.support.events import Tap, drain
 from tests.support.programs import environment, gdq, start_gdq
 from tests.support.server import Database
 
-LISTINGS = ("queue_info", "table_info", "consumer_info", "queue_status", "table_status", "consumer_status")
+LISTINGS = ("queue_info", "table_info", "consumer_info")
 ROW_BYTES = 1000
 ROUNDS = 15
 
@@ -43,11 +45,11 @@ def write(tap: Tap, rows: int) -> None:
     tap.write(f"insert into wide select g, {pad} from generate_series(1, {rows}) g on conflict (id) do nothing")
 
 
-def consumers(tap: Tap) -> dict[str, ConsumerStatus]:
+def consumers(tap: Tap) -> dict[str, ConsumerInfo]:
     return {row.consumer_name: row for row in status(tap.owner).consumers}
 
 
-def queue(tap: Tap) -> QueueStatus:
+def queue(tap: Tap) -> QueueInfo:
     [row] = status(tap.owner).queues
     return row
 
@@ -74,7 +76,7 @@ def test_logs_of_a_queue_are_those_of_its_tables_and_its_events(shop: Tap) -> No
     whole = status(shop.owner).queues
     assert [(row.queue_name, row.segments) for row in whole] == [("other", 2), ("q", 3)]
     assert [(row.log_bytes, row.segments) for row in whole] == [
-        (row.log_bytes, row.segments) for row in queue_status(shop.owner)
+        (row.log_bytes, row.segments) for row in queue_info(shop.owner)
     ]
 
 
@@ -237,7 +239,7 @@ def test_listings_beside_everything_that_comes_and_goes(tap: Tap) -> None:
         thread.start()
     try:
         while not stop.is_set() and min(rounds[work.__name__] for work in works) < ROUNDS:
-            for listing in (*LISTINGS, "view_status"):
+            for listing in (*LISTINGS, "view_info"):
                 tap.owner.execute(f"select * from gdq.{listing}()".encode())
     finally:
         stop.set()

@@ -377,7 +377,7 @@ def test_commands(shop: Shop) -> None:
     assert runner.invoke(main, ["refresh", "--full", "sums", "--dsn", shop.db.dsn]).exit_code == 0
     assert runner.invoke(main, ["verify-view", "sums", "--dsn", shop.db.dsn]).exit_code == 0
     assert runner.invoke(main, ["refresh", "nothing", "--dsn", shop.db.dsn]).exit_code == 1
-    (held,) = shop.execute(f"select lag_events from gdq.consumer_info('{QUEUE}')")
+    (held,) = shop.execute(f"select unread_events from gdq.consumer_info('{QUEUE}')")
     assert held == (0,)
 
 

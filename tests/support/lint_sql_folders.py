@@ -80,27 +80,34 @@ def _granted(found: dict[str, Function]) -> set[str]:
 
 def faults() -> Iterator[str]:
     """What breaks the rules, a line each."""
-    every = functions()
-    found = {function.name: function for function in every}
-    for file in sorted({path.parent.parent for path in function_files()}.pop().rglob("*.sql")):
-        if file not in function_files():
-            yield f"{file}: in no folder of SQL_FOLDERS"
-    for function in every:
-        for name in sorted(function.calls() & set(found)):
-            if SQL_FOLDERS.index(found[name].folder) > SQL_FOLDERS.index(function.folder):
-                yield f"{function.file}: {function.name} calls {name} of the later folder {found[name].folder}"
+    found = {function.name: function for function in functions()}
+    for function in found.values():
+        yield from _faults_of_calls(function, found)
         if function.lines > LINES_OF_A_FUNCTION:
             yield f"{function.file}: {function.name} has {function.lines} lines, {LINES_OF_A_FUNCTION} at most"
     for name in sorted(_granted(found) - HELPERS):
         if found[name].file.stem != name:
             yield f"{found[name].file}: {name} is public and belongs into {name}.sql"
-    for file in function_files():
-        lines = file.read_text(encoding="utf-8").splitlines()
-        if len(lines) > LINES_OF_A_FILE:
-            yield f"{file}: {len(lines)} lines, {LINES_OF_A_FILE} at most"
-        for number, line in enumerate(lines, start=1):
-            if len(line) > COLUMNS:
-                yield f"{file}:{number}: {len(line)} columns, {COLUMNS} at most"
+    known = function_files()
+    for file in known:
+        yield from _faults_of_text(file)
+    for file in set(known[0].parent.parent.rglob("*.sql")) - set(known):
+        yield f"{file}: in no folder of SQL_FOLDERS"
+
+
+def _faults_of_calls(function: Function, found: dict[str, Function]) -> Iterator[str]:
+    for name in sorted(function.calls() & set(found)):
+        if SQL_FOLDERS.index(found[name].folder) > SQL_FOLDERS.index(function.folder):
+            yield f"{function.file}: {function.name} calls {name} of the later folder {found[name].folder}"
+
+
+def _faults_of_text(file: Path) -> Iterator[str]:
+    lines = file.read_text(encoding="utf-8").splitlines()
+    if len(lines) > LINES_OF_A_FILE:
+        yield f"{file}: {len(lines)} lines, {LINES_OF_A_FILE} at most"
+    for number, line in enumerate(lines, start=1):
+        if len(line) > COLUMNS:
+            yield f"{file}:{number}: {len(line)} columns, {COLUMNS} at most"
 
 
 def main() -> int:
