@@ -57,8 +57,8 @@ class Batch:
 
     Other programs see no other batch of this consumer until that transaction ends. Reading again gives the same.
     Typed rows are read on a second connection to the same database, since only that driver is fast; `reader` keeps it
-    from batch to batch. What it reads was committed before the batch was cut. A role that may not read the logs has
-    them on this one, see gdq.typed.batch_rows.
+    from batch to batch. What it reads was committed before the batch was cut. For a role that may not read the
+    logs they are read on `connection`.
     """
 
     def __init__(

@@ -28,7 +28,7 @@ def resolve(dsn: str | None = None, environ: Mapping[str, str] = os.environ) -> 
 def connect(
     dsn: str | None = None, *, application_name: str = "gdq", autocommit: bool = False, **parameters: Any
 ) -> psycopg.Connection[Any]:
-    """Connect to the database that resolve() names; transactions are READ COMMITTED, as gdq's functions demand.
+    """Connect to `dsn`, else GDQ_DSN, else DATABASE_URL; transactions are READ COMMITTED, as gdq's functions demand.
 
     `application_name` counts unless the connection string or PGAPPNAME has one. `parameters` are libpq's. The client's
     encoding is UTF8 whatever the database's: psycopg reads JSON in no other.

@@ -16,17 +16,17 @@ from typing import Any, Protocol, Self
 import psycopg
 from psycopg import Connection, sql
 from psycopg.pq import TransactionStatus
-from psycopg.rows import class_row, scalar_row
 
 from gdq import queue as queues
 from gdq.batch import Batch
+from gdq.call import call, rows
 from gdq.conninfo import connect, is_pooled, take_utf8
-from gdq.control import TableCopy, resync, resynced
 from gdq.errors import GdqError, mapped
 from gdq.member import DEAD_AFTER, member_info
 from gdq.retry import Outcome, next_retry
 from gdq.source import Event
 from gdq.stream import next_batch, next_batch_with_events
+from gdq.table_copy import TableCopy, resync, resynced
 from gdq.ticker import INTERVAL_SECONDS, TICKER_SECONDS, Housekeeping, take_tick
 from gdq.typed.arrow import Reader
 
@@ -95,24 +95,44 @@ def register_consumer(
     changes it does not get. TruncatedPosition when changes after the tick may be gone; WrongIsolation when the
     transaction has written.
     """
-    query = """select gdq.register_consumer(%s, %s, at_tick => %s, tables => %s::text[]::pg_catalog.regclass[],
-                 skip_origin => %s)"""
     names = None if tables is None else list(tables)
     skipped = None if skip_origin is None else list(skip_origin)
-    with mapped(), connection.cursor(row_factory=scalar_row) as cursor:
-        return bool(cursor.execute(query, [queue, consumer, at_tick, names, skipped]).fetchone())
+    registered = call(
+        connection, "register_consumer", queue, consumer, at_tick=at_tick, tables=names, skip_origin=skipped
+    )
+    return bool(registered)
 
 
 def unregister_consumer(connection: Connection[Any], queue: str, consumer: str) -> bool:
     """Forget a consumer and its position; False when there was none."""
-    with mapped(), connection.cursor(row_factory=scalar_row) as cursor:
-        return bool(cursor.execute("select gdq.unregister_consumer(%s, %s)", [queue, consumer]).fetchone())
+    return bool(call(connection, "unregister_consumer", queue, consumer))
+
+
+def seek(
+    connection: Connection[Any],
+    queue: str,
+    consumer: str,
+    *,
+    tick: int | None = None,
+    time: datetime | str | None = None,
+    now: bool = False,
+) -> int:
+    """Move a consumer to a tick, to the last one at or before a time, or to one taken now; its number.
+
+    TruncatedPosition when changes after it are gone. psycopg.errors.LockNotAvailable while a worker holds the
+    consumer: nothing is changed, try again.
+    """
+    return int(call(connection, "seek", queue, consumer, at_tick=tick, at_time=time, to_now=now))
+
+
+def set_tables(connection: Connection[Any], queue: str, consumer: str, tables: Sequence[str] | None) -> bool:
+    """Change which tables a consumer takes, from now on (None: all); False when it takes just these already."""
+    return bool(call(connection, "set_tables", queue, consumer, None if tables is None else list(tables)))
 
 
 def consumer_info(connection: Connection[Any], queue: str | None = None) -> list[ConsumerInfo]:
     """The consumers of all queues, or of one."""
-    with mapped(), connection.cursor(row_factory=class_row(ConsumerInfo), binary=True) as cursor:
-        return cursor.execute("select * from gdq.consumer_info(%s)", [queue]).fetchall()
+    return rows(connection, ConsumerInfo, "select * from gdq.consumer_info(%s)", queue, binary=True)
 
 
 def peek(connection: Connection[Any], queue: str, consumer: str | None = None, *, limit: int) -> list[Event]:

@@ -1,18 +1,22 @@
-"""Errors of gdq, all below one base class.
+"""Errors of gdq. All but ConnectionLost are below GdqError.
 
     GdqError
-     +-- InstallError          the schema cannot be installed here
-     +-- UnsupportedValue      a column or value has no faithful Arrow or Spark form
-     +-- HandlerError          a consumer's handler cannot be loaded
-     +-- ServerError           raised by gdq's SQL functions with an SQLSTATE of its own
-          +-- StaleBatch       GDQ01
-          +-- TruncatedPosition  GDQ02
-          +-- ResyncRequired   GDQ03
-          +-- WrongIsolation   GDQ04
-          +-- EraEnded         GDQ07
-          +-- DivergedPosition GDQ08
+     +-- EmbeddedError            an embedded server or its Java cannot be had
+     +-- InstallError             gdq cannot be installed here
+     +-- PlanError                the view cannot be kept up to date from changes
+     +-- RefreshConflict          another refresh has overtaken this one
+     +-- UnsupportedValue         a column or value has no faithful Arrow or Spark form
+     +-- ServerError              a SQL function of gdq has refused, with an SQLSTATE of its own:
+          +-- StaleBatch          GDQ01
+          +-- TruncatedPosition   GDQ02
+          +-- ResyncRequired      GDQ03
+          +-- WrongIsolation      GDQ04
+          +-- EraEnded            GDQ07
+          +-- DivergedPosition    GDQ08
+    psycopg.OperationalError
+     +-- ConnectionLost           the stream of a logical slot has ended
 
-Other errors of the server pass through as psycopg.Error. The message of a class defaults to its docstring.
+Other errors of the server pass through as psycopg.Error. Without a message an error has its class's docstring.
 """
 
 # ruff: noqa: N818 (as in psycopg, an error's name says what happened: StaleBatch)
@@ -35,16 +39,31 @@ class GdqError(Exception):
         self.hint = hint
 
 
+class EmbeddedError(GdqError):
+    """The embedded server or its Java cannot be set up; the message is one line that says what is missing."""
+
+
 class InstallError(GdqError):
     """gdq cannot be installed here."""
 
 
+class PlanError(GdqError):
+    """The view cannot be refreshed from its changes.
+
+    `code` is stable and names the construct: join, distinct, window, pk-columns-missing, ...
+    """
+
+    def __init__(self, code: str, message: str, *, hint: str | None = None) -> None:
+        super().__init__(f"{message} [{code}]", hint=hint)
+        self.code = code
+
+
+class RefreshConflict(GdqError):
+    """Another refresh of the view has moved its position meanwhile."""
+
+
 class UnsupportedValue(GdqError):
     """A column or value has no faithful form in Arrow or Spark."""
-
-
-class HandlerError(GdqError):
-    """The handler cannot be loaded."""
 
 
 class ServerError(GdqError):

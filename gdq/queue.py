@@ -93,6 +93,21 @@ def create_queue(connection: Connection[Any], queue: str, **settings: Any) -> bo
     return bool(call(connection, "create_queue", queue, **settings))
 
 
+def set_queue(connection: Connection[Any], queue: str, **settings: Any) -> bool:
+    """Change settings of a queue, named as in create_queue(); False when nothing was other. max_bytes 0: no limit."""
+    return bool(call(connection, "set_queue", queue, **settings))
+
+
+def pause(connection: Connection[Any], queue: str, consumer: str | None = None) -> bool:
+    """Stop a queue, or one of its consumers, for the time being; False when it was paused."""
+    return bool(call(connection, "pause", queue, consumer))
+
+
+def resume(connection: Connection[Any], queue: str, consumer: str | None = None) -> bool:
+    """Let a queue, or one of its consumers, go on; False when it was not paused."""
+    return bool(call(connection, "resume", queue, consumer))
+
+
 def drop_queue(connection: Connection[Any], queue: str, *, force: bool = False) -> bool:
     """Remove a queue with its logs; False when there was none. With tables or consumers only by `force`."""
     return bool(call(connection, "drop_queue", queue, force=force))
@@ -173,7 +188,7 @@ def check_tables(connection: Connection[Any], queue: str | None = None) -> int:
 def force_tick(connection: Connection[Any], queue: str) -> int:
     """Take a tick now, due or not; its id. WrongIsolation when the transaction has written already.
 
-    Without event triggers it is refused after DDL that check_tables() has not looked at: gdq.ticker.take_tick() does.
+    Without event triggers it is refused after DDL that check_tables() has not looked at; take_tick() calls both.
     """
     return int(call(connection, "force_tick", queue))
 

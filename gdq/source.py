@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Event:
     """One change, in the order of the queue.
 
-    `op` is insert, update, delete, truncate, ddl or message (gdq.message reads the latter). `key` is the new key of an
+    `op` is insert, update, delete, truncate, ddl or message (Message.of() reads the last). `key` is the new key of an
     insert or update, the old one of a delete; `old` and `new` are row images, or the included columns in pk mode; None
     where there is none. Values are JSON's: what JSON cannot hold is PostgreSQL's text (docs/types.md). `time` has a
     time zone. `retries`: how often the event was put aside before; 0 for one that comes for the first time. `origin` is

@@ -34,7 +34,7 @@ from psycopg.rows import dict_row, scalar_row
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from gdq.conninfo import connect
-from gdq.consumer import application_name
+from gdq.consumer import application_name, seek
 from gdq.consumers.spark.source import (
     HEADER,
     Statement,
@@ -46,7 +46,6 @@ from gdq.consumers.spark.source import (
     read_statement,
 )
 from gdq.consumers.views.log_sql import changes, log_columns
-from gdq.control import seek
 from gdq.era import check_position, position
 from gdq.errors import (
     DivergedPosition,

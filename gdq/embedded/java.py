@@ -11,7 +11,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from gdq.embedded.files import EmbeddedError, cache_folder, fill_once
+from gdq.embedded.files import cache_folder, fill_once
+from gdq.errors import EmbeddedError
 
 JAVA_MINIMUM = 17
 

@@ -28,13 +28,13 @@ from gdq.embedded.files import (
     MAJORS,
     Account,
     Binaries,
-    EmbeddedError,
     binaries_in,
     cache_folder,
     find_binaries,
     make_folder,
 )
 from gdq.embedded.java import java_home
+from gdq.errors import EmbeddedError
 
 __all__ = [
     "MAJORS",

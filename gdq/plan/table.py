@@ -21,24 +21,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gdq.errors import GdqError
+from gdq.errors import PlanError as PlanError  # noqa: PLC0414 (its importers)
 
 Strategy = Literal["projection-delta", "projection-recompute", "group-delta", "group-recompute"]
 Engine = Literal["postgres", "spark"]
 Rule = Literal["keys", "bag", "state"]
 
 WEIGHT = "__gdq_weight"
-
-
-class PlanError(GdqError):
-    """The view cannot be refreshed from its changes.
-
-    `code` is stable and names the construct: join, distinct, window, pk-columns-missing, ...
-    """
-
-    def __init__(self, code: str, message: str, *, hint: str | None = None) -> None:
-        super().__init__(f"{message} [{code}]", hint=hint)
-        self.code = code
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from psycopg.rows import class_row
 
 from gdq.call import scalar
 from gdq.errors import GdqError
+from gdq.errors import RefreshConflict as RefreshConflict  # noqa: PLC0414 (its importers)
 from gdq.plan.table import quote
 
 _FIRST_USER_OID = 16384
@@ -35,10 +36,6 @@ create table if not exists gdq_target.position (
   position    text not null,
   updated_at  timestamptz not null default pg_catalog.now()
 )"""
-
-
-class RefreshConflict(GdqError):
-    """Another refresh of the view has moved its position meanwhile."""
 
 
 class NeedsFull(GdqError):

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from gdq.control import copy_table, resynced
 from gdq.errors import ResyncRequired, StaleBatch, TruncatedPosition, mapped
+from gdq.table_copy import copy_table, resynced
 from tests.support.concurrency import next_batch, read_events
 from tests.support.programs import gdq
 from tests.support.schedules import Stage

@@ -12,8 +12,9 @@ import pytest
 from psycopg import errors
 
 from gdq import Consumer, Event, ResyncRequired, StaleBatch
-from gdq.control import copy_table, resynced, set_tables
+from gdq.consumer import set_tables
 from gdq.errors import TruncatedPosition, WrongIsolation, mapped
+from gdq.table_copy import copy_table, resynced
 from tests.support.events import Tap, drain
 from tests.support.programs import gdq
 

@@ -8,8 +8,8 @@ import pytest
 
 from gdq import dead_letters, purge_dead_letters, replay_dead_letters
 from gdq import set_retry_limit as set_limit
-from gdq.control import copy_table, resynced
 from gdq.retry import next_retry, retry_info
+from gdq.table_copy import copy_table, resynced
 from tests.support.retry_shop import Shop, open_shop
 from tests.support.server import Database
 

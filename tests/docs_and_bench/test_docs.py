@@ -51,13 +51,3 @@ def python_names() -> set[str]:
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target
-
-
-def test_public_names() -> None:
-    import gdq
-
-    assert gdq.__all__ == sorted(gdq.__all__, key=lambda name: (name.lower() == name, name))
-    for name in gdq.__all__:
-        assert getattr(gdq, name).__doc__, name
-    with pytest.raises(AttributeError, match="nothing"):
-        gdq.nothing  # noqa: B018

@@ -9,9 +9,9 @@ import pytest
 from psycopg import errors
 
 from gdq import dead_letters, register_member, replay_dead_letters
-from gdq.control import copy_table, resynced
 from gdq.era import rebase
 from gdq.retry import retry_info
+from gdq.table_copy import copy_table, resynced
 from tests.support.retry_shop import Shop, open_shop
 from tests.support.server import Database
 

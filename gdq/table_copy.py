@@ -1,15 +1,11 @@
-"""Control of a running queue: seek, pause, settings, and consumers that copy a table anew.
-
-Functions as in gdq.queue: one for each SQL function of the same name, the caller owns the transaction.
-"""
+"""Copies of a captured table: what a consumer makes after ResyncRequired, at a snapshot that gdq then knows."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 import psycopg
@@ -90,40 +86,3 @@ def resynced(connection: Connection[Any], queue: str, consumer: str, table: str 
     capture has missed changes since the snapshot: copy again.
     """
     call(connection, "resynced", queue, consumer, table, snapshot)
-
-
-def seek(
-    connection: Connection[Any],
-    queue: str,
-    consumer: str,
-    *,
-    tick: int | None = None,
-    time: datetime | str | None = None,
-    now: bool = False,
-) -> int:
-    """Move a consumer to a tick, to the last one at or before a time, or to one taken now; its number.
-
-    TruncatedPosition when changes after it are gone. psycopg.errors.LockNotAvailable while a worker holds the
-    consumer: nothing is changed, try again.
-    """
-    return int(call(connection, "seek", queue, consumer, at_tick=tick, at_time=time, to_now=now))
-
-
-def set_queue(connection: Connection[Any], queue: str, **settings: Any) -> bool:
-    """Change settings of a queue, named as in create_queue(); False when nothing was other. max_bytes 0: no limit."""
-    return bool(call(connection, "set_queue", queue, **settings))
-
-
-def set_tables(connection: Connection[Any], queue: str, consumer: str, tables: Sequence[str] | None) -> bool:
-    """Change which tables a consumer takes, from now on (None: all); False when it takes just these already."""
-    return bool(call(connection, "set_tables", queue, consumer, None if tables is None else list(tables)))
-
-
-def pause(connection: Connection[Any], queue: str, consumer: str | None = None) -> bool:
-    """Stop a queue, or one of its consumers, for the time being; False when it was paused."""
-    return bool(call(connection, "pause", queue, consumer))
-
-
-def resume(connection: Connection[Any], queue: str, consumer: str | None = None) -> bool:
-    """Let a queue, or one of its consumers, go on; False when it was not paused."""
-    return bool(call(connection, "resume", queue, consumer))
