@@ -55,11 +55,13 @@ test-all: lint .venv-spark43/ready ## lint, all tests on every PostgreSQL, a Spa
 soak: .venv/ready ## random sequences of steps for hours; SOAK=<examples>
 	@GDQ_MACHINE_EXAMPLES=$(SOAK) $(py) -m pytest -q -s tests/batch/test_machine.py
 
-lint: .venv/ready ## ruff, mypy and pgspot
-	$(say) '== ruff, mypy, pgspot'
+lint: .venv/ready ## ruff, mypy, who may call whom in Python and in SQL, pgspot
+	$(say) '== ruff, mypy, import-linter, folders of SQL, pgspot'
 	@$(py) -m ruff check --quiet .
 	@$(py) -m ruff format --quiet --check .
 	@$(py) -m mypy --no-error-summary gdq tests bench
+	@out=$$(.venv/bin/lint-imports --no-cache --no-logo 2>&1) || { printf '%s\n' "$$out"; exit 1; }
+	@$(py) -m tests.support.lint_sql_folders
 	@$(py) -m tests.support.lint_sql
 
 format: .venv/ready ## rewrite the Python files as lint wants them
