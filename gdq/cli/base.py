@@ -16,12 +16,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from types import FrameType
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import click
+import psycopg
+from psycopg import Connection
 
-if TYPE_CHECKING:
-    from psycopg import Connection
+from gdq.conninfo import connect, resolve
+from gdq.errors import GdqError, ResyncRequired, from_server, notice_line
+from gdq.installer.version import check_version
+from gdq.source import iso_utc
+
+# The errors that a user reads as one line, without a traceback.
+EXPECTED = (psycopg.Error, GdqError)
 
 T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -53,30 +60,8 @@ class Wanting(Failure):
     exit_code = 3
 
 
-class Group(click.Group):
-    """Turns errors of gdq and of the server into a Failure, unless --debug asks for the traceback."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except (click.ClickException, click.Abort, click.exceptions.Exit, OSError):
-            raise
-        except Exception as error:
-            from psycopg import Error  # noqa: PLC0415 (help and usage errors come without it)
-
-            from gdq.errors import GdqError  # noqa: PLC0415
-
-            if ctx.params.get("debug") or not isinstance(error, (Error, GdqError)):
-                raise
-            raise failure(error) from error
-
-
 def failure(error: Exception) -> Failure:
     """An error of gdq or of psycopg as what the user reads."""
-    import psycopg  # noqa: PLC0415
-
-    from gdq.errors import GdqError, ResyncRequired, from_server  # noqa: PLC0415
-
     if isinstance(error, psycopg.Error):
         own = from_server(error)
         if own is None:
@@ -154,9 +139,6 @@ def table_names(text: str | None) -> list[str] | None:
 
 def connect_checked(dsn: str | None, application_name: str = "gdq", *, any_version: bool = False) -> Connection[Any]:
     """An autocommit connection to a database whose gdq this one can work with: check_version()."""
-    from gdq.conninfo import connect  # noqa: PLC0415
-    from gdq.installer.version import check_version  # noqa: PLC0415
-
     connection = connect(dsn, application_name=application_name, autocommit=True)
     try:
         if not any_version:
@@ -170,8 +152,6 @@ def connect_checked(dsn: str | None, application_name: str = "gdq", *, any_versi
 @contextlib.contextmanager
 def session(dsn: str | None, *, autocommit: bool = False, any_version: bool = False) -> Iterator[Connection[Any]]:
     """A connection whose NOTICE and WARNING lines go to stderr; committed at the end unless `autocommit`."""
-    from gdq.errors import notice_line  # noqa: PLC0415
-
     with connect_checked(dsn, any_version=any_version) as connection:
         connection.autocommit = autocommit
         connection.add_notice_handler(lambda diag: talk(notice_line(diag)))
@@ -183,14 +163,12 @@ def retry_locked(dsn: str | None, action: Callable[[Connection[Any]], T], *, any
 
     The SQL functions give up after a moment: whoever queues for a strong lock stops everybody behind.
     """
-    from psycopg.errors import LockNotAvailable  # noqa: PLC0415
-
     with session(dsn, autocommit=True, any_version=any_version) as connection:
         for number in range(1, _LOCK_TRIES + 1):
             try:
                 with connection.transaction():
                     return action(connection)
-            except LockNotAvailable:
+            except psycopg.errors.LockNotAvailable:
                 if number == _LOCK_TRIES:
                     raise
             time.sleep(min(0.1 * 2**number, _LOCK_PAUSE_SECONDS_MAX) * random.uniform(0.5, 1))
@@ -244,10 +222,6 @@ class Stop:
 
 
 def _check_dsn(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
-    import psycopg  # noqa: PLC0415
-
-    from gdq.conninfo import resolve  # noqa: PLC0415
-
     try:
         resolve(value)
     except psycopg.ProgrammingError as error:
@@ -257,8 +231,6 @@ def _check_dsn(_context: click.Context, _parameter: click.Parameter, value: str 
 
 def json_value(value: Any) -> Any:
     """What JSON has no form for: intervals in seconds, times in UTC."""
-    from gdq.source import iso_utc  # noqa: PLC0415
-
     if isinstance(value, timedelta):
         return value.total_seconds()
     if isinstance(value, datetime):

@@ -11,6 +11,9 @@ import click
 
 from gdq.cli.base import Failure, Stop, dsn_option, json_object_option, session, table_names, talk
 from gdq.cli.progress import shown
+from gdq.consumers.compare import attach, run, table
+from gdq.consumers.compare.page import page
+from gdq.consumers.compare.recommend import recommend
 
 
 @click.command()
@@ -63,9 +66,6 @@ def compare(
         raise click.BadParameter(f"{seconds} is no number of seconds", param_hint="--seconds")
     if report is not None and not report.absolute().parent.is_dir():
         raise click.BadParameter(f"no folder {report.absolute().parent}", param_hint="--report")
-    from gdq.consumers.compare import run, table  # noqa: PLC0415
-    from gdq.consumers.compare.recommend import recommend  # noqa: PLC0415
-
     stop = Stop()
     with shown(as_json=as_json) as told:
         figures = run.compare(
@@ -82,8 +82,6 @@ def compare(
     else:
         click.echo(table.text(figures, found.text, [f"{reason.side}: {reason.text}" for reason in found.reasons]))
     if report is not None:
-        from gdq.consumers.compare.page import page  # noqa: PLC0415
-
         try:
             report.write_text(page(figures, found), encoding="utf-8")
         except OSError as error:
@@ -92,8 +90,6 @@ def compare(
 
 
 def _clean_up(dsn: str | None) -> None:
-    from gdq.consumers.compare import attach, run  # noqa: PLC0415
-
     with session(dsn, autocommit=True) as connection:
         attach.lock(connection)
         found = run.tidy(connection)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import click
 
+import gdq
 from gdq.cli.base import Wanting, dsn_option, json_option, print_rows, retry_locked, session, talk
+from gdq.errors import DivergedPosition, EraEnded, TruncatedPosition
 
 
 @click.command()
@@ -17,9 +19,7 @@ def rebase(queue: str | None, keep: bool, as_json: bool, dsn: str | None) -> Non
 
     Capture is made anew and every consumer is told to read its tables afresh.
     """
-    from gdq import era  # noqa: PLC0415
-
-    rows = retry_locked(dsn, lambda connection: era.rebase(connection, queue, keep=keep))
+    rows = retry_locked(dsn, lambda connection: gdq.rebase(connection, queue, keep=keep))
     if rows or as_json:
         print_rows(rows, ("queue_name", "consumer_name", "table_name", "outcome"), as_json=as_json)
     else:
@@ -32,10 +32,8 @@ def rebase(queue: str | None, keep: bool, as_json: bool, dsn: str | None) -> Non
 @dsn_option
 def position(queue: str, consumer: str, dsn: str | None) -> None:
     """Print where a consumer stands, as text to be kept outside the server."""
-    from gdq import era  # noqa: PLC0415
-
     with session(dsn) as connection:
-        click.echo(era.position(connection, queue, consumer))
+        click.echo(gdq.position(connection, queue, consumer))
 
 
 @click.command("check-position")
@@ -44,15 +42,9 @@ def position(queue: str, consumer: str, dsn: str | None) -> None:
 @dsn_option
 def check_position(queue: str, position: str, dsn: str | None) -> None:
     """Check that the server knows a position; exit code 3 when it does not."""
-    from gdq import era  # noqa: PLC0415
-    from gdq.errors import DivergedPosition, EraEnded, TruncatedPosition  # noqa: PLC0415
-
     with session(dsn) as connection:
         try:
-            era.check_position(connection, queue, position)
+            gdq.check_position(connection, queue, position)
         except (DivergedPosition, EraEnded, TruncatedPosition) as error:
             raise Wanting(str(error), error.detail, error.hint) from error
     talk("known")
-
-
-commands: list[click.Command] = [rebase, position, check_position]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+import gdq
 from gdq.cli.base import dsn_option, fields, json_option, names, print_rows, session, talk
 
 
@@ -17,10 +18,8 @@ def create_group(group: str, view: tuple[str, ...], dsn: str | None) -> None:
     \b
     Example: gdq create-group totals by_country by_product
     """
-    from gdq.view import group as groups  # noqa: PLC0415
-
     with session(dsn) as connection:
-        made = groups.create_group(connection, group, view)
+        made = gdq.create_group(connection, group, view)
     talk(f"created group {group}" if made else f"already there: group {group}")
 
 
@@ -35,24 +34,20 @@ def alter_group(group: str, add: str | None, remove: str | None, dsn: str | None
     \b
     Example: gdq alter-group totals --add by_month --remove by_product
     """
-    from gdq.view import group as groups  # noqa: PLC0415
-
     if add is None and remove is None:
         raise click.UsageError("want --add or --remove")
     with session(dsn) as connection:
-        changed = groups.alter_group(connection, group, add=names(add) or (), remove=names(remove) or ())
+        changed = gdq.alter_group(connection, group, add=names(add) or (), remove=names(remove) or ())
     talk(f"changed group {group}" if changed else f"already so: group {group}")
 
 
 @click.command("groups")
 @dsn_option
 @json_option
-def list_groups(dsn: str | None, as_json: bool) -> None:
+def groups(dsn: str | None, as_json: bool) -> None:
     """List groups of views and when they were refreshed."""
-    from gdq.view import group as groups  # noqa: PLC0415
-
     with session(dsn) as connection:
-        print_rows(groups.group_info(connection), fields(groups.GroupInfo), as_json=as_json)
+        print_rows(gdq.group_info(connection), fields(gdq.GroupInfo), as_json=as_json)
 
 
 @click.command("drop-group")
@@ -60,11 +55,6 @@ def list_groups(dsn: str | None, as_json: bool) -> None:
 @dsn_option
 def drop_group(group: str, dsn: str | None) -> None:
     """Forget a group; its views stay, and are refreshed one by one."""
-    from gdq.view import group as groups  # noqa: PLC0415
-
     with session(dsn) as connection:
-        known = groups.drop_group(connection, group)
+        known = gdq.drop_group(connection, group)
     talk(f"dropped group {group}" if known else f"already gone: group {group}")
-
-
-commands: list[click.Command] = [create_group, alter_group, list_groups, drop_group]

@@ -7,7 +7,9 @@ import sys
 from typing import Any
 
 import click
+from psycopg.types.json import Jsonb
 
+import gdq
 from gdq.cli.base import dsn_option, session
 
 
@@ -24,10 +26,6 @@ def insert_event(*, queue: str, kind: str, data: str, extra: tuple[str, ...], as
     \b
     Example: gdq insert-event orders paid '{"order": 7}'
     """
-    from psycopg.types.json import Jsonb  # noqa: PLC0415
-
-    from gdq import message  # noqa: PLC0415
-
     text = sys.stdin.read() if data == "-" else data
     value: Any = text
     if not as_text:
@@ -37,8 +35,5 @@ def insert_event(*, queue: str, kind: str, data: str, extra: tuple[str, ...], as
             raise click.BadParameter(f"no JSON: {error}; for other text give --text", param_hint="DATA") from None
         value = Jsonb(text, dumps=str)  # as it is: numbers must not go through a float
     with session(dsn) as connection:
-        number = message.insert_event(connection, queue, kind, value, *extra)
+        number = gdq.insert_event(connection, queue, kind, value, *extra)
     click.echo(number)
-
-
-commands = (insert_event,)

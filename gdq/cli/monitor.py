@@ -1,188 +1,14 @@
-"""The commands that look after queues: status, doctor, metrics."""
+"""The commands that find what is wrong and serve numbers to a monitor: doctor, metrics."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import sys
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
 
 import click
 
-from gdq.cli.base import (
-    Failure,
-    Stop,
-    connect_checked,
-    dsn_option,
-    fields,
-    json_option,
-    json_value,
-    print_rows,
-    session,
-    talk,
-)
-
-if TYPE_CHECKING:
-    from psycopg import Connection
-    from rich.console import Group
-    from rich.table import Table
-
-    from gdq.monitor.status import Status
-
-_TABLES_SHOWN = 10
-
-
-@click.command()
-@click.argument("queue", required=False)
-@click.option("--watch", is_flag=True, help="Show it again and again until Ctrl-C.")
-@click.option(
-    "--interval",
-    type=click.FloatRange(min=0.1),
-    default=2.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="With --watch.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object with queues, consumers, tables and views.")
-@dsn_option
-def status(queue: str | None, watch: bool, interval: float, as_json: bool, dsn: str | None) -> None:
-    """Show depth, rate and lag of queues, and how fresh views are.
-
-    Of the tables those in resync and those with the largest logs.
-    """
-    from gdq.monitor.status import status as read  # noqa: PLC0415
-
-    if watch:
-        _watch(queue, interval, as_json, dsn)
-        return
-    with session(dsn) as connection:
-        found = read(connection, queue)
-    _print(found, as_json)
-
-
-def _watch(queue: str | None, interval: float, as_json: bool, dsn: str | None) -> None:
-    """Read and show until a signal comes; a lost connection is made anew."""
-    from gdq.monitor.status import status as read  # noqa: PLC0415
-    from gdq.ticker import reconnecting  # noqa: PLC0415
-
-    stop = Stop()
-    shown = _screen() if sys.stdout.isatty() and not as_json else None
-
-    def work(connection: Connection[Any]) -> None:
-        while not stop():
-            found = read(connection, queue)
-            if shown is None:
-                _print(found, as_json)
-                sys.stdout.flush()
-            else:
-                shown.update(_tables(found), refresh=True)
-            stop.sleep(interval)
-
-    def run() -> None:
-        reconnecting(lambda: connect_checked(dsn, "gdq status"), work, stop.sleep)
-
-    if shown is None:
-        run()
-    else:
-        with shown:
-            run()
-
-
-def _screen() -> Any:
-    from rich.live import Live  # noqa: PLC0415
-
-    return Live(auto_refresh=False, screen=False)
-
-
-def _print(found: Status, as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps(dataclasses.asdict(found), default=json_value, ensure_ascii=False))
-        return
-    from rich.console import Console  # noqa: PLC0415
-
-    # a pipe has no width, and nothing may be cut off there
-    Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(_tables(found))
-
-
-def _tables(found: Status) -> Group:
-    from rich.console import Group as Parts  # noqa: PLC0415
-
-    queues = _table("queue", "depth", "bytes", "events/s", "tick", "log", "segments", "tables", "resync", "writers")
-    for queue in found.queues:
-        events, unread = found.unread(queue.queue_name)
-        rate = "" if queue.events_per_second is None else f"{queue.events_per_second:,.1f}"
-        queues.add_row(
-            queue.queue_name,
-            f"{events:,}",
-            size(unread),
-            rate,
-            age(queue.tick_age),
-            size(queue.log_bytes),
-            *map(str, (queue.segments, queue.tables, queue.tables_resync, queue.open_writers)),
-        )
-    consumers = _table(
-        "queue", "consumer", "lag", "events", "bytes", "batch open", "retries", "dead", "resync", "last seen"
-    )
-    for consumer in found.consumers:
-        consumers.add_row(
-            consumer.queue_name,
-            consumer.consumer_name,
-            age(consumer.lag),
-            "" if consumer.unread_events is None else f"{consumer.unread_events:,}",
-            size(consumer.unread_bytes),
-            age(consumer.batch_age),
-            *map(str, (consumer.retries, consumer.dead_letters, consumer.tables_resync)),
-            "" if consumer.last_seen is None else f"{consumer.last_seen:%Y-%m-%d %H:%M:%S}",
-        )
-    tables = _table("queue", "table", "mode", "log", "segments", "state", "reason")
-    shown = sorted(found.tables, key=lambda table: (table.state == "ok", -table.log_bytes))
-    wanting = sum(table.state != "ok" for table in shown)
-    for table in shown[: max(wanting, _TABLES_SHOWN)]:
-        sizes = (size(table.log_bytes), str(table.segments))
-        tables.add_row(table.queue_name, table.table_name, table.mode, *sizes, table.state, table.reason or "")
-    views = _table("queue", "view", "group", "age", "last action", "rows changed", "error")
-    for view in found.views:
-        rows = "" if view.rows_changed is None else f"{view.rows_changed:,}"
-        done = (age(view.age), view.last_action or "", rows, view.error or "")
-        views.add_row(view.queue_name, view.view_name, view.group_name or "", *done)
-    return Parts(*(part for part in (queues, consumers, tables, views) if part.row_count or part is queues))
-
-
-def _table(*columns: str) -> Table:
-    from rich.table import Table as Grid  # noqa: PLC0415
-
-    grid = Grid(box=None, pad_edge=False, header_style="bold")
-    numbers = {"depth", "bytes", "events/s", "tick", "log", "segments", "tables", "lag", "events", "batch open", "age"}
-    for column in columns:
-        right = column in numbers | {"resync", "writers", "retries", "dead", "rows changed"}
-        grid.add_column(column, justify="right" if right else "left", no_wrap=column not in {"reason", "error"})
-    return grid
-
-
-def size(count: int) -> str:
-    """Bytes as people read them."""
-    number = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < 1000:
-            return f"{number:.0f} {unit}" if unit == "B" or number >= 100 else f"{number:.1f} {unit}"
-        number /= 1024
-    return f"{number:,.1f} TB"
-
-
-def age(span: timedelta | None) -> str:
-    """A span of time as people read it."""
-    if span is None:
-        return ""
-    seconds = span.total_seconds()
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if not hours:
-        return f"{minutes} min {rest} s"
-    days, hours = divmod(hours, 24)
-    return f"{days} d {hours} h" if days else f"{hours} h {minutes} min"
+import gdq
+from gdq.cli.base import Failure, Stop, connect_checked, dsn_option, fields, json_option, print_rows, session, talk
 
 
 @click.command()
@@ -204,16 +30,14 @@ def doctor(queue: str | None, fix: bool, patience: float, as_json: bool, dsn: st
     Each finding says its cause and its cure; a note alone is nothing wrong. --fix captures again what has come off, and
     says what it did; what is found after that decides the exit code.
     """
-    from gdq.monitor import doctor as doctors  # noqa: PLC0415
-
     with session(dsn, autocommit=True) as connection:
-        found = doctors.doctor(connection, queue, timedelta(seconds=patience))
+        found = gdq.doctor(connection, queue, timedelta(seconds=patience))
         if fix:
-            for repair in doctors.fix(connection, found):
+            for repair in gdq.fix(connection, found):
                 talk(repair.text)
-            found = doctors.doctor(connection, queue, timedelta(seconds=patience))
+            found = gdq.doctor(connection, queue, timedelta(seconds=patience))
     if as_json:
-        print_rows(found, fields(doctors.Finding), as_json=True)
+        print_rows(found, fields(gdq.Finding), as_json=True)
     else:
         for finding in found:
             click.echo(f"{finding.severity}: {finding.cause} [{finding.code}]")
@@ -257,6 +81,3 @@ def metrics(queue: str | None, listen: str, once: bool, dsn: str | None) -> None
     server.server_close()
     thread.join()
     collector.close()
-
-
-commands: list[click.Command] = [status, doctor, metrics]

@@ -1,4 +1,4 @@
-"""The command `gdq refresh`, which loads Apache Spark where a view wants it."""
+"""The commands that load Apache Spark where a view wants it: refresh, verify-view."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import dataclasses
 import json
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from psycopg import Connection
 
 from gdq.cli.base import (
+    EXPECTED,
     Failure,
     Stop,
+    Wanting,
     connect_checked,
     dsn_option,
     failure,
@@ -21,11 +24,13 @@ from gdq.cli.base import (
     print_rows,
     slot_wait_option,
 )
-
-if TYPE_CHECKING:
-    from psycopg import Connection
-
-    from gdq.consumers.refresh.refresher import Refresher, RefreshResult
+from gdq.cli.progress import shown
+from gdq.consumers.refresh.follow import Follower
+from gdq.consumers.refresh.group import refresh_group, refresh_unit
+from gdq.consumers.refresh.refresher import Refresher, RefreshResult
+from gdq.consumers.refresh.verify import verify_view as verify
+from gdq.ticker import reconnecting
+from gdq.view.group import units
 
 _INTERRUPTED = "interrupted: the refresh at hand was rolled back"
 
@@ -81,9 +86,6 @@ def refresh(
             raise click.UsageError("--follow applies changes: leave --full out")
         _follow(view, groups, interval, dsn, slot=source == "slot", slot_wait=slot_wait, as_json=as_json)
         return
-    from gdq.cli.progress import shown  # noqa: PLC0415
-    from gdq.consumers.refresh.refresher import Refresher, RefreshResult  # noqa: PLC0415
-
     results: list[RefreshResult] = []
     failed = interrupted = False
     terminate = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the server is told to stop too
@@ -93,8 +95,6 @@ def refresh(
             Refresher(dsn, progress=progress, slot_wait_seconds=slot_wait) as refresher,
         ):
             if together:
-                from gdq.consumers.refresh.group import refresh_group  # noqa: PLC0415
-
                 results += refresh_group(refresher, view, full=view if full else (), slot=source == "slot")
             else:
                 failed = _refresh(refresher, view, groups, results, full=full, slot=source == "slot")
@@ -119,19 +119,13 @@ def _refresh(
     slot: bool,
 ) -> bool:
     """Refresh one after the other, which adds to `results`; whether one has failed, which stops no other."""
-    import psycopg  # noqa: PLC0415
-
-    from gdq.consumers.refresh.group import refresh_unit  # noqa: PLC0415
-    from gdq.errors import GdqError  # noqa: PLC0415
-    from gdq.view.group import units  # noqa: PLC0415
-
     failed = False
     for unit in units(refresher.control, names, groups):
         # a view that is named is loaded in full, the others of its group follow with their changes
         afresh = [name for name in unit.names if name in names or unit.group_name in groups or not (names or groups)]
         try:
             results += refresh_unit(refresher, unit, full=afresh if full else (), slot=slot)
-        except (GdqError, psycopg.Error) as error:
+        except EXPECTED as error:
             failure(error).show()
             failed = True
     return failed
@@ -147,10 +141,6 @@ def _follow(
     slot_wait: float,
     as_json: bool,
 ) -> None:
-    from gdq.consumers.refresh.follow import Follower  # noqa: PLC0415
-    from gdq.consumers.refresh.refresher import Refresher  # noqa: PLC0415
-    from gdq.ticker import reconnecting  # noqa: PLC0415
-
     def report(result: RefreshResult) -> None:
         if as_json:
             click.echo(json.dumps(dataclasses.asdict(result), ensure_ascii=False))
@@ -177,4 +167,15 @@ def _follow(
         raise Failure(_INTERRUPTED) from None
 
 
-commands: list[click.Command] = [refresh]
+@click.command("verify-view")
+@click.argument("name")
+@dsn_option
+@json_option
+def verify_view(name: str, dsn: str | None, as_json: bool) -> None:
+    """Refresh a view and compare it with its query at the same snapshot; exit code 3 when they differ."""
+    with Refresher(dsn) as refresher:
+        result = verify(refresher, name)
+    print_rows([result], ("view_name", "rows", "missing", "unexpected"), as_json=as_json)
+    if not result.equal:
+        hint = f"gdq refresh --full {name} loads it afresh."
+        raise Wanting(f"view {name} differs from its query", hint=hint)

@@ -1,9 +1,10 @@
-"""The commands about retries, dead letters and members."""
+"""The commands for events that a consumer could not handle: retries and dead letters."""
 
 from __future__ import annotations
 
 import click
 
+import gdq
 from gdq.cli.base import dsn_option, fields, json_option, print_rows, session, talk
 
 _ID_HELP = "Only these: numbers in the first column of gdq dead-letters. May be repeated."
@@ -17,11 +18,9 @@ _AGE_HELP = "Only those that have been dead for so long, such as '7 days'."
 @dsn_option
 def retries(queue: str, consumer: str | None, as_json: bool, dsn: str | None) -> None:
     """List the events that wait to come again."""
-    from gdq import retry  # noqa: PLC0415
-
     with session(dsn) as connection:
-        rows = retry.retry_info(connection, queue, consumer)
-    print_rows(rows, fields(retry.RetryInfo), as_json=as_json)
+        rows = gdq.retry_info(connection, queue, consumer)
+    print_rows(rows, fields(gdq.RetryInfo), as_json=as_json)
 
 
 @click.command("set-retry-limit")
@@ -31,10 +30,8 @@ def retries(queue: str, consumer: str | None, as_json: bool, dsn: str | None) ->
 @dsn_option
 def set_retry_limit(queue: str, consumer: str, limit: int, dsn: str | None) -> None:
     """Set how often an event is retried before it becomes a dead letter; 10 unless set."""
-    from gdq import retry  # noqa: PLC0415
-
     with session(dsn) as connection:
-        retry.set_retry_limit(connection, queue, consumer, limit)
+        gdq.set_retry_limit(connection, queue, consumer, limit)
     talk(f"events of {consumer} on {queue} are retried {limit} times")
 
 
@@ -45,11 +42,9 @@ def set_retry_limit(queue: str, consumer: str, limit: int, dsn: str | None) -> N
 @dsn_option
 def dead_letters(queue: str, consumer: str | None, as_json: bool, dsn: str | None) -> None:
     """List the events that consumers gave up, oldest first."""
-    from gdq import retry  # noqa: PLC0415
-
     with session(dsn) as connection:
-        rows = retry.dead_letters(connection, queue, consumer)
-    print_rows(rows, fields(retry.DeadLetterInfo), as_json=as_json)
+        rows = gdq.dead_letters(connection, queue, consumer)
+    print_rows(rows, fields(gdq.DeadLetterInfo), as_json=as_json)
 
 
 @click.command("replay-dead-letters")
@@ -59,15 +54,13 @@ def dead_letters(queue: str, consumer: str | None, as_json: bool, dsn: str | Non
 @click.option("--older-than", metavar="INTERVAL", help=_AGE_HELP)
 @click.option("--all", "everything", is_flag=True, help="All of them.")
 @dsn_option
-def replay(
+def replay_dead_letters(
     queue: str, consumer: str, *, ids: tuple[int, ...], older_than: str | None, everything: bool, dsn: str | None
 ) -> None:
     """Hand dead letters to their consumer again, in its next batch."""
-    from gdq import retry  # noqa: PLC0415
-
     _need_choice(ids, older_than, everything)
     with session(dsn) as connection:
-        number = retry.replay_dead_letters(connection, queue, consumer, ids or None, older_than=older_than)
+        number = gdq.replay_dead_letters(connection, queue, consumer, ids or None, older_than=older_than)
     talk(f"replayed {number} of {consumer} on {queue}")
 
 
@@ -78,35 +71,16 @@ def replay(
 @click.option("--older-than", metavar="INTERVAL", help=_AGE_HELP)
 @click.option("--all", "everything", is_flag=True, help="All of them.")
 @dsn_option
-def purge(
+def purge_dead_letters(
     queue: str, consumer: str, *, ids: tuple[int, ...], older_than: str | None, everything: bool, dsn: str | None
 ) -> None:
     """Forget dead letters."""
-    from gdq import retry  # noqa: PLC0415
-
     _need_choice(ids, older_than, everything)
     with session(dsn) as connection:
-        number = retry.purge_dead_letters(connection, queue, consumer, ids or None, older_than=older_than)
+        number = gdq.purge_dead_letters(connection, queue, consumer, ids or None, older_than=older_than)
     talk(f"purged {number} of {consumer} on {queue}")
-
-
-@click.command("members")
-@click.argument("queue", required=False)
-@click.argument("consumer", required=False)
-@json_option
-@dsn_option
-def members(queue: str | None, consumer: str | None, as_json: bool, dsn: str | None) -> None:
-    """List members of consumers with the batches that they hold."""
-    from gdq import member  # noqa: PLC0415
-
-    with session(dsn) as connection:
-        rows = member.member_info(connection, queue, consumer)
-    print_rows(rows, fields(member.MemberInfo), as_json=as_json)
 
 
 def _need_choice(ids: tuple[int, ...], older_than: str | None, everything: bool) -> None:
     if everything == bool(ids or older_than):
         raise click.UsageError("say which: --id or --older-than, or --all")
-
-
-commands = (retries, set_retry_limit, dead_letters, replay, purge, members)

@@ -1,4 +1,4 @@
-"""The commands that read a queue or keep it going: ticker, consume, peek."""
+"""The commands that read a queue or keep it going: ticker, tick, consume, peek."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+import psycopg
+from psycopg import Connection
 
+import gdq.consumer
+import gdq.ticker
 from gdq.cli.base import (
     Failure,
     Stop,
@@ -23,12 +27,14 @@ from gdq.cli.base import (
     session,
     slot_wait_option,
 )
+from gdq.consumers.debezium.envelope import printer
+from gdq.consumers.printer import print_sequences
+from gdq.consumers.slot.source import SlotSource
+from gdq.errors import GdqError
+from gdq.retry import Outcome, handle_each, settle
+from gdq.source import Event
 
 log = logging.getLogger(__name__)
-
-if TYPE_CHECKING:
-    from psycopg import Connection
-
 
 SECONDS = click.FloatRange(min=0)
 DEAD_AFTER_SECONDS = 300.0
@@ -40,15 +46,23 @@ DEAD_AFTER_SECONDS = 300.0
 @dsn_option
 def ticker(once: bool, interval: float, dsn: str | None) -> None:
     """Take ticks and maintain the logs of all queues, until SIGTERM."""
-    from gdq import ticker as tickers  # noqa: PLC0415
-
     if once:
         with session(dsn, autocommit=True) as connection:
-            tickers.tick_all(connection)
-            tickers.maintain_all(connection)
+            gdq.tick_all(connection)
+            gdq.maintain_all(connection)
         return
     stop = Stop()
-    tickers.run(lambda: connect_checked(dsn, "gdq ticker"), interval_seconds=interval, stop=stop.sleep)
+    gdq.ticker.run(lambda: connect_checked(dsn, "gdq ticker"), interval_seconds=interval, stop=stop.sleep)
+
+
+@click.command()
+@click.argument("queue")
+@dsn_option
+def tick(queue: str, dsn: str | None) -> None:
+    """Take a tick now and print its number."""
+    with session(dsn, autocommit=True) as connection:
+        number = gdq.take_tick(connection, queue)
+    click.echo(number)
 
 
 @click.command()
@@ -123,11 +137,6 @@ def consume(
     Examples: gdq consume orders mirror shop.mirror:apply
               gdq consume orders mail shop.mail:send --each --retry-errors 60 --member $HOSTNAME
     """
-    from gdq.consumer import Consumer, application_name  # noqa: PLC0415
-    from gdq.consumers.printer import print_sequences  # noqa: PLC0415
-    from gdq.retry import handle_each, settle  # noqa: PLC0415
-    from gdq.ticker import reconnecting  # noqa: PLC0415
-
     if as_json and handler != "printer":
         raise click.UsageError("--json prints the events itself and takes no handler")
     if (each and handler == "printer") or (retry_errors is not None and not each):
@@ -143,7 +152,7 @@ def consume(
         if source == "slot":
             _consume_slot(connection, (queue, consumer), handler, function, once=once, stop=stop, wait=slot_wait)
             return
-        reader = Consumer(connection, queue, consumer, member=member, dead_after=timedelta(seconds=dead_after))
+        reader = gdq.Consumer(connection, queue, consumer, member=member, dead_after=timedelta(seconds=dead_after))
         for batch in reader.batches(once=once, stop=stop):
             with _handler_errors(handler):
                 if each:
@@ -153,9 +162,9 @@ def consume(
                 if handler == "printer" and form == "gdq":
                     print_sequences(batch.sequences())
 
-    name = application_name(queue, consumer, member)
+    name = gdq.consumer.application_name(queue, consumer, member)
     try:
-        reconnecting(lambda: connect_checked(dsn, name), work, stop.sleep)
+        gdq.ticker.reconnecting(lambda: connect_checked(dsn, name), work, stop.sleep)
     except KeyboardInterrupt:
         raise Failure("interrupted: the batch at hand was rolled back") from None
 
@@ -170,8 +179,6 @@ def _check_format(form: str, *, tombstones: bool, other: bool) -> None:
 
 def _debezium(queue: str, source: str, tombstones: bool) -> Callable[[Any, Any], Any]:
     """The handler that prints Debezium's envelope."""
-    from gdq.consumers.debezium.envelope import printer  # noqa: PLC0415
-
     return printer(queue, has_lsn=source == "slot", tombstones=tombstones)
 
 
@@ -186,9 +193,6 @@ def _consume_slot(
     wait: float,
 ) -> None:
     """Hand the batches of a consumer's slot, of the queue and consumer that `reads` names, to a handler."""
-    from gdq.consumers.slot.source import SlotSource  # noqa: PLC0415
-    from gdq.errors import GdqError  # noqa: PLC0415
-
     try:
         reader = SlotSource(connection, *reads, wait_seconds=wait, pause=stop.sleep)
     except GdqError:
@@ -213,22 +217,14 @@ def peek(queue: str, consumer: str | None, limit: int, as_json: bool, dsn: str |
 
     Without CONSUMER: from the consumer that is furthest behind. Takes a tick, so that all that is committed shows.
     """
-    from gdq.consumer import peek as peek_events  # noqa: PLC0415
-    from gdq.source import Event  # noqa: PLC0415
-
     with session(dsn, autocommit=True) as connection:
-        events = peek_events(connection, queue, consumer, limit=limit)
+        events = gdq.peek(connection, queue, consumer, limit=limit)
     print_rows(events, fields(Event), as_json=as_json)
 
 
 @contextlib.contextmanager
 def _handler_errors(name: str) -> Iterator[None]:
     """Log an error of the handler's own with its traceback and end; those of gdq and the server pass through."""
-    import psycopg  # noqa: PLC0415
-
-    from gdq.errors import GdqError  # noqa: PLC0415
-    from gdq.retry import Outcome  # noqa: PLC0415
-
     try:
         yield
     except (psycopg.Error, GdqError, OSError):

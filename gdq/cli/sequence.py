@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+import gdq
 from gdq.cli.base import dsn_option, fields, json_option, print_rows, session, talk
 
 
@@ -13,10 +14,8 @@ from gdq.cli.base import dsn_option, fields, json_option, print_rows, session, t
 @dsn_option
 def add_sequence(queue: str, sequence: str, dsn: str | None) -> None:
     """Publish the value of a sequence with each tick of a queue."""
-    from gdq import sequence as sequences  # noqa: PLC0415
-
     with session(dsn) as connection:
-        new = sequences.add_sequence(connection, queue, sequence)
+        new = gdq.add_sequence(connection, queue, sequence)
     talk(f"added sequence {sequence} to {queue}" if new else f"already there: {sequence} in {queue}")
 
 
@@ -26,10 +25,8 @@ def add_sequence(queue: str, sequence: str, dsn: str | None) -> None:
 @dsn_option
 def remove_sequence(queue: str, sequence: str, dsn: str | None) -> None:
     """Stop publishing a sequence."""
-    from gdq import sequence as sequences  # noqa: PLC0415
-
     with session(dsn) as connection:
-        known = sequences.remove_sequence(connection, queue, sequence)
+        known = gdq.remove_sequence(connection, queue, sequence)
     talk(f"removed sequence {sequence} from {queue}" if known else f"already gone: {sequence} in {queue}")
 
 
@@ -37,13 +34,8 @@ def remove_sequence(queue: str, sequence: str, dsn: str | None) -> None:
 @click.argument("queue", required=False)
 @json_option
 @dsn_option
-def list_sequences(queue: str | None, as_json: bool, dsn: str | None) -> None:
+def sequences(queue: str | None, as_json: bool, dsn: str | None) -> None:
     """List published sequences with their last value."""
-    from gdq import sequence as sequences  # noqa: PLC0415
-
     with session(dsn) as connection:
-        rows = sequences.sequence_info(connection, queue)
-    print_rows(rows, fields(sequences.SequenceInfo), as_json=as_json)
-
-
-commands = (add_sequence, remove_sequence, list_sequences)
+        rows = gdq.sequence_info(connection, queue)
+    print_rows(rows, fields(gdq.SequenceInfo), as_json=as_json)

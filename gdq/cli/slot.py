@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import click
+from psycopg.errors import DuplicateObject, ObjectInUse
 
 from gdq.cli.base import Failure, dsn_option, fields, json_option, print_rows, session, talk
+from gdq.consumers.slot import slot
 
 
 @click.command("create-slot")
@@ -21,16 +23,12 @@ def create_slot(queue: str, consumer: str, tables: tuple[str, ...], two_phase: b
     Needs wal_level logical and a role with REPLICATION. The slot keeps the server's write-ahead log until it is read
     or dropped.
     """
-    from psycopg.errors import DuplicateObject  # noqa: PLC0415
-
-    from gdq.consumers.slot import slot as slots  # noqa: PLC0415
-
-    name = slots.slot_name(queue, consumer)
+    name = slot.slot_name(queue, consumer)
     with session(dsn, autocommit=True) as connection:
         try:
-            slots.create_slot(connection, queue, consumer, tables, two_phase=two_phase)
+            slot.create_slot(connection, queue, consumer, tables, two_phase=two_phase)
         except DuplicateObject:
-            if not any(one.slot_name == name and one.publication for one in slots.slot_info(connection)):
+            if not any(one.slot_name == name and one.publication for one in slot.slot_info(connection)):
                 raise
             talk(f"already there: slot {name}")
             return
@@ -43,30 +41,21 @@ def create_slot(queue: str, consumer: str, tables: tuple[str, ...], two_phase: b
 @dsn_option
 def drop_slot(queue: str, consumer: str, dsn: str | None) -> None:
     """Drop the slot of a consumer, and the queue's publication with the last one."""
-    from psycopg.errors import ObjectInUse  # noqa: PLC0415
-
-    from gdq.consumers.slot import slot as slots  # noqa: PLC0415
-
     with session(dsn, autocommit=True) as connection:
         try:
-            known = slots.drop_slot(connection, queue, consumer)
+            known = slot.drop_slot(connection, queue, consumer)
         except ObjectInUse as error:
             hint = "End its reader first; if its program is gone, pg_terminate_backend() ends it."
             raise Failure(str(error.diag.message_primary), hint=hint) from error
-    name = slots.slot_name(queue, consumer)
+    name = slot.slot_name(queue, consumer)
     talk(f"dropped slot {name}" if known else f"already gone: slot {name}")
 
 
 @click.command("slots")
 @json_option
 @dsn_option
-def list_slots(as_json: bool, dsn: str | None) -> None:
+def slots(as_json: bool, dsn: str | None) -> None:
     """List the slots of gdq with the write-ahead log that they keep, and what their publication leaves out."""
-    from gdq.consumers.slot import slot as slots  # noqa: PLC0415
-
     with session(dsn, autocommit=True) as connection:
-        rows = slots.slot_info(connection)
-    print_rows(rows, fields(slots.SlotInfo), as_json=as_json)
-
-
-commands = (create_slot, drop_slot, list_slots)
+        rows = slot.slot_info(connection)
+    print_rows(rows, fields(slot.SlotInfo), as_json=as_json)

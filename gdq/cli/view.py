@@ -1,9 +1,9 @@
-"""Commands for views. Only `verify-view` loads Apache Spark."""
+"""Commands for views: registering, listing, explaining and dropping them."""
 
 from __future__ import annotations
 
 import json
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 import click
 
@@ -17,9 +17,13 @@ from gdq.cli.base import (
     session,
     talk,
 )
-
-if TYPE_CHECKING:
-    from gdq.view.view import EngineChoice, Plan, ViewInfo
+from gdq.consumers.lake.table import open_lake
+from gdq.consumers.slot.slot import slot_of_view
+from gdq.errors import PlanError
+from gdq.queue import check_tables
+from gdq.view import view
+from gdq.view.target import Target
+from gdq.view.view import EngineChoice, ViewInfo
 
 _VIEW_COLUMNS = (
     "view_name",
@@ -68,9 +72,6 @@ def create_view(
     dsn: str | None,
 ) -> None:
     """Register a materialized view that is refreshed from a queue."""
-    from gdq.queue import check_tables  # noqa: PLC0415
-    from gdq.view import view  # noqa: PLC0415
-
     # the checks write temporary objects, after which a transaction can take no tick
     with session(dsn, autocommit=True) as connection:
         check_tables(connection, queue)
@@ -83,8 +84,6 @@ def create_view(
 @json_option
 def views(dsn: str | None, as_json: bool) -> None:
     """List views and how their last refresh went."""
-    from gdq.view import view  # noqa: PLC0415
-
     with session(dsn) as connection:
         print_rows(view.view_info(connection), _VIEW_COLUMNS, as_json=as_json)
 
@@ -96,8 +95,6 @@ def views(dsn: str | None, as_json: bool) -> None:
 @json_option
 def view_history(name: str, limit: int, dsn: str | None, as_json: bool) -> None:
     """List the refreshes of a view, newest first."""
-    from gdq.view import view  # noqa: PLC0415
-
     with session(dsn) as connection:
         print_rows(view.view_history(connection, name, limit), fields(view.ViewRun), as_json=as_json)
 
@@ -108,9 +105,6 @@ def view_history(name: str, limit: int, dsn: str | None, as_json: bool) -> None:
 @dsn_option
 def drop_view(name: str, keep_target: bool, dsn: str | None) -> None:
     """Forget a view, and drop its target. Its slot stays, if it has one, and is named."""
-    from gdq.consumers.slot.slot import slot_of_view  # noqa: PLC0415
-    from gdq.view import view  # noqa: PLC0415
-
     with session(dsn) as connection:
         known = {info.view_name: info for info in view.view_info(connection)}
         if name not in known:
@@ -128,12 +122,8 @@ def drop_view(name: str, keep_target: bool, dsn: str | None) -> None:
 
 def _drop_target(info: ViewInfo, dsn: str | None) -> None:
     if info.lake is not None:
-        from gdq.consumers.lake.table import open_lake  # noqa: PLC0415
-
         open_lake(info.lake, info.view_name, info.source).drop()
         return
-    from gdq.view.target import Target  # noqa: PLC0415
-
     with session(info.target_dsn or dsn) as connection:
         Target(info.view_name, info.source, info.target).drop(connection)
 
@@ -161,9 +151,6 @@ def explain_view(
     as_json: bool,
 ) -> None:
     """Show how a view is refreshed and why; exit code 3 when it cannot be refreshed from changes."""
-    from gdq.plan.table import PlanError  # noqa: PLC0415
-    from gdq.view import view  # noqa: PLC0415
-
     if (name is None) == (file is None) or (file is None) != (queue is None):
         raise click.UsageError("give the NAME of a view, or --queue and --sql")
     if elsewhere and file is None:
@@ -179,30 +166,6 @@ def explain_view(
             if as_json:
                 click.echo(json.dumps({"strategy": None, "code": error.code, "reason": str(error)}))
             raise Wanting(str(error), error.detail, error.hint) from error
-    _print_plan(plan, as_json)
+    click.echo(json.dumps(plan.as_dict(), indent=1) if as_json else str(plan))
     if plan.strategy == "full":
         raise Wanting("the view is loaded in full at every refresh that finds changes", None, None)
-
-
-def _print_plan(plan: Plan, as_json: bool) -> None:
-    click.echo(json.dumps(plan.as_dict(), indent=1) if as_json else str(plan))
-
-
-@click.command("verify-view")
-@click.argument("name")
-@dsn_option
-@json_option
-def verify_view(name: str, dsn: str | None, as_json: bool) -> None:
-    """Refresh a view and compare it with its query at the same snapshot; exit code 3 when they differ."""
-    from gdq.consumers.refresh import verify  # noqa: PLC0415
-    from gdq.consumers.refresh.refresher import Refresher  # noqa: PLC0415
-
-    with Refresher(dsn) as refresher:
-        result = verify.verify_view(refresher, name)
-    print_rows([result], ("view_name", "rows", "missing", "unexpected"), as_json=as_json)
-    if not result.equal:
-        hint = f"gdq refresh --full {name} loads it afresh."
-        raise Wanting(f"view {name} differs from its query", hint=hint)
-
-
-commands: list[click.Command] = [create_view, views, view_history, drop_view, explain_view, verify_view]

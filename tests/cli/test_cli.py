@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import pkgutil
 import time
 
 import click
 import pytest
 from click.testing import CliRunner
 
+from gdq import cli
 from gdq.cli import main
 from gdq.cli.base import names, table_names
 from tests.support.programs import gdq, start_gdq
@@ -188,6 +191,26 @@ def test_warnings_of_the_server_reach_stderr(db: Database) -> None:
     done = gdq("add-table", "q", "t", dsn=db.dsn)
     assert done.returncode == 0
     assert done.stderr.startswith("WARNING: table public.t holds large out-of-line values (doc)")
+
+
+def test_the_list_of_commands_is_complete() -> None:
+    """MODULES names every command of every module."""
+    found = {}
+    for module in pkgutil.iter_modules(cli.__path__, "gdq.cli."):
+        values = vars(importlib.import_module(module.name)).values()
+        commands = [one for one in values if isinstance(one, click.Command) and one.callback is not None]
+        own = {str(one.name) for one in commands if one.callback.__module__ == module.name}
+        if own:
+            found[module.name.rpartition(".")[2]] = own
+    assert found == {module: set(commands) for module, commands in cli.MODULES.items()}
+
+
+def test_the_list_of_commands_is_as_click_writes_it() -> None:
+    context = click.Context(main)
+    own, of_click = context.make_formatter(), context.make_formatter()
+    main.format_commands(context, own)
+    click.Group.format_commands(main, context, of_click)
+    assert own.getvalue() == of_click.getvalue()
 
 
 def test_every_command_has_help_and_every_listing_json() -> None:

@@ -1,13 +1,21 @@
-"""The options of `gdq add-table` beside those that choose columns, and `gdq alter-table`."""
+"""The commands for captured tables: adding, altering, removing and listing them, and DDL without event triggers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import IO, Any
 
 import click
 
-from gdq.cli.base import dsn_option, names, retry_locked, talk
+import gdq
+from gdq.cli.base import dsn_option, json_option, names, print_rows, retry_locked, session, table_names, talk
+from gdq.queue import Mode
+
+# The list shows what was chosen; how things are going is in `gdq status`.
+_TABLE_COLUMNS = (
+    "queue_name", "table_name", "mode", "format", "key", "columns", "version", "state", "reason", "log_bytes",
+    "where", "operations", "granularity", "always", "origin", "pin_search_path", "allow_rls",
+)  # fmt: skip
 
 _OPTIONS = (
     click.option("--where", metavar="CONDITION", help="Only rows that match: \"region = 'EU' and not test\"."),
@@ -31,6 +39,31 @@ def capture_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
+
+
+@click.command("add-table")
+@click.argument("queue")
+@click.argument("table")
+@click.option(
+    "--mode", type=click.Choice(["full", "pk"]), default="full", show_default=True, help="Row images or keys."
+)
+@click.option("--key", metavar="C1,C2", help="Identifying columns, when not the primary key.")
+@click.option("--include", metavar="C1,C2", help="pk: log old and new values of these too.")
+@click.option("--columns", metavar="C1,C2", help="full: log only these.")
+@click.option("--exclude", metavar="C1,C2", help="full: log all but these.")
+@click.option("--allow-rls", is_flag=True, help="Capture a table with row level security.")
+@capture_options
+@dsn_option
+def add_table(queue: str, table: str, mode: Mode, dsn: str | None, **options: Any) -> None:
+    """Capture a table from now on.
+
+    \b
+    Example: gdq add-table orders public.orders --mode pk --include status
+    """
+    for name in ("key", "include", "columns", "exclude", "operations"):
+        options[name] = names(options[name])
+    retry_locked(dsn, lambda connection: gdq.add_table(connection, queue, table, mode, **options))
+    talk(f"added table {table} to {queue}")
 
 
 _LISTS = ("key", "include", "columns", "exclude", "operations")
@@ -68,8 +101,6 @@ def alter_table(queue: str, table: str, reset: tuple[str, ...], dsn: str | None,
     \b
     Example: gdq alter-table orders public.orders --exclude note --reset where
     """
-    from gdq import queue as queues  # noqa: PLC0415
-
     for name in _LISTS:
         options[name] = names(options[name])
     chosen = {name: value for name, value in options.items() if value is not None}
@@ -77,5 +108,45 @@ def alter_table(queue: str, table: str, reset: tuple[str, ...], dsn: str | None,
     if both or not (chosen or reset):
         raise click.UsageError(f"{both[0]} is given and reset" if both else "name an option to change")
     chosen |= dict.fromkeys(reset)
-    changed = retry_locked(dsn, lambda connection: queues.alter_table_options(connection, queue, table, **chosen))
+    changed = retry_locked(dsn, lambda connection: gdq.alter_table_options(connection, queue, table, **chosen))
     talk(f"altered capture of {table} in {queue}" if changed else f"unchanged: {table} in {queue} has these options")
+
+
+@click.command("remove-table")
+@click.argument("queue")
+@click.argument("table")
+@click.option("--force", is_flag=True, help="Also with changes that consumers have not read: they are told.")
+@dsn_option
+def remove_table(queue: str, table: str, force: bool, dsn: str | None) -> None:
+    """Stop capturing a table and drop its logs."""
+    retry_locked(dsn, lambda connection: gdq.remove_table(connection, queue, table, force=force))
+    talk(f"removed table {table} from {queue}")
+
+
+@click.command("tables")
+@click.argument("queue", required=False)
+@json_option
+@dsn_option
+def tables(queue: str | None, as_json: bool, dsn: str | None) -> None:
+    """List captured tables."""
+    with session(dsn) as connection:
+        rows = gdq.table_info(connection, queue)
+    print_rows(rows, _TABLE_COLUMNS, as_json=as_json)
+
+
+@click.command("apply-ddl")
+@click.argument("queue")
+@click.option("-f", "--file", required=True, type=click.File(), help="File with the commands; - for stdin.")
+@click.option("--lock", metavar="T1,T2", help="Lock these tables first.")
+@dsn_option
+def apply_ddl(queue: str, file: IO[str], lock: str | None, dsn: str | None) -> None:
+    """Run DDL and keep capture in step with it, in one transaction.
+
+    The way to alter captured tables where event triggers are refused. Tries again while writers hold a table.
+
+    \b
+    Example: gdq apply-ddl shop -f add_column.sql --lock public.orders
+    """
+    text = file.read()
+    count = retry_locked(dsn, lambda connection: gdq.apply_ddl(connection, queue, text, lock=table_names(lock)))
+    talk(f"applied: {count} captured table(s) with new columns")

@@ -1,0 +1,62 @@
+"""The commands that install gdq in a database, upgrade it and remove it."""
+
+from __future__ import annotations
+
+import click
+
+from gdq.cli.base import dsn_option, retry_locked, session, sql_option, talk
+from gdq.consumers.slot.slot import slot_info
+from gdq.installer import install as installer
+
+
+@click.command()
+@dsn_option
+@sql_option
+def install(dsn: str | None, as_sql: bool) -> None:
+    """Install gdq in the database, or upgrade it."""
+    if as_sql:
+        click.echo(installer.script(), nl=False)
+        return
+    result = installer.install(dsn)
+    for notice in result.notices:
+        talk(notice)
+    talk(
+        "format of captured tables: typed, as the event triggers follow DDL"
+        if result.event_triggers
+        else "format of captured tables: json, as no event triggers follow DDL"
+    )
+    talk(f"{'installed' if result.changed else 'already at'} {result.revision}")
+
+
+@click.command()
+@dsn_option
+@sql_option
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def uninstall(dsn: str | None, as_sql: bool, yes: bool) -> None:
+    """Remove gdq with all queues and logs; the tables stay as they are, and so do slots, which are named."""
+    if as_sql:
+        click.echo(installer.uninstall_script(), nl=False)
+        return
+    if not yes:
+        click.confirm("Remove gdq with all its queues, consumers and unread changes?", abort=True, err=True)
+    talk(
+        "uninstalled"
+        if retry_locked(dsn, installer.uninstall, any_version=True)
+        else "already gone: gdq is not installed here"
+    )
+    with session(dsn, autocommit=True) as connection:
+        slots = [one.slot_name for one in slot_info(connection)]
+    if slots:
+        talk(f"slots are still there and keep the write-ahead log: drop them with gdq drop-slot: {', '.join(slots)}")
+
+
+@click.command("create-event-triggers")
+@dsn_option
+def create_event_triggers(dsn: str | None) -> None:
+    """Make the event triggers that keep capture in step with DDL.
+
+    Most servers let only a superuser make them: connect as one, after `gdq install`.
+    """
+    with session(dsn) as connection:
+        made = installer.create_event_triggers(connection)
+    talk("created event triggers" if made else "already on: the event triggers of gdq")

@@ -1,0 +1,117 @@
+"""The commands for a queue as a whole: making and dropping it, its settings, and whether it is paused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+import gdq
+from gdq.cli.base import dsn_option, json_option, print_rows, retry_locked, session, talk
+
+# The list shows what was chosen; how things are going is in `gdq status`.
+_QUEUE_COLUMNS = (
+    "queue_name", "tables", "consumers", "last_tick", "tick_age", "events_since_tick",
+    "ticker_max_count", "ticker_max_lag", "ticker_idle_period", "rotation_period", "rotation_bytes", "retention",
+    "unlogged", "max_bytes", "paused",
+)  # fmt: skip
+
+QUEUE_SETTINGS = (
+    "ticker_max_count",
+    "ticker_max_lag",
+    "ticker_idle_period",
+    "rotation_period",
+    "rotation_bytes",
+    "retention",
+    "max_bytes",
+)
+
+# An existing queue keeps the logs that it has.
+NEW_QUEUE_SETTINGS = (*QUEUE_SETTINGS, "unlogged")
+
+
+def settings_of(pairs: tuple[str, ...], known: tuple[str, ...] = QUEUE_SETTINGS) -> dict[str, Any]:
+    """KEY=VALUE arguments as the settings of a queue."""
+    settings: dict[str, Any] = dict(pair.partition("=")[::2] for pair in pairs)
+    for name, value in settings.items():
+        if name not in known or not value:
+            raise click.BadParameter(f"{name!r}: want KEY=VALUE with a key of {', '.join(known)}")
+    return settings
+
+
+@click.command("create-queue")
+@click.argument("queue")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help=f"One of {', '.join(NEW_QUEUE_SETTINGS)}.")
+@dsn_option
+def create_queue(queue: str, settings: tuple[str, ...], dsn: str | None) -> None:
+    """Create a queue.
+
+    \b
+    Example: gdq create-queue orders --set ticker_max_lag='1 s' --set retention='1 day'
+    """
+    pairs = settings_of(settings, NEW_QUEUE_SETTINGS)
+    with session(dsn) as connection:
+        made = gdq.create_queue(connection, queue, **pairs)
+    talk(f"created queue {queue}" if made else f"already there: queue {queue}")
+
+
+@click.command("set-queue")
+@click.argument("queue")
+@click.argument("settings", nargs=-1, required=True, metavar="KEY=VALUE...")
+@dsn_option
+def set_queue(queue: str, settings: tuple[str, ...], dsn: str | None) -> None:
+    """Change settings of a queue: those of create-queue. max_bytes=0 takes the limit away.
+
+    \b
+    Example: gdq set-queue orders retention='2 days' max_bytes=20000000000
+    """
+    values = settings_of(settings)
+    with session(dsn) as connection:
+        changed = gdq.set_queue(connection, queue, **values)
+    talk(f"changed queue {queue}" if changed else f"already so: queue {queue}")
+
+
+@click.command("drop-queue")
+@click.argument("queue")
+@click.option("--force", is_flag=True, help="Also with tables, consumers and views.")
+@dsn_option
+def drop_queue(queue: str, force: bool, dsn: str | None) -> None:
+    """Drop a queue with its logs."""
+    dropped = retry_locked(dsn, lambda connection: gdq.drop_queue(connection, queue, force=force))
+    talk(f"dropped queue {queue}" if dropped else f"already gone: queue {queue}")
+
+
+@click.command("queues")
+@json_option
+@dsn_option
+def queues(as_json: bool, dsn: str | None) -> None:
+    """List queues with their settings and the age of the last tick."""
+    with session(dsn) as connection:
+        rows = gdq.queue_info(connection)
+    print_rows(rows, _QUEUE_COLUMNS, as_json=as_json)
+
+
+@click.command()
+@click.argument("queue")
+@click.argument("consumer", required=False)
+@dsn_option
+def pause(queue: str, consumer: str | None, dsn: str | None) -> None:
+    """Stop ticks and batches of a queue, or the batches of one consumer; capture goes on."""
+    with session(dsn) as connection:
+        new = gdq.pause(connection, queue, consumer)
+    talk(f"{'paused' if new else 'already paused:'} {_named(queue, consumer)}")
+
+
+@click.command()
+@click.argument("queue")
+@click.argument("consumer", required=False)
+@dsn_option
+def resume(queue: str, consumer: str | None, dsn: str | None) -> None:
+    """Let a paused queue or consumer go on."""
+    with session(dsn) as connection:
+        paused = gdq.resume(connection, queue, consumer)
+    talk(f"{'resumed' if paused else 'not paused:'} {_named(queue, consumer)}")
+
+
+def _named(queue: str, consumer: str | None) -> str:
+    return f"queue {queue}" if consumer is None else f"consumer {consumer} on {queue}"
