@@ -196,7 +196,7 @@ class Run:
 
     def _tell(self) -> None:
         """Make the sessions of refreshes tell the server what they have read, which they do once a second at most."""
-        for purpose, autocommit in (("target", True), ("leader", False)):
+        for purpose, autocommit in (("target", True), ("snapshot", False)):
             session = self._refresher.connection(purpose, self._refresher.dsn, autocommit=autocommit)
             session.execute("select pg_stat_force_next_flush()")
             session.commit()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -72,4 +75,36 @@ def conninfo_of(connection: psycopg.Connection[Any]) -> str:
     parameters: dict[str, Any] = info.get_parameters()
     if info.password:
         parameters["password"] = info.password
+    return make_conninfo(**parameters)
+
+
+@contextlib.contextmanager
+def without_password(dsn: str) -> Iterator[str]:
+    """`dsn` with its password in a file that only this account can read, for plans, logs and worker processes.
+
+    The file is removed when the block ends. A connection string without a password stays as it is: workers on other
+    machines find theirs by PGPASSFILE or a connection service.
+    """
+    parameters: dict[str, Any] = dict(conninfo_to_dict(dsn))
+    password = parameters.pop("password", None)
+    if not password:
+        yield dsn
+        return
+    with tempfile.TemporaryDirectory(prefix="gdq-") as folder:
+        path = Path(folder) / "pgpass"
+        path.touch(mode=0o600)
+        escaped = str(password).replace("\\", "\\\\").replace(":", "\\:")
+        path.write_text(f"*:*:*:*:{escaped}{os.linesep}")
+        yield make_conninfo(**(parameters | {"passfile": str(path)}))
+
+
+def for_other_machines(dsn: str, given: str) -> str:
+    """What without_password() made, for machines that have no file of this one's.
+
+    A password that libpq found here in a file or the environment they find by what they have themselves. One that was
+    `given`, in the user's own connection string, stays in the file: it is good for workers on this machine only.
+    """
+    parameters: dict[str, Any] = dict(conninfo_to_dict(dsn))
+    if not {"password", "passfile"} & conninfo_to_dict(given).keys():
+        parameters.pop("passfile", None)
     return make_conninfo(**parameters)

@@ -25,10 +25,11 @@ from deltalake.transaction import AddAction, RemoveAction
 from pyarrow import fs
 
 from gdq.consumers.lake.files import FILE_BYTES, ArrowDifference, DataFile, Rewrite, remove, rewrite
-from gdq.consumers.lake.table import LakeState, check_state, commit_onto, not_ours, pack, unpack
+from gdq.consumers.lake.table import check_state, commit_onto, not_ours, pack, unpack
+from gdq.consumers.views.signals import Diverged
+from gdq.consumers.views.target import StoredPosition, TargetState
 from gdq.errors import GdqError
 from gdq.view.lake_name import LakeName
-from gdq.view.target import Diverged, StoredPosition
 
 # The name of what a commit says of the view.
 KEY = "gdq"
@@ -48,7 +49,7 @@ class Found:
 
     table: DeltaTable | None
     number: int
-    state: LakeState
+    state: TargetState
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class DeltaLake:
         """Whose the table's application transactions are."""
         return f"gdq:{self.source}"
 
-    def state(self) -> LakeState:
+    def state(self) -> TargetState:
         return self.find().state
 
     def commit(self, change: ArrowDifference, stored: StoredPosition | None, new: StoredPosition) -> int:
@@ -99,13 +100,13 @@ class DeltaLake:
         try:
             table = DeltaTable(self.name.place)
         except TableNotFoundError:
-            return Found(None, 0, LakeState(None))
+            return Found(None, 0, TargetState(None))
         number = table.transaction_version(self.application)
         if number is None:
             raise not_ours(self.name, self.view)
         return Found(table, number, self._read_state(table, number))
 
-    def _read_state(self, table: DeltaTable, number: int) -> LakeState:
+    def _read_state(self, table: DeltaTable, number: int) -> TargetState:
         """Find the view's last commit; commits of others after it are looked at on the way there.
 
         So are those between it and the version that it was computed onto.
@@ -124,9 +125,9 @@ class DeltaLake:
             elif commit.get("operation") not in _HARMLESS:
                 foreign = f"{commit.get('operation')} in version {commit['version']} of {self.name}"
         if found is not None:
-            return LakeState(found, foreign)
+            return TargetState(found, foreign)
         gone = StoredPosition(self.source, str(self.name), "", "")
-        return LakeState(gone, foreign or f"the history of {self.name} no longer holds its position")
+        return TargetState(gone, foreign or f"the history of {self.name} no longer holds its position")
 
     def mark(self, number: int, new: StoredPosition) -> dict[str, Any]:
         """What the commit of this number of the view says."""

@@ -17,7 +17,7 @@ from gdq.consumers.lake.table import Lake
 from gdq.consumers.views.computation import Computation
 from gdq.consumers.views.difference import Difference, KeySet
 from gdq.consumers.views.engine import Effort
-from gdq.view.target import StoredPosition
+from gdq.consumers.views.target import StoredPosition
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from gdq.view.target import Diverged
+from gdq.consumers.views.signals import Diverged
 
 WEIGHT = "__gdq_weight"
 # A row that goes costs a file of at most this size.

@@ -28,9 +28,11 @@ from pyiceberg.table import Table, Transaction
 from pyiceberg.table.snapshots import Operation, Snapshot
 
 from gdq.consumers.lake.files import ArrowDifference, DataFile, Rewrite, load, remove, rewrite
-from gdq.consumers.lake.table import LakeState, check_state, commit_onto, not_ours, pack, unpack
+from gdq.consumers.lake.table import check_state, commit_onto, not_ours, pack, unpack
+from gdq.consumers.views.signals import Diverged
+from gdq.consumers.views.target import StoredPosition, TargetState
+from gdq.errors import RefreshConflict
 from gdq.view.lake_name import LakeName
-from gdq.view.target import Diverged, RefreshConflict, StoredPosition
 
 KEY = "gdq.position"
 _OWNER = "gdq.source"
@@ -51,7 +53,7 @@ class IcebergLake:
     view: str
     source: str
 
-    def state(self) -> LakeState:
+    def state(self) -> TargetState:
         with self.opened() as (_, table):
             return self.state_of(table)
 
@@ -125,27 +127,27 @@ class IcebergLake:
         except TableAlreadyExistsError as error:
             raise RefreshConflict(f"{self.name} was made by another meanwhile") from error
 
-    def state_of(self, table: Table | None) -> LakeState:
+    def state_of(self, table: Table | None) -> TargetState:
         """What a table stands for; None is one that is not there."""
         foreign = None
         if table is None:
-            return LakeState(None)
+            return TargetState(None)
         snapshot = table.current_snapshot()
         if snapshot is None:
-            return LakeState(None)
+            return TargetState(None)
         while snapshot is not None:
             text = _properties(snapshot).get(KEY)
             if text == "":
-                return LakeState(None)  # killed at the first load
+                return TargetState(None)  # killed at the first load
             if text is not None and (stored := unpack(text)).source == self.source:
-                return LakeState(stored, foreign)
+                return TargetState(stored, foreign)
             if snapshot.summary is None or snapshot.summary.operation != Operation.REPLACE:
                 operation = "a commit" if snapshot.summary is None else snapshot.summary.operation.value
                 foreign = f"{operation} in snapshot {snapshot.snapshot_id} of {self.name}"
             parent = snapshot.parent_snapshot_id
             snapshot = None if parent is None else table.snapshot_by_id(parent)
         gone = StoredPosition(self.source, str(self.name), "", "")
-        return LakeState(gone, foreign or f"the snapshots of {self.name} no longer hold its position")
+        return TargetState(gone, foreign or f"the snapshots of {self.name} no longer hold its position")
 
     def _change(self, table: Table, change: ArrowDifference, new: StoredPosition) -> int:
         # of this object only, not of the table

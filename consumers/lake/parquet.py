@@ -25,10 +25,11 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from gdq.consumers.lake.files import ArrowDifference, DataFile, Rewrite, load, rewrite
-from gdq.consumers.lake.table import LakeState, check_state, not_ours, pack, unpack
+from gdq.consumers.lake.table import check_state, not_ours, pack, unpack
+from gdq.consumers.views.signals import Diverged
+from gdq.consumers.views.target import StoredPosition, TargetState
 from gdq.errors import GdqError
 from gdq.view.lake_name import LakeName
-from gdq.view.target import Diverged, StoredPosition
 
 # A version that is no longer current is kept this long, for those who are reading it.
 KEEP_SECONDS = 3600.0
@@ -57,11 +58,11 @@ class ParquetLake:
     def folder(self) -> Path:
         return Path(self.name.place)
 
-    def state(self) -> LakeState:
+    def state(self) -> TargetState:
         version = self._current()
         if version is None:
-            return LakeState(None)
-        return LakeState(unpack(version.position), self._foreign(version))
+            return TargetState(None)
+        return TargetState(unpack(version.position), self._foreign(version))
 
     def commit(self, change: ArrowDifference, stored: StoredPosition | None, new: StoredPosition) -> int:
         with self._locked():

@@ -15,14 +15,14 @@ import psycopg
 from gdq.consumers.refresh.refresher import Refresher, RefreshResult
 from gdq.consumers.refresh.view_refresh import ViewRefresh
 from gdq.consumers.views.copy_engine import CopyEngine
-from gdq.consumers.views.leader import WANTED_TRIES, Leader, TableWantedError, lead
 from gdq.consumers.views.postgres_engine import PostgresEngine
+from gdq.consumers.views.signals import Diverged, NeedsFull, TableWanted
+from gdq.consumers.views.snapshot_holder import WANTED_TRIES, SnapshotHolder, hold_snapshot
 from gdq.errors import GdqError, mapped
 from gdq.view.group import Unit
-from gdq.view.target import Diverged, NeedsFull
 from gdq.view.view import view_info
 
-Check = Callable[[ViewRefresh, Leader], None]
+Check = Callable[[ViewRefresh, SnapshotHolder], None]
 
 
 def refresh_unit(
@@ -93,15 +93,15 @@ class _Group:
         while True:
             try:
                 return self._run()
-            except TableWantedError:
+            except TableWanted as why:
                 wanted += 1
                 if wanted == WANTED_TRIES:
-                    raise
+                    raise GdqError(str(why)) from why
             except NeedsFull as why:
                 self.reasons[self._name] = str(why)
             except Diverged as why:
                 if self.reasons[self._name] is not None:
-                    raise
+                    raise GdqError(str(why)) from why
                 self.reasons[self._name] = f"the target was changed by another: {why}"
             finally:
                 for work in self.works:
@@ -113,35 +113,35 @@ class _Group:
             work.begin()
         at("begun")
         first = self.works[0]
-        source = self.refresher.connection("leader", self.refresher.dsn)
+        source = self.refresher.connection("snapshot", self.refresher.dsn)
         tables = sorted({table for work in self.works for table in work.view.tables})
-        with lead(source, first.view.queue_name, tables) as leader:
+        with hold_snapshot(source, first.view.queue_name, tables) as holder:
             for work in self.works:
                 with mapped():
-                    leader.connection.execute("select gdq.batch_tables(%s, %s)", work.batch)
+                    holder.connection.execute("select gdq.batch_tables(%s, %s)", work.batch)
             at("exported")
             for work in self.works:
                 self._name = work.view.view_name
-                work.look(leader, self.reasons[self._name])
-            position = first.tick(leader.snapshot)
+                work.look(holder, self.reasons[self._name])
+            position = first.tick(holder.snapshot)
             at("ticked")
             with first.output.transaction():
                 for work in self.works:
-                    self._apply(work, leader, position)
+                    self._apply(work, holder, position)
                 for work in self.works:
                     if work.view.view_name in self.check:
-                        self.check[work.view.view_name](work, leader)
+                        self.check[work.view.view_name](work, holder)
                 at("applied")
         at("committed")
         for work in self.works:
             work.settle()
-            work.finish(leader.snapshot)
+            work.finish(holder.snapshot)
         at("done")
 
-    def _apply(self, work: ViewRefresh, leader: Leader, position: str) -> None:
+    def _apply(self, work: ViewRefresh, holder: SnapshotHolder, position: str) -> None:
         """Change one target in the transaction that all share."""
         self._name = work.view.view_name
-        with work.engine(leader) as engine:
+        with work.engine(holder) as engine:
             if not isinstance(engine, (PostgresEngine, CopyEngine)):
                 raise AssertionError("only views of engine postgres with targets in one database come here")
             if isinstance(engine, PostgresEngine):

@@ -29,11 +29,11 @@ import psycopg
 from psycopg import Connection
 from psycopg.rows import scalar_row
 
-from gdq.conninfo import connect, conninfo_of, is_pooled, resolve
+from gdq.conninfo import connect, conninfo_of, for_other_machines, is_pooled, resolve, without_password
 from gdq.consumers.refresh.view_refresh import Action, Point, ViewRefresh
-from gdq.consumers.views.changes import ChangeSource, QueueChanges
+from gdq.consumers.views.change_source import ChangeSource, QueueChangeSource
 from gdq.consumers.views.engine import Phase
-from gdq.consumers.views.leader import Leader, for_other_machines, without_password
+from gdq.consumers.views.snapshot_holder import SnapshotHolder
 from gdq.errors import GdqError, mapped
 from gdq.view.view import ViewInfo, view_info
 
@@ -123,7 +123,7 @@ class Refresher:
         name: str,
         *,
         full: bool = False,
-        check: Callable[[ViewRefresh, Leader], None] | None = None,
+        check: Callable[[ViewRefresh, SnapshotHolder], None] | None = None,
         slot: bool = False,
     ) -> RefreshResult:
         """Bring one view up to the present; `full`: by loading it afresh. `check` is called before the target commits.
@@ -159,7 +159,7 @@ class Refresher:
                 self.control.execute("select pg_catalog.pg_advisory_unlock(%s)", [key])
 
     def _refresh(
-        self, name: str, full: bool, check: Callable[[ViewRefresh, Leader], None] | None, slot: bool
+        self, name: str, full: bool, check: Callable[[ViewRefresh, SnapshotHolder], None] | None, slot: bool
     ) -> RefreshResult:
         (view,) = view_info(self.control, name)
         if view.group_name is not None:
@@ -173,10 +173,10 @@ class Refresher:
     def changes_of(self, view: ViewInfo, *, slot: bool) -> ChangeSource:
         """Where a refresh of the view takes its changes from: its slot, or the queue."""
         if not slot:
-            return QueueChanges(view)
-        from gdq.consumers.slot.views.changes import SlotChanges  # noqa: PLC0415
+            return QueueChangeSource(view)
+        from gdq.consumers.slot.views.change_source import SlotChangeSource  # noqa: PLC0415
 
-        return SlotChanges(self.control, self.dsn, view, wait_seconds=self._slot_wait_seconds)
+        return SlotChangeSource(self.control, self.dsn, view, wait_seconds=self._slot_wait_seconds)
 
     @contextmanager
     def noted(

@@ -13,12 +13,13 @@ from psycopg import Connection
 from gdq.consumers.refresh.group import refresh_unit
 from gdq.consumers.refresh.refresher import Refresher
 from gdq.consumers.refresh.view_refresh import ViewRefresh
-from gdq.consumers.views.leader import Leader
+from gdq.consumers.views.copy_engine import copy_rows
+from gdq.consumers.views.snapshot_holder import SnapshotHolder
+from gdq.consumers.views.target import run
 from gdq.plan.table import quote
 from gdq.typed.pgtypes import READ_SETTINGS
 from gdq.view.group import units
 from gdq.view.table_schema import apply_settings
-from gdq.view.target import copy_rows, run
 
 _EXPECTED = "pg_temp.gdq_expected"
 
@@ -53,21 +54,21 @@ def verify_view(refresher: Refresher, name: str, *, slot: bool = False) -> Verif
     """
     found: list[VerifyResult] = []
     (unit,) = units(refresher.control, [name])
-    refresh_unit(refresher, unit, check={name: lambda work, leader: found.append(_compare(work, leader))}, slot=slot)
+    refresh_unit(refresher, unit, check={name: lambda work, holder: found.append(_compare(work, holder))}, slot=slot)
     return found[-1]
 
 
-def _compare(work: ViewRefresh, leader: Leader) -> VerifyResult:
-    """Copy the query's rows at the leader's snapshot beside the target, and compare the two there."""
+def _compare(work: ViewRefresh, holder: SnapshotHolder) -> VerifyResult:
+    """Copy the query's rows at the held snapshot beside the target, and compare the two there."""
     if work.lake is not None:
-        return _compare_lake(work, leader)
+        return _compare_lake(work, holder)
     output = work.output
     apply_settings(output, READ_SETTINGS | work.view.settings)
     columns = ", ".join(f"{quote(column.name)} {column.type}" for column in work.types)
     run(output, f"create temp table gdq_expected ({columns}) on commit drop")
-    with leader.connection.transaction():
-        apply_settings(leader.connection, READ_SETTINGS | work.view.settings | _IN_ORDER)
-        copy_rows(leader.connection, work.plan.query, output, _EXPECTED)
+    with holder.connection.transaction():
+        apply_settings(holder.connection, READ_SETTINGS | work.view.settings | _IN_ORDER)
+        copy_rows(holder.connection, work.plan.query, output, _EXPECTED)
     values = ", ".join(
         f"{quote(column.name)}::text" if column.type in _NO_EQUALITY else quote(column.name) for column in work.types
     )
@@ -81,16 +82,16 @@ def _compare(work: ViewRefresh, leader: Leader) -> VerifyResult:
     return VerifyResult(work.view.view_name, _count(output, target), lacking, surplus)
 
 
-def _compare_lake(work: ViewRefresh, leader: Leader) -> VerifyResult:
+def _compare_lake(work: ViewRefresh, holder: SnapshotHolder) -> VerifyResult:
     """Read both sides into memory, as the lake table has them, and count equal rows."""
     from gdq.consumers.lake.types import differing, lake_columns, read  # noqa: PLC0415 (pyarrow is slow to load)
 
     assert work.lake is not None
     assert work.view.lake is not None
     columns = lake_columns(work.columns, work.view.lake.kind)
-    with leader.connection.transaction():
-        apply_settings(leader.connection, READ_SETTINGS | work.view.settings | _IN_ORDER)
-        expected = list(read(leader.connection, work.plan.query, columns))
+    with holder.connection.transaction():
+        apply_settings(holder.connection, READ_SETTINGS | work.view.settings | _IN_ORDER)
+        expected = list(read(holder.connection, work.plan.query, columns))
     rows, lacking, surplus = differing(expected, work.lake.scan(), columns)
     floats = _float_columns(work)
     missing, unexpected = (_unlike(lacking, surplus, floats)) if floats else (len(lacking), len(surplus))

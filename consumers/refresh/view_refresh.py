@@ -12,18 +12,18 @@ import psycopg
 from psycopg import Connection
 
 from gdq.consumers.lake.engine import LakeEngine
-from gdq.consumers.lake.table import LakeState, open_lake
-from gdq.consumers.views.changes import ChangeSource, QueueChanges
+from gdq.consumers.lake.open import open_lake
+from gdq.consumers.views.change_source import ChangeSource, QueueChangeSource
 from gdq.consumers.views.engine import Committing, Effort, Engine, Phase
-from gdq.consumers.views.leader import WANTED_TRIES, Leader, TableWantedError, lead
-from gdq.consumers.views.log_sql import rows_held
+from gdq.consumers.views.signals import Diverged, NeedsFull, TableWanted
+from gdq.consumers.views.snapshot_holder import WANTED_TRIES, SnapshotHolder, hold_snapshot
+from gdq.consumers.views.target import OutputType, StoredPosition, Target, TargetState, target_types
 from gdq.era import check_position
-from gdq.errors import DivergedPosition, EraEnded, TruncatedPosition, mapped
+from gdq.errors import DivergedPosition, EraEnded, GdqError, TruncatedPosition, mapped
 from gdq.plan.table import RefreshPlan
 from gdq.source import Position
-from gdq.view.cost import choose
+from gdq.view.cost import choose, rows_held
 from gdq.view.table_schema import describe
-from gdq.view.target import Diverged, NeedsFull, OutputType, StoredPosition, Target, target_types
 from gdq.view.view import ViewInfo, load_plan, view_history
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class ViewRefresh:
         self.refresher = refresher
         self.control = refresher.control
         self.view = view
-        self.changes: ChangeSource = changes or QueueChanges(view)
+        self.changes: ChangeSource = changes or QueueChangeSource(view)
         self.snapshots: tuple[str | None, str | None] = (None, None)
         self.reason: str | None = None
         self.changed: dict[str, str] = {}
@@ -67,54 +67,54 @@ class ViewRefresh:
         dsn = refresher.dsn if view.target_dsn is None else view.target_dsn
         self.output = refresher.connection("target", dsn, autocommit=True)
 
-    def run(self, *, full: bool, check: Callable[[ViewRefresh, Leader], None] | None) -> None:
+    def run(self, *, full: bool, check: Callable[[ViewRefresh, SnapshotHolder], None] | None) -> None:
         """The whole refresh."""
         reason = "asked for" if full else None
         wanted = 0
         while True:
             try:
                 return self._run(reason, check)
-            except TableWantedError:
+            except TableWanted as why:
                 wanted += 1
                 if wanted == WANTED_TRIES:
-                    raise
+                    raise GdqError(str(why)) from why
             except NeedsFull as why:
                 reason = str(why)
             except Diverged as why:
                 if reason is not None:
-                    raise
+                    raise GdqError(str(why)) from why
                 reason = f"the target was changed by another: {why}"
             finally:
                 self.changes.close()
 
-    def _run(self, reason: str | None, check: Callable[[ViewRefresh, Leader], None] | None) -> None:
+    def _run(self, reason: str | None, check: Callable[[ViewRefresh, SnapshotHolder], None] | None) -> None:
         at = self.refresher.at
         self.begin()
         at("begun")
-        source = self.refresher.connection("leader", self.refresher.dsn)
+        source = self.refresher.connection("snapshot", self.refresher.dsn)
         queue, (batch_id, token) = self.view.queue_name, self.batch
-        with lead(source, queue, self.view.tables, batch_id=batch_id, token=token) as leader:
+        with hold_snapshot(source, queue, self.view.tables, batch_id=batch_id, token=token) as holder:
             at("exported")
-            self.look(leader, reason)
-            with self._swept(), self.engine(leader) as engine:
+            self.look(holder, reason)
+            with self._swept(), self.engine(holder) as engine:
                 started = time.monotonic()
                 if not self._tells:
                     self.tell("computing")
                 engine.compute(self.s0, self.changed)
                 at("staged")
                 computed = time.monotonic()
-                position = self.tick(leader.snapshot)
+                position = self.tick(holder.snapshot)
                 at("ticked")
                 with nullcontext() if isinstance(engine, Committing) else self.output.transaction():
                     self.apply(engine, position)
                     self.seconds += computed - started
                     if check is not None:
-                        check(self, leader)
+                        check(self, holder)
                     if not isinstance(engine, Committing):
                         at("applied")
         at("committed")
         self.settle()
-        self.finish(leader.snapshot)
+        self.finish(holder.snapshot)
         at("done")
 
     @property
@@ -136,16 +136,16 @@ class ViewRefresh:
         self.batch: tuple[int | None, str | None] = row or (None, None)
         self.state = self._look()
 
-    def look(self, leader: Leader, reason: str | None) -> None:
-        """Plan, and find what changed up to the leader's snapshot, unless there is a reason for a full load."""
-        self._load_plan(leader.connection)
+    def look(self, holder: SnapshotHolder, reason: str | None) -> None:
+        """Plan, and find what changed up to the held snapshot, unless there is a reason for a full load."""
+        self._load_plan(holder.connection)
         self.reason = reason or self._why_full(self.state)
-        incomplete = self.changes.why_full(leader)
+        incomplete = self.changes.why_full(holder)
         self.reason = self.reason or incomplete
         stored = self.state.stored
         s0 = None if stored is None or self.reason else Position.parse(stored.position).snapshot
-        self.snapshots = (s0, leader.snapshot)
-        self.changed = self.changes.changed(leader, s0)
+        self.snapshots = (s0, holder.snapshot)
+        self.changed = self.changes.changed(holder, s0)
 
     def apply(self, engine: Engine | Committing, position: str) -> None:
         """Change the target and move its position: in the transaction of its connection, or in a lake's own commit.
@@ -207,14 +207,14 @@ class ViewRefresh:
         if chosen.full:
             raise NeedsFull(chosen.why)
 
-    def _look(self) -> LakeState:
+    def _look(self) -> TargetState:
         """What the target stands for, and whether others have changed it."""
         if self.lake is not None:
             state = self.lake.state()
             gone = state.stored is None and self.view.last_refresh is not None
             return replace(state, gone=gone)
         stored, there = self.target.look(self.output, f"gdq:refresh {self.view.view_name}"[:63])
-        return LakeState(stored, gone=stored is not None and not there)
+        return TargetState(stored, gone=stored is not None and not there)
 
     def _sweep(self) -> None:
         if self.lake is not None:
@@ -237,7 +237,7 @@ class ViewRefresh:
             raise
 
     def _load_plan(self, connection: Connection[Any]) -> None:
-        """Plan under the leader's locks: the table cannot change until the refresh ends."""
+        """Plan under the holder's locks: the table cannot change until the refresh ends."""
         self.plan = load_plan(connection, self.view)
         self.columns = self._described(connection)
         self.types = target_types(self.columns, same_database=not self.view.elsewhere)
@@ -252,7 +252,7 @@ class ViewRefresh:
             self.refresher.described[known] = describe(connection, self.plan.query, self.view.settings)
         return self.refresher.described[known]
 
-    def _why_full(self, look: LakeState) -> str | None:
+    def _why_full(self, look: TargetState) -> str | None:
         """Why the changes since the stored position cannot do, as far as the position tells; None when they may.
 
         DivergedPosition when the source has lost it.
@@ -277,19 +277,19 @@ class ViewRefresh:
         return None if look.foreign is None else f"the target was changed by another: {look.foreign}"
 
     @contextmanager
-    def engine(self, leader: Leader) -> Iterator[Engine | Committing]:
+    def engine(self, holder: SnapshotHolder) -> Iterator[Engine | Committing]:
         """What does the work, by the plan and the target."""
         if self.view.lake is not None and self.view.engine == "spark":
             from gdq.consumers.spark.lake_engine import spark_lake_engine  # noqa: PLC0415 (needs Spark)
 
-            with spark_lake_engine(self, leader) as lake_engine:
+            with spark_lake_engine(self, holder) as lake_engine:
                 yield lake_engine
             return
         if isinstance(self.plan, RefreshPlan):
             from gdq.consumers.spark.jobs import SparkEngine  # noqa: PLC0415
 
             yield SparkEngine(
-                self.refresher, leader, self.output, self.target, self.view, self.plan, self.types, self.choose
+                self.refresher, holder, self.output, self.target, self.view, self.plan, self.types, self.choose
             )
             return
         from gdq.plan.spark.plan import SparkPlan  # noqa: PLC0415 (loads sqlglot)
@@ -298,7 +298,7 @@ class ViewRefresh:
             from gdq.consumers.spark.join_engine import SparkViews  # noqa: PLC0415
 
             yield SparkViews(
-                self.refresher, leader, self.output, self.target, self.view, self.plan, self.types, self.choose
+                self.refresher, holder, self.output, self.target, self.view, self.plan, self.types, self.choose
             )
             return
         from gdq.consumers.views.computation import Computation  # noqa: PLC0415
@@ -309,20 +309,20 @@ class ViewRefresh:
         # in the database of the tables what is not kept is computed beside the target's session only to be staged
         staged = isinstance(self.plan, SparkKeyPlan) and self.plan.state is None
         if not self.view.elsewhere and not staged:
-            made = Computation(self.output, leader, self.view, self.plan, self.types, (), self.choose, self.tell)
+            made = Computation(self.output, holder, self.view, self.plan, self.types, (), self.choose, self.tell)
             made.write = self.changes.write
             yield self._by_spark(PostgresEngine(made, self.output, self.target, self.types))
             return
         connection = self.refresher.connection("compute", self.refresher.dsn)
         types = target_types(self.columns, same_database=True)
-        folded = folded_columns(leader.connection, self.columns)
+        folded = folded_columns(holder.connection, self.columns)
         columns: Sequence[LakeColumn] = ()
         if self.view.lake is not None:
             from gdq.consumers.lake.types import compared_as_text, lake_columns  # noqa: PLC0415
 
             columns = lake_columns(self.columns, self.view.lake.kind)
             folded |= compared_as_text(self.columns)
-        computation = Computation(connection, leader, self.view, self.plan, types, folded, self.choose, self.tell)
+        computation = Computation(connection, holder, self.view, self.plan, types, folded, self.choose, self.tell)
         computation.write = self.changes.write
         with computation.beside() as made:
             if self.lake is not None:

@@ -16,24 +16,17 @@ import psycopg
 from psycopg import Connection
 from psycopg.rows import scalar_row
 
+from gdq.consumers.spark.reading import base, block_ranges, images_held, key_condition, split_log_rows, table_bytes
+from gdq.consumers.views.change_source import log_columns, weighted
 from gdq.consumers.views.engine import Effort, Kind
-from gdq.consumers.views.leader import Leader, TableWantedError
-from gdq.consumers.views.log_sql import (
-    base,
-    block_ranges,
-    images_held,
-    key_condition,
-    log_columns,
-    split_changes,
-    table_bytes,
-    weighted,
-)
+from gdq.consumers.views.signals import NeedsFull, TableWanted
+from gdq.consumers.views.snapshot_holder import SnapshotHolder
+from gdq.consumers.views.target import OutputType, Target
 from gdq.errors import GdqError
 from gdq.plan.table import Read, RefreshPlan
 from gdq.typed.arrow import LOG_SETTINGS, Column, select_sql
 from gdq.typed.pgtypes import READ_SETTINGS, ColumnType
 from gdq.view.table_schema import apply_settings, describe, load_schema
-from gdq.view.target import NeedsFull, OutputType, Target
 from gdq.view.target_merge import Merge
 from gdq.view.view import ViewInfo
 
@@ -68,10 +61,10 @@ class Staged:
 
 @dataclass(slots=True)
 class SparkEngine:
-    """One refresh of one view by Spark, whose tasks read what the leader sees."""
+    """One refresh of one view by Spark, whose tasks read what the snapshot holder sees."""
 
     refresher: Refresher
-    leader: Leader
+    holder: SnapshotHolder
     output: Connection[Any]
     target: Target
     view: ViewInfo
@@ -87,7 +80,7 @@ class SparkEngine:
         if s0 is not None and not changed:
             return
         kind: Kind = "full" if s0 is None else "incremental" if self.plan.rows is None else "by-key"
-        delta_rows = weighed(self.leader, changed, self.choose)
+        delta_rows = weighed(self.holder, changed, self.choose)
         with worker_errors(delta=s0 is not None), own_jobs(self.refresher.spark) as jobs:
             self._staged = self._stage(None if s0 is None else changed[self.view.tables[0]])
         self._effort = Effort(kind, delta_rows, jobs.rows_read)
@@ -127,11 +120,11 @@ class SparkEngine:
         """The plan's Spark statement over these log rows, or over the whole table as one."""
         queue = self.view.queue_name
         if rows is None:
-            ranges = block_ranges(self.leader.connection, self.view.tables[0], PARTITION_BYTES)
+            ranges = block_ranges(self.holder.connection, self.view.tables[0], PARTITION_BYTES)
             relations = [base(self.view.tables[0], part) for part in ranges]
         else:
-            columns = log_columns(self.leader.connection, queue, self.view.tables[0])
-            parts = split_changes(self.leader.connection, queue, self.view.tables[0], rows, PARTITION_BYTES)
+            columns = log_columns(self.holder.connection, queue, self.view.tables[0])
+            parts = split_log_rows(self.holder.connection, queue, self.view.tables[0], rows, PARTITION_BYTES)
             relations = [weighted(part, columns) for part in parts]
         self._read(self.plan.delta, relations, log=rows is not None).createOrReplaceTempView("delta")
         return self.refresher.spark.sql(self.plan.compute.sql)
@@ -144,10 +137,10 @@ class SparkEngine:
         relation = base(self.view.tables[0])
         if keys is None:
             if not read.group:
-                parts = block_ranges(self.leader.connection, self.view.tables[0], PARTITION_BYTES)
+                parts = block_ranges(self.holder.connection, self.view.tables[0], PARTITION_BYTES)
                 return self._read(read, [base(self.view.tables[0], part) for part in parts])
             return self._read(read, [relation])
-        schema = load_schema(self.leader.connection, self.view.queue_name, self.view.tables[0])
+        schema = load_schema(self.holder.connection, self.view.queue_name, self.view.tables[0])
         columns = [(column.name, column.type) for name in read.keys if (column := schema.column(name))]
         chunks = [keys[n : n + _KEYS_EACH] for n in range(0, len(keys), _KEYS_EACH)] or [[]]
         conditions = [key_condition(read.alias, columns, chunk) for chunk in chunks]
@@ -164,7 +157,7 @@ class SparkEngine:
         """A reading statement of the plan as a DataFrame, one partition for each relation and condition."""
         from gdq.consumers.spark.source import read_statements  # noqa: PLC0415
 
-        columns = self._columns(self.leader.connection, read)
+        columns = self._columns(self.holder.connection, read)
         queries = [read.render(relation, condition) for relation in relations for condition in conditions]
         settings = (LOG_SETTINGS if log else READ_SETTINGS) | self.view.settings
         return read_statements(
@@ -173,7 +166,7 @@ class SparkEngine:
             [select_sql(f"({query}) as q", columns) for query in queries],
             columns,
             settings=settings,
-            snapshot=self.leader.exported,
+            snapshot=self.holder.exported,
         )
 
     def _columns(self, connection: Connection[Any], read: Read) -> list[Column]:
@@ -194,19 +187,19 @@ class SparkEngine:
 
     def _write(self, data: DataFrame, keys: list[tuple[str | None, ...]], *, full: bool) -> Staged:
         if full:
-            size = table_bytes(self.leader.connection, self.view.tables[0])[1]
+            size = table_bytes(self.holder.connection, self.view.tables[0])[1]
         else:
-            size = log_bytes(self.leader, self.view)
+            size = log_bytes(self.holder, self.view)
         dsn = self.refresher.worker_dsn if self.view.target_dsn is None else self.view.target_dsn
         stage = self.target.stage(secrets.token_hex(4)) if size > self.refresher.driver_bytes else None
         return put(data, (self.output, self.target, stage), dsn, keys)
 
 
-def weighed(leader: Leader, changed: Mapping[str, str], choose: Callable[[int], None]) -> int | None:
+def weighed(holder: SnapshotHolder, changed: Mapping[str, str], choose: Callable[[int], None]) -> int | None:
     """How many images of rows the logs hold of what changed, for a choice that may raise NeedsFull; None of nothing."""
     if not changed:
         return None
-    images = images_held(leader.connection, changed.values())
+    images = images_held(holder.connection, changed.values())
     choose(images)
     return images
 
@@ -240,7 +233,7 @@ class Jobs:
 def own_jobs(spark: SparkSession) -> Iterator[Jobs]:
     """Let no task of the jobs in this block outlive it, and no two threads of this process be in such a block at once.
 
-    No task may start when the leader's snapshot is gone. An action returns once it has its result: a stage that turned
+    No task may start when the held snapshot is gone. An action returns once it has its result: a stage that turned
     out not to matter, since what it was to be joined with is empty, goes on without it; so do the stages beside one
     that failed. The names of the temporary views and the settings of the session are one refresh's at a time.
     """
@@ -307,7 +300,7 @@ def _is_running(tracker: StatusTracker, job: int) -> bool:
 
 @contextmanager
 def worker_errors(*, delta: bool) -> Iterator[None]:
-    """The errors of Spark and its workers in one line; TableWantedError when a worker must not wait for its table.
+    """The errors of Spark and its workers in one line; TableWanted when a worker must not wait for its table.
 
     An image that is gone again may raise what no row of the table does, a division by zero; then the table decides:
     NeedsFull when a `delta` is read.
@@ -324,7 +317,7 @@ def worker_errors(*, delta: bool) -> Iterator[None]:
             raise GdqError(f"Spark failed: {str(error).strip().splitlines()[0]}") from error
         kind = getattr(psycopg.errors, cause[1], None)
         if kind is psycopg.errors.LockNotAvailable:
-            raise TableWantedError(cause[2]) from error
+            raise TableWanted(cause[2]) from error
         if delta and kind is not None and issubclass(kind, psycopg.DataError):
             raise NeedsFull(f"a changed row cannot be computed: {cause[2]}") from error
         raise GdqError(cause[2]) from error
@@ -346,9 +339,9 @@ def text_columns(connection: Connection[Any], described: Sequence[tuple[str, int
     return [Column(name, ColumnType("string", "string", outputs[oid])) for name, oid, _ in described]
 
 
-def log_bytes(leader: Leader, view: ViewInfo) -> int:
+def log_bytes(holder: SnapshotHolder, view: ViewInfo) -> int:
     """The size of the log segments of a view's tables: a refresh from changes reads no more of them."""
     query = """select coalesce(sum(pg_catalog.pg_relation_size(s)), 0)::bigint
                  from gdq.log_segments(%s, %s::text[]::pg_catalog.regclass[]) s"""
-    with leader.connection.cursor(row_factory=scalar_row) as cursor:
+    with holder.connection.cursor(row_factory=scalar_row) as cursor:
         return int(cursor.execute(query, [view.queue_name, view.tables]).fetchone() or 0)

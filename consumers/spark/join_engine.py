@@ -28,20 +28,21 @@ from gdq.consumers.spark.jobs import (
     worker_errors,
 )
 from gdq.consumers.spark.reach import Reach
+from gdq.consumers.spark.reading import base, block_ranges, split_log_rows, table_bytes
+from gdq.consumers.views.change_source import log_columns, weighted
 from gdq.consumers.views.computation import net, temporary
 from gdq.consumers.views.difference import Difference
 from gdq.consumers.views.engine import Effort
 from gdq.consumers.views.kept_state import Kept, KeptState, KeptSums, KeptValues, image_of_keys
-from gdq.consumers.views.leader import Leader
-from gdq.consumers.views.log_sql import base, block_ranges, log_columns, split_changes, table_bytes, weighted
-from gdq.consumers.views.target_rows import TargetRows
+from gdq.consumers.views.signals import NeedsFull
+from gdq.consumers.views.snapshot_holder import SnapshotHolder
+from gdq.consumers.views.target import OutputType, Target, TargetRows, target_types
 from gdq.plan.kept_state import StatePlan
 from gdq.plan.spark.plan import Branch, LeafRead, SparkPlan
 from gdq.plan.table import WEIGHT, quote
 from gdq.typed.arrow import LOG_SETTINGS, Column, select_sql
 from gdq.typed.pgtypes import AS_TEXT, READ_SETTINGS
 from gdq.view.table_schema import apply_settings, describe
-from gdq.view.target import NeedsFull, OutputType, Target, target_types
 from gdq.view.view import ViewInfo
 
 if TYPE_CHECKING:
@@ -77,10 +78,10 @@ class _Reading:
 
 @dataclass(slots=True)
 class SparkViews:
-    """One refresh of one view of several tables by Spark, whose tasks read what the leader sees."""
+    """One refresh of one view of several tables by Spark, whose tasks read what the snapshot holder sees."""
 
     refresher: Refresher
-    leader: Leader
+    holder: SnapshotHolder
     output: Connection[Any]
     target: Target
     view: ViewInfo
@@ -98,7 +99,7 @@ class SparkViews:
             return
         logs = None if s0 is None else self.logs(changed)
         self._value_types = [self._types_of(branch) for branch in self.plan.branches]
-        delta_rows = weighed(self.leader, changed, self.choose)
+        delta_rows = weighed(self.holder, changed, self.choose)
         try:
             with worker_errors(delta=s0 is not None), own_jobs(self.refresher.spark) as jobs:
                 self._staged = self._write(logs)
@@ -196,7 +197,7 @@ class SparkViews:
         """The types of a branch's values in the database of the target."""
         found: dict[str, str] = {}
         for leaf in branch.leaves:
-            described = describe(self.leader.connection, leaf.render(leaf.table, "1 as n, 1 as o"), self.view.settings)
+            described = describe(self.holder.connection, leaf.render(leaf.table, "1 as n, 1 as o"), self.view.settings)
             types = target_types(described, same_database=self.view.target_dsn is None)
             found |= {column.name: column.type for column in types}
         return found
@@ -215,11 +216,11 @@ class SparkViews:
 
         It is to be used within the block.
         """
-        connection, spark = self.leader.connection, self.refresher.spark
+        connection, spark = self.holder.connection, self.refresher.spark
         if logs is None:
             size = sum(table_bytes(connection, table)[1] for table in self.view.tables)
         else:
-            size = log_bytes(self.leader, self.view)
+            size = log_bytes(self.holder, self.view)
         reads = self._reads(logs)
         together: DataFrame | None = None
         if logs is None and size > self.refresher.driver_bytes:
@@ -268,12 +269,12 @@ class SparkViews:
 
         A SELECT of the view whose tables did not change is left out.
         """
-        connection, queue = self.leader.connection, self.view.queue_name
+        connection, queue = self.holder.connection, self.view.queue_name
         whole, parts = {}, {}
         for name, (table, rows) in (logs or {}).items():
             columns = log_columns(connection, queue, table)
             whole[name] = weighted(rows, columns)
-            split = split_changes(connection, queue, table, rows, PARTITION_BYTES)
+            split = split_log_rows(connection, queue, table, rows, PARTITION_BYTES)
             parts[name] = [weighted(part, columns) for part in split]
         found = []
         for number, branch in enumerate(self.plan.branches):
@@ -281,7 +282,7 @@ class SparkViews:
             if logs is not None:
                 if not any(leaf.table in whole for leaf in branch.leaves):
                     continue
-                reach = Reach(self.leader, self.view, self.plan, whole).conditions(branch)
+                reach = Reach(self.holder, self.view, self.plan, whole).conditions(branch)
             for leaf in branch.leaves:
                 weights = "1 as n, 0 as o" if logs is None else "1 as n, 1 as o"
                 queries = self._base(leaf, reach.get(leaf.alias), weights)
@@ -295,7 +296,7 @@ class SparkViews:
     def _base(self, leaf: LeafRead, conditions: Sequence[str] | None, weights: str) -> list[str]:
         """The statements that read a leaf's table, all by blocks or what meets each of the conditions."""
         if conditions is None:
-            parts = block_ranges(self.leader.connection, leaf.table, PARTITION_BYTES)
+            parts = block_ranges(self.holder.connection, leaf.table, PARTITION_BYTES)
             return [leaf.render(base(leaf.table, part), weights) for part in parts]
         return [leaf.render(leaf.table, weights, condition) for condition in conditions]
 
@@ -308,7 +309,7 @@ class SparkViews:
             statements,
             columns,
             settings=dict(settings) | self.view.settings,
-            snapshot=self.leader.exported,
+            snapshot=self.holder.exported,
         )
 
 

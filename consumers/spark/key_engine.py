@@ -18,18 +18,17 @@ import psycopg
 from psycopg import Connection, sql
 
 from gdq.consumers.spark.jobs import LONG, PARTITION_BYTES, own_jobs, put, text_columns, worker_errors
+from gdq.consumers.spark.reading import table_bytes
 from gdq.consumers.views.computation import temporary
 from gdq.consumers.views.copy_engine import CopyEngine
 from gdq.consumers.views.difference import Difference, KeySet
-from gdq.consumers.views.engine import Effort
+from gdq.consumers.views.engine import ROWS_READ, Effort
 from gdq.consumers.views.kept_state import KeptState, KeptSums
-from gdq.consumers.views.log_sql import ROWS_READ, table_bytes
-from gdq.consumers.views.target_rows import TargetRows
+from gdq.consumers.views.target import OutputType, TargetRows
 from gdq.plan.steps import Replace
 from gdq.typed.arrow import Column, select_sql
 from gdq.typed.pgtypes import READ_SETTINGS, base_name
 from gdq.view.table_schema import apply_settings, describe, raw
-from gdq.view.target import OutputType
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -141,7 +140,7 @@ class SparkKeys:
 
     @property
     def _source(self) -> Connection[Any]:
-        return self.inner.computation.leader.connection
+        return self.inner.computation.holder.connection
 
     def _numbered(self, types: Sequence[OutputType]) -> list[OutputType]:
         return [OutputType(f"c{n}", column.type) for n, column in enumerate(types, 1)]
@@ -247,7 +246,7 @@ class SparkKeys:
                 statements,
                 read,
                 settings=READ_SETTINGS | view.settings,
-                snapshot=made.leader.exported,
+                snapshot=made.holder.exported,
                 counter=ROWS_READ.replace("%s", names),
             )
             output, target = self.inner.output, self.inner.target

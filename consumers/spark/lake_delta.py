@@ -19,7 +19,9 @@ from gdq.consumers.lake.delta import KEY, DeltaLake, Found
 from gdq.consumers.lake.files import ArrowDifference
 from gdq.consumers.lake.table import check_state, commit_onto
 from gdq.consumers.spark.lake_engine import CommitConflict, SparkDifference, conflicts, merge, own_session
-from gdq.view.target import Diverged, RefreshConflict, StoredPosition
+from gdq.consumers.views.signals import Diverged
+from gdq.consumers.views.target import StoredPosition
+from gdq.errors import RefreshConflict
 from gdq.view.view import ViewInfo
 
 if TYPE_CHECKING:

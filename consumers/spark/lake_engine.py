@@ -17,20 +17,22 @@ import pyarrow as pa
 from psycopg import Connection
 
 from gdq.consumers.lake.files import ArrowDifference
-from gdq.consumers.lake.table import Lake, open_lake
+from gdq.consumers.lake.open import open_lake
+from gdq.consumers.lake.table import Lake
 from gdq.consumers.lake.types import LakeColumn, lake_column, lake_columns, schema_of
 from gdq.consumers.spark.jobs import SparkEngine, own_jobs, text_columns, weighed, worker_errors
 from gdq.consumers.spark.join_engine import SparkViews
 from gdq.consumers.spark.lake_types import NO_VALUE, as_text, ddl, from_text
 from gdq.consumers.spark.source import register
 from gdq.consumers.views.engine import Effort, Kind
-from gdq.consumers.views.leader import Leader
+from gdq.consumers.views.signals import Diverged
+from gdq.consumers.views.snapshot_holder import SnapshotHolder
+from gdq.consumers.views.target import StoredPosition, Target
 from gdq.errors import GdqError, UnsupportedValue
 from gdq.plan.spark.plan import SparkPlan
 from gdq.plan.table import RefreshPlan
 from gdq.typed.arrow import Column
 from gdq.view.lake_name import LakeKind
-from gdq.view.target import Diverged, StoredPosition, Target
 from gdq.view.view import ViewInfo
 
 if TYPE_CHECKING:
@@ -103,7 +105,7 @@ class SparkLakeEngine:
         if s0 is not None and not changed:
             return
         kind: Kind = "full" if s0 is None else "by-key" if self._by() else "incremental"
-        self._effort = Effort(kind, weighed(self.computing.leader, changed, self.computing.choose))
+        self._effort = Effort(kind, weighed(self.computing.holder, changed, self.computing.choose))
         with _told(delta=s0 is not None):
             rows, keys = self._rows(s0, changed)
             if s0 is None:
@@ -171,7 +173,7 @@ class SparkLakeEngine:
 
 
 @contextmanager
-def spark_lake_engine(work: ViewRefresh, leader: Leader) -> Iterator[SparkLakeEngine]:
+def spark_lake_engine(work: ViewRefresh, holder: SnapshotHolder) -> Iterator[SparkLakeEngine]:
     """The engine for a refresh; what it keeps goes with the block. GdqError when the session lacks the jars."""
     refresher, view, plan = work.refresher, work.view, work.plan
     assert view.lake is not None
@@ -187,9 +189,9 @@ def spark_lake_engine(work: ViewRefresh, leader: Leader) -> Iterator[SparkLakeEn
     place = (refresher.control, Target(view.view_name, view.source, view.target), view)
     computing: SparkEngine | SparkViews
     if isinstance(plan, RefreshPlan):
-        computing = SparkEngine(refresher, leader, *place, plan, (), work.choose, texts)
+        computing = SparkEngine(refresher, holder, *place, plan, (), work.choose, texts)
     elif isinstance(plan, SparkPlan):
-        computing = SparkViews(refresher, leader, *place, plan, (), work.choose, texts)
+        computing = SparkViews(refresher, holder, *place, plan, (), work.choose, texts)
     else:
         raise AssertionError("the plan is not Spark's")
     with own_jobs(spark), ExitStack() as stack:

@@ -1,6 +1,6 @@
 """Which rows of its tables a refresh of a join has to read: those that the keys of the changed rows lead to.
 
-The keys are followed from table to table by statements of the leader's transaction, and go into the reading statements
+The keys are followed from table to table by statements of the holder's transaction, and go into the reading statements
 as arrays, which an index serves.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
-from gdq.consumers.views.leader import Leader
+from gdq.consumers.views.snapshot_holder import SnapshotHolder
 from gdq.plan.spark.plan import Branch, LeafRead, SparkPlan
 from gdq.plan.table import WEIGHT, quote
 from gdq.typed.pgtypes import READ_SETTINGS
@@ -28,7 +28,7 @@ _KEYS_EACH = 10_000
 class Reach:
     """The rows that a refresh reads. `images`: for every table that changed its log rows as signed images, for FROM."""
 
-    leader: Leader
+    holder: SnapshotHolder
     view: ViewInfo
     plan: SparkPlan
     images: Mapping[str, str]
@@ -38,8 +38,8 @@ class Reach:
         leaves = {leaf.alias: leaf for leaf in branch.leaves}
         changed = [leaf.alias for leaf in branch.leaves if leaf.table in self.images]
         found: dict[str, list[tuple[str, ...] | None]] = {alias: [] for alias in leaves}
-        with self.leader.connection.transaction(force_rollback=True):
-            apply_settings(self.leader.connection, READ_SETTINGS | self.view.settings)
+        with self.holder.connection.transaction(force_rollback=True):
+            apply_settings(self.holder.connection, READ_SETTINGS | self.view.settings)
             for start in changed:
                 reached = self._follow(branch, leaves, start)
                 for alias in leaves:
@@ -83,7 +83,7 @@ class Reach:
 
         None when there are too many.
         """
-        connection = self.leader.connection
+        connection = self.holder.connection
         relation = self.images[leaf.table] if conditions is None else self._any(leaf)
         parts = [f"({leaf.where})"] if leaf.where else []
         if conditions is not None:

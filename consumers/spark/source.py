@@ -7,12 +7,12 @@
 
 Options:
     dsn or service   the connection; neither: GDQ_DSN, DATABASE_URL or libpq's own variables. No password goes here:
-                     use PGPASSFILE, a connection service, or leader.without_password()
+                     use PGPASSFILE, a connection service, or conninfo.without_password()
     queue, table     a captured table
     from, to         two snapshots: read the changes after `from` up to `to`, in signed long form: _change_type
                      (insert, delete, update_preimage, update_postimage), _commit_version (transaction id),
                      _commit_timestamp, ev_id, then the columns. Without them: the rows of the table itself
-    snapshot         the name of an exported snapshot that every partition imports (see leader.lead()); the rows of a
+    snapshot         the name of an exported snapshot that every partition imports (see hold_snapshot()); the rows of a
                      table are read in one partition without it
     keys             JSON array of keys (arrays of text or null): only the rows with these
     as_text          columns, comma-separated, to read as PostgreSQL's text: for what Spark has no type for
@@ -36,16 +36,9 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from gdq.conninfo import connect
-from gdq.consumers.views.leader import READER_LOCK_TIMEOUT
-from gdq.consumers.views.log_sql import (
-    base,
-    block_ranges,
-    changes,
-    key_condition,
-    log_columns,
-    signed_form,
-    split_changes,
-)
+from gdq.consumers.spark.reading import base, block_ranges, key_condition, log_rows, signed_form, split_log_rows
+from gdq.consumers.views.change_source import log_columns
+from gdq.consumers.views.snapshot_holder import READER_LOCK_TIMEOUT
 from gdq.errors import GdqError, by_sqlstate
 from gdq.typed.arrow import LOG_SETTINGS, Column, convert, schema_of, select_sql
 from gdq.typed.arrow import connect as connect_arrow
@@ -175,8 +168,8 @@ def read_statement(
 ) -> Iterator[pa.RecordBatch]:
     """Run one SELECT in REPEATABLE READ, in the exported `snapshot` if given; its rows as record batches.
 
-    `counter`: as in read_statements(). psycopg.errors.LockNotAvailable when another wants a table that the leader of
-    the snapshot has locked.
+    `counter`: as in read_statements(). psycopg.errors.LockNotAvailable when a statement waits for a table
+    that the snapshot's holder has locked.
     """
     from adbc_driver_manager import Error  # noqa: PLC0415 (slow to load, and only needed in workers)
 
@@ -278,9 +271,9 @@ def change_relations(
     connection: Connection[Any], queue: str, table: str, interval: tuple[str, str], bytes_each: int
 ) -> list[str]:
     """The changes of a table between two snapshots in signed long form, one relation for FROM each partition."""
-    rows = changes(connection, queue, table, *interval)
+    rows = log_rows(connection, queue, table, *interval)
     columns = log_columns(connection, queue, table)
-    return [signed_form(part, columns) for part in split_changes(connection, queue, table, rows, bytes_each)]
+    return [signed_form(part, columns) for part in split_log_rows(connection, queue, table, rows, bytes_each)]
 
 
 def partition_bytes(options: Mapping[str, str]) -> int:

@@ -35,6 +35,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from gdq.conninfo import connect
 from gdq.consumer import application_name, seek
+from gdq.consumers.spark.reading import log_rows
 from gdq.consumers.spark.source import (
     HEADER,
     Statement,
@@ -45,7 +46,7 @@ from gdq.consumers.spark.source import (
     read_columns,
     read_statement,
 )
-from gdq.consumers.views.log_sql import changes, log_columns
+from gdq.consumers.views.change_source import log_columns
 from gdq.era import check_position, position
 from gdq.errors import (
     DivergedPosition,
@@ -266,7 +267,7 @@ class GdqStreamReader(DataSourceStreamReader):
         with connection.transaction():
             connection.execute("set local enable_seqscan = off")
             with mapped():
-                rows = changes(connection, self.queue, self.table, s0.snapshot, s1.snapshot)
+                rows = log_rows(connection, self.queue, self.table, s0.snapshot, s1.snapshot)
                 if connection.execute(f"select from ({rows}) as c limit 1").rowcount:
                     return True
                 return bool(self._events(connection, s0, s1))

@@ -14,16 +14,17 @@ from typing import Any, Self
 import psycopg
 from psycopg import Connection, sql
 
-from gdq.consumers.views.difference import Difference, KeySet
-from gdq.consumers.views.engine import Effort, Kind, Tell, tell_nobody
-from gdq.consumers.views.leader import Leader
-from gdq.consumers.views.log_sql import LogColumn, log_columns_of, rows_read, weighted
+from gdq.consumers.views.change_source import log_columns_of, weighted
+from gdq.consumers.views.difference import OUT, Difference, KeySet, image_of
+from gdq.consumers.views.engine import Effort, Kind, Tell, rows_read, tell_nobody
+from gdq.consumers.views.signals import NeedsFull
+from gdq.consumers.views.snapshot_holder import SnapshotHolder
+from gdq.consumers.views.target import OutputType, run
 from gdq.plan.postgres import Changes, PostgresPlan, UsedTable
 from gdq.plan.steps import Recompute, Replace, Signed, Step
 from gdq.plan.table import WEIGHT, PlanError, quote
 from gdq.typed.pgtypes import READ_SETTINGS, base_name
 from gdq.view.table_schema import apply_settings, describe
-from gdq.view.target import NeedsFull, OutputType, run
 from gdq.view.view import ViewInfo
 
 # So many keys of two million rows cost six tenths of the whole (python -m bench.keys); statements repeat them.
@@ -33,16 +34,7 @@ _KEYS_BYTES_MAX = 16 * 2**20
 # Of a table without statistics PostgreSQL thinks that it has about so many.
 _UNKNOWN_ROWS = 500
 
-# Types whose equal values are the same to the bit, unless a collation says otherwise.
-_EXACT = re.compile(
-    r"smallint|integer|bigint|oid|boolean|uuid|date|text|character varying(\(\d+\))?|numeric\(\d+,\d+\)"
-    r"|timestamp(\(\d\))? with(out)? time zone"
-)
-
 _TOKEN = re.compile(r"\bgdq_(keys|null)_(\d+)\b")
-
-# The net signed rows of the view: c1, c2, ..., the row as one text `image`, and `net`.
-OUT = "pg_temp.gdq_out"
 
 # What a server says that cannot index a column; a cancelled statement is none of these.
 _NO_INDEX = (
@@ -62,7 +54,7 @@ class _OtherTypeError(Exception):
 
 @dataclass(slots=True)
 class Computation:
-    """What one refresh of a view changes, in the transaction of `connection`, which reads what the leader sees.
+    """What one refresh of a view changes, computed in the transaction of `connection` at the held snapshot.
 
     `types` are the types of the view's columns. `folded`: columns whose values the target does not compare as the
     source does; rows are not replaced by these. `choose` is told how many netted changes there are,
@@ -71,7 +63,7 @@ class Computation:
     """
 
     connection: Connection[Any]
-    leader: Leader
+    holder: SnapshotHolder
     view: ViewInfo
     plan: PostgresPlan
     types: Sequence[OutputType]
@@ -90,15 +82,15 @@ class Computation:
     _exact: set[tuple[str, str]] = field(default_factory=set, init=False)
 
     def begin(self) -> None:
-        """Make the transaction see what the leader sees; first in it, unless it is `joined`. TableWantedError."""
+        """Join the held snapshot and apply the settings of the view, first in the transaction. TableWanted."""
         self.join()
         apply_settings(self.connection, READ_SETTINGS | self.view.settings)
         self._read_before = self._rows_read()
 
     def join(self) -> None:
-        """Let the transaction see what the leader sees, where nothing is computed."""
+        """Join the held snapshot, unless another view of the group has done so."""
         if not self.joined:
-            self.leader.join(self.connection)
+            self.holder.join(self.connection)
 
     def effort(self) -> Effort:
         """What it took so far; to be asked in the same transaction."""
@@ -122,7 +114,7 @@ class Computation:
                 self.connection.rollback()
 
     def difference(self, s0: str | None, changed: Mapping[str, str]) -> Difference:
-        """What changes from s0 (None: from nothing) to the leader's snapshot, for a plan without state.
+        """What changes from s0 (None: from nothing) to the held snapshot, for a plan without state.
 
         `changed`: the tables that changed, and the SELECTs of their log rows. NeedsFull when that takes a full load.
         """
@@ -154,7 +146,7 @@ class Computation:
         if self.plan.full and not self.plan.checked:
             raise NeedsFull(self.plan.full)
         self.write(self.connection)
-        connection, queue = self.leader.connection, self.view.queue_name
+        connection, queue = self.holder.connection, self.view.queue_name
         # the server quotes names where it must, the plan always
         names = dict(zip(self.view.tables, (schema.qualified for schema in self.plan.schemas), strict=True))
         deltas = {}
@@ -163,7 +155,7 @@ class Computation:
             name = names[table]
             columns = [column for column in logged if column.name in read.get(name, ())]
             deltas[name] = weighted(changed[table], columns)
-            self._exact |= {(name, column.name) for column in columns if _is_exact(column)}
+            self._exact |= {(name, column.name) for column in columns if column.is_exact}
         self.tell("netting", 0)
         tables = self._make_deltas(deltas)
         if tables:
@@ -404,12 +396,3 @@ def temporary(connection: Connection[Any], name: str, query: str, weight: str | 
         # joined as one of unknown size, a table of ten rows had whole tables read beside it
         run(connection, f"analyze pg_temp.{name} ({weight})")
     return rows
-
-
-def _is_exact(column: LogColumn) -> bool:
-    return column.collation is None and _EXACT.fullmatch(column.type) is not None
-
-
-def image_of(columns: Sequence[str], prefix: str = "") -> str:
-    """A row's columns in one text, NULL and empty text told apart: rows of types without an equality compare by it."""
-    return f"row({', '.join(prefix + quote(name) for name in columns)})::text"

@@ -7,7 +7,7 @@ go by COPY into the transaction of the target that deletes, inserts and moves th
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,15 +15,17 @@ from typing import Any
 
 from psycopg import Connection
 
-from gdq.consumers.views.computation import OUT, Computation, image_of, temporary
-from gdq.consumers.views.difference import Difference
+from gdq.consumers.views.computation import Computation, temporary
+from gdq.consumers.views.difference import OUT, Difference, image_of
 from gdq.consumers.views.engine import Effort
-from gdq.consumers.views.target_rows import TargetRows
+from gdq.consumers.views.target import OutputType, Target, TargetRows, run, text_elsewhere
 from gdq.typed.pgtypes import READ_SETTINGS
 from gdq.view.table_schema import apply_settings
-from gdq.view.target import OutputType, Target, copy_rows, run, text_elsewhere
 
 _IN = "pg_temp.gdq_in"
+
+# The progress of a copy is reported each time that this many rows have gone.
+_REPORT_ROWS = 10_000
 
 
 @dataclass(slots=True)
@@ -97,3 +99,31 @@ def folded_columns(connection: Connection[Any], columns: Sequence[tuple[str, int
     query = "select oid from pg_catalog.pg_type where oid = any (%s::oid[]) and typtype = 'e'"
     enums = {oid for (oid,) in connection.execute(query, [[oid for _, oid, _ in columns]])}
     return {name for name, oid, kind in columns if text_elsewhere(oid, kind) and oid not in enums}
+
+
+def copy_rows(
+    source: Connection[Any],
+    query: str,
+    sink: Connection[Any],
+    into: str,
+    copied_so_far: Callable[[int], None] = lambda _: None,
+) -> int:
+    """Copy the rows of a SELECT in one session into a table (with columns, if not all) of another; how many.
+
+    They go as the text that `source` writes, in its encoding. `copied_so_far` is told now and then how many have gone.
+    """
+    theirs = sink.info.parameter_status("client_encoding")
+    own = source.info.parameter_status("client_encoding")
+    set_encoding = "select pg_catalog.set_config('client_encoding', %s, true)"
+    if own != theirs:
+        sink.execute(set_encoding, [own])
+    with sink.cursor() as writer:
+        with source.cursor().copy(f"copy ({query}) to stdout") as rows, writer.copy(f"copy {into} from stdin") as copy:
+            for number, block in enumerate(rows, 1):  # one row each
+                copy.write(block)
+                if number % _REPORT_ROWS == 0:
+                    copied_so_far(number)
+        copied = writer.rowcount
+    if own != theirs:
+        sink.execute(set_encoding, [theirs])
+    return copied

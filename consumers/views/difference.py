@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from gdq.plan.table import quote
+
+# The net signed rows of a view: c1, c2, ..., the row as one text `image`, and `net`.
+OUT = "pg_temp.gdq_out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +45,8 @@ class Difference:
     keys: tuple[KeySet, ...] = ()
     match: tuple[str, ...] = ()
     weight: str = "w"
+
+
+def image_of(columns: Sequence[str], prefix: str = "") -> str:
+    """The SQL of a row's columns as one text: rows of types without an equality compare by it, NULL is not ''."""
+    return f"row({', '.join(prefix + quote(name) for name in columns)})::text"

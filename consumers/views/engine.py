@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
-from gdq.view.target import StoredPosition
+from psycopg import Connection
+from psycopg.rows import scalar_row
+
+from gdq.consumers.views.target import StoredPosition
 
 Kind = Literal["none", "incremental", "by-key", "full"]
 
@@ -16,6 +19,17 @@ Phase = Literal["netting", "computing", "writing"]
 # Told when a refresh comes to a phase, and in the last one of the rows that have been written so far, where these pass
 # through this process: phase, rows.
 Tell = Callable[[Phase, int], None]
+
+
+# What pg_stat_xact_all_tables shows, of some tables with their partitions.
+ROWS_READ = """
+select coalesce(sum(pg_catalog.pg_stat_get_xact_tuples_returned(t.oid)
+                    + pg_catalog.pg_stat_get_xact_tuples_fetched(t.oid)
+                    + (select coalesce(sum(pg_catalog.pg_stat_get_xact_tuples_fetched(i.indexrelid)), 0)
+                         from pg_catalog.pg_index i where i.indrelid = t.oid)), 0)::bigint
+  from (select n::pg_catalog.regclass::oid as oid from pg_catalog.unnest(%s::text[]) n
+        union select p.relid from pg_catalog.unnest(%s::text[]) n,
+                                  pg_catalog.pg_partition_tree(n::pg_catalog.regclass) p) t"""
 
 
 def tell_nobody(_phase: Phase, _rows: int) -> None:
@@ -29,6 +43,12 @@ class Effort:
     kind: Kind
     delta_rows: int | None = None
     rows_read: int | None = None
+
+
+def rows_read(connection: Connection[Any], tables: Sequence[str]) -> int:
+    """Rows of these tables that this session has read; it may hold those of transactions before this one."""
+    with connection.cursor(row_factory=scalar_row) as cursor:
+        return int(cursor.execute(ROWS_READ, [tables, tables], prepare=True).fetchone() or 0)
 
 
 class Engine(Protocol):

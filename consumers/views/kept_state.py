@@ -14,9 +14,10 @@ from psycopg import Connection
 
 from gdq.consumers.views.computation import Make, net
 from gdq.consumers.views.difference import Difference
+from gdq.consumers.views.signals import Diverged, NeedsFull
+from gdq.consumers.views.target import OutputType, Target, run, try_index
 from gdq.plan.kept_state import StatePlan
 from gdq.plan.spark.plan import Detail
-from gdq.view.target import Diverged, NeedsFull, OutputType, Target, run, try_index
 
 _SUMS, _BEFORE = "pg_temp.gdq_sums", "pg_temp.gdq_before"
 

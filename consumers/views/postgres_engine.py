@@ -16,10 +16,10 @@ from gdq.consumers.views.computation import Computation
 from gdq.consumers.views.difference import Difference
 from gdq.consumers.views.engine import Effort
 from gdq.consumers.views.kept_state import KeptState, KeptSums
-from gdq.consumers.views.target_rows import TargetRows
+from gdq.consumers.views.signals import NeedsFull
+from gdq.consumers.views.target import OutputType, Target, TargetRows
 from gdq.plan.kept_state import StatePlan
 from gdq.plan.steps import Signed
-from gdq.view.target import NeedsFull, OutputType, Target
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class PostgresEngine:
         return self.computation.effort()
 
     def apply(self, s0: str | None, changed: Mapping[str, str]) -> int:
-        """Load the target in full, or bring it from s0 to the leader's snapshot; the rows deleted and inserted.
+        """Load the target in full, or bring it from s0 to the held snapshot; the rows deleted and inserted.
 
         NeedsFull when that takes a full load, Diverged when the target lacks rows that should go. Must come first in
         its transaction.

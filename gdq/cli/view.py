@@ -17,12 +17,12 @@ from gdq.cli.base import (
     session,
     talk,
 )
-from gdq.consumers.lake.table import open_lake
+from gdq.consumers.lake.open import open_lake
 from gdq.consumers.slot.slot import slot_of_view
+from gdq.consumers.views.target import Target
 from gdq.errors import PlanError
 from gdq.queue import check_tables
 from gdq.view import view
-from gdq.view.target import Target
 from gdq.view.view import EngineChoice, ViewInfo
 
 _VIEW_COLUMNS = (

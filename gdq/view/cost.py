@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
+
+from psycopg import Connection
+from psycopg.rows import scalar_row
 
 from gdq.view.view import ViewRun
 
@@ -54,6 +58,19 @@ def choose(runs: Sequence[ViewRun], delta_rows: int, held: int, *, on_spark: boo
     if len(recent) == pause and all((run.reason or "").startswith(BY_COST) for run in recent):
         return Choice(False, f"delta tried again, {why}")
     return Choice(True, f"{BY_COST}, {why}")
+
+
+def rows_held(connection: Connection[Any], tables: Sequence[str]) -> int:
+    """About how many rows these tables and their partitions hold, by the server's statistics; 0 without any."""
+    query = """
+        select coalesce(sum(greatest(pg_catalog.pg_stat_get_live_tuples(c.oid), c.reltuples::bigint, 0)), 0)::bigint
+          from pg_catalog.pg_class c
+         where c.relkind <> 'p' and c.oid in (
+                 select n::pg_catalog.regclass from pg_catalog.unnest(%(tables)s::text[]) n
+                 union select p.relid from pg_catalog.unnest(%(tables)s::text[]) n,
+                                           pg_catalog.pg_partition_tree(n::pg_catalog.regclass) p)"""
+    with connection.cursor(row_factory=scalar_row) as cursor:
+        return int(cursor.execute(query, {"tables": list(tables)}).fetchone() or 0)
 
 
 def _loads(done: Sequence[ViewRun], delta_rows: int, held: int) -> Iterator[ViewRun]:

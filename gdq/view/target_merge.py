@@ -13,8 +13,9 @@ from typing import Any
 import psycopg
 from psycopg import Connection
 
+from gdq.consumers.views.signals import Diverged
+from gdq.consumers.views.target import OutputType, Target, run, try_index
 from gdq.plan.table import RefreshPlan, quote
-from gdq.view.target import Diverged, OutputType, Target, run, try_index
 
 _KEYS = "pg_temp.gdq_keys"
 _SUMS = "pg_temp.gdq_sums"

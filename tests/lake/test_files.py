@@ -16,7 +16,7 @@ from pyarrow import fs
 
 from gdq.consumers.lake import files as lake_rows
 from gdq.consumers.lake.files import WEIGHT, ArrowDifference, DataFile, LakeKey, load, rewrite
-from gdq.view.target import Diverged
+from gdq.consumers.views.signals import Diverged
 
 SCHEMA = pa.schema(
     [

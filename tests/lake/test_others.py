@@ -19,7 +19,7 @@ from gdq.consumers.lake.files import ArrowDifference
 from gdq.consumers.lake.iceberg import IcebergLake
 from gdq.consumers.refresh.refresher import Refresher
 from gdq.consumers.refresh.view_refresh import Point
-from gdq.view.target import RefreshConflict
+from gdq.errors import RefreshConflict
 from gdq.view.view import view_info
 from tests.support.lake import Lakes
 from tests.support.view_grammar import SHAPES

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gdq.consumers.lake.table import open_lake
+from gdq.consumers.lake.open import open_lake
 from gdq.consumers.lake.types import differing, lake_columns, read
 from gdq.consumers.refresh.refresher import Refresher
 from gdq.errors import GdqError

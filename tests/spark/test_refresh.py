@@ -23,8 +23,7 @@ from gdq.consumer import consumer_info
 from gdq.consumers.refresh.refresher import Refresher
 from gdq.consumers.refresh.verify import verify_view
 from gdq.consumers.refresh.view_refresh import Point
-from gdq.errors import DivergedPosition, GdqError, StaleBatch
-from gdq.view.target import RefreshConflict
+from gdq.errors import DivergedPosition, GdqError, RefreshConflict, StaleBatch
 from tests.support.server import Database
 from tests.support.spark import QUEUE, SPARK_MARKS, Shop
 from tests.views.test_follow import following, runs, until

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gdq.conninfo import without_password
 from gdq.consumers.spark.source import register
-from gdq.consumers.views.leader import lead, without_password
+from gdq.consumers.views.snapshot_holder import hold_snapshot
 from tests.support.spark import QUEUE, SPARK_MARKS, Shop
 
 if TYPE_CHECKING:
@@ -70,9 +71,9 @@ def test_log_in_segments_and_block_ranges(shop: Shop, spark: SparkSession, mode:
 def test_partitions_share_one_snapshot(shop: Shop, spark: SparkSession) -> None:
     shop.capture("orders")
     shop.execute("update orders set note = repeat('x', 200)")
-    with without_password(shop.db.dsn) as dsn, lead(shop.db.dsn, QUEUE, ["public.orders"]) as leader:
+    with without_password(shop.db.dsn) as dsn, hold_snapshot(shop.db.dsn, QUEUE, ["public.orders"]) as holder:
         shop.execute("update orders set n = 77; insert into orders (id) values (-1)")
-        data = read(spark, dsn, "orders", snapshot=leader.exported, partition_bytes="16384")
+        data = read(spark, dsn, "orders", snapshot=holder.exported, partition_bytes="16384")
         assert data.rdd.getNumPartitions() > 3
         rows = data.select("id", "n").collect()
     assert len(rows) == 400
@@ -87,8 +88,8 @@ def test_partitioned_table_by_blocks_and_keys(shop: Shop, spark: SparkSession) -
     shop.execute("insert into parts select i, case when i < 3000 then 'a' else 'b' end from generate_series(1, 4000) i")
     shop.capture("parts")
     with without_password(shop.db.dsn) as dsn:
-        with lead(shop.db.dsn, QUEUE, ["public.parts"]) as leader:
-            data = read(spark, dsn, "parts", snapshot=leader.exported, partition_bytes="32768")
+        with hold_snapshot(shop.db.dsn, QUEUE, ["public.parts"]) as holder:
+            data = read(spark, dsn, "parts", snapshot=holder.exported, partition_bytes="32768")
             assert data.rdd.getNumPartitions() > 1
             assert data.distinct().count() == data.count() == 4000
         keys = json.dumps([["1", "a"], ["3500", "b"], ["3500", "a"]])

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from psycopg import sql
 
+from gdq.conninfo import without_password
 from gdq.consumer import Consumer
 from gdq.consumers.spark.source import register
 from gdq.consumers.spark.stream import LIMITS_BATCHES
-from gdq.consumers.views.leader import without_password
 from gdq.source import Position
 from gdq.typed.pgtypes import column_type
 from tests.spark.test_stream_reader import every_type

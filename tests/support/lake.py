@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from gdq.consumers.lake.table import Lake, open_lake
+from gdq.consumers.lake.open import open_lake
+from gdq.consumers.lake.table import Lake
 from gdq.view.view import create_view, drop_view, view_info
 from tests.support.server import Database
 from tests.support.spark import QUEUE, Shop, make_shop

@@ -17,7 +17,7 @@ from psycopg import sql
 from gdq.consumers.refresh.refresher import Refresher, RefreshResult
 from gdq.consumers.refresh.view_refresh import ViewRefresh
 from gdq.consumers.slot.slot import create_slot, drop_slot, slot_info
-from gdq.consumers.views.leader import Leader
+from gdq.consumers.views.snapshot_holder import SnapshotHolder
 from gdq.view.view import create_view
 from tests.support.server import Database
 from tests.support.view_churn import fill, transaction
@@ -61,7 +61,7 @@ class Scene:
             create_slot(self.su, "q", name, [f"public.{table}" for table in self.published])
 
     def refresh(self, name: str, *, full: bool = False, slot: bool = True) -> RefreshResult:
-        """Refresh the view, whose target is the query at the leader's snapshot when it commits."""
+        """Refresh the view, whose target is the query at the held snapshot when it commits."""
         return self.refresher.refresh(name, full=full, check=self.check, slot=slot)
 
     def both(self, name: str) -> RefreshResult:
@@ -69,10 +69,10 @@ class Scene:
         self.refresh(f"{name}_queued", slot=False)
         return self.refresh(name)
 
-    def check(self, work: ViewRefresh, leader: Leader) -> None:
+    def check(self, work: ViewRefresh, holder: SnapshotHolder) -> None:
         wanted, held = (
             Counter(connection.execute(sql.SQL("select r::text from ({}) r").format(sql.SQL(query))).fetchall())
-            for connection, query in ((leader.connection, work.plan.query), (work.output, f"table {work.view.target}"))
+            for connection, query in ((holder.connection, work.plan.query), (work.output, f"table {work.view.target}"))
         )
         assert held == wanted, work.view.view_name
         self.compared += 1

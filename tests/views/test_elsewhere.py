@@ -16,15 +16,15 @@ import pytest
 from click.testing import CliRunner
 
 from gdq.cli import main
+from gdq.conninfo import without_password
 from gdq.consumers.refresh.refresher import Refresher
 from gdq.consumers.refresh.verify import verify_view
 from gdq.consumers.refresh.view_refresh import Point
 from gdq.consumers.views.computation import Computation
-from gdq.consumers.views.leader import without_password
-from gdq.errors import StaleBatch
+from gdq.consumers.views.target import Target
+from gdq.errors import RefreshConflict, StaleBatch
 from gdq.typed.pgtypes import READ_SETTINGS
 from gdq.view.table_schema import apply_settings
-from gdq.view.target import RefreshConflict, Target
 from gdq.view.view import create_view, drop_view, view_history, view_info
 from tests.support.programs import environment, gdq
 from tests.support.server import Database

@@ -9,9 +9,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from gdq.consumers.lake.table import open_lake
+from gdq.conninfo import without_password
+from gdq.consumers.lake.open import open_lake
 from gdq.consumers.refresh.refresher import Refresher
-from gdq.consumers.views.leader import without_password
 from gdq.view.view import create_view, drop_view, view_info
 from tests.support.lake import as_in_lake
 from tests.support.server import Database

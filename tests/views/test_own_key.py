@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
+from gdq.conninfo import without_password
 from gdq.consumers.refresh.refresher import Refresher
-from gdq.consumers.views.leader import without_password
 from gdq.plan.postgres import PostgresPlan
 from gdq.plan.steps import Replace
 from gdq.plan.table import PlanError

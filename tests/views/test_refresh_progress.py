@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
+from gdq.conninfo import without_password
 from gdq.consumers.refresh.refresher import Refresher
-from gdq.consumers.views.leader import without_password
 from tests.support.lake import KINDS, Lakes
 from tests.support.programs import environment, gdq
 from tests.support.server import Database

@@ -11,11 +11,11 @@ from typing import Any
 import psycopg
 import pytest
 
+from gdq.conninfo import without_password
 from gdq.consumers.refresh.group import refresh_group
 from gdq.consumers.refresh.refresher import Refresher
 from gdq.consumers.refresh.verify import verify_view
 from gdq.consumers.refresh.view_refresh import Point
-from gdq.consumers.views.leader import without_password
 from gdq.errors import GdqError
 from gdq.view.group import create_group
 from gdq.view.view import create_view

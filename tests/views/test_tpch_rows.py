@@ -52,7 +52,7 @@ def read_by(shop: Shop, refresher: Refresher, name: str) -> tuple[RefreshResult,
 
 def tell(refresher: Refresher) -> None:
     """Make the sessions of refreshes tell the server what they have read, which they do once a second at most."""
-    for purpose, autocommit in (("target", True), ("leader", False)):
+    for purpose, autocommit in (("target", True), ("snapshot", False)):
         session = refresher.connection(purpose, refresher.dsn, autocommit=autocommit)
         session.execute("select pg_stat_force_next_flush()")
         session.commit()

@@ -11,11 +11,12 @@ import pytest
 from click.testing import CliRunner
 
 from gdq.cli import main
-from gdq.errors import GdqError
+from gdq.consumers.views.signals import Diverged
+from gdq.consumers.views.target import OutputType, Target
+from gdq.errors import GdqError, RefreshConflict
 from gdq.plan.postgres import PostgresPlan
 from gdq.plan.spark.keys import SparkKeyPlan
 from gdq.plan.table import PlanError, RefreshPlan
-from gdq.view.target import Diverged, OutputType, RefreshConflict, Target
 from gdq.view.target_merge import Merge
 from gdq.view.view import create_view, drop_view, explain_view, load_plan, view_info
 from tests.support.spark import QUEUE, Shop

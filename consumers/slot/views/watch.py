@@ -20,7 +20,7 @@ from gdq.consumers.slot.slot import slot_name
 from gdq.consumers.slot.snapshot import Snapshot
 from gdq.consumers.slot.source import open_stream
 from gdq.consumers.slot.transaction import Transaction
-from gdq.consumers.slot.views.changes import SlotState, slot_state
+from gdq.consumers.slot.views.change_source import SlotState, slot_state
 from gdq.consumers.slot.views.tables import published_tables
 from gdq.errors import GdqError
 from gdq.view.view import ViewInfo
@@ -33,7 +33,7 @@ _READ_SECONDS = 0.5
 
 
 class SlotWatch:
-    """The slot of one view. `control` and `dsn` as of SlotChanges."""
+    """The slot of one view. `control` and `dsn` as of SlotChangeSource."""
 
     def __init__(self, control: Connection[Any], dsn: str, view: ViewInfo) -> None:
         self._control = control

@@ -23,13 +23,13 @@ from gdq.consumers.slot.snapshot import Snapshot
 from gdq.consumers.slot.source import WAIT_SECONDS, lsn_number, lsn_text, open_stream
 from gdq.consumers.slot.transaction import Transaction
 from gdq.consumers.slot.views.tables import PublishedTable, published_tables
-from gdq.consumers.views.leader import Leader
-from gdq.consumers.views.log_sql import LogColumn, log_columns_of
+from gdq.consumers.views.change_source import LogColumn, log_columns_of
+from gdq.consumers.views.signals import NeedsFull
+from gdq.consumers.views.snapshot_holder import SnapshotHolder
 from gdq.errors import GdqError
 from gdq.plan.table import quote
 from gdq.typed.pgtypes import READ_SETTINGS
 from gdq.view.table_schema import apply_settings, raw
-from gdq.view.target import NeedsFull
 from gdq.view.view import ViewInfo
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def slot_state(control: Connection[Any], view: ViewInfo) -> SlotState | None:
     )
 
 
-class SlotChanges:
+class SlotChangeSource:
     """The changes for one view of engine postgres, from the slot gdq_QUEUE_VIEW."""
 
     def __init__(
@@ -191,11 +191,11 @@ class SlotChanges:
         self._mark = state.mark
         self._applied = state.confirmed
 
-    def why_full(self, leader: Leader) -> str | None:
+    def why_full(self, holder: SnapshotHolder) -> str | None:
         """Why the slot does not have all changes since the stored position; None when it has."""
-        self._s1 = Snapshot.parse(leader.snapshot)
+        self._s1 = Snapshot.parse(holder.snapshot)
         view = self._view
-        self._tables = published_tables(leader.connection, view.queue_name, view.tables, self._s1)
+        self._tables = published_tables(holder.connection, view.queue_name, view.tables, self._s1)
         if self._state.lost:
             return f"slot {self._slot} is lost: drop it and make it anew"
         if self._state.stored is None:
@@ -206,8 +206,8 @@ class SlotChanges:
             return "a transaction was open that is older than what is published"
         return None if self._mark == self._tables.mark else "a table or what is published of it was changed"
 
-    def changed(self, leader: Leader, s0: str | None) -> dict[str, str]:
-        """Read the slot up to the leader's snapshot. NeedsFull after a TRUNCATE, and for rows of other columns."""
+    def changed(self, holder: SnapshotHolder, s0: str | None) -> dict[str, str]:
+        """Read the slot up to the held snapshot. NeedsFull after a TRUNCATE, and for rows of other columns."""
         if self._state.lost:
             return {}
         since = None if s0 is None else Snapshot.parse(s0)
@@ -217,7 +217,7 @@ class SlotChanges:
         if since is None or not self._state.known or self._mark is None:
             self._mark = self._mark_of_load()
         if since is not None:
-            self._found = self._empty(leader)
+            self._found = self._empty(holder)
         self._read(self._ask(), since)
         return {one.table.name: one.select for one in self._found.values() if one.count}
 
@@ -266,7 +266,7 @@ class SlotChanges:
         return None if any(xid < since for xid in self._s1.running) else self._tables.mark
 
     def _ask(self) -> int:
-        """A place in the log that is behind the commits of all that the leader sees, and sure to be sent.
+        """A place in the log that is behind the commits of all that the snapshot holder sees, and sure to be sent.
 
         The server sends only what is flushed, which a commit of ours sees to.
         """
@@ -276,9 +276,9 @@ class SlotChanges:
             self._control.execute(_ASK, [self._slot])
         return lsn_number(str(row[0]) if row else "0/0")
 
-    def _empty(self, leader: Leader) -> dict[int, _TableChanges]:
+    def _empty(self, holder: SnapshotHolder) -> dict[int, _TableChanges]:
         found = {}
-        columns = log_columns_of(leader.connection, self._view.queue_name, self._view.tables)
+        columns = log_columns_of(holder.connection, self._view.queue_name, self._view.tables)
         for number, (oid, table) in enumerate(self._tables.tables.items(), 1):
             places = {column.split(" ", 2)[2]: place for place, column in enumerate(table.columns)}
             logged = [column for column in columns[table.name] if column.name in places]

@@ -9,7 +9,7 @@ import pytest
 from psycopg import errors
 from psycopg.pq import TransactionStatus
 
-from gdq.consumers.views.leader import lead
+from gdq.consumers.views.snapshot_holder import hold_snapshot
 from tests.support.events import Tap
 from tests.support.guarded import maintain
 
@@ -40,7 +40,7 @@ EMPTYING = (
 def test_what_would_make_a_table_read_as_empty_waits(t: Tap) -> None:
     t.write("set lock_timeout = '20 ms'", "delete from t where id = 1")
     t.owner.execute("update gdq.queue set rotation_period = '1 us'")
-    with lead(t.db.dsn, "q", ["shop.t"]) as leader:
+    with hold_snapshot(t.db.dsn, "q", ["shop.t"]) as holder:
         t.write("delete from t where id > 50")
         for statement in EMPTYING:
             with pytest.raises(errors.LockNotAvailable):
@@ -48,19 +48,19 @@ def test_what_would_make_a_table_read_as_empty_waits(t: Tap) -> None:
         t.events()
         for _ in range(3):
             maintain(t)
-        assert leader.connection.execute("select count(*) from shop.t").fetchone() == (99,)
+        assert holder.connection.execute("select count(*) from shop.t").fetchone() == (99,)
         logged = "select sum(pg_relation_size(segment)) from gdq.log_segment join gdq.table_version using (version_id)"
-        assert leader.connection.execute(logged.encode()).fetchone() != (0,)
+        assert holder.connection.execute(logged.encode()).fetchone() != (0,)
 
 
 @pytest.mark.parametrize("statement", ["alter table t alter a type bigint", "truncate t"])
 def test_snapshot_comes_after_the_locks(t: Tap, statement: str) -> None:
-    """A leader that waits for a rewrite under way reads what it left, not an empty table."""
+    """A snapshot holder that waits for a rewrite under way reads what it left, not an empty table."""
     found: list[int] = []
 
     def read() -> None:
-        with lead(t.db.dsn, "q", ["shop.t"]) as leader:
-            row = leader.connection.execute("select count(*) from shop.t").fetchone()
+        with hold_snapshot(t.db.dsn, "q", ["shop.t"]) as holder:
+            row = holder.connection.execute("select count(*) from shop.t").fetchone()
             found.append(row[0] if row else -1)
 
     reader = threading.Thread(target=read)
@@ -77,11 +77,11 @@ def test_snapshot_comes_after_the_locks(t: Tap, statement: str) -> None:
 
 def test_what_the_session_has_planned_is_there_for_the_next(t: Tap) -> None:
     held = "select count(*) from pg_prepared_statements"
-    with lead(t.owner, "q", ["shop.t"]) as leader:
-        before = leader.connection.execute(held).fetchone()
+    with hold_snapshot(t.owner, "q", ["shop.t"]) as holder:
+        before = holder.connection.execute(held).fetchone()
     assert before is not None
     assert before > (0,)
     assert t.owner.execute(held).fetchone() == before
-    with pytest.raises(errors.DivisionByZero), lead(t.owner, "q", ["shop.t"]) as leader:
-        leader.connection.execute("select 1 / 0")
+    with pytest.raises(errors.DivisionByZero), hold_snapshot(t.owner, "q", ["shop.t"]) as holder:
+        holder.connection.execute("select 1 / 0")
     assert t.owner.info.transaction_status == TransactionStatus.IDLE

@@ -1,10 +1,7 @@
-"""The target of a view: its table, the position that moves with it, and the staging tables of its refreshes.
+"""The target of a view in PostgreSQL: its table and rows, the position that moves with them, and its staging tables.
 
-Everything here runs in the target's database, on a connection whose transaction belongs to the caller; copy_rows() also
-reads a session of the source.
+Everything here runs in the target's database, on a connection whose transaction belongs to the caller.
 """
-
-# ruff: noqa: N818 (an error's name says what happened, as in gdq.errors)
 
 from __future__ import annotations
 
@@ -18,14 +15,12 @@ from psycopg import Connection, sql
 from psycopg.rows import class_row
 
 from gdq.call import scalar
-from gdq.errors import GdqError
-from gdq.errors import RefreshConflict as RefreshConflict  # noqa: PLC0414 (its importers)
+from gdq.consumers.views.difference import OUT, Difference, KeySet, image_of
+from gdq.consumers.views.signals import Diverged
+from gdq.errors import GdqError, RefreshConflict
 from gdq.plan.table import quote
 
 _FIRST_USER_OID = 16384
-
-# Of so many rows of a copy each is told.
-_TOLD_ROWS = 10_000
 
 _CREATE_POSITION = """
 create table if not exists gdq_target.position (
@@ -38,14 +33,6 @@ create table if not exists gdq_target.position (
 )"""
 
 
-class NeedsFull(GdqError):
-    """The changes do not do: the view must be loaded in full."""
-
-
-class Diverged(GdqError):
-    """The target does not hold the rows that its position says it holds."""
-
-
 @dataclass(frozen=True, slots=True)
 class StoredPosition:
     """What a target's rows stand for: the view's `source`, the fingerprint of its `plan`, and the position in text."""
@@ -54,6 +41,18 @@ class StoredPosition:
     target: str
     plan: str
     position: str
+
+
+@dataclass(frozen=True, slots=True)
+class TargetState:
+    """What a target says of itself: its position, None before the first load, and who else has changed its rows.
+
+    A position without a text is one that is lost. `gone`: the target is not there although it was filled.
+    """
+
+    stored: StoredPosition | None
+    foreign: str | None = None
+    gone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +287,79 @@ class Target:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class TargetRows:
+    """The rows of `target`, in the transaction of `output`; `types` are the target's."""
+
+    output: Connection[Any]
+    target: Target
+    types: Sequence[OutputType]
+
+    @property
+    def columns(self) -> str:
+        """The target's columns, for a list in SQL."""
+        return ", ".join(quote(column.name) for column in self.types)
+
+    def change(self, difference: Difference) -> int:
+        """Apply a difference, a signed one from OUT; the rows deleted plus the rows inserted.
+
+        Diverged when rows that should go are missing.
+        """
+        if difference.kind == "none":
+            return 0
+        if difference.kind == "signed":
+            return self._delete(difference.match) + self._insert(self._came())
+        if difference.kind == "replace":
+            where = " and ".join(self._among(key) for key in difference.keys)
+            return run(self.output, f"delete from {self.target.table} where {where}") + self._insert(difference.rows)
+        deleted = self.target.empty(self.output, self.types)
+        inserted = self.target.fill(self.output, lambda: self._insert(difference.rows))
+        self.loaded(difference)
+        return deleted + inserted
+
+    def loaded(self, difference: Difference) -> None:
+        """Make the index and the statistics of a target that was loaded in full."""
+        indexed = ", ".join(quote(column) for column in difference.match)
+        self.target.make_index(self.output, indexed, unique=False)
+        run(self.output, f"analyze {self.target.table}")
+
+    def _insert(self, rows: str) -> int:
+        return run(self.output, f"insert into {self.target.table} ({self.columns}) {rows}")
+
+    def _came(self) -> str:
+        names = ", ".join(f"c{n}" for n in range(1, len(self.types) + 1))
+        return f"select {names} from {OUT}, generate_series(1, net) where net > 0"
+
+    def _among(self, key: KeySet) -> str:
+        name = quote(key.column)
+        among = f"{name} = any ({sql.Literal(key.array).as_string(self.output)}::{key.array_type})"
+        return f"({among} or {name} is null)" if key.null else among
+
+    def _delete(self, match: Sequence[str]) -> int:
+        """Delete exactly as many equal rows as those in OUT take away."""
+        row = self.output.execute(f"select coalesce(-sum(net), 0)::bigint from {OUT} where net < 0").fetchone()
+        expected = int(row[0]) if row else 0
+        if not expected:
+            return 0
+        numbers = {column.name: n for n, column in enumerate(self.types, 1)}
+        pairs = [(quote(name), f"d.c{numbers[name]}") for name in match]
+        some = " or ".join(f"{value} is null" for _, value in pairs)
+        same = "".join(f" and t.{name} = {value}" for name, value in pairs)
+        alike = "".join(f" and t.{name} is not distinct from {value}" for name, value in pairs)
+        image = image_of([column.name for column in self.types], "t.")
+        joined = (
+            f"select t.ctid, row_number() over (partition by d.image) as copy, -d.net as n "
+            f"from {self.target.table} as t join {OUT} as d on d.net < 0 and d.image = {image}"
+        )
+        parts = [f"{joined}{same}"] + ([f"{joined}{alike} and ({some})"] if pairs else [])
+        found = " union all ".join(f"({part})" for part in parts)
+        gone = f"array(select ctid from ({found}) as f where copy <= n)"
+        deleted = run(self.output, f"delete from {self.target.table} where ctid = any ({gone})")
+        if deleted != expected:
+            raise Diverged(f"{self.target.table} held {deleted} of the {expected} rows that went")
+        return deleted
+
+
 def run(connection: Connection[Any], statement: str) -> int:
     """Execute SQL built from a plan and quoted names; the number of rows that it touched, -1 when it counts none."""
     return connection.execute(statement).rowcount
@@ -301,31 +373,3 @@ def try_index(connection: Connection[Any], statement: str) -> bool:
     except psycopg.errors.ProgramLimitExceeded:
         return False
     return True
-
-
-def copy_rows(
-    source: Connection[Any],
-    query: str,
-    sink: Connection[Any],
-    into: str,
-    copied_so_far: Callable[[int], None] = lambda _: None,
-) -> int:
-    """Copy the rows of a SELECT in one session into a table (with columns, if not all) of another; how many.
-
-    They go as the text that `source` writes, in its encoding. `copied_so_far` is told now and then how many have gone.
-    """
-    theirs = sink.info.parameter_status("client_encoding")
-    own = source.info.parameter_status("client_encoding")
-    set_encoding = "select pg_catalog.set_config('client_encoding', %s, true)"
-    if own != theirs:
-        sink.execute(set_encoding, [own])
-    with sink.cursor() as writer:
-        with source.cursor().copy(f"copy ({query}) to stdout") as rows, writer.copy(f"copy {into} from stdin") as copy:
-            for number, block in enumerate(rows, 1):  # one row each
-                copy.write(block)
-                if number % _TOLD_ROWS == 0:
-                    copied_so_far(number)
-        copied = writer.rowcount
-    if own != theirs:
-        sink.execute(set_encoding, [theirs])
-    return copied

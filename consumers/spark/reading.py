@@ -1,0 +1,137 @@
+"""SQL for what a task of Spark reads of a captured table: a part of its log rows, or rows by blocks or by keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from psycopg import Connection, sql
+from psycopg.rows import scalar_row
+
+from gdq.consumers.views.change_source import NEW_OPS, OLD_OPS, LogColumn
+from gdq.errors import mapped
+from gdq.plan.table import WEIGHT, quote
+from gdq.view.table_schema import raw
+
+BLOCK_BYTES = 8192
+
+
+def log_rows(connection: Connection[Any], queue: str, table: str, s0: str, s1: str) -> str:
+    """The SELECT of a table's log rows in (s0, s1]. TruncatedPosition when rows after s0 are gone."""
+    query = "select gdq.delta_sql(%s, %s::pg_catalog.regclass, %s::pg_snapshot, %s::pg_snapshot)"
+    with mapped(), connection.cursor(row_factory=scalar_row) as cursor:
+        return str(cursor.execute(query, [queue, table, s0, s1]).fetchone())
+
+
+def images_held(connection: Connection[Any], rows: Iterable[str]) -> int:
+    """How many images of table rows there are in log rows, SELECTs of log_rows(): an update has two."""
+    query = " union all ".join(
+        f"select count(*) filter (where d.ev_op in {OLD_OPS}) + count(*) filter (where d.ev_op in {NEW_OPS}) as n "
+        f"from ({some}) as d"
+        for some in rows
+    )
+    with connection.transaction(force_rollback=True), connection.cursor(row_factory=scalar_row) as cursor:
+        cursor.execute("set local enable_seqscan = off")
+        return int(cursor.execute(sql.SQL("select sum(n)::bigint from ({}) as n").format(raw(query))).fetchone() or 0)
+
+
+def signed_form(rows: str, columns: Sequence[LogColumn]) -> str:
+    """Log rows in signed long form: _change_type, _commit_version, _commit_timestamp, ev_id, the columns as logged."""
+    kinds = (
+        (False, "case d.ev_op when 'D' then 'delete' else 'update_preimage' end", OLD_OPS),
+        (True, "case d.ev_op when 'I' then 'insert' else 'update_postimage' end", NEW_OPS),
+    )
+    parts = []
+    for new, kind, ops in kinds:
+        header = f"{kind} as _change_type, d.ev_txid as _commit_version, d.ev_time as _commit_timestamp, d.ev_id"
+        images = [f", d.{quote(name)} as {quote(c.name)}" for c in columns if (name := c.image(new))]
+        parts.append(f"select {header}{''.join(images)} where d.ev_op in {ops}")
+    return f"(select i.* from ({rows}) as d cross join lateral ({' union all '.join(parts)}) as i)"
+
+
+def base(table: str, condition: str = "") -> str:
+    """The rows of a table with WEIGHT 1, for FROM; `condition` is over the alias t."""
+    where = f" where {condition}" if condition else ""
+    return f"(select 1 as {quote(WEIGHT)}, t.* from {table} as t{where})"
+
+
+def table_bytes(connection: Connection[Any], table: str) -> tuple[int, int]:
+    """Size of a table, of its largest partition and in all, in bytes."""
+    query = """select max(pg_catalog.pg_relation_size(r))::bigint, sum(pg_catalog.pg_relation_size(r))::bigint
+                 from (select %(table)s::pg_catalog.regclass
+                       union select relid from pg_catalog.pg_partition_tree(%(table)s::pg_catalog.regclass)) as t(r)"""
+    largest, total = connection.execute(query, {"table": table}).fetchone() or (0, 0)
+    return int(largest), int(total)
+
+
+def block_ranges(connection: Connection[Any], table: str, bytes_each: int) -> list[str]:
+    """Conditions over t.ctid that divide a table into parts of about `bytes_each`; the last has no end.
+
+    The partitions of a partitioned table share the ranges, so that reading them takes no right on each.
+    """
+    size, _ = table_bytes(connection, table)
+    return _ranges("t.ctid", size, bytes_each)
+
+
+def _ranges(ctid: str, size: int, bytes_each: int) -> list[str]:
+    step = max(bytes_each // BLOCK_BYTES, 1)
+    starts = list(range(0, max(size // BLOCK_BYTES, 1), step))
+    conditions = []
+    for start, end in zip(starts, [*starts[1:], None], strict=True):
+        parts = [f"{ctid} >= '({start},0)'"] if start else []
+        parts += [f"{ctid} < '({end},0)'"] if end is not None else []
+        conditions.append(" and ".join(parts))
+    return conditions
+
+
+def split_log_rows(connection: Connection[Any], queue: str, table: str, rows: str, bytes_each: int) -> list[str]:
+    """The SELECT of log_rows() in parts: each reads one log segment, or a range of its blocks of about `bytes_each`.
+
+    Logs are only ever appended to, so their blocks hold the same rows for every reader.
+    """
+    query = """select pg_catalog.format('%%I.%%I', n.nspname, c.relname), pg_catalog.pg_relation_size(c.oid)
+                 from gdq.log_segments(%s, array[%s::pg_catalog.regclass]) s
+                 join pg_catalog.pg_class c on c.oid = s join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+                order by 1"""
+    found = connection.execute(query, [queue, table]).fetchall()
+    sizes = {f" from {name} where ": size for name, size in found if f" from {name} where " in rows}
+    if sum(sizes.values()) <= bytes_each:
+        return [rows]
+    parts = []
+    for clause, size in sizes.items():
+        own = rows
+        for other in sizes.keys() - {clause}:
+            own = own.replace(other, f"{other}false and ")
+        conditions = _ranges("ctid", size, bytes_each)
+        parts += [own.replace(clause, f"{clause}{part} and ") if part else own for part in conditions]
+    return parts
+
+
+def key_condition(alias: str, columns: Sequence[tuple[str, str]], keys: Sequence[Sequence[str | None]]) -> str:
+    """The condition that columns (name and type) of `alias` are one of `keys`, values in PostgreSQL's text.
+
+    Keys without NULL go as arrays, which an index on the first column serves; the others need a comparison that takes
+    NULL for a value.
+    """
+    whole = [key for key in keys if None not in key]
+    partial = [key for key in keys if None in key]
+    names = [f"{quote(alias)}.{quote(name)}" for name, _ in columns]
+    parts = []
+    if whole:
+        arrays = _arrays(columns, whole)
+        parts.append(f"{names[0]} = any ({arrays[0]})")
+        if len(columns) > 1:
+            parts[0] += f" and ({', '.join(names)}) in (select * from unnest({', '.join(arrays)}))"
+    if partial:
+        labels = [f"k{n}" for n in range(1, len(columns) + 1)]
+        same = " and ".join(f"{name} is not distinct from k.{label}" for name, label in zip(names, labels, strict=True))
+        listed = f"unnest({', '.join(_arrays(columns, partial))}) as k({', '.join(labels)})"
+        parts.append(f"exists (select from {listed} where {same})")
+    return " or ".join(f"({part})" for part in parts) or "false"
+
+
+def _arrays(columns: Sequence[tuple[str, str]], keys: Sequence[Sequence[str | None]]) -> list[str]:
+    values = zip(*keys, strict=True)
+    return [
+        f"{sql.Literal(list(some)).as_string(None)}::{kind}[]" for (_, kind), some in zip(columns, values, strict=True)
+    ]
