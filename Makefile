@@ -13,7 +13,7 @@ py := .venv/bin/python
 say = @printf '%s\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench bench-quick bench-long bench-all test test-all soak lint format clean
+.PHONY: help demo bench bench-quick bench-long bench-all test test-all soak lint format schema clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -66,6 +66,9 @@ lint: .venv/ready ## ruff, mypy, who may call whom in Python and in SQL, pgspot
 
 format: .venv/ready ## rewrite the Python files as lint wants them
 	@$(py) -m ruff check --quiet --fix . ; $(py) -m ruff format .
+
+schema: .venv/ready ## rewrite tests/install/schema.txt, the installed schema for review
+	@GDQ_WRITE_SCHEMA=1 $(py) -m pytest -q tests/install/test_schema.py
 
 clean: ## remove what the other targets made in this folder
 	rm -rf .venv .venv-* build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse

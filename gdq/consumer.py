@@ -24,13 +24,11 @@ from gdq.conninfo import connect, is_pooled, take_utf8
 from gdq.errors import GdqError, mapped
 from gdq.member import DEAD_AFTER, member_info
 from gdq.retry import Outcome, next_retry
-from gdq.source import Event
+from gdq.source import MAX_EVENTS, Event
 from gdq.stream import next_batch, next_batch_with_events
 from gdq.table_copy import TableCopy, resync, resynced
 from gdq.ticker import INTERVAL_SECONDS, TICKER_SECONDS, Housekeeping, take_tick
 from gdq.typed.arrow import Reader
-
-MAX_EVENTS = 50_000
 
 # The notification of a tick ends the wait at once; this is for ticks that nobody but this consumer would take.
 _POLL_SECONDS_MAX = 0.5

@@ -17,6 +17,9 @@ from gdq.typed.pgtypes import Unsupported
 if TYPE_CHECKING:
     import pyarrow as pa
 
+# A batch joins ticks or transactions up to this number of changes, unless its reader wants another.
+MAX_EVENTS = 50_000
+
 
 @dataclass(frozen=True, slots=True)
 class Event:

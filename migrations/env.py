@@ -1,6 +1,6 @@
-"""Alembic runs this file: on the connection that gdq.schema hands over, or offline into its output buffer.
+"""Alembic runs this file: on the connection that gdq.installer.install hands over, or offline into its output buffer.
 
-gdq.schema opens and ends the one transaction that holds revisions and functions, so nothing here begins or commits.
+The installer opens and ends the one transaction that holds revisions and functions, so nothing here begins or commits.
 """
 
 from __future__ import annotations

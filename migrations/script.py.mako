@@ -1,12 +1,7 @@
 """${message}."""
 
-from __future__ import annotations
+from gdq.migrations import upgrade_by_sql
 
-from gdq.installer.install import run_revision
-
-revision = ${repr(up_revision)}
-down_revision = ${repr(down_revision)}
-
-
-def upgrade() -> None:
-    run_revision(__file__)
+revision = "${up_revision}"
+down_revision = "${down_revision}"
+upgrade = upgrade_by_sql(__file__)

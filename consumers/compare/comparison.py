@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gdq.consumers.compare.rules import Difference, TableFacts, rules_of
+from gdq.consumers.compare.rules import Mismatch, TableFacts, rules_of
 from gdq.source import Event
 
 # Keys whose order over transactions is watched: those that changed last.
@@ -31,7 +31,7 @@ _UNKNOWN = TableFacts()
 
 
 @dataclass(slots=True)
-class _Transaction:
+class _Arriving:
     """The events of one transaction that have arrived from both sides."""
 
     xid: int
@@ -68,12 +68,12 @@ class Comparison:
         self.used: Counter[str] = Counter()
         self.errors = 0
         self.events: dict[str, Counter[str]] = {"queue": Counter(), "slot": Counter()}
-        self._pending: dict[int, _Transaction] = {}
+        self._pending: dict[int, _Arriving] = {}
         self._commits = 0
         self._newest_start = (0, 0)
         self._chains: OrderedDict[tuple[str, str], list[tuple[int, int, int]]] = OrderedDict()
 
-    def differences(self, queue: Iterable[Event], slot: Iterable[Event]) -> Iterator[Difference]:
+    def differences(self, queue: Iterable[Event], slot: Iterable[Event]) -> Iterator[Mismatch]:
         """All differences, explained or not, as soon as a transaction has come from both sides.
 
         `queue` has the events of whole transactions, each with its changes in order; `slot` one transaction after the
@@ -82,7 +82,7 @@ class Comparison:
         """
         sides = (iter(queue), iter(slot))
         ended = [False, False]
-        open_one: _Transaction | None = None
+        open_one: _Arriving | None = None
         while not all(ended):
             event = None if ended[0] else next(sides[0], None)
             ended[0] = event is None
@@ -100,20 +100,20 @@ class Comparison:
         for one in list(self._pending.values()):
             yield from self._compare(one)
 
-    def _add(self, event: Event, side: str) -> _Transaction:
+    def _add(self, event: Event, side: str) -> _Arriving:
         self.events[side][event.op] += 1
         xid = event.xid % 2**32
-        one = self._pending.setdefault(xid, _Transaction(xid))
+        one = self._pending.setdefault(xid, _Arriving(xid))
         (one.queue if side == "queue" else one.slot).append(event)
         if event.op in (*_ROWS, "truncate"):
             one.owed[self._table(event), event.op] += 1 if side == "slot" else -1
         return one
 
-    def _settle(self, one: _Transaction) -> Iterator[Difference]:
+    def _settle(self, one: _Arriving) -> Iterator[Mismatch]:
         if one.complete():
             yield from self._compare(one)
 
-    def _compare(self, one: _Transaction) -> Iterator[Difference]:
+    def _compare(self, one: _Arriving) -> Iterator[Mismatch]:
         self._pending.pop(one.xid, None)
         pairs: list[_Pair] = []
         sides = self._grouped(one.queue), self._grouped(one.slot)
@@ -133,8 +133,8 @@ class Comparison:
             yield from self._compare_order(one.xid, one.number, pairs)
 
     def _compare_group(
-        self, one: _Transaction, group: tuple[str, str], queue: list[Event], slot: list[Event], pairs: list[_Pair]
-    ) -> Iterator[Difference]:
+        self, one: _Arriving, group: tuple[str, str], queue: list[Event], slot: list[Event], pairs: list[_Pair]
+    ) -> Iterator[Mismatch]:
         """The events of one key, or of a table without keys."""
         matched, only_queue, only_slot = _align(queue, slot, self._fits, ordered=bool(group[1]))
         for ours in list(only_queue):
@@ -154,15 +154,15 @@ class Comparison:
         pairs += matched
         for event in only_queue:
             alone = not any(self._table(other) == self._table(event) for other in one.slot)
-            missing = Difference("missing in slot", one.xid, event.table, event.key, event, None, alone=alone)
+            missing = Mismatch("missing in slot", one.xid, event.table, event.key, event, None, alone=alone)
             yield self._explained(missing)
         for event in only_slot:
             table = self._table(event)
             alone = not any(self._table(other) == table and other.op in _ROWS for other in one.queue)
-            missing = Difference("missing in queue", one.xid, event.table, event.key, None, event, alone=alone)
+            missing = Mismatch("missing in queue", one.xid, event.table, event.key, None, event, alone=alone)
             yield self._explained(missing)
 
-    def _compare_order(self, xid: int, number: int, pairs: list[_Pair]) -> Iterator[Difference]:
+    def _compare_order(self, xid: int, number: int, pairs: list[_Pair]) -> Iterator[Mismatch]:
         """Changes of one key by two transactions: the queue must have numbered them in the order of the commits."""
         spans: dict[tuple[str, str], tuple[int, int, _Pair]] = {}
         for pair in pairs:
@@ -183,10 +183,10 @@ class Comparison:
         while len(self._chains) > _MAX_KEYS:
             self._chains.popitem(last=False)
 
-    def _found(self, what: str, xid: int, pair: _Pair) -> Difference:
-        return self._explained(Difference(what, xid, pair.queue.table, pair.queue.key, pair.queue, pair.slot))
+    def _found(self, what: str, xid: int, pair: _Pair) -> Mismatch:
+        return self._explained(Mismatch(what, xid, pair.queue.table, pair.queue.key, pair.queue, pair.slot))
 
-    def _explained(self, difference: Difference) -> Difference:
+    def _explained(self, difference: Mismatch) -> Mismatch:
         rule = self._rule(difference)
         if rule is None:
             self.errors += 1
@@ -194,7 +194,7 @@ class Comparison:
         self.used[rule] += 1
         return replace(difference, rule=rule)
 
-    def _rule(self, difference: Difference) -> str | None:
+    def _rule(self, difference: Mismatch) -> str | None:
         facts = self._tables.get(difference.table or "", _UNKNOWN)
         return next((rule.name for rule in self._rules if rule.explains(difference, facts)), None)
 
@@ -219,25 +219,25 @@ class Comparison:
         return groups
 
 
-def _differences(pair: _Pair, xid: int) -> Iterator[Difference]:
+def _differences(pair: _Pair, xid: int) -> Iterator[Mismatch]:
     queue, slot = pair.queue, pair.slot
     yield from _image_differences(pair, xid)
     for what in ("table", "key", "id", "xid", "time", "origin"):
         if not _same(getattr(queue, what), getattr(slot, what)):
-            yield Difference(what, xid, queue.table, queue.key, queue, slot)
+            yield Mismatch(what, xid, queue.table, queue.key, queue, slot)
 
 
-def _image_differences(pair: _Pair, xid: int) -> Iterator[Difference]:
+def _image_differences(pair: _Pair, xid: int) -> Iterator[Mismatch]:
     """One for each column, since other columns may differ for another reason."""
     queue, slot = pair.queue, pair.slot
     for what, our_image, their_image in (("old", queue.old, slot.old), ("new", queue.new, slot.new)):
         ours, theirs = our_image or {}, their_image or {}
         if (our_image is None) != (their_image is None) and not (ours or theirs):
-            yield Difference(what, xid, queue.table, queue.key, queue, slot)
+            yield Mismatch(what, xid, queue.table, queue.key, queue, slot)
         for column in [*ours, *(name for name in theirs if name not in ours)]:
             absent = (column in ours) != (column in theirs)
             if absent or not _same(ours[column], theirs[column]):
-                yield Difference(what, xid, queue.table, queue.key, queue, slot, (column,))
+                yield Mismatch(what, xid, queue.table, queue.key, queue, slot, (column,))
 
 
 def _same(ours: Any, theirs: Any) -> bool:

@@ -66,7 +66,7 @@ def table_facts(connection: Connection[Any], tables: Sequence[str]) -> dict[str,
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class Mismatch:
     """One difference between the events of both paths, with the rule that explains it; an error without one.
 
     `what`: "missing in slot", "missing in queue", "table", "key", "old" and "new" (images, in `columns`), "id", "xid",
@@ -100,32 +100,32 @@ class Rule:
     queue: str
     slot: str
     why: str
-    explains: Callable[[Difference, TableFacts], bool]
+    explains: Callable[[Mismatch, TableFacts], bool]
     plugins: tuple[str, ...] = PLUGINS
 
 
-def _order_of_transactions(found: Difference, _: TableFacts) -> bool:
+def _order_of_transactions(found: Mismatch, _: TableFacts) -> bool:
     return found.what == "order of transactions"
 
 
-def _order_in_a_transaction(found: Difference, _: TableFacts) -> bool:
+def _order_in_a_transaction(found: Mismatch, _: TableFacts) -> bool:
     return found.what == "order in a transaction"
 
 
-def _id(found: Difference, _: TableFacts) -> bool:
+def _id(found: Mismatch, _: TableFacts) -> bool:
     return found.what == "id"
 
 
-def _xid(found: Difference, _: TableFacts) -> bool:
+def _xid(found: Mismatch, _: TableFacts) -> bool:
     return bool(found.what == "xid" and found.queue and found.slot and found.queue.xid % 2**32 == found.slot.xid)
 
 
-def _time(found: Difference, _: TableFacts) -> bool:
+def _time(found: Mismatch, _: TableFacts) -> bool:
     queue, slot = found.queue, found.slot
     return bool(found.what == "time" and queue and slot and (queue.time <= slot.time or slot.origin))
 
 
-def _old_image(found: Difference, table: TableFacts) -> bool:
+def _old_image(found: Mismatch, table: TableFacts) -> bool:
     queue, slot = found.queue, found.slot
     if found.what != "old" or table.identity == "f" or queue is None or slot is None or queue.old is None:
         return False
@@ -136,7 +136,7 @@ def _old_image(found: Difference, table: TableFacts) -> bool:
     return not (key_sent and set(found.columns) & set(table.identity_columns))
 
 
-def _unchanged_value(found: Difference, table: TableFacts) -> bool:
+def _unchanged_value(found: Mismatch, table: TableFacts) -> bool:
     queue, slot = found.queue, found.slot
     if found.what != "new" or table.identity == "f" or queue is None or slot is None or queue.op != "update":
         return False
@@ -147,7 +147,7 @@ def _unchanged_value(found: Difference, table: TableFacts) -> bool:
     )
 
 
-def _generated(found: Difference, table: TableFacts) -> bool:
+def _generated(found: Mismatch, table: TableFacts) -> bool:
     slot = found.slot
     if found.what not in ("old", "new") or slot is None:
         return False
@@ -155,34 +155,34 @@ def _generated(found: Difference, table: TableFacts) -> bool:
     return all(column in table.generated and column not in image for column in found.columns)
 
 
-def _ddl(found: Difference, _: TableFacts) -> bool:
+def _ddl(found: Mismatch, _: TableFacts) -> bool:
     return bool(found.what == "missing in slot" and found.queue and found.queue.op == "ddl")
 
 
-def _message(found: Difference, _: TableFacts) -> bool:
+def _message(found: Mismatch, _: TableFacts) -> bool:
     event = found.queue or found.slot
     return bool(found.what.startswith("missing") and event and event.op == "message")
 
 
-def _origin(found: Difference, _: TableFacts) -> bool:
+def _origin(found: Mismatch, _: TableFacts) -> bool:
     return found.what == "origin"
 
 
-def _replica_role(found: Difference, table: TableFacts) -> bool:
+def _replica_role(found: Mismatch, table: TableFacts) -> bool:
     # An apply worker writes in this role and says its origin. Of a session that only sets the role nothing tells it
     # from a lost change, so that is an error.
     slot = found.slot
     return bool(found.what == "missing in queue" and slot and slot.origin and found.alone and not table.always)
 
 
-def _null_in_old(found: Difference, table: TableFacts) -> bool:
+def _null_in_old(found: Mismatch, table: TableFacts) -> bool:
     queue, slot = found.queue, found.slot
     if found.what != "old" or table.identity != "f" or queue is None or slot is None or queue.old is None:
         return False
     return all(c in queue.old and queue.old[c] is None and c not in (slot.old or {}) for c in found.columns)
 
 
-def _no_number(found: Difference, table: TableFacts) -> bool:
+def _no_number(found: Mismatch, table: TableFacts) -> bool:
     queue, slot = found.queue, found.slot
     if found.what not in ("old", "new") or queue is None or slot is None:
         return False
@@ -196,17 +196,17 @@ def _no_number(found: Difference, table: TableFacts) -> bool:
     )
 
 
-def _partition(found: Difference, _: TableFacts) -> bool:
+def _partition(found: Mismatch, _: TableFacts) -> bool:
     # Only a partition's change and its root's are paired: another table's is a missing event.
     return found.what == "table"
 
 
-def _truncated_partition(found: Difference, table: TableFacts) -> bool:
+def _truncated_partition(found: Mismatch, table: TableFacts) -> bool:
     slot = found.slot
     return bool(found.what == "missing in queue" and slot and slot.op == "truncate" and table.root)
 
 
-def _no_identity(found: Difference, table: TableFacts) -> bool:
+def _no_identity(found: Mismatch, table: TableFacts) -> bool:
     queue = found.queue
     nothing = table.identity != "f" and not table.identity_columns
     return bool(found.what == "missing in slot" and queue and queue.op in ("update", "delete") and nothing)

@@ -13,10 +13,9 @@ from psycopg import Connection
 from pyarrow import csv
 
 from gdq.errors import UnsupportedValue
-from gdq.typed.pgtypes import AS_TEXT, base_name, column_type
+from gdq.typed.pgtypes import AS_TEXT, FIRST_USER_OID, base_name, column_type
 from gdq.view.lake_name import LakeKind, check_columns
 
-_FIRST_USER_OID = 16384
 _BLOCK_BYTES = 8 * 2**20
 
 # Values of these types are equal in PostgreSQL exactly when they are equal in a lake table.
@@ -69,7 +68,7 @@ def lake_columns(described: Sequence[tuple[str, int, str]], kind: LakeKind) -> t
 
 def lake_column(name: str, oid: int, pg_type: str, kind: LakeKind) -> LakeColumn:
     """The column for a name, type oid and type."""
-    column = AS_TEXT if oid >= _FIRST_USER_OID else column_type(pg_type, unsupported="text")
+    column = AS_TEXT if oid >= FIRST_USER_OID else column_type(pg_type, unsupported="text")
     arrow, read = column.arrow, column.read_sql
     if arrow == "timestamp[us, tz=UTC]":
         # the session's time zone may have had an offset with seconds in it
@@ -89,7 +88,7 @@ def lake_column(name: str, oid: int, pg_type: str, kind: LakeKind) -> LakeColumn
 
 def compared_as_text(described: Sequence[tuple[str, int, str]]) -> set[str]:
     """Which columns, of PostgreSQL's own types, have values that are equal there and not here: 1 day, 24:00."""
-    return {name for name, oid, pg_type in described if oid < _FIRST_USER_OID and base_name(pg_type) not in _COMPARABLE}
+    return {name for name, oid, pg_type in described if oid < FIRST_USER_OID and base_name(pg_type) not in _COMPARABLE}
 
 
 def schema_of(columns: Sequence[LakeColumn]) -> pa.Schema:

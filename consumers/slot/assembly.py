@@ -9,7 +9,7 @@ from gdq.consumers.slot.pgoutput import (
     Begin,
     Commit,
     Decoded,
-    Message,
+    LogicalMessage,
     Origin,
     Prepared,
     Relation,
@@ -65,7 +65,7 @@ class Assembly:
             self._open = Transaction(found.xid, self._relations)
         elif isinstance(found, Commit):
             return self._committed(self._ended(), found)
-        elif isinstance(found, Message) and not found.transactional:
+        elif isinstance(found, LogicalMessage) and not found.transactional:
             return self._alone(message, found)
         else:
             if isinstance(found, Relation):
@@ -133,7 +133,7 @@ class Assembly:
         else:
             transaction.add(message.lsn, message.data)
 
-    def _alone(self, message: Data, found: Message) -> Transaction:
+    def _alone(self, message: Data, found: LogicalMessage) -> Transaction:
         """A message that belongs to no transaction is one by itself; nothing tells its time."""
         alone = Transaction(0, self._relations)
         alone.add(message.lsn, message.data)

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 from psycopg import Connection
 
-from gdq.consumers.slot.pgoutput import Message, Relation, Row, Truncate, Tuple, Value
+from gdq.consumers.slot.pgoutput import LogicalMessage, Relation, Row, Truncate, Tuple, Value
 from gdq.consumers.slot.transaction import Transaction
 from gdq.errors import GdqError
 from gdq.source import Event
@@ -95,7 +95,7 @@ def events_of(transaction: Transaction, names: TableNames) -> Iterator[Event]:
     changed, or nothing; `new` lacks large values that an update left as they were, unless `old` has them.
     """
     for lsn, message, table in changes_of(transaction, names):
-        if isinstance(message, Message):
+        if isinstance(message, LogicalMessage):
             yield _event(transaction, lsn, "message", None, new=_message(message, names))
         elif table is not None and isinstance(message, Row):
             yield _row_event(transaction, lsn, message, table)
@@ -103,7 +103,7 @@ def events_of(transaction: Transaction, names: TableNames) -> Iterator[Event]:
             yield _event(transaction, lsn, "truncate", table.name)
 
 
-def _message(message: Message, names: TableNames) -> dict[str, Any]:
+def _message(message: LogicalMessage, names: TableNames) -> dict[str, Any]:
     """Prefix and content; content that is no text comes as PostgreSQL writes a bytea, with `encoding` saying so."""
     try:
         return {"type": message.prefix, "data": names.text(message.content)}
@@ -113,13 +113,13 @@ def _message(message: Message, names: TableNames) -> dict[str, Any]:
 
 def changes_of(
     transaction: Transaction, names: TableNames
-) -> Iterator[tuple[int, Row | Truncate | Message, Described | None]]:
+) -> Iterator[tuple[int, Row | Truncate | LogicalMessage, Described | None]]:
     """The messages that are changes, each with its LSN and its table; a TRUNCATE once for each of its tables."""
     relations = dict(transaction.relations)
     for lsn, message in transaction.messages():
         if isinstance(message, Relation):
             relations[message.oid] = message
-        elif isinstance(message, Message):
+        elif isinstance(message, LogicalMessage):
             yield lsn, message, None
         elif isinstance(message, Row | Truncate):
             for oid in message.oids if isinstance(message, Truncate) else (message.oid,):

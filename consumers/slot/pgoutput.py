@@ -38,18 +38,15 @@ Tuple = tuple[Value, ...]
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """A transaction follows, which ends at `lsn`, its commit; `xid` has 32 bits."""
+    """A transaction follows; `xid` has 32 bits."""
 
-    lsn: int
-    time: datetime
     xid: int
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The transaction is over: its commit is at `lsn`, the log goes on at `end_lsn`."""
+    """The transaction is over; the log goes on at `end_lsn`."""
 
-    lsn: int
     end_lsn: int
     time: datetime
 
@@ -59,7 +56,6 @@ class Prepared:
     """BEGIN PREPARED, PREPARE, STREAM PREPARE or COMMIT PREPARED of `xid`, as `gid`."""
 
     kind: Literal["begin", "prepare", "stream", "commit"]
-    lsn: int
     end_lsn: int
     time: datetime
     xid: int
@@ -68,20 +64,15 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class RollbackPrepared:
-    """ROLLBACK PREPARED; the transaction was prepared at `prepare_end_lsn`."""
+    """ROLLBACK PREPARED of the transaction that was prepared as `gid`."""
 
-    prepare_end_lsn: int
-    end_lsn: int
-    time: datetime
-    xid: int
     gid: str
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The transaction came from elsewhere: the replication origin `name`, where it was committed at `lsn`."""
+    """The transaction came from another server: the replication origin `name`."""
 
-    lsn: int
     name: str
 
 
@@ -135,12 +126,10 @@ class Truncate:
     """Tables that one TRUNCATE emptied."""
 
     oids: tuple[int, ...]
-    cascade: bool
-    restart_identity: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class LogicalMessage:
     """What pg_logical_emit_message() wrote; without `transactional` it stands outside of any transaction."""
 
     transactional: bool
@@ -151,10 +140,9 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class StreamStart:
-    """Messages of the running transaction `xid` follow; `first`: it is the first such block."""
+    """Messages of the running transaction `xid` follow."""
 
     xid: int
-    first: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +155,6 @@ class StreamCommit:
     """A transaction that was streamed while it ran is committed."""
 
     xid: int
-    lsn: int
     end_lsn: int
     time: datetime
 
@@ -190,7 +177,7 @@ Decoded = (
     | Type
     | Row
     | Truncate
-    | Message
+    | LogicalMessage
     | StreamStart
     | StreamStop
     | StreamCommit
@@ -198,7 +185,7 @@ Decoded = (
 )
 
 
-class _Reader:
+class _Bytes:
     """Reads one message from its second byte on."""
 
     def __init__(self, data: bytes) -> None:
@@ -264,7 +251,7 @@ def decode(data: bytes, *, streamed: bool = False) -> Decoded:
 
     GdqError for bytes that are no message of pgoutput.
     """
-    reader = _Reader(data)
+    reader = _Bytes(data)
     try:
         kind = chr(data[0])
         if streamed and kind in "RYIUDTM":
@@ -277,36 +264,36 @@ def decode(data: bytes, *, streamed: bool = False) -> Decoded:
     return found
 
 
-def _begin(reader: _Reader) -> Begin:
-    return Begin(reader.int64(), reader.time(), reader.int32())
+def _begin(reader: _Bytes) -> Begin:
+    reader.take(16)  # place and time of the commit
+    return Begin(reader.int32())
 
 
-def _commit(reader: _Reader) -> Commit:
-    reader.byte()
-    return Commit(reader.int64(), reader.int64(), reader.time())
+def _commit(reader: _Bytes) -> Commit:
+    reader.take(9)  # flags, the place of the commit
+    return Commit(reader.int64(), reader.time())
 
 
-def _prepared(kind: Literal["begin", "prepare", "stream", "commit"]) -> Callable[[_Reader], Prepared]:
-    def read(reader: _Reader) -> Prepared:
-        if kind != "begin":
-            reader.byte()
-        return Prepared(kind, reader.int64(), reader.int64(), reader.time(), reader.int32(), reader.text())
+def _prepared(kind: Literal["begin", "prepare", "stream", "commit"]) -> Callable[[_Bytes], Prepared]:
+    def read(reader: _Bytes) -> Prepared:
+        reader.take(8 if kind == "begin" else 9)  # flags, the place of PREPARE or COMMIT
+        return Prepared(kind, reader.int64(), reader.time(), reader.int32(), reader.text())
 
     return read
 
 
-def _rollback_prepared(reader: _Reader) -> RollbackPrepared:
+def _rollback_prepared(reader: _Bytes) -> RollbackPrepared:
     reader.byte()
-    prepare_end, end = reader.int64(), reader.int64()
-    reader.time()
-    return RollbackPrepared(prepare_end, end, reader.time(), reader.int32(), reader.text())
+    reader.take(36)  # two places in the log, two times, the transaction's number
+    return RollbackPrepared(reader.text())
 
 
-def _origin(reader: _Reader) -> Origin:
-    return Origin(reader.int64(), reader.text())
+def _origin(reader: _Bytes) -> Origin:
+    reader.int64()  # the place of the commit there
+    return Origin(reader.text())
 
 
-def _relation(reader: _Reader) -> Relation:
+def _relation(reader: _Bytes) -> Relation:
     oid, schema, name, identity = reader.int32(), reader.text(), reader.text(), chr(reader.byte())
     columns = []
     for _ in range(reader.int16()):
@@ -315,17 +302,18 @@ def _relation(reader: _Reader) -> Relation:
     return Relation(oid, schema or "pg_catalog", name, identity, tuple(columns))
 
 
-def _type(reader: _Reader) -> Type:
+def _type(reader: _Bytes) -> Type:
     return Type(reader.int32(), reader.text() or "pg_catalog", reader.text())
 
 
-def _insert(reader: _Reader) -> Row:
-    oid = reader.int32()
-    _expect(reader, "N")
+def _insert(reader: _Bytes) -> Row:
+    oid, kind = reader.int32(), chr(reader.byte())
+    if kind != "N":
+        raise ValueError(f"a tuple of kind {kind!r}")
     return Row("insert", oid, None, None, reader.row())
 
 
-def _update(reader: _Reader) -> Row:
+def _update(reader: _Bytes) -> Row:
     oid, kind = reader.int32(), chr(reader.byte())
     old = key = None
     if kind in "KO":
@@ -337,7 +325,7 @@ def _update(reader: _Reader) -> Row:
     return Row("update", oid, old, key, reader.row())
 
 
-def _delete(reader: _Reader) -> Row:
+def _delete(reader: _Bytes) -> Row:
     oid, kind = reader.int32(), chr(reader.byte())
     if kind not in "KO":
         raise ValueError(f"a tuple of kind {kind!r}")
@@ -345,31 +333,34 @@ def _delete(reader: _Reader) -> Row:
     return Row("delete", oid, before if kind == "O" else None, None if kind == "O" else before, None)
 
 
-def _truncate(reader: _Reader) -> Truncate:
-    count, options = reader.int32(), reader.byte()
-    return Truncate(tuple(reader.int32() for _ in range(count)), bool(options & 1), bool(options & 2))
+def _truncate(reader: _Bytes) -> Truncate:
+    count = reader.int32()
+    reader.byte()  # CASCADE and RESTART IDENTITY
+    return Truncate(tuple(reader.int32() for _ in range(count)))
 
 
-def _message(reader: _Reader) -> Message:
+def _message(reader: _Bytes) -> LogicalMessage:
     transactional, lsn, prefix = bool(reader.byte()), reader.int64(), reader.text()
-    return Message(transactional, lsn, prefix, reader.take(reader.int32()))
+    return LogicalMessage(transactional, lsn, prefix, reader.take(reader.int32()))
 
 
-def _stream_start(reader: _Reader) -> StreamStart:
-    return StreamStart(reader.int32(), bool(reader.byte()))
+def _stream_start(reader: _Bytes) -> StreamStart:
+    xid = reader.int32()
+    reader.byte()  # whether it is the first block of the transaction
+    return StreamStart(xid)
 
 
-def _stream_stop(_reader: _Reader) -> StreamStop:
+def _stream_stop(_reader: _Bytes) -> StreamStop:
     return StreamStop()
 
 
-def _stream_commit(reader: _Reader) -> StreamCommit:
+def _stream_commit(reader: _Bytes) -> StreamCommit:
     xid = reader.int32()
-    reader.byte()
-    return StreamCommit(xid, reader.int64(), reader.int64(), reader.time())
+    reader.take(9)  # flags, the place of the commit
+    return StreamCommit(xid, reader.int64(), reader.time())
 
 
-def _stream_abort(reader: _Reader) -> StreamAbort:
+def _stream_abort(reader: _Bytes) -> StreamAbort:
     xid, subxid = reader.int32(), reader.int32()
     if reader.at < len(reader.data):  # streaming = parallel says where and when
         reader.int64()
@@ -377,17 +368,11 @@ def _stream_abort(reader: _Reader) -> StreamAbort:
     return StreamAbort(xid, subxid)
 
 
-def _expect(reader: _Reader, wanted: str) -> None:
-    found = chr(reader.byte())
-    if found != wanted:
-        raise ValueError(f"a tuple of kind {found!r}")
-
-
 def _signed(number: int) -> int:
     return number - 2**32 if number >= 2**31 else number
 
 
-_DECODERS: dict[str, Callable[[_Reader], Decoded]] = {
+_DECODERS: dict[str, Callable[[_Bytes], Decoded]] = {
     "B": _begin,
     "C": _commit,
     "b": _prepared("begin"),

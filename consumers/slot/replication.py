@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 import select
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import psycopg
-from psycopg import pq
+from psycopg import Connection, pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from gdq.conninfo import resolve
+from gdq.consumers.slot.slot import publication_name
 from gdq.errors import ConnectionLost, GdqError
 from gdq.typed.pgtypes import READ_SETTINGS
 
+log = logging.getLogger(__name__)
+
+# A reader that was killed holds its slot until the server finds out.
+WAIT_SECONDS = 30.0
+
 _FEEDBACK_SECONDS = 10.0
 _GOODBYE_SECONDS = 2.0
+_PAUSE_SECONDS_MAX = 1.0
 _DATA = struct.Struct("!QQq")
 _KEEPALIVE = struct.Struct("!QqB")
 _STATUS = struct.Struct("!cQQQqB")
@@ -27,6 +35,12 @@ _EPOCH_SECONDS = 946_684_800  # 2000-01-01
 
 # How the server finds out that the reader's machine is gone, unless the connection string says otherwise.
 _ALIVE = {"tcp_keepalives_idle": "60", "tcp_keepalives_interval": "10", "tcp_keepalives_count": "6"}
+
+_READER = """
+    select pg_catalog.concat_ws(', ', s.active_pid, nullif(a.application_name, ''),
+                                'from ' || pg_catalog.host(a.client_addr))
+      from pg_catalog.pg_replication_slots s left join pg_catalog.pg_stat_activity a on a.pid = s.active_pid
+     where s.slot_name = %s and s.active_pid is not null"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,3 +215,59 @@ class Replication:
 def _given(settings: Mapping[str, str]) -> list[str]:
     """Settings as a session's command line has them."""
     return [f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in settings.items()]
+
+
+def lsn_text(lsn: int) -> str:
+    """A place in the write-ahead log as PostgreSQL writes it."""
+    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
+
+
+def lsn_number(text: str) -> int:
+    """The number of a place that is written as PostgreSQL writes it."""
+    high, _, low = text.partition("/")
+    return (int(high, 16) << 32) + int(low, 16)
+
+
+def open_stream(
+    connection: Connection[Any],
+    dsn: str,
+    slot: str,
+    queue: str,
+    *,
+    messages: bool = True,
+    wait_seconds: float = WAIT_SECONDS,
+    pause: Callable[[float], bool] | None = None,
+) -> Replication:
+    """Start the stream of a slot of the queue's publication, with `messages` those of pg_logical_emit_message() too.
+
+    `connection` tells what the server and the slot can do. While another reads the slot it is asked for again, for
+    `wait_seconds` or until `pause(seconds)`, which sleeps, returns True; GdqError then names the other's process. Other
+    errors as of Replication.
+    """
+    query = "select two_phase from pg_catalog.pg_replication_slots where slot_name = %s"
+    two_phase = connection.execute(query, [slot]).fetchone()
+    options = {"proto_version": "4" if connection.info.server_version >= 160000 else "3"}
+    options |= {"publication_names": f'"{publication_name(queue)}"', "streaming": "on"}
+    options |= {"messages": "true"} if messages else {}
+    options |= {"two_phase": "on"} if two_phase and two_phase[0] else {}
+    started, delay = time.monotonic(), 0.05
+    while True:
+        try:
+            return Replication(dsn, slot, options)
+        except psycopg.errors.ObjectInUse as error:
+            row = connection.execute(_READER, [slot]).fetchone()
+            reader = f"process {row[0]}" if row else "another process"
+            waited = time.monotonic() - started
+            if waited >= wait_seconds or (pause or _sleep)(min(delay, wait_seconds - waited)):
+                raise GdqError(
+                    f"slot {slot} is read by {reader}: waited {waited:.0f} s for it",
+                    hint="A slot has one reader. End that one; if its program is gone, pg_terminate_backend() ends it.",
+                ) from error
+            if delay < 0.1:
+                log.warning("slot %s is read by %s: waiting for up to %.0f s", slot, reader, wait_seconds)
+        delay = min(delay * 2, _PAUSE_SECONDS_MAX)
+
+
+def _sleep(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False

@@ -14,7 +14,6 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-import psycopg
 from psycopg import Connection
 from psycopg.rows import scalar_row
 
@@ -22,12 +21,12 @@ from gdq.conninfo import connect, conninfo_of, take_utf8
 from gdq.consumers.slot.assembly import Assembly
 from gdq.consumers.slot.events import TableNames, events_of
 from gdq.consumers.slot.publication import narrowed
-from gdq.consumers.slot.replication import Data, Keepalive, Replication
+from gdq.consumers.slot.replication import WAIT_SECONDS, Data, Keepalive, lsn_number, lsn_text, open_stream
 from gdq.consumers.slot.rows import SlotRows
 from gdq.consumers.slot.slot import publication_name, slot_name
 from gdq.consumers.slot.transaction import Transaction
 from gdq.errors import GdqError, ResyncRequired
-from gdq.source import Event, Position
+from gdq.source import MAX_EVENTS, Event, Position
 from gdq.typed.pgtypes import Unsupported
 
 if TYPE_CHECKING:
@@ -35,13 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_EVENTS = 50_000
-
-# A reader that was killed holds its slot until the server finds out.
-WAIT_SECONDS = 30.0
-
 _WAIT_SECONDS = 0.5
-_PAUSE_SECONDS_MAX = 1.0
 _PUBLICATION_SECONDS = 10.0
 _FLUSH_SECONDS = 0.01
 
@@ -64,67 +57,6 @@ _SLOT = """
     select s.wal_status is not distinct from 'lost', pg_catalog.to_jsonb(s) ->> 'invalidation_reason'
       from pg_catalog.pg_replication_slots s
      where s.slot_name = %s and s.plugin = 'pgoutput' and s.database = pg_catalog.current_database()"""
-_READER = """
-    select pg_catalog.concat_ws(', ', s.active_pid, nullif(a.application_name, ''),
-                                'from ' || pg_catalog.host(a.client_addr))
-      from pg_catalog.pg_replication_slots s left join pg_catalog.pg_stat_activity a on a.pid = s.active_pid
-     where s.slot_name = %s and s.active_pid is not null"""
-
-
-def lsn_text(lsn: int) -> str:
-    """A place in the write-ahead log as PostgreSQL writes it."""
-    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
-
-
-def lsn_number(text: str) -> int:
-    """The number of a place that is written as PostgreSQL writes it."""
-    high, _, low = text.partition("/")
-    return (int(high, 16) << 32) + int(low, 16)
-
-
-def open_stream(
-    connection: Connection[Any],
-    dsn: str,
-    slot: str,
-    queue: str,
-    *,
-    messages: bool = True,
-    wait_seconds: float = WAIT_SECONDS,
-    pause: Callable[[float], bool] | None = None,
-) -> Replication:
-    """Start the stream of a slot of the queue's publication, with `messages` those of pg_logical_emit_message() too.
-
-    `connection` tells what the server and the slot can do. While another reads the slot it is asked for again, for
-    `wait_seconds` or until `pause(seconds)`, which sleeps, returns True; GdqError then names the other's process. Other
-    errors as of Replication.
-    """
-    query = "select two_phase from pg_catalog.pg_replication_slots where slot_name = %s"
-    two_phase = connection.execute(query, [slot]).fetchone()
-    options = {"proto_version": "4" if connection.info.server_version >= 160000 else "3"}
-    options |= {"publication_names": f'"{publication_name(queue)}"', "streaming": "on"}
-    options |= {"messages": "true"} if messages else {}
-    options |= {"two_phase": "on"} if two_phase and two_phase[0] else {}
-    started, delay = time.monotonic(), 0.05
-    while True:
-        try:
-            return Replication(dsn, slot, options)
-        except psycopg.errors.ObjectInUse as error:
-            row = connection.execute(_READER, [slot]).fetchone()
-            reader = f"process {row[0]}" if row else "another process"
-            waited = time.monotonic() - started
-            if waited >= wait_seconds or (pause or _sleep)(min(delay, wait_seconds - waited)):
-                raise GdqError(
-                    f"slot {slot} is read by {reader}: waited {waited:.0f} s for it",
-                    hint="A slot has one reader. End that one; if its program is gone, pg_terminate_backend() ends it.",
-                ) from error
-            if delay < 0.1:
-                log.warning("slot %s is read by %s: waiting for up to %.0f s", slot, reader, wait_seconds)
-        delay = min(delay * 2, _PAUSE_SECONDS_MAX)
-
-
-def _sleep(seconds: float) -> bool:
-    time.sleep(seconds)
-    return False
 
 
 def lost_slot(slot: str, reason: str | None) -> ResyncRequired:

@@ -19,8 +19,7 @@ from gdq.consumers.views.difference import OUT, Difference, KeySet, image_of
 from gdq.consumers.views.signals import Diverged
 from gdq.errors import GdqError, RefreshConflict
 from gdq.plan.table import quote
-
-_FIRST_USER_OID = 16384
+from gdq.typed.pgtypes import FIRST_USER_OID
 
 _CREATE_POSITION = """
 create table if not exists gdq_target.position (
@@ -76,7 +75,7 @@ def text_elsewhere(oid: int, kind: str) -> bool:
 
     User types, and regclass and its like, which stand for objects of this database.
     """
-    return oid >= _FIRST_USER_OID or kind.startswith("reg")
+    return oid >= FIRST_USER_OID or kind.startswith("reg")
 
 
 @dataclass(frozen=True, slots=True)

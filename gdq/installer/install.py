@@ -19,7 +19,7 @@ import psycopg
 
 from gdq.conninfo import connect
 from gdq.errors import InstallError, notice_line
-from gdq.installer import functions, version
+from gdq.installer import version
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -28,6 +28,13 @@ _FOLDER = Path(__file__).parent.parent
 
 # Alembic keeps the migration at hand in module globals: one at a time in a process.
 _ALEMBIC = threading.Lock()
+
+
+def _sql(name: str) -> str:
+    return (Path(__file__).parent / "sql" / f"{name}.sql").read_text(encoding="utf-8")
+
+
+_PREFLIGHT = _sql("preflight")
 
 # perform, so that psql prints nothing.
 _LOCK = """do $lock$
@@ -47,51 +54,11 @@ _PATIENCE_SECONDS = 60.0
 _QUIET = "set local client_min_messages = warning"
 _LOUD = "set local client_min_messages = notice"
 
-_OWNERS = """
-  select n.nspname, pg_catalog.pg_get_userbyid(n.nspowner) into other
-    from pg_catalog.pg_namespace n
-   where n.nspname in ('gdq', 'gdq_log') and pg_catalog.pg_get_userbyid(n.nspowner) <> current_user
-   order by 1 limit 1;
-  if found then
-    raise exception 'schema % belongs to role %', other.nspname, other.pg_get_userbyid
-      using errcode = 'insufficient_privilege', hint = pg_catalog.format('Do this as %I.', other.pg_get_userbyid);
-  end if;"""
-
-_PREFLIGHT = f"""do $preflight$
-declare
-  other record;
+_GRANT_ROLES = """do $roles$
 begin
-  if pg_catalog.current_setting('server_version_num')::integer < 150000 then
-    raise exception 'gdq needs PostgreSQL 15 or later, this server is %', pg_catalog.current_setting('server_version')
-      using errcode = 'feature_not_supported';
-  elsif pg_catalog.pg_is_in_recovery() then
-    raise exception 'this server is a standby' using errcode = 'read_only_sql_transaction',
-      hint = 'Install gdq on the primary; the standby follows.';
-  end if;{_OWNERS}
-  if pg_catalog.to_regnamespace('gdq') is null then
-    create schema gdq;
-  end if;
+  perform gdq.grant_roles();
 end
-$preflight$"""
-
-# Alembic's offline script knows no state: it can only make what is not there.
-_FRESH = """do $fresh$
-declare
-  revision text;
-begin
-  if pg_catalog.to_regclass('gdq.schema_version') is not null then
-    execute 'select version_num from gdq.schema_version' into revision;
-    raise exception 'gdq is installed here already, at revision %', revision
-      using errcode = 'duplicate_object', hint = 'gdq install upgrades it.';
-  end if;
-end
-$fresh$"""
-
-# Asked of the older gdq: whose capture functions are what it makes. They become what this one makes.
-_SOUND = """select pg_catalog.set_config('gdq.sound_tables', coalesce((
-  select pg_catalog.array_agg(ct.table_id)::text from gdq.captured_table ct
-   where gdq.capture_state(ct.queue_id, ct.relid) = 'armed'
-     and not exists (select from gdq.function_faults(ct.table_id))), '{}'), true)"""
+$roles$"""
 
 # What is generated for the queues that there are.
 _WRITERS = """do $writers$
@@ -106,37 +73,6 @@ begin
   perform gdq.renew_capture(nullif(pg_catalog.current_setting('gdq.sound_tables', true), '')::integer[]);
 end
 $renew$"""
-
-_EVENT_TRIGGERS_HINT = "Have a superuser run gdq create-event-triggers; format is json until then."
-_EVENT_TRIGGERS = f"""do $triggers$
-begin
-  perform gdq.create_event_triggers();
-exception when insufficient_privilege then
-  raise warning 'the event triggers that follow DDL are missing: % may not make them', current_user
-    using hint = '{_EVENT_TRIGGERS_HINT}';
-end
-$triggers$"""
-
-# Dropping the capture functions takes their triggers off the user's tables, which waits for writers. One command,
-# so that the DDL guard is gone before it would look at what is dropped.
-_UNINSTALL = f"""set local search_path = pg_catalog, pg_temp;
-set local lock_timeout = '1s';
-{_QUIET};
-do $owner$
-declare
-  other record;
-begin{_OWNERS}
-end
-$owner$;
-drop schema if exists gdq, gdq_log cascade;
-do $role$
-begin
-  drop role if exists gdq_capture;
-exception when dependent_objects_still_exist or insufficient_privilege then
-  null;  -- other databases of the cluster use it, or somebody else made it
-end
-$role$;
-{functions.DROP_ROLES}"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,25 +123,25 @@ def _install(dsn: str | None) -> InstallResult:
     engine = create_engine("postgresql+psycopg://", creator=creator, poolclass=NullPool)
     with _native_errors(), engine.begin() as connection:
         raw = cast("psycopg.Connection[Any]", connection.connection.driver_connection)
-        _run(raw, _LOCK, _LOCK_TIMEOUT, _SETTINGS, _PREFLIGHT)
+        _run(raw, _LOCK, _LOCK_TIMEOUT, _SETTINGS, _sql("check_owner"), _PREFLIGHT)
         config = _config()
         head, before = _head(config), _revision(raw)
         changed = before != head or version.mark_of(raw) != version.mark()
         if changed:
             config.attributes["connection"] = connection
-            if raw.execute(functions.ANY).rowcount:
+            if raw.execute("select from pg_proc where pronamespace = 'gdq'::regnamespace limit 1").rowcount:
                 # what changes is known when it has been done once
                 _run(raw, "savepoint gdq_trial")
                 _replace(raw, config, before)
-                new = raw.execute(functions.SIGNATURES).fetchone()
+                new = raw.execute(_sql("signatures")).fetchone()
                 _run(raw, "rollback to savepoint gdq_trial", "release savepoint gdq_trial")
-                raw.execute(functions.SET_SIGNATURES, new)
+                raw.execute("select set_config('gdq.signatures', %s, true)", new)
                 # a very old one knows no faults
                 with contextlib.suppress(psycopg.ProgrammingError), raw.transaction():
-                    raw.execute(_SOUND)
+                    raw.execute(_sql("sound_tables"))
                 notices.clear()
             _replace(raw, config, before)
-        _run(raw, _QUIET, _EVENT_TRIGGERS)
+        _run(raw, _QUIET, _sql("event_triggers"))
         row = raw.execute("select gdq.event_triggers_on()").fetchone()
         return InstallResult(head, changed, bool(row and row[0]), tuple(notices))
 
@@ -226,8 +162,8 @@ def script() -> str:
     """The SQL of a first install, for psql: one transaction with the refusals of install(). Connects to nothing."""
     buffer = io.StringIO()
     _upgrade(_config(buffer), None, offline=True)
-    begin = (_LOCK, _SETTINGS, _PREFLIGHT, _FRESH, functions.DROP)
-    return _transaction((*begin, buffer.getvalue(), *_function_statements(), _EVENT_TRIGGERS))
+    begin = (_LOCK, _SETTINGS, _sql("check_owner"), _PREFLIGHT, _sql("fresh"), _sql("drop_functions"))
+    return _transaction((*begin, buffer.getvalue(), *_function_statements(), _sql("event_triggers")))
 
 
 def uninstall(connection: psycopg.Connection[Any]) -> bool:
@@ -237,34 +173,19 @@ def uninstall(connection: psycopg.Connection[Any]) -> bool:
     psycopg.errors.LockNotAvailable when writers hold a captured table for a second: nothing is changed, try again.
     """
     row = connection.execute("select to_regnamespace('gdq') is null and to_regnamespace('gdq_log') is null").fetchone()
-    _run(connection, _LOCK, _UNINSTALL)
+    _run(connection, _LOCK, _SETTINGS, _sql("check_owner"), _sql("uninstall"))
     return not (row and row[0])
 
 
 def uninstall_script() -> str:
     """The SQL that uninstall() runs, for psql. Connects to nothing."""
-    return _transaction((_LOCK, _UNINSTALL))
+    return _transaction((_LOCK, _SETTINGS, _sql("check_owner"), _sql("uninstall")))
 
 
 def create_event_triggers(connection: psycopg.Connection[Any]) -> bool:
     """Make the event triggers that follow DDL, which most servers let only a superuser do; False when they were on."""
     row = connection.execute("select gdq.create_event_triggers()").fetchone()
     return bool(row and row[0])
-
-
-def run_revision(python_file: str) -> None:
-    """Run the SQL file frozen beside a revision's Python file, or print it in offline mode.
-
-    op.execute() would read :name as a parameter and double every % in a script, and an ordinary execute fails on %.
-    """
-    from alembic import op  # noqa: PLC0415
-
-    text = Path(python_file).with_suffix(".sql").read_text(encoding="utf-8")
-    context = op.get_context()
-    if context.as_sql:
-        context.impl.static_output(text)
-    else:
-        op.get_bind().exec_driver_sql(text, execution_options={"no_parameters": True})
 
 
 def _config(buffer: io.StringIO | None = None) -> Config:
@@ -289,8 +210,8 @@ def _head(config: Config) -> str:
 def _replace(connection: psycopg.Connection[Any], config: Config, before: str | None) -> None:
     """Bring tables to the newest revision and replace the functions."""
     # functions go first: one may hold on to the row type of a table that a revision changes
-    _run(connection, functions.DROP)
-    kept = dict(connection.execute(functions.KEPT).fetchall())
+    _run(connection, _sql("drop_functions"))
+    kept = dict(connection.execute(_sql("used_functions")).fetchall())
     _upgrade(config, before)
     with _named_users(kept):
         _run(connection, *_function_statements())
@@ -322,10 +243,10 @@ def _function_statements() -> tuple[str, ...]:
     texts = (
         *version.function_texts(),
         _WRITERS,
-        functions.RESTORE,
+        _sql("restore_grants"),
         f"comment on schema gdq is '{version.mark()}'",
     )
-    return (_QUIET, *texts, _LOUD, functions.GRANT_ROLES, _RENEW)
+    return (_QUIET, *texts, _LOUD, _GRANT_ROLES, _RENEW)
 
 
 def _run(connection: psycopg.Connection[Any], *statements: str) -> None:

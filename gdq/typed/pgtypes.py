@@ -31,6 +31,8 @@ READ_SETTINGS = {
 }
 
 DECIMAL_DIGITS_MAX = 38
+# Types from this oid on were made by users.
+FIRST_USER_OID = 16384
 
 
 @dataclass(frozen=True, slots=True)

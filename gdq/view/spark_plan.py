@@ -10,8 +10,8 @@ from psycopg import Connection, sql
 from gdq.plan.spark.keys import SparkKeyPlan, plan_spark_keys
 from gdq.plan.spark.plan import SparkPlan, plan_spark
 from gdq.plan.table import PlanError, RefreshPlan, TableSchema, quote
+from gdq.typed.pgtypes import FIRST_USER_OID
 
-_FIRST_USER_OID = 16384
 _POSTGRES = "The engine postgres fills such a table."
 
 
@@ -115,8 +115,8 @@ def _refuse_types(connection: Connection[Any], plan: SparkPlan) -> None:
         oids += [oid for name, oid, _ in described if name in values]
     query = """select pg_catalog.format_type(t.oid, null), t.oid::bigint from pg_catalog.pg_type t
                 where t.oid = any (%s::oid[]) and (t.oid >= %s or t.typcollation <> 0)"""
-    for kind, oid in connection.execute(query, [oids, _FIRST_USER_OID]).fetchall():
-        if oid >= _FIRST_USER_OID or _is_computed_there(plan):
+    for kind, oid in connection.execute(query, [oids, FIRST_USER_OID]).fetchall():
+        if oid >= FIRST_USER_OID or _is_computed_there(plan):
             raise PlanError("group-by-type", f"groups: another database does not compare {kind} alike")
 
 

@@ -1,12 +1,7 @@
 """Schemas, the capture role and the control tables."""
 
-from __future__ import annotations
-
-from gdq.installer.install import run_revision
+from gdq.migrations import upgrade_by_sql
 
 revision = "0001"
 down_revision = None
-
-
-def upgrade() -> None:
-    run_revision(__file__)
+upgrade = upgrade_by_sql(__file__)

@@ -1,12 +1,7 @@
 """DDL events and logs in JSON."""
 
-from __future__ import annotations
-
-from gdq.installer.install import run_revision
+from gdq.migrations import upgrade_by_sql
 
 revision = "0005"
 down_revision = "0004"
-
-
-def upgrade() -> None:
-    run_revision(__file__)
+upgrade = upgrade_by_sql(__file__)

@@ -1,12 +1,7 @@
-"""allow_rls."""
+"""allow_rls of add_table()."""
 
-from __future__ import annotations
-
-from gdq.installer.install import run_revision
+from gdq.migrations import upgrade_by_sql
 
 revision = "0009"
 down_revision = "0008"
-
-
-def upgrade() -> None:
-    run_revision(__file__)
+upgrade = upgrade_by_sql(__file__)

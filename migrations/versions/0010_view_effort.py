@@ -1,12 +1,7 @@
-"""view_effort."""
+"""What a refresh of a view cost."""
 
-from __future__ import annotations
-
-from gdq.installer.install import run_revision
+from gdq.migrations import upgrade_by_sql
 
 revision = "0010"
 down_revision = "0009"
-
-
-def upgrade() -> None:
-    run_revision(__file__)
+upgrade = upgrade_by_sql(__file__)

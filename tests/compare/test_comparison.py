@@ -20,7 +20,7 @@ from gdq.embedded.server import Server
 from gdq.source import Event
 from tests.capture.test_types import SAMPLES
 from tests.support.server import Database, _temporary
-from tests.support.slot_pair import Outcome, Pair, compare, run, watched
+from tests.support.slot_pair import Compared, Pair, compare, run, watched
 
 pytestmark = pytest.mark.server
 
@@ -225,7 +225,7 @@ def copied(owner: psycopg.Connection[Any]) -> None:
             copy.write_row([number, "copied"])
 
 
-def worked(pair: Pair, seed: int) -> dict[str, Outcome]:
+def worked(pair: Pair, seed: int) -> dict[str, Compared]:
     with pair.db.connect() as owner, pair.db.connect("su") as su:
         run(owner, fixed())
         copied(owner)
@@ -243,7 +243,7 @@ def identity(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def all_worked_on(identity: str, server: Server, template: str) -> Iterator[tuple[Pair, dict[str, Outcome]]]:
+def all_worked_on(identity: str, server: Server, template: str) -> Iterator[tuple[Pair, dict[str, Compared]]]:
     """The workload, once for each replica identity, and what each plugin gave of it."""
     for db in _temporary(server, template):
         with db.connect("su") as su:
@@ -255,26 +255,26 @@ def all_worked_on(identity: str, server: Server, template: str) -> Iterator[tupl
 
 
 @pytest.fixture(params=PLUGINS)
-def worked_on(request: pytest.FixtureRequest, all_worked_on: tuple[Pair, dict[str, Outcome]]) -> tuple[Pair, Outcome]:
+def worked_on(request: pytest.FixtureRequest, all_worked_on: tuple[Pair, dict[str, Compared]]) -> tuple[Pair, Compared]:
     pair, outcomes = all_worked_on
     if request.param not in outcomes:
         pytest.skip(f"this server does not have the output plugin {request.param}")
     return pair, outcomes[request.param]
 
 
-def again(outcome: Outcome, queue: list[Event], slot: list[Event]) -> Outcome:
+def again(outcome: Compared, queue: list[Event], slot: list[Event]) -> Compared:
     """The comparison of other events of the same tables."""
     return compare(queue, slot, outcome.tables, outcome.plugin)
 
 
-def test_all_differences_are_explained(worked_on: tuple[Pair, Outcome]) -> None:
+def test_all_differences_are_explained(worked_on: tuple[Pair, Compared]) -> None:
     outcome = worked_on[1]
     assert outcome.errors == []
     for side, counts in outcome.comparison.events.items():
         assert {op: counts[op] for op in NEEDED if counts[op] < NEEDED[op]} == {}, side
 
 
-def test_each_rule_is_used(worked_on: tuple[Pair, Outcome], identity: str) -> None:
+def test_each_rule_is_used(worked_on: tuple[Pair, Compared], identity: str) -> None:
     """On a server so old that its transaction numbers have more than 32 bits."""
     outcome = worked_on[1]
     old = again(outcome, [replace(event, xid=event.xid + (3 << 32)) for event in outcome.queue], outcome.slot)
@@ -288,7 +288,7 @@ def test_each_rule_is_used(worked_on: tuple[Pair, Outcome], identity: str) -> No
     assert {name: old.comparison.used[name] for name in needed if old.comparison.used[name] < needed[name]} == {}
 
 
-def test_a_plugin_needs_its_own_rules(worked_on: tuple[Pair, Outcome], identity: str) -> None:
+def test_a_plugin_needs_its_own_rules(worked_on: tuple[Pair, Compared], identity: str) -> None:
     """Without one of them there are as many errors as it explained: no other rule stands in for it."""
     outcome = worked_on[1]
     own = {rule.name for rule in rules_of(outcome.plugin) if rule.plugins != PLUGINS}
@@ -299,7 +299,7 @@ def test_a_plugin_needs_its_own_rules(worked_on: tuple[Pair, Outcome], identity:
     assert len(compare(outcome.queue, outcome.slot, outcome.tables, other).errors) >= len(lost)
 
 
-def test_replay_gives_the_tables(worked_on: tuple[Pair, Outcome]) -> None:
+def test_replay_gives_the_tables(worked_on: tuple[Pair, Compared]) -> None:
     pair, outcome = worked_on
     seen = 0
     for table, path, rows, replayed in pair.states(outcome):
@@ -403,7 +403,7 @@ def _pairs(events: list[Event], chosen: Callable[[Event, Event], bool]) -> list[
 BOTH = [dropped, invented, wrong_old, wrong_new, emptied, swapped, other_transaction, other_operation]
 
 
-def test_wrong_old_values_are_caught(worked_on: tuple[Pair, Outcome], identity: str) -> None:
+def test_wrong_old_values_are_caught(worked_on: tuple[Pair, Compared], identity: str) -> None:
     """Of columns of no key; a default replica identity gives none."""
     outcome = worked_on[1]
     updates = [place for place, event in enumerate(outcome.queue) if event.op == "update" and event.key]
@@ -424,7 +424,7 @@ def test_wrong_old_values_are_caught(worked_on: tuple[Pair, Outcome], identity: 
         (lacking_old, "slot"),
     ],
 )
-def test_each_false_event_is_caught(worked_on: tuple[Pair, Outcome], mutation: Mutation, side: str) -> None:
+def test_each_false_event_is_caught(worked_on: tuple[Pair, Compared], mutation: Mutation, side: str) -> None:
     outcome = worked_on[1]
     for seed in range(2):
         queue, slot = list(outcome.queue), list(outcome.slot)
@@ -432,7 +432,7 @@ def test_each_false_event_is_caught(worked_on: tuple[Pair, Outcome], mutation: M
         assert len(again(outcome, queue, slot).errors) >= least, seed
 
 
-def test_transactions_are_compared_as_they_come(worked_on: tuple[Pair, Outcome]) -> None:
+def test_transactions_are_compared_as_they_come(worked_on: tuple[Pair, Compared]) -> None:
     """Not when all has been read: neither side may have to fit into memory."""
     outcome = worked_on[1]
     read = 0

@@ -19,7 +19,7 @@ from gdq.errors import ResyncRequired
 from gdq.installer.install import install
 from gdq.source import BatchSource, Event
 from tests.support.server import Database, _temporary
-from tests.support.slot_pair import Outcome, Pair, compare, watched
+from tests.support.slot_pair import Compared, Pair, compare, watched
 from tests.support.slot_scenarios import SCENARIOS, Scenario
 
 pytestmark = pytest.mark.server
@@ -29,7 +29,7 @@ _OPS = {"I": "insert", "U": "update", "D": "delete", "T": "truncate"}
 # The plugin does not tell which columns are the key, and the catalog knows those of today only.
 _UNKNOWN_KEY = {"test_decoding": "key_column_renamed"}
 
-Played = tuple[Pair, dict[str, Outcome], dict[str, psycopg.Error]]
+Played = tuple[Pair, dict[str, Compared], dict[str, psycopg.Error]]
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def play(db: Database, scenario: Scenario) -> None:
                 copy.write(rows)
 
 
-def of(scenario: Scenario, outcome: Outcome) -> Outcome:
+def of(scenario: Scenario, outcome: Compared) -> Compared:
     """What the outcome has of one scenario."""
     schema = f"{scenario.name}."
     queue, slot = (
@@ -76,7 +76,7 @@ def of(scenario: Scenario, outcome: Outcome) -> Outcome:
     return compare(queue, slot, facts, outcome.plugin)
 
 
-def _of_partition(event: Event, outcome: Outcome) -> bool:
+def _of_partition(event: Event, outcome: Compared) -> bool:
     """Whether a TRUNCATE of a partitioned table has come for one of its partitions too."""
     return event.op == "truncate" and outcome.tables[event.table or ""].root is not None
 

@@ -51,7 +51,8 @@ def sources(folder: str, *patterns: str) -> set[str]:
 def test_wheel_holds_every_source_file(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    library = {str(path.relative_to(ROOT)) for path in (ROOT / "gdq").rglob("*.py")}
+    library = {str(path.relative_to(ROOT)) for end in ("py", "sql") for path in (ROOT / "gdq").rglob(f"*.{end}")}
+    assert "gdq/installer/sql/uninstall.sql" in library
     linked = sources("sql", "*.sql") | sources("migrations", "*.py", "*.sql", "*.mako") | sources("consumers", "*.py")
     assert {name.split("/")[1] for name in linked} == {"sql", "migrations", "consumers"}
     assert library | linked | {"gdq/py.typed"} <= names

@@ -14,7 +14,7 @@ from psycopg import sql
 from gdq.consumer import Consumer, register_consumer
 from gdq.consumers.compare.comparison import Comparison
 from gdq.consumers.compare.replay import Replay, Row
-from gdq.consumers.compare.rules import NO_NUMBERS, PLUGINS, Difference, TableFacts, table_facts
+from gdq.consumers.compare.rules import NO_NUMBERS, PLUGINS, Mismatch, TableFacts, table_facts
 from gdq.consumers.slot.slot import create_slot, drop_slot
 from gdq.consumers.slot.source import SlotSource
 from gdq.source import Event
@@ -26,7 +26,7 @@ PINNED = "-c datestyle=ISO -c intervalstyle=postgres -c timezone=UTC -c bytea_ou
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Compared:
     """What both paths gave of the same statements, and what differs; the slot has the output plugin `plugin`."""
 
     plugin: str
@@ -34,7 +34,7 @@ class Outcome:
     slot: list[Event]
     tables: dict[str, TableFacts]
     comparison: Comparison
-    differences: list[Difference]
+    differences: list[Mismatch]
 
     @property
     def errors(self) -> list[str]:
@@ -53,11 +53,11 @@ class Pair:
     others: tuple[str, ...] = ()
     unpublished: tuple[str, ...] = ()
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> Compared:
         """What has happened since the last time, of the pair itself; table names are those of today."""
         return self.outcomes()["pgoutput"]
 
-    def outcomes(self) -> dict[str, Outcome]:
+    def outcomes(self) -> dict[str, Compared]:
         """The same by plugin, each beside the same events of the queue."""
         with Consumer(self.db.dsn, "q", self.consumer) as consumer:
             queue = [event for batch in consumer.batches(once=True) for event in batch.events()]
@@ -74,7 +74,7 @@ class Pair:
             for plugin, slot in slots.items()
         }
 
-    def states(self, outcome: Outcome) -> Iterator[tuple[str, str, list[Any], list[Any]]]:
+    def states(self, outcome: Compared) -> Iterator[tuple[str, str, list[Any], list[Any]]]:
         """Each table's rows in the server, and after the events of each path, as sorted texts."""
         facts = outcome.tables
         # Without replica identity a slot does not say which row.
@@ -93,7 +93,7 @@ class Pair:
                     rows = [_without_no_numbers(row, facts[table].fractions) for row in rows]
                 yield table, path, sorted(map(_texts, rows)), sorted(map(_texts, replayed))
 
-    def _whole(self, event: Event, outcome: Outcome) -> Event:
+    def _whole(self, event: Event, outcome: Compared) -> Event:
         """With the NULLs that test_decoding leaves out, without which the old row of a table without key is another."""
         if outcome.plugin != "test_decoding" or event.key or event.old is None or event.table is None:
             return event
@@ -115,9 +115,9 @@ class Pair:
 
 def compare(
     queue: Sequence[Event], slot: Sequence[Event], tables: dict[str, TableFacts], plugin: str = "pgoutput"
-) -> Outcome:
+) -> Compared:
     comparison = Comparison(tables, plugin)
-    return Outcome(plugin, list(queue), list(slot), tables, comparison, list(comparison.differences(queue, slot)))
+    return Compared(plugin, list(queue), list(slot), tables, comparison, list(comparison.differences(queue, slot)))
 
 
 @contextmanager

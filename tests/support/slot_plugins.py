@@ -17,7 +17,7 @@ import psycopg
 from psycopg import errors
 from psycopg.rows import scalar_row
 
-from gdq.consumers.slot.source import lsn_number
+from gdq.consumers.slot.replication import lsn_number
 from gdq.source import Event
 from gdq.stream import json_integer
 

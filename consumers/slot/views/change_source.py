@@ -17,10 +17,9 @@ from psycopg import Connection, sql
 
 from gdq.consumers.slot.assembly import Assembly
 from gdq.consumers.slot.pgoutput import Relation, Row, Truncate, Tuple
-from gdq.consumers.slot.replication import Data, Keepalive
+from gdq.consumers.slot.replication import WAIT_SECONDS, Data, Keepalive, lsn_number, lsn_text, open_stream
 from gdq.consumers.slot.slot import publication_name, slot_name
 from gdq.consumers.slot.snapshot import Snapshot
-from gdq.consumers.slot.source import WAIT_SECONDS, lsn_number, lsn_text, open_stream
 from gdq.consumers.slot.transaction import Transaction
 from gdq.consumers.slot.views.tables import PublishedTable, published_tables
 from gdq.consumers.views.change_source import LogColumn, log_columns_of

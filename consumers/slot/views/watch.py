@@ -15,10 +15,9 @@ from psycopg import Connection
 
 from gdq.consumers.slot.assembly import Assembly
 from gdq.consumers.slot.pgoutput import Row, Truncate
-from gdq.consumers.slot.replication import Data
+from gdq.consumers.slot.replication import Data, open_stream
 from gdq.consumers.slot.slot import slot_name
 from gdq.consumers.slot.snapshot import Snapshot
-from gdq.consumers.slot.source import open_stream
 from gdq.consumers.slot.transaction import Transaction
 from gdq.consumers.slot.views.change_source import SlotState, slot_state
 from gdq.consumers.slot.views.tables import published_tables
