@@ -12,8 +12,9 @@ as $$
 $$;
 comment on function gdq.capture_owner() is 'The role that owns capture functions.';
 
--- capture_name(queue_id, relid, op): name of a capture function; op is i, u, d (changes) or t (TRUNCATE). Named by oids, so
--- that it can be found by to_regprocedure() where control rows are invisible (an old snapshot). Writes: nothing.
+-- capture_name(queue_id, relid, op): the name of a capture function; op is i, u, d (changes) or t (TRUNCATE). The name
+-- is made of oids, so to_regprocedure() finds it where control rows are invisible (in an old snapshot). Writes:
+-- nothing.
 create or replace function gdq.capture_name(queue_id integer, relid oid, op text) returns text
 language sql immutable security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -30,7 +31,8 @@ begin
   return to_regprocedure(format('gdq_log.%I()', gdq.capture_name(queue_id, relid, op)));
 end
 $$;
-comment on function gdq.capture_function(integer, oid, text) is 'A capture function by its name; NULL when there is none.';
+comment on function gdq.capture_function(integer, oid, text) is
+  'A capture function by its name; NULL when there is none.';
 
 -- capture_state(queue_id, relid): armed, disarmed, dropped or covered: the last word of resync about a captured table.
 -- Writes: nothing.
@@ -61,7 +63,8 @@ language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
   return array(select l.relation from pg_locks l
-                where l.locktype = 'relation' and l.mode = 'AccessExclusiveLock' and l.granted and l.pid is distinct from pg_backend_pid()
+                where l.locktype = 'relation' and l.mode = 'AccessExclusiveLock' and l.granted
+                  and l.pid is distinct from pg_backend_pid()
                   and l.database = (select d.oid from pg_database d where d.datname = current_database()));
 end
 $$;
@@ -91,7 +94,8 @@ begin
      and 4 = (select count(*) from pg_event_trigger e
                where e.evtenabled = 'A'
                  and (e.evtname, e.evtevent, e.evtfoid) in (
-                   ('!gdq_ddl', 'ddl_command_end', 'gdq.ddl_guard'::regproc), ('!gdq_drop', 'sql_drop', 'gdq.ddl_guard'::regproc),
+                   ('!gdq_ddl', 'ddl_command_end', 'gdq.ddl_guard'::regproc),
+                   ('!gdq_drop', 'sql_drop', 'gdq.ddl_guard'::regproc),
                    ('!gdq_rewrite', 'table_rewrite', 'gdq.rewrite_guard'::regproc),
                    ('!gdq_capture_role', 'ddl_command_start', 'gdq.capture_role_guard'::regproc)));
 end

@@ -1,6 +1,6 @@
 -- grant_roles(): makes the roles gdq_admin, gdq_consumer and gdq_reader, where the caller may, and gives them their
--- rights in this database. Install calls it; call it again when the roles were made later. The logs are readable for
--- gdq_admin, which typed reads and refreshes take. Runs with the caller's rights.
+-- rights in this database. Install calls it; call it again when the roles were made later. gdq_admin may read the logs,
+-- as typed reads and refreshes do. Runs with the caller's rights.
 -- Writes: roles of the cluster, ACLs. Errors: 42501 unless the caller owns gdq.
 create or replace function gdq.grant_roles() returns void
 language plpgsql volatile security invoker set search_path = pg_catalog, pg_temp
@@ -18,7 +18,8 @@ begin
     exception
       when insufficient_privilege then
         raise notice 'role % was not made: % may not create roles', role, current_user
-          using hint = 'Have somebody make it, then: select gdq.grant_roles(). Or grant EXECUTE on functions to roles of your own.';
+          using hint = 'Have somebody make it, then: select gdq.grant_roles(). '
+                       'Or grant EXECUTE on functions to roles of your own.';
         continue;
       when duplicate_object or unique_violation then
         null;  -- another database of this cluster installs at the same moment
@@ -34,7 +35,8 @@ begin
       grant usage on schema gdq_log to gdq_admin;
       alter default privileges in schema gdq_log grant select on tables to gdq_admin;
       for log in select c.oid from pg_class c
-                  where c.relnamespace = 'gdq_log'::regnamespace and c.relkind = 'r' and not has_table_privilege('gdq_admin', c.oid, 'select') loop
+                  where c.relnamespace = 'gdq_log'::regnamespace and c.relkind = 'r'
+                    and not has_table_privilege('gdq_admin', c.oid, 'select') loop
         execute format('lock table only %s in access share mode', log);
         execute format('grant select on %s to gdq_admin', log);
       end loop;
@@ -53,19 +55,33 @@ as $$
   select p.oid
     from pg_proc p,
          (values
-           -- what there is, and no data
-           ('{gdq_reader,gdq_consumer,gdq_admin}'::name[], '{queue_info,table_info,sequence_info,consumer_info,member_info,view_info,view_history,group_info,'
-              'doctor,event_triggers_on}'::text[]),
-           -- each consumer is its role's own, see check_consumer_role()
-           ('{gdq_consumer,gdq_admin}', '{register_consumer,unregister_consumer,register_member,unregister_member,next_batch,touch_batch,'
-              'get_batch,get_events,batch_tables,batch_versions,batch_rows,batch_gaps,table_columns,batch_sequences,finish_batch,take_messages,retry_event,put_aside,get_retries,retry_info,next_retry,set_retry_limit,'
-              'dead_letter,dead_letters,replay_dead_letters,purge_dead_letters,position,tick_position,tick_nonce,check_position,force_tick,tick_pause,ticker,check_tables,maintain,check_logs}'),
-           ('{gdq_consumer,gdq_admin}', '{seek,resynced,set_tables,pause,resume}'),
+           -- information without data
+           ('{gdq_reader,gdq_consumer,gdq_admin}'::name[],
+            '{queue_info,table_info,sequence_info,consumer_info,member_info,
+              view_info,view_history,group_info,
+              doctor,event_triggers_on}'::text[]),
+           -- consumers, each the own one of a role: see check_consumer_role()
+           ('{gdq_consumer,gdq_admin}',
+            '{register_consumer,unregister_consumer,register_member,unregister_member,
+              next_batch,touch_batch,get_batch,get_events,finish_batch,take_messages,
+              batch_tables,batch_versions,batch_rows,batch_gaps,batch_sequences,table_columns,
+              retry_event,put_aside,get_retries,retry_info,next_retry,set_retry_limit,
+              dead_letter,dead_letters,replay_dead_letters,purge_dead_letters,
+              position,tick_position,tick_nonce,check_position,
+              force_tick,tick_pause,ticker,check_tables,check_logs,maintain}'),
+           ('{gdq_consumer,gdq_admin}',
+            '{seek,resynced,set_tables,pause,resume}'),
            -- the whole of a queue, typed reads of its logs, refreshes
-           ('{gdq_admin}', '{create_queue,set_queue,drop_queue,add_table,alter_table_options,remove_table,add_sequence,remove_sequence,insert_event,insert_events,set_consumer_role,rebase,'
-              'suspend_table,off_reason,rearm,summarise_logs,stray_triggers,renamed_triggers,'
-              'apply_ddl,begin_ddl,end_ddl,batch_sql,row_fits,row_is_whole,delta_sql,delta_events,log_segments,segment_is,table_name,create_view,drop_view,check_group,create_group,alter_group,drop_group,'
-              'lock_view,view_changed,stream_end,begin_refresh,add_tick,set_position,start_view_run,finish_view_run}')) g(roles, names)
+           ('{gdq_admin}',
+            '{create_queue,set_queue,drop_queue,rebase,set_consumer_role,
+              add_table,alter_table_options,remove_table,add_sequence,remove_sequence,
+              suspend_table,rearm,off_reason,stray_triggers,renamed_triggers,
+              apply_ddl,begin_ddl,end_ddl,insert_event,insert_events,
+              batch_sql,delta_sql,delta_events,stream_end,log_segments,summarise_logs,
+              row_fits,row_is_whole,segment_is,table_name,
+              create_view,drop_view,lock_view,view_changed,
+              check_group,create_group,alter_group,drop_group,
+              begin_refresh,add_tick,set_position,start_view_run,finish_view_run}')) g(roles, names)
    where p.pronamespace = 'gdq'::regnamespace and role = any (g.roles) and p.proname = any (g.names)
 $$;
 comment on function gdq.granted(name) is 'The functions of gdq that one of its roles may execute.';

@@ -1,8 +1,8 @@
--- What nearly every function asks first: which queue and which table is meant, in which era, for whom, and in what kind
+-- Lookups that nearly every function begins with: which queue, which table, which era, for which role, and in what kind
 -- of transaction.
 
--- find_queue(queue): the id of a queue. Nearly every function asks here first, so that none touches a queue that waits for
--- its rebase. Writes: nothing. Errors: 42704 when there is none of that name; GDQ07.
+-- find_queue(queue): the id of a queue. No function that begins with it can touch a queue that waits for its rebase.
+-- Writes: nothing. Errors: 42704 when there is none of that name; GDQ07.
 create or replace function gdq.find_queue(queue text) returns integer
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -12,7 +12,8 @@ begin
   select q.queue_id into id from gdq.queue q where q.queue_name = queue;
   if id is null then
     raise exception 'queue "%" does not exist', queue
-      using errcode = 'undefined_object', hint = 'List the queues with gdq.queue_info(), make one with gdq.create_queue().';
+      using errcode = 'undefined_object',
+            hint = 'List the queues with gdq.queue_info(), make one with gdq.create_queue().';
   end if;
   perform gdq.require_era(id);
   return id;
@@ -36,7 +37,8 @@ begin
   return id;
 end
 $$;
-comment on function gdq.find_table(text, regclass) is 'Id of a captured table of a queue; error 42704 when the queue does not capture it.';
+comment on function gdq.find_table(text, regclass) is
+  'Id of a captured table of a queue; error 42704 when the queue does not capture it.';
 
 -- table_name(relid): %I.%I of a table whatever the search_path; NULL when it is gone. Writes: nothing.
 create or replace function gdq.table_name(relid oid) returns text
@@ -45,7 +47,9 @@ as $$
 #variable_conflict use_column
 begin
   return (
-    select format('%I.%I', n.nspname, c.relname) from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = relid);
+    select format('%I.%I', n.nspname, c.relname)
+      from pg_class c join pg_namespace n on n.oid = c.relnamespace
+     where c.oid = relid);
 end
 $$;
 comment on function gdq.table_name(oid) is 'Schema-qualified, quoted name of a table; NULL when it is gone.';
@@ -54,7 +58,8 @@ comment on function gdq.table_name(oid) is 'Schema-qualified, quoted name of a t
 create or replace function gdq.last_table_name(table_id integer) returns text
 language sql stable security definer set search_path = pg_catalog, pg_temp
 as $$
-  select coalesce((select r.table_name from gdq.table_rename r where r.table_id = last_table_name.table_id order by r.rename_id desc limit 1),
+  select coalesce((select r.table_name from gdq.table_rename r
+                    where r.table_id = last_table_name.table_id order by r.rename_id desc limit 1),
                   (select ct.table_name from gdq.captured_table ct where ct.table_id = last_table_name.table_id))
 $$;
 comment on function gdq.last_table_name(integer) is 'The name that a captured table was last known by.';
@@ -82,8 +87,8 @@ end
 $$;
 comment on function gdq.era_of(integer) is 'The era that a queue is in; NULL when it was restored from a dump.';
 
--- require_era(queue_id): error when a queue (NULL: any queue) was restored from a dump and not rebased. Writes: nothing.
--- Errors: GDQ07.
+-- require_era(queue_id): error when a queue (NULL: any queue) was restored from a dump and not rebased.
+-- Writes: nothing. Errors: GDQ07.
 create or replace function gdq.require_era(queue_id integer) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -102,7 +107,8 @@ begin
   end if;
   if restored is not null then
     raise exception 'queue "%" was restored from a dump: its ticks, positions and logs are of another cluster', restored
-      using errcode = 'GDQ07', hint = 'gdq rebase, or SELECT * FROM gdq.rebase(), starts a new era: consumers read their tables afresh.';
+      using errcode = 'GDQ07',
+            hint = 'gdq rebase, or SELECT * FROM gdq.rebase(), starts a new era: consumers read their tables afresh.';
   end if;
 end
 $$;
@@ -139,7 +145,8 @@ language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
   if gdq.queue_paused(queue_id) then
-    raise exception 'queue "%" is paused', (select q.queue_name from gdq.queue q where q.queue_id = refuse_paused.queue_id)
+    raise exception 'queue "%" is paused',
+      (select q.queue_name from gdq.queue q where q.queue_id = refuse_paused.queue_id)
       using errcode = 'object_not_in_prerequisite_state', hint = 'gdq.resume() lets it go on.';
   end if;
 end
@@ -155,7 +162,8 @@ language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
-    raise exception '% needs READ COMMITTED, this transaction is %', what, upper(current_setting('transaction_isolation'))
+    raise exception '% needs READ COMMITTED, this transaction is %',
+      what, upper(current_setting('transaction_isolation'))
       using errcode = 'GDQ04', hint = 'Begin the transaction with ISOLATION LEVEL READ COMMITTED.';
   end if;
   if pg_is_in_recovery() then
@@ -163,26 +171,36 @@ begin
   end if;
 end
 $$;
-comment on function gdq.require_read_committed(text) is 'Error GDQ04 unless the transaction is READ COMMITTED on the primary.';
+comment on function gdq.require_read_committed(text) is
+  'Error GDQ04 unless the transaction is READ COMMITTED on the primary.';
 
--- lock_key(class, id): the advisory lock key of one thing. class: 'tick' (a queue's tick order), 'position' (a queue's
--- registrations against its truncations), 'capture' (the capture functions of one table, id = its oid),
--- 'control' (rotation of the control tables, id = 0), 'token' (what is put aside under a batch's token against its end),
--- 'view' (the refreshes of one view).
--- Writes: nothing. Keys live under a prefix of gdq's own ("gdq" in the top bytes).
+-- lock_key(class, id): the advisory lock key of one thing.
+--   class tick: a queue's tick order; position: a queue's registrations against its truncations; capture: the capture
+--   functions of one table (id: its oid); control: rotation of the control tables (id: 0); token: events put aside
+--   under a batch's token against the end of the batch; view: the refreshes of one view.
+-- Keys have a prefix of gdq's own ("gdq" in the top bytes). Writes: nothing.
 create or replace function gdq.lock_key(class text, id oid) returns bigint
 language plpgsql immutable security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
-  return (x'676471'::bigint << 40) | (case class when 'tick' then 1 when 'position' then 2 when 'capture' then 3 when 'control' then 4 when 'token' then 5 when 'view' then 6 end::bigint << 32) | id::bigint;
+  return (x'676471'::bigint << 40)
+       | (case class when 'tick' then 1
+                     when 'position' then 2
+                     when 'capture' then 3
+                     when 'control' then 4
+                     when 'token' then 5
+                     when 'view' then 6 end::bigint << 32)
+       | id::bigint;
 end
 $$;
-comment on function gdq.lock_key(text, oid) is 'Advisory lock key of a queue''s ticks or positions, or of a table''s capture functions.';
+comment on function gdq.lock_key(text, oid) is
+  'Advisory lock key of a queue''s ticks or positions, or of a table''s capture functions.';
 
--- invoker(): the role that the session acts as: that of SET ROLE, else the login's. Not current_user, which inside the
--- functions of gdq is its owner. Code that somebody calls acts as that role too, as code always does in PostgreSQL; but
--- a VACUUM, ANALYZE, REINDEX or REFRESH runs code of a table's owner in the session of somebody else, whom that code must
--- not be taken for. PostgreSQL refuses some commands there, which is how it is told. Writes: nothing. Errors: 42501.
+-- invoker(): the role that the session acts as: that of SET ROLE, else the login's. It is not current_user, which
+-- inside the functions of gdq is their owner. Code that a session calls acts as that role too, as always in PostgreSQL.
+-- But VACUUM, ANALYZE, REINDEX and REFRESH run code of a table's owner in the session of somebody else, and that code
+-- must not get the rights of the session: PostgreSQL refuses some commands there, by which such a call is found.
+-- Writes: nothing. Errors: 42501.
 create or replace function gdq.invoker() returns name
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -194,7 +212,8 @@ begin
       null;
     when insufficient_privilege then
       raise exception 'gdq cannot tell for whom this runs: maintenance of a table runs code of its owner'
-        using errcode = 'insufficient_privilege', hint = 'Call gdq from a session of its own, not from an index or a materialized view.';
+        using errcode = 'insufficient_privilege',
+              hint = 'Call gdq from a session of its own, not from an index or a materialized view.';
   end;
   return coalesce(nullif(current_setting('role'), 'none'), session_user);
 end

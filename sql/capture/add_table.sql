@@ -112,7 +112,8 @@ begin
   end if;
 end
 $$;
-comment on function gdq.check_options(regclass, text, text[], text[], text[], text[], text, boolean, text, text) is 'Error when options of capture do not go together or do not fit a table.';
+comment on function gdq.check_options(regclass, text, text[], text[], text[], text[], text, boolean, text, text) is
+  'Error when options of capture do not go together or do not fit a table.';
 
 -- warn_wide(tbl, mode): WARNING when full images will copy large out-of-line values. Writes: nothing.
 create or replace function gdq.warn_wide(tbl regclass, mode text, logged smallint[]) returns void
@@ -133,4 +134,5 @@ begin
   end if;
 end
 $$;
-comment on function gdq.warn_wide(regclass, text, smallint[]) is 'WARNING when full images will copy large out-of-line values.';
+comment on function gdq.warn_wide(regclass, text, smallint[]) is
+  'WARNING when full images will copy large out-of-line values.';

@@ -11,7 +11,8 @@
 -- Errors: as add_table(); 0A000 for origin, which cannot be switched off; 55000 while capture of the table is off; 55006
 -- when a view reads the table; 55P03 when writers hold the table: nothing is changed, try again.
 create or replace function gdq.alter_table_options(queue text, tbl regclass, options jsonb) returns boolean
-language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '500ms' set client_min_messages = warning
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+  set lock_timeout = '500ms' set client_min_messages = warning
 as $$
 declare
   id integer := gdq.find_table(queue, tbl);
@@ -64,7 +65,8 @@ begin
   return true;
 end
 $$;
-comment on function gdq.alter_table_options(text, regclass, jsonb) is 'Captures a table with other options from now on; false when it has them already.';
+comment on function gdq.alter_table_options(text, regclass, jsonb) is
+  'Captures a table with other options from now on; false when it has them already.';
 
 -- lock_writers(t): waits for the writers of a captured table, and keeps others out until this transaction ends. It takes the
 -- right to put triggers on the table, which may be all that there is: a trigger that replaces itself changes nothing. One
@@ -81,7 +83,8 @@ begin
   end if;
 end
 $$;
-comment on function gdq.lock_writers(gdq.captured_table) is 'Waits for the writers of a captured table, and keeps others out.';
+comment on function gdq.lock_writers(gdq.captured_table) is
+  'Waits for the writers of a captured table, and keeps others out.';
 
 -- missed_by_options(t, wanted, old_columns, new_columns): why consumers must copy a table whose options change: what they
 -- would need to go on was in no event. NULL when they need not. Writes: nothing.
@@ -99,7 +102,8 @@ as $$
               is distinct from (select array_agg(k.attnum order by k.attnum) from jsonb_to_recordset(old_columns) k(attnum int, key boolean) where k.key)
          then 'another key' end), '')
 $$;
-comment on function gdq.missed_by_options(gdq.captured_table, gdq.captured_table, jsonb, jsonb) is 'Why consumers must copy a table whose options change.';
+comment on function gdq.missed_by_options(gdq.captured_table, gdq.captured_table, jsonb, jsonb) is
+  'Why consumers must copy a table whose options change.';
 
 -- replace_triggers(t, wanted): makes the triggers of a captured table anew, with other operations, granularity or always.
 -- Dropping the functions takes the triggers along, which dropping these would take the table's owner for. The caller arms
@@ -117,7 +121,8 @@ begin
   perform gdq.create_capture(t.queue_id, t.relid, wanted.operations, wanted.granularity, wanted.always, wanted.origin);
 end
 $$;
-comment on function gdq.replace_triggers(gdq.captured_table, gdq.captured_table) is 'Makes the triggers of a captured table anew.';
+comment on function gdq.replace_triggers(gdq.captured_table, gdq.captured_table) is
+  'Makes the triggers of a captured table anew.';
 
 -- store_options(wanted): writes the options of a captured table down. Writes: captured_table. Errors: 0A000.
 create or replace function gdq.store_options(wanted gdq.captured_table) returns void

@@ -30,4 +30,5 @@ begin
   return found_empty;
 end
 $$;
-comment on function gdq.check_logs(text) is 'Finds queues whose unlogged logs were emptied, and has their consumers resync.';
+comment on function gdq.check_logs(text) is
+  'Finds queues whose unlogged logs were emptied, and has their consumers resync.';

@@ -40,7 +40,8 @@ comment on function gdq.check_tables(text, integer) is 'Switches capture off for
 
 -- altered_tables(queue_id, part): the captured tables, of one queue or all, whose catalog rows are others than when
 -- note_catalog() saw them last, or that are gone. part: looks at one in 60 of them, by number. Writes: nothing.
-create or replace function gdq.altered_tables(queue_id integer default null, part integer default null) returns setof gdq.captured_table
+create or replace function gdq.altered_tables(queue_id integer default null, part integer default null)
+  returns setof gdq.captured_table
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -72,7 +73,8 @@ exception when others then
   return sqlerrm;
 end
 $$;
-comment on function gdq.table_fault(gdq.captured_table, text) is 'Why capture does not fit an altered table; NULL when it does.';
+comment on function gdq.table_fault(gdq.captured_table, text) is
+  'Why capture does not fit an altered table; NULL when it does.';
 
 -- leave_typed(): where the event triggers are off, gives one table of format typed the format json, which no unseen ALTER
 -- can make fail; the next one in the next call. Nothing is missed by that: it waits for the writers of the moment. A table

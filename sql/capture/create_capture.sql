@@ -19,11 +19,13 @@ begin
   perform gdq.create_triggers(queue_id, tbl, tbl, operations, granularity, always);
 end
 $$;
-comment on function gdq.create_capture(integer, regclass, text[], text, boolean, boolean) is 'Makes the capture functions and triggers of a table.';
+comment on function gdq.create_capture(integer, regclass, text[], text, boolean, boolean) is
+  'Makes the capture functions and triggers of a table.';
 
 -- create_trigger(name, event, rel, level, function, always): one capture trigger; event as in "after insert", level from
 -- REFERENCING to FOR EACH. Writes: the trigger. Errors: 42501, 55P03.
-create or replace function gdq.create_trigger(name text, event text, rel oid, level text, function text, always boolean) returns void
+create or replace function gdq.create_trigger(name text, event text, rel oid, level text, function text, always boolean)
+  returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -66,11 +68,13 @@ begin
   end if;
 end
 $$;
-comment on function gdq.create_triggers(integer, oid, oid, text[], text, boolean) is 'Puts the capture triggers of a captured root on a table and its partitions.';
+comment on function gdq.create_triggers(integer, oid, oid, text[], text, boolean) is
+  'Puts the capture triggers of a captured root on a table and its partitions.';
 
 -- create_truncate_triggers(queue_id, root, rel, always): TRUNCATE triggers of one captured root on rel and the partitions
 -- under it. PostgreSQL clones row triggers to partitions, but not these. Writes: triggers. Errors: 42501, 55P03.
-create or replace function gdq.create_truncate_triggers(queue_id integer, root oid, rel oid, always boolean) returns void
+create or replace function gdq.create_truncate_triggers(queue_id integer, root oid, rel oid, always boolean)
+  returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -86,7 +90,8 @@ begin
   end loop;
 end
 $$;
-comment on function gdq.create_truncate_triggers(integer, oid, oid, boolean) is 'Puts the TRUNCATE triggers of a captured root on a table and its partitions.';
+comment on function gdq.create_truncate_triggers(integer, oid, oid, boolean) is
+  'Puts the TRUNCATE triggers of a captured root on a table and its partitions.';
 
 -- renew_capture(tables): gives capture functions that an older gdq made the text that this one makes: a step of an install.
 -- Writers are not waited for, as in a rotation. tables: those whose functions were what the older gdq makes; what others
@@ -112,4 +117,5 @@ begin
   return renewed;
 end
 $$;
-comment on function gdq.renew_capture(integer[]) is 'Gives capture functions that an older gdq made the text that this one makes.';
+comment on function gdq.renew_capture(integer[]) is
+  'Gives capture functions that an older gdq made the text that this one makes.';

@@ -106,7 +106,8 @@ begin
   return format('%L::pg_catalog.%I', canonical, t.typname);
 end
 $$;
-comment on function gdq.filter_constant(text, text, oid, text) is 'A constant of a row filter as a literal of its column''s type.';
+comment on function gdq.filter_constant(text, text, oid, text) is
+  'A constant of a row filter as a literal of its column''s type.';
 
 -- filter_literal(kinds, values, n): the constant that begins at token n, with its sign; next is the token after it.
 -- Writes: nothing. Errors: 22023.

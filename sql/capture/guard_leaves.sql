@@ -33,7 +33,8 @@ begin
   end loop;
 end
 $$;
-comment on function gdq.guard_leaves(integer, text) is 'Brings new partitions of a captured table under capture and records what came or went.';
+comment on function gdq.guard_leaves(integer, text) is
+  'Brings new partitions of a captured table under capture and records what came or went.';
 
 -- guard_leaf(table_id, leaf): brings a new partition of a captured table under capture, and records the rows that it came
 -- with. Writes: triggers, captured_leaf, resync and the event log.

@@ -101,4 +101,5 @@ begin
   end if;
 end
 $$;
-comment on function gdq.refuse_new_options(gdq.captured_table, gdq.captured_table) is 'Error when a captured table cannot have these options.';
+comment on function gdq.refuse_new_options(gdq.captured_table, gdq.captured_table) is
+  'Error when a captured table cannot have these options.';

@@ -58,7 +58,8 @@ begin
   return parsed;
 end
 $$;
-comment on function gdq.parse_filter(regclass, text) is 'A row filter as captured_table keeps it; error 22023 for what is not on the whitelist.';
+comment on function gdq.parse_filter(regclass, text) is
+  'A row filter as captured_table keeps it; error 22023 for what is not on the whitelist.';
 
 -- A row filter is a condition on one row that runs inside the application's writes, so it is made only of what cannot
 -- raise there: comparisons of a column with a constant of the column's own type, IN, IS NULL, AND, OR, NOT, and

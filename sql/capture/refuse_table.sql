@@ -61,7 +61,8 @@ begin
   end if;
 end
 $$;
-comment on function gdq.refuse_table(integer, regclass, boolean, text) is 'Error when the changes of a table cannot be captured.';
+comment on function gdq.refuse_table(integer, regclass, boolean, text) is
+  'Error when the changes of a table cannot be captured.';
 
 -- refuse_partitions(tbl): error when triggers cannot record every change of some partition of a table.
 -- Writes: nothing. Errors: 0A000, 42501.
@@ -87,7 +88,8 @@ begin
   end loop;
 end
 $$;
-comment on function gdq.refuse_partitions(regclass) is 'Error when the changes of some partition of a table cannot be captured.';
+comment on function gdq.refuse_partitions(regclass) is
+  'Error when the changes of some partition of a table cannot be captured.';
 
 -- column_numbers(tbl, names, what): attribute numbers of named columns, in the order given; NULL for NULL.
 -- Writes: nothing. Errors: 42703 for a name that the table does not have; 22023 for a column that no trigger sees.
@@ -111,4 +113,5 @@ begin
             from unnest(names) with ordinality u(n, o) join pg_attribute a on a.attrelid = tbl and a.attname = n);
 end
 $$;
-comment on function gdq.column_numbers(regclass, text[], text) is 'Attribute numbers of named columns; error 42703 for an unknown one.';
+comment on function gdq.column_numbers(regclass, text[], text) is
+  'Attribute numbers of named columns; error 42703 for an unknown one.';

@@ -45,7 +45,8 @@ begin
   delete from gdq.captured_table ct where ct.table_id = id;
 end
 $$;
-comment on function gdq.remove_table(text, regclass, boolean) is 'Stops capturing a table, drops its logs and tells its consumers.';
+comment on function gdq.remove_table(text, regclass, boolean) is
+  'Stops capturing a table, drops its logs and tells its consumers.';
 
 -- tell_removed(table_id, kind): tells every consumer of a table, in order, that it leaves the queue, by a resync event when
 -- changes are dropped unread, else by a ddl event; NULL: they were told when the table went. Events of the table that

@@ -89,4 +89,5 @@ begin
                     and (l.relation = ct.relid or exists (select from pg_partition_tree(ct.relid) p where p.relid = l.relation)));
 end
 $$;
-comment on function gdq.writes_unannounced(integer) is 'Whether a transaction may still be running capture functions that do not announce.';
+comment on function gdq.writes_unannounced(integer) is
+  'Whether a transaction may still be running capture functions that do not announce.';

@@ -67,7 +67,8 @@ begin
   end loop;
 end
 $$;
-comment on function gdq.switch_off_locked(text, text) is 'Switches capture off for every captured table that this transaction may have changed.';
+comment on function gdq.switch_off_locked(text, text) is
+  'Switches capture off for every captured table that this transaction may have changed.';
 
 -- disarm_restored(tag): what the DDL guard does while a queue waits for its rebase. Control rows and the names of capture
 -- functions hold oids of the other cluster, so nothing but the triggers tells which functions a table has: those of
@@ -92,4 +93,5 @@ begin
   end loop;
 end
 $$;
-comment on function gdq.disarm_restored(text) is 'Switches capture off for tables whose columns change between restore and rebase.';
+comment on function gdq.disarm_restored(text) is
+  'Switches capture off for tables whose columns change between restore and rebase.';

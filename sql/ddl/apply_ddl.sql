@@ -22,4 +22,5 @@ begin
   return gdq.end_ddl(queue, ddl, before);
 end
 $$;
-comment on function gdq.apply_ddl(text, text, regclass[]) is 'Runs DDL and keeps capture in step with it, in one transaction.';
+comment on function gdq.apply_ddl(text, text, regclass[]) is
+  'Runs DDL and keeps capture in step with it, in one transaction.';

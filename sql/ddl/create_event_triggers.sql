@@ -26,7 +26,8 @@ begin
   return true;
 end
 $$;
-comment on function gdq.create_event_triggers() is 'Makes the event triggers that keep capture in step with DDL; needs a superuser on most servers.';
+comment on function gdq.create_event_triggers() is
+  'Makes the event triggers that keep capture in step with DDL; needs a superuser on most servers.';
 
 -- capture_role_guard(): event trigger on ddl_command_start that refuses DDL of the capture role. gdq never issues any as
 -- that role; but code of a table's owner can run inside a capture function (an assignment cast, while ALTER ... USING

@@ -17,7 +17,8 @@ begin
   end if;
 end
 $$;
-comment on function gdq.ddl_guard() is 'Event trigger: keeps capture functions in step with DDL, or switches them off; never lets an error out.';
+comment on function gdq.ddl_guard() is
+  'Event trigger: keeps capture functions in step with DDL, or switches them off; never lets an error out.';
 
 -- follow_ddl(event, tag): what ddl_guard() does for a command that may have changed a captured table. The settings are
 -- pinned because the session of the DDL may have others. Where statement_timeout is short it waits less: that error
@@ -62,7 +63,8 @@ exception when others then
   end;
 end
 $$;
-comment on function gdq.follow_ddl(text, text) is 'Keeps capture functions in step with one DDL command, or switches them off; never lets an error out.';
+comment on function gdq.follow_ddl(text, text) is
+  'Keeps capture functions in step with one DDL command, or switches them off; never lets an error out.';
 
 -- guard_tables(tag): guard_table() for every captured table that this transaction has locked, or a partition or child
 -- of it; when it renames a schema, for those in it; when it made a trigger, for the table and its partitions alone, or a
@@ -92,7 +94,8 @@ begin
   end loop;
 end
 $$;
-comment on function gdq.guard_tables(text) is 'Follows what DDL did to every captured table that this transaction has locked.';
+comment on function gdq.guard_tables(text) is
+  'Follows what DDL did to every captured table that this transaction has locked.';
 
 -- The DDL guard keeps capture functions in step with their tables, inside the transaction of the DDL itself. It fires
 -- for every DDL of the database and never lets an error out: where it cannot go on it switches capture of the table
@@ -149,7 +152,8 @@ begin
      order by ct.relid, ct.queue_id;
 end
 $$;
-comment on function gdq.near_tables(oid[], oid[]) is 'Captured tables that DDL of these relations and schemas may concern.';
+comment on function gdq.near_tables(oid[], oid[]) is
+  'Captured tables that DDL of these relations and schemas may concern.';
 
 -- weakest_lock(tag): the weakest lock under which a command of this tag changes a table: DROP INDEX CONCURRENTLY, which may
 -- take away a key, holds this one to its end. Writes: nothing.

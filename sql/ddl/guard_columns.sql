@@ -35,14 +35,16 @@ begin
   perform gdq.note_values(t.queue_id, t.relid, old_version.columns, columns);
 end
 $$;
-comment on function gdq.guard_columns(integer, text) is 'Gives a table whose columns have changed a new log version and capture functions to match.';
+comment on function gdq.guard_columns(integer, text) is
+  'Gives a table whose columns have changed a new log version and capture functions to match.';
 
 -- note_values(queue_id, relid, old_columns, new_columns): a gap when old rows show other values from now on for which
 -- there is no event. A rewrite is seen by rewrite_guard(); here is what needs none: a column added with a default (no
 -- look at atthasmissing, which a rewrite for another reason clears, and a partitioned table does not have), a type that
 -- reads the same bytes as another value (oid and integer; timestamp and timestamptz in UTC).
 -- Writes: resync and the event log.
-create or replace function gdq.note_values(queue_id integer, relid oid, old_columns jsonb, new_columns jsonb) returns void
+create or replace function gdq.note_values(queue_id integer, relid oid, old_columns jsonb, new_columns jsonb)
+  returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -64,4 +66,5 @@ begin
   end if;
 end
 $$;
-comment on function gdq.note_values(integer, oid, jsonb, jsonb) is 'Records that new columns or types show other values in old rows.';
+comment on function gdq.note_values(integer, oid, jsonb, jsonb) is
+  'Records that new columns or types show other values in old rows.';

@@ -1,7 +1,8 @@
 -- rewrite_guard(): event trigger on table_rewrite: a rewrite that computes values anew (a default, a new type) changes
 -- rows without events. Writes: resync and the event log. Errors: none but a cancel.
 create or replace function gdq.rewrite_guard() returns event_trigger
-language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms' set client_min_messages = error
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+  set lock_timeout = '100ms' set client_min_messages = error
 as $$
 declare
   rewritten oid := pg_event_trigger_table_rewrite_oid();

@@ -1,9 +1,11 @@
--- Capture functions in place: armed, disarmed, replaced.
+-- Capture functions that are in place: arm() replaces them, disarm() makes them do nothing.
 
 -- arm(version_id, slot): points the capture functions of a table at one slot of one version's log. No lock on the
--- captured table is taken and writers read nothing: one that still runs the old function writes to the old segment,
--- which batches read too. Functions that render user types as text pin the settings that text output follows; on demand
--- others pin the search_path, or a session that changes it for every request would have them planned anew each time.
+-- captured table is taken and writers read nothing: a writer that still runs the old function writes to the old
+-- segment, which batches read too. Functions that render user types as text pin the settings that text output follows;
+-- with the option pin_search_path others pin the search_path, for sessions that change it for every request: they would
+-- have the function planned anew each time. While the log is not busy the functions announce each change, see
+-- settle_logs().
 -- Writes: replaces three functions; the caller holds lock_key('capture', relid).
 create or replace function gdq.arm(version_id bigint, slot integer) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -11,33 +13,41 @@ as $$
 declare
   t record;
   op text;
-  body text;
   settings text := '';
 begin
-  select ct.queue_id, ct.relid, ct.pin_search_path, r.activity <> 'busy' as announces,
-         v.shape is not null or exists (select from jsonb_to_recordset(v.columns) c(as_text boolean) where as_text) as as_text
+  select ct.queue_id, ct.relid, ct.pin_search_path,
+         v.shape is not null
+           or exists (select from jsonb_to_recordset(v.columns) c(as_text boolean) where as_text) as as_text,
+         case when r.activity <> 'busy' then er.current_slot end as event_slot
     into strict t
     from gdq.table_version v
     join gdq.captured_table ct using (table_id)
     join gdq.log_ring r using (version_id)
+    join gdq.event_ring er using (queue_id)
    where v.version_id = arm.version_id;
   if t.as_text or t.pin_search_path then
     settings := ' set search_path = pg_catalog, pg_temp';
   end if;
   if t.as_text then
-    settings := settings || ' set datestyle = ''ISO, YMD'' set intervalstyle = postgres set timezone = ''UTC'' set extra_float_digits = 1'
-      ' set bytea_output = hex set lc_monetary = ''C'' set quote_all_identifiers = off set xmlbinary = base64';
+    settings := settings || $sql$
+      set datestyle = 'ISO, YMD'
+      set intervalstyle = postgres
+      set timezone = 'UTC'
+      set extra_float_digits = 1
+      set bytea_output = hex
+      set lc_monetary = 'C'
+      set quote_all_identifiers = off
+      set xmlbinary = base64
+    $sql$;
   end if;
   foreach op in array array['i', 'u', 'd'] loop
-    body := gdq.capture_body(version_id, slot, op);
-    if t.announces then
-      body := gdq.announcing_body(body, t.queue_id, t.relid);
-    end if;
-    perform gdq.replace_capture(t.queue_id, t.relid, op, body, settings);
+    perform gdq.replace_capture(t.queue_id, t.relid, op,
+                                gdq.capture_body(version_id, slot, op, t.event_slot), settings);
   end loop;
 end
 $$;
-comment on function gdq.arm(bigint, integer) is 'Points the capture functions of a table at one slot of one version''s log.';
+comment on function gdq.arm(bigint, integer) is
+  'Points the capture functions of a table at one slot of one version''s log.';
 
 -- disarm(queue_id, relid): makes the capture functions of a table do nothing. Needs no right and no lock on the table,
 -- unlike dropping the triggers, and works in an old snapshot: functions are looked up outside MVCC. A rotation may be
@@ -50,7 +60,9 @@ as $$
 declare
   op text;
   found_any boolean := false;
-  patience interval := coalesce(least(interval '10 s', nullif(current_setting('statement_timeout')::interval, interval '0') / 2), interval '10 s');
+  patience interval := coalesce(least(interval '10 s',
+                                      nullif(current_setting('statement_timeout')::interval, interval '0') / 2),
+                                interval '10 s');
 begin
   foreach op in array array['i', 'u', 'd'] loop
     continue when to_regprocedure(format('gdq_log.%I()', gdq.capture_name(queue_id, relid, op))) is null;
@@ -73,10 +85,11 @@ end
 $$;
 comment on function gdq.disarm(integer, oid) is 'Makes the capture functions of a table do nothing.';
 
--- replace_capture(queue_id, relid, op, body, settings): CREATE OR REPLACE of one capture function; an existing one keeps
--- its owner. settings: SET clauses.
+-- replace_capture(queue_id, relid, op, body, settings): CREATE OR REPLACE of one capture function; an existing one
+-- keeps its owner. settings: SET clauses.
 -- Writes: pg_proc. The caller holds lock_key('capture', relid): two replacements at once would fail.
-create or replace function gdq.replace_capture(queue_id integer, relid oid, op text, body text, settings text default '')
+create or replace function gdq.replace_capture(queue_id integer, relid oid, op text, body text,
+                                               settings text default '')
   returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set check_function_bodies = off
 as $$

@@ -2,9 +2,9 @@
 
 -- check_tables() finds DDL that no event trigger followed: a forgotten ALTER on a server without them, or one of a
 -- session that had them off. The catalog rows of a captured table are remembered by their xmin, which every ALTER
--- changes; only a table where they differ is looked at closely.
+-- changes; only a table whose mark differs is looked at closely.
 
--- catalog_mark(relid): what DDL of a table, its triggers or its partitions changes. Writes: nothing.
+-- catalog_mark(relid): a hash of all that DDL of a table, its triggers or its partitions changes. Writes: nothing.
 create or replace function gdq.catalog_mark(relid oid) returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
   set enable_seqscan = off set plan_cache_mode = force_generic_plan
@@ -13,28 +13,39 @@ declare
   tree oid[] := relid || array(select p.relid::oid from pg_partition_tree(relid) p where p.relid <> catalog_mark.relid);
 begin
   -- by index, whatever the catalogs' statistics say, and planned once: else it took 20 x as long
-  return md5(concat((select string_agg(concat(a.attnum, ' ', a.xmin), ',' order by a.attnum) from pg_attribute a where a.attrelid = relid and a.attnum > 0), ';',
-                    (select string_agg(concat(t.oid, ' ', t.xmin), ',' order by t.oid) from pg_trigger t where t.tgrelid = any (tree)), ';',
-                    (select string_agg(concat(i.inhrelid, ' ', i.xmin), ',' order by i.inhrelid) from pg_inherits i where i.inhparent = any (tree)), ';',
-                    (select string_agg(concat(i.indexrelid, ' ', i.indisunique, i.indisvalid, i.indisprimary), ',' order by i.indexrelid) from pg_index i where i.indrelid = relid), ';',
-                    (select string_agg(c.relpersistence, ',' order by c.oid) from pg_class c where c.oid = any (tree))));
+  return md5(concat(
+    (select string_agg(concat(a.attnum, ' ', a.xmin), ',' order by a.attnum)
+       from pg_attribute a where a.attrelid = relid and a.attnum > 0), ';',
+    (select string_agg(concat(t.oid, ' ', t.xmin), ',' order by t.oid)
+       from pg_trigger t where t.tgrelid = any (tree)), ';',
+    (select string_agg(concat(i.inhrelid, ' ', i.xmin), ',' order by i.inhrelid)
+       from pg_inherits i where i.inhparent = any (tree)), ';',
+    (select string_agg(concat(i.indexrelid, ' ', i.indisunique, i.indisvalid, i.indisprimary), ','
+                       order by i.indexrelid)
+       from pg_index i where i.indrelid = relid), ';',
+    (select string_agg(c.relpersistence, ',' order by c.oid)
+       from pg_class c where c.oid = any (tree))));
 end
 $$;
 comment on function gdq.catalog_mark(oid) is 'What DDL of a table, its triggers or its partitions changes.';
 
--- note_catalog(table_id, catalog, files): remembers the catalog rows of a table, which capture fits: those of now, or what
--- catalog_mark() and table_files() gave. Only gdq's own commands call it, never DDL of the application.
+-- note_catalog(table_id, catalog, files): remembers the catalog rows of a table, which capture fits: those of now, or
+-- what catalog_mark() and table_files() gave. Only gdq's own commands call it, never DDL of the application.
 -- Writes: table_check.
-create or replace function gdq.note_catalog(table_id integer, catalog text default null, files text default null) returns void
+create or replace function gdq.note_catalog(table_id integer, catalog text default null, files text default null)
+  returns void
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
   insert into gdq.table_check as k (table_id, catalog, files)
-    select ct.table_id, coalesce(note_catalog.catalog, gdq.catalog_mark(ct.relid)), coalesce(note_catalog.files, gdq.table_files(ct.relid))
+    select ct.table_id,
+           coalesce(note_catalog.catalog, gdq.catalog_mark(ct.relid)),
+           coalesce(note_catalog.files, gdq.table_files(ct.relid))
       from gdq.captured_table ct where ct.table_id = note_catalog.table_id
   on conflict on constraint table_check_pkey do update set catalog = excluded.catalog, files = excluded.files
     where (k.catalog, k.files) is distinct from (excluded.catalog, excluded.files)
 $$;
-comment on function gdq.note_catalog(integer, text, text) is 'Remembers the catalog rows of a table, which capture fits now.';
+comment on function gdq.note_catalog(integer, text, text) is
+  'Remembers the catalog rows of a table, which capture fits now.';
 
 -- table_files(relid): the files of a table and its partitions, as text: another one after a rewrite. Writes: nothing.
 create or replace function gdq.table_files(relid oid) returns text

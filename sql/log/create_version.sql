@@ -1,6 +1,6 @@
 -- create_version(table_id, columns, slots): a new version of a captured table's log with its first segments.
--- columns as from describe_columns(), slots = how many slots of its ring now (one inside the application's DDL, which may hold
--- hundreds of locks already; maintain() adds the others). Result: the version's id.
+-- columns as from describe_columns(), slots = how many slots of its ring now (one inside the application's DDL, which
+-- may hold hundreds of locks already; maintain() adds the others). Result: the version's id.
 -- Errors: 54000 when an image cannot fit a page or the log would have too many columns.
 -- Writes: inserts into table_version, log_ring, log_segment; creates the segments.
 create or replace function gdq.create_version(table_id integer, columns jsonb, slots integer) returns bigint
@@ -18,17 +18,22 @@ declare
 begin
   select * into strict t from gdq.captured_table ct where ct.table_id = create_version.table_id;
   stamps := 4 + t.origin::integer;
-  select count(*), 64 + count(*) / 8 + 24 * t.origin::integer + coalesce(sum(c.width), 0) into n, width from jsonb_to_recordset(columns) c(width int);
+  select count(*), 64 + count(*) / 8 + 24 * t.origin::integer + coalesce(sum(c.width), 0) into n, width
+    from jsonb_to_recordset(columns) c(width int);
   if shape is not null and n > 800 then
-    raise exception 'table % has % columns, of which a SELECT of both images holds 800', gdq.last_table_name(table_id), n
+    raise exception 'table % has % columns, of which a SELECT of both images holds 800',
+      gdq.last_table_name(table_id), n
       using errcode = 'program_limit_exceeded', hint = 'Capture it in mode pk.';
   elsif shape is null and (n + stamps > 1600 or width > page) then
-    raise exception 'table % cannot be captured: one row image may take % columns and % bytes in a page, which holds 1600 and %',
+    raise exception
+      'table % cannot be captured: one row image may take % columns and % bytes in a page, which holds 1600 and %',
       t.table_name, n + stamps, width, page
       using errcode = 'program_limit_exceeded', hint = 'Leave columns out with exclude, or capture in pk mode.';
   end if;
   insert into gdq.table_version (table_id, columns, shape, split, filter_names)
-    values (table_id, columns, shape, t.granularity = 'statement' or (shape is null and (2 * n + stamps > 1600 or 2 * width > page)), gdq.describe_filter(table_id))
+    values (table_id, columns, shape,
+            t.granularity = 'statement' or (shape is null and (2 * n + stamps > 1600 or 2 * width > page)),
+            gdq.describe_filter(table_id))
     returning version_id into id;
   perform gdq.create_row_type(id);
   insert into gdq.log_ring (version_id) values (id);
@@ -38,7 +43,8 @@ begin
   return id;
 end
 $$;
-comment on function gdq.create_version(integer, jsonb, integer) is 'Creates a new version of a captured table''s log with its first segments.';
+comment on function gdq.create_version(integer, jsonb, integer) is
+  'Creates a new version of a captured table''s log with its first segments.';
 
 -- version_fits(version_id, columns): whether the capture functions of a version fit a table with these columns, as from
 -- describe_table(), and with the columns of its row filter as they are now.
@@ -46,7 +52,9 @@ comment on function gdq.create_version(integer, jsonb, integer) is 'Creates a ne
 create or replace function gdq.version_fits(version_id bigint, columns jsonb) returns boolean
 language sql stable security definer set search_path = pg_catalog, pg_temp
 as $$
-  select v.columns = version_fits.columns and v.shape is not distinct from gdq.table_shape(v.table_id) and v.filter_names is not distinct from gdq.describe_filter(v.table_id)
+  select v.columns = version_fits.columns
+     and v.shape is not distinct from gdq.table_shape(v.table_id)
+     and v.filter_names is not distinct from gdq.describe_filter(v.table_id)
     from gdq.table_version v where v.version_id = version_fits.version_id
 $$;
 comment on function gdq.version_fits(bigint, jsonb) is 'Whether the capture functions of a version fit these columns.';
@@ -60,7 +68,8 @@ begin
   if gdq.row_type(version_id) is not null then
     execute format('create type %s as (%s)', gdq.row_type(version_id),
       (select string_agg(format('c%s %s', attnum, type), ', ' order by attnum)
-         from gdq.table_version v, jsonb_to_recordset(v.shape) s(attnum int, type text) where v.version_id = create_row_type.version_id));
+         from gdq.table_version v, jsonb_to_recordset(v.shape) s(attnum int, type text)
+        where v.version_id = create_row_type.version_id));
   end if;
 end
 $$;

@@ -1,4 +1,4 @@
--- The event log of a queue: notes of DDL, of losses and of tables to be copied anew.
+-- The event log of a queue: one row per event, and what is noted there: DDL, losses, tables to be copied anew.
 
 -- log_event(queue_id, kind, relid, data): one row in a queue's event log, numbered by the queue's sequence.
 -- kind: truncate, ddl, resync or message. Result: its ev_id. Writes: the event log.
@@ -24,7 +24,8 @@ begin
   perform gdq.log_event(queue_id, 'resync', relid, jsonb_build_object('kind', kind, 'reason', reason));
 end
 $$;
-comment on function gdq.note_resync(integer, oid, text, text) is 'Records a gap of capture and puts a resync event into the event log.';
+comment on function gdq.note_resync(integer, oid, text, text) is
+  'Records a gap of capture and puts a resync event into the event log.';
 
 -- note_once(queue_id, relid, kind, reason): note_resync() unless this transaction has noted the same already. It reads
 -- resync, which could fail a SERIALIZABLE transaction: there the note is written again.
@@ -41,7 +42,8 @@ begin
   perform gdq.note_resync(queue_id, relid, kind, reason);
 end
 $$;
-comment on function gdq.note_once(integer, oid, text, text) is 'note_resync() unless this transaction has noted the same already.';
+comment on function gdq.note_once(integer, oid, text, text) is
+  'note_resync() unless this transaction has noted the same already.';
 
 -- note_ddl(table_id, tag, data): a ddl event of a captured table with what all of them tell: tag, table (the name that
 -- it has after the command), object, statement (its first 10,000 characters), and data. Result: its ev_id.
@@ -53,8 +55,11 @@ declare
   t gdq.captured_table;
 begin
   select * into strict t from gdq.captured_table ct where ct.table_id = note_ddl.table_id;
-  return gdq.log_event(t.queue_id, 'ddl', t.relid, jsonb_build_object('tag', tag, 'table', coalesce(gdq.table_name(t.relid), gdq.last_table_name(t.table_id)),
-    'object', gdq.ddl_object(), 'statement', coalesce(nullif(current_setting('gdq.applied', true), ''), left(current_query(), 10000))) || data);
+  return gdq.log_event(t.queue_id, 'ddl', t.relid, jsonb_build_object(
+    'tag', tag,
+    'table', coalesce(gdq.table_name(t.relid), gdq.last_table_name(t.table_id)),
+    'object', gdq.ddl_object(),
+    'statement', coalesce(nullif(current_setting('gdq.applied', true), ''), left(current_query(), 10000))) || data);
 end
 $$;
 comment on function gdq.note_ddl(integer, text, jsonb) is 'Writes a ddl event of a captured table.';
@@ -68,8 +73,11 @@ declare
 begin
   select * into strict t from gdq.captured_table ct where ct.table_id = note_dropped.table_id;
   insert into gdq.resync (queue_id, relid, kind, reason) values (t.queue_id, t.relid, 'dropped', tag);
-  perform gdq.note_ddl(t.table_id, tag, (select jsonb_build_object('dropped', true, 'old_version', v.version_id, 'old_columns', gdq.column_list(v.columns))
-                                           from gdq.table_version v where v.version_id = gdq.current_version(t.table_id)));
+  perform gdq.note_ddl(t.table_id, tag, (
+    select jsonb_build_object('dropped', true,
+                              'old_version', v.version_id,
+                              'old_columns', gdq.column_list(v.columns))
+      from gdq.table_version v where v.version_id = gdq.current_version(t.table_id)));
 end
 $$;
 comment on function gdq.note_dropped(integer, text) is 'Records that a captured table is gone.';
@@ -92,8 +100,8 @@ end
 $$;
 comment on function gdq.note_rename(integer) is 'Records the name of a captured table when it is another than before.';
 
--- ddl_object(relid): what the DDL command at hand names, which may be a type or a parent of the captured table, or, given
--- a relation, the name of that one if the command drops it. NULL outside an event trigger. Writes: nothing.
+-- ddl_object(relid): what the DDL command at hand names, which may be a type or a parent of the captured table, or,
+-- given a relation, the name of that one if the command drops it. NULL outside an event trigger. Writes: nothing.
 create or replace function gdq.ddl_object(relid oid default null) returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -104,7 +112,8 @@ begin
                         else o.classid = 'pg_class'::regclass and o.objid = relid and o.objsubid = 0 end);
   exception when event_trigger_protocol_violated then
     -- a DROP COLUMN is on sql_drop by its column, all else is at the command's end
-    return (select string_agg(distinct c.object_identity, ', ') from pg_event_trigger_ddl_commands() c where relid is null);
+    return (select string_agg(distinct c.object_identity, ', ')
+              from pg_event_trigger_ddl_commands() c where relid is null);
   end;
 exception when event_trigger_protocol_violated then
   return null;
@@ -121,28 +130,45 @@ as $$
 $$;
 comment on function gdq.column_list(jsonb) is 'A version''s columns as a ddl event shows them.';
 
--- loss_events_sql(queue_id, relids, s1, copies_of): SELECT of the resync events that a batch up to s1 must show because the logs were
--- found empty after s1; NULL for none. They come first. Writes: nothing.
-create or replace function gdq.loss_events_sql(queue_id integer, relids oid[], s1 pg_snapshot, copies_of integer default null) returns text
+-- loss_events_sql(queue_id, relids, s1, copies_of): SELECT of the resync events that a batch up to s1 must show because
+-- the logs of these tables were found empty after s1; NULL for none. They come first. copies_of: the subscription whose
+-- copies count: a table that it copied after the loss needs no event. Writes: nothing.
+create or replace function gdq.loss_events_sql(queue_id integer, relids oid[], s1 pg_snapshot,
+                                               copies_of integer default null) returns text
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 begin
   return (
-    select string_agg(format('select 0::bigint as ev_id, %s::bigint as ev_txid, %L::timestamptz as ev_time, ''resync''::text as op, %L::text as tbl, '
-             'null::jsonb as key, null::jsonb as old, %L::jsonb as new, null::text as origin', l.txid, l.created_at,
-             coalesce(gdq.table_name(ct.relid), ct.table_name), jsonb_build_object('kind', 'gap', 'reason', gdq.loss_reason())), ' union all ')
+    select string_agg(format($sql$
+             select 0::bigint as ev_id,
+                    %s::bigint as ev_txid,
+                    %L::timestamptz as ev_time,
+                    'resync'::text as op,
+                    %L::text as tbl,
+                    null::jsonb as key,
+                    null::jsonb as old,
+                    %L::jsonb as new,
+                    null::text as origin
+             $sql$,
+             l.txid,
+             l.created_at,
+             coalesce(gdq.table_name(ct.relid), ct.table_name),
+             jsonb_build_object('kind', 'gap', 'reason', gdq.loss_reason())), ' union all ')
       from gdq.log_loss l join gdq.captured_table ct using (queue_id)
      where l.queue_id = loss_events_sql.queue_id and ct.relid = any (relids)
-       and not pg_visible_in_snapshot(l.txid::text::xid8, gdq.snapshot_max(s1, (select c.snapshot from gdq.copied_tables(copies_of) c where c.relid = ct.relid))));
+       and not pg_visible_in_snapshot(l.txid::text::xid8,
+                                      gdq.snapshot_max(s1, (select c.snapshot from gdq.copied_tables(copies_of) c
+                                                             where c.relid = ct.relid))));
 end
 $$;
-comment on function gdq.loss_events_sql(integer, oid[], pg_snapshot, integer) is 'SELECT of the resync events of logs that were found empty after a batch''s end.';
+comment on function gdq.loss_events_sql(integer, oid[], pg_snapshot, integer) is
+  'SELECT of the resync events of logs that were found empty after a batch''s end.';
 
--- loss_reason(): what is recorded of emptied logs. Writes: nothing.
+-- loss_reason(): the reason that is recorded of emptied logs. Writes: nothing.
 create or replace function gdq.loss_reason() returns text
 language sql immutable security definer set search_path = pg_catalog, pg_temp
 as $$
   select 'crash: the unlogged logs of the queue were emptied'::text
 $$;
-comment on function gdq.loss_reason() is 'What is recorded of emptied logs.';
+comment on function gdq.loss_reason() is 'The reason that is recorded of emptied logs.';

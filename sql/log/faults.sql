@@ -1,33 +1,39 @@
--- What is wrong with the capture functions and triggers of a table.
+-- Faults: what is wrong with the capture functions and triggers of a table, or with the table itself.
 
--- function_faults(table_id): capture functions of an armed table that are not what arm() makes, by name. The body is
--- compared letter by letter: another one may have missed or invented changes. own: gdq may replace it. Writes: nothing.
+-- function_faults(table_id): the capture functions of an armed table that are not what arm() makes, by name. The body
+-- is compared letter by letter: another one may have missed or invented changes. own: gdq may replace it.
+-- Writes: nothing.
 create or replace function gdq.function_faults(table_id integer) returns table (name text, fault text, own boolean)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   -- a change may be announced in a segment that the event log has left since
-  announced constant text := '(insert into gdq_log\.q\d+_s)\d+( \(ev_txid, ev_kind, ev_table\))';
+  announced_in constant text := 'insert into gdq_log\.q\d+_s([012]) \(ev_txid, ev_kind, ev_table\)';
 begin
   -- PL/pgSQL keeps the plan: this is called for each table
   return query
-  select gdq.capture_name(ct.queue_id, ct.relid, op),
-         case when p.oid is null then 'is missing'
-              when pg_get_userbyid(p.proowner) <> gdq.capture_owner() then format('belongs to %s, not to %s', p.proowner::regrole, gdq.capture_owner())
-              when not p.prosecdef or l.lanname <> 'plpgsql' then 'is not SECURITY DEFINER in PL/pgSQL'
-              else 'does not do what it should' end,
-         p.oid is null or pg_has_role(p.proowner, 'usage')
+  select gdq.capture_name(ct.queue_id, ct.relid, op), found.fault, p.oid is null or pg_has_role(p.proowner, 'usage')
     from gdq.captured_table ct
     join gdq.log_ring r on r.version_id = gdq.current_version(ct.table_id)
    cross join unnest(array['i', 'u', 'd', 't']) op
-    left join pg_proc p on p.pronamespace = 'gdq_log'::regnamespace and p.proname = gdq.capture_name(ct.queue_id, ct.relid, op) and p.pronargs = 0
-    left join pg_language l on l.oid = p.prolang
-   where ct.table_id = function_faults.table_id
-     and (p.oid is null or pg_get_userbyid(p.proowner) <> gdq.capture_owner() or not p.prosecdef or l.lanname <> 'plpgsql'
-          or regexp_replace(p.prosrc, announced, '\1\2')
-             <> case when op = 't' then gdq.truncate_body(ct.queue_id, ct.relid, ct.origin)
-                     when r.activity = 'busy' then gdq.capture_body(r.version_id, r.current_slot, op)
-                     else regexp_replace(gdq.announcing_body(gdq.capture_body(r.version_id, r.current_slot, op), ct.queue_id, ct.relid), announced, '\1\2') end);
+    left join pg_proc p on p.pronamespace = 'gdq_log'::regnamespace
+                       and p.proname = gdq.capture_name(ct.queue_id, ct.relid, op)
+                       and p.pronargs = 0
+    left join pg_language l on l.oid = p.prolang,
+         lateral (select case
+           when p.oid is null then
+             'is missing'
+           when pg_get_userbyid(p.proowner) <> gdq.capture_owner() then
+             format('belongs to %s, not to %s', p.proowner::regrole, gdq.capture_owner())
+           when not p.prosecdef or l.lanname <> 'plpgsql' then
+             'is not SECURITY DEFINER in PL/pgSQL'
+           when p.prosrc <> case
+                  when op = 't' then gdq.truncate_body(ct.queue_id, ct.relid, ct.origin)
+                  when r.activity = 'busy' then gdq.capture_body(r.version_id, r.current_slot, op, null)
+                  else gdq.capture_body(r.version_id, r.current_slot, op,
+                                        coalesce(substring(p.prosrc from announced_in)::integer, 0)) end then
+             'does not do what it should' end) found(fault)
+   where ct.table_id = function_faults.table_id and found.fault is not null;
 end
 $$;
 comment on function gdq.function_faults(integer) is 'Capture functions of a table that are not what they should be.';
@@ -45,15 +51,19 @@ declare
 begin
   select * into strict t from gdq.captured_table ct where ct.table_id = capture_fault.table_id;
   rels := t.relid::oid || array(select p.relid from pg_partition_tree(t.relid) p);
-  select case when c.relpersistence <> 'p' then format('%s is unlogged: a crash empties it without any event', gdq.table_name(c.oid))
-              when c.relkind = 'f' then format('partition %s is a foreign table: changes at its server are not seen', gdq.table_name(c.oid)) end
+  select case when c.relpersistence <> 'p' then
+                format('%s is unlogged: a crash empties it without any event', gdq.table_name(c.oid))
+              when c.relkind = 'f' then
+                format('partition %s is a foreign table: changes at its server are not seen', gdq.table_name(c.oid)) end
     into fault
     from pg_class c
    where c.oid = any (rels) and ((c.relkind = 'r' and c.relpersistence <> 'p') or c.relkind = 'f') limit 1;
   if fault is null then
-    -- its rows are no part of the table any more, but its triggers still fire; no event trigger fires for what broke off
-    select format('partition %s is half detached: ALTER TABLE ... DETACH PARTITION ... FINALIZE', gdq.table_name(i.inhrelid)) into fault
-      from pg_inherits i where i.inhparent = any (rels) and i.inhdetachpending limit 1;
+    -- its rows are no part of the table any more, but its triggers still fire; what broke off fired no event trigger
+    select format('partition %s is half detached: ALTER TABLE ... DETACH PARTITION ... FINALIZE',
+                  gdq.table_name(i.inhrelid)) into fault
+      from pg_inherits i
+     where i.inhparent = any (rels) and i.inhdetachpending limit 1;
   end if;
   fault := coalesce(fault, gdq.json_fault(table_id));
   if fault is null then
@@ -61,7 +71,8 @@ begin
     select format('inheritance child %s is not captured', gdq.table_name(i.inhrelid)) into fault
       from pg_inherits i join pg_class p on p.oid = i.inhparent join pg_class c on c.oid = i.inhrelid
      where i.inhparent = t.relid and p.relkind = 'r' and c.relpersistence <> 't'
-       and not exists (select from gdq.captured_table ct where ct.queue_id = t.queue_id and ct.relid = i.inhrelid) limit 1;
+       and not exists (select from gdq.captured_table ct
+                        where ct.queue_id = t.queue_id and ct.relid = i.inhrelid) limit 1;
   end if;
   if fault is null and t.granularity = 'statement' then
     fault := gdq.statement_fault(t.relid);
@@ -69,11 +80,12 @@ begin
   return fault;
 end
 $$;
-comment on function gdq.capture_fault(integer) is 'Why capture of a table cannot be complete as its catalogs are now; NULL when it can.';
+comment on function gdq.capture_fault(integer) is
+  'Why capture of a table cannot be complete as its catalogs are now; NULL when it can.';
 
--- trigger_fault(table_id): the same for the capture triggers of a table and its partitions: missing, disabled, replaced
--- by something else, or renamed, so that a new one would double it. A partition for which there was no right to make
--- the TRUNCATE trigger is recorded elsewhere. Writes: nothing.
+-- trigger_fault(table_id): what is wrong with the capture triggers of a table and its partitions: one is missing,
+-- disabled, replaced by something else, or renamed, so that a new one would double it; NULL for nothing. A partition
+-- for which there was no right to make the TRUNCATE trigger is recorded elsewhere. Writes: nothing.
 create or replace function gdq.trigger_fault(table_id integer) returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -89,22 +101,36 @@ begin
   for rel in
     select c.oid, min(tg.tgname) filter (where tg.tgname !~ pattern) as renamed
       from (select t.relid::oid as relid
-            union select cl.leaf from gdq.captured_leaf cl join pg_partition_tree(t.relid) p on p.relid = cl.leaf where cl.table_id = t.table_id and cl.ready) r
+            union
+            select cl.leaf
+              from gdq.captured_leaf cl join pg_partition_tree(t.relid) p on p.relid = cl.leaf
+             where cl.table_id = t.table_id and cl.ready) r
       join pg_class c on c.oid = r.relid
       left join pg_trigger tg on tg.tgrelid = c.oid and (tg.tgname ~ pattern or tg.tgfoid = any (functions))
      group by c.oid
     having count(*) filter (where right(tg.tgname, 1) <> 'b')
              < cardinality(array_remove(t.operations, 'truncate'))
-               + ('truncate' = any (t.operations) and (c.oid = t.relid or (has_table_privilege(c.oid, 'TRIGGER') and has_schema_privilege(c.relnamespace, 'USAGE'))))::integer
-        or bool_or(tg.tgname !~ pattern or tg.tgenabled not in ('A', case when t.always then 'A' else 'O' end) or tg.tgqual is not null or tg.tgattr <> ''
-                   or tg.tgfoid <> gdq.capture_function(t.queue_id, t.relid, translate(right(tg.tgname, 1), 'b', 't'))) loop
-    return case when rel.renamed is null then format('a capture trigger of %s was dropped or disabled', gdq.table_name(rel.oid))
-                else format('trigger %I of %s is a renamed capture trigger: drop it', rel.renamed, gdq.table_name(rel.oid)) end;
+               + ('truncate' = any (t.operations)
+                  and (c.oid = t.relid
+                       or (has_table_privilege(c.oid, 'TRIGGER')
+                           and has_schema_privilege(c.relnamespace, 'USAGE'))))::integer
+        or bool_or(tg.tgname !~ pattern
+                   or tg.tgenabled not in ('A', case when t.always then 'A' else 'O' end)
+                   or tg.tgqual is not null
+                   or tg.tgattr <> ''
+                   or tg.tgfoid <> gdq.capture_function(t.queue_id, t.relid, translate(right(tg.tgname, 1), 'b', 't')))
+  loop
+    return case when rel.renamed is null then
+                  format('a capture trigger of %s was dropped or disabled', gdq.table_name(rel.oid))
+                else
+                  format('trigger %I of %s is a renamed capture trigger: drop it', rel.renamed, gdq.table_name(rel.oid))
+           end;
   end loop;
   return null;
 end
 $$;
-comment on function gdq.trigger_fault(integer) is 'What is wrong with the capture triggers of a table and its partitions; NULL for nothing.';
+comment on function gdq.trigger_fault(integer) is
+  'What is wrong with the capture triggers of a table and its partitions; NULL for nothing.';
 
 -- statement_fault(tbl): why statement triggers would not see every change of a table: a statement fires only those of
 -- the table that it names, and of a parent's statement they would hold the rows of its children. NULL when they do.
@@ -113,16 +139,24 @@ create or replace function gdq.statement_fault(tbl oid) returns text
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
-  return (select case when c.relispartition then format('%s is a partition: statements on its root fire no statement triggers of it', gdq.table_name(tbl))
-                      else format('%s has or is an inheritance child, whose statement triggers do not fire for its parent', gdq.table_name(tbl)) end
-            from pg_class c
-           where c.oid = tbl and (c.relispartition or exists (select from pg_inherits i where i.inhrelid = tbl or (i.inhparent = tbl and c.relkind = 'r'))));
+  return (
+    select format(case when c.relispartition then
+                         '%s is a partition: statements on its root fire no statement triggers of it'
+                       else
+                         '%s has or is an inheritance child, whose statement triggers do not fire for its parent'
+                  end, gdq.table_name(tbl))
+      from pg_class c
+     where c.oid = tbl
+       and (c.relispartition
+            or exists (select from pg_inherits i
+                        where i.inhrelid = tbl or (i.inhparent = tbl and c.relkind = 'r'))));
 end
 $$;
-comment on function gdq.statement_fault(oid) is 'Why statement triggers would not see every change of a table; NULL when they do.';
+comment on function gdq.statement_fault(oid) is
+  'Why statement triggers would not see every change of a table; NULL when they do.';
 
--- json_fault(table_id): why format json cannot capture a table as it is now: the columns of some partition come in another
--- order, which the text of its rows does not tell. NULL when it can. Writes: nothing.
+-- json_fault(table_id): why format json cannot capture a table as it is now: the columns of some partition come in
+-- another order, which the text of its rows does not tell. NULL when it can. Writes: nothing.
 create or replace function gdq.json_fault(table_id integer) returns text
 language sql stable security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -131,7 +165,8 @@ as $$
       from gdq.captured_table ct, pg_partition_tree(ct.relid) p
       join pg_attribute a on a.attrelid = p.relid and a.attnum > 0 and not a.attisdropped
      where ct.table_id = json_fault.table_id and ct.format = 'json' group by p.relid)
-  select format('partition %s has its columns in another order than %s, which format json cannot tell', gdq.table_name(leaf.relid), gdq.table_name(root.relid))
+  select format('partition %s has its columns in another order than %s, which format json cannot tell',
+                gdq.table_name(leaf.relid), gdq.table_name(root.relid))
     from gdq.captured_table ct join orders root using (relid), orders leaf
    where ct.table_id = json_fault.table_id and leaf.names <> root.names limit 1
 $$;

@@ -1,4 +1,4 @@
--- SQL that reads the rows of a log as images, in either capture format.
+-- The rows of a log: SQL that reads them as images of rows, in either capture format.
 
 -- changes_sql(segment, columns, s0, s1): a SELECT of columns (text) for the rows of one segment in (s0, s1]: written by
 -- transactions that count as finished in s1 and did not in s0. Plain bigint arithmetic, so that BRIN serves it: the
@@ -8,102 +8,129 @@
 -- subtransaction back; readers that never pause would else keep consumed segments from ever being truncated.
 -- Writes: a lock, see pin_segment(). Errors: GDQ01.
 create or replace function gdq.changes_sql(segment regclass, columns text, s0 pg_snapshot, s1 pg_snapshot) returns text
-language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set quote_all_identifiers = off
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+  set enable_seqscan = off set quote_all_identifiers = off
 as $$
 declare
   finished text := format('ev_txid >= %s and ev_txid < %s', pg_snapshot_xmax(s0), pg_snapshot_xmax(s1))
-    || coalesce((select format(' and ev_txid <> all (''{%s}''::bigint[])', string_agg(x::text, ',' order by x)) from pg_snapshot_xip(s1) x having count(*) > 0), '');
+    || coalesce((select format(' and ev_txid <> all (''{%s}''::bigint[])', string_agg(x::text, ',' order by x))
+                   from pg_snapshot_xip(s1) x having count(*) > 0), '');
   ended text := (select format('ev_txid = any (''{%s}''::bigint[])', string_agg(x::text, ',' order by x))
                    from pg_snapshot_xip(s0) x where pg_visible_in_snapshot(x, s1) having count(*) > 0);
   same_file text;
   rows_there boolean;
 begin
-  same_file := format('gdq.segment_is(%s, %s)', quote_literal(segment::oid) || '::pg_catalog.oid', quote_literal(gdq.pin_segment(segment)) || '::pg_catalog.oid');
-  execute format('select exists (select from %1$s where %2$s) or exists (select from %1$s where %3$s)', segment::text, finished, coalesce(ended, 'false'))
+  same_file := format('gdq.segment_is(%L::pg_catalog.oid, %L::pg_catalog.oid)',
+                      segment::oid, gdq.pin_segment(segment));
+  execute format('select exists (select from %1$s where %2$s) or exists (select from %1$s where %3$s)',
+                 segment::text, finished, coalesce(ended, 'false'))
     into rows_there;
   if not rows_there then
     raise exception using errcode = 'GDQ00';
   end if;
-  return format('select %s from %s where %s and %s', columns, segment::text, finished, same_file)
-      || case when ended is not null then format(' union all select %s from %s where %s and %s', columns, segment::text, ended, same_file) else '' end;
+  return concat_ws(' union all ',
+    format('select %s from %s where %s and %s', columns, segment::text, finished, same_file),
+    case when ended is not null then
+      format('select %s from %s where %s and %s', columns, segment::text, ended, same_file) end);
 exception when sqlstate 'GDQ00' then
   return null;
 end
 $$;
-comment on function gdq.changes_sql(regclass, text, pg_snapshot, pg_snapshot) is 'SELECT of one log segment''s rows between two snapshots.';
+comment on function gdq.changes_sql(regclass, text, pg_snapshot, pg_snapshot) is
+  'SELECT of one log segment''s rows between two snapshots.';
 
--- images_sql(segment, s0, s1): the rows of one change log segment in (s0, s1], whichever table of its slot it is: ev_id,
--- ev_txid, ev_time, ev_op, ev_origin, then old_<suffix> and new_<suffix> of every logged column, NULL for an image that the row
--- does not have; NULL when there is no such row. In mode pk an UPDATE that changed the key becomes a D and an I.
+-- images_sql(segment, s0, s1): the rows of one change log segment in (s0, s1], whichever table of its slot it is:
+-- ev_id, ev_txid, ev_time, ev_op, ev_origin, then old_<suffix> and new_<suffix> of every logged column, NULL for an
+-- image that the row does not have; NULL when there is no such row. In mode pk an UPDATE that changed the key becomes a
+-- D and an I.
 -- Writes: a lock, see pin_segment(). Errors: GDQ01.
 create or replace function gdq.images_sql(segment regclass, s0 pg_snapshot, s1 pg_snapshot) returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   s record;
-  header text;
   names text;
   rows_sql text;
 begin
-  select ls.pair, gdq.log_columns(v) as columns, v.columns as table_columns, v.shape, v.version_id, gdq.version_mode(v.columns) as mode,
-         exists (select from pg_attribute a where a.attrelid = ls.segment and a.attname = 'ev_origin') as origin into strict s
+  select ls.pair, gdq.log_columns(v) as columns, v.columns as table_columns, v.shape, v.version_id,
+         gdq.version_mode(v.columns) as mode,
+         case when exists (select from pg_attribute a where a.attrelid = ls.segment and a.attname = 'ev_origin')
+              then 'ev_origin' else 'null::text as ev_origin' end as origin
+    into strict s
     from gdq.log_segment ls join gdq.table_version v using (version_id)
    where ls.segment = images_sql.segment;
-  header := 'ev_id, ev_txid, ev_time, ev_op::text as ev_op, ' || case when s.origin then 'ev_origin' else 'null::text as ev_origin' end;
-  if not s.pair then
-    select string_agg(format(', case when ev_op in (%s) then %I end as %I', ops, 'row_' || suffix, prefix || suffix), '' order by prefix desc, attnum)
+  if s.pair then
+    names := gdq.image_columns(s.columns, 'old_') || gdq.image_columns(s.columns, 'new_');
+  else
+    select string_agg(format(', case when ev_op in (%s) then %I end as %I', ops, 'row_' || suffix, prefix || suffix), ''
+                      order by prefix desc, attnum)
       into names
-      from jsonb_to_recordset(s.columns) c(attnum int, suffix text), (values ('old_', '''D'', ''o'''), ('new_', '''I'', ''n''')) image(prefix, ops);
-    rows_sql := gdq.changes_sql(segment, header || names, s0, s1);
-    return case when s.shape is null or rows_sql is null then rows_sql else gdq.json_images_sql(s.version_id, rows_sql) end;
+      from jsonb_to_recordset(s.columns) c(attnum int, suffix text),
+           (values ('old_', $sql$'D', 'o'$sql$), ('new_', $sql$'I', 'n'$sql$)) image(prefix, ops);
   end if;
-  names := gdq.image_columns(s.columns, 'old_') || gdq.image_columns(s.columns, 'new_');
-  rows_sql := gdq.changes_sql(segment, header || names, s0, s1);
+  rows_sql := gdq.changes_sql(segment, concat('ev_id, ev_txid, ev_time, ev_op::text as ev_op, ', s.origin, names),
+                              s0, s1);
   if s.shape is not null and rows_sql is not null then
     rows_sql := gdq.json_images_sql(s.version_id, rows_sql);
   end if;
-  return case when s.mode = 'pk' and rows_sql is not null then gdq.key_changes_sql(s.table_columns, rows_sql) else rows_sql end;
+  if s.pair and s.mode = 'pk' and rows_sql is not null then
+    rows_sql := gdq.key_changes_sql(s.table_columns, rows_sql);
+  end if;
+  return rows_sql;
 end
 $$;
-comment on function gdq.images_sql(regclass, pg_snapshot, pg_snapshot) is 'SELECT of one change log segment''s rows between two snapshots, in one shape for both tables of a slot.';
+comment on function gdq.images_sql(regclass, pg_snapshot, pg_snapshot) is
+  'SELECT of one change log segment''s rows between two snapshots, in one shape for both tables of a slot.';
 
--- json_images_sql(version_id, changes): of a SELECT of ev_*, old_text and new_text from a segment in format json, what
--- images_sql() gives. A row that does not fit the version has no images and the operation !. Writes: nothing.
+-- json_images_sql(version_id, changes): the rows of a segment in format json as images_sql() gives them. changes: a
+-- SELECT of ev_*, old_text and new_text. A row that does not fit the version has no images and the operation !.
+-- Writes: nothing.
 create or replace function gdq.json_images_sql(version_id bigint, changes text) returns text
 language sql stable security definer set search_path = pg_catalog, pg_temp set quote_all_identifiers = off
 as $$
   -- OFFSET 0: else every column would parse the text again
-  select format('select ev_id, ev_txid, ev_time, ev_op, ev_origin%1$s from (select ev_id, ev_txid, ev_time, case when old_fits and new_fits then ev_op else ''!'' end as ev_op, ev_origin, '
-                'case when old_fits and new_fits then old_text::%2$s end as old_row, case when old_fits and new_fits then new_text::%2$s end as new_row '
-                'from (select *, coalesce(%3$s(old_text, %2$L), true) as old_fits, coalesce(%3$s(new_text, %2$L), true) as new_fits '
-                'from (%4$s) t offset 0) f offset 0) r',
-                (select string_agg(format(', (%I).%I as %I', image || '_row', field, image || '_' || suffix), '' order by image desc, attnum)
-                   from jsonb_to_recordset(v.columns) c(attnum int, field text, suffix text), unnest('{old,new}'::text[]) image),
-                gdq.row_type(v.version_id),
-                case when to_regprocedure('pg_input_is_valid(text, text)') is null then 'gdq.row_fits' else 'pg_catalog.pg_input_is_valid' end,
-                changes)
+  select format($sql$
+    select ev_id, ev_txid, ev_time, ev_op, ev_origin%1$s
+      from (select ev_id, ev_txid, ev_time, case when old_fits and new_fits then ev_op else '!' end as ev_op, ev_origin,
+                   case when old_fits and new_fits then old_text::%2$s end as old_row,
+                   case when old_fits and new_fits then new_text::%2$s end as new_row
+              from (select *, coalesce(%3$s(old_text, %2$L), true) as old_fits,
+                              coalesce(%3$s(new_text, %2$L), true) as new_fits
+                      from (%4$s) t offset 0) f offset 0) r$sql$,
+    (select string_agg(format(', (%I).%I as %I', image || '_row', field, image || '_' || suffix), ''
+                       order by image desc, attnum)
+       from jsonb_to_recordset(v.columns) c(attnum int, field text, suffix text), unnest('{old,new}'::text[]) image),
+    gdq.row_type(v.version_id),
+    case when to_regprocedure('pg_input_is_valid(text, text)') is null then 'gdq.row_fits'
+         else 'pg_catalog.pg_input_is_valid' end,
+    changes)
     from gdq.table_version v where v.version_id = json_images_sql.version_id
 $$;
 comment on function gdq.json_images_sql(bigint, text) is 'Takes the rows of a segment in format json apart.';
 
--- key_changes_sql(columns, pairs): of a SELECT of pairs of images, the same rows, but an UPDATE that changed the key as a
--- D and an I, both under its number. Keys are compared as images, which tells 1.0 from 1.00 and runs no operator of the
+-- key_changes_sql(columns, pairs): the rows of a SELECT of pairs of images, but each UPDATE that changed the key as a D
+-- and an I, both under its number. Keys are compared as images, which tells 1.0 from 1.00 and runs no operator of the
 -- application's. Writes: nothing.
 create or replace function gdq.key_changes_sql(columns jsonb, pairs text) returns text
 language sql immutable security definer set search_path = pg_catalog, pg_temp set quote_all_identifiers = off
 as $$
-  select format('select ev_id, ev_txid, ev_time, op as ev_op, ev_origin%s%s from (%s) r, lateral unnest(case when r.ev_op = ''U'' and '
-           'pg_catalog.record_image_ne(row(%s), row(%s)) then array[''D'', ''I''] else array[r.ev_op::text] end) op',
-           string_agg(format(', case when op <> ''I'' then %I end as %1$I', 'old_' || suffix), '' order by attnum),
-           string_agg(format(', case when op <> ''D'' then %I end as %1$I', 'new_' || suffix), '' order by attnum), pairs,
-           string_agg(quote_ident('old_' || suffix), ', ' order by attnum) filter (where key),
-           string_agg(quote_ident('new_' || suffix), ', ' order by attnum) filter (where key))
+  select format($sql$
+    select ev_id, ev_txid, ev_time, op as ev_op, ev_origin%s%s
+      from (%s) r,
+           lateral unnest(case
+             when r.ev_op = 'U' and pg_catalog.record_image_ne(row(%s), row(%s)) then array['D', 'I']
+             else array[r.ev_op::text] end) op$sql$,
+    string_agg(format($sql$, case when op <> 'I' then %I end as %1$I$sql$, 'old_' || suffix), '' order by attnum),
+    string_agg(format($sql$, case when op <> 'D' then %I end as %1$I$sql$, 'new_' || suffix), '' order by attnum),
+    pairs,
+    string_agg(quote_ident('old_' || suffix), ', ' order by attnum) filter (where key),
+    string_agg(quote_ident('new_' || suffix), ', ' order by attnum) filter (where key))
     from jsonb_to_recordset(columns) c(attnum int, suffix text, key boolean)
 $$;
 comment on function gdq.key_changes_sql(jsonb, text) is 'Makes a D and an I of every UPDATE that changed the key.';
 
--- image_columns(columns, prefix): the log columns of one image, as text that goes on after a comma. Writes: nothing.
--- Every name is quoted: a column may be called like a word that PL/pgSQL reserves and SQL does not (begin, if).
+-- image_columns(columns, prefix): the log columns of one image, as text that goes on after a comma. Every name is
+-- quoted: a column may be called like a word that PL/pgSQL reserves and SQL does not (begin, if). Writes: nothing.
 create or replace function gdq.image_columns(columns jsonb, prefix text) returns text
 language sql immutable security definer set search_path = pg_catalog, pg_temp set quote_all_identifiers = on
 as $$
@@ -112,8 +139,8 @@ as $$
 $$;
 comment on function gdq.image_columns(jsonb, text) is 'The log columns of one image.';
 
--- log_columns(v), log_values(v, source): the log columns of one image of a version, without their prefix, and their values
--- in a capture function, source being OLD or NEW or a row of a transition table. Writes: nothing.
+-- log_columns(v): the log columns of one image of a version, without their prefix: in format json the text of the row.
+-- Writes: nothing.
 create or replace function gdq.log_columns(v gdq.table_version) returns jsonb
 language plpgsql immutable security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -127,7 +154,9 @@ comment on function gdq.log_columns(gdq.table_version) is 'The log columns of on
 create or replace function gdq.row_type(version_id bigint) returns text
 language sql stable security definer set search_path = pg_catalog, pg_temp
 as $$
-  select format('gdq_log.t%s_v%s_row', v.table_id, v.version_id) from gdq.table_version v where v.version_id = row_type.version_id and v.shape is not null
+  select format('gdq_log.t%s_v%s_row', v.table_id, v.version_id)
+    from gdq.table_version v
+   where v.version_id = row_type.version_id and v.shape is not null
 $$;
 comment on function gdq.row_type(bigint) is 'Name of the type that takes the row text of a version apart.';
 

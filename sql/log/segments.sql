@@ -1,4 +1,4 @@
--- Segments of logs: making them, listing them, and telling which may hold rows.
+-- Segments of logs: the tables that rows are written to: which there are, which may hold rows, and making them.
 
 -- event_segments(queue_id): the segments of a queue's event log; none when the queue is being dropped. Writes: nothing.
 create or replace function gdq.event_segments(queue_id integer) returns setof regclass
@@ -7,20 +7,26 @@ as $$
 #variable_conflict use_column
 begin
   return query
-    select s from generate_series(0, 2) slot, to_regclass(format('gdq_log.%I', format('q%s_s%s', queue_id, slot))) s where s is not null;
+    select s
+      from generate_series(0, 2) slot,
+           to_regclass(format('gdq_log.%I', format('q%s_s%s', queue_id, slot))) s
+     where s is not null;
 end
 $$;
 comment on function gdq.event_segments(integer) is 'The segments of a queue''s event log.';
 
--- queue_segments(queue_id): the event log segments of a queue and those of its change logs that are not quiet, as far as
--- they hold rows. Writes: nothing.
+-- queue_segments(queue_id): the event log segments of a queue and those of its change logs that are not quiet, as far
+-- as they hold rows. Writes: nothing.
 create or replace function gdq.queue_segments(queue_id integer) returns setof regclass
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 begin
   return query
-    select s.segment from gdq.active_tables(queue_id) t join gdq.table_version v on v.table_id = t join gdq.log_segment s using (version_id)
+    select s.segment
+      from gdq.active_tables(queue_id) t
+      join gdq.table_version v on v.table_id = t
+      join gdq.log_segment s using (version_id)
      where pg_relation_size(s.segment) > 0
     union all
     select s from gdq.event_segments(queue_id) s where pg_relation_size(s) > 0;
@@ -61,17 +67,19 @@ begin
   end if;
   if filenode is null or current_setting('transaction_isolation') <> 'read committed'
                          and filenode <> (select c.relfilenode from pg_class c where c.oid = segment) then
-    raise exception 'log segment % was truncated after the snapshot of this transaction', segment using errcode = 'GDQ01',
+    raise exception 'log segment % was truncated after the snapshot of this transaction', segment
+      using errcode = 'GDQ01',
       hint = 'The batch was finished elsewhere. Roll back, and ask for the next batch.';
   end if;
   return filenode;
 end
 $$;
-comment on function gdq.pin_segment(regclass) is 'Keeps a log segment from truncation until the transaction ends; its filenode.';
+comment on function gdq.pin_segment(regclass) is
+  'Keeps a log segment from truncation until the transaction ends; its filenode.';
 
--- segment_is(segment, filenode): true, or error GDQ01 when the segment has been truncated since a batch was cut from it.
--- pg_relation_filenode() is fresh in any snapshot, and as a one-time filter this runs after the reader has its lock: an
--- emptied segment can never read as one without rows. Writes: nothing.
+-- segment_is(segment, filenode): true, or error GDQ01 when the segment has been truncated since a batch was cut from
+-- it. pg_relation_filenode() is fresh in any snapshot, and as a one-time filter this runs after the reader has its
+-- lock: an emptied segment can never read as one without rows. Writes: nothing.
 create or replace function gdq.segment_is(segment regclass, filenode oid) returns boolean
 language plpgsql stable parallel unsafe security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -83,7 +91,8 @@ begin
   return true;
 end
 $$;
-comment on function gdq.segment_is(regclass, oid) is 'True, or error GDQ01 when a segment was truncated since a batch was cut from it.';
+comment on function gdq.segment_is(regclass, oid) is
+  'True, or error GDQ01 when a segment was truncated since a batch was cut from it.';
 
 -- holds_rows(segment): whether a reader must look at a segment: it holds rows, or did in the transaction's snapshot,
 -- which pin_segment() then reports. Writes: nothing.
@@ -125,19 +134,23 @@ declare
   announcements text;
   tables oid[];
 begin
-  select string_agg(format('(select ev_table from (%s) e where ev_kind = ''active'')', part), ' union ') into announcements
-    from gdq.event_segments(queue_id) s, gdq.changes_sql(s, 'ev_table, ev_kind', s0, s1) part where gdq.holds_rows(s) and part is not null;
+  select string_agg(format('(select ev_table from (%s) e where ev_kind = ''active'')', part), ' union ')
+    into announcements
+    from gdq.event_segments(queue_id) s, gdq.changes_sql(s, 'ev_table, ev_kind', s0, s1) part
+   where gdq.holds_rows(s) and part is not null;
   if announcements is not null then
     execute format('select array_agg(ev_table) from (%s) e', announcements) into tables;
   end if;
   return coalesce(tables, '{}');
 end
 $$;
-comment on function gdq.announced_tables(integer, pg_snapshot, pg_snapshot) is 'Tables that announced changes between two snapshots.';
+comment on function gdq.announced_tables(integer, pg_snapshot, pg_snapshot) is
+  'Tables that announced changes between two snapshots.';
 
 -- changed_tables(subscription_id, s0, s1): the tables of a subscription whose logs may hold rows in (s0, s1]: every one
 -- that has is among them. Writes: a lock, see pin_segment(). Errors: GDQ01.
-create or replace function gdq.changed_tables(subscription_id integer, s0 pg_snapshot, s1 pg_snapshot) returns setof gdq.captured_table
+create or replace function gdq.changed_tables(subscription_id integer, s0 pg_snapshot, s1 pg_snapshot)
+  returns setof gdq.captured_table
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -151,10 +164,13 @@ begin
   return query
     select ct.* from gdq.captured_table ct
      where ct.queue_id = sub.queue_id and (ct.table_id = any (active) or ct.relid = any (announced))
-       and (sub.all_tables or exists (select from gdq.subscription_table st where st.subscription_id = sub.subscription_id and st.table_id = ct.table_id));
+       and (sub.all_tables
+            or exists (select from gdq.subscription_table st
+                        where st.subscription_id = sub.subscription_id and st.table_id = ct.table_id));
 end
 $$;
-comment on function gdq.changed_tables(integer, pg_snapshot, pg_snapshot) is 'Tables of a subscription whose logs may hold rows between two snapshots.';
+comment on function gdq.changed_tables(integer, pg_snapshot, pg_snapshot) is
+  'Tables of a subscription whose logs may hold rows between two snapshots.';
 
 -- events_given_out(queue_id): last_event(), or NULL when the queue is just being dropped. Writes: nothing.
 create or replace function gdq.events_given_out(queue_id integer) returns bigint
@@ -168,7 +184,8 @@ exception when lock_not_available or undefined_table or internal_error then
   return null;
 end
 $$;
-comment on function gdq.events_given_out(integer) is 'Last event number given out by a queue; NULL while it is being dropped.';
+comment on function gdq.events_given_out(integer) is
+  'Last event number given out by a queue; NULL while it is being dropped.';
 
 -- create_segment(version_id, slot): the log tables of one slot of a version, each with its BRIN index: s<slot> for rows
 -- with one image (INSERT, DELETE), u<slot> for both images of an UPDATE. Two tables, because a third of a capture
@@ -193,15 +210,24 @@ begin
              from (values (false, 's', array['row_']), (true, 'u', array['old_', 'new_'])) kind(pair, letter, prefixes)
             where not (pair and v.split) loop
     select string_agg(format(', %I %s', prefix || c.suffix, c.log_type), '' order by place, c.attnum) into images
-      from jsonb_to_recordset(gdq.log_columns(v)) c(attnum int, log_type text, suffix text), unnest(s.prefixes) with ordinality p(prefix, place);
-    execute format(
-      'create %s table gdq_log.%I (ev_id bigint, ev_txid bigint, ev_time timestamptz, ev_op "char"%s%s) '
-      'with (fillfactor = 100, autovacuum_enabled = false, toast.autovacuum_enabled = false)',
-      case when kept.unlogged then 'unlogged' else '' end, s.name, case when kept.origin then ', ev_origin text' else '' end, images);
-    execute format('create index %I on gdq_log.%I using brin (ev_txid int8_minmax_multi_ops) with (pages_per_range = 16)',
-                   s.name || '_txid', s.name);
+      from jsonb_to_recordset(gdq.log_columns(v)) c(attnum int, log_type text, suffix text),
+           unnest(s.prefixes) with ordinality p(prefix, place);
+    execute format($sql$
+      create %s table gdq_log.%I (ev_id bigint, ev_txid bigint, ev_time timestamptz, ev_op "char"%s%s)
+        with (fillfactor = 100, autovacuum_enabled = false, toast.autovacuum_enabled = false)
+      $sql$,
+      case when kept.unlogged then 'unlogged' end,
+      s.name,
+      case when kept.origin then ', ev_origin text' end,
+      images);
+    execute format($sql$
+      create index %I on gdq_log.%I using brin (ev_txid int8_minmax_multi_ops) with (pages_per_range = 16)
+      $sql$,
+      s.name || '_txid',
+      s.name);
     insert into gdq.log_segment values (v.version_id, slot, s.pair, format('gdq_log.%I', s.name)::regclass);
   end loop;
 end
 $$;
-comment on function gdq.create_segment(bigint, integer) is 'Creates the log tables of one slot of a version, with their BRIN indexes.';
+comment on function gdq.create_segment(bigint, integer) is
+  'Creates the log tables of one slot of a version, with their BRIN indexes.';

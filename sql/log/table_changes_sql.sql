@@ -1,65 +1,106 @@
--- table_changes_sql(table_id, s0, s1, version): the typed SELECT of a captured table's rows in (s0, s1], with the columns
--- of its newest version; a column that an older version did not have is NULL there. After ev_op comes ev_origin where the
--- table is captured with its origin. Not sorted.
+-- table_changes_sql(table_id, s0, s1, version): the typed SELECT of a captured table's rows in (s0, s1], with the
+-- columns of its newest version; a column that an older version did not have is NULL there. After ev_op comes ev_origin
+-- where the table is captured with its origin. Not sorted.
 --   version: only the rows of this version, with its own columns.
--- Writes: nothing. Errors: 55000 when the interval holds rows of a version in which a column had another type or the table
--- another mode; 42704
--- for a version that is not one of the table's. Its rows may raise GDQ03, see row_is_whole().
-create or replace function gdq.table_changes_sql(table_id integer, s0 pg_snapshot, s1 pg_snapshot, version bigint default null) returns text
+-- Writes: a lock, see pin_segment(). Errors: 55000 when the interval holds rows of a version in which a column had
+-- another type or the table another mode; 42704 for a version that is not one of the table's; GDQ01. Its rows may raise
+-- GDQ03, see row_is_whole().
+create or replace function gdq.table_changes_sql(table_id integer, s0 pg_snapshot, s1 pg_snapshot,
+                                                 version bigint default null) returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   target gdq.table_version;
-  v record;
+  v gdq.table_version;
   segment regclass;
   names text;
-  changed text;
+  retyped text;
   part text;
   parts text[] := '{}';
-  origin text := case when (select ct.origin from gdq.captured_table ct where ct.table_id = table_changes_sql.table_id) then ', ev_origin' else '' end;
+  origin boolean := (select ct.origin from gdq.captured_table ct where ct.table_id = table_changes_sql.table_id);
 begin
-  select * into target from gdq.table_version tv
-   where tv.table_id = table_changes_sql.table_id and tv.version_id = coalesce(version, gdq.current_version(table_changes_sql.table_id));
+  select * into target
+    from gdq.table_version tv
+   where tv.table_id = table_changes_sql.table_id
+     and tv.version_id = coalesce(version, gdq.current_version(table_changes_sql.table_id));
   if target.version_id is null then
-    raise exception 'table % has no version %', gdq.last_table_name(table_id), version using errcode = 'undefined_object',
-      hint = 'Ask gdq.batch_versions() for those of a batch.';
+    raise exception 'table % has no version %', gdq.last_table_name(table_id), version
+      using errcode = 'undefined_object', hint = 'Ask gdq.batch_versions() for those of a batch.';
   end if;
-  for v in select tv.version_id, tv.columns, tv.shape from gdq.table_version tv
-            where tv.table_id = table_changes_sql.table_id and (version is null or tv.version_id = version) order by tv.version_id loop
-    select string_agg(format(', %s as %I', coalesce(source, 'null::' || n.log_type), log_column), '' order by place, n.attnum),
-           string_agg(quote_ident(n.name), ', ') filter (where o.log_type <> n.log_type)
-      into names, changed
-      from jsonb_to_recordset(target.columns) n(attnum int, name text, log_type text, log_key text, log_old text, log_new text)
-      left join jsonb_to_recordset(v.columns) o(attnum int, log_type text, suffix text) using (attnum),
-           lateral (values (1, n.log_key, 'case when ev_op in (''D'', ''o'') then ' || quote_ident('old_' || o.suffix) || ' else ' || quote_ident('new_' || o.suffix) || ' end'),
-                           (2, n.log_old, quote_ident('old_' || o.suffix)), (3, n.log_new, quote_ident('new_' || o.suffix))) image(place, log_column, source)
-     where log_column is not null;
+  for v in select * from gdq.table_version tv
+            where tv.table_id = table_changes_sql.table_id and (version is null or tv.version_id = version)
+            order by tv.version_id loop
+    select string_agg(format(', %s as %I', a.value, a.log_column), '' order by a.place),
+           string_agg(distinct quote_ident(a.name), ', ') filter (where a.retyped)
+      into names, retyped
+      from gdq.aligned_columns(v.columns, target.columns) a;
     for segment in select s from gdq.version_segments(v.version_id) s loop
       part := gdq.images_sql(segment, s0, s1);
-      if part is not null and changed is not null then
-        raise exception 'table % changed the type of % inside the interval', gdq.last_table_name(table_id), changed
-          using errcode = 'object_not_in_prerequisite_state', hint = 'Read the batch version by version: gdq.batch_versions(), in Python batch.versions(table).';
-      elsif part is not null and gdq.version_mode(v.columns) <> gdq.version_mode(target.columns) then
-        raise exception 'table % is captured in another mode since a point inside the interval', gdq.last_table_name(table_id)
-          using errcode = 'object_not_in_prerequisite_state', hint = 'Read the batch version by version: gdq.batch_versions(), in Python batch.versions(table).';
-      elsif part is not null then
-        parts := parts || format('select ev_id, ev_txid, ev_time, ev_op%s%s from (%s) r%s', origin, names, part,
-          case when v.shape is not null then ' where gdq.row_is_whole(ev_op, ev_id)' end);
+      continue when part is null;
+      if retyped is not null or gdq.version_mode(v.columns) <> gdq.version_mode(target.columns) then
+        raise exception 'table % %', gdq.last_table_name(table_id),
+          case when retyped is not null then format('changed the type of %s inside the interval', retyped)
+               else 'is captured in another mode since a point inside the interval' end
+          using errcode = 'object_not_in_prerequisite_state',
+                hint = 'Read the batch version by version: gdq.batch_versions(), in Python batch.versions(table).';
       end if;
+      parts := parts || format('select ev_id, ev_txid, ev_time, ev_op%s%s from (%s) r%s',
+        case when origin then ', ev_origin' end,
+        names,
+        part,
+        case when v.shape is not null then ' where gdq.row_is_whole(ev_op, ev_id)' end);
     end loop;
   end loop;
   if parts = '{}' then
-    select string_agg(format(', null::%s as %I', log_type, log_column), '' order by place, attnum) into names
-      from jsonb_to_recordset(target.columns) n(attnum int, log_type text, log_key text, log_old text, log_new text),
-           lateral (values (1, log_key), (2, log_old), (3, log_new)) image(place, log_column)
-     where log_column is not null;
-    return format('select null::bigint as ev_id, null::bigint as ev_txid, null::timestamptz as ev_time, null::text as ev_op%s%s where false',
-                  replace(origin, 'ev_origin', 'null::text as ev_origin'), names);
+    select string_agg(format(', %s as %I', a.value, a.log_column), '' order by a.place) into names
+      from gdq.aligned_columns('[]', target.columns) a;
+    parts := array[format($sql$
+      select null::bigint as ev_id,
+             null::bigint as ev_txid,
+             null::timestamptz as ev_time,
+             null::text as ev_op
+             %s
+             %s
+       where false$sql$,
+      case when origin then ', null::text as ev_origin' end,
+      names)];
   end if;
   return array_to_string(parts, ' union all ');
 end
 $$;
-comment on function gdq.table_changes_sql(integer, pg_snapshot, pg_snapshot, bigint) is 'Typed SELECT of a captured table''s log rows between two snapshots.';
+comment on function gdq.table_changes_sql(integer, pg_snapshot, pg_snapshot, bigint) is
+  'Typed SELECT of a captured table''s log rows between two snapshots.';
+
+-- aligned_columns(old, new): the columns of a log as readers of one version of a table (new) get them, and the SQL that
+-- reads each from images of another version (old), as images_sql() gives them. old, new: columns of a table_version.
+-- Result: place, from 1 in the order of the SELECT; name, of the table's column; log_column, such as old_name; value:
+-- SQL, a NULL of the type for a column that the old version does not have; retyped: the old version has it with another
+-- type.
+-- Writes: nothing.
+create or replace function gdq.aligned_columns(old jsonb, new jsonb)
+  returns table (place bigint, name text, log_column text, value text, retyped boolean)
+language plpgsql immutable security definer set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+  return query
+  select row_number() over (order by image.place, n.attnum),
+         n.name,
+         image.log_column,
+         coalesce(image.value, 'null::' || n.log_type),
+         coalesce(o.log_type <> n.log_type, false)
+    from jsonb_to_recordset(new) n(attnum int, name text, log_type text, log_key text, log_old text, log_new text)
+    left join jsonb_to_recordset(old) o(attnum int, log_type text, suffix text) using (attnum),
+         lateral (select quote_ident('old_' || o.suffix), quote_ident('new_' || o.suffix)) images(old_image, new_image),
+         lateral (values
+           (1, n.log_key, 'case when ev_op in (''D'', ''o'') then ' || old_image || ' else ' || new_image || ' end'),
+           (2, n.log_old, old_image),
+           (3, n.log_new, new_image)) image(place, log_column, value)
+   where image.log_column is not null;
+end
+$$;
+comment on function gdq.aligned_columns(jsonb, jsonb) is
+  'How the log columns of one version of a table are read from the rows of another.';
 
 -- row_is_whole(ev_op, ev_id): true, or error GDQ03 for a row that does not fit its version. Writes: nothing.
 create or replace function gdq.row_is_whole(ev_op text, ev_id bigint) returns boolean

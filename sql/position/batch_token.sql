@@ -1,4 +1,4 @@
--- Open batches and the tokens that say who holds them.
+-- Batches and the tokens that say which worker holds them.
 
 -- is_finished(subscription_id, batch_no, batch_id): whether a batch is finished, or was left behind. Writes: nothing.
 create or replace function gdq.is_finished(subscription_id integer, batch_no bigint, batch_id bigint) returns boolean
@@ -7,7 +7,8 @@ as $$
 #variable_conflict use_column
 begin
   return (
-    select exists (select from gdq.position p where p.subscription_id = is_finished.subscription_id and p.batch_no >= is_finished.batch_no)
+    select exists (select from gdq.position p
+                    where p.subscription_id = is_finished.subscription_id and p.batch_no >= is_finished.batch_no)
         or exists (select from gdq.batch_end e where e.batch_id = is_finished.batch_id));
 end
 $$;
@@ -29,7 +30,8 @@ begin
   return not gdq.is_finished(b.subscription_id, b.batch_no, b.batch_id);
 end
 $$;
-comment on function gdq.holds_batch(gdq.batch, uuid) is 'Whether a batch is open for who has this token; error GDQ01 for a stale one.';
+comment on function gdq.holds_batch(gdq.batch, uuid) is
+  'Whether a batch is open for who has this token; error GDQ01 for a stale one.';
 
 -- require_held(b, token): error unless a batch is open and the token its newest. Writes: nothing. Errors: GDQ01.
 create or replace function gdq.require_held(b gdq.batch, token uuid) returns void
@@ -43,8 +45,8 @@ end
 $$;
 comment on function gdq.require_held(gdq.batch, uuid) is 'Error GDQ01 unless a batch is open and the token its newest.';
 
--- named_batch(batch_id): a batch that the session may use, open or not. Writes: nothing. Errors: GDQ01 when there is none
--- of that number; GDQ07; 42501.
+-- named_batch(batch_id): a batch that the session may use, open or not.
+-- Writes: nothing. Errors: GDQ01 when there is none of that number; GDQ07; 42501.
 create or replace function gdq.named_batch(batch_id bigint) returns gdq.batch
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -62,7 +64,8 @@ end
 $$;
 comment on function gdq.named_batch(bigint) is 'A batch that the session may use, open or not.';
 
--- open_batch(batch_id, token): the batch, if it is open and the token its newest. Writes: nothing. Errors: GDQ01, GDQ07, 42501.
+-- open_batch(batch_id, token): the batch, if it is open and the token its newest.
+-- Writes: nothing. Errors: GDQ01, GDQ07, 42501.
 create or replace function gdq.open_batch(batch_id bigint, token uuid) returns gdq.batch
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -73,11 +76,12 @@ begin
   return b;
 end
 $$;
-comment on function gdq.open_batch(bigint, uuid) is 'The batch, if it is open and the token its newest; else error GDQ01.';
+comment on function gdq.open_batch(bigint, uuid) is
+  'The batch, if it is open and the token its newest; else error GDQ01.';
 
--- token_key(token): the advisory lock key of a batch's token: who puts events aside holds it shared, finish_batch() takes
--- it alone. So an event is put aside before the batch is finished, or refused. By the token, not the batch: a worker that
--- was given up for dead must not hold up the next. Writes: nothing.
+-- token_key(token): the advisory lock key of a batch's token. A worker that puts events aside holds it shared, and
+-- finish_batch() takes it alone: an event is put aside before the batch is finished, or refused. The key is of the
+-- token, not of the batch, so that a worker that was given up for dead does not hold up the next one. Writes: nothing.
 create or replace function gdq.token_key(token uuid) returns bigint
 language sql immutable security definer set search_path = pg_catalog, pg_temp
 as $$

@@ -1,16 +1,20 @@
--- Positions: where a consumer stands, in snapshots, and what it still holds.
+-- Positions: the snapshot that each consumer has read up to, and what it still has to copy or holds in the logs.
 
--- position_of(subscription_id): where a subscription stands. Writes: nothing. Errors: 55000 when it has no position:
--- that is never read as "from the start".
+-- position_of(subscription_id): where a subscription stands. Writes: nothing.
+-- Errors: 55000 when it has no position, which is never read as "from the start".
 create or replace function gdq.position_of(subscription_id integer) returns gdq.position
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   pos gdq.position;
 begin
-  select * into pos from gdq.position p where p.subscription_id = position_of.subscription_id order by p.batch_no desc limit 1;
+  select * into pos
+    from gdq.position p
+   where p.subscription_id = position_of.subscription_id
+   order by p.batch_no desc limit 1;
   if pos.batch_no is null then
-    raise exception 'subscription % has no position', subscription_id using errcode = 'object_not_in_prerequisite_state';
+    raise exception 'subscription % has no position', subscription_id
+      using errcode = 'object_not_in_prerequisite_state';
   end if;
   return pos;
 end
@@ -23,7 +27,8 @@ language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
   select (latest.p).*
     from gdq.subscription s,
-         lateral (select p from gdq.position p where p.subscription_id = s.subscription_id order by p.batch_no desc limit 1) latest
+         lateral (select p from gdq.position p
+                   where p.subscription_id = s.subscription_id order by p.batch_no desc limit 1) latest
 $$;
 comment on function gdq.latest_positions() is 'Where every subscription stands.';
 
@@ -53,7 +58,8 @@ comment on function gdq.snapshot_max(pg_snapshot, pg_snapshot) is 'The later of 
 
 -- copied_tables(subscription_id): the tables that a subscription gets changes of only after a snapshot of their own,
 -- from which on it has them. Writes: nothing.
-create or replace function gdq.copied_tables(subscription_id integer) returns table (relid regclass, snapshot pg_snapshot)
+create or replace function gdq.copied_tables(subscription_id integer)
+  returns table (relid regclass, snapshot pg_snapshot)
 language plpgsql volatile rows 1 security definer set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
@@ -61,11 +67,13 @@ begin
   return query
     select r.relid, r.snapshot
       from (select distinct on (sr.relid) sr.relid, sr.kind, sr.snapshot from gdq.subscription_resync sr
-             where sr.subscription_id = copied_tables.subscription_id and sr.kind <> 'removed' order by sr.relid, sr.state_id desc) r
+             where sr.subscription_id = copied_tables.subscription_id and sr.kind <> 'removed'
+             order by sr.relid, sr.state_id desc) r
      where r.kind = 'copied';
 end
 $$;
-comment on function gdq.copied_tables(integer) is 'The tables of a subscription that it has as of a snapshot of their own.';
+comment on function gdq.copied_tables(integer) is
+  'The tables of a subscription that it has as of a snapshot of their own.';
 
 -- cut_tables(subscription_id): the tables (NULL: messages) whose changes were dropped before a subscription read them,
 -- and which it must copy before it gets another batch. Writes: nothing.
@@ -77,9 +85,12 @@ begin
   return query
     select r.relid, r.reason
       from (select distinct on (sr.relid) sr.* from gdq.subscription_resync sr
-             where sr.subscription_id = cut_tables.subscription_id and sr.kind <> 'removed' order by sr.relid, sr.state_id desc) r
+             where sr.subscription_id = cut_tables.subscription_id and sr.kind <> 'removed'
+             order by sr.relid, sr.state_id desc) r
      where r.kind = 'cut'
-       and (r.relid is null or r.relid in (select t.relid from gdq.subscribed_tables(cut_tables.subscription_id) t join pg_class c on c.oid = t.relid));
+       and (r.relid is null
+            or r.relid in (select t.relid from gdq.subscribed_tables(cut_tables.subscription_id) t
+                             join pg_class c on c.oid = t.relid));
 end
 $$;
 comment on function gdq.cut_tables(integer) is 'The tables that a subscription must copy before it gets another batch.';
@@ -95,21 +106,24 @@ as $$
      from gdq.latest_positions() p join gdq.subscription s using (subscription_id) join gdq.resync r using (queue_id)
      left join gdq.copied_tables(resync_tables.subscription_id) c on c.relid = r.relid
     where s.subscription_id = resync_tables.subscription_id and r.kind in ('gap', 'disarmed', 'armed', 'covered')
-      and (not pg_visible_in_snapshot(r.txid::text::xid8, gdq.snapshot_max(p.snapshot, c.snapshot)) or gdq.capture_state(r.queue_id, r.relid) = 'disarmed')
+      and (not pg_visible_in_snapshot(r.txid::text::xid8, gdq.snapshot_max(p.snapshot, c.snapshot))
+           or gdq.capture_state(r.queue_id, r.relid) = 'disarmed')
       and r.relid in (select t.relid from gdq.subscribed_tables(s.subscription_id) t)
       and r.relid not in (select k.relid from gdq.cut_tables(s.subscription_id) k where k.relid is not null)
     order by r.relid, r.resync_id desc)
 $$;
 comment on function gdq.resync_tables(integer) is 'The tables that a subscription must copy anew.';
 
--- delivered_from(b, tbl): the snapshot after which a batch gives changes of a table: the batch's own start, or that of a
--- later copy. Writes: nothing.
+-- delivered_from(b, tbl): the snapshot after which a batch gives changes of a table: the start of the batch, or that of
+-- a later copy. Writes: nothing.
 create or replace function gdq.delivered_from(b gdq.batch, tbl regclass) returns pg_snapshot
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
-  select gdq.snapshot_max(b.snapshot_from, (select c.snapshot from gdq.copied_tables(b.subscription_id) c where c.relid = tbl))
+  select gdq.snapshot_max(b.snapshot_from,
+                          (select c.snapshot from gdq.copied_tables(b.subscription_id) c where c.relid = tbl))
 $$;
-comment on function gdq.delivered_from(gdq.batch, regclass) is 'The snapshot after which a batch gives changes of a table.';
+comment on function gdq.delivered_from(gdq.batch, regclass) is
+  'The snapshot after which a batch gives changes of a table.';
 
 -- segment_is_consumed(segment, held): whether every row of a segment counts as finished in a snapshot. Sees all that
 -- has committed, so it must run in READ COMMITTED. Writes: nothing.
@@ -119,9 +133,13 @@ as $$
 declare
   consumed boolean;
 begin
-  execute format('select not exists (select from %s where ev_txid >= $1) and not exists (select from %1$s where ev_txid = any ($2))', segment)
-    into consumed using pg_snapshot_xmax(held)::text::bigint, array(select x::text::bigint from pg_snapshot_xip(held) x);
+  execute format(
+    'select not exists (select from %s where ev_txid >= $1) and not exists (select from %1$s where ev_txid = any ($2))',
+    segment)
+    into consumed
+    using pg_snapshot_xmax(held)::text::bigint, array(select x::text::bigint from pg_snapshot_xip(held) x);
   return consumed;
 end
 $$;
-comment on function gdq.segment_is_consumed(regclass, pg_snapshot) is 'Whether every row of a segment counts as finished in a snapshot.';
+comment on function gdq.segment_is_consumed(regclass, pg_snapshot) is
+  'Whether every row of a segment counts as finished in a snapshot.';

@@ -1,4 +1,4 @@
--- Subscriptions: a consumer of a queue, who may use it, and what it takes.
+-- Subscriptions: a consumer of a queue, who may use it, and which tables and messages it takes.
 
 -- find_subscription(queue, consumer): the id of a subscription. Writes: nothing. Errors: 42704.
 create or replace function gdq.find_subscription(queue text, consumer text) returns integer
@@ -18,10 +18,11 @@ begin
   return id;
 end
 $$;
-comment on function gdq.find_subscription(text, text) is 'Id of a subscription; error 42704 when the consumer is not registered on the queue.';
+comment on function gdq.find_subscription(text, text) is
+  'Id of a subscription; error 42704 when the consumer is not registered on the queue.';
 
--- own_subscription(queue, consumer): the id of a subscription that the session's role may use and whose tables its owner
--- may read. Writes: nothing. Errors: 42704, 42501.
+-- own_subscription(queue, consumer): the id of a subscription that the role of the session may use and whose tables its
+-- owner may read. Writes: nothing. Errors: 42704, 42501.
 create or replace function gdq.own_subscription(queue text, consumer text) returns integer
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -33,7 +34,8 @@ begin
   return id;
 end
 $$;
-comment on function gdq.own_subscription(text, text) is 'Id of a subscription that the session may use; error 42501 for another.';
+comment on function gdq.own_subscription(text, text) is
+  'Id of a subscription that the session may use; error 42501 for another.';
 
 -- lock_subscription(queue, consumer): locks a subscription until the transaction ends: one worker at a time moves it.
 -- Result: its id. Writes: a row lock. Errors: 42704, GDQ04; 42501 for the consumer of another role, or one whose role
@@ -51,8 +53,8 @@ end
 $$;
 comment on function gdq.lock_subscription(text, text) is 'Locks a subscription until the transaction ends.';
 
--- may_use_consumer(role, subscription_id): whether a role owns the subscription, is a member of the role that does, or an
--- administrator. Writes: nothing.
+-- may_use_consumer(role, subscription_id): whether a role owns the subscription, is a member of the owning role, or is
+-- an administrator. Writes: nothing.
 create or replace function gdq.may_use_consumer(role name, subscription_id integer) returns boolean
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -81,7 +83,8 @@ begin
      where ss.subscription_id = check_consumer_role.subscription_id;
     raise exception 'consumer "%" of queue "%" belongs to role %', s.consumer_name, s.queue_name, s.owner_role
       using errcode = 'insufficient_privilege',
-            hint = format('This session acts as %I. Have an administrator call gdq.set_consumer_role(), or act as a member of %I.', who, s.owner_role);
+            hint = format('This session acts as %I. Have an administrator call gdq.set_consumer_role(), '
+                          'or act as a member of %I.', who, s.owner_role);
   end if;
 end
 $$;
@@ -95,7 +98,8 @@ create or replace function gdq.check_consumer_tables(subscription_id integer) re
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
-  reader name := (select s.owner_role from gdq.subscription s where s.subscription_id = check_consumer_tables.subscription_id);
+  reader name := (select s.owner_role from gdq.subscription s
+                   where s.subscription_id = check_consumer_tables.subscription_id);
   reader_id oid := (select r.oid from pg_roles r where r.rolname = reader);
   hidden record;
 begin
@@ -115,17 +119,21 @@ begin
           and exists (select from gdq.table_version v, jsonb_to_recordset(v.columns) l(attnum smallint)
                        where v.version_id = gdq.current_version(t.table_id)
                          and has_column_privilege(reader_id, c.oid, l.attnum, 'select') is not true))
-      or (c.relrowsecurity and not (select r.rolsuper or r.rolbypassrls or (r.oid = c.relowner and not c.relforcerowsecurity) from pg_roles r where r.oid = reader_id))
+      or (c.relrowsecurity
+          and not (select r.rolsuper or r.rolbypassrls or (r.oid = c.relowner and not c.relforcerowsecurity)
+                     from pg_roles r where r.oid = reader_id))
    limit 1;
   if hidden.table_name is not null then
     raise exception 'role % may not read table %, which its consumer takes%', reader, hidden.table_name,
       case when hidden.secured then ' and which has row level security' else '' end
       using errcode = 'insufficient_privilege',
-            hint = format('Grant SELECT on it to %I, register the consumer for other tables, or have an administrator read it.', reader);
+            hint = format('Grant SELECT on it to %I, register the consumer for other tables, '
+                          'or have an administrator read it.', reader);
   end if;
 end
 $$;
-comment on function gdq.check_consumer_tables(integer) is 'Error 42501 when the role that owns a subscription may not read all that it takes.';
+comment on function gdq.check_consumer_tables(integer) is
+  'Error 42501 when the role that owns a subscription may not read all that it takes.';
 
 -- require_member(subscription_id, member): error unless a worker gives its name where the consumer has members, and one
 -- of theirs. Writes: nothing. Errors: 42704, 55000.
@@ -136,14 +144,17 @@ begin
   if member is null and exists (select from gdq.member m where m.subscription_id = require_member.subscription_id) then
     raise exception 'the consumer has members, and none is named' using errcode = 'object_not_in_prerequisite_state',
       hint = 'Name the member that asks; gdq.member_info() lists them.';
-  elsif member is not null and not exists (select from gdq.member m where m.subscription_id = require_member.subscription_id
-                                                                      and m.member_name = require_member.member) then
+  elsif member is not null
+        and not exists (select from gdq.member m
+                         where m.subscription_id = require_member.subscription_id
+                           and m.member_name = require_member.member) then
     raise exception 'the consumer has no member "%"', member using errcode = 'undefined_object',
       hint = 'Register it with gdq.register_member().';
   end if;
 end
 $$;
-comment on function gdq.require_member(integer, text) is 'Error unless a worker names one of the consumer''s members, or it has none.';
+comment on function gdq.require_member(integer, text) is
+  'Error unless a worker names one of the consumer''s members, or it has none.';
 
 -- may_read(subscription_id): whether a subscription gets batches; false while it or its queue is paused.
 -- Writes: nothing. Errors: GDQ03 when it must copy tables first.
@@ -158,14 +169,19 @@ begin
     into tables, why from gdq.cut_tables(subscription_id) c;
   if tables is not null then
     raise exception 'consumer "%" must copy anew %: %',
-      (select c.consumer_name from gdq.subscription s join gdq.consumer c using (consumer_id) where s.subscription_id = may_read.subscription_id), tables, why
-      using errcode = 'GDQ03', hint = 'Copy each table at a snapshot and call gdq.resynced(), or register the consumer again and load afresh.';
+      (select c.consumer_name from gdq.subscription s join gdq.consumer c using (consumer_id)
+        where s.subscription_id = may_read.subscription_id), tables, why
+      using errcode = 'GDQ03',
+            hint = 'Copy each table at a snapshot and call gdq.resynced(), '
+                   'or register the consumer again and load afresh.';
   end if;
-  return not gdq.queue_paused((select s.queue_id from gdq.subscription s where s.subscription_id = may_read.subscription_id))
+  return not gdq.queue_paused((select s.queue_id from gdq.subscription s
+                                where s.subscription_id = may_read.subscription_id))
      and not exists (select from gdq.subscription_pause sp where sp.subscription_id = may_read.subscription_id);
 end
 $$;
-comment on function gdq.may_read(integer) is 'Whether a subscription gets batches; error GDQ03 when it must copy tables first.';
+comment on function gdq.may_read(integer) is
+  'Whether a subscription gets batches; error GDQ03 when it must copy tables first.';
 
 -- subscribed_tables(subscription_id): the captured tables that a subscription takes. Writes: nothing.
 create or replace function gdq.subscribed_tables(subscription_id integer) returns setof gdq.captured_table
@@ -198,22 +214,7 @@ create or replace function gdq.takes_table(s gdq.subscription, table_id integer)
 language sql stable security definer set search_path = pg_catalog, pg_temp
 as $$
   select s.all_tables or table_id is null
-      or exists (select from gdq.subscription_table st where st.subscription_id = s.subscription_id and st.table_id = takes_table.table_id)
+      or exists (select from gdq.subscription_table st
+                  where st.subscription_id = s.subscription_id and st.table_id = takes_table.table_id)
 $$;
 comment on function gdq.takes_table(gdq.subscription, integer) is 'Whether a subscription takes a captured table.';
-
--- refuse_view_consumer(queue_id, consumer, instead): error for the consumer of a view, whose position lies in its target.
--- Writes: nothing. Errors: 55006.
-create or replace function gdq.refuse_view_consumer(queue_id integer, consumer text, instead text) returns void
-language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
-as $$
-declare
-  used_by text;
-begin
-  select v.view_name into used_by from gdq.view v where v.queue_id = refuse_view_consumer.queue_id and v.consumer_name = consumer;
-  if used_by is not null then
-    raise exception 'consumer "%" refreshes the view "%": %', consumer, used_by, instead using errcode = 'object_in_use';
-  end if;
-end
-$$;
-comment on function gdq.refuse_view_consumer(integer, text, text) is 'Error 55006 for the consumer of a view.';

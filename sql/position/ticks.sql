@@ -1,4 +1,4 @@
--- Ticks as positions see them: the last one, the one at a time, the oldest that is kept.
+-- Ticks as positions use them: the last one, the one at a time, and the oldest snapshot that a log is held for.
 
 -- last_tick(queue_id): the newest tick of a queue, refreshes aside. Writes: nothing.
 create or replace function gdq.last_tick(queue_id integer) returns gdq.tick
@@ -34,11 +34,13 @@ declare
   middle bigint;
   t gdq.tick;
 begin
-  select min(tt.tick_id), max(tt.tick_id) into oldest, newest from gdq.tick tt where tt.queue_id = tick_at.queue_id and not tt.refresh;
+  select min(tt.tick_id), max(tt.tick_id) into oldest, newest
+    from gdq.tick tt where tt.queue_id = tick_at.queue_id and not tt.refresh;
   while oldest < newest loop
     middle := oldest + (newest - oldest + 1) / 2;
     select * into t from gdq.tick tt
-     where tt.queue_id = tick_at.queue_id and not tt.refresh and tt.tick_id between middle and newest order by tt.tick_id limit 1;
+     where tt.queue_id = tick_at.queue_id and not tt.refresh and tt.tick_id between middle and newest
+     order by tt.tick_id limit 1;
     if t.created_at <= moment then
       oldest := t.tick_id;
     else
@@ -48,18 +50,21 @@ begin
   return oldest;
 end
 $$;
-comment on function gdq.tick_at(integer, timestamptz) is 'The newest tick of a queue at a moment or before, else its oldest.';
+comment on function gdq.tick_at(integer, timestamptz) is
+  'The newest tick of a queue at a moment or before, else its oldest.';
 
--- retained_tick(queue_id, age): the newest tick of a queue that is at least so old, else its oldest. Writes: nothing.
+-- retained_tick(queue_id, age): the newest tick of a queue that has at least this age, else its oldest.
+-- Writes: nothing.
 create or replace function gdq.retained_tick(queue_id integer, age interval) returns bigint
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
   select gdq.tick_at(queue_id, clock_timestamp() - age)
 $$;
-comment on function gdq.retained_tick(integer, interval) is 'The newest tick of a queue that is at least so old, else its oldest.';
+comment on function gdq.retained_tick(integer, interval) is
+  'The newest tick of a queue that has at least this age, else its oldest.';
 
--- held_snapshot(queue_id, table_id): the oldest snapshot that rows of a table (NULL: of the event log) are held for: the
--- positions of the subscriptions that take it, the last tick, and the tick that is retention old. A subscription
+-- held_snapshot(queue_id, table_id): the oldest snapshot that rows of a table (NULL: of the event log) are held for, of
+-- the positions of the subscriptions that take it, the last tick, and the tick that is retention old. A subscription
 -- without a position would hold everything. Writes: nothing.
 create or replace function gdq.held_snapshot(queue_id integer, table_id integer) returns pg_snapshot
 language sql volatile security definer set search_path = pg_catalog, pg_temp
@@ -67,7 +72,9 @@ as $$
   select h
     from (select coalesce(p.snapshot, '1:1:') as h
             from gdq.subscription s
-            left join lateral (select pp.snapshot from gdq.position pp where pp.subscription_id = s.subscription_id order by pp.batch_no desc limit 1) p on true
+            left join lateral (select pp.snapshot from gdq.position pp
+                                where pp.subscription_id = s.subscription_id
+                                order by pp.batch_no desc limit 1) p on true
            where s.queue_id = held_snapshot.queue_id
              and (s.all_tables or held_snapshot.table_id is null
                   or exists (select from gdq.subscription_table st
@@ -76,8 +83,10 @@ as $$
           select (gdq.last_tick(held_snapshot.queue_id)).snapshot
            union all
           select t.snapshot
-            from (select greatest(gdq.retained_tick(q.queue_id, q.retention), q.retain_after) as tick_id from gdq.queue q
-                   where q.queue_id = held_snapshot.queue_id and q.retention > interval '0') kept join gdq.tick t using (tick_id)) held
+            from (select greatest(gdq.retained_tick(q.queue_id, q.retention), q.retain_after) as tick_id
+                    from gdq.queue q
+                   where q.queue_id = held_snapshot.queue_id and q.retention > interval '0') kept
+            join gdq.tick t using (tick_id)) held
    order by pg_snapshot_xmax(h), (select count(*) from pg_snapshot_xip(h)) desc limit 1
 $$;
 comment on function gdq.held_snapshot(integer, integer) is 'The oldest snapshot that rows of a log are held for.';

@@ -88,7 +88,7 @@ def test_every_listed_function_exists(db: Database) -> None:
     """A function that was renamed must not fall out of the list unseen."""
     body = Path("sql/base/grant_roles.sql").read_text()
     listed = body[body.index("function gdq.granted") : body.index("g(roles, names)")]
-    names = set(re.findall(r"[a-z_]+", " ".join(re.findall(r"'\{?([a-z_,]+)\}?'", listed)))) - set(ROLES.values())
+    names = set(re.findall(r"[a-z_]+", " ".join(re.findall(r"'\{?([a-z_,\s]+)\}?'", listed)))) - set(ROLES.values())
     assert len(names) > 30
     with db.connect() as owner:
         known = owner.execute("select proname from pg_proc where pronamespace = 'gdq'::regnamespace").fetchall()

@@ -169,7 +169,7 @@ def test_functions_of_an_older_gdq_become_those_of_this_one(tap: Tap) -> None:
     for table in ("t", "parts", "spoilt"):
         tap.add(f"shop.{table}")
     older = {
-        "gdq.capture_body(bigint, integer, text)": ("'%sbegin", "'%sbegin\\n  null;"),
+        "gdq.capture_body(bigint, integer, text, integer)": ("E'begin", "E'begin\\n  null;"),
         "gdq.truncate_body(integer, oid, boolean)": ("\nbegin\n", "\nbegin\n  null;\n"),
     }
     for name, (old, new) in older.items():
