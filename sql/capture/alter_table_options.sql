@@ -1,15 +1,15 @@
--- alter_table_options(queue, tbl, options): captures a table with other options from now on, without removing it: its logs,
--- what is unread in them and the tables that consumers have chosen stay.
---   options: a jsonb object of options of add_table(), lists as arrays: {"exclude": ["note"], "where": null}. Those that it
---   does not name stay as they are; null stands for the default.
--- It waits for the writers of the moment and goes into the stream between them and those that come after, as a ddl event
--- with the tag alter_table_options and a version of the table; rows of either side are read with the options of their time.
--- Where consumers would need what no event has brought or will bring, a resync follows: columns that are logged from now
--- on, another row filter, more operations, another key in mode pk.
+-- alter_table_options(queue, tbl, options): captures a table with other options from now on, without removing it: its
+-- logs, what is unread in them and the tables that consumers have chosen stay.
+--   options: a jsonb object of options of add_table(), lists as arrays: {"exclude": ["note"], "where": null}. Those
+--   that it does not name stay as they are; null stands for the default.
+-- It waits for the writers of the moment and goes into the stream between them and those that come after, as a ddl
+-- event with the tag alter_table_options and a version of the table; rows of either side are read with the options of
+-- their time. Where consumers would need what no event has brought or will bring, a resync follows: columns that are
+-- logged from now on, another row filter, more operations, another key in mode pk.
 -- Result: true; false when the table has these options already.
 -- Writes: captured_table, a version, triggers, capture functions, the event log, resync.
--- Errors: as add_table(); 0A000 for origin, which cannot be switched off; 55000 while capture of the table is off; 55006
--- when a view reads the table; 55P03 when writers hold the table: nothing is changed, try again.
+-- Errors: as add_table(); 0A000 for origin, which cannot be switched off; 55000 while capture of the table is off;
+-- 55006 when a view reads the table; 55P03 when writers hold the table: nothing is changed, try again.
 create or replace function gdq.alter_table_options(queue text, tbl regclass, options jsonb) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
   set lock_timeout = '500ms' set client_min_messages = warning
@@ -33,12 +33,14 @@ begin
   begin
     perform gdq.lock_writers(t);
     perform pg_advisory_xact_lock(gdq.lock_key('capture', t.relid));
-    if t is distinct from (select ct from gdq.captured_table ct where ct.table_id = id) or gdq.capture_state(t.queue_id, t.relid) <> 'armed'
+    if t is distinct from (select ct from gdq.captured_table ct where ct.table_id = id)
+       or gdq.capture_state(t.queue_id, t.relid) <> 'armed'
        or not gdq.version_fits(gdq.current_version(id), gdq.describe_table(id)) then
       raise exception 'table % was altered meanwhile', gdq.table_name(tbl) using errcode = 'lock_not_available';
     end if;
     perform gdq.refuse_new_options(t, wanted);  -- again: a view may have been made meanwhile
-    if (wanted.operations, wanted.granularity, wanted.always) is distinct from (t.operations, t.granularity, t.always) then
+    if (wanted.operations, wanted.granularity, wanted.always)
+       is distinct from (t.operations, t.granularity, t.always) then
       perform gdq.replace_triggers(t, wanted);
     end if;
   exception when lock_not_available or deadlock_detected then
@@ -54,23 +56,28 @@ begin
   if 'truncate' = any (wanted.operations) then
     perform gdq.replace_capture(t.queue_id, t.relid, 't', gdq.truncate_body(t.queue_id, t.relid, wanted.origin));
   end if;
-  perform gdq.note_ddl(id, 'alter_table_options', jsonb_build_object('options', options, 'old_version', old_version.version_id, 'new_version', version,
-    'old_columns', gdq.column_list(old_version.columns), 'new_columns', gdq.column_list(described)));
+  perform gdq.note_ddl(id, 'alter_table_options', jsonb_build_object(
+    'options', options,
+    'old_version', old_version.version_id,
+    'new_version', version,
+    'old_columns', gdq.column_list(old_version.columns),
+    'new_columns', gdq.column_list(described)));
   missed := gdq.missed_by_options(t, wanted, old_version.columns, described);
   if missed is not null then
     perform gdq.note_resync(t.queue_id, t.relid, 'gap', 'other options of capture: ' || missed);
   end if;
   perform gdq.note_catalog(id);
-  perform gdq.warn_wide(tbl, wanted.mode, (select array_agg((c->>'attnum')::smallint) from jsonb_array_elements(described) c));
+  perform gdq.warn_wide(tbl, wanted.mode, (select array_agg((c->>'attnum')::smallint)
+                                             from jsonb_array_elements(described) c));
   return true;
 end
 $$;
 comment on function gdq.alter_table_options(text, regclass, jsonb) is
   'Captures a table with other options from now on; false when it has them already.';
 
--- lock_writers(t): waits for the writers of a captured table, and keeps others out until this transaction ends. It takes the
--- right to put triggers on the table, which may be all that there is: a trigger that replaces itself changes nothing. One
--- that fires always would not until it is altered again, but then the table's owner's rights are there.
+-- lock_writers(t): waits for the writers of a captured table, and keeps others out until this transaction ends. It
+-- takes the right to put triggers on the table, which may be all that there is: a trigger that replaces itself changes
+-- nothing. One that fires always would not until it is altered again, but then the table's owner's rights are there.
 -- Writes: triggers. Errors: 42501, 55P03.
 create or replace function gdq.lock_writers(t gdq.captured_table) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -86,28 +93,32 @@ $$;
 comment on function gdq.lock_writers(gdq.captured_table) is
   'Waits for the writers of a captured table, and keeps others out.';
 
--- missed_by_options(t, wanted, old_columns, new_columns): why consumers must copy a table whose options change: what they
--- would need to go on was in no event. NULL when they need not. Writes: nothing.
-create or replace function gdq.missed_by_options(t gdq.captured_table, wanted gdq.captured_table, old_columns jsonb, new_columns jsonb) returns text
+-- missed_by_options(t, wanted, old_columns, new_columns): why consumers must copy a table whose options change: what
+-- they would need to go on was in no event. NULL when they need not. Writes: nothing.
+create or replace function gdq.missed_by_options(t gdq.captured_table, wanted gdq.captured_table, old_columns jsonb,
+                                                 new_columns jsonb) returns text
 language sql stable security definer set search_path = pg_catalog, pg_temp
 as $$
   select nullif(concat_ws('; ',
     (select 'logged from now on: ' || string_agg(quote_ident(n.name), ', ' order by n.attnum)
        from jsonb_to_recordset(new_columns) n(attnum int, name text, log_new text)
       where n.log_new is not null
-        and not exists (select from jsonb_to_recordset(old_columns) o(attnum int, log_new text) where o.attnum = n.attnum and o.log_new is not null)),
+        and not exists (select from jsonb_to_recordset(old_columns) o(attnum int, log_new text)
+                         where o.attnum = n.attnum and o.log_new is not null)),
     case when t.row_filter->'text' is distinct from wanted.row_filter->'text' then 'another row filter' end,
-    (select 'captured from now on: ' || string_agg(o, ', ') from unnest(wanted.operations) o where o <> all (t.operations)),
-    case when wanted.mode = 'pk' and (select array_agg(k.attnum order by k.attnum) from jsonb_to_recordset(new_columns) k(attnum int, key boolean) where k.key)
-              is distinct from (select array_agg(k.attnum order by k.attnum) from jsonb_to_recordset(old_columns) k(attnum int, key boolean) where k.key)
+    (select 'captured from now on: ' || string_agg(o, ', ')
+       from unnest(wanted.operations) o where o <> all (t.operations)),
+    case when wanted.mode = 'pk' and jsonb_path_query_array(new_columns, '$[*] ? (@.key == true).attnum')
+                                  <> jsonb_path_query_array(old_columns, '$[*] ? (@.key == true).attnum')
          then 'another key' end), '')
 $$;
 comment on function gdq.missed_by_options(gdq.captured_table, gdq.captured_table, jsonb, jsonb) is
   'Why consumers must copy a table whose options change.';
 
--- replace_triggers(t, wanted): makes the triggers of a captured table anew, with other operations, granularity or always.
--- Dropping the functions takes the triggers along, which dropping these would take the table's owner for. The caller arms
--- the functions in the same transaction, and nobody can write meanwhile. Writes: functions, triggers. Errors: 42501, 55P03.
+-- replace_triggers(t, wanted): makes the triggers of a captured table anew, with other operations, granularity or
+-- always. Dropping the functions takes the triggers along, which dropping these would take the table's owner for. The
+-- caller arms the functions in the same transaction, and nobody can write meanwhile. Writes: functions, triggers.
+-- Errors: 42501, 55P03.
 create or replace function gdq.replace_triggers(t gdq.captured_table, wanted gdq.captured_table) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -124,15 +135,26 @@ $$;
 comment on function gdq.replace_triggers(gdq.captured_table, gdq.captured_table) is
   'Makes the triggers of a captured table anew.';
 
--- store_options(wanted): writes the options of a captured table down. Writes: captured_table. Errors: 0A000.
+-- store_options(wanted): stores the options of a captured table. Writes: captured_table.
+-- Errors: 0A000 when its partitions do not fit format json.
 create or replace function gdq.store_options(wanted gdq.captured_table) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
   update gdq.captured_table ct
-     set (mode, format, key_attnums, include_attnums, column_attnums, exclude_attnums, operations, granularity, always, origin, pin_search_path, allow_rls, row_filter)
-       = (select wanted.mode, wanted.format, wanted.key_attnums, wanted.include_attnums, wanted.column_attnums, wanted.exclude_attnums, wanted.operations,
-                 wanted.granularity, wanted.always, wanted.origin, wanted.pin_search_path, wanted.allow_rls, wanted.row_filter)
+     set mode = wanted.mode,
+         format = wanted.format,
+         key_attnums = wanted.key_attnums,
+         include_attnums = wanted.include_attnums,
+         column_attnums = wanted.column_attnums,
+         exclude_attnums = wanted.exclude_attnums,
+         operations = wanted.operations,
+         granularity = wanted.granularity,
+         always = wanted.always,
+         origin = wanted.origin,
+         pin_search_path = wanted.pin_search_path,
+         allow_rls = wanted.allow_rls,
+         row_filter = wanted.row_filter
    where ct.table_id = wanted.table_id;
   if gdq.json_fault(wanted.table_id) is not null then
     raise exception '%', gdq.json_fault(wanted.table_id) using errcode = 'feature_not_supported',
@@ -140,4 +162,4 @@ begin
   end if;
 end
 $$;
-comment on function gdq.store_options(gdq.captured_table) is 'Writes the options of a captured table down.';
+comment on function gdq.store_options(gdq.captured_table) is 'Stores the options of a captured table.';

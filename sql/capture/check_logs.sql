@@ -1,6 +1,6 @@
--- Logs of an unlogged queue are emptied by a crash, by a promotion and by a restore, and nothing in them tells. A row of
--- log_marker, which is unlogged too, goes with them: where it is missing, changes may be lost. Writers may have filled
--- the logs again before anybody looks, so whoever hands out changes looks first.
+-- Logs of an unlogged queue are emptied by a crash, by a promotion and by a restore, and nothing in them tells. A row
+-- of log_marker, which is unlogged too, goes with them: where it is missing, changes may be lost. Writers may have
+-- filled the logs again before anybody looks, so whoever hands out changes looks first.
 
 -- check_logs(queue): finds queues (NULL: all) whose unlogged logs were emptied, and has every consumer of them resync:
 -- an event for each table, now, and in every batch that ends before now, as its rows may be gone. The marker is set
@@ -14,7 +14,9 @@ declare
   found_empty integer := 0;
 begin
   -- every batch asks, and mostly there is nothing
-  if not exists (select from gdq.queue qq where qq.unlogged and not exists (select from gdq.log_marker m where m.queue_id = qq.queue_id)) then
+  if not exists (select from gdq.queue qq
+                  where qq.unlogged
+                    and not exists (select from gdq.log_marker m where m.queue_id = qq.queue_id)) then
     return 0;
   end if;
   for q in select qq.queue_id from gdq.queue qq
@@ -24,7 +26,8 @@ begin
     insert into gdq.log_marker (queue_id) values (q.queue_id) on conflict do nothing;
     continue when not found;
     insert into gdq.log_loss (queue_id) values (q.queue_id);
-    perform gdq.note_resync(q.queue_id, ct.relid, 'gap', gdq.loss_reason()) from gdq.captured_table ct where ct.queue_id = q.queue_id;
+    perform gdq.note_resync(q.queue_id, ct.relid, 'gap', gdq.loss_reason())
+       from gdq.captured_table ct where ct.queue_id = q.queue_id;
     found_empty := found_empty + 1;
   end loop;
   return found_empty;

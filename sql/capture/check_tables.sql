@@ -1,8 +1,10 @@
--- check_tables(queue, part): switches capture off for tables, of one queue or all, that were altered and no event trigger saw
+-- check_tables(queue, part): switches capture off for tables, of one queue or all, that were altered and no event
+-- trigger saw
 -- it: recorded as resync; maintain() arms them again with the columns that they have by then. A ticker calls it before
 -- its ticks where the event triggers are off, so that no batch has rows of an altered table without that resync.
 -- part: looks at one in 60 of them, by number.
--- Result: how many were switched off. Writes: resync, the event log, capture functions, table_check. Errors: 42704, GDQ04, GDQ07.
+-- Result: how many were switched off. Writes: resync, the event log, capture functions, table_check. Errors: 42704,
+-- GDQ04, GDQ07.
 create or replace function gdq.check_tables(queue text default null, part integer default null) returns integer
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -47,14 +49,16 @@ as $$
 begin
   return query
     select ct.* from gdq.captured_table ct left join gdq.table_check k using (table_id)
-     where (altered_tables.queue_id is null or ct.queue_id = altered_tables.queue_id) and (part is null or ct.table_id % 60 = part)
-       and case when k.catalog is distinct from gdq.catalog_mark(ct.relid) then gdq.capture_state(ct.queue_id, ct.relid) = 'armed' else false end;
+     where (altered_tables.queue_id is null or ct.queue_id = altered_tables.queue_id)
+       and (part is null or ct.table_id % 60 = part)
+       and case when k.catalog is distinct from gdq.catalog_mark(ct.relid)
+                then gdq.capture_state(ct.queue_id, ct.relid) = 'armed' else false end;
 end
 $$;
 comment on function gdq.altered_tables(integer, integer) is 'Captured tables whose catalog rows have changed.';
 
--- table_fault(t, files): why capture does not fit an altered table; NULL when it does. files: those that it had when its
--- catalog rows were remembered. Where event triggers are on they have seen every rewrite. Writes: nothing.
+-- table_fault(t, files): why capture does not fit an altered table; NULL when it does. files: those that it had when
+-- its catalog rows were remembered. Where event triggers are on they have seen every rewrite. Writes: nothing.
 create or replace function gdq.table_fault(t gdq.captured_table, files text) returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -76,9 +80,9 @@ $$;
 comment on function gdq.table_fault(gdq.captured_table, text) is
   'Why capture does not fit an altered table; NULL when it does.';
 
--- leave_typed(): where the event triggers are off, gives one table of format typed the format json, which no unseen ALTER
--- can make fail; the next one in the next call. Nothing is missed by that: it waits for the writers of the moment. A table
--- of which only some columns are logged, which json cannot, is switched off.
+-- leave_typed(): where the event triggers are off, gives one table of format typed the format json, which no unseen
+-- ALTER can make fail; the next one in the next call. Nothing is missed by that: it waits for the writers of the
+-- moment. A table of which only some columns are logged, which json cannot, is switched off.
 -- Result: whether there was such a table. Writes: captured_table, a version, capture functions, resync, the event log.
 create or replace function gdq.leave_typed() returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms'
@@ -110,9 +114,13 @@ begin
       update gdq.captured_table ct set format = 'json' where ct.table_id = t.table_id;
       version := gdq.create_version(t.table_id, gdq.describe_table(t.table_id), 3);
       perform gdq.arm(version, 0);
-      perform gdq.note_ddl(t.table_id, 'FORMAT JSON', jsonb_build_object('reason', 'the event triggers of gdq are missing or off', 'old_version', old_version, 'new_version', version));
+      perform gdq.note_ddl(t.table_id, 'FORMAT JSON', jsonb_build_object(
+        'reason', 'the event triggers of gdq are missing or off',
+        'old_version', old_version,
+        'new_version', version));
       perform gdq.note_catalog(t.table_id);
-      raise warning 'table % is captured in format json from now on: the event triggers of gdq are missing or off', gdq.table_name(t.relid);
+      raise warning 'table % is captured in format json from now on: the event triggers of gdq are missing or off',
+        gdq.table_name(t.relid);
       return true;
     exception when lock_not_available or deadlock_detected or internal_error then
       null;  -- busy: the next time

@@ -1,6 +1,21 @@
--- parse_filter(tbl, condition): a row filter as captured_table keeps it; NULL for NULL. Writes: nothing.
--- Result: text; parts, SQL with columns by attribute number, which a rename leaves alone; columns, their names and types.
--- Errors: 22023 for what is not on the whitelist, 42703, 54000.
+-- A row filter is a condition on one row that runs inside the application's writes, so it is made only of what cannot
+-- raise there: comparisons of a column with a constant of the column's own type. It is not a WHEN clause, which would
+-- block DROP COLUMN and ALTER TYPE. The text is taken apart into tokens and put together again from pieces that are
+-- written here; only names and constants are the user's own, and both are quoted.
+--
+--   condition  = operand { ( "and" | "or" ) operand }
+--   operand    = [ "not" ] ( "(" condition ")" | term )
+--   term       = column comparison constant | constant comparison column
+--              | column [ "not" ] "in" "(" constant { "," constant } ")"
+--              | column "is" [ "not" ] ( "null" | "true" | "false" )
+--              | column                                                  of type boolean
+--   comparison = "=" | "<>" | "!=" | "<" | "<=" | ">" | ">="
+--   constant   = string | [ "+" | "-" ] number | "true" | "false"
+
+-- parse_filter(tbl, condition): a row filter as captured_table keeps it; NULL for NULL.
+-- Result: text; parts, SQL with columns by attribute number, which a rename leaves alone; columns, their names and
+-- types.
+-- Writes: nothing. Errors: 22023 for what the grammar does not have, 42703, 54000.
 create or replace function gdq.parse_filter(tbl regclass, condition text) returns jsonb
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -20,7 +35,7 @@ begin
     return null;
   end if;
   select array_agg(t.kind order by o), array_agg(t.value order by o) into kinds, value_of
-    from gdq.filter_tokens(condition) with ordinality t(kind, value, quoted, o);
+    from gdq.filter_tokens(condition) with ordinality t(kind, value, o);
   while n <= cardinality(kinds) loop
     if operand and kinds[n] = '(' then
       depth := depth + 1;
@@ -43,7 +58,8 @@ begin
       perform gdq.refuse_filter(value_of, n);
     end if;
     if depth > 30 then
-      raise exception 'row filter: more than 30 parentheses inside each other' using errcode = 'program_limit_exceeded';
+      raise exception 'row filter: more than 30 parentheses inside each other'
+        using errcode = 'program_limit_exceeded';
     end if;
     n := n + 1;
   end loop;
@@ -52,68 +68,77 @@ begin
   end if;
   parsed := jsonb_build_object('text', condition, 'parts', parts, 'columns', columns);
   -- once here, so that whatever was not thought of fails now and not in a write
-  execute (select format('select %s from (select %s) r', gdq.filter_sql(parsed, jsonb_object_agg(c.key, c.value->>'name'), 'r'),
-                         string_agg(format('null::%s as %I', format_type((c.value->>'type')::oid, null), c.value->>'name'), ', '))
+  execute (select format('select %s from (select %s) r',
+                         gdq.filter_sql(parsed, jsonb_object_agg(c.key, c.value->>'name'), 'r'),
+                         string_agg(format('null::%s as %I', format_type((c.value->>'type')::oid, null),
+                                           c.value->>'name'), ', '))
              from jsonb_each(columns) c);
   return parsed;
 end
 $$;
 comment on function gdq.parse_filter(regclass, text) is
-  'A row filter as captured_table keeps it; error 22023 for what is not on the whitelist.';
-
--- A row filter is a condition on one row that runs inside the application's writes, so it is made only of what cannot
--- raise there: comparisons of a column with a constant of the column's own type, IN, IS NULL, AND, OR, NOT, and
--- boolean columns. It is not a WHEN clause, which would block DROP COLUMN and ALTER TYPE. Text is taken apart into
--- tokens and put together again from pieces that are written here; none of the user's own reaches the function but
--- names and constants, and both are quoted.
+  'A row filter as captured_table keeps it; error 22023 for what the grammar does not have.';
 
 -- filter_tokens(condition): the tokens of a row filter in order; kind is name, string, number or the token itself, in
 -- lower case for a word without quotes. Writes: nothing. Errors: 22023 for a character that begins no token, 54000.
-create or replace function gdq.filter_tokens(condition text) returns table (kind text, value text, quoted boolean)
+create or replace function gdq.filter_tokens(condition text) returns table (kind text, value text)
 language plpgsql immutable security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   rest text := condition;
+  form text;
   part text;
 begin
   if octet_length(condition) > 4000 then
-    raise exception 'a row filter has at most 4000 bytes' using errcode = 'program_limit_exceeded', hint = 'Capture all rows and let the consumer choose.';
+    raise exception 'a row filter has at most 4000 bytes'
+      using errcode = 'program_limit_exceeded', hint = 'Capture all rows and let the consumer choose.';
   end if;
   loop
     rest := regexp_replace(rest, '^[ \t\n\r\f\v]+', '');
     exit when rest = '';
-    part := substring(rest from '^"(?:[^"]|"")+"');
-    if part is not null then
-      return query select 'name', replace(substr(part, 2, length(part) - 2), '""', '"'), true;
-    elsif rest ~ '^''(?:[^'']|'''')*''' then
-      part := substring(rest from '^''(?:[^'']|'''')*''');
-      return query select 'string', replace(substr(part, 2, length(part) - 2), '''''', ''''), true;
-    elsif rest ~ '^[0-9]|^\.[0-9]' then
-      part := substring(rest from '^(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?');
-      return query select 'number', part, false;
-    elsif rest ~ '^[^\x01-\x40\x5b-\x5e\x60\x7b-\x7f]' then
-      -- letters, _ and everything beyond ASCII; then digits and $ too. Only A to Z are folded, as SQL does.
-      part := substring(rest from '^[^\x01-\x40\x5b-\x5e\x60\x7b-\x7f][^\x01-\x23\x25-\x2f\x3a-\x40\x5b-\x5e\x60\x7b-\x7f]*');
-      return query select case when w in ('and', 'or', 'not', 'in', 'is', 'null', 'true', 'false') then w else 'name' end, w, false
-        from lower(part collate "C") w;
-    else
-      part := substring(rest from '^(?:<=|>=|<>|!=|[=<>(),+-])');
-      if part is null then
-        raise exception 'row filter: "%" is not understood', left(rest, 20) using errcode = 'invalid_parameter_value', hint = gdq.filter_hint();
-      end if;
-      return query select part, part, false;
-    end if;
+    -- a word begins with a letter, _ or anything beyond ASCII; digits and $ may follow
+    select f.form, substring(rest from f.pattern) into form, part
+      from (values ('quoted name', '^"(?:[^"]|"")+"'),
+                   ('string', $re$^'(?:[^']|'')*'$re$),
+                   ('number', '^(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?'),
+                   ('word', '^[^\x01-\x40\x5b-\x5e\x60\x7b-\x7f]'
+                            '[^\x01-\x23\x25-\x2f\x3a-\x40\x5b-\x5e\x60\x7b-\x7f]*'),
+                   ('sign', '^(?:<=|>=|<>|!=|[=<>(),+-])')) f(form, pattern)
+     where rest ~ f.pattern;
+    case form
+      when 'quoted name' then
+        kind := 'name';
+        value := replace(substr(part, 2, length(part) - 2), '""', '"');
+      when 'string' then
+        kind := 'string';
+        value := replace(substr(part, 2, length(part) - 2), '''''', '''');
+      when 'number' then
+        kind := 'number';
+        value := part;
+      when 'word' then
+        -- only A to Z are folded, as SQL does
+        value := lower(part collate "C");
+        kind := case when value in ('and', 'or', 'not', 'in', 'is', 'null', 'true', 'false') then value else 'name' end;
+      when 'sign' then
+        kind := part;
+        value := part;
+      else
+        raise exception 'row filter: "%" is not understood', left(rest, 20)
+          using errcode = 'invalid_parameter_value', hint = gdq.filter_hint();
+    end case;
+    return next;
     rest := substr(rest, length(part) + 1);
   end loop;
 end
 $$;
 comment on function gdq.filter_tokens(text) is 'The tokens of a row filter.';
 
--- filter_hint(): what a row filter may be. Writes: nothing.
+-- filter_hint(): what a row filter may be, as the hint of its errors. Writes: nothing.
 create or replace function gdq.filter_hint() returns text
 language sql immutable security definer set search_path = pg_catalog, pg_temp
 as $$
-  select 'A row filter compares columns with constants: = <> < <= > >=, IN (...), IS [NOT] NULL, AND, OR, NOT, boolean columns.'::text
+  select 'A row filter compares columns with constants: = <> < <= > >=, IN (...), IS [NOT] NULL, AND, OR, NOT, '
+         'boolean columns.'::text
 $$;
 comment on function gdq.filter_hint() is 'What a row filter may be.';
 
@@ -123,7 +148,8 @@ language plpgsql immutable security definer set search_path = pg_catalog, pg_tem
 as $$
 begin
   if value_of[n] is null then
-    raise exception 'row filter: it ends too early' using errcode = 'invalid_parameter_value', hint = gdq.filter_hint();
+    raise exception 'row filter: it ends too early'
+      using errcode = 'invalid_parameter_value', hint = gdq.filter_hint();
   end if;
   raise exception 'row filter: "%" is not expected%', value_of[n], coalesce(format(' after "%s"', value_of[n - 1]), '')
     using errcode = 'invalid_parameter_value', hint = gdq.filter_hint();

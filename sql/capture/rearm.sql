@@ -1,7 +1,8 @@
 -- rearm(table_id): switches capture of a table on again after it was off, then records up to where changes were missed.
 -- What may be refused or takes time comes first. Then the triggers: making them waits for the writers of the moment, so
 -- that none of them is half seen, and makes later ones wait until this transaction ends.
--- Result: whether it is on. A new reason why it is not is recorded; without one (no lock in 100 ms, a race) try again.
+-- Result: whether capture is on. If not, a new reason is recorded; without a reason (no lock in 100 ms, a race) try
+-- again.
 -- Writes: triggers, functions, perhaps a version; resync and the event log.
 create or replace function gdq.rearm(table_id integer) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms'
@@ -21,7 +22,8 @@ begin
   if t.format = 'typed' and gdq.typed_only(t) is null and not gdq.event_triggers_on() then
     update gdq.captured_table ct set format = 'json' where ct.table_id = t.table_id;
   end if;
-  fault := coalesce(gdq.capture_fault(table_id), case when t.format = 'typed' and not gdq.event_triggers_on() then gdq.typed_only(t) end);
+  fault := coalesce(gdq.capture_fault(table_id),
+                    case when t.format = 'typed' and not gdq.event_triggers_on() then gdq.typed_only(t) end);
   if fault is not null then
     raise exception '%', fault;
   end if;
@@ -32,7 +34,8 @@ begin
   end if;
   perform gdq.create_triggers(t.queue_id, t.relid, t.relid, t.operations, t.granularity, t.always);
   perform pg_advisory_xact_lock(gdq.lock_key('capture', t.relid));
-  if gdq.capture_state(t.queue_id, t.relid) <> 'disarmed' or not gdq.version_fits(version, gdq.describe_table(table_id))
+  if gdq.capture_state(t.queue_id, t.relid) <> 'disarmed'
+     or not gdq.version_fits(version, gdq.describe_table(table_id))
      or gdq.current_version(table_id) <> version then
     raise exception 'the table changed meanwhile' using errcode = 'serialization_failure';
   end if;
@@ -51,7 +54,9 @@ exception
     return false;
   when others then
     fault := 'capture stays off: ' || sqlerrm;
-    if fault is distinct from (select r.reason from gdq.resync r where r.queue_id = t.queue_id and r.relid = t.relid order by r.resync_id desc limit 1) then
+    if fault is distinct from (select r.reason from gdq.resync r
+                                where r.queue_id = t.queue_id and r.relid = t.relid
+                                order by r.resync_id desc limit 1) then
       perform gdq.note_resync(t.queue_id, t.relid, 'disarmed', fault);
     end if;
     return false;

@@ -23,7 +23,8 @@ begin
   elsif c.relpersistence = 'u' then
     raise exception '% is unlogged: a crash empties it without any event', name
       using errcode = 'feature_not_supported', hint = 'ALTER TABLE ... SET LOGGED first.';
-  elsif c.oid < 16384 or c.relnamespace in ('gdq'::regnamespace, 'gdq_log'::regnamespace, 'pg_catalog'::regnamespace) then
+  elsif c.oid < 16384
+        or c.relnamespace in ('gdq'::regnamespace, 'gdq_log'::regnamespace, 'pg_catalog'::regnamespace) then
     raise exception '% is a system table', name
       using errcode = 'feature_not_supported', hint = 'Only tables of applications can be captured.';
   elsif c.relrowsecurity and allow_rls is not true then
@@ -32,7 +33,8 @@ begin
   end if;
   select i.inhrelid into other from pg_inherits i
    where c.relkind = 'r' and i.inhparent = tbl
-     and not exists (select from gdq.captured_table ct where ct.queue_id = refuse_table.queue_id and ct.relid = i.inhrelid) limit 1;
+     and not exists (select from gdq.captured_table ct
+                      where ct.queue_id = refuse_table.queue_id and ct.relid = i.inhrelid) limit 1;
   if other is not null then
     raise exception '% has the inheritance child %, whose rows its triggers do not see', name, gdq.table_name(other)
       using errcode = 'feature_not_supported', hint = 'Add the children first.';
@@ -44,20 +46,24 @@ begin
   if other is not null then
     raise exception 'table % is already captured by this queue%', name,
       case when other = tbl then '' else ' through ' || gdq.table_name(other) end
-      using errcode = 'duplicate_object', hint = format('Remove %s first, or use another queue.', gdq.table_name(other));
+      using errcode = 'duplicate_object',
+            hint = format('Remove %s first, or use another queue.', gdq.table_name(other));
   end if;
   select pg_get_userbyid(c.relowner) into owner;
   if not has_table_privilege(tbl, 'TRIGGER') then
     raise exception 'no right to put triggers on %', name using errcode = 'insufficient_privilege',
       hint = format('GRANT TRIGGER ON %s TO %I; as %I.', name, current_user, owner);
   elsif gdq.capture_owner() <> 'gdq_capture' and not pg_has_role(current_user, c.relowner, 'usage') then
-    raise exception '% belongs to %: without the role gdq_capture only tables of % can be captured', name, owner, current_user
-      using errcode = 'insufficient_privilege', hint = 'Have a role with CREATEROLE create gdq_capture and grant it, then install again.';
+    raise exception '% belongs to %: without the role gdq_capture only tables of % can be captured',
+      name, owner, current_user
+      using errcode = 'insufficient_privilege',
+            hint = 'Have a role with CREATEROLE create gdq_capture and grant it, then install again.';
   end if;
   if format = 'typed' and not gdq.event_triggers_on() then
     raise exception 'the event triggers of gdq are missing or off: an ALTER TABLE of % could make its writes fail', name
       using errcode = 'object_not_in_prerequisite_state',
-            hint = 'Capture it with format json, or as a superuser: gdq create-event-triggers, or SELECT gdq.create_event_triggers(). From 17 on also event_triggers = on.';
+            hint = 'Capture it with format json, or as a superuser: gdq create-event-triggers, '
+                   'or SELECT gdq.create_event_triggers(). From 17 on also event_triggers = on.';
   end if;
 end
 $$;
@@ -76,14 +82,17 @@ begin
                      has_table_privilege(c.oid, 'TRIGGER') as may_trigger
                 from pg_partition_tree(tbl) p join pg_class c on c.oid = p.relid where p.relid <> tbl loop
     if leaf.relkind = 'f' then
-      raise exception 'partition % of % is a foreign table: changes at its server are not seen', leaf.name, gdq.table_name(tbl)
+      raise exception 'partition % of % is a foreign table: changes at its server are not seen',
+        leaf.name, gdq.table_name(tbl)
         using errcode = 'feature_not_supported', hint = 'Capture the other partitions one by one.';
     elsif leaf.relkind = 'r' and leaf.relpersistence = 'u' then
-      raise exception 'partition % of % is unlogged: a crash empties it without any event', leaf.name, gdq.table_name(tbl)
+      raise exception 'partition % of % is unlogged: a crash empties it without any event',
+        leaf.name, gdq.table_name(tbl)
         using errcode = 'feature_not_supported', hint = 'ALTER TABLE ... SET LOGGED first.';
     elsif not leaf.may_trigger then
       raise exception 'no right to put triggers on %, a partition of %', leaf.name, gdq.table_name(tbl)
-        using errcode = 'insufficient_privilege', hint = format('GRANT TRIGGER ON %s TO %I; as %I.', leaf.name, current_user, leaf.owner);
+        using errcode = 'insufficient_privilege',
+              hint = format('GRANT TRIGGER ON %s TO %I; as %I.', leaf.name, current_user, leaf.owner);
     end if;
   end loop;
 end
@@ -100,12 +109,15 @@ declare
   bad record;
 begin
   for bad in select n as name, a.attgenerated as generated
-               from unnest(names) n left join pg_attribute a on a.attrelid = tbl and a.attname = n and a.attnum > 0 and not a.attisdropped loop
+               from unnest(names) n
+               left join pg_attribute a on a.attrelid = tbl and a.attname = n
+                                       and a.attnum > 0 and not a.attisdropped loop
     if bad.generated is null then
       raise exception '%: table % has no column "%"', what, gdq.table_name(tbl), bad.name
         using errcode = 'undefined_column', hint = 'Write the name as it is stored, without quotes.';
     elsif bad.generated = 'v' then
-      raise exception '%: column "%" of % is a virtual generated column, which triggers cannot see', what, bad.name, gdq.table_name(tbl)
+      raise exception '%: column "%" of % is a virtual generated column, which triggers cannot see',
+        what, bad.name, gdq.table_name(tbl)
         using errcode = 'invalid_parameter_value', hint = 'Name the columns that it is made of.';
     end if;
   end loop;

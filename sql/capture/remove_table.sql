@@ -1,6 +1,6 @@
--- remove_table(queue, tbl, force): stops capturing a table and drops its logs. Every consumer that takes it is told by an
--- event in order: ddl, when it has read all changes; else force is needed, and the event is a resync. tbl may be the oid
--- of a table that is gone.
+-- remove_table(queue, tbl, force): stops capturing a table and drops its logs. Every consumer that takes it is told by
+-- an event in order: ddl, when it has read all changes; else force is needed, and the event is a resync. tbl may be the
+-- oid of a table that is gone.
 -- Writes: drops triggers, functions, logs; deletes control rows; subscription_resync and the event log.
 -- Errors: 42704; 55006 when a consumer has not read all changes and force is not given; 55P03 when writers or readers
 -- hold the table or a log: nothing is changed, try again.
@@ -29,7 +29,9 @@ begin
     unread := gdq.unread_by(id);
     if unread is not null and not force then
       raise exception 'changes of table % have not been read by %', coalesce(gdq.table_name(tbl), tbl::text), unread
-        using errcode = 'object_in_use', hint = 'Stop the writers and let the consumers catch up, or remove it with force: they are told that they miss changes.';
+        using errcode = 'object_in_use',
+              hint = 'Stop the writers and let the consumers catch up, '
+                     'or remove it with force: they are told that they miss changes.';
     end if;
     perform gdq.tell_removed(id, case when unread is not null then 'resync' when not gone then 'ddl' end);
     for s in select gdq.table_name(ls.segment) as name
@@ -48,9 +50,9 @@ $$;
 comment on function gdq.remove_table(text, regclass, boolean) is
   'Stops capturing a table, drops its logs and tells its consumers.';
 
--- tell_removed(table_id, kind): tells every consumer of a table, in order, that it leaves the queue, by a resync event when
--- changes are dropped unread, else by a ddl event; NULL: they were told when the table went. Events of the table that
--- they have not come to yet stay theirs. Writes: the event log, subscription_resync.
+-- tell_removed(table_id, kind): tells every consumer of a table, in order, that it leaves the queue, by a resync event
+-- when changes are dropped unread, else by a ddl event; NULL: they were told when the table went. Events of the table
+-- that they have not come to yet stay theirs. Writes: the event log, subscription_resync.
 create or replace function gdq.tell_removed(table_id integer, kind text) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -64,9 +66,11 @@ begin
      where s.queue_id = t.queue_id and t.relid in (select st.relid from gdq.subscribed_tables(s.subscription_id) st);
   if kind = 'resync' then
     perform gdq.log_event(t.queue_id, 'resync', t.relid,
-      jsonb_build_object('table', t.table_name, 'kind', 'dropped', 'reason', 'removed from the queue, with changes that were not read'));
+      jsonb_build_object('table', t.table_name, 'kind', 'dropped',
+                         'reason', 'removed from the queue, with changes that were not read'));
   elsif kind = 'ddl' then
-    perform gdq.log_event(t.queue_id, 'ddl', t.relid, jsonb_build_object('tag', 'remove_table', 'table', t.table_name, 'dropped', true));
+    perform gdq.log_event(t.queue_id, 'ddl', t.relid,
+      jsonb_build_object('tag', 'remove_table', 'table', t.table_name, 'dropped', true));
   end if;
 end
 $$;
@@ -78,10 +82,15 @@ create or replace function gdq.unread_by(table_id integer) returns text
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
   select string_agg(format('"%s"', c.consumer_name), ', ' order by c.consumer_name)
-    from gdq.captured_table ct join gdq.subscription s using (queue_id) join gdq.consumer c using (consumer_id) join gdq.latest_positions() p using (subscription_id)
-   where ct.table_id = unread_by.table_id and ct.relid in (select t.relid from gdq.subscribed_tables(s.subscription_id) t)
+    from gdq.captured_table ct
+    join gdq.subscription s using (queue_id)
+    join gdq.consumer c using (consumer_id)
+    join gdq.latest_positions() p using (subscription_id)
+   where ct.table_id = unread_by.table_id
+     and ct.relid in (select t.relid from gdq.subscribed_tables(s.subscription_id) t)
      and exists (select from gdq.table_version v, gdq.version_segments(v.version_id) segment
                   where v.table_id = ct.table_id
-                    and not gdq.segment_is_consumed(segment, gdq.snapshot_max(p.snapshot, (select k.snapshot from gdq.copied_tables(s.subscription_id) k where k.relid = ct.relid))))
+                    and not gdq.segment_is_consumed(segment, gdq.snapshot_max(p.snapshot,
+                          (select k.snapshot from gdq.copied_tables(s.subscription_id) k where k.relid = ct.relid))))
 $$;
 comment on function gdq.unread_by(integer) is 'The consumers that have not read all rows of a table''s logs.';

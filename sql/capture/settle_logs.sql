@@ -1,8 +1,14 @@
--- settle_logs(): makes logs quiet that have been empty for a rotation period (a minute at least), and busy again that hold rows. A log goes
--- through cooling: its functions announce already, and it is looked at all the same, until nobody can be running the
--- functions that do not and it is empty after that. A quiet log that holds rows is found by its announcements of the
--- last minutes, and now and then by looking at all of them.
--- Result: whether it replaced capture functions: at most those of 20 tables. Writes: as set_activity().
+-- Quiet logs: batches must not look at the logs of a thousand tables when three of them change. So a log that has been
+-- empty for long is quiet: its capture functions announce each change by a row of kind "active" in the queue's event
+-- log, see capture_body(), and a batch looks only at logs that are not quiet or were announced in its own interval. A
+-- log that has rows again goes back to busy and pays nothing.
+--   busy -> cooling    empty for a rotation period (a minute at least): the functions announce from now on
+--   cooling -> quiet   nobody can still run the functions that do not announce, and the log is empty after that
+--   any -> busy        the log holds rows
+
+-- settle_logs(): gives logs the activity that fits them. A quiet log that holds rows is found by its announcements of
+-- the last minutes, and now and then by looking at all of them.
+-- Result: whether it replaced capture functions: those of 20 tables at most. Writes: as set_activity().
 create or replace function gdq.settle_logs() returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -14,11 +20,17 @@ declare
   all_of_them constant boolean := random() < 0.02;
 begin
   for q in select * from gdq.queue loop
-    announced := gdq.announced_tables(q.queue_id, (select k.snapshot from gdq.tick k where k.tick_id = (select gdq.retained_tick(q.queue_id, interval '10 s'))),
-                                      pg_current_snapshot());
-    for t in select ct.table_id, r.activity, r.switched_at <= clock_timestamp() - greatest(q.rotation_period, interval '1 minute') as idle
-               from gdq.captured_table ct join gdq.log_ring r on r.version_id = (select max(v.version_id) from gdq.table_version v where v.table_id = ct.table_id)
-              where ct.queue_id = q.queue_id and (r.activity <> 'quiet' or all_of_them or ct.relid = any (announced)) loop
+    announced := gdq.announced_tables(
+      q.queue_id,
+      (select k.snapshot from gdq.tick k where k.tick_id = (select gdq.retained_tick(q.queue_id, interval '10 s'))),
+      pg_current_snapshot());
+    for t in select ct.table_id, r.activity,
+                    r.switched_at <= clock_timestamp() - greatest(q.rotation_period, interval '1 minute') as idle
+               from gdq.captured_table ct
+               join gdq.log_ring r on r.version_id = (select max(v.version_id) from gdq.table_version v
+                                                       where v.table_id = ct.table_id)
+              where ct.queue_id = q.queue_id
+                and (r.activity <> 'quiet' or all_of_them or ct.relid = any (announced)) loop
       exit when settled >= 20;
       if gdq.log_bytes(t.table_id) > 0 then
         if t.activity <> 'busy' then
@@ -56,7 +68,8 @@ begin
   if gdq.capture_state(t.queue_id, t.relid) <> 'armed' and activity <> 'busy' then
     return false;
   end if;
-  update gdq.log_ring r set activity = set_activity.activity, switched_at = clock_timestamp() where r.version_id = ring.version_id;
+  update gdq.log_ring r set activity = set_activity.activity, switched_at = clock_timestamp()
+   where r.version_id = ring.version_id;
   if (activity = 'busy') <> (ring.activity = 'busy') and gdq.capture_state(t.queue_id, t.relid) = 'armed' then
     perform gdq.arm(ring.version_id, ring.current_slot);
   end if;
@@ -84,9 +97,11 @@ language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
   return exists (select from gdq.captured_table ct, pg_locks l
-                  where ct.table_id = writes_unannounced.table_id and l.locktype = 'relation' and l.mode = 'RowExclusiveLock'
+                  where ct.table_id = writes_unannounced.table_id
+                    and l.locktype = 'relation' and l.mode = 'RowExclusiveLock'
                     and l.database = (select d.oid from pg_database d where d.datname = current_database())
-                    and (l.relation = ct.relid or exists (select from pg_partition_tree(ct.relid) p where p.relid = l.relation)));
+                    and (l.relation = ct.relid
+                         or exists (select from pg_partition_tree(ct.relid) p where p.relid = l.relation)));
 end
 $$;
 comment on function gdq.writes_unannounced(integer) is

@@ -29,10 +29,10 @@ $$;
 comment on function gdq.create_event_triggers() is
   'Makes the event triggers that keep capture in step with DDL; needs a superuser on most servers.';
 
--- capture_role_guard(): event trigger on ddl_command_start that refuses DDL of the capture role. gdq never issues any as
--- that role; but code of a table's owner can run inside a capture function (an assignment cast, while ALTER ... USING
--- converts the column), and would own the capture functions of all other tables: it could drop them or spoil them.
--- Runs with the rights of whoever issues the DDL, to see who that is. Writes: nothing. Errors: 42501.
+-- capture_role_guard(): event trigger on ddl_command_start that refuses DDL of the capture role. gdq never issues any
+-- as that role; but code of a table's owner can run inside a capture function (an assignment cast, while ALTER ...
+-- USING converts the column), and would own the capture functions of all other tables: it could drop them or spoil
+-- them. Runs with the rights of whoever issues the DDL, to see who that is. Writes: nothing. Errors: 42501.
 create or replace function gdq.capture_role_guard() returns event_trigger
 language plpgsql volatile security invoker set search_path = pg_catalog, pg_temp
 as $$

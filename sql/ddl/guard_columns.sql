@@ -13,7 +13,8 @@ declare
   renamed jsonb := gdq.note_rename(table_id);
 begin
   select * into strict t from gdq.captured_table ct where ct.table_id = guard_columns.table_id;
-  select * into strict old_version from gdq.table_version v where v.table_id = t.table_id order by v.version_id desc limit 1;
+  select * into strict old_version
+    from gdq.table_version v where v.table_id = t.table_id order by v.version_id desc limit 1;
   -- also when nothing else has changed: the index that made the key unique may have gone
   perform gdq.check_key(t.table_id, columns);
   if gdq.version_fits(old_version.version_id, columns) then
@@ -23,15 +24,19 @@ begin
     return;
   end if;
   -- A log takes about ten locks. One transaction with hundreds of them would leave no room to the others.
-  if (select count(*) from pg_locks l where l.pid = pg_backend_pid()) > current_setting('max_locks_per_transaction')::bigint
-       * (current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint) / 5 then
+  if (select count(*) from pg_locks l where l.pid = pg_backend_pid())
+       > current_setting('max_locks_per_transaction')::bigint
+         * (current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint) / 5 then
     raise exception 'one transaction with that many changes of tables would fill the lock table';
   end if;
   perform pg_advisory_xact_lock(gdq.lock_key('capture', t.relid));
   version := gdq.create_version(t.table_id, columns, 1);
   perform gdq.arm(version, 0);
-  perform gdq.note_ddl(t.table_id, tag, renamed || jsonb_build_object('old_version', old_version.version_id, 'new_version', version,
-    'old_columns', gdq.column_list(old_version.columns), 'new_columns', gdq.column_list(columns)));
+  perform gdq.note_ddl(t.table_id, tag, renamed || jsonb_build_object(
+    'old_version', old_version.version_id,
+    'new_version', version,
+    'old_columns', gdq.column_list(old_version.columns),
+    'new_columns', gdq.column_list(columns)));
   perform gdq.note_values(t.queue_id, t.relid, old_version.columns, columns);
 end
 $$;
@@ -59,10 +64,12 @@ begin
     left join jsonb_to_recordset(old_columns) o(attnum int, log_type text) on o.attnum = n.attnum
     join pg_attribute a on a.attrelid = note_values.relid and a.attnum = n.attnum;
   if filled is not null then
-    perform gdq.note_once(queue_id, relid, 'gap', format('column %s was added with a default: existing rows changed without events', filled));
+    perform gdq.note_once(queue_id, relid, 'gap',
+      format('column %s was added with a default: existing rows changed without events', filled));
   end if;
   if retyped is not null then
-    perform gdq.note_once(queue_id, relid, 'gap', format('column %s changed its type: existing rows changed without events', retyped));
+    perform gdq.note_once(queue_id, relid, 'gap',
+      format('column %s changed its type: existing rows changed without events', retyped));
   end if;
 end
 $$;

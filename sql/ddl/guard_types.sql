@@ -7,26 +7,32 @@ create or replace function gdq.guard_types() returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
-  if current_query() ~* '^\s*alter\s+type\s+[\w.$"]+\s+(add\s+value|rename\s+to|rename\s+attribute|set\s+schema|owner\s+to)\s[^;]*;?\s*$' then
+  if current_query() ~* ('^\s*alter\s+type\s+[\w.$"]+\s+'
+                         '(add\s+value|rename\s+to|rename\s+attribute|set\s+schema|owner\s+to)\s[^;]*;?\s*$') then
     return;
   end if;
-  perform gdq.note_types(array(select case when c.classid = 'pg_class'::regclass then (select k.reltype from pg_class k where k.oid = c.objid) else c.objid end
+  perform gdq.note_types(array(select case when c.classid = 'pg_class'::regclass
+                                           then (select k.reltype from pg_class k where k.oid = c.objid)
+                                           else c.objid end
                                  from pg_event_trigger_ddl_commands() c), 'ALTER TYPE');
 end
 $$;
 comment on function gdq.guard_types() is 'Records that ALTER TYPE changed how stored values read.';
 
--- guard_row_types(relations, tag): the same for relations whose columns a command may have changed and whose row type
--- columns of other tables have: ADD or DROP COLUMN of a table, an attribute's type that goes with CASCADE. Nearly always
--- there is no such column, which pg_depend tells by its index. Writes: resync and the event log.
+-- guard_row_types(relations, tag): a gap for every captured table with a column of the row type of one of these
+-- relations, whose columns a command may have changed: ADD or DROP COLUMN of a table, an attribute's type that goes
+-- with CASCADE. Nearly always there is no such column, which pg_depend tells by its index. Writes: resync and the event
+-- log.
 create or replace function gdq.guard_row_types(relations oid[], tag text) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   types oid[] := array(select c.reltype from pg_class c join pg_type t on t.oid = c.reltype
                         where c.oid = any (relations)
-                          and exists (select from pg_depend d where d.refclassid = 'pg_type'::regclass and d.refobjid in (t.oid, t.typarray)
-                                         and d.classid in ('pg_class'::regclass, 'pg_type'::regclass) and d.deptype = 'n'));
+                          and exists (select from pg_depend d
+                                       where d.refclassid = 'pg_type'::regclass and d.refobjid in (t.oid, t.typarray)
+                                         and d.classid in ('pg_class'::regclass, 'pg_type'::regclass)
+                                         and d.deptype = 'n'));
 begin
   if types <> '{}' then
     perform gdq.note_types(types, tag);
@@ -44,7 +50,8 @@ declare
   r record;
   made oid[] := gdq.types_made_of(types);
 begin
-  for r in select distinct a.attrelid as rel, q from pg_attribute a join pg_class c on c.oid = a.attrelid, gdq.queue_ids() q
+  for r in select distinct a.attrelid as rel, q
+             from pg_attribute a join pg_class c on c.oid = a.attrelid, gdq.queue_ids() q
             where a.atttypid = any (made) and not a.attisdropped and c.relkind in ('r', 'p')
               and gdq.capture_function(q, a.attrelid, 'i') is not null loop
     perform gdq.note_once(r.q, r.rel, 'gap', tag || ': stored values read otherwise now, without events');
@@ -64,7 +71,8 @@ as $$
     select u.oid from made m, lateral (
       select ty.oid from pg_type ty where ty.typelem = m.t or (ty.typtype = 'd' and ty.typbasetype = m.t)
       union all
-      select c.reltype from pg_attribute a join pg_class c on c.oid = a.attrelid where a.atttypid = m.t and c.reltype <> 0 and not a.attisdropped
+      select c.reltype from pg_attribute a join pg_class c on c.oid = a.attrelid
+       where a.atttypid = m.t and c.reltype <> 0 and not a.attisdropped
       union all
       select r from pg_range, lateral (values (rngtypid), (rngmultitypid)) v(r) where rngsubtype = m.t) u
   )

@@ -12,7 +12,9 @@ begin
   if pg_event_trigger_table_rewrite_reason() & 6 = 0 then
     return;
   end if;
-  for r in select rel, q from (select rewritten union select a.relid from pg_partition_ancestors(rewritten) a) t(rel), gdq.queue_ids() q
+  for r in select rel, q
+             from (select rewritten union select a.relid from pg_partition_ancestors(rewritten) a) t(rel),
+                  gdq.queue_ids() q
             where gdq.capture_function(q, rel, 'i') is not null loop
     perform gdq.note_once(r.q, r.rel, 'gap', 'the table was rewritten: rows changed without events');
   end loop;

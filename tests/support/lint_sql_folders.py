@@ -29,7 +29,7 @@ _CALL = re.compile(r"gdq\.(\w+)\(")
 # What a hint or a message tells the reader to call is no call.
 _TALK = re.compile(
     r"hint = ''[^']*''|raise \w+ '(?:[^']|'')*'"
-    r"|(?:hint|detail) =\s*(?:case .*? then |format\(|concat\()?\s*'(?:[^']|'')*'",
+    r"|(?:hint|detail) =\s*(?:case .*? then |format\(|concat\()?(?:\s*'(?:[^']|'')*')+",
     re.DOTALL,
 )
 
