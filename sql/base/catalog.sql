@@ -22,8 +22,8 @@ as $$
 $$;
 comment on function gdq.capture_name(integer, oid, text) is 'Name of a capture function in gdq_log.';
 
--- capture_function(queue_id, relid, op): a capture function by its name, NULL when there is none. Looked up outside
--- MVCC, so it is right in an old snapshot too. Writes: nothing.
+-- capture_function(queue_id, relid, op): a capture function by its name; NULL when there is none. Functions are
+-- looked up outside MVCC, so the answer is right in an old snapshot too. Writes: nothing.
 create or replace function gdq.capture_function(queue_id integer, relid oid, op text) returns regprocedure
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -47,8 +47,8 @@ end
 $$;
 comment on function gdq.capture_state(integer, oid) is 'armed, disarmed, dropped or covered.';
 
--- queue_ids(): the queues that there may be, dropped ones included: a sequence is fresh in an old snapshot.
--- Writes: nothing.
+-- queue_ids(): the numbers that queues may have, dropped ones included. They come from a sequence, which is fresh in
+-- an old snapshot. Writes: nothing.
 create or replace function gdq.queue_ids() returns setof integer
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -56,8 +56,8 @@ as $$
 $$;
 comment on function gdq.queue_ids() is 'Numbers of the queues that there may be.';
 
--- busy_relations(): the relations of this database that other transactions hold in ACCESS EXCLUSIVE: looking at one
--- would wait until that ends. Writes: nothing.
+-- busy_relations(): the relations of this database that other transactions hold in ACCESS EXCLUSIVE. Whoever looks at
+-- one waits until that transaction ends. Writes: nothing.
 create or replace function gdq.busy_relations() returns oid[]
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -70,8 +70,9 @@ end
 $$;
 comment on function gdq.busy_relations() is 'Relations that other transactions hold in ACCESS EXCLUSIVE.';
 
--- relation_bytes(relation, fork): bytes of one fork of a relation, or (fork NULL) of all of it with its indexes and
--- out-of-line values; NULL when it is gone or cannot be looked at within the caller's lock_timeout. Writes: nothing.
+-- relation_bytes(relation, fork): the bytes of one fork of a relation, or (fork NULL) of all of it with its indexes
+-- and out-of-line values; NULL when it is gone or cannot be looked at within the caller's lock_timeout.
+-- Writes: nothing.
 create or replace function gdq.relation_bytes(relation regclass, fork text default null) returns bigint
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$

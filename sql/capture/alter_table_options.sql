@@ -75,9 +75,10 @@ $$;
 comment on function gdq.alter_table_options(text, regclass, jsonb) is
   'Captures a table with other options from now on; false when it has them already.';
 
--- lock_writers(t): waits for the writers of a captured table, and keeps others out until this transaction ends. It
--- takes the right to put triggers on the table, which may be all that there is: a trigger that replaces itself changes
--- nothing. One that fires always would not until it is altered again, but then the table's owner's rights are there.
+-- lock_writers(t): waits for the writers of a captured table, and keeps others out until this transaction ends.
+-- Replacing a trigger by itself changes nothing, takes that lock, and needs only the right to put triggers on the
+-- table. A trigger that fires always would lose that setting, but the rights of the table's owner are there then:
+-- LOCK TABLE.
 -- Writes: triggers. Errors: 42501, 55P03.
 create or replace function gdq.lock_writers(t gdq.captured_table) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -93,8 +94,8 @@ $$;
 comment on function gdq.lock_writers(gdq.captured_table) is
   'Waits for the writers of a captured table, and keeps others out.';
 
--- missed_by_options(t, wanted, old_columns, new_columns): why consumers must copy a table whose options change: what
--- they would need to go on was in no event. NULL when they need not. Writes: nothing.
+-- missed_by_options(t, wanted, old_columns, new_columns): why consumers must copy a table whose options change: they
+-- would need values that no event has brought. NULL when they need no copy. Writes: nothing.
 create or replace function gdq.missed_by_options(t gdq.captured_table, wanted gdq.captured_table, old_columns jsonb,
                                                  new_columns jsonb) returns text
 language sql stable security definer set search_path = pg_catalog, pg_temp
@@ -116,9 +117,9 @@ comment on function gdq.missed_by_options(gdq.captured_table, gdq.captured_table
   'Why consumers must copy a table whose options change.';
 
 -- replace_triggers(t, wanted): makes the triggers of a captured table anew, with other operations, granularity or
--- always. Dropping the functions takes the triggers along, which dropping these would take the table's owner for. The
--- caller arms the functions in the same transaction, and nobody can write meanwhile. Writes: functions, triggers.
--- Errors: 42501, 55P03.
+-- always. Triggers are dropped with their functions, as only the table's owner may drop them alone. The caller arms
+-- the functions in the same transaction, and nobody can write meanwhile.
+-- Writes: functions, triggers. Errors: 42501, 55P03.
 create or replace function gdq.replace_triggers(t gdq.captured_table, wanted gdq.captured_table) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$

@@ -2,10 +2,10 @@
 -- of log_marker, which is unlogged too, goes with them: where it is missing, changes may be lost. Writers may have
 -- filled the logs again before anybody looks, so whoever hands out changes looks first.
 
--- check_logs(queue): finds queues (NULL: all) whose unlogged logs were emptied, and has every consumer of them resync:
--- an event for each table, now, and in every batch that ends before now, as its rows may be gone. The marker is set
--- again in the same transaction. Result: how many were found.
--- Writes: log_marker, log_loss, resync, the event log. Errors: 42704.
+-- check_logs(queue): finds queues (NULL: all) whose unlogged logs were emptied, and has every consumer of them
+-- resync: by an event for each table, now, and in every batch that ends before now, as its rows may be gone. The
+-- marker is set again in the same transaction.
+-- Result: the number of queues found. Writes: log_marker, log_loss, resync, the event log. Errors: 42704.
 create or replace function gdq.check_logs(queue text default null) returns integer
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$

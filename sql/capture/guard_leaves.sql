@@ -1,6 +1,7 @@
--- guard_leaves(table_id, tag): brings the partitions of a captured table under capture, and records what came or went,
--- and whether it had rows. tag NULL: no ddl event, as the resync that goes with it tells enough. Writes: triggers,
--- captured_leaf, a ddl event, resync and the event log.
+-- guard_leaves(table_id, tag): brings new partitions of a captured table under capture, and records which came or
+-- went, and whether they had rows. tag: that of the command, for the ddl event; NULL: no ddl event, as the resync
+-- that goes with it tells enough.
+-- Writes: triggers, captured_leaf, a ddl event, resync and the event log.
 create or replace function gdq.guard_leaves(table_id integer, tag text) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -43,8 +44,8 @@ $$;
 comment on function gdq.guard_leaves(integer, text) is
   'Brings new partitions of a captured table under capture and records what came or went.';
 
--- guard_leaf(table_id, leaf): brings a new partition of a captured table under capture, and records the rows that it
--- came with. Writes: triggers, captured_leaf, resync and the event log.
+-- guard_leaf(table_id, leaf): brings a new partition of a captured table under capture, and records a gap if it has
+-- rows already. Writes: triggers, captured_leaf, resync and the event log.
 create or replace function gdq.guard_leaf(table_id integer, leaf oid) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$

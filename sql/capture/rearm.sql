@@ -1,8 +1,7 @@
--- rearm(table_id): switches capture of a table on again after it was off, then records up to where changes were missed.
--- What may be refused or takes time comes first. Then the triggers: making them waits for the writers of the moment, so
--- that none of them is half seen, and makes later ones wait until this transaction ends.
--- Result: whether capture is on. If not, a new reason is recorded; without a reason (no lock in 100 ms, a race) try
--- again.
+-- rearm(table_id): switches capture of a table on again after it was off, then records up to where changes were
+-- missed. Steps that may be refused or take time come first. Then the triggers: making them waits for the writers of
+-- the moment, so that no write is half seen, and later writers wait until this transaction ends.
+-- Result: whether capture is on. If not, a new reason is recorded; without one (no lock in 100 ms, a race) try again.
 -- Writes: triggers, functions, perhaps a version; resync and the event log.
 create or replace function gdq.rearm(table_id integer) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms'

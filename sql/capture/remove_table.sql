@@ -50,9 +50,10 @@ $$;
 comment on function gdq.remove_table(text, regclass, boolean) is
   'Stops capturing a table, drops its logs and tells its consumers.';
 
--- tell_removed(table_id, kind): tells every consumer of a table, in order, that it leaves the queue, by a resync event
--- when changes are dropped unread, else by a ddl event; NULL: they were told when the table went. Events of the table
--- that they have not come to yet stay theirs. Writes: the event log, subscription_resync.
+-- tell_removed(table_id, kind): tells every consumer of a table, in order, that the table leaves the queue. Events of
+-- the table that a consumer has not come to yet stay its own.
+--   kind: resync when changes are dropped unread, else ddl; NULL: they were told when the table was dropped.
+-- Writes: the event log, subscription_resync.
 create or replace function gdq.tell_removed(table_id integer, kind text) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$

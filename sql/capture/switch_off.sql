@@ -1,6 +1,6 @@
--- switch_off(queue_id, relid, reason): records that capture of a table is off, then disarms it. In this order, and the
--- second may fail: maintain() mends whatever is recorded. Nothing is done when it is off already, which the
--- function's text tells even in an old snapshot.
+-- switch_off(queue_id, relid, reason): records that capture of a table is off, then disarms it. In this order, as the
+-- second step may fail: maintain() mends whatever is recorded. Nothing happens when capture is off already, which the
+-- text of the function tells even in an old snapshot.
 -- Writes: resync, the event log, the capture functions.
 create or replace function gdq.switch_off(queue_id integer, relid oid, reason text) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -22,11 +22,12 @@ $$;
 comment on function gdq.switch_off(integer, oid, text) is 'Records that capture of a table is off, and disarms it.';
 
 -- switch_off_locked(reason, mode): switches capture off for every captured table that this transaction may have
--- changed, without trusting control rows or catalogs that are read through the snapshot, which may be old: what this
--- transaction did itself is visible in any. A table that only a partition or a child of it was locked for keeps its
--- functions, which still fit: for it, maintain() has to look at its partitions anew. While an upgrade of gdq holds the
--- control tables, the triggers that a partition has kept tell its root. mode: the weakest lock of a command that may
--- have changed a table. Writes: as switch_off().
+-- changed. It trusts no control rows and no catalogs read through the snapshot, which may be old: only what this
+-- transaction did itself is visible in any snapshot. A table of which only a partition or child was locked keeps its
+-- functions, which still fit; maintain() looks at its partitions anew. While an upgrade of gdq holds the control
+-- tables, the triggers on a partition tell its root.
+--   mode: the weakest lock of a command that may have changed a table.
+-- Writes: as switch_off().
 create or replace function gdq.switch_off_locked(reason text, mode text default 'AccessExclusiveLock') returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -75,9 +76,10 @@ $$;
 comment on function gdq.switch_off_locked(text, text) is
   'Switches capture off for every captured table that this transaction may have changed.';
 
--- disarm_restored(tag): what the DDL guard does while a queue waits for its rebase. Control rows and the names of
--- capture functions hold oids of the other cluster, so nothing but the triggers tells which functions a table has:
--- those of every table that this transaction has locked for column DDL are switched off, and rebase() makes them anew.
+-- disarm_restored(tag): does the work of the DDL guard while a queue waits for its rebase. Control rows and the names
+-- of capture functions hold oids of the other cluster, so only the triggers tell which functions a table has. The
+-- functions of every table that this transaction has locked for column DDL are switched off; rebase() makes them
+-- anew.
 -- Writes: capture functions, resync, the event log.
 create or replace function gdq.disarm_restored(tag text) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp

@@ -25,9 +25,10 @@ $$;
 comment on function gdq.ddl_guard() is
   'Event trigger: keeps capture functions in step with DDL, or switches them off; never lets an error out.';
 
--- follow_ddl(event, tag): what ddl_guard() does for a command that may have changed a captured table. The settings are
--- pinned because the session of the DDL may have others. Where statement_timeout is short it waits less: that error
--- cannot be caught. Writes: as guard_tables() and guard_types(). Errors: none but a cancel or a statement_timeout.
+-- follow_ddl(event, tag): the work of ddl_guard() for a command that may have changed a captured table. Settings are
+-- pinned because the session of the DDL may have others. Where statement_timeout is short it waits less for locks:
+-- that error cannot be caught.
+-- Writes: as guard_tables() and guard_types(). Errors: none but a cancel or a statement_timeout.
 create or replace function gdq.follow_ddl(event text, tag text) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
   set default_table_access_method = 'heap' set default_tablespace = '' set lock_timeout = '100ms'
@@ -79,9 +80,10 @@ $$;
 comment on function gdq.follow_ddl(text, text) is
   'Keeps capture functions in step with one DDL command, or switches them off; never lets an error out.';
 
--- guard_tables(tag): guard_table() for every captured table that this transaction has locked, or a partition or child
--- of it; when it renames a schema, for those in it; when it made a trigger, for the table and its partitions alone, or
--- a transaction that captures many tables would look at all of them for each. Writes: as guard_table().
+-- guard_tables(tag): guard_table() for every captured table that the command may have changed: every one that this
+-- transaction has locked, or a partition or child of it. After ALTER SCHEMA: also the tables of the schema. After
+-- CREATE TRIGGER: only the table and its partitions, as a transaction that captures many tables would look at all of
+-- them for each trigger. Writes: as guard_table().
 create or replace function gdq.guard_tables(tag text) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -116,10 +118,9 @@ $$;
 comment on function gdq.guard_tables(text) is
   'Follows what DDL did to every captured table that this transaction has locked.';
 
--- guard_table(table_id, tag): follows what DDL may have done to one captured table. Of one that is off only the
--- functions
--- matter: maintain() looks at everything anew. Errors: any; the caller switches off.
--- Writes: as guard_columns(), guard_leaves() and switch_off().
+-- guard_table(table_id, tag): follows what DDL may have done to one captured table. While capture of the table is off
+-- only its functions matter: maintain() looks at everything anew.
+-- Writes: as guard_columns(), guard_leaves() and switch_off(). Errors: any; the caller switches off.
 create or replace function gdq.guard_table(table_id integer, tag text) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -150,8 +151,8 @@ end
 $$;
 comment on function gdq.guard_table(integer, text) is 'Follows what DDL did to one captured table.';
 
--- near_tables(locked, schemas): the captured tables among these relations, those that have one of them as a partition
--- or child, and those in these schemas: a new name of a schema locks no table. Writes: nothing.
+-- near_tables(locked, schemas): the captured tables among these relations, the tables that have one of them as a
+-- partition or child, and the tables in these schemas: a new name of a schema locks no table. Writes: nothing.
 create or replace function gdq.near_tables(locked oid[], schemas oid[] default null) returns setof gdq.captured_table
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$

@@ -1,7 +1,8 @@
--- guard_types(): ALTER TYPE can change how stored values read (RENAME VALUE of an enum, ADD or DROP ATTRIBUTE of a
--- composite) without touching the tables that hold them: a gap for every captured table with a column of the type. The
--- commands that do not, are told by their text; where it is not plain to see (inside a function) a gap is recorded.
--- Catalogs are read through the snapshot, so a table that was made after a REPEATABLE READ one is missed.
+-- guard_types(): records what ALTER TYPE does to stored values: a gap for every captured table with a column of the
+-- type. RENAME VALUE of an enum and ADD or DROP ATTRIBUTE of a composite change how values read without touching the
+-- tables that hold them. Harmless forms of the command are known by their text; where the text is not plain to see
+-- (inside a function) a gap is recorded. Catalogs are read through the snapshot: a table made after that of a
+-- REPEATABLE READ transaction is missed.
 -- Writes: resync and the event log.
 create or replace function gdq.guard_types() returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -19,10 +20,10 @@ end
 $$;
 comment on function gdq.guard_types() is 'Records that ALTER TYPE changed how stored values read.';
 
--- guard_row_types(relations, tag): a gap for every captured table with a column of the row type of one of these
--- relations, whose columns a command may have changed: ADD or DROP COLUMN of a table, an attribute's type that goes
--- with CASCADE. Nearly always there is no such column, which pg_depend tells by its index. Writes: resync and the event
--- log.
+-- guard_row_types(relations, tag): records what a command does to stored values of the row types of these relations:
+-- a gap for every captured table with such a column. The command is ADD or DROP COLUMN of a table, or changes an
+-- attribute's type with CASCADE. Nearly always there is no such column, which an index of pg_depend tells.
+-- Writes: resync and the event log.
 create or replace function gdq.guard_row_types(relations oid[], tag text) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$

@@ -49,9 +49,9 @@ $$;
 comment on function gdq.arm(bigint, integer) is
   'Points the capture functions of a table at one slot of one version''s log.';
 
--- disarm(queue_id, relid): makes the capture functions of a table do nothing. Needs no right and no lock on the table,
--- unlike dropping the triggers, and works in an old snapshot: functions are looked up outside MVCC. A rotation may be
--- replacing the same function: it is over in a moment, and is waited for, since writes would fail otherwise.
+-- disarm(queue_id, relid): makes the capture functions of a table do nothing. Unlike dropping the triggers it needs
+-- no right and no lock on the table, and works in an old snapshot: functions are looked up outside MVCC. A rotation
+-- may be replacing the same function at this moment; it is waited for, since writes would fail otherwise.
 -- Result: whether the queue has capture functions for the table. Writes: replaces the functions that exist.
 -- Errors: any after 10 s, or half of the session's statement_timeout.
 create or replace function gdq.disarm(queue_id integer, relid oid) returns boolean

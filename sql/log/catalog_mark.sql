@@ -29,9 +29,9 @@ end
 $$;
 comment on function gdq.catalog_mark(oid) is 'What DDL of a table, its triggers or its partitions changes.';
 
--- note_catalog(table_id, catalog, files): remembers the catalog rows of a table, which capture fits: those of now, or
--- what catalog_mark() and table_files() gave. Only gdq's own commands call it, never DDL of the application.
--- Writes: table_check.
+-- note_catalog(table_id, catalog, files): remembers the marks of a table that capture fits: the marks of now, or
+-- those that catalog_mark() and table_files() gave before. Only gdq's own commands call it, never DDL of the
+-- application. Writes: table_check.
 create or replace function gdq.note_catalog(table_id integer, catalog text default null, files text default null)
   returns void
 language sql volatile security definer set search_path = pg_catalog, pg_temp
@@ -47,7 +47,7 @@ $$;
 comment on function gdq.note_catalog(integer, text, text) is
   'Remembers the catalog rows of a table, which capture fits now.';
 
--- table_files(relid): the files of a table and its partitions, as text: another one after a rewrite. Writes: nothing.
+-- table_files(relid): the files of a table and its partitions, as text; a rewrite gives other files. Writes: nothing.
 create or replace function gdq.table_files(relid oid) returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$

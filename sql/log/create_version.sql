@@ -1,5 +1,5 @@
 -- create_version(table_id, columns, slots): a new version of a captured table's log with its first segments.
--- columns as from describe_columns(), slots = how many slots of its ring now (one inside the application's DDL, which
+-- columns: from describe_table(). slots: the slots of its ring to make now (one inside the DDL of an application, which
 -- may hold hundreds of locks already; maintain() adds the others). Result: the version's id.
 -- Errors: 54000 when an image cannot fit a page or the log would have too many columns.
 -- Writes: inserts into table_version, log_ring, log_segment; creates the segments.
@@ -59,8 +59,8 @@ as $$
 $$;
 comment on function gdq.version_fits(bigint, jsonb) is 'Whether the capture functions of a version fit these columns.';
 
--- create_row_type(version_id), drop_row_type(version_id): makes and drops that type, if the version is of format json.
--- Writes: a type in gdq_log.
+-- create_row_type(version_id): makes the type that takes the row text of a version apart, if the version is of format
+-- json. Writes: a type in gdq_log.
 create or replace function gdq.create_row_type(version_id bigint) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -75,6 +75,7 @@ end
 $$;
 comment on function gdq.create_row_type(bigint) is 'Makes the type that takes the row text of a version apart.';
 
+-- drop_row_type(version_id): drops the type that create_row_type() made, if there is one. Writes: a type in gdq_log.
 create or replace function gdq.drop_row_type(version_id bigint) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set client_min_messages = warning
 as $$

@@ -14,8 +14,9 @@ end
 $$;
 comment on function gdq.log_event(integer, text, oid, jsonb) is 'Writes one event into a queue''s event log.';
 
--- note_resync(queue_id, relid, kind, reason): records what capture has missed, and tells consumers in order.
--- Writes: inserts into resync and a resync event into the event log.
+-- note_resync(queue_id, relid, kind, reason): records that capture of a table has a gap, was switched off or on
+-- again, and puts an event into the stream, which consumers meet in order.
+-- Writes: inserts into resync, and a resync event into the event log.
 create or replace function gdq.note_resync(queue_id integer, relid oid, kind text, reason text) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -27,8 +28,8 @@ $$;
 comment on function gdq.note_resync(integer, oid, text, text) is
   'Records a gap of capture and puts a resync event into the event log.';
 
--- note_once(queue_id, relid, kind, reason): note_resync() unless this transaction has noted the same already. It reads
--- resync, which could fail a SERIALIZABLE transaction: there the note is written again.
+-- note_once(queue_id, relid, kind, reason): note_resync() unless this transaction has noted the same already. A look
+-- at resync could fail a SERIALIZABLE transaction: there the note is written again.
 -- Writes: resync and the event log.
 create or replace function gdq.note_once(queue_id integer, relid oid, kind text, reason text) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -45,8 +46,8 @@ $$;
 comment on function gdq.note_once(integer, oid, text, text) is
   'note_resync() unless this transaction has noted the same already.';
 
--- note_ddl(table_id, tag, data): a ddl event of a captured table with what all of them tell: tag, table (the name that
--- it has after the command), object, statement (its first 10,000 characters), and data. Result: its ev_id.
+-- note_ddl(table_id, tag, data): writes a ddl event of a captured table: tag, table (its name after the command),
+-- object, statement (its first 10,000 characters), and what data adds. Result: its ev_id.
 -- Writes: the event log.
 create or replace function gdq.note_ddl(table_id integer, tag text, data jsonb) returns bigint
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -100,8 +101,8 @@ end
 $$;
 comment on function gdq.note_rename(integer) is 'Records the name of a captured table when it is another than before.';
 
--- ddl_object(relid): what the DDL command at hand names, which may be a type or a parent of the captured table, or,
--- given a relation, the name of that one if the command drops it. NULL outside an event trigger. Writes: nothing.
+-- ddl_object(relid): the names of what the DDL command at hand is about, which may be a type or a parent of the
+-- captured table. Given a relation: its name if the command drops it. NULL outside an event trigger. Writes: nothing.
 create or replace function gdq.ddl_object(relid oid default null) returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$

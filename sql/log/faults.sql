@@ -39,7 +39,7 @@ $$;
 comment on function gdq.function_faults(integer) is 'Capture functions of a table that are not what they should be.';
 
 -- capture_fault(table_id): why capture of a table cannot be complete as its catalogs are now; NULL when it can. Rows
--- that escape the triggers later could not be recorded then, so such a table is off until that has changed.
+-- that escape the triggers could not be recorded later, so such a table is off until that has changed.
 -- Writes: nothing.
 create or replace function gdq.capture_fault(table_id integer) returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -85,7 +85,7 @@ comment on function gdq.capture_fault(integer) is
 
 -- trigger_fault(table_id): what is wrong with the capture triggers of a table and its partitions: one is missing,
 -- disabled, replaced by something else, or renamed, so that a new one would double it; NULL for nothing. A partition
--- for which there was no right to make the TRUNCATE trigger is recorded elsewhere. Writes: nothing.
+-- without a TRUNCATE trigger for lack of rights has a gap on record and is no fault. Writes: nothing.
 create or replace function gdq.trigger_fault(table_id integer) returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -132,8 +132,8 @@ $$;
 comment on function gdq.trigger_fault(integer) is
   'What is wrong with the capture triggers of a table and its partitions; NULL for nothing.';
 
--- statement_fault(tbl): why statement triggers would not see every change of a table: a statement fires only those of
--- the table that it names, and of a parent's statement they would hold the rows of its children. NULL when they do.
+-- statement_fault(tbl): why statement triggers would not see every change of a table; NULL when they do. A statement
+-- fires only the triggers of the table that it names, and those of a parent would hold the rows of its children.
 -- Writes: nothing.
 create or replace function gdq.statement_fault(tbl oid) returns text
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
@@ -155,8 +155,8 @@ $$;
 comment on function gdq.statement_fault(oid) is
   'Why statement triggers would not see every change of a table; NULL when they do.';
 
--- json_fault(table_id): why format json cannot capture a table as it is now: the columns of some partition come in
--- another order, which the text of its rows does not tell. NULL when it can. Writes: nothing.
+-- json_fault(table_id): why format json cannot capture a table as it is now; NULL when it can. The columns of all
+-- partitions must come in one order, as the text of a row does not tell it. Writes: nothing.
 create or replace function gdq.json_fault(table_id integer) returns text
 language sql stable security definer set search_path = pg_catalog, pg_temp
 as $$

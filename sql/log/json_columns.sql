@@ -3,9 +3,9 @@
 -- runs only the output functions of the types: row_to_json() would run the casts that users define, lose the bounds of
 -- arrays and the texts of composites. Readers take it apart with the columns of the version that the log belongs to.
 
--- json_columns(columns): the columns that describe_columns() gave, as format json logs them: those whose text can be
--- read back under any setting and whatever has been dropped since have their own type, the others that text.
--- field: the column in the version's row type. Writes: nothing.
+-- json_columns(columns): the columns that describe_columns() gave, as format json logs them. A type whose text can be
+-- read back under any setting, whatever was dropped since, stays; any other becomes text. field: the column in the
+-- version's row type. Writes: nothing.
 create or replace function gdq.json_columns(columns jsonb) returns jsonb
 language sql immutable security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -20,8 +20,8 @@ as $$
 $$;
 comment on function gdq.json_columns(jsonb) is 'The columns of a table as format json logs them.';
 
--- table_shape(table_id): in format json, the columns that the text of a row has, in order, logged or not: attnum and
--- type. NULL in format typed. Writes: nothing.
+-- table_shape(table_id): the columns in the text of a row in format json, in order, logged or not: attnum and type.
+-- NULL in format typed. Writes: nothing.
 create or replace function gdq.table_shape(table_id integer) returns jsonb
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$

@@ -15,8 +15,8 @@ end
 $$;
 comment on function gdq.event_segments(integer) is 'The segments of a queue''s event log.';
 
--- queue_segments(queue_id): the event log segments of a queue and those of its change logs that are not quiet, as far
--- as they hold rows. Writes: nothing.
+-- queue_segments(queue_id): the segments of a queue's event log, and of its change logs that are not quiet, which
+-- hold rows. Writes: nothing.
 create or replace function gdq.queue_segments(queue_id integer) returns setof regclass
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -34,8 +34,8 @@ end
 $$;
 comment on function gdq.queue_segments(integer) is 'The log segments of a queue that hold rows, quiet logs aside.';
 
--- version_segments(version_id): the segments that a batch reads of one version: all that hold rows, whatever was
--- current when. A writer with an old snapshot or an old function may have written to any of them. Writes: nothing.
+-- version_segments(version_id): the segments that a batch reads of one version: all that hold rows, whichever slot
+-- was current. A writer with an old snapshot or an old function may have written to any of them. Writes: nothing.
 create or replace function gdq.version_segments(version_id bigint) returns setof regclass
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -147,8 +147,8 @@ $$;
 comment on function gdq.announced_tables(integer, pg_snapshot, pg_snapshot) is
   'Tables that announced changes between two snapshots.';
 
--- changed_tables(subscription_id, s0, s1): the tables of a subscription whose logs may hold rows in (s0, s1]: every one
--- that has is among them. Writes: a lock, see pin_segment(). Errors: GDQ01.
+-- changed_tables(subscription_id, s0, s1): the tables of a subscription whose logs may hold rows in (s0, s1]; none
+-- that does is left out. Writes: a lock, see pin_segment(). Errors: GDQ01.
 create or replace function gdq.changed_tables(subscription_id integer, s0 pg_snapshot, s1 pg_snapshot)
   returns setof gdq.captured_table
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp

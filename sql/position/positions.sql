@@ -56,8 +56,8 @@ as $$
 $$;
 comment on function gdq.snapshot_max(pg_snapshot, pg_snapshot) is 'The later of two snapshots.';
 
--- copied_tables(subscription_id): the tables that a subscription gets changes of only after a snapshot of their own,
--- from which on it has them. Writes: nothing.
+-- copied_tables(subscription_id): the tables that a subscription copied by itself, each with the snapshot of the
+-- copy: it gets only later changes of them. Writes: nothing.
 create or replace function gdq.copied_tables(subscription_id integer)
   returns table (relid regclass, snapshot pg_snapshot)
 language plpgsql volatile rows 1 security definer set search_path = pg_catalog, pg_temp
@@ -95,8 +95,8 @@ end
 $$;
 comment on function gdq.cut_tables(integer) is 'The tables that a subscription must copy before it gets another batch.';
 
--- resync_tables(subscription_id): the tables that a subscription must copy anew, now (cut) or once it comes to the
--- resync event, with the latest reason. Writes: nothing.
+-- resync_tables(subscription_id): the tables that a subscription must copy anew, with the latest reason: now (cut),
+-- or once it comes to the resync event. Writes: nothing.
 create or replace function gdq.resync_tables(subscription_id integer) returns table (relid regclass, reason text)
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -125,8 +125,8 @@ $$;
 comment on function gdq.delivered_from(gdq.batch, regclass) is
   'The snapshot after which a batch gives changes of a table.';
 
--- segment_is_consumed(segment, held): whether every row of a segment counts as finished in a snapshot. Sees all that
--- has committed, so it must run in READ COMMITTED. Writes: nothing.
+-- segment_is_consumed(segment, held): whether every row of a segment counts as finished in a snapshot. It must see
+-- all that has committed, so it runs in READ COMMITTED only. Writes: nothing.
 create or replace function gdq.segment_is_consumed(segment regclass, held pg_snapshot) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$

@@ -135,8 +135,8 @@ $$;
 comment on function gdq.check_consumer_tables(integer) is
   'Error 42501 when the role that owns a subscription may not read all that it takes.';
 
--- require_member(subscription_id, member): error unless a worker gives its name where the consumer has members, and one
--- of theirs. Writes: nothing. Errors: 42704, 55000.
+-- require_member(subscription_id, member): error unless a worker of a consumer with members names one of them.
+-- Writes: nothing. Errors: 42704, 55000.
 create or replace function gdq.require_member(subscription_id integer, member text) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$

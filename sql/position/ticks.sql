@@ -12,8 +12,8 @@ end
 $$;
 comment on function gdq.last_tick(integer) is 'The newest tick of a queue.';
 
--- last_event(queue_id): the last event number that the queue's sequence gave out; 0 before the first. Not bound to any
--- snapshot. Writes: nothing.
+-- last_event(queue_id): the last event number that the queue's sequence gave out; 0 before the first. It does not
+-- depend on the snapshot. Writes: nothing.
 create or replace function gdq.last_event(queue_id integer) returns bigint
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
