@@ -14,7 +14,7 @@ begin
   perform gdq.require_read_committed('maintain');
   -- positions of another cluster would let unread rows go
   perform gdq.require_era(null);
-  if gdq.check_logs() > 0 then
+  if gdq.note_losses() > 0 then
     return true;
   end if;
   for t in select ct.table_id
