@@ -75,7 +75,7 @@ def _settle(connection: psycopg.Connection[Any], counts: dict[str, int]) -> None
     connection.execute("update gdq.log_ring set switched_at = switched_at - interval '1 day'")
     busy = "select count(*) > %s from gdq.log_ring where activity <> 'quiet'"
     while connection.execute(busy, [sum(min(CHANGING, count) for count in counts.values())]).fetchone() == (True,):
-        connection.execute("select gdq.settle_logs()")
+        connection.execute("select gdq.update_activity()")
     for queue in counts:
         connection.execute("select gdq.force_tick(%s)", [queue])
         _consume(connection, queue)

@@ -14,14 +14,14 @@ declare
 begin
   if kinds[n] <> 'name' then
     -- constant comparison column
-    c := gdq.filter_literal(kinds, value_of, n);
+    c := gdq.filter_constant(kinds, value_of, n);
     if kinds[c.next] <> all (comparisons) or kinds[c.next + 1] is distinct from 'name' then
       perform gdq.refuse_filter(value_of, c.next + (kinds[c.next] = any (comparisons))::integer);
     end if;
     a := gdq.filter_column(tbl, value_of[c.next + 1]);
-    parts := jsonb_build_array(format('(%s operator(pg_catalog.%s) ', gdq.filter_constant(c.kind, c.value, a),
+    parts := jsonb_build_array(format('(%s operator(pg_catalog.%s) ', gdq.filter_constant_sql(c.kind, c.value, a),
                                       replace(kinds[c.next], '!=', '<>')))
-             || gdq.filter_operand(a) || '[")"]'::jsonb;
+             || gdq.filter_operand_sql(a) || '[")"]'::jsonb;
     next := c.next + 2;
   else
     a := gdq.filter_column(tbl, value_of[n]);
@@ -29,10 +29,10 @@ begin
     negative := kinds[next] = 'not';
     if kinds[next] = any (comparisons) then
       -- column comparison constant
-      c := gdq.filter_literal(kinds, value_of, next + 1);
-      parts := '["("]'::jsonb || gdq.filter_operand(a)
+      c := gdq.filter_constant(kinds, value_of, next + 1);
+      parts := '["("]'::jsonb || gdq.filter_operand_sql(a)
                || jsonb_build_array(format(' operator(pg_catalog.%s) %s)', replace(kinds[next], '!=', '<>'),
-                                           gdq.filter_constant(c.kind, c.value, a)));
+                                           gdq.filter_constant_sql(c.kind, c.value, a)));
       next := c.next;
     elsif kinds[next] = 'is'
           and kinds[next + (kinds[next + 1] = 'not')::integer + 1] in ('null', 'true', 'false') then
@@ -49,8 +49,8 @@ begin
       -- column [not] in (constant, ...)
       next := next + negative::integer + 1;
       loop
-        c := gdq.filter_literal(kinds, value_of, next + 1);
-        list := list || gdq.filter_constant(c.kind, c.value, a);
+        c := gdq.filter_constant(kinds, value_of, next + 1);
+        list := list || gdq.filter_constant_sql(c.kind, c.value, a);
         next := c.next;
         exit when kinds[next] is distinct from ',';
       end loop;
@@ -58,7 +58,7 @@ begin
         perform gdq.refuse_filter(value_of, next);
       end if;
       parts := jsonb_build_array(case when negative then '(not ' else '(' end)
-               || gdq.filter_operand(a)
+               || gdq.filter_operand_sql(a)
                || jsonb_build_array(format(' operator(pg_catalog.=) any (array[%s]))', array_to_string(list, ', ')));
       next := next + 1;
     elsif a.atttypid = 'boolean'::regtype then
@@ -93,9 +93,9 @@ end
 $$;
 comment on function gdq.filter_column(regclass, text) is 'A column that a row filter may use.';
 
--- filter_constant(kind, value, a): a constant of a row filter as a literal of its column's type, checked by
+-- filter_constant_sql(kind, value, a): a constant of a row filter as a literal of its column's type, checked by
 -- casting it here once, and in the form that reads the same under all settings. Writes: nothing. Errors: 22023.
-create or replace function gdq.filter_constant(kind text, value text, a pg_attribute) returns text
+create or replace function gdq.filter_constant_sql(kind text, value text, a pg_attribute) returns text
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
   set datestyle = 'ISO, YMD' set timezone = 'UTC' set extra_float_digits = 1 set bytea_output = hex
 as $$
@@ -120,12 +120,12 @@ begin
   return format('%L::pg_catalog.%I', canonical, t.typname);
 end
 $$;
-comment on function gdq.filter_constant(text, text, pg_attribute) is
+comment on function gdq.filter_constant_sql(text, text, pg_attribute) is
   'A constant of a row filter as a literal of its column''s type.';
 
--- filter_literal(kinds, values, n): the constant that begins at token n, with its sign; next is the token after it.
+-- filter_constant(kinds, value_of, n): the constant that begins at token n, with its sign; next is the token after it.
 -- Writes: nothing. Errors: 22023.
-create or replace function gdq.filter_literal(kinds text[], value_of text[], n integer, out kind text,
+create or replace function gdq.filter_constant(kinds text[], value_of text[], n integer, out kind text,
                                               out value text, out next integer)
 language plpgsql immutable security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -146,12 +146,12 @@ begin
   end if;
 end
 $$;
-comment on function gdq.filter_literal(text[], text[], integer) is 'One constant of a row filter.';
+comment on function gdq.filter_constant(text[], text[], integer) is 'One constant of a row filter.';
 
--- filter_operand(a): a column of a row filter in SQL, as an operand of a comparison. Text compares by its bytes: a
+-- filter_operand_sql(a): a column of a row filter in SQL, as an operand of a comparison. Text compares by its bytes: a
 -- collation of the application's could raise, or be changed. Writes: nothing. Errors: 22023 for a type that is not
 -- compared.
-create or replace function gdq.filter_operand(a pg_attribute) returns jsonb
+create or replace function gdq.filter_operand_sql(a pg_attribute) returns jsonb
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -166,4 +166,4 @@ begin
   return jsonb_build_array(a.attnum);
 end
 $$;
-comment on function gdq.filter_operand(pg_attribute) is 'A column of a row filter in SQL, to be compared.';
+comment on function gdq.filter_operand_sql(pg_attribute) is 'A column of a row filter in SQL, to be compared.';

@@ -5,7 +5,7 @@
 -- segment, which batches read too. Functions that render user types as text pin the settings that text output follows;
 -- with the option pin_search_path others pin the search_path, for sessions that change it for every request: they would
 -- have the function planned anew each time. While the log is not busy the functions announce each change, see
--- settle_logs().
+-- update_activity().
 -- Writes: replaces three functions; the caller holds lock_key('capture', relid).
 create or replace function gdq.arm(version_id bigint, slot integer) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp

@@ -11,7 +11,7 @@
 --   DELETE go to the table of single images, an UPDATE to that of pairs; where both images may not fit a page it is two
 --   single images, o and n, under one number. Whether an UPDATE changed the key is left to the reader: a branch would
 --   cost the writer more than the key's old value does.
---   event_slot: the slot of the event log in which the function announces its change, see settle_logs(); NULL: it
+--   event_slot: the slot of the event log in which the function announces its change, see update_activity(); NULL: it
 --   announces nothing. The announcement is an event of kind "active", written in the transaction of the change. Nobody
 --   can keep a change from being announced: the session has no state that a writer could forge.
 -- Writes: nothing.

@@ -26,7 +26,7 @@ begin
     end if;
   end loop;
   -- these two hold locks that DDL of the application waits for, so they end here too
-  if gdq.complete_rings() or gdq.rotate_logs() > 0 or gdq.settle_logs() then
+  if gdq.complete_rings() or gdq.rotate_logs() > 0 or gdq.update_activity() then
     return true;
   end if;
   perform gdq.summarise_logs();

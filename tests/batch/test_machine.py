@@ -136,7 +136,7 @@ class Machine(RuleBasedStateMachine):
     @rule(table=st.integers(1, 3))
     def cool(self, table: int) -> None:
         self.owner.execute("select gdq.set_activity(%s, 'cooling')", [table])
-        self.owner.execute("select gdq.settle_logs()")
+        self.owner.execute("select gdq.update_activity()")
 
     @precondition(lambda self: self.pending is None)
     @rule(typed=st.booleans())

@@ -27,12 +27,12 @@ def test_changes_of_a_quiet_log_are_delivered(tap: Tap, kind: str) -> None:
         tap.write("create table t_1 partition of t default")
     tap.add("shop.t", **options)
     tap.owner.execute("select gdq.set_activity(1, 'cooling')")
-    tap.owner.execute("select gdq.settle_logs()")
+    tap.owner.execute("select gdq.update_activity()")
     assert tap.owner.execute("select activity from gdq.log_ring").fetchone() == ("quiet",)
     assert tap.events() == []
     tap.write("insert into t values (1, 'a')", "update t set v = 'b'", "delete from t")
     assert [event.op for event in tap.events()] == ops
-    tap.owner.execute("select gdq.settle_logs()")
+    tap.owner.execute("select gdq.update_activity()")
     assert tap.owner.execute("select activity from gdq.log_ring").fetchone() == ("busy",)
     tap.write("insert into t values (2, 'b')")
     assert [event.op for event in tap.events()] == ["insert"]
@@ -42,11 +42,11 @@ def test_logs_become_quiet_only_after_a_while_and_empty(tap: Tap) -> None:
     tap.write("create table t (id int primary key)")
     tap.add("shop.t")
     activity = "select activity from gdq.log_ring"
-    tap.owner.execute("select gdq.settle_logs()")
+    tap.owner.execute("select gdq.update_activity()")
     assert tap.owner.execute(activity).fetchone() == ("busy",)
     tap.write("insert into t values (1)")
     tap.owner.execute("update gdq.log_ring set switched_at = switched_at - interval '1 hour'")
-    tap.owner.execute("select gdq.settle_logs()")
+    tap.owner.execute("select gdq.update_activity()")
     assert tap.owner.execute(activity).fetchone() == ("busy",)
     assert len(tap.events()) == 1
     tap.owner.execute("update gdq.queue set rotation_period = '1 microsecond'")
@@ -54,5 +54,5 @@ def test_logs_become_quiet_only_after_a_while_and_empty(tap: Tap) -> None:
         pass
     tap.owner.execute("update gdq.log_ring set switched_at = switched_at - interval '1 hour'")
     for wanted in ("cooling", "quiet"):
-        tap.owner.execute("select gdq.settle_logs()")
+        tap.owner.execute("select gdq.update_activity()")
         assert tap.owner.execute(activity).fetchone() == (wanted,)

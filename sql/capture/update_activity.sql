@@ -6,17 +6,17 @@
 --   cooling -> quiet   nobody can still run the functions that do not announce, and the log is empty after that
 --   any -> busy        the log holds rows
 
--- settle_logs(): gives logs the activity that fits them. A quiet log that holds rows is found by its announcements of
--- the last minutes, and now and then by looking at all of them.
+-- update_activity(): gives every log the activity that fits it: busy, cooling or quiet. A quiet log that holds rows is
+-- found by its announcements of the last minutes, and now and then by looking at all of them.
 -- Result: whether it replaced capture functions: those of 20 tables at most. Writes: as set_activity().
-create or replace function gdq.settle_logs() returns boolean
+create or replace function gdq.update_activity() returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   q gdq.queue;
   t record;
   announced oid[];
-  settled integer := 0;
+  replaced integer := 0;
   all_of_them constant boolean := random() < 0.02;
 begin
   for q in select * from gdq.queue loop
@@ -31,13 +31,13 @@ begin
                                                        where v.table_id = ct.table_id)
               where ct.queue_id = q.queue_id
                 and (r.activity <> 'quiet' or all_of_them or ct.relid = any (announced)) loop
-      exit when settled >= 20;
+      exit when replaced >= 20;
       if gdq.log_bytes(t.table_id) > 0 then
         if t.activity <> 'busy' then
-          settled := settled + gdq.set_activity(t.table_id, 'busy')::integer;
+          replaced := replaced + gdq.set_activity(t.table_id, 'busy')::integer;
         end if;
       elsif t.activity = 'busy' and t.idle then
-        settled := settled + gdq.set_activity(t.table_id, 'cooling')::integer;
+        replaced := replaced + gdq.set_activity(t.table_id, 'cooling')::integer;
       elsif t.activity = 'cooling' and not gdq.writes_unannounced(t.table_id) then
         -- looked at again: what such a writer has logged is there once it has ended
         if gdq.log_bytes(t.table_id) = 0 then
@@ -46,10 +46,11 @@ begin
       end if;
     end loop;
   end loop;
-  return settled > 0;
+  return replaced > 0;
 end
 $$;
-comment on function gdq.settle_logs() is 'Makes logs quiet that have long been empty, and busy again that hold rows.';
+comment on function gdq.update_activity() is
+  'Makes logs quiet that have long been empty, and busy again that hold rows.';
 
 -- set_activity(table_id, activity): arms the capture functions of a table as its log's new activity asks, unless DDL or
 -- capture's being off forbids. Result: whether it was done. Writes: log_ring, the capture functions.
