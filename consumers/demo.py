@@ -84,12 +84,12 @@ _DELETE = (
 
 
 class DemoError(Exception):
-    """The demo did not show what it is there to show."""
+    """A check of the demo failed."""
 
 
 @dataclass
 class Load:
-    """What the threads beside the refreshes have done."""
+    """Counts of the work done by the threads that run beside the refreshes."""
 
     stop: threading.Event = field(default_factory=threading.Event)
     transactions: list[int] = field(default_factory=lambda: [0] * WRITERS)

@@ -140,7 +140,7 @@ def attach_slot(connection: Connection[Any], tables: Sequence[str], *, identity_
 
 
 def attach_queue(connection: Connection[Any], tables: Sequence[str]) -> str:
-    """Make the queue with its triggers and consumer; the snapshot that separates what came before.
+    """Make the queue with its triggers and consumer; returns the snapshot between earlier and later changes.
 
     One table at a time, since writers may take them in another order. Triggers wait for those who have written to their
     table, so a transaction that the snapshot does not see is captured as a whole.
@@ -153,7 +153,7 @@ def attach_queue(connection: Connection[Any], tables: Sequence[str]) -> str:
 
 
 def _detach_queue(connection: Connection[Any], consumer: str) -> None:
-    """Drop the queue, its tables one at a time as well."""
+    """Drop the queue, after its tables one at a time."""
     unregister_consumer(connection, QUEUE, consumer)
     for table in table_info(connection, QUEUE):
         _patiently(partial(remove_table, connection, QUEUE, table.table_name, force=True))
@@ -161,7 +161,7 @@ def _detach_queue(connection: Connection[Any], consumer: str) -> None:
 
 
 def leftovers(connection: Connection[Any]) -> list[str]:
-    """What a run that was killed has left here, in words; to be asked under lock().
+    """What a killed run has left in this database, in words. Call under lock().
 
     GdqError for something of a run's names that no run has made: it leaves notes from its beginning to its end.
     """
@@ -185,7 +185,7 @@ def leftovers(connection: Connection[Any]) -> list[str]:
 
 
 def clean_up(connection: Connection[Any]) -> None:
-    """Remove all that a run made and restore what it changed; to be done under lock(). Again where it was cut short.
+    """Remove what a run made and restore what it changed. Call under lock(), and again after a failure.
 
     psycopg.errors.LockNotAvailable when writers hold a table all the time.
     """
@@ -273,7 +273,7 @@ def _restore(connection: Connection[Any], oid: int, name: str, identity: str, in
 
 
 def _identities(connection: Connection[Any]) -> list[tuple[int, str, str, str | None]]:
-    """The tables whose replica identity is to be restored, with what it was; those that are gone are left out."""
+    """The tables whose replica identity must be restored, with the former identity; not dropped tables."""
     query = f"""select n.relid::bigint, pg_catalog.format('%I.%I', s.nspname, c.relname),
                        n.identity::text, n.index_name::text
                   from {_NOTES} n join pg_catalog.pg_class c on c.oid = n.relid
@@ -294,7 +294,7 @@ def _has_notes(connection: Connection[Any]) -> bool:
 
 
 def _patiently(action: Callable[[], T]) -> T:
-    """Do what takes a lock on tables that others write to: whoever queues for it long stops everybody behind."""
+    """Run a step that locks busy tables, in short tries: a waiting lock request blocks everybody behind it."""
     for number in range(1, _LOCK_TRIES + 1):
         try:
             return action()

@@ -248,7 +248,7 @@ def _same(ours: Any, theirs: Any) -> bool:
 def _align(
     queue: list[Event], slot: list[Event], fits: Callable[[Event, Event], bool], *, ordered: bool
 ) -> tuple[list[_Pair], list[Event], list[Event]]:
-    """Pairs of events that fit, and what is left of both sides."""
+    """Pairs of matching events, and the events of both sides that match nothing."""
     if len(queue) == len(slot) and all(map(fits, queue, slot)):
         return list(map(_Pair, queue, slot)), [], []
     chosen = _longest(queue, slot, fits) if ordered and len(queue) * len(slot) <= _MAX_ALIGNMENT else None
@@ -263,7 +263,7 @@ def _align(
 
 
 def _greedy(queue: list[Event], slot: list[Event], fits: Callable[[Event, Event], bool]) -> list[tuple[int, int]]:
-    """Each event with the first that is left and fits."""
+    """Pair each event with the first free event that matches."""
     left = dict(enumerate(slot))
     chosen = []
     for place, event in enumerate(queue):

@@ -10,7 +10,7 @@ CHANGES_MIN = 100
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Commit to receipt, in seconds: of so many transactions; `histogram` has pairs of upper bound and count."""
+    """Seconds from commit to receipt over `transactions`; `histogram` has pairs of upper bound and count."""
 
     transactions: int
     p50: float

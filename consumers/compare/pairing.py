@@ -105,7 +105,7 @@ class Pairing:
             self._compare(queue or _NOTHING, slot)
 
     def finish(self) -> None:
-        """Both were read to an end, the slot further than the queue: compare what is left."""
+        """Compare the rest, once both paths were read to the end, the slot further than the queue."""
         self.advance()
         for xid, slot in self._slot:
             # a commit may be in the log before another, and be seen after it
@@ -121,7 +121,7 @@ class Pairing:
         figures.slot.latency = _latency(self._latencies["slot"])
 
     def changes_between(self, begin: float, end: float) -> tuple[int, int]:
-        """Changes and transactions that were committed in that time, as the slot tells."""
+        """The number of changes and of transactions committed in a time, as counted from the slot."""
         found = [changes for committed, changes in self.commits if begin <= committed < end]
         return sum(found), len(found)
 
@@ -155,7 +155,7 @@ class Pairing:
 
 
 def _sees(snapshot: Snapshot, xid: int) -> bool:
-    """Whether the transaction was over; its number comes with 64 bits from the queue, with 32 from the slot."""
+    """Whether the snapshot sees the transaction, whose number has 64 bits from the queue and 32 bits from the slot."""
     return snapshot.sees(snapshot.full(xid))
 
 
@@ -172,5 +172,5 @@ def _latency(seconds: array[float]) -> Latency | None:
 
 
 def _share(ordered: Sequence[float], share: float) -> float:
-    """The least of the values that so large a share of all does not exceed."""
+    """The percentile: the smallest value that at least `share` of all values do not exceed."""
     return ordered[max(math.ceil(len(ordered) * share), 1) - 1]

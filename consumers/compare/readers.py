@@ -81,7 +81,7 @@ class Reading:
             thread.join(_END_SECONDS)
 
     def check(self) -> None:
-        """Raise what ended a reader before its time."""
+        """Raise the error that ended a reader too early."""
         if self.error is not None:
             raise self.error
 

@@ -51,7 +51,7 @@ def compare(
     stop: Callable[[], bool] = lambda: False,
     tell: Told = lambda _phase, _doing: None,
 ) -> Figures:
-    """Put queue and slot on tables for so many seconds, and measure both on what the application does meanwhile.
+    """Attach a queue and a slot to tables for `seconds`, and measure both on the changes of the application.
 
     It writes nothing to the tables. All that it makes in the database is gone at the end, whatever happens: what was
     left by a run that was killed is removed first, and logged. `tell` hears what goes on; `stop` is asked all the time.
@@ -69,7 +69,7 @@ def compare(
 
 
 def tidy(connection: Connection[Any]) -> list[str]:
-    """Remove what an earlier run has left, and log it; what that was. To be done under attach.lock()."""
+    """Remove and log what an earlier run has left; returns the names. Call under attach.lock()."""
     found = attach.leftovers(connection)
     if found:
         log.warning("an earlier gdq compare was killed, removing what it left: %s", ", ".join(found))

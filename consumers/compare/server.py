@@ -1,4 +1,4 @@
-"""What the server tells of itself: log written and kept, sizes of the queue's logs, CPU of its processes."""
+"""Measurements of the server: log written and kept, sizes of the queue's logs, CPU seconds of its processes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Server:
         return min(answers)[1]
 
     def flush(self) -> int:
-        """Have all that is committed written to the log: a slot hands out no more, and commits may be asynchronous.
+        """Flush the log up to the last commit: a slot sends only flushed commits, and commits may be asynchronous.
 
         The place in the log of what comes by the slot after all that: a message.
         """

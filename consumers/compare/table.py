@@ -81,7 +81,7 @@ PATH_TITLES = ("", "queue", "slot")
 
 
 def difference_lines(figures: Figures) -> list[str]:
-    """How many differences there were by each rule, and the first ones that no rule explains."""
+    """The number of differences by rule, and the first differences that no rule explains."""
     unexplained = figures.difference_counts.get("", 0)
     first = (
         f"{unexplained:,} that no rule explains" if unexplained else "none but by rule: the same changes came by both"

@@ -41,7 +41,7 @@ _IN_MESSAGE = ("type", "data", "encoding")
 def printer(
     queue: str, *, has_lsn: bool, tombstones: bool = False
 ) -> Callable[[Connection[Any], Iterator[Event]], None]:
-    """A handler that prints the events of a queue's consumer, flushed before the batch is finished.
+    """A handler that prints events in Debezium's form and flushes the output before the batch is finished.
 
     `has_lsn`: the events' numbers are places in the write-ahead log. `tombstones`: a record without a value after each
     delete. DDL events are left out: Debezium's PostgreSQL connector has none.

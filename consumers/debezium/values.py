@@ -1,4 +1,4 @@
-"""Values of columns as Debezium's PostgreSQL connector writes them in JSON, made of those that an Event holds.
+"""Converts the values of an Event to the JSON of Debezium's PostgreSQL connector.
 
 A value that does not have the form of its column's type stays as it is: one of before the column changed its type.
 """
@@ -51,7 +51,7 @@ class ColumnKind:
 
 
 def value_of(value: Any, kind: ColumnKind | None) -> Any:
-    """The value as Debezium writes it; unchanged where its type has no other form there, or is not known."""
+    """The value in Debezium's form; unchanged where Debezium has no other form for the type, or the type is unknown."""
     if value is None or kind is None:
         return value
     if kind.array:

@@ -45,7 +45,7 @@ _HISTORY = 20
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The table at one version, and what it stands for then; `number`: of the view's commits."""
+    """The table at one version, its state, and `number`, the number of the view's commits."""
 
     table: DeltaTable | None
     number: int
@@ -107,9 +107,9 @@ class DeltaLake:
         return Found(table, number, self._read_state(table, number))
 
     def _read_state(self, table: DeltaTable, number: int) -> TargetState:
-        """Find the view's last commit; commits of others after it are looked at on the way there.
+        """Find the view's last commit, and look at the later commits of others on the way.
 
-        So are those between it and the version that it was computed onto.
+        Commits between the view's last commit and the version that it was computed onto count as later too.
         """
         foreign = found = None
         onto = -1
@@ -130,7 +130,7 @@ class DeltaLake:
         return TargetState(gone, foreign or f"the history of {self.name} no longer holds its position")
 
     def mark(self, number: int, new: StoredPosition) -> dict[str, Any]:
-        """What the commit of this number of the view says."""
+        """The mark for the view's commit of this number."""
         return {"application": self.application, "number": number, "view": self.view, "position": pack(new)}
 
     def _properties(self, number: int, new: StoredPosition) -> CommitProperties:
@@ -220,7 +220,7 @@ class DeltaLake:
 
 
 class _Counted:
-    """The rows of a full load, counted; the error that ends them is kept, since the library makes it another."""
+    """Counts the rows of a full load and keeps the error that ends them, which the library would replace."""
 
     def __init__(self, change: ArrowDifference) -> None:
         self._change = change
@@ -240,7 +240,7 @@ class _Counted:
 
 
 def _mark(commit: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a commit says of the view; None when it is no view's."""
+    """The view's mark in a commit; None in a commit of others."""
     text = commit.get(KEY)
     if text is None and str(commit.get("userMetadata")).startswith(f'{{"{KEY}":'):
         return cast("dict[str, Any]", json.loads(commit["userMetadata"])[KEY])
@@ -256,7 +256,7 @@ def _commits(table: DeltaTable) -> Iterator[dict[str, Any]]:
 
 
 def _statistics(system: fs.FileSystem, file: DataFile) -> str:
-    """What readers skip files by: of integers and dates smallest and largest, which no rounding can make wrong."""
+    """Statistics by which readers skip files: the range of integers and dates, which no rounding can falsify."""
     metadata = pq.read_metadata(file.path, filesystem=system)
     schema = metadata.schema.to_arrow_schema()
     found: dict[str, dict[str, Any]] = {"minValues": {}, "maxValues": {}, "nullCount": {}}

@@ -234,7 +234,7 @@ class _Group:
         return table.cast(pa.schema([self.schema.field(name) for name in names]))
 
     def without(self, numbers: list[int]) -> pa.Table:
-        """The rows but those of these numbers."""
+        """The rows except those with these numbers."""
         if len(numbers) == self.rows:
             return self.schema.empty_table()
         rows = self.read(self.schema.names)
@@ -280,7 +280,7 @@ class _Keys:
 
 
 class _Images:
-    """Rows that equal given ones, each as often as its count says. `first`: the columns to look at before others."""
+    """Rows equal to given rows, each as often as its count. `first`: the columns that are compared first."""
 
     def __init__(self, rows: pa.Table, counts: Sequence[int], first: Sequence[str]) -> None:
         self._rest = [name for name in rows.schema.names if name not in first]
@@ -315,7 +315,7 @@ class _Images:
         return [number for number, code in zip(numbers, zip(*codes, strict=True), strict=True) if self._take(code)]
 
     def _take(self, code: tuple[int | None, ...]) -> bool:
-        """Whether a row of these values goes; it is one less then."""
+        """Count one row of these values down; False when none of them is left to go."""
         if not self._left.get(code):
             return False
         self._left[code] -= 1
@@ -335,7 +335,7 @@ def _among(pairs: Sequence[tuple[pa.Array, pa.Array]]) -> list[int]:
 
 
 def _numbers(column: pa.Array, values: pa.Array) -> list[int | None]:
-    """For each value its number in `values`, NULL being a value; None for none."""
+    """The index of each value in `values`, NULL counting as a value; None for a value that is not among them."""
     return cast("list[int | None]", pc.index_in(column, value_set=values, skip_nulls=False).to_pylist())
 
 

@@ -128,7 +128,7 @@ class IcebergLake:
             raise RefreshConflict(f"{self.name} was made by another meanwhile") from error
 
     def state_of(self, table: Table | None) -> TargetState:
-        """What a table stands for; None is one that is not there."""
+        """The state of the view's table; `table` is None where there is no table."""
         foreign = None
         if table is None:
             return TargetState(None)
@@ -184,7 +184,7 @@ class IcebergLake:
         transaction.commit_transaction()
 
     def _files(self, table: Table, *, all_go: bool) -> dict[DataFile, IcebergFile]:
-        """The data files; Diverged when rows of them are deleted elsewhere, unless all go anyway."""
+        """The data files. Diverged when delete files of another writer apply to them, unless `all_go`."""
         found = {}
         for task in table.scan().plan_files():
             if task.delete_files and not all_go:

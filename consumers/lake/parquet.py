@@ -102,7 +102,7 @@ class ParquetLake:
             shutil.rmtree(self.folder)
 
     def _make(self, before: _Version | None, change: ArrowDifference, new: StoredPosition) -> int:
-        """Make the next version beside the current one, and let it count."""
+        """Make the next version beside the current one, then point `current` to it."""
         number = before.number + 1 if before else 1
         path = self._path(number)
         shutil.rmtree(path, ignore_errors=True)  # of a refresh that was killed
@@ -138,7 +138,7 @@ class ParquetLake:
         _sync(self.folder)
 
     def _current(self) -> _Version | None:
-        """The version that counts; GdqError when the folder is not this view's."""
+        """The version that `current` points to; GdqError when the folder is not this view's."""
         if not self._ours() or not (self.folder / _CURRENT).is_symlink():
             return None
         return _read_manifest(self.folder / _CURRENT)

@@ -30,7 +30,7 @@ class Lake(Protocol):
     """A lake table that is the target of one view."""
 
     def state(self) -> TargetState:
-        """What the table stands for now. GdqError when there is a table that is not this view's target."""
+        """The table's state. GdqError when the table is not this view's target."""
 
     def commit(self, change: ArrowDifference, stored: StoredPosition | None, new: StoredPosition) -> int:
         """Apply a change and move the position in one commit; the rows deleted and inserted.
@@ -42,7 +42,7 @@ class Lake(Protocol):
         """The rows of the table as it is now."""
 
     def sweep(self) -> None:
-        """Remove what refreshes that were killed have left, and what no reader can need any more."""
+        """Remove the remains of killed refreshes, and versions that no reader can need any more."""
 
     def drop(self) -> None:
         """Remove the table; nothing when it is not there. GdqError when it is not this view's target."""
@@ -59,7 +59,7 @@ def unpack(text: str) -> StoredPosition:
 
 
 def check_state(name: LakeName, view: str, state: TargetState, stored: StoredPosition | None, kind: str) -> None:
-    """Whether a change of this kind, computed from `stored`, fits what the table is now.
+    """Check that a change of this kind, computed from `stored`, fits the table's present state.
 
     RefreshConflict when the position is another, Diverged when the rows are; all rows fit whatever is there.
     """
@@ -82,5 +82,5 @@ def commit_onto(name: LakeName, taken: type[Exception], attempt: Callable[[], in
 
 
 def not_ours(name: LakeName, view: str) -> GdqError:
-    """The error for a table that is there and is none of ours."""
+    """The error for an existing table that is not the target of this view."""
     return GdqError(f"{name} exists and is not the target of view {view}", hint="Choose another target.")

@@ -1,4 +1,4 @@
-"""The columns of a lake table, and reading a SELECT into them: exactly, or an error that names the column."""
+"""The columns of a lake table, and reading a SELECT into them: exactly, or with an error that names the column."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def read_column(connection: Connection[Any], rows: str, column: LakeColumn) -> p
 def differing(
     expected: Iterable[pa.RecordBatch], found: Iterable[pa.RecordBatch], columns: Sequence[LakeColumn]
 ) -> tuple[int, list[tuple[Any, ...]], list[tuple[Any, ...]]]:
-    """The number of rows found, the rows expected that are not there, and those there that are not expected."""
+    """The number of rows found, the expected rows that are missing, and the found rows that were not expected."""
     schema = schema_of(columns)
     sides = [pa.Table.from_batches(side, schema) for side in (expected, found)]
     names = [f"c{n}" for n in range(len(columns))]

@@ -26,7 +26,7 @@ from gdq.errors import GdqError
 
 
 class Assembly:
-    """What has arrived of transactions that are not committed yet, and the tables that the stream has described.
+    """The parts of uncommitted transactions that have arrived, and the tables that the stream has described.
 
     Transactions come whole at their commit, or, when they are large, in blocks while they run, rolled back
     subtransactions included; prepared ones at PREPARE where the slot is of two phases.
@@ -42,17 +42,17 @@ class Assembly:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing has arrived of a transaction that is not committed."""
+        """Whether no part of an uncommitted transaction has arrived."""
         return not (self._open or self._streams or self.prepared)
 
     def close(self) -> None:
-        """Forget what is not committed."""
+        """Drop uncommitted transactions."""
         for one in [self._open, *self._streams.values(), *self.prepared.values()]:
             if one is not None:
                 one.close()
 
     def take(self, message: Data) -> Transaction | None:
-        """Sort one message in; the transaction that it ends by a commit."""
+        """Add one message to its transaction; returns the transaction if the message commits it, else None."""
         if self._block is not None and message.data[:1] in b"RYIUDTMO":
             self._keep(message, self._block)
             return None

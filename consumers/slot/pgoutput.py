@@ -99,7 +99,7 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """A type that a database made itself."""
+    """A type that is not built in."""
 
     oid: int
     schema: str
@@ -161,7 +161,7 @@ class StreamCommit:
 
 @dataclass(frozen=True, slots=True)
 class StreamAbort:
-    """A running transaction was rolled back; only its subtransaction `subxid` when that is another."""
+    """A running transaction was rolled back, or only its subtransaction `subxid` if `subxid` differs from `xid`."""
 
     xid: int
     subxid: int

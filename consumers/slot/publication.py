@@ -1,4 +1,4 @@
-"""What a publication leaves out of what its slots were made for.
+"""Publications that somebody has altered: the tables and changes that they no longer send.
 
 A slot sends what its publication had at the moment of each change: what somebody takes out of it by hand, a table, its
 rows by a filter, columns or operations, never comes, and nothing in the stream says so. So create_slot() writes down in
@@ -100,7 +100,7 @@ def narrowed(connection: Connection[Any], publication: str) -> list[str] | None:
 def _changed(
     connection: Connection[Any], then: dict[str, list[int]], now: dict[str, list[int]], *, same: bool
 ) -> list[str]:
-    """The tables that are published no more, or anew. Numbers tell a table that was renamed, in the `same` server."""
+    """Tables that are no longer published, or published again. Oids identify a renamed table in the `same` server."""
     numbers = {oid: row for oid, row in now.values()}  # noqa: C416
     found = []
     for name, (oid, row) in sorted(then.items()):
@@ -121,7 +121,7 @@ def _tables(connection: Connection[Any], publication: str) -> dict[str, list[int
 
 
 def _parse(comment: str | None) -> dict[str, Any]:
-    """What remember() wrote; nothing where somebody has changed it."""
+    """The content that remember() wrote; empty where somebody has changed the comment."""
     try:
         found = json.loads((comment or "").removeprefix(_PREFIX))
     except ValueError:

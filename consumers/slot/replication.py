@@ -133,7 +133,7 @@ class Replication:
         return self._wire.socket
 
     def receive(self, seconds: float) -> Data | Keepalive | None:
-        """The next message; None when there was none for so many seconds (0: none has arrived yet).
+        """The next message; None when none arrives within `seconds` (0: look only at what has arrived).
 
         ConnectionLost when the connection or the stream is over, other psycopg.Error when the server cannot go on.
         """
@@ -165,13 +165,13 @@ class Replication:
             self._wire.consume_input()
 
     def confirm(self, lsn: int) -> None:
-        """Tell the server that nothing before `lsn` is needed any more."""
+        """Report to the server that the log before `lsn` is no longer needed."""
         if lsn > self._confirmed:
             self._confirmed = lsn
             self._tell()
 
     def seen(self, lsn: int) -> None:
-        """The same, but told in time only: where there was nothing to read."""
+        """Like confirm(), for log without changes: reported with the next regular status, not at once."""
         self._confirmed = max(self._confirmed, lsn)
 
     def _read(self, data: bytes) -> Data | Keepalive | None:
@@ -223,7 +223,7 @@ def lsn_text(lsn: int) -> str:
 
 
 def lsn_number(text: str) -> int:
-    """The number of a place that is written as PostgreSQL writes it."""
+    """The number of a place in the write-ahead log that is written as PostgreSQL writes it."""
     high, _, low = text.partition("/")
     return (int(high, 16) << 32) + int(low, 16)
 

@@ -35,5 +35,5 @@ class Snapshot:
         return xid < self.xmin or (xid < self.xmax and xid not in self.running)
 
     def covers(self, earlier: Snapshot) -> bool:
-        """Whether it sees all that `earlier` does."""
+        """Whether this snapshot sees everything that `earlier` sees."""
         return earlier.xmax <= self.xmax and not any(earlier.sees(xid) for xid in self.running)

@@ -60,7 +60,7 @@ _SLOT = """
 
 
 def lost_slot(slot: str, reason: str | None) -> ResyncRequired:
-    """What to say of a slot that the server has given up; `reason` as pg_replication_slots has it."""
+    """The error for a slot that the server has given up; `reason` is that of pg_replication_slots."""
     return ResyncRequired(
         f"slot {slot} is lost ({reason or 'wal_removed'}): the server has removed log that was not read",
         hint="Drop it with gdq drop-slot, make it anew with gdq create-slot and load the tables."
@@ -119,7 +119,7 @@ class SlotBatch:
         return SlotRows(self._transactions, self._source.names, table, unsupported, as_text).delta()
 
     def commit(self) -> None:
-        """Move the reader past the batch, and commit this with all that was done in its transaction."""
+        """Commit the new position, together with everything written in the batch's transaction."""
         if self.finished:
             return
         self._source.move(self.lsn)
@@ -243,12 +243,12 @@ class SlotSource:
             )
 
     def committed(self, transactions: Sequence[Transaction]) -> None:
-        """Tell the server what is applied; it stays where a prepared transaction has begun."""
+        """Report the applied position to the server, unless a prepared transaction is open."""
         if not self._assembly.prepared:
             self._replication.confirm(transactions[-1].end_lsn)
 
     def _gather(self, goal: int | None, until: float | None, stop: Callable[[], bool]) -> list[Transaction]:
-        """The transactions of the next batch: those that have arrived; waits while there are none."""
+        """The transactions of the next batch: all that have arrived; waits for the first."""
         count = 0
         while count < self._max_events and not stop() and (goal is None or self._sent < goal):
             message = self._replication.receive(0 if self._ready else _WAIT_SECONDS)
@@ -270,7 +270,7 @@ class SlotSource:
         return taken
 
     def _took(self, committed: Transaction | None) -> int:
-        """Keep a transaction for the next batch unless it was applied before; its changes."""
+        """Keep a transaction for the next batch unless it was applied before; returns the number of its changes."""
         if committed is None:
             return 0
         self._sent = max(self._sent, committed.end_lsn)
@@ -281,7 +281,7 @@ class SlotSource:
         return committed.rows
 
     def _look(self) -> None:
-        """See now and then whether the publication still sends what it was made for, and say so when it does not."""
+        """Check every 10 s that the publication still sends what it was made for, and log a warning if not."""
         if time.monotonic() - self._looked_at < _PUBLICATION_SECONDS:
             return
         self._looked_at = time.monotonic()
@@ -314,7 +314,7 @@ class SlotSource:
         self._look()
 
     def _written(self) -> int:
-        """Where the log ends of what is committed by now.
+        """The end of the log as committed now.
 
         Only what is on disk is sent: commits with synchronous_commit off are there after three wal_writer_delay.
         """

@@ -51,12 +51,12 @@ class Transaction:
         return sum(self._rows.values())
 
     def abort(self, subxid: int) -> None:
-        """Leave a subtransaction out that was rolled back."""
+        """Leave out a subtransaction that was rolled back."""
         self._aborted.add(subxid)
         self._rows.pop(subxid, None)
 
     def messages(self) -> Iterator[tuple[int, Decoded]]:
-        """The messages that count, each with its LSN; the same again when asked again."""
+        """The messages that were not rolled back, each with its LSN; may be read again."""
         at = 0
         while True:
             self._spool.seek(at)

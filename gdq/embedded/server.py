@@ -150,7 +150,7 @@ class Server:
         self._halt("immediate")
 
     def restart(self) -> Self:
-        """Stop the server in an orderly way when it runs, and start it on the same port."""
+        """Stop the server in an orderly way if it runs, and start the server on the same port."""
         self._halt("fast")
         return self.start()
 
@@ -169,7 +169,7 @@ class Server:
         self.stop()
 
     def _prepare(self) -> None:
-        """Make what a start needs and is not there yet: folders, data, password."""
+        """Make the missing preconditions of a start: folders, data, password."""
         parent = self.folder.parent
         make_folder(parent)
         if os.getuid() != self.account.uid:

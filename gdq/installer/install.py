@@ -239,7 +239,7 @@ def _revision(connection: psycopg.Connection[Any]) -> str | None:
 
 
 def _function_statements() -> tuple[str, ...]:
-    """Every function and its mark, by which the next install knows it; who may run them; what is made by them."""
+    """The statements that make all functions, the mark for the next install, rights, and generated objects."""
     texts = (
         *version.function_texts(),
         _WRITERS,
@@ -275,7 +275,7 @@ def _named_users(kept: dict[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _native_errors() -> Iterator[None]:
-    """Let the driver's errors out as they are, without SQLAlchemy's wrapping."""
+    """Raise the driver's own errors in place of SQLAlchemy's."""
     from sqlalchemy.exc import DBAPIError  # noqa: PLC0415
 
     try:

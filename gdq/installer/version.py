@@ -1,4 +1,4 @@
-"""Whether the schema in a database is the one that this gdq belongs to.
+"""Compares the schema in a database with this version of gdq.
 
 Install leaves a mark in the comment of schema gdq, which everybody may read: the newest revision and a digest of the
 functions.

@@ -1,4 +1,4 @@
-"""What is wrong with queues and capture, and mending what can be mended without making the application wait."""
+"""Problems of queues and capture, and repairs that do not make the application wait."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _TABLE_CODES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong or about to be, or (note) worth knowing. `fixable`: fix() mends it."""
+    """A problem, an approaching problem, or (note) a fact worth knowing. `fixable`: fix() repairs it."""
 
     severity: Severity
     code: str
@@ -52,7 +52,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """What fix() did about one object. `done` is False when it is left as it was, or as maintain() will mend it."""
+    """What fix() did to one object. `done` is False when the object stays as it was, or is left to maintain()."""
 
     object: str
     done: bool
@@ -60,13 +60,13 @@ class Repair:
 
 
 def doctor(connection: Connection[Any], queue: str | None = None, patience: timedelta = PATIENCE) -> list[Finding]:
-    """What is wrong, errors first and notes last. `patience`: how long a thing may last before it is found."""
+    """The findings, errors first and notes last. Problems younger than `patience` are left out."""
     found = rows(connection, Finding, "select * from gdq.doctor(%s, %s)", queue, patience)
     return sorted(found, key=lambda finding: (_RANK[finding.severity], finding.code, finding.object, finding.cause))
 
 
 def fix(connection: Connection[Any], findings: list[Finding]) -> Iterator[Repair]:
-    """Mend what is fixable among `findings`, step by step, each in a transaction of its own. Needs an idle connection.
+    """Repair the fixable ones of `findings`, each in a transaction of its own. Needs an idle connection.
 
     Whatever waits for a lock that the application may need gives up after 100 ms, and tries again a few times.
     """

@@ -27,7 +27,7 @@ _STATEMENT_TIMEOUT = "10s"
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One metric: which rows of a Status it has a value for, and how to get that; None leaves a row out."""
+    """One metric: the rows of a Status to measure, and the function that gets a row's value, None for no value."""
 
     name: str
     help: str
@@ -37,7 +37,7 @@ class Measure:
 
     @property
     def counts(self) -> bool:
-        """Whether it only grows."""
+        """Whether the metric only grows."""
         return self.name.endswith("_total")
 
 

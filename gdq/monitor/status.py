@@ -1,4 +1,4 @@
-"""What is going on: queues, consumers, captured tables and views, each as its gdq.*_info() says it, in one look."""
+"""The state of queues, consumers, captured tables and views, each as its gdq.*_info() function gives it."""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ from gdq.installer.install import install
 from gdq.source import BatchSource, Event
 from tests.support.server import Database, _temporary
 from tests.support.slot_pair import Compared, Pair, compare, watched
-from tests.support.slot_scenarios import SCENARIOS, Scenario
+from tests.support.slot_scenario import Scenario
+from tests.support.slot_scenarios import SCENARIOS
 
 pytestmark = pytest.mark.server
 

@@ -120,7 +120,7 @@ class _TableChanges:
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """What the server says of a view's slot, and what was stored with the target: see slot_view.
+    """The server's data about a view's slot, and the data stored with the target (table gdq_target.slot_view).
 
     `confirmed`: what the slot does not send any more, in bytes of the log; `stored` is None before the first refresh.
     """
@@ -239,7 +239,7 @@ class SlotChangeSource:
             connection.execute(_MOVE, [self._slot, lsn_text(self._applied), self._mark, self._s1.text])
 
     def applied(self) -> None:
-        """Tell the slot what it need not keep."""
+        """Report to the server the log that the slot need not keep."""
         if self._stream is not None:
             self._stream.confirm(self._applied)
 

@@ -1,4 +1,4 @@
-"""The tables of a view as a slot sends them: what they must be like, and what tells that they were changed."""
+"""The tables of a view as a slot sends them: their requirements, and marks by which a change of a table is noticed."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ class SlotWatches:
         return sum(watch.arrived() for watch in self._watches.values()) > 0
 
     def sockets(self) -> list[int]:
-        """Of the slots that are listened to."""
+        """The sockets of the slots that are read now."""
         return [socket for watch in self._watches.values() if (socket := watch.socket) is not None]
 
     def release(self, names: Iterable[str]) -> None:

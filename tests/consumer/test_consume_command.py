@@ -1,0 +1,173 @@
+"""`gdq consume` and `gdq ticker` as processes: output, handlers, signals and cut connections."""
+
+from __future__ import annotations
+
+import json
+import select
+import signal
+import subprocess
+from datetime import UTC
+from pathlib import Path
+
+import pytest
+
+from gdq import Consumer
+from tests.support.consumed import consumed, insert, seen, wait_for
+from tests.support.programs import gdq, start_gdq
+from tests.support.server import Database
+
+
+def test_consume_prints_json_lines(shop: Database) -> None:
+    insert(shop, 1, 2)
+    with shop.connect() as connection:
+        connection.execute("update orders set note = 'Zoë \"q\"' where id = 2")
+    done = gdq("consume", "q", "c", "--once", dsn=shop.dsn)
+    assert done.returncode == 0, done.stderr
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [list(event) for event in events] == [["id", "xid", "time", "op", "table", "key", "old", "new"]] * 3
+    assert [event["op"] for event in events] == ["insert", "insert", "update"]
+    assert events[2]["new"] == {"id": 2, "note": 'Zoë "q"'}
+    assert events[0]["time"].endswith("Z")
+    done = gdq("consume", "q", "c", "--once", "--json", dsn=shop.dsn)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+HANDLERS = """
+import time
+def store(connection, events):
+    for event in events:
+        connection.execute("insert into seen values (%s, %s)", [event.id, event.op])
+def fail(connection, events):
+    store(connection, events)
+    raise LookupError("no such shelf")
+def commit(connection, events):
+    connection.commit()
+def slow(connection, events):
+    store(connection, events)
+    print("stored", flush=True)
+    connection.execute("select pg_sleep(2)")
+"""
+
+
+@pytest.fixture
+def handlers(tmp_path: Path) -> Path:
+    """A folder with the module shop_handlers, as the current folder of `gdq consume`."""
+    (tmp_path / "shop_handlers.py").write_text(HANDLERS)
+    return tmp_path
+
+
+def test_handler_writes_in_the_transaction_of_the_batch(shop: Database, handlers: Path) -> None:
+    insert(shop, 1, 3)
+    for _ in range(2):
+        done = gdq("consume", "q", "c", "shop_handlers:store", "--once", dsn=shop.dsn, cwd=handlers)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert seen(shop) == 3
+
+
+@pytest.mark.parametrize(("handler", "says"), [("fail", "no such shelf"), ("commit", "commit")])
+def test_handler_error_rolls_back_and_exits_1(shop: Database, handlers: Path, handler: str, says: str) -> None:
+    insert(shop, 1, 3)
+    done = gdq("consume", "q", "c", f"shop_handlers:{handler}", "--once", dsn=shop.dsn, cwd=handlers)
+    assert done.returncode == 1
+    assert says in done.stderr.splitlines()[-1].lower()
+    assert seen(shop) == 0
+    assert len(consumed(shop)) == 3
+
+
+def run_until(process: subprocess.Popen[str], text: str) -> None:
+    """Read lines of the program's output until one holds the text."""
+    assert process.stdout is not None
+    while select.select([process.stdout], [], [], 60)[0]:
+        line = process.stdout.readline()
+        assert line, process.communicate()[1]
+        if text in line:
+            return
+    raise AssertionError(f"no {text!r} in a minute")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_one_signal_finishes_the_batch(shop: Database, handlers: Path, number: signal.Signals) -> None:
+    insert(shop, 1, 3)
+    process = start_gdq("consume", "q", "c", "shop_handlers:slow", dsn=shop.dsn, cwd=handlers)
+    run_until(process, "stored")
+    process.send_signal(number)
+    assert process.wait(60) == 0, process.communicate()[1]
+    assert process.communicate() == ("", "")
+    assert seen(shop) == 3
+    assert consumed(shop) == []
+
+
+def test_a_second_signal_rolls_back(shop: Database, handlers: Path) -> None:
+    insert(shop, 1, 3)
+    process = start_gdq("consume", "q", "c", "shop_handlers:slow", dsn=shop.dsn, cwd=handlers)
+    run_until(process, "stored")
+    process.send_signal(signal.SIGTERM)
+    with shop.connect() as connection:
+        query = "select from pg_stat_activity where application_name = 'gdq:q/c' and query like '%%pg_sleep%%'"
+        wait_for(lambda: connection.execute(query).rowcount == 1)
+    # Another number: two signals of one number within a moment are one.
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (1, "Error: interrupted: the batch at hand was rolled back\n")
+    assert seen(shop) == 0
+    assert len(consumed(shop)) == 3
+
+
+def test_a_waiting_consumer_ends_at_once(shop: Database) -> None:
+    process = start_gdq("consume", "q", "c", dsn=shop.dsn)
+    with shop.connect() as connection:
+        query = "select from pg_stat_activity where application_name = 'gdq:q/c'"
+        wait_for(lambda: connection.execute(query).rowcount == 1)
+    insert(shop, 1, 1)
+    run_until(process, '"op": "insert"')
+    process.terminate()
+    assert process.wait(10) == 0
+    assert process.communicate()[1] == ""
+
+
+def test_a_cut_connection_is_made_again(shop: Database) -> None:
+    process = start_gdq("consume", "q", "c", dsn=shop.dsn)
+    insert(shop, 1, 1)
+    run_until(process, '"id": 1')
+    with shop.connect("su") as su:
+        query = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'gdq:q/c'"
+        assert su.execute(query).rowcount == 1
+    insert(shop, 2, 2)
+    run_until(process, '"n2"')
+    process.terminate()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert errors.count("connection lost") == 1
+    assert errors.count("connected again") == 1
+
+
+def test_ticker_ends_by_signal_and_survives_a_cut(shop: Database) -> None:
+    process = start_gdq("ticker", dsn=shop.dsn)
+    with shop.connect("su") as su:
+        # at work: a first connection that is lost before that is not tried again
+        query = """select pg_terminate_backend(pid) from pg_stat_activity
+                    where application_name = 'gdq ticker' and query ~ 'gdq.tick_pause'"""
+        wait_for(lambda: su.execute(query).rowcount == 1)
+        last = "select max(tick_id) from gdq.tick"
+        before = su.execute(last).fetchone()
+        insert(shop, 1, 1)
+        wait_for(lambda: su.execute(last).fetchone() != before)
+    process.terminate()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert errors.count("connected again") == 1
+
+
+def test_ticker_once_leaves_nothing_due(shop: Database) -> None:
+    with shop.connect() as connection:
+        insert(shop, 1, 1000)
+        assert gdq("ticker", "--once", dsn=shop.dsn).returncode == 0
+        assert connection.execute("select gdq.ticker()").fetchone() == (0,)
+        assert connection.execute("select gdq.maintain()").fetchone() == (False,)
+
+
+def test_time_is_utc(shop: Database) -> None:
+    insert(shop, 1, 1)
+    with Consumer(shop.dsn, "q", "c") as consumer:
+        [event] = [event for batch in consumer.batches(once=True) for event in batch.events()]
+    assert event.time.astimezone(UTC).utcoffset() is not None

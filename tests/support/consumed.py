@@ -1,0 +1,33 @@
+"""A queue of one table, and what a consumer of it has done."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from gdq import Consumer
+from tests.support.server import Database
+
+
+def insert(database: Database, first: int, last: int) -> None:
+    with database.connect() as connection:
+        connection.execute("insert into orders select i, 'n' || i from generate_series(%s::int, %s) i", [first, last])
+
+
+def consumed(database: Database) -> list[tuple[str, Any]]:
+    """What is left for the consumer: op and new image of every event; all of it is finished."""
+    with Consumer(database.dsn, "q", "c") as consumer:
+        return [(event.op, event.new) for batch in consumer.batches(once=True) for event in batch.events()]
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def seen(database: Database) -> int:
+    with database.connect() as connection:
+        return connection.execute("select from seen").rowcount
