@@ -1,15 +1,20 @@
-"""Calls of SQL that return one value or typed rows; the server's errors come as the classes in gdq.errors."""
+"""Calls of SQL: for one value or typed rows, with the errors of gdq.errors, and again while others hold a lock."""
 
 from __future__ import annotations
 
+import random
+import time
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from psycopg import Connection, sql
+from psycopg.errors import DeadlockDetected, LockNotAvailable
 from psycopg.rows import class_row, scalar_row
 
 from gdq.errors import mapped
 
 Row = TypeVar("Row")
+Result = TypeVar("Result")
 
 
 def call(connection: Connection[Any], function: str, *values: Any, **named: Any) -> Any:
@@ -43,3 +48,22 @@ def rows(
     """
     with mapped(), connection.cursor(row_factory=class_row(row_type), binary=binary) as cursor:
         return cursor.execute(query, values or None).fetchall()
+
+
+def try_while_locked(action: Callable[[], Result], seconds: float = 20.0, *, pause_max: float = 3.0) -> Result:
+    """The result of `action`, which gives up soon where others hold what it locks, and is tried again then.
+
+    Whoever queues long for a strong lock stops everybody behind; so the waiting is done between the tries, in pauses
+    that grow up to `pause_max` seconds. After `seconds` the error of the next try passes: LockNotAvailable or
+    DeadlockDetected of psycopg.errors.
+    """
+    deadline = time.monotonic() + seconds
+    pause = 0.1
+    while True:
+        try:
+            return action()
+        except (LockNotAvailable, DeadlockDetected):
+            if time.monotonic() >= deadline:
+                raise
+        pause = min(pause * 2, pause_max)
+        time.sleep(pause * random.uniform(0.5, 1))

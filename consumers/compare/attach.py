@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import psycopg
 from psycopg import Connection, sql
-from psycopg.rows import scalar_row
 
+from gdq.call import scalar, try_while_locked
 from gdq.consumer import register_consumer, unregister_consumer
 from gdq.consumers.slot.slot import (
     check_publishable,
@@ -34,10 +33,8 @@ QUEUE = "gdq_compare"
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 _LOCK = "select pg_catalog.pg_try_advisory_lock(pg_catalog.hashtext('gdq compare'), 0)"
-_LOCK_TRIES = 20
+_DROP_TRIES = 20
 _SLOT_SECONDS = 30
 _NOTES = "gdq_target.compare_run"
 _IDENTITY = {"d": "default", "n": "nothing", "f": "full"}
@@ -55,7 +52,7 @@ _TREE = """
 
 def consumer_name(connection: Connection[Any]) -> str:
     """The consumer of a run: slots are the server's, so it names the database."""
-    oid = _scalar(connection, "select oid::bigint from pg_catalog.pg_database where datname = current_database()")
+    oid = scalar(connection, "select oid::bigint from pg_catalog.pg_database where datname = current_database()")
     return f"db{oid}"
 
 
@@ -65,7 +62,7 @@ def check(connection: Connection[Any], tables: Sequence[str], *, identity_full: 
     GdqError in one line for a server, role or table that will not do: above all a table whose UPDATE and DELETE the
     server would refuse once it is published.
     """
-    if _scalar(connection, "select pg_catalog.pg_is_in_recovery()"):
+    if scalar(connection, "select pg_catalog.pg_is_in_recovery()"):
         raise GdqError("this server is a standby: triggers and a publication need the primary")
     if not _has_gdq(connection):
         raise GdqError("gdq is not installed in this database", hint="gdq install")
@@ -89,7 +86,7 @@ def _check_role(connection: Connection[Any]) -> None:
              where p.pronamespace = pg_catalog.to_regnamespace('gdq') and p.proname in ('create_queue', 'add_table')
                and not pg_catalog.has_function_privilege(p.oid, 'execute'))
             then 'is not a member of gdq_admin' end"""
-    lacks = _scalar(connection, may)
+    lacks = scalar(connection, may)
     if lacks:
         raise GdqError(f"role {connection.info.user} {lacks}", hint="Connect as a superuser, or see docs/compare.md.")
 
@@ -113,7 +110,7 @@ def _check_table(connection: Connection[Any], table: str, *, identity_full: bool
 def lock(connection: Connection[Any], *, wait_seconds: float = 0.0) -> None:
     """Keep other runs out of this database until the connection ends; GdqError when one is at work, and stays."""
     until = time.monotonic() + wait_seconds
-    while not _scalar(connection, _LOCK):
+    while not scalar(connection, _LOCK):
         if time.monotonic() >= until:
             raise GdqError("another gdq compare is at work in this database")
         time.sleep(0.1)
@@ -126,7 +123,7 @@ def attach_slot(connection: Connection[Any], tables: Sequence[str], *, identity_
         for table in tables:
             for oid, name, kind, identity, *_ in connection.execute(_TREE, [table] * 3).fetchall():
                 if kind in "rp" and identity != "f":
-                    _patiently(partial(_set_full, connection, oid, name))
+                    try_while_locked(partial(_set_full, connection, oid, name))
     connection.execute(f"set statement_timeout = '{_SLOT_SECONDS}s'")
     try:
         create_slot(connection, QUEUE, consumer_name(connection), tables)
@@ -148,16 +145,16 @@ def attach_queue(connection: Connection[Any], tables: Sequence[str]) -> str:
     create_queue(connection, QUEUE)
     register_consumer(connection, QUEUE, consumer_name(connection))
     for table in tables:
-        _patiently(partial(add_table, connection, QUEUE, table))
-    return str(_scalar(connection, "select pg_catalog.pg_current_snapshot()::text"))
+        try_while_locked(partial(add_table, connection, QUEUE, table))
+    return str(scalar(connection, "select pg_catalog.pg_current_snapshot()::text"))
 
 
 def _detach_queue(connection: Connection[Any], consumer: str) -> None:
     """Drop the queue, after its tables one at a time."""
     unregister_consumer(connection, QUEUE, consumer)
     for table in table_info(connection, QUEUE):
-        _patiently(partial(remove_table, connection, QUEUE, table.table_name, force=True))
-    _patiently(partial(drop_queue, connection, QUEUE, force=True))
+        try_while_locked(partial(remove_table, connection, QUEUE, table.table_name, force=True))
+    try_while_locked(partial(drop_queue, connection, QUEUE, force=True))
 
 
 def leftovers(connection: Connection[Any]) -> list[str]:
@@ -169,9 +166,9 @@ def leftovers(connection: Connection[Any]) -> list[str]:
     found = []
     if _has_gdq(connection) and _has_queue(connection):
         found.append(f"queue {QUEUE} with its triggers")
-    if _scalar(connection, "select true from pg_catalog.pg_replication_slots where slot_name = %s", slot):
+    if scalar(connection, "select true from pg_catalog.pg_replication_slots where slot_name = %s", slot):
         found.append(f"slot {slot}")
-    if _scalar(connection, "select true from pg_catalog.pg_publication where pubname = %s", publication):
+    if scalar(connection, "select true from pg_catalog.pg_publication where pubname = %s", publication):
         found.append(f"publication {publication}")
     if _has_notes(connection):
         found += [f"replica identity of {name}" for _, name, _, _ in _identities(connection)]
@@ -196,7 +193,7 @@ def clean_up(connection: Connection[Any]) -> None:
     if not _has_notes(connection):
         return
     for oid, name, identity, index in _identities(connection):
-        _patiently(partial(_restore, connection, oid, name, identity, index))
+        try_while_locked(partial(_restore, connection, oid, name, identity, index))
     with connection.transaction():
         _forget_notes(connection)
 
@@ -205,11 +202,11 @@ def _forget_notes(connection: Connection[Any]) -> None:
     """Drop the notes, with those of our tables that they say are new and that nobody has used."""
     made = {row[0] for row in connection.execute(f"select made from {_NOTES} where made is not null").fetchall()}
     connection.execute(f"drop table {_NOTES}")
-    positions = _scalar(connection, "select pg_catalog.to_regclass('gdq_target.slot_position')::text")
+    positions = scalar(connection, "select pg_catalog.to_regclass('gdq_target.slot_position')::text")
     if (
         "positions" in made
         and positions
-        and not _scalar(connection, "select true from gdq_target.slot_position limit 1")
+        and not scalar(connection, "select true from gdq_target.slot_position limit 1")
     ):
         connection.execute("drop table gdq_target.slot_position")
     if "schema" in made:
@@ -221,15 +218,15 @@ def _forget_notes(connection: Connection[Any]) -> None:
 def _drop_slot(connection: Connection[Any], consumer: str) -> None:
     """Drop slot and publication, even where a walsender has not heard yet that its reader is gone."""
     query = "select active_pid from pg_catalog.pg_replication_slots where slot_name = %s"
-    for number in range(_LOCK_TRIES):
+    for number in range(_DROP_TRIES):
         try:
             drop_slot(connection, QUEUE, consumer)
             return
         except psycopg.errors.ObjectInUse:
-            if number == _LOCK_TRIES - 1:
+            if number == _DROP_TRIES - 1:
                 raise
         if number:
-            pid = _scalar(connection, query, slot_name(QUEUE, consumer))
+            pid = scalar(connection, query, slot_name(QUEUE, consumer))
             if pid is not None:
                 connection.execute("select pg_catalog.pg_terminate_backend(%s)", [pid])
         time.sleep(0.1 * (number + 1))
@@ -237,8 +234,8 @@ def _drop_slot(connection: Connection[Any], consumer: str) -> None:
 
 def _note(connection: Connection[Any]) -> None:
     """Make the table of notes, and say in it which of our tables is new here."""
-    new_schema = _scalar(connection, "select pg_catalog.to_regnamespace('gdq_target')::text") is None
-    new_positions = _scalar(connection, "select pg_catalog.to_regclass('gdq_target.slot_position')::text") is None
+    new_schema = scalar(connection, "select pg_catalog.to_regnamespace('gdq_target')::text") is None
+    new_positions = scalar(connection, "select pg_catalog.to_regclass('gdq_target.slot_position')::text") is None
     with connection.transaction():
         connection.execute("create schema if not exists gdq_target")
         connection.execute(f'create table {_NOTES} (made text, relid oid, identity "char", index_name name)')
@@ -264,7 +261,7 @@ def _restore(connection: Connection[Any], oid: int, name: str, identity: str, in
                 where i.indrelid = %s and x.relname = %s"""
     with connection.transaction():
         connection.execute("set local lock_timeout = '500ms'")
-        if identity == "i" and not _scalar(connection, there, oid, index):
+        if identity == "i" and not scalar(connection, there, oid, index):
             # without any identity UPDATE fails on a table that is published
             log.warning("the replica identity of %s stays full: the index that it had, %s, is gone", name, index)
         else:
@@ -282,29 +279,12 @@ def _identities(connection: Connection[Any]) -> list[tuple[int, str, str, str | 
 
 
 def _has_gdq(connection: Connection[Any]) -> bool:
-    return _scalar(connection, "select pg_catalog.to_regnamespace('gdq')::text") is not None
+    return scalar(connection, "select pg_catalog.to_regnamespace('gdq')::text") is not None
 
 
 def _has_queue(connection: Connection[Any]) -> bool:
-    return bool(_scalar(connection, "select true from gdq.queue_info() where queue_name = %s", QUEUE))
+    return bool(scalar(connection, "select true from gdq.queue_info() where queue_name = %s", QUEUE))
 
 
 def _has_notes(connection: Connection[Any]) -> bool:
-    return _scalar(connection, "select pg_catalog.to_regclass(%s)::text", _NOTES) is not None
-
-
-def _patiently(action: Callable[[], T]) -> T:
-    """Run a step that locks busy tables, in short tries: a waiting lock request blocks everybody behind it."""
-    for number in range(1, _LOCK_TRIES + 1):
-        try:
-            return action()
-        except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
-            if number == _LOCK_TRIES:
-                raise
-        time.sleep(min(0.05 * 2**number, 2.0) * random.uniform(0.5, 1))
-    raise AssertionError  # the last try returns or raises
-
-
-def _scalar(connection: Connection[Any], query: str, *values: object) -> Any:
-    with connection.cursor(row_factory=scalar_row) as cursor:
-        return cursor.execute(query, values or None).fetchone()
+    return scalar(connection, "select pg_catalog.to_regclass(%s)::text", _NOTES) is not None

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from psycopg import Connection
-from psycopg.rows import scalar_row
 
+from gdq.call import scalar
 from gdq.consumers.compare.attach import QUEUE
 from gdq.consumers.slot.slot import slot_name
 
@@ -27,23 +27,23 @@ class Server:
 
     def wal(self) -> int:
         """Bytes of write-ahead log that the server has ever written."""
-        return int(self._scalar("select (pg_catalog.pg_current_wal_insert_lsn() - '0/0')::bigint"))
+        return int(scalar(self._connection, "select (pg_catalog.pg_current_wal_insert_lsn() - '0/0')::bigint"))
 
     def queue_bytes(self) -> int:
         """Bytes of the queue's logs, with their indexes and large values; 0 while there is no queue."""
         query = "select coalesce(sum(log_bytes), 0)::bigint from gdq.table_info() where queue_name = %s"
-        return int(self._scalar(query, QUEUE))
+        return int(scalar(self._connection, query, QUEUE))
 
     def slot_bytes(self) -> int:
         """Bytes of log that the slot keeps the server from removing."""
         query = """select (pg_catalog.pg_current_wal_lsn() - restart_lsn)::bigint
                      from pg_catalog.pg_replication_slots where slot_name = %s"""
-        return int(self._scalar(query, self._slot) or 0)
+        return int(scalar(self._connection, query, self._slot) or 0)
 
     def walsender(self) -> int | None:
         """The process that decodes for the slot."""
         query = "select active_pid from pg_catalog.pg_replication_slots where slot_name = %s"
-        pid = self._scalar(query, self._slot)
+        pid = scalar(self._connection, query, self._slot)
         return None if pid is None else int(pid)
 
     def clock(self) -> float:
@@ -51,7 +51,7 @@ class Server:
         answers = []
         for _ in range(_CLOCK_TRIES):
             before = time.time()
-            theirs = float(self._scalar("select extract(epoch from pg_catalog.clock_timestamp())::float8"))
+            theirs = float(scalar(self._connection, "select extract(epoch from pg_catalog.clock_timestamp())::float8"))
             after = time.time()
             answers.append((after - before, theirs - (before + after) / 2))
         return min(answers)[1]
@@ -72,10 +72,6 @@ class Server:
         return {
             name: None if pid is None else _cpu_seconds(pid, self._connection.info.dbname) for name, pid in pids.items()
         }
-
-    def _scalar(self, query: str, *values: object) -> Any:
-        with self._connection.cursor(row_factory=scalar_row) as cursor:
-            return cursor.execute(query, values or None).fetchone()
 
 
 def _cpu_seconds(pid: int, database: str) -> float | None:

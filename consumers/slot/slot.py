@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from psycopg import Connection, sql
-from psycopg.rows import class_row, scalar_row
 
+from gdq.call import rows, scalar
 from gdq.consumers.slot.publication import narrowed, remember
 from gdq.errors import GdqError
 
@@ -100,7 +100,7 @@ def _check_names(connection: Connection[Any], name: str, publication: str) -> No
     """GdqError where a slot would be taken for one of another queue, whose name begins like this one's."""
     query = """select pubname::text from pg_catalog.pg_publication
                 where pg_catalog.starts_with(%s, pubname || '_') and pg_catalog.starts_with(pubname, %s || '_')"""
-    other = _scalar(connection, query, name, publication)
+    other = scalar(connection, query, name, publication)
     if other:
         raise GdqError(
             f"slot {name} would be taken for one of publication {other}", hint="Give the consumer another name."
@@ -118,10 +118,10 @@ def _make_publication(connection: Connection[Any], publication: str, tables: Seq
     """Whether the publication is new; GdqError when one of other tables is there."""
     query = """select array_agg(pg_catalog.format('%%I.%%I', schemaname, tablename))
                  from pg_catalog.pg_publication_tables where pubname = %s"""
-    there = _scalar(connection, "select true from pg_catalog.pg_publication where pubname = %s", publication)
+    there = scalar(connection, "select true from pg_catalog.pg_publication where pubname = %s", publication)
     if there:
         wanted = sorted(_resolved(connection, table) for table in tables)
-        published = _scalar(connection, query, publication) or []
+        published = scalar(connection, query, publication) or []
         if wanted and wanted != sorted(published):
             raise GdqError(
                 f"publication {publication} has other tables: {', '.join(published) or 'none'}",
@@ -143,7 +143,7 @@ def _make_publication(connection: Connection[Any], publication: str, tables: Seq
 
 def check_wal_level(connection: Connection[Any]) -> None:
     """GdqError when the server writes too little into its log for a slot."""
-    level = _scalar(connection, "select pg_catalog.current_setting('wal_level')")
+    level = scalar(connection, "select pg_catalog.current_setting('wal_level')")
     if level != "logical":
         raise GdqError(
             f"a slot needs wal_level logical, the server has {level}",
@@ -189,7 +189,7 @@ def drop_slot(connection: Connection[Any], queue: str, consumer: str) -> bool:
         raise GdqError(f"slot {name} is in database {database}", hint="Names of slots are the server's: drop it there.")
     if there:
         connection.execute("select pg_catalog.pg_drop_replication_slot(%s)", [name])
-    published = _scalar(connection, "select true from pg_catalog.pg_publication where pubname = %s", publication)
+    published = scalar(connection, "select true from pg_catalog.pg_publication where pubname = %s", publication)
     if published and not any(info.publication == publication for info in slot_info(connection)):
         connection.execute(sql.SQL("drop publication if exists {}").format(sql.Identifier(publication)))
     _forget(connection, name)
@@ -199,7 +199,7 @@ def drop_slot(connection: Connection[Any], queue: str, consumer: str) -> bool:
 def _forget(connection: Connection[Any], name: str) -> None:
     """Delete the positions that are stored for a slot."""
     for table in ("slot_position", "slot_view", "slot_asked"):
-        if _scalar(connection, "select pg_catalog.to_regclass(%s)::text", f"gdq_target.{table}"):
+        if scalar(connection, "select pg_catalog.to_regclass(%s)::text", f"gdq_target.{table}"):
             forget = sql.SQL("delete from gdq_target.{} where slot_name = %s").format(sql.Identifier(table))
             connection.execute(forget, [name])
 
@@ -219,8 +219,7 @@ def slot_info(connection: Connection[Any]) -> list[SlotInfo]:
          where s.database = pg_catalog.current_database() and s.plugin = 'pgoutput'
            and pg_catalog.starts_with(s.slot_name, %s)
          order by 1"""
-    with connection.cursor(row_factory=class_row(SlotInfo)) as cursor:
-        found = cursor.execute(query, [PREFIX]).fetchall()
+    found = rows(connection, SlotInfo, query, PREFIX)
     missing = {name: narrowed(connection, name) for name in {one.publication for one in found} if name is not None}
     return [
         replace(one, narrowed="; ".join(missing[one.publication] or ()) or None) if one.publication else one
@@ -232,7 +231,7 @@ def slot_of_view(connection: Connection[Any], queue: str, view: str) -> str | No
     """The name of the slot of a view; None when it has none, or a name that no slot can have."""
     query = """select slot_name::text from pg_catalog.pg_replication_slots
                 where slot_name = %s and database = pg_catalog.current_database()"""
-    found = _scalar(connection, query, f"{PREFIX}{queue}_{view}")
+    found = scalar(connection, query, f"{PREFIX}{queue}_{view}")
     return None if found is None else str(found)
 
 
@@ -240,9 +239,4 @@ def _resolved(connection: Connection[Any], table: str) -> str:
     """A table's qualified and quoted name; the server's error when there is none."""
     query = """select pg_catalog.format('%%I.%%I', s.nspname, c.relname) from pg_catalog.pg_class c
                  join pg_catalog.pg_namespace s on s.oid = c.relnamespace where c.oid = %s::pg_catalog.regclass"""
-    return str(_scalar(connection, query, table))
-
-
-def _scalar(connection: Connection[Any], query: str, *values: object) -> Any:
-    with connection.cursor(row_factory=scalar_row) as cursor:
-        return cursor.execute(query, values).fetchone()
+    return str(scalar(connection, query, table))

@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from psycopg import Connection
-from psycopg.rows import scalar_row
 
+from gdq.call import scalar
 from gdq.conninfo import connect, conninfo_of, take_utf8
 from gdq.consumers.slot.assembly import Assembly
 from gdq.consumers.slot.events import TableNames, events_of
@@ -302,9 +302,9 @@ class SlotSource:
 
     def _begin(self) -> None:
         """Make the table of positions, and see whether the slot can be read."""
-        if self._scalar("select pg_catalog.to_regclass('gdq_target.slot_position')::text") is None:
+        if scalar(self.connection, "select pg_catalog.to_regclass('gdq_target.slot_position')::text") is None:
             self.connection.execute(_POSITION_TABLE)
-        self.system = str(self._scalar("select system_identifier from pg_catalog.pg_control_system()"))
+        self.system = str(scalar(self.connection, "select system_identifier from pg_catalog.pg_control_system()"))
         slot = self.connection.execute(_SLOT, [self.slot]).fetchone()
         if slot is None:
             raise GdqError(f"there is no slot {self.slot}", hint="Make it with gdq create-slot.")
@@ -319,23 +319,20 @@ class SlotSource:
         Only what is on disk is sent: commits with synchronous_commit off are there after three wal_writer_delay.
         """
         query = "select extract(epoch from 3 * pg_catalog.current_setting('wal_writer_delay')::interval)::float8"
-        end = self._scalar("select pg_catalog.pg_current_wal_insert_lsn()::text")
-        until = time.monotonic() + self._scalar(query)
+        end = scalar(self.connection, "select pg_catalog.pg_current_wal_insert_lsn()::text")
+        until = time.monotonic() + scalar(self.connection, query)
         flushed = "select pg_catalog.pg_current_wal_flush_lsn() >= %s::pg_catalog.pg_lsn"
-        while not self._scalar(flushed, end) and time.monotonic() < until:
+        while not scalar(self.connection, flushed, end) and time.monotonic() < until:
             time.sleep(_FLUSH_SECONDS)
-        return lsn_number(self._scalar("select pg_catalog.pg_current_wal_flush_lsn()::text"))
+        return lsn_number(scalar(self.connection, "select pg_catalog.pg_current_wal_flush_lsn()::text"))
 
     def _position(self) -> int:
         """The position that is stored for this slot, 0 when there is none."""
-        stored = self._scalar("select lsn::text from gdq_target.slot_position where slot_name = %s", self.slot)
-        if stored and self._scalar("select %s::pg_catalog.pg_lsn > pg_catalog.pg_current_wal_lsn()", stored):
+        query = "select lsn::text from gdq_target.slot_position where slot_name = %s"
+        stored = scalar(self.connection, query, self.slot)
+        if stored and scalar(self.connection, "select %s::pg_catalog.pg_lsn > pg_catalog.pg_current_wal_lsn()", stored):
             raise GdqError(
                 f"slot {self.slot} was read to {stored}, which this server has not written yet: diverged",
                 hint="The server has lost its tail or is another: drop the slot, make it anew and load the tables.",
             )
         return lsn_number(stored) if stored else 0
-
-    def _scalar(self, query: str, *values: object) -> Any:
-        with self.connection.cursor(row_factory=scalar_row) as cursor:
-            return cursor.execute(query, values).fetchone()

@@ -7,12 +7,10 @@ import csv
 import dataclasses
 import json
 import os
-import random
 import re
 import select
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from types import FrameType
@@ -22,6 +20,7 @@ import click
 import psycopg
 from psycopg import Connection
 
+from gdq.call import try_while_locked
 from gdq.conninfo import connect, resolve
 from gdq.errors import GdqError, ResyncRequired, from_server, notice_line
 from gdq.installer.version import check_version
@@ -32,9 +31,6 @@ EXPECTED = (psycopg.Error, GdqError)
 
 T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-_LOCK_TRIES = 10
-_LOCK_PAUSE_SECONDS_MAX = 3.0
 
 
 class Failure(click.ClickException):
@@ -159,20 +155,14 @@ def session(dsn: str | None, *, autocommit: bool = False, any_version: bool = Fa
 
 
 def retry_locked(dsn: str | None, action: Callable[[Connection[Any]], T], *, any_version: bool = False) -> T:
-    """Run `action` in a transaction; again, after a growing pause, while writers hold what it must lock.
-
-    The SQL functions give up after a moment: whoever queues for a strong lock stops everybody behind.
-    """
+    """The result of `action` in a transaction; tried again while writers hold what it must lock."""
     with session(dsn, autocommit=True, any_version=any_version) as connection:
-        for number in range(1, _LOCK_TRIES + 1):
-            try:
-                with connection.transaction():
-                    return action(connection)
-            except psycopg.errors.LockNotAvailable:
-                if number == _LOCK_TRIES:
-                    raise
-            time.sleep(min(0.1 * 2**number, _LOCK_PAUSE_SECONDS_MAX) * random.uniform(0.5, 1))
-    raise AssertionError  # the last try returns or raises
+
+        def in_transaction() -> T:
+            with connection.transaction():
+                return action(connection)
+
+        return try_while_locked(in_transaction)
 
 
 def print_rows(rows: Sequence[Any], columns: Sequence[str], *, as_json: bool) -> None:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-import random
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
 
+from gdq.call import try_while_locked
 from gdq.conninfo import connect
 from gdq.errors import InstallError, notice_line
 from gdq.installer import version
@@ -97,17 +96,13 @@ def install(dsn: str | None = None, *, patience: float = _PATIENCE_SECONDS) -> I
     triggers where it may make them. Functions that changed are made anew, with the GRANTs that users made on them.
     InstallError when a newer gdq installed the schema, or gdq is busy; psycopg.Error when the server refuses.
     """
-    deadline = time.monotonic() + patience
-    while True:
-        try:
-            return _install(dsn)
-        except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
-            if time.monotonic() >= deadline:
-                raise InstallError(
-                    f"gdq is busy: {_holders(dsn)} what the upgrade changes; nothing was changed",
-                    hint="Let that end, or end it, and install again.",
-                ) from error
-        time.sleep(random.uniform(0.05, 0.3))
+    try:
+        return try_while_locked(lambda: _install(dsn), patience, pause_max=0.3)
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
+        raise InstallError(
+            f"gdq is busy: {_holders(dsn)} what the upgrade changes; nothing was changed",
+            hint="Let that end, or end it, and install again.",
+        ) from error
 
 
 def _install(dsn: str | None) -> InstallResult:
