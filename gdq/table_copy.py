@@ -14,6 +14,7 @@ from psycopg.rows import dict_row
 
 from gdq.call import call, scalar
 from gdq.conninfo import connect, conninfo_of
+from gdq.sql_text import raw
 
 _FETCH_ROWS = 5_000
 
@@ -37,7 +38,7 @@ class TableCopy:
         name = f"gdq_copy_{next(_cursor_numbers)}"
         with self.connection.cursor(name, row_factory=dict_row) as cursor:
             cursor.itersize = _FETCH_ROWS
-            yield from cursor.execute(f"select * from {self.table}".encode())
+            yield from cursor.execute(raw(f"select * from {self.table}"))
 
 
 @contextlib.contextmanager
@@ -56,7 +57,7 @@ def copy_table(dsn: str | None, table: str) -> Iterator[TableCopy]:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         connection.read_only = True
         connection.execute("set local row_security = off")
-        connection.execute(f"lock table {name} in access share mode".encode())
+        connection.execute(raw(f"lock table {name} in access share mode"))
         row = connection.execute(
             "select pg_catalog.pg_current_snapshot()::text, pg_catalog.pg_export_snapshot()"
         ).fetchone()

@@ -28,6 +28,7 @@ from gdq.consumers.slot.slot import (
 )
 from gdq.errors import GdqError
 from gdq.queue import add_table, create_queue, drop_queue, remove_table, table_info
+from gdq.sql_text import raw
 
 QUEUE = "gdq_compare"
 
@@ -252,11 +253,11 @@ def _set_full(connection: Connection[Any], oid: int, name: str) -> None:
     with connection.transaction():
         connection.execute("set local lock_timeout = '500ms'")
         connection.execute(note, [oid])
-        connection.execute(sql.SQL("alter table {} replica identity full").format(sql.SQL(name)))
+        connection.execute(sql.SQL("alter table {} replica identity full").format(raw(name)))
 
 
 def _restore(connection: Connection[Any], oid: int, name: str, identity: str, index: str | None) -> None:
-    how = sql.SQL("using index {}").format(sql.Identifier(index)) if index else sql.SQL(_IDENTITY.get(identity, ""))
+    how = sql.SQL("using index {}").format(sql.Identifier(index)) if index else raw(_IDENTITY.get(identity, ""))
     there = """select true from pg_catalog.pg_index i join pg_catalog.pg_class x on x.oid = i.indexrelid
                 where i.indrelid = %s and x.relname = %s"""
     with connection.transaction():
@@ -265,7 +266,7 @@ def _restore(connection: Connection[Any], oid: int, name: str, identity: str, in
             # without any identity UPDATE fails on a table that is published
             log.warning("the replica identity of %s stays full: the index that it had, %s, is gone", name, index)
         else:
-            connection.execute(sql.SQL("alter table {} replica identity {}").format(sql.SQL(name), how))
+            connection.execute(sql.SQL("alter table {} replica identity {}").format(raw(name), how))
         connection.execute(f"delete from {_NOTES} where relid = %s", [oid])
 
 

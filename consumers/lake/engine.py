@@ -18,6 +18,7 @@ from gdq.consumers.views.computation import Computation
 from gdq.consumers.views.difference import Difference, KeySet
 from gdq.consumers.views.engine import Effort
 from gdq.consumers.views.target import StoredPosition
+from gdq.plan.table import WEIGHT
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -59,7 +60,6 @@ class LakeEngine:
         return ArrowDifference(done.kind, schema_of(self.columns), self._rows, keys, done.match)
 
     def _rows(self) -> Iterator[pa.RecordBatch]:
-        from gdq.consumers.lake.files import WEIGHT  # noqa: PLC0415
         from gdq.consumers.lake.types import read  # noqa: PLC0415
 
         done = self._difference

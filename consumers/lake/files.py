@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from gdq.consumers.views.signals import Diverged
+from gdq.plan.table import WEIGHT
 
-WEIGHT = "__gdq_weight"
 # A row that goes costs a file of at most this size.
 FILE_BYTES = 32 * 2**20
 _GROUP_ROWS = 131_072

@@ -16,7 +16,7 @@ from gdq.consumers.refresh.view_refresh import ViewRefresh
 from gdq.consumers.views.copy_engine import copy_rows
 from gdq.consumers.views.snapshot_holder import SnapshotHolder
 from gdq.consumers.views.target import run
-from gdq.plan.table import quote
+from gdq.sql_text import quote
 from gdq.typed.pgtypes import READ_SETTINGS
 from gdq.view.group import units
 from gdq.view.table_schema import apply_settings

@@ -13,6 +13,7 @@ from psycopg import Connection, sql
 from gdq.call import rows, scalar
 from gdq.consumers.slot.publication import narrowed, remember
 from gdq.errors import GdqError
+from gdq.sql_text import raw
 
 PREFIX = "gdq_"
 # A deferrable primary key is no replica identity for the server.
@@ -132,7 +133,7 @@ def _make_publication(connection: Connection[Any], publication: str, tables: Seq
         raise GdqError(f"there is no publication {publication} yet", hint="Name the tables that the slot shall read.")
     for table in tables:
         check_publishable(connection, table)
-    listed = sql.SQL(", ").join(sql.SQL(_resolved(connection, table)) for table in tables)
+    listed = sql.SQL(", ").join(raw(_resolved(connection, table)) for table in tables)
     connection.execute(
         sql.SQL("create publication {} for table {} with (publish_via_partition_root = true)").format(
             sql.Identifier(publication), listed

@@ -39,7 +39,8 @@ from gdq.consumers.views.snapshot_holder import SnapshotHolder
 from gdq.consumers.views.target import OutputType, Target, TargetRows, target_types
 from gdq.plan.kept_state import StatePlan
 from gdq.plan.spark.plan import Branch, LeafRead, SparkPlan
-from gdq.plan.table import WEIGHT, quote
+from gdq.plan.table import WEIGHT
+from gdq.sql_text import quote, raw
 from gdq.typed.arrow import LOG_SETTINGS, Column, select_sql
 from gdq.typed.pgtypes import AS_TEXT, READ_SETTINGS
 from gdq.view.table_schema import apply_settings, describe
@@ -125,7 +126,7 @@ class SparkViews:
             return 0
         apply_settings(self.output, READ_SETTINGS | self.view.settings)
         stage = staged.table or self.target.temporary_stage(self.output, staged.columns, staged.rows)
-        self.output.execute(f"analyze {stage}".encode())
+        self.output.execute(raw(f"analyze {stage}"))
         return TargetRows(self.output, self.target, self.types).change(self._difference(stage, full=s0 is None))
 
     def _difference(self, stage: str, *, full: bool) -> Difference:
@@ -150,7 +151,7 @@ class SparkViews:
         return beside.load(sums) if full else beside.merge(sums)
 
     def _one(self, query: str) -> Any:
-        row = self.output.execute(query.encode()).fetchone()
+        row = self.output.execute(raw(query)).fetchone()
         return row[0] if row else None
 
     # what is staged

@@ -26,9 +26,10 @@ from gdq.consumers.views.engine import ROWS_READ, Effort
 from gdq.consumers.views.kept_state import KeptState, KeptSums
 from gdq.consumers.views.target import OutputType, TargetRows
 from gdq.plan.steps import Replace
+from gdq.sql_text import raw
 from gdq.typed.arrow import Column, select_sql
 from gdq.typed.pgtypes import READ_SETTINGS, base_name
-from gdq.view.table_schema import apply_settings, describe, raw
+from gdq.view.table_schema import apply_settings, describe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,7 +14,8 @@ from psycopg import sql
 
 from gdq.consumers.views.snapshot_holder import SnapshotHolder
 from gdq.plan.spark.plan import Branch, LeafRead, SparkPlan
-from gdq.plan.table import WEIGHT, quote
+from gdq.plan.table import WEIGHT
+from gdq.sql_text import quote, raw
 from gdq.typed.pgtypes import READ_SETTINGS
 from gdq.view.table_schema import apply_settings
 from gdq.view.view import ViewInfo
@@ -96,10 +97,10 @@ class Reach:
                 "where k is not null limit {}), n as (select k, row_number() over () as n from q) "
                 "select array_agg(k)::text, pg_typeof(array_agg(k))::text, count(*) from n group by (n - 1) / {}"
             ).format(
-                sql.SQL(expression),
-                sql.SQL(relation),
-                sql.SQL(quote(leaf.alias)),
-                sql.SQL(where),
+                raw(expression),
+                raw(relation),
+                raw(quote(leaf.alias)),
+                raw(where),
                 sql.Literal(_KEYS_MAX + 1),
                 sql.Literal(_KEYS_EACH),
             )

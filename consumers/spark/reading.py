@@ -10,8 +10,8 @@ from psycopg.rows import scalar_row
 
 from gdq.consumers.views.change_source import NEW_OPS, OLD_OPS, LogColumn
 from gdq.errors import mapped
-from gdq.plan.table import WEIGHT, quote
-from gdq.view.table_schema import raw
+from gdq.plan.table import WEIGHT
+from gdq.sql_text import quote, raw
 
 BLOCK_BYTES = 8192
 

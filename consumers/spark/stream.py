@@ -57,8 +57,8 @@ from gdq.errors import (
     TruncatedPosition,
     mapped,
 )
-from gdq.plan.table import quote
 from gdq.source import Position
+from gdq.sql_text import quote
 from gdq.ticker import INTERVAL_SECONDS, Housekeeping, take_tick
 from gdq.typed.arrow import LOG_SETTINGS, select_sql
 

@@ -16,7 +16,8 @@ from psycopg import Connection
 from gdq.consumers.views.signals import NeedsFull
 from gdq.consumers.views.snapshot_holder import SnapshotHolder
 from gdq.errors import TruncatedPosition, mapped
-from gdq.plan.table import WEIGHT, quote
+from gdq.plan.table import WEIGHT
+from gdq.sql_text import quote
 from gdq.view.view import ViewInfo
 
 # The operations of log rows that have an old image, and those that have a new one.

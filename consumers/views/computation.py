@@ -22,7 +22,8 @@ from gdq.consumers.views.snapshot_holder import SnapshotHolder
 from gdq.consumers.views.target import OutputType, run
 from gdq.plan.postgres import Changes, PostgresPlan, UsedTable
 from gdq.plan.steps import Recompute, Replace, Signed, Step
-from gdq.plan.table import WEIGHT, PlanError, quote
+from gdq.plan.table import WEIGHT, PlanError
+from gdq.sql_text import quote, raw
 from gdq.typed.pgtypes import READ_SETTINGS, base_name
 from gdq.view.table_schema import apply_settings, describe
 from gdq.view.view import ViewInfo
@@ -191,7 +192,7 @@ class Computation:
 
     def one(self, query: str) -> Any:
         """The first value of the first row."""
-        row = self.connection.execute(sql.SQL(query)).fetchone()
+        row = self.connection.execute(raw(query)).fetchone()
         return row[0] if row else None
 
     def end(self) -> None:

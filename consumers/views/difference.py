@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gdq.plan.table import quote
+from gdq.sql_text import quote
 
 # The net signed rows of a view: c1, c2, ..., the row as one text `image`, and `net`.
 OUT = "pg_temp.gdq_out"

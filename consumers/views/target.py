@@ -18,7 +18,7 @@ from gdq.call import scalar
 from gdq.consumers.views.difference import OUT, Difference, KeySet, image_of
 from gdq.consumers.views.signals import Diverged
 from gdq.errors import GdqError, RefreshConflict
-from gdq.plan.table import quote
+from gdq.sql_text import quote
 from gdq.typed.pgtypes import FIRST_USER_OID
 
 _CREATE_POSITION = """

@@ -14,6 +14,7 @@ from psycopg import Connection, sql
 
 from gdq.call import call, rows
 from gdq.installer import install
+from gdq.sql_text import raw
 
 PATIENCE = timedelta(minutes=1)
 
@@ -100,7 +101,7 @@ def _drop_triggers(connection: Connection[Any]) -> Iterator[Repair]:
            select gdq.table_name(g.relid), g.name from gdq.renamed_triggers() g where g.own"""
     ).fetchall()
     for table, name in strays:
-        drop = sql.SQL("drop trigger if exists {} on {}").format(sql.Identifier(name), sql.SQL(table))
+        drop = sql.SQL("drop trigger if exists {} on {}").format(sql.Identifier(name), raw(table))
         try:
             with connection.transaction():
                 connection.execute(sql.SQL("set local lock_timeout = {}").format(sql.Literal(_LOCK_TIMEOUT)))

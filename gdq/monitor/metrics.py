@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from gdq.errors import GdqError
 from gdq.monitor.status import Status, status
+from gdq.sql_text import raw
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -173,7 +174,7 @@ class StatusCollector:
                 if self._connection is None:
                     self._connection = self._connect()
                 with self._connection.transaction():
-                    self._connection.execute(f"set local statement_timeout = '{_STATEMENT_TIMEOUT}'".encode())
+                    self._connection.execute(raw(f"set local statement_timeout = '{_STATEMENT_TIMEOUT}'"))
                     return status(self._connection, self._queue)
             except (psycopg.Error, GdqError) as error:
                 self._failures += 1

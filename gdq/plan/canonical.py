@@ -13,7 +13,8 @@ from sqlglot.errors import SqlglotError
 
 from gdq.plan.parse import parse_select
 from gdq.plan.query import parse, render
-from gdq.plan.table import PlanError, quote
+from gdq.plan.table import PlanError
+from gdq.sql_text import quote, raw
 
 # What a parse tree names functions by, and what has no function of its own but depends on the moment or the session.
 _FUNCTION = re.compile(r":(?:funcid|opfuncid|aggfnoid|winfnoid) (\d+)")
@@ -78,9 +79,8 @@ def _is_query(query: str) -> bool:
 
 def _printed(connection: Connection[Any], query: str) -> tuple[str, str]:
     """What pg_get_viewdef() prints for a query, without the search_path, and its parse tree."""
-    raw = sql.SQL(query)
     try:
-        connection.execute(sql.SQL("create temp view gdq_check as {}").format(raw))
+        connection.execute(sql.SQL("create temp view gdq_check as {}").format(raw(query)))
     except psycopg.errors.DuplicateColumn as error:
         raise PlanError("duplicate-column", f"the view has two columns of one name: {_first_line(error)}") from error
     with connection.transaction(force_rollback=True):

@@ -41,8 +41,9 @@ from gdq.plan.query import (
 from gdq.plan.relation_sql import Bounds, Relations, State, alias_node, among
 from gdq.plan.shape import dividing, group_all, is_grouped
 from gdq.plan.steps import Recompute, Replace, Signed, Step
-from gdq.plan.table import WEIGHT, PlanError, quote
+from gdq.plan.table import WEIGHT, PlanError
 from gdq.plan.whole import inputs, outside, require_order, whole_reason
+from gdq.sql_text import quote
 
 # Each table that changed doubles the terms of a join.
 _CHANGED_MAX = 6

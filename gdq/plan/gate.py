@@ -15,7 +15,7 @@ from gdq.plan.graph import Graph, Key
 from gdq.plan.leaf import ITEMS
 from gdq.plan.query import conjuncts, joins_of, leaves_of, render, subqueries_of, where_of
 from gdq.plan.relation_sql import Relations
-from gdq.plan.table import quote
+from gdq.sql_text import quote
 
 # More tables than these cost more to look up than the keys that they save.
 _TABLES_MAX = 6

@@ -8,7 +8,8 @@ from sqlglot import exp
 
 from gdq.plan.number import Number, number_of, numbers_of
 from gdq.plan.parse import Output, ParsedView, check_expression, column_names, missing_images, render
-from gdq.plan.table import WEIGHT, Compute, MergeSpec, PlanError, Read, RefreshPlan, StateColumn, quote
+from gdq.plan.table import WEIGHT, Compute, MergeSpec, PlanError, Read, RefreshPlan, StateColumn
+from gdq.sql_text import quote
 
 # A decimal of Spark has 38 digits, and 10 of them are left for adding up: more is recomputed, not risked.
 _DIGITS_MAX = 28

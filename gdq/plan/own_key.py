@@ -16,8 +16,9 @@ from gdq.plan.query import Query, named, value
 from gdq.plan.relation_sql import Relations
 from gdq.plan.shape import dividing
 from gdq.plan.steps import Replace
-from gdq.plan.table import PlanError, TableColumn, TableSchema, quote
+from gdq.plan.table import PlanError, TableColumn, TableSchema
 from gdq.plan.whole import whole_reason
+from gdq.sql_text import quote
 
 
 def missing_columns(query: Query, table: TableSchema) -> list[TableColumn]:

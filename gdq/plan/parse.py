@@ -10,7 +10,8 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from gdq.plan.table import PlanError, TableColumn, TableSchema, quote
+from gdq.plan.table import PlanError, TableColumn, TableSchema
+from gdq.sql_text import quote
 
 # What may stand in a select list, a WHERE or an aggregate beside PostgreSQL's own functions. The server decides whether
 # it is immutable; this list keeps out what is no plain expression of one row.

@@ -23,7 +23,8 @@ from gdq.plan.leaf import is_correlated, output_names
 from gdq.plan.own_key import missing_columns, own_key, refusal
 from gdq.plan.query import Query, parse_query
 from gdq.plan.steps import Recompute, Replace, Signed, Step
-from gdq.plan.table import PlanError, TableSchema, quote
+from gdq.plan.table import PlanError, TableSchema
+from gdq.sql_text import quote
 
 How = Literal["state", "replace", "signed"]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from sqlglot import exp
 
 from gdq.plan.parse import ParsedView, column_names, missing_images
-from gdq.plan.table import WEIGHT, Compute, MergeSpec, PlanError, Read, RefreshPlan, quote
+from gdq.plan.table import WEIGHT, Compute, MergeSpec, PlanError, Read, RefreshPlan
+from gdq.sql_text import quote
 
 
 def plan_projection(view: ParsedView) -> RefreshPlan:

@@ -9,7 +9,7 @@ from sqlglot import exp
 
 from gdq.plan.leaf import ITEMS, Leaf
 from gdq.plan.query import Query, render
-from gdq.plan.table import quote
+from gdq.sql_text import quote
 
 State = Literal["new", "old", "any"]
 Bounds = dict[str, list[tuple[str, str]]]

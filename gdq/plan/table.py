@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gdq.errors import PlanError as PlanError  # noqa: PLC0414 (its importers)
+from gdq.sql_text import quote
 
 Strategy = Literal["projection-delta", "projection-recompute", "group-delta", "group-recompute"]
 Engine = Literal["postgres", "spark"]
@@ -183,11 +184,6 @@ class RefreshPlan:
         lines += [f"{step.name} ({engine}): {step.sql}" for engine, step in self.statements()]
         keys = f" by {', '.join(self.merge.keys)}" if self.merge.keys else ""
         return "\n".join([*lines, f"merge: {self.merge.rule}{keys}"])
-
-
-def quote(name: str) -> str:
-    """A name as a quoted identifier of PostgreSQL."""
-    return '"' + name.replace('"', '""') + '"'
 
 
 def plan_view(sql: str, tables: Sequence[TableSchema], *, kept: bool = True) -> RefreshPlan:

@@ -12,6 +12,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from gdq.conninfo import conninfo_of
 from gdq.errors import GdqError, UnsupportedValue, by_sqlstate
+from gdq.sql_text import quote
 from gdq.typed.pgtypes import READ_SETTINGS, ColumnType
 
 if TYPE_CHECKING:
@@ -47,9 +48,7 @@ class Column:
 
 def select_sql(relation: str, columns: Sequence[Column]) -> str:
     """A SELECT that reads `columns` from a subquery or table so that read() gets exact values."""
-    expressions = ", ".join(
-        f"{column.type.sql(_quoted(column.source))} as {_quoted(column.label)}" for column in columns
-    )
+    expressions = ", ".join(f"{column.type.sql(quote(column.source))} as {quote(column.label)}" for column in columns)
     return f"select {expressions} from {relation}"
 
 
@@ -227,10 +226,6 @@ def _arrow_type(name: str) -> pa.DataType:
         return pa.decimal128(int(precision), int(scale))
     special = {"timestamp[us]": pa.timestamp("us"), "timestamp[us, tz=UTC]": pa.timestamp("us", "UTC")}
     return special.get(name) or pa.type_for_alias(name)
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 @contextlib.contextmanager

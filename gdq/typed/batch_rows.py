@@ -16,6 +16,7 @@ from psycopg import Connection, sql
 from psycopg.rows import scalar_row, tuple_row
 
 from gdq.errors import mapped
+from gdq.sql_text import raw
 from gdq.typed.arrow import Column, convert, schema_of
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def read_rows(
     query = sql.SQL(
         "select {} from gdq.batch_rows({}, {}, {}::pg_catalog.regclass, {}, {}::text[], {}::text[]) as r({})"
     ).format(
-        sql.SQL(", ").join(sql.SQL(_expression(column)).format(sql.Identifier(column.source)) for column in columns),
+        sql.SQL(", ").join(raw(_expression(column)).format(sql.Identifier(column.source)) for column in columns),
         *(sql.Literal(value) for value in (batch, str(token), table, version)),
         *(sql.Literal([column.source for column in some]) for some in (columns, text)),
         sql.SQL(", ").join(

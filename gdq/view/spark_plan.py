@@ -9,7 +9,8 @@ from psycopg import Connection, sql
 
 from gdq.plan.spark.keys import SparkKeyPlan, plan_spark_keys
 from gdq.plan.spark.plan import SparkPlan, plan_spark
-from gdq.plan.table import PlanError, RefreshPlan, TableSchema, quote
+from gdq.plan.table import PlanError, RefreshPlan, TableSchema
+from gdq.sql_text import quote, raw
 from gdq.typed.pgtypes import FIRST_USER_OID
 
 _POSTGRES = "The engine postgres fills such a table."
@@ -86,7 +87,7 @@ def check_lake_keys(connection: Connection[Any], plan: RefreshPlan) -> None:
 def _refuse_sets(connection: Connection[Any], canonical: str) -> None:
     """A function that gives several rows for one does so in step with others of the same SELECT, of any table."""
     with connection.transaction(force_rollback=True):
-        connection.execute(sql.SQL("create temp view gdq_check as {}").format(sql.SQL(canonical)))
+        connection.execute(sql.SQL("create temp view gdq_check as {}").format(raw(canonical)))
         query = """select ev_action::text ~ ':(func|op)retset true' from pg_catalog.pg_rewrite
                     where ev_class = 'pg_temp.gdq_check'::regclass"""
         found = connection.execute(query).fetchone()

@@ -10,6 +10,7 @@ from psycopg.rows import dict_row
 
 from gdq.errors import mapped
 from gdq.plan.table import TableColumn, TableSchema
+from gdq.sql_text import raw
 
 
 def load_schema(connection: Connection[Any], queue: str, table: str) -> TableSchema:
@@ -71,8 +72,3 @@ def apply_settings(connection: Connection[Any], settings: Mapping[str, str]) -> 
     query = """select pg_catalog.set_config(s.name, s.value, true)
                  from unnest(%s::text[], %s::text[]) as s(name, value)"""
     connection.execute(query, [list(settings), list(settings.values())])
-
-
-def raw(text: str) -> sql.SQL:
-    """SQL that was checked before, for a statement without parameters."""
-    return sql.SQL(text)

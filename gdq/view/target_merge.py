@@ -15,7 +15,8 @@ from psycopg import Connection
 
 from gdq.consumers.views.signals import Diverged
 from gdq.consumers.views.target import OutputType, Target, run, try_index
-from gdq.plan.table import RefreshPlan, quote
+from gdq.plan.table import RefreshPlan
+from gdq.sql_text import quote
 
 _KEYS = "pg_temp.gdq_keys"
 _SUMS = "pg_temp.gdq_sums"

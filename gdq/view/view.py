@@ -19,9 +19,10 @@ from psycopg.conninfo import conninfo_to_dict
 
 from gdq.call import call, rows, scalar
 from gdq.errors import GdqError
-from gdq.plan.table import PlanError, RefreshPlan, plan_view, quote, referenced_table
+from gdq.plan.table import PlanError, RefreshPlan, plan_view, referenced_table
+from gdq.sql_text import quote, raw
 from gdq.view.lake_name import LakeKind, LakeName, check_columns, lake_name
-from gdq.view.table_schema import describe, load_schema, load_schemas, raw
+from gdq.view.table_schema import describe, load_schema, load_schemas
 
 # Settings of the session that made the view and that its SQL may depend on: every refresh uses them.
 _KEPT_SETTINGS = ("search_path", "timezone", "datestyle")

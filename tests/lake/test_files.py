@@ -15,8 +15,9 @@ import pytest
 from pyarrow import fs
 
 from gdq.consumers.lake import files as lake_rows
-from gdq.consumers.lake.files import WEIGHT, ArrowDifference, DataFile, LakeKey, load, rewrite
+from gdq.consumers.lake.files import ArrowDifference, DataFile, LakeKey, load, rewrite
 from gdq.consumers.views.signals import Diverged
+from gdq.plan.table import WEIGHT
 
 SCHEMA = pa.schema(
     [

@@ -26,9 +26,9 @@ from gdq.consumers.views.change_source import LogColumn, log_columns_of
 from gdq.consumers.views.signals import NeedsFull
 from gdq.consumers.views.snapshot_holder import SnapshotHolder
 from gdq.errors import GdqError
-from gdq.plan.table import quote
+from gdq.sql_text import quote, raw
 from gdq.typed.pgtypes import READ_SETTINGS
-from gdq.view.table_schema import apply_settings, raw
+from gdq.view.table_schema import apply_settings
 from gdq.view.view import ViewInfo
 
 if TYPE_CHECKING:

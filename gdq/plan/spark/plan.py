@@ -27,7 +27,8 @@ from gdq.plan.postgres import PostgresPlan, UsedTable, plan_postgres
 from gdq.plan.query import Query, parse_query, render, selects_of, subqueries_of, value
 from gdq.plan.shape import aggregates_of, group_all, group_of, is_grouped, windows_of
 from gdq.plan.spark.text_types import query_types, text_form
-from gdq.plan.table import PlanError, TableSchema, quote
+from gdq.plan.table import PlanError, TableSchema
+from gdq.sql_text import quote
 
 # Raised when the same SQL is planned to another state or target than before: those are filled afresh.
 _VERSION = 2
