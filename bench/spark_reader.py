@@ -10,7 +10,7 @@ import psycopg
 
 from bench.packages import BenchError, Place
 from gdq.consumer import Consumer
-from gdq.consumers.spark.reading import BLOCK_BYTES
+from gdq.consumers.spark.table_sql import BLOCK_BYTES
 from gdq.embedded.server import EmbeddedError, java_home
 
 if TYPE_CHECKING:

@@ -296,7 +296,7 @@ class Run:
             return
         self._warm = True
         self.told("starting Spark", 0)
-        self._stack.callback(self._refresher.spark.stop)
+        self._stack.callback(self._refresher.spark_run.spark.stop)
         query = "select n_name, r_name from nation join region on n_regionkey = r_regionkey"
         create_view(self._connection, "warm", "bench", query, "public.warm", engine="spark")
         for full in (False, True, True):

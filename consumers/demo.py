@@ -157,7 +157,7 @@ def _show(console: Console, conninfo: str, scale: float, rounds: int) -> None:
             console.print(f"view {name}: {plan.strategy if plan else 'exists'}")
         refresher = stack.enter_context(Refresher(conninfo))
         started = time.monotonic()
-        _ = refresher.spark
+        _ = refresher.spark_run.spark
         console.print(f"Spark session: {time.monotonic() - started:.1f} s")
         with _load(conninfo, keys) as load:
             results = _refreshes(console, refresher, load, rounds)

@@ -1,4 +1,4 @@
-"""Lake tables as targets of views, without Spark: Delta, Iceberg and Parquet files, all made of one rewriter of files.
+"""Lake tables as targets of views: Delta, Iceberg and Parquet, written without Spark, and the engine that fills them.
 
-Calls consumers.views and gdq; consumers.spark and consumers.refresh call it.
+It calls the kernel consumers.views; open_lake() in lake.open is the door, and knows the formats.
 """

@@ -68,7 +68,7 @@ class LakeEngine:
             weight = WEIGHT if done.kind == "signed" else None
             written = 0
             for batch in read(self.computation.connection, done.rows, self.columns, weight):
-                self.computation.tell("writing", written)
+                self.computation.task.tell("writing", written)
                 yield batch
                 written += batch.num_rows
 

@@ -12,12 +12,10 @@ import psycopg
 from psycopg import sql
 
 from gdq.conninfo import is_pooled
-from gdq.consumers.refresh.group import refresh_unit
-from gdq.consumers.refresh.refresher import Refresher, RefreshResult
+from gdq.consumers.refresh.refresher import Refresher, RefreshGroup, RefreshResult, refresh_groups
 from gdq.errors import GdqError
 from gdq.queue import queue_info
 from gdq.ticker import INTERVAL_SECONDS, TICKER_SECONDS, Housekeeping
-from gdq.view.group import Unit, units
 from gdq.view.view import ViewInfo, view_changed
 
 if TYPE_CHECKING:
@@ -92,7 +90,7 @@ class Follower:
         psycopg.OperationalError when the control connection was lost, psycopg.errors.UndefinedObject when a named view
         or group does not exist at the start.
         """
-        units(self._connection, self._names, self._groups)
+        refresh_groups(self._connection, self._names, self._groups)
         self._connection.add_notify_handler(self._notice)
         try:
             while not stop():
@@ -108,9 +106,9 @@ class Follower:
             if self._slots is not None:
                 self._slots.close()
 
-    def _listed(self) -> list[Unit]:
+    def _listed(self) -> list[RefreshGroup]:
         """What there is to refresh, in its order; the queues are listened to."""
-        listed = [unit for unit in units(self._connection) if self._is_wanted(unit)]
+        listed = [unit for unit in refresh_groups(self._connection) if self._is_wanted(unit)]
         # a group that has another view is a new one: that view does not stand where the others do
         self._units = {unit.key: self._units.get(unit.key, _Watched()) for unit in listed}
         if self._slots is not None:
@@ -121,7 +119,7 @@ class Follower:
             self._listen(wanted)
         return listed
 
-    def _is_wanted(self, unit: Unit) -> bool:
+    def _is_wanted(self, unit: RefreshGroup) -> bool:
         everything = not self._names and not self._groups
         return everything or unit.group_name in self._groups or any(name in self._names for name in unit.names)
 
@@ -133,7 +131,7 @@ class Follower:
                 if not self._pooled:
                     self._connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
 
-    def _look(self, unit: Unit) -> None:
+    def _look(self, unit: RefreshGroup) -> None:
         """Refresh a view or a group if there is reason to."""
         watched = self._units[unit.key]
         if time.monotonic() < watched.retry_at:
@@ -144,7 +142,7 @@ class Follower:
                 return
             if self._slots is not None:
                 self._slots.release(unit.names)
-            results = refresh_unit(self._refresher, unit, slot=self._slots is not None)
+            results = self._refresher.refresh_group(unit, slot=self._slots is not None)
         except (GdqError, psycopg.Error) as error:
             if self._connection.closed:
                 raise

@@ -10,15 +10,13 @@ from typing import Any
 
 from psycopg import Connection
 
-from gdq.consumers.refresh.group import refresh_unit
-from gdq.consumers.refresh.refresher import Refresher
+from gdq.consumers.refresh.refresher import Refresher, refresh_groups
 from gdq.consumers.refresh.view_refresh import ViewRefresh
 from gdq.consumers.views.copy_engine import copy_rows
 from gdq.consumers.views.snapshot_holder import SnapshotHolder
 from gdq.consumers.views.target import run
 from gdq.sql_text import quote
 from gdq.typed.pgtypes import READ_SETTINGS
-from gdq.view.group import units
 from gdq.view.table_schema import apply_settings
 
 _EXPECTED = "pg_temp.gdq_expected"
@@ -53,8 +51,8 @@ def verify_view(refresher: Refresher, name: str, *, slot: bool = False) -> Verif
     in 10^9: PostgreSQL adds them up in no fixed order. Writes what a refresh writes.
     """
     found: list[VerifyResult] = []
-    (unit,) = units(refresher.control, [name])
-    refresh_unit(refresher, unit, check={name: lambda work, holder: found.append(_compare(work, holder))}, slot=slot)
+    (unit,) = refresh_groups(refresher.control, [name])
+    refresher.refresh_group(unit, check={name: lambda work, holder: found.append(_compare(work, holder))}, slot=slot)
     return found[-1]
 
 

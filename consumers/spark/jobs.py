@@ -16,12 +16,15 @@ import psycopg
 from psycopg import Connection
 from psycopg.rows import scalar_row
 
-from gdq.consumers.spark.reading import base, block_ranges, images_held, key_condition, split_log_rows, table_bytes
+from gdq.consumers.spark.session import SparkRun
+from gdq.consumers.spark.source import read_statements
+from gdq.consumers.spark.stage import text_rows, write_stage
+from gdq.consumers.spark.table_sql import base, block_ranges, images_held, key_condition, split_log_rows, table_bytes
 from gdq.consumers.views.change_source import log_columns, weighted
-from gdq.consumers.views.engine import Effort, Kind
+from gdq.consumers.views.engine import Effort, Kind, Task
 from gdq.consumers.views.signals import NeedsFull, TableWanted
 from gdq.consumers.views.snapshot_holder import SnapshotHolder
-from gdq.consumers.views.target import OutputType, Target
+from gdq.consumers.views.target import Target, TargetRows
 from gdq.errors import GdqError
 from gdq.plan.table import Read, RefreshPlan
 from gdq.typed.arrow import LOG_SETTINGS, Column, select_sql
@@ -34,7 +37,6 @@ if TYPE_CHECKING:
     from pyspark import StatusTracker
     from pyspark.sql import DataFrame, SparkSession
 
-    from gdq.consumers.refresh.refresher import Refresher
 
 _KEYS_MAX = 200_000
 _KEYS_EACH = 10_000
@@ -63,26 +65,23 @@ class Staged:
 class SparkEngine:
     """One refresh of one view by Spark, whose tasks read what the snapshot holder sees."""
 
-    refresher: Refresher
-    holder: SnapshotHolder
-    output: Connection[Any]
-    target: Target
-    view: ViewInfo
+    run: SparkRun
+    task: Task
     plan: RefreshPlan
-    types: Sequence[OutputType]
-    choose: Callable[[int], None] = lambda _: None
+    place: TargetRows
     texts: Texts = field(default_factory=lambda: text_columns)
     _staged: Staged | None = field(default=None, init=False)
     _effort: Effort = field(default=Effort("none"), init=False)
 
     def compute(self, s0: str | None, changed: Mapping[str, str]) -> None:
         """Let Spark compute, from the changes since s0 or (None) from the whole table, and stage the result."""
+        self.task.tell("computing", 0)
         if s0 is not None and not changed:
             return
         kind: Kind = "full" if s0 is None else "incremental" if self.plan.rows is None else "by-key"
-        delta_rows = weighed(self.holder, changed, self.choose)
-        with worker_errors(delta=s0 is not None), own_jobs(self.refresher.spark) as jobs:
-            self._staged = self._stage(None if s0 is None else changed[self.view.tables[0]])
+        delta_rows = weighed(self.task.holder, changed, self.task.choose)
+        with worker_errors(delta=s0 is not None), own_jobs(self.run.spark) as jobs:
+            self._staged = self._stage(None if s0 is None else changed[self.task.view.tables[0]])
         self._effort = Effort(kind, delta_rows, jobs.rows_read)
 
     def effort(self) -> Effort:
@@ -90,12 +89,13 @@ class SparkEngine:
         return self._effort
 
     def apply(self, s0: str | None, changed: Mapping[str, str]) -> int:  # noqa: ARG002 (what changed is staged)
+        self.task.tell("writing", 0)
         staged = self._staged
         if staged is None:
             return 0
-        apply_settings(self.output, READ_SETTINGS | self.view.settings)
-        table = staged.table or self.target.temporary_stage(self.output, staged.columns, staged.rows)
-        merge = Merge(self.output, self.target, self.plan, self.types, table)
+        apply_settings(self.place.output, READ_SETTINGS | self.task.view.settings)
+        table = staged.table or self.place.target.temporary_stage(self.place.output, staged.columns, staged.rows)
+        merge = Merge(self.place.output, self.place.target, self.plan, self.place.types, table)
         return merge.full() if s0 is None else merge.difference(staged.keys)
 
     def _stage(self, rows: str | None) -> Staged:
@@ -118,29 +118,29 @@ class SparkEngine:
 
     def _compute(self, rows: str | None) -> DataFrame:
         """The plan's Spark statement over these log rows, or over the whole table as one."""
-        queue = self.view.queue_name
+        queue = self.task.view.queue_name
         if rows is None:
-            ranges = block_ranges(self.holder.connection, self.view.tables[0], PARTITION_BYTES)
-            relations = [base(self.view.tables[0], part) for part in ranges]
+            ranges = block_ranges(self.task.holder.connection, self.task.view.tables[0], PARTITION_BYTES)
+            relations = [base(self.task.view.tables[0], part) for part in ranges]
         else:
-            columns = log_columns(self.holder.connection, queue, self.view.tables[0])
-            parts = split_log_rows(self.holder.connection, queue, self.view.tables[0], rows, PARTITION_BYTES)
+            columns = log_columns(self.task.holder.connection, queue, self.task.view.tables[0])
+            parts = split_log_rows(self.task.holder.connection, queue, self.task.view.tables[0], rows, PARTITION_BYTES)
             relations = [weighted(part, columns) for part in parts]
         self._read(self.plan.delta, relations, log=rows is not None).createOrReplaceTempView("delta")
-        return self.refresher.spark.sql(self.plan.compute.sql)
+        return self.run.spark.sql(self.plan.compute.sql)
 
     def _read_rows(self, keys: Sequence[tuple[str | None, ...]] | None) -> DataFrame:
         """The rows of the view for these keys, or (None) all of them."""
         read = self.plan.rows
         if read is None:
             raise AssertionError("the plan recomputes nothing")
-        relation = base(self.view.tables[0])
+        relation = base(self.task.view.tables[0])
         if keys is None:
             if not read.group:
-                parts = block_ranges(self.holder.connection, self.view.tables[0], PARTITION_BYTES)
-                return self._read(read, [base(self.view.tables[0], part) for part in parts])
+                parts = block_ranges(self.task.holder.connection, self.task.view.tables[0], PARTITION_BYTES)
+                return self._read(read, [base(self.task.view.tables[0], part) for part in parts])
             return self._read(read, [relation])
-        schema = load_schema(self.holder.connection, self.view.queue_name, self.view.tables[0])
+        schema = load_schema(self.task.holder.connection, self.task.view.queue_name, self.task.view.tables[0])
         columns = [(column.name, column.type) for name in read.keys if (column := schema.column(name))]
         chunks = [keys[n : n + _KEYS_EACH] for n in range(0, len(keys), _KEYS_EACH)] or [[]]
         conditions = [key_condition(read.alias, columns, chunk) for chunk in chunks]
@@ -155,24 +155,22 @@ class SparkEngine:
         log: bool = False,
     ) -> DataFrame:
         """A reading statement of the plan as a DataFrame, one partition for each relation and condition."""
-        from gdq.consumers.spark.source import read_statements  # noqa: PLC0415
-
-        columns = self._columns(self.holder.connection, read)
+        columns = self._columns(self.task.holder.connection, read)
         queries = [read.render(relation, condition) for relation in relations for condition in conditions]
-        settings = (LOG_SETTINGS if log else READ_SETTINGS) | self.view.settings
+        settings = (LOG_SETTINGS if log else READ_SETTINGS) | self.task.view.settings
         return read_statements(
-            self.refresher.spark,
-            self.refresher.worker_dsn,
+            self.run.spark,
+            self.run.worker_dsn,
             [select_sql(f"({query}) as q", columns) for query in queries],
             columns,
             settings=settings,
-            snapshot=self.holder.exported,
+            snapshot=self.task.holder.exported,
         )
 
     def _columns(self, connection: Connection[Any], read: Read) -> list[Column]:
         """How the columns of a statement travel: numbers that Spark adds as such, all else as PostgreSQL's text."""
         numbers = {column.name: column.spark for column in self.plan.merge.state} | {"w": "bigint"}
-        described = describe(connection, read.render(base(self.view.tables[0])), self.view.settings)
+        described = describe(connection, read.render(base(self.task.view.tables[0])), self.task.view.settings)
         columns = []
         for column in self.texts(connection, described):
             spark = numbers.get(column.source)
@@ -187,12 +185,12 @@ class SparkEngine:
 
     def _write(self, data: DataFrame, keys: list[tuple[str | None, ...]], *, full: bool) -> Staged:
         if full:
-            size = table_bytes(self.holder.connection, self.view.tables[0])[1]
+            size = table_bytes(self.task.holder.connection, self.task.view.tables[0])[1]
         else:
-            size = log_bytes(self.holder, self.view)
-        dsn = self.refresher.worker_dsn if self.view.target_dsn is None else self.view.target_dsn
-        stage = self.target.stage(secrets.token_hex(4)) if size > self.refresher.driver_bytes else None
-        return put(data, (self.output, self.target, stage), dsn, keys)
+            size = log_bytes(self.task.holder, self.task.view)
+        dsn = self.run.worker_dsn if self.task.view.target_dsn is None else self.task.view.target_dsn
+        stage = self.place.target.stage(secrets.token_hex(4)) if size > self.run.driver_bytes else None
+        return put(data, (self.place.output, self.place.target, stage), dsn, keys)
 
 
 def weighed(holder: SnapshotHolder, changed: Mapping[str, str], choose: Callable[[int], None]) -> int | None:
@@ -212,8 +210,6 @@ def put(
 ) -> Staged:
     """Compute `data` into the staging table of `place`, written by Spark's tasks, or without one into this process."""
     output, target, stage = place
-    from gdq.consumers.spark.stage import text_rows, write_stage  # noqa: PLC0415
-
     if stage is None:
         return Staged(data.columns, text_rows(data), None, keys)
     with output.transaction():

@@ -6,14 +6,13 @@ What was computed is staged beside the target, where PostgreSQL finishes what co
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-from psycopg import Connection
 
 from gdq.consumers.spark.jobs import (
     LONG,
@@ -28,15 +27,16 @@ from gdq.consumers.spark.jobs import (
     worker_errors,
 )
 from gdq.consumers.spark.reach import Reach
-from gdq.consumers.spark.reading import base, block_ranges, split_log_rows, table_bytes
+from gdq.consumers.spark.session import SparkRun
+from gdq.consumers.spark.source import read_statements
+from gdq.consumers.spark.table_sql import base, block_ranges, split_log_rows, table_bytes
 from gdq.consumers.views.change_source import log_columns, weighted
 from gdq.consumers.views.computation import net, temporary
 from gdq.consumers.views.difference import Difference
-from gdq.consumers.views.engine import Effort
+from gdq.consumers.views.engine import Effort, Task
 from gdq.consumers.views.kept_state import Kept, KeptState, KeptSums, KeptValues, image_of_keys
 from gdq.consumers.views.signals import NeedsFull
-from gdq.consumers.views.snapshot_holder import SnapshotHolder
-from gdq.consumers.views.target import OutputType, Target, TargetRows, target_types
+from gdq.consumers.views.target import TargetRows, target_types
 from gdq.plan.kept_state import StatePlan
 from gdq.plan.spark.plan import Branch, LeafRead, SparkPlan
 from gdq.plan.table import WEIGHT
@@ -44,12 +44,9 @@ from gdq.sql_text import quote, raw
 from gdq.typed.arrow import LOG_SETTINGS, Column, select_sql
 from gdq.typed.pgtypes import AS_TEXT, READ_SETTINGS
 from gdq.view.table_schema import apply_settings, describe
-from gdq.view.view import ViewInfo
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-    from gdq.consumers.refresh.refresher import Refresher
 
 
 # Look-ups by keys beside rows of the log: where a table has no index for them, compiling the scan is not worth it.
@@ -81,14 +78,10 @@ class _Reading:
 class SparkViews:
     """One refresh of one view of several tables by Spark, whose tasks read what the snapshot holder sees."""
 
-    refresher: Refresher
-    holder: SnapshotHolder
-    output: Connection[Any]
-    target: Target
-    view: ViewInfo
+    run: SparkRun
+    task: Task
     plan: SparkPlan
-    types: Sequence[OutputType]
-    choose: Callable[[int], None] = lambda _: None
+    place: TargetRows
     texts: Texts = field(default_factory=lambda: text_columns)
     _effort: Effort = field(default=Effort("none"), init=False)
     _staged: Staged | None = field(default=None, init=False)
@@ -96,13 +89,14 @@ class SparkViews:
 
     def compute(self, s0: str | None, changed: Mapping[str, str]) -> None:
         """Let Spark compute, from the changes since s0 or (None) from the whole tables, and stage the result."""
+        self.task.tell("computing", 0)
         if s0 is not None and not changed:
             return
         logs = None if s0 is None else self.logs(changed)
         self._value_types = [self._types_of(branch) for branch in self.plan.branches]
-        delta_rows = weighed(self.holder, changed, self.choose)
+        delta_rows = weighed(self.task.holder, changed, self.task.choose)
         try:
-            with worker_errors(delta=s0 is not None), own_jobs(self.refresher.spark) as jobs:
+            with worker_errors(delta=s0 is not None), own_jobs(self.run.spark) as jobs:
                 self._staged = self._write(logs)
             self._effort = Effort("full" if s0 is None else "incremental", delta_rows, jobs.rows_read)
         except psycopg.DataError as error:
@@ -117,27 +111,28 @@ class SparkViews:
     def logs(self, changed: Mapping[str, str]) -> dict[str, tuple[str, str]]:
         """The tables that changed under the names of the plan, with their own names and log rows."""
         # the server quotes names where it must, the plan always
-        names = dict(zip(self.view.tables, (schema.qualified for schema in self.plan.schemas), strict=True))
+        names = dict(zip(self.task.view.tables, (schema.qualified for schema in self.plan.schemas), strict=True))
         return {names[table]: (table, rows) for table, rows in changed.items()}
 
     def apply(self, s0: str | None, changed: Mapping[str, str]) -> int:  # noqa: ARG002 (what changed is staged)
+        self.task.tell("writing", 0)
         staged = self._staged
         if staged is None:
             return 0
-        apply_settings(self.output, READ_SETTINGS | self.view.settings)
-        stage = staged.table or self.target.temporary_stage(self.output, staged.columns, staged.rows)
-        self.output.execute(raw(f"analyze {stage}"))
-        return TargetRows(self.output, self.target, self.types).change(self._difference(stage, full=s0 is None))
+        apply_settings(self.place.output, READ_SETTINGS | self.task.view.settings)
+        stage = staged.table or self.place.target.temporary_stage(self.place.output, staged.columns, staged.rows)
+        self.place.output.execute(raw(f"analyze {stage}"))
+        return self.place.change(self._difference(stage, full=s0 is None))
 
     def _difference(self, stage: str, *, full: bool) -> Difference:
         """What the staged rows change in the view."""
         match, state, detail = self.plan.match, self.plan.state, self.plan.detail
-        make = partial(temporary, self.output)
+        make = partial(temporary, self.place.output)
         if state is None and detail is None:
             rows = self._rows(stage)
             if not full:
-                return net(make, self.types, rows, match)
-            values = "".join(f"r.c{n}::{column.type}, " for n, column in enumerate(self.types, 1)).rstrip(", ")
+                return net(make, self.place.types, rows, match)
+            values = "".join(f"r.c{n}::{column.type}, " for n, column in enumerate(self.place.types, 1)).rstrip(", ")
             return Difference("full", f"select {values} from ({rows}) as r, generate_series(1, r.w)", match=match)
         kept: Kept
         if state is not None:
@@ -147,11 +142,11 @@ class SparkViews:
         elif detail is not None:
             kept = KeptValues(detail, self.plan.loose)
             sums = kept.sums(f"({self._rows(stage)})")
-        beside = KeptState(self.output, self.target, self.types, match, kept, make)
+        beside = KeptState(self.place, match, kept, make)
         return beside.load(sums) if full else beside.merge(sums)
 
     def _one(self, query: str) -> Any:
-        row = self.output.execute(raw(query)).fetchone()
+        row = self.place.output.execute(raw(query)).fetchone()
         return row[0] if row else None
 
     # what is staged
@@ -198,8 +193,10 @@ class SparkViews:
         """The types of a branch's values in the database of the target."""
         found: dict[str, str] = {}
         for leaf in branch.leaves:
-            described = describe(self.holder.connection, leaf.render(leaf.table, "1 as n, 1 as o"), self.view.settings)
-            types = target_types(described, same_database=self.view.target_dsn is None)
+            described = describe(
+                self.task.holder.connection, leaf.render(leaf.table, "1 as n, 1 as o"), self.task.view.settings
+            )
+            types = target_types(described, same_database=self.task.view.target_dsn is None)
             found |= {column.name: column.type for column in types}
         return found
 
@@ -207,9 +204,9 @@ class SparkViews:
 
     def _write(self, logs: Mapping[str, tuple[str, str]] | None) -> Staged:
         with self.frame(logs) as (data, size):
-            dsn = self.refresher.worker_dsn if self.view.target_dsn is None else self.view.target_dsn
-            stage = self.target.stage(secrets.token_hex(4)) if size > self.refresher.driver_bytes else None
-            return put(data, (self.output, self.target, stage), dsn, [])
+            dsn = self.run.worker_dsn if self.task.view.target_dsn is None else self.task.view.target_dsn
+            stage = self.place.target.stage(secrets.token_hex(4)) if size > self.run.driver_bytes else None
+            return put(data, (self.place.output, self.place.target, stage), dsn, [])
 
     @contextmanager
     def frame(self, logs: Mapping[str, tuple[str, str]] | None) -> Iterator[tuple[DataFrame, int]]:
@@ -217,14 +214,14 @@ class SparkViews:
 
         It is to be used within the block.
         """
-        connection, spark = self.holder.connection, self.refresher.spark
+        connection, spark = self.task.holder.connection, self.run.spark
         if logs is None:
-            size = sum(table_bytes(connection, table)[1] for table in self.view.tables)
+            size = sum(table_bytes(connection, table)[1] for table in self.task.view.tables)
         else:
-            size = log_bytes(self.holder, self.view)
+            size = log_bytes(self.task.holder, self.task.view)
         reads = self._reads(logs)
         together: DataFrame | None = None
-        if logs is None and size > self.refresher.driver_bytes:
+        if logs is None and size > self.run.driver_bytes:
             for read in reads:
                 rows = self._frame(read.statements, [*read.columns, *_WEIGHTS], READ_SETTINGS)
                 rows.createOrReplaceTempView(read.name)
@@ -270,7 +267,7 @@ class SparkViews:
 
         A SELECT of the view whose tables did not change is left out.
         """
-        connection, queue = self.holder.connection, self.view.queue_name
+        connection, queue = self.task.holder.connection, self.task.view.queue_name
         whole, parts = {}, {}
         for name, (table, rows) in (logs or {}).items():
             columns = log_columns(connection, queue, table)
@@ -283,12 +280,12 @@ class SparkViews:
             if logs is not None:
                 if not any(leaf.table in whole for leaf in branch.leaves):
                     continue
-                reach = Reach(self.holder, self.view, self.plan, whole).conditions(branch)
+                reach = Reach(self.task.holder, self.task.view, self.plan, whole).conditions(branch)
             for leaf in branch.leaves:
                 weights = "1 as n, 0 as o" if logs is None else "1 as n, 1 as o"
                 queries = self._base(leaf, reach.get(leaf.alias), weights)
                 queries += [leaf.render(image, f"0 as n, -{quote(WEIGHT)} as o") for image in parts.get(leaf.table, ())]
-                described = describe(connection, leaf.render(leaf.table, weights), self.view.settings)
+                described = describe(connection, leaf.render(leaf.table, weights), self.task.view.settings)
                 texts = self.texts(connection, described[:-2])
                 statements = [select_sql(f"({query}) as q", [*texts, *_WEIGHTS]) for query in queries]
                 found.append(_Reading(number, _relation(number, leaf), texts, statements))
@@ -297,20 +294,18 @@ class SparkViews:
     def _base(self, leaf: LeafRead, conditions: Sequence[str] | None, weights: str) -> list[str]:
         """The statements that read a leaf's table, all by blocks or what meets each of the conditions."""
         if conditions is None:
-            parts = block_ranges(self.holder.connection, leaf.table, PARTITION_BYTES)
+            parts = block_ranges(self.task.holder.connection, leaf.table, PARTITION_BYTES)
             return [leaf.render(base(leaf.table, part), weights) for part in parts]
         return [leaf.render(leaf.table, weights, condition) for condition in conditions]
 
     def _frame(self, statements: Sequence[str], columns: Sequence[Column], settings: Mapping[str, str]) -> DataFrame:
-        from gdq.consumers.spark.source import read_statements  # noqa: PLC0415
-
         return read_statements(
-            self.refresher.spark,
-            self.refresher.worker_dsn,
+            self.run.spark,
+            self.run.worker_dsn,
             statements,
             columns,
-            settings=dict(settings) | self.view.settings,
-            snapshot=self.holder.exported,
+            settings=dict(settings) | self.task.view.settings,
+            snapshot=self.task.holder.exported,
         )
 
 

@@ -18,13 +18,15 @@ import psycopg
 from psycopg import Connection, sql
 
 from gdq.consumers.spark.jobs import LONG, PARTITION_BYTES, own_jobs, put, text_columns, worker_errors
-from gdq.consumers.spark.reading import table_bytes
+from gdq.consumers.spark.session import SparkRun
+from gdq.consumers.spark.source import read_statements
+from gdq.consumers.spark.table_sql import table_bytes
 from gdq.consumers.views.computation import temporary
 from gdq.consumers.views.copy_engine import CopyEngine
 from gdq.consumers.views.difference import Difference, KeySet
 from gdq.consumers.views.engine import ROWS_READ, Effort
 from gdq.consumers.views.kept_state import KeptState, KeptSums
-from gdq.consumers.views.target import OutputType, TargetRows
+from gdq.consumers.views.target import OutputType
 from gdq.plan.steps import Replace
 from gdq.sql_text import raw
 from gdq.typed.arrow import Column, select_sql
@@ -34,11 +36,10 @@ from gdq.view.table_schema import apply_settings, describe
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gdq.consumers.refresh.refresher import Refresher
     from gdq.consumers.views.postgres_engine import PostgresEngine
     from gdq.plan.spark.keys import SparkKeyPlan
 
-# A task takes no fewer keys than these while there are other tasks' worth of them; no more tasks than so many a core.
+# A task takes at least this many keys unless there are fewer; there are at most _TASKS_EACH tasks per core.
 KEYS_EACH = 500
 _TASKS_EACH = 4
 
@@ -68,7 +69,7 @@ class _Staged:
 class SparkKeys:
     """One refresh of one view. `inner` changes the target, and computes what Spark's tasks do not."""
 
-    refresher: Refresher
+    run: SparkRun
     plan: SparkKeyPlan
     inner: PostgresEngine | CopyEngine
     _staged: _Staged | None = field(default=None, init=False)
@@ -89,7 +90,7 @@ class SparkKeys:
                     self.inner.difference = difference
                     return
                 queries = self._divided(outcome, difference.keys)
-            columns = self._numbered(self.inner.types)
+            columns = self._numbered(self.inner.rows.types)
             self._staged = self._stage(columns, queries, difference.keys)
 
     def apply(self, s0: str | None, changed: Mapping[str, str]) -> int:
@@ -97,15 +98,14 @@ class SparkKeys:
         staged = self._staged
         if staged is None:
             return self.inner.apply(s0, changed)
-        output = self.inner.output
+        output = self.inner.rows.output
         apply_settings(output, READ_SETTINGS | self._view.settings)
-        self.inner.computation.tell("writing", 0)
+        self.inner.computation.task.tell("writing", 0)
         output.execute(raw(f"analyze {staged.table}"))
         counted = f"select coalesce(sum({_READ}::bigint), 0)::bigint from {staged.table} where {_READ} is not null"
         row = output.execute(raw(counted)).fetchone()
         self._read = int(row[0]) if row else 0
-        rows = TargetRows(output, self.inner.target, self.inner.types)
-        return rows.change(self._difference(staged))
+        return self.inner.rows.change(self._difference(staged))
 
     def effort(self) -> Effort:
         """What the refresh took."""
@@ -123,25 +123,25 @@ class SparkKeys:
         if self.plan.state is None:
             return Difference("full", staged.rows, match=match)
         inner, kept = self.inner, KeptSums(self.plan.state, self.plan.state.loose)
-        make = partial(temporary, inner.output)
-        return KeptState(inner.output, inner.target, inner.types, match, kept, make).load(staged.rows)
+        make = partial(temporary, inner.rows.output)
+        return KeptState(inner.rows, match, kept, make).load(staged.rows)
 
     def _target_keys(self, keys: tuple[KeySet, ...]) -> tuple[KeySet, ...]:
         """Keys for the target's database: types of the source are known only there, so elsewhere they have its own."""
         if not self._view.elsewhere:
             return keys
-        kinds = {column.name: column.type for column in self.inner.types}
+        kinds = {column.name: column.type for column in self.inner.rows.types}
         return tuple(replace(key, array_type=f"{kinds[key.column]}[]") for key in keys)
 
     # what Spark does
 
     @property
     def _view(self) -> Any:
-        return self.inner.computation.view
+        return self.inner.computation.task.view
 
     @property
     def _source(self) -> Connection[Any]:
-        return self.inner.computation.holder.connection
+        return self.inner.computation.task.holder.connection
 
     def _numbered(self, types: Sequence[OutputType]) -> list[OutputType]:
         return [OutputType(f"c{n}", column.type) for n, column in enumerate(types, 1)]
@@ -150,8 +150,8 @@ class SparkKeys:
         """Stage all rows of the view, or its state, in as many parts as the tables' size is worth."""
         state = self.plan.state
         if state is None:
-            columns = self._numbered(self.inner.types)
-            names = {column.name: f"c{n}" for n, column in enumerate(self.inner.types, 1)}
+            columns = self._numbered(self.inner.rows.types)
+            names = {column.name: f"c{n}" for n, column in enumerate(self.inner.rows.types, 1)}
             query, by = self.plan.query, [names[name] for name in self.plan.divided_by]
         else:
             query, by = KeptSums(state, state.loose).whole(), list(self.plan.divided_by)
@@ -167,7 +167,7 @@ class SparkKeys:
     def _tasks(self) -> int:
         """How many tasks a full load is worth: each of them reads the tables, and computes its part of the rows."""
         size = sum(table_bytes(self._source, table)[1] for table in self._view.tables)
-        return int(min(self.refresher.spark.sparkContext.defaultParallelism, 1 + size // PARTITION_BYTES))
+        return int(min(self.run.spark.sparkContext.defaultParallelism, 1 + size // PARTITION_BYTES))
 
     def _is_hashed(self, types: Sequence[str]) -> bool:
         """Whether values of these types have a hash that is the same for equal ones."""
@@ -202,7 +202,7 @@ class SparkKeys:
         """The statements that compute the rows of these keys, each of a share of those of one column."""
         made = self.inner.computation
         names = [name for _, name in outcome.keys]
-        types = {column.name: column.type for column in self.inner.types}
+        types = {column.name: column.type for column in self.inner.rows.types}
         single = {
             name: key
             for name, key in zip(names, keys, strict=True)
@@ -212,7 +212,7 @@ class SparkKeys:
             return [made.rows_of(outcome)]
         sizes = {name: made.one(f"select pg_catalog.cardinality({_array(key)})") for name, key in single.items()}
         name = max(sizes, key=lambda known: int(sizes[known]))
-        most = _TASKS_EACH * self.refresher.spark.sparkContext.defaultParallelism
+        most = _TASKS_EACH * self.run.spark.sparkContext.defaultParallelism
         parts = max(1, min(most, sizes[name] // KEYS_EACH))
         each = -(-sizes[name] // parts)
         query = (
@@ -226,10 +226,8 @@ class SparkKeys:
 
     def _stage(self, columns: Sequence[OutputType], queries: Sequence[str], keys: tuple[KeySet, ...] | None) -> _Staged:
         """Let each of Spark's tasks run a query of these columns and write its rows into a new staging table."""
-        from gdq.consumers.spark.source import read_statements  # noqa: PLC0415
-
-        made, view, refresher = self.inner.computation, self._view, self.refresher
-        made.tell("computing", 0)
+        made, view, run = self.inner.computation, self._view, self.run
+        made.task.tell("computing", 0)
         listed = ", ".join(column.name for column in columns)
         alias = f"r({listed})" if listed else "r"
         described = describe(self._source, f"select * from ({queries[0]}) as {alias}", view.settings)
@@ -239,26 +237,26 @@ class SparkKeys:
             for query in queries
         ]
         names = sql.Literal([table.name for table in self.plan.tables]).as_string(self._source)
-        spark = refresher.spark
+        spark = run.spark
         with worker_errors(delta=keys is not None), own_jobs(spark):
             data = read_statements(
                 spark,
-                refresher.worker_dsn,
+                run.worker_dsn,
                 statements,
                 read,
                 settings=READ_SETTINGS | view.settings,
-                snapshot=made.holder.exported,
+                snapshot=made.task.holder.exported,
                 counter=ROWS_READ.replace("%s", names),
             )
-            output, target = self.inner.output, self.inner.target
-            dsn = refresher.worker_dsn if view.target_dsn is None else view.target_dsn
+            output, target = self.inner.rows.output, self.inner.rows.target
+            dsn = run.worker_dsn if view.target_dsn is None else view.target_dsn
             stage = target.stage(secrets.token_hex(4))
             put(data, (output, target, stage), dsn, [])
         return _Staged(stage, columns, keys)
 
 
 def has_one_key(connection: Connection[Any], column_type: str, keys: KeySet) -> bool:
-    """Whether a value of the view's column equals one of the keys at most, so that its rows are one task's.
+    """True if no value of the view's column can equal two keys, so each row belongs to exactly one task.
 
     Keys may come from a column of another type: 2^53 and 2^53 + 1 are two bigints, and equal to one double precision.
     """

@@ -18,7 +18,7 @@ import pyarrow as pa
 from gdq.consumers.lake.delta import KEY, DeltaLake, Found
 from gdq.consumers.lake.files import ArrowDifference
 from gdq.consumers.lake.table import check_state, commit_onto
-from gdq.consumers.spark.lake_engine import CommitConflict, SparkDifference, conflicts, merge, own_session
+from gdq.consumers.spark.lake_merge import CommitConflict, SparkDifference, conflicts, merge, own_session
 from gdq.consumers.views.signals import Diverged
 from gdq.consumers.views.target import StoredPosition
 from gdq.errors import RefreshConflict

@@ -10,10 +10,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from psycopg import Connection
 
 from gdq.consumers.lake.files import ArrowDifference
@@ -22,12 +20,11 @@ from gdq.consumers.lake.table import Lake
 from gdq.consumers.lake.types import LakeColumn, lake_column, lake_columns, schema_of
 from gdq.consumers.spark.jobs import SparkEngine, own_jobs, text_columns, weighed, worker_errors
 from gdq.consumers.spark.join_engine import SparkViews
-from gdq.consumers.spark.lake_types import NO_VALUE, as_text, ddl, from_text
-from gdq.consumers.spark.source import register
-from gdq.consumers.views.engine import Effort, Kind
-from gdq.consumers.views.signals import Diverged
-from gdq.consumers.views.snapshot_holder import SnapshotHolder
-from gdq.consumers.views.target import StoredPosition, Target
+from gdq.consumers.spark.lake_merge import SparkDifference, TableWriter
+from gdq.consumers.spark.lake_types import NO_VALUE, as_text, from_text
+from gdq.consumers.spark.session import SparkRun
+from gdq.consumers.views.engine import Effort, Kind, Task
+from gdq.consumers.views.target import StoredPosition, Target, TargetRows
 from gdq.errors import GdqError, UnsupportedValue
 from gdq.plan.spark.plan import SparkPlan
 from gdq.plan.table import RefreshPlan
@@ -38,54 +35,10 @@ from gdq.view.view import ViewInfo
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from gdq.consumers.refresh.view_refresh import ViewRefresh
-
 _JARS = {"delta": "io.delta.tables.DeltaTable", "iceberg": "org.apache.iceberg.spark.SparkCatalog"}
 _TOLD = re.compile(re.escape(NO_VALUE) + r"(.*?)!")
 # Spark does not find the text of errors that a jar of another adds.
 _UNKNOWN = re.compile(r"Cannot find main error class '(\w+)'")
-_CONFLICT = re.compile(r"DELTA_CONCURRENT_|DELTA_METADATA_CHANGED|Concurrent\w+Exception|MetadataChangedException")
-
-
-class CommitConflict(Exception):  # noqa: N818 (says what happened)
-    """Another commit came before this one."""
-
-
-@dataclass(frozen=True, slots=True)
-class SparkDifference:
-    """A Difference (consumers.views.difference) as frames of the table's types; c1, c2, ... are the view's columns.
-
-    kind full:    `rows` are all rows
-         replace: rows with one of `keys` (the columns `by` of the view, by number from 1) go, and `rows` come
-         signed:  each of `rows`, none twice, has `image`, a text that is its own, and `w`, as often as it comes
-    """
-
-    kind: Literal["full", "replace", "signed"]
-    columns: Sequence[LakeColumn]
-    rows: DataFrame
-    keys: DataFrame | None = None
-    by: tuple[int, ...] = ()
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The columns of the table."""
-        return schema_of(self.columns)
-
-    @property
-    def values(self) -> str:
-        """The columns of a frame, for a list in SQL."""
-        return ", ".join(f"c{n}" for n in range(1, len(self.columns) + 1))
-
-    def named(self, rows: DataFrame) -> DataFrame:
-        """Rows under the names of the view's columns."""
-        return rows.selectExpr(*(f"c{n} as {quoted(column.name)}" for n, column in enumerate(self.columns, 1)))
-
-
-class TableWriter(Protocol):
-    """Writes into one table of a format: DeltaWriter or IcebergWriter."""
-
-    def commit(self, change: SparkDifference, stored: StoredPosition | None, new: StoredPosition) -> int:
-        """As Committing.commit()."""
 
 
 @dataclass(slots=True)
@@ -102,10 +55,11 @@ class SparkLakeEngine:
 
     def compute(self, s0: str | None, changed: Mapping[str, str]) -> None:
         """Read and compute; the lake is not touched. Of changes the rows are kept by Spark, a full load is streamed."""
+        self.computing.task.tell("computing", 0)
         if s0 is not None and not changed:
             return
         kind: Kind = "full" if s0 is None else "by-key" if self._by() else "incremental"
-        self._effort = Effort(kind, weighed(self.computing.holder, changed, self.computing.choose))
+        self._effort = Effort(kind, weighed(self.computing.task.holder, changed, self.computing.task.choose))
         with _told(delta=s0 is not None):
             rows, keys = self._rows(s0, changed)
             if s0 is None:
@@ -135,7 +89,7 @@ class SparkLakeEngine:
 
     @property
     def _spark(self) -> SparkSession:
-        return self.computing.refresher.spark
+        return self.computing.run.spark
 
     def _by(self) -> tuple[int, ...]:
         names = [column.name for column in self.columns]
@@ -148,7 +102,7 @@ class SparkLakeEngine:
         """The rows as text, signed by w or (all, or those of the keys) without it, and the keys."""
         computing = self.computing
         if isinstance(computing, SparkEngine):
-            data, keys = computing.frame(None if s0 is None else changed[computing.view.tables[0]])
+            data, keys = computing.frame(None if s0 is None else changed[computing.task.view.tables[0]])
             if s0 is None or computing.plan.rows is None:
                 return data, None
             by = self._by()
@@ -173,30 +127,29 @@ class SparkLakeEngine:
 
 
 @contextmanager
-def spark_lake_engine(work: ViewRefresh, holder: SnapshotHolder) -> Iterator[SparkLakeEngine]:
-    """The engine for a refresh; what it keeps goes with the block. GdqError when the session lacks the jars."""
-    refresher, view, plan = work.refresher, work.view, work.plan
+def spark_lake_engine(run: SparkRun, task: Task) -> Iterator[SparkLakeEngine]:
+    """The engine for a refresh; the frames that it keeps go with the block. GdqError when Spark lacks the jars."""
+    spark, view, plan = run.spark, task.view, task.plan
     assert view.lake is not None
     kind = view.lake.kind
-    spark = refresher.spark
     _check_jars(spark, kind)
 
     def texts(connection: Connection[Any], columns: Sequence[tuple[str, int, str]]) -> list[Column]:
         plain = text_columns(connection, columns)
         return [as_text(lake_column(*column, kind), own) for column, own in zip(columns, plain, strict=True)]
 
-    # of the target nothing is used
-    place = (refresher.control, Target(view.view_name, view.source, view.target), view)
+    # nothing is written there
+    place = TargetRows(task.holder.connection, Target(view.view_name, view.source, view.target), ())
     computing: SparkEngine | SparkViews
     if isinstance(plan, RefreshPlan):
-        computing = SparkEngine(refresher, holder, *place, plan, (), work.choose, texts)
+        computing = SparkEngine(run, task, plan, place, texts)
     elif isinstance(plan, SparkPlan):
-        computing = SparkViews(refresher, holder, *place, plan, (), work.choose, texts)
+        computing = SparkViews(run, task, plan, place, texts)
     else:
         raise AssertionError("the plan is not Spark's")
     with own_jobs(spark), ExitStack() as stack:
         lake = open_lake(view.lake, view.view_name, view.source)
-        yield SparkLakeEngine(computing, _writer(spark, view), lake, lake_columns(work.columns, kind), stack)
+        yield SparkLakeEngine(computing, _writer(spark, view), lake, lake_columns(task.columns, kind), stack)
 
 
 def _writer(spark: SparkSession, view: ViewInfo) -> TableWriter:
@@ -208,101 +161,6 @@ def _writer(spark: SparkSession, view: ViewInfo) -> TableWriter:
     from gdq.consumers.spark.lake_iceberg import IcebergWriter  # noqa: PLC0415 (needs pyiceberg)
 
     return IcebergWriter(spark, view)
-
-
-# Kept from refresh to refresh: a catalog has connections of its own.
-@lru_cache(maxsize=64)
-def own_session(spark: SparkSession, settings: tuple[tuple[str, str], ...]) -> SparkSession:
-    """A session for writers, whose settings and catalogs are nobody else's; it shares Spark's tasks and storage."""
-    session = spark.newSession()
-    machine: Any = spark._jvm
-    # Spark looks for a source of that name in the active session and not in the one that it is to be known to
-    machine.SparkSession.setActiveSession(session._jsparkSession)
-    try:
-        register(session)
-    finally:
-        machine.SparkSession.setActiveSession(spark._jsparkSession)
-    for name, value in settings:
-        session.conf.set(name, value)
-    return session
-
-
-def quoted(name: str) -> str:
-    """A name as an identifier of Spark."""
-    return "`" + name.replace("`", "``") + "`"
-
-
-def copies_found(change: SparkDifference, table: str) -> str:
-    """The SELECT of the rows that go, by image, and how many copies of each `table` holds."""
-    same = same_row(change, "t", "s")
-    return f"select s.image, count(*) as copies from {table} t join gdq_signed s on s.w < 0 and {same} group by s.image"
-
-
-def same_row(change: SparkDifference, target: str, source: str) -> str:
-    """The condition that a row of the table equals one of the frame: 0 and -0 are two values, NaN and NULL are one."""
-    parts = []
-    for n, column in enumerate(change.columns, 1):
-        left, right = f"{target}.{quoted(column.name)}", f"{source}.c{n}"
-        if pa.types.is_floating(column.arrow):
-            left, right = f"cast({left} as string)", f"cast({right} as string)"
-        parts.append(f"{left} <=> {right}")
-    return " and ".join(parts)
-
-
-def merge(session: SparkSession, change: SparkDifference, table: str) -> int:
-    """Apply a change that is signed or replace to `table` by one MERGE; the rows deleted and inserted.
-
-    Nothing is done where that is none. Diverged when rows that should go are not there.
-    """
-    if change.kind == "replace":
-        assert change.keys is not None
-        keys = {f"c{n}" for n in change.by}
-        every = [f"c{n}" for n in range(1, len(change.columns) + 1)]
-        listed = ", ".join(
-            c if c in keys else f"cast(null as {ddl(change.columns[int(c[1:]) - 1])}) as {c}" for c in every
-        )
-        change.keys.distinct().createOrReplaceGlobalTempView("gdq_keys")
-        change.rows.createOrReplaceGlobalTempView("gdq_rows")
-        same = " and ".join(f"t.{quoted(change.columns[n - 1].name)} <=> s.c{n}" for n in change.by)
-        went = session.sql(f"select count(*) from {table} t join global_temp.gdq_keys s on {same}").collect()[0][0]
-        came = change.rows.count()
-        source = (
-            f"select true as gone, {listed} from global_temp.gdq_keys "
-            f"union all select false, {change.values} from global_temp.gdq_rows"
-        )
-    else:
-        change.rows.createOrReplaceGlobalTempView("gdq_rows")
-        session.sql("select * from global_temp.gdq_rows").createOrReplaceTempView("gdq_signed")
-        session.sql(copies_found(change, table)).createOrReplaceTempView("gdq_found")
-        went, came = _expected(session)
-        left = "coalesce(f.copies, 0) + s.w"
-        source = (
-            f"select true as gone, {change.values} from gdq_signed where w < 0 union all "
-            f"select false, {change.values} from (select s.*, explode(sequence(1, int({left}))) from gdq_signed s "
-            f"left join gdq_found f on f.image = s.image where {left} > 0)"
-        )
-        same = same_row(change, "t", "s")
-    if not went + came:
-        return 0
-    names = ", ".join(quoted(column.name) for column in change.columns)
-    values = ", ".join(f"s.c{n}" for n in range(1, len(change.columns) + 1))
-    session.sql(
-        f"merge into {table} t using ({source}) s on s.gone and {same} when matched then delete "
-        f"when not matched and not s.gone then insert ({names}) values ({values})"
-    )
-    return int(went) + int(came)
-
-
-def _expected(session: SparkSession) -> tuple[int, int]:
-    """How many rows go and come; Diverged when not all that go are there."""
-    (row,) = session.sql(
-        "select coalesce(sum(-least(s.w, 0)), 0), coalesce(sum(greatest(s.w, 0)), 0), "
-        "coalesce(sum(least(-least(s.w, 0), coalesce(f.copies, 0))), 0) "
-        "from gdq_signed s left join gdq_found f on f.image = s.image"
-    ).collect()
-    if row[2] != row[0]:
-        raise Diverged(f"{row[2]} of the {row[0]} rows that went were there")
-    return row[0], row[1]
 
 
 def _check_jars(spark: SparkSession, kind: LakeKind) -> None:
@@ -333,17 +191,6 @@ def _told(*, delta: bool) -> Iterator[None]:
             if found is None:
                 raise
             raise UnsupportedValue(found[1], hint="Cast it to text in the view.") from error
-
-
-@contextmanager
-def conflicts() -> Iterator[None]:
-    """CommitConflict for Spark's error of a commit that another one came before."""
-    try:
-        yield
-    except Exception as error:
-        if type(error).__module__.startswith(("pyspark.", "py4j.")) and _CONFLICT.search(str(error)):
-            raise CommitConflict(str(error).splitlines()[0]) from error
-        raise
 
 
 def _copies(rows: DataFrame) -> DataFrame:

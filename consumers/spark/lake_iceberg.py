@@ -21,7 +21,7 @@ from pyiceberg.table.update import AssertRefSnapshotId, RemoveSnapshotRefUpdate,
 from gdq.consumers.lake.files import ArrowDifference
 from gdq.consumers.lake.iceberg import BRANCH, CATALOG, KEY, IcebergLake, alike
 from gdq.consumers.lake.table import check_state, commit_onto, pack
-from gdq.consumers.spark.lake_engine import SparkDifference, merge, own_session, quoted
+from gdq.consumers.spark.lake_merge import SparkDifference, merge, own_session, quoted
 from gdq.consumers.views.signals import Diverged
 from gdq.consumers.views.target import StoredPosition
 from gdq.errors import GdqError

@@ -1,12 +1,17 @@
-"""The Spark session of a refresh, local or on a cluster, quiet and without a web interface."""
+"""The Spark session of a refresh, local or on a cluster, quiet and without a web interface; what engines get of it."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gdq.conninfo import for_other_machines, without_password
 from gdq.embedded.server import java_home
 
 if TYPE_CHECKING:
@@ -28,6 +33,39 @@ _SETTINGS = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m "
     f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class SparkRun:
+    """What engines need of Spark: the session, and the connection string of its workers, without a password.
+
+    A refresh that reads at most `driver_bytes` passes its result through this process.
+    """
+
+    spark: SparkSession
+    worker_dsn: str
+    driver_bytes: int
+
+
+@contextmanager
+def start_run(dsn: str, given: str, driver_bytes: int) -> Iterator[SparkRun]:
+    """Start Spark, or find it started, and make gdq's data sources known to it; its password file ends with the block.
+
+    `dsn` leads to the tables' database; the user gave `given` for it. Ctrl-C goes on to whoever handled it before.
+    """
+    from gdq.consumers.spark.source import register  # noqa: PLC0415 (half a gigabyte of package)
+    from gdq.consumers.spark.stage import register_stage  # noqa: PLC0415
+
+    with without_password(dsn) as own:
+        handler = signal.getsignal(signal.SIGINT)
+        session = spark_session()
+        local = str(session.sparkContext.master).startswith("local")
+        worker_dsn = own if local else for_other_machines(own, given)
+        if callable(handler) and handler is not signal.default_int_handler:
+            signal.signal(signal.SIGINT, handler)  # Spark has taken it
+        register(session)
+        register_stage(session)
+        yield SparkRun(session, worker_dsn, driver_bytes)
 
 
 def spark_session(name: str = "gdq", *, threads: int = 2) -> SparkSession:

@@ -35,8 +35,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from gdq.conninfo import connect
 from gdq.consumer import application_name, seek
-from gdq.consumers.spark.reading import log_rows
-from gdq.consumers.spark.source import (
+from gdq.consumers.spark.reader import (
     HEADER,
     Statement,
     change_relations,
@@ -46,6 +45,7 @@ from gdq.consumers.spark.source import (
     read_columns,
     read_statement,
 )
+from gdq.consumers.spark.table_sql import log_rows
 from gdq.consumers.views.change_source import log_columns
 from gdq.era import check_position, position
 from gdq.errors import (

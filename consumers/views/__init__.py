@@ -1,1 +1,4 @@
-"""The kernel of a refresh: what every engine and every target shares."""
+"""The kernel of a refresh: snapshot holder, change source, computation, difference and target, with two engines.
+
+It calls gdq.view, gdq.plan, gdq.typed and the ground floor; it knows no lake, no Spark, no slot and no refresh loop.
+"""

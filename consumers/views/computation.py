@@ -16,9 +16,8 @@ from psycopg import Connection, sql
 
 from gdq.consumers.views.change_source import log_columns_of, weighted
 from gdq.consumers.views.difference import OUT, Difference, KeySet, image_of
-from gdq.consumers.views.engine import Effort, Kind, Tell, rows_read, tell_nobody
+from gdq.consumers.views.engine import Effort, Kind, Task, rows_read
 from gdq.consumers.views.signals import NeedsFull
-from gdq.consumers.views.snapshot_holder import SnapshotHolder
 from gdq.consumers.views.target import OutputType, run
 from gdq.plan.postgres import Changes, PostgresPlan, UsedTable
 from gdq.plan.steps import Recompute, Replace, Signed, Step
@@ -26,7 +25,6 @@ from gdq.plan.table import WEIGHT, PlanError
 from gdq.sql_text import quote, raw
 from gdq.typed.pgtypes import READ_SETTINGS, base_name
 from gdq.view.table_schema import apply_settings, describe
-from gdq.view.view import ViewInfo
 
 # So many keys of two million rows cost six tenths of the whole (python -m bench.keys); statements repeat them.
 _KEYS_MAX = 100_000
@@ -57,24 +55,17 @@ class _OtherTypeError(Exception):
 class Computation:
     """What one refresh of a view changes, computed in the transaction of `connection` at the held snapshot.
 
-    `types` are the types of the view's columns. `folded`: columns whose values the target does not compare as the
-    source does; rows are not replaced by these. `choose` is told how many netted changes there are,
-    and may raise NeedsFull, `tell` of each phase. `write` makes what the SELECTs of log rows read. `joined`: another
-    view has begun the transaction, with this snapshot.
+    `types` are the types of the view's columns. `folded`: columns whose values the target compares otherwise than the
+    source; rows are not replaced by these.
     """
 
     connection: Connection[Any]
-    holder: SnapshotHolder
-    view: ViewInfo
+    task: Task
     plan: PostgresPlan
     types: Sequence[OutputType]
     folded: Collection[str] = ()
-    choose: Callable[[int], None] = lambda _: None
-    tell: Tell = tell_nobody
-    write: Callable[[Connection[Any]], None] = lambda _: None
     _keys: dict[str, KeySet] = field(default_factory=dict, init=False)
     _literals: dict[str, str] = field(default_factory=dict, init=False)
-    joined: bool = field(default=False, init=False)
     _made: list[str] = field(default_factory=list, init=False)
     _views: list[str] = field(default_factory=list, init=False)
     _kind: Kind = field(default="none", init=False)
@@ -85,13 +76,13 @@ class Computation:
     def begin(self) -> None:
         """Join the held snapshot and apply the settings of the view, first in the transaction. TableWanted."""
         self.join()
-        apply_settings(self.connection, READ_SETTINGS | self.view.settings)
+        apply_settings(self.connection, READ_SETTINGS | self.task.view.settings)
         self._read_before = self._rows_read()
 
     def join(self) -> None:
         """Join the held snapshot, unless another view of the group has done so."""
-        if not self.joined:
-            self.holder.join(self.connection)
+        if not self.task.joined:
+            self.task.holder.join(self.connection)
 
     def effort(self) -> Effort:
         """What it took so far; to be asked in the same transaction."""
@@ -146,10 +137,10 @@ class Computation:
         """
         if self.plan.full and not self.plan.checked:
             raise NeedsFull(self.plan.full)
-        self.write(self.connection)
-        connection, queue = self.holder.connection, self.view.queue_name
+        self.task.write(self.connection)
+        connection, queue = self.task.holder.connection, self.task.view.queue_name
         # the server quotes names where it must, the plan always
-        names = dict(zip(self.view.tables, (schema.qualified for schema in self.plan.schemas), strict=True))
+        names = dict(zip(self.task.view.tables, (schema.qualified for schema in self.plan.schemas), strict=True))
         deltas = {}
         read = {table.name: {*table.logged} for table in self.plan.tables}
         for table, logged in log_columns_of(connection, queue, [*changed]).items():
@@ -157,11 +148,11 @@ class Computation:
             columns = [column for column in logged if column.name in read.get(name, ())]
             deltas[name] = weighted(changed[table], columns)
             self._exact |= {(name, column.name) for column in columns if column.is_exact}
-        self.tell("netting", 0)
+        self.task.tell("netting", 0)
         tables = self._make_deltas(deltas)
         if tables:
-            self.choose(self._delta_rows)
-        self.tell("computing", 0)
+            self.task.choose(self._delta_rows)
+        self.task.tell("computing", 0)
         return self._take_all(tables, once)
 
     def difference_of(self, outcome: Signed | Replace | None) -> Difference:

@@ -18,7 +18,7 @@ from psycopg import Connection
 from gdq.consumers.views.computation import Computation, temporary
 from gdq.consumers.views.difference import OUT, Difference, image_of
 from gdq.consumers.views.engine import Effort
-from gdq.consumers.views.target import OutputType, Target, TargetRows, run, text_elsewhere
+from gdq.consumers.views.target import TargetRows, run, text_elsewhere
 from gdq.typed.pgtypes import READ_SETTINGS
 from gdq.view.table_schema import apply_settings
 
@@ -30,12 +30,10 @@ _REPORT_ROWS = 10_000
 
 @dataclass(slots=True)
 class CopyEngine:
-    """One refresh of one view whose target is in the database of `output`; `types` are the target's."""
+    """One refresh of one view whose target is in another PostgreSQL."""
 
     computation: Computation
-    output: Connection[Any]
-    target: Target
-    types: Sequence[OutputType]
+    rows: TargetRows
     difference: Difference | None = field(default=None, init=False)
     _made: list[str] = field(default_factory=list, init=False)
 
@@ -52,43 +50,44 @@ class CopyEngine:
         difference = self.difference
         if difference is None or difference.kind == "none":
             return 0
-        apply_settings(self.output, READ_SETTINGS | self.computation.view.settings)
-        self.computation.tell("writing", 0)
-        rows = TargetRows(self.output, self.target, self.types)
+        apply_settings(self.rows.output, READ_SETTINGS | self.computation.task.view.settings)
+        self.computation.task.tell("writing", 0)
+        rows, target = self.rows, self.rows.target
         if difference.kind == "full":
-            deleted = self.target.empty(self.output, self.types)
-            into = f"{self.target.table} ({rows.columns})"
-            inserted = self.target.fill(self.output, lambda: self._copy(difference, into))
+            deleted = target.empty(self.rows.output, self.rows.types)
+            into = f"{target.table} ({rows.columns})"
+            inserted = target.fill(self.rows.output, lambda: self._copy(difference, into))
             rows.loaded(difference)
             return deleted + inserted
-        names = [f"c{n}" for n in range(1, len(self.types) + 1)]
-        columns = [f"{name} {column.type}" for name, column in zip(names, self.types, strict=True)]
+        names = [f"c{n}" for n in range(1, len(self.rows.types) + 1)]
+        columns = [f"{name} {column.type}" for name, column in zip(names, self.rows.types, strict=True)]
         signed = difference.kind == "signed"
         listed = ", ".join([*columns, "net bigint"] if signed else columns)
-        self.output.execute(f"create temp table gdq_in ({listed}) on commit drop")
+        self.rows.output.execute(f"create temp table gdq_in ({listed}) on commit drop")
         self._made.append(_IN)
         self._copy(difference, _IN)
         if signed:
             self._made.append(OUT)
-            temporary(self.output, OUT.removeprefix("pg_temp."), f"select *, {image_of(names)} as image from {_IN}")
+            query = f"select *, {image_of(names)} as image from {_IN}"
+            temporary(rows.output, OUT.removeprefix("pg_temp."), query)
             return rows.change(difference)
         # the keys have the column's type; a domain or an enum is known only where they come from
-        kinds = {column.name: column.type for column in self.types}
+        kinds = {column.name: column.type for column in self.rows.types}
         keys = tuple(dataclasses.replace(key, array_type=f"{kinds[key.column]}[]") for key in difference.keys)
         return rows.change(dataclasses.replace(difference, rows=f"select {', '.join(names)} from {_IN}", keys=keys))
 
     def clear(self) -> None:
         """Drop what was made, so that another view can be refreshed in the same transaction of the target."""
         if self._made:
-            run(self.output, f"drop table {', '.join(self._made)}")
+            run(self.rows.output, f"drop table {', '.join(self._made)}")
             self._made.clear()
 
     def _copy(self, difference: Difference, into: str) -> int:
         # reading the rows may compute them
         full = difference.kind == "full"
         with nullcontext() if full else self.computation.computing():
-            tell = partial(self.computation.tell, "writing")
-            return copy_rows(self.computation.connection, difference.rows, self.output, into, tell)
+            tell = partial(self.computation.task.tell, "writing")
+            return copy_rows(self.computation.connection, difference.rows, self.rows.output, into, tell)
 
 
 def folded_columns(connection: Connection[Any], columns: Sequence[tuple[str, int, str]]) -> set[str]:

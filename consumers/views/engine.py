@@ -1,23 +1,28 @@
-"""What does the work of a refresh, what it is at, and what that work was, as the history of a view shows it."""
+"""Engines: the protocol of a refresh engine, its task, the phases it reports, and the effort for a view's history."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from psycopg import Connection
 from psycopg.rows import scalar_row
 
+from gdq.consumers.views.snapshot_holder import SnapshotHolder
 from gdq.consumers.views.target import StoredPosition
+from gdq.view.view import ViewInfo
+
+if TYPE_CHECKING:
+    from gdq.view.view import Plan
 
 Kind = Literal["none", "incremental", "by-key", "full"]
 
-# What a refresh is at. A full load in the database of the tables computes and writes in one statement: writing.
+# The phases of a refresh. A full load in the database of the tables computes and writes in one statement: writing.
 Phase = Literal["netting", "computing", "writing"]
 
-# Told when a refresh comes to a phase, and in the last one of the rows that have been written so far, where these pass
-# through this process: phase, rows.
+# Called with the phase that a refresh has come to, and with the number of rows written so far where these pass through
+# this process.
 Tell = Callable[[Phase, int], None]
 
 
@@ -32,13 +37,30 @@ select coalesce(sum(pg_catalog.pg_stat_get_xact_tuples_returned(t.oid)
                                   pg_catalog.pg_partition_tree(n::pg_catalog.regclass) p) t"""
 
 
-def tell_nobody(_phase: Phase, _rows: int) -> None:
-    """For a refresh that nobody watches."""
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One refresh of one view, as its engine needs to know it.
+
+    `columns`: name, type oid and type of each column of the view. `choose`: called with the number of netted changes;
+    raises NeedsFull where a full load is expected to cost less. `tell`: reports a phase. `write`: makes the relations
+    that the SELECTs of log rows read. `grouped`: the target's transaction belongs to several views. `joined`: an
+    earlier view of the group has given that transaction the held snapshot.
+    """
+
+    view: ViewInfo
+    plan: Plan
+    columns: Sequence[tuple[str, int, str]]
+    holder: SnapshotHolder
+    choose: Callable[[int], None]
+    tell: Tell
+    write: Callable[[Connection[Any]], None]
+    grouped: bool = False
+    joined: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """What a refresh computed, of how many netted changes, and how many rows of the tables it read for that."""
+    """The work of one refresh: what was computed, the netted changes used, and the rows of tables read for them."""
 
     kind: Kind
     delta_rows: int | None = None
@@ -52,28 +74,28 @@ def rows_read(connection: Connection[Any], tables: Sequence[str]) -> int:
 
 
 class Engine(Protocol):
-    """What computes the rows of a view and brings them into the target.
+    """An engine computes what a refresh changes in a view, and changes the target.
 
     `s0`: the snapshot that the target stands for, None in a full load; `changed`: the tables that changed since, and
     the SELECTs of their log rows.
     """
 
     def compute(self, s0: str | None, changed: Mapping[str, str]) -> None:
-        """What takes long and does not touch the target. NeedsFull when the changes do not do."""
+        """Do what takes long and leaves the target alone. NeedsFull when the recorded changes are not enough."""
 
     def apply(self, s0: str | None, changed: Mapping[str, str]) -> int:
-        """Change the target in the transaction that its connection is in; the rows deleted plus the rows inserted."""
+        """Change the target in the open transaction of its connection; the rows deleted plus the rows inserted."""
 
     def effort(self) -> Effort:
-        """What the refresh at hand took, asked in its transaction."""
+        """The work of the refresh, asked within its transaction."""
 
 
 @runtime_checkable
 class Committing(Protocol):
-    """An engine whose target takes the rows and the position in a commit of its own."""
+    """An engine whose target takes rows and position in one commit of its own: a lake table."""
 
     def compute(self, s0: str | None, changed: Mapping[str, str]) -> None:
-        """As of an Engine."""
+        """As Engine.compute()."""
 
     def commit(self, stored: StoredPosition | None, new: StoredPosition) -> int:
         """Change the target and move its position in one commit; the rows deleted and inserted.
@@ -82,4 +104,4 @@ class Committing(Protocol):
         """
 
     def effort(self) -> Effort:
-        """What the refresh at hand took, asked in its transaction."""
+        """The work of the refresh, asked within its transaction."""

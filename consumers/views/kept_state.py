@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import psycopg
-from psycopg import Connection
 
 from gdq.consumers.views.computation import Make, net
 from gdq.consumers.views.difference import Difference
 from gdq.consumers.views.signals import Diverged, NeedsFull
-from gdq.consumers.views.target import OutputType, Target, run, try_index
+from gdq.consumers.views.target import TargetRows, run, try_index
 from gdq.plan.kept_state import StatePlan
 from gdq.plan.spark.plan import Detail
 
@@ -142,28 +141,23 @@ class KeptValues:
 
 @dataclass(frozen=True, slots=True)
 class KeptState:
-    """The state of one view, in the transaction of `output`. `types` are those of the view's columns.
+    """The state of one view, in the transaction of the target's `rows`; `make` makes temporary tables there."""
 
-    `make`: makes the temporary tables that it takes.
-    """
-
-    output: Connection[Any]
-    target: Target
-    types: Sequence[OutputType]
+    rows: TargetRows
     match: Sequence[str]
     kept: Kept
     make: Make
 
     def load(self, sums: str) -> Difference:
         """Make the state afresh from a SELECT of its columns; all rows of the view."""
-        table, columns = self.target.state, self.kept.keys
-        run(self.output, f"drop table if exists {table}")
-        run(self.output, f"create table {table} as {sums}")
-        run(self.output, f"alter table {table} add check (n {'>' if columns else '>='} 0)")
+        table, columns = self.rows.target.state, self.kept.keys
+        run(self.rows.output, f"drop table if exists {table}")
+        run(self.rows.output, f"create table {table} as {sums}")
+        run(self.rows.output, f"alter table {table} add check (n {'>' if columns else '>='} 0)")
         if columns:
             listed = ", ".join(f"(array[{column}])" for column in columns)
-            try_index(self.output, f"create unique index on {table} ({listed})")
-        run(self.output, f"analyze {table}")
+            try_index(self.rows.output, f"create unique index on {table} ({listed})")
+        run(self.rows.output, f"analyze {table}")
         return Difference("full", self.kept.shown(table, ""), match=tuple(self.match))
 
     def merge(self, sums: str, after: Sequence[str] = (), refused: str = "") -> Difference:
@@ -175,12 +169,12 @@ class KeptState:
         columns, numbers, groups = self.kept.keys, self.kept.numbers, self.kept.groups
         some = " or ".join(f"{name} <> 0" for name in numbers)
         self.make("gdq_sums", f"select * from ({sums}) as s where {some}")
-        if refused and run(self.output, f"select from {_SUMS} where {refused} limit 1"):
+        if refused and run(self.rows.output, f"select from {_SUMS} where {refused} limit 1"):
             raise NeedsFull("NaN or infinity came into or went from a sum")
         touched = ""
         if groups:
             touched = f" join (select distinct {', '.join(groups)} from {_SUMS}) as d on {_same(groups)}"
-        table, names = self.target.state, ", ".join(f"c{n}" for n in range(1, len(self.types) + 1))
+        table, names = self.rows.target.state, ", ".join(f"c{n}" for n in range(1, len(self.rows.types) + 1))
         shown = self.kept.shown(table, touched)
         self.make("gdq_before", f"select *, -1 as w from ({shown}) as b({names})")
         added = ", ".join(f"{name} = s.{name} + d.{name}" for name in numbers)
@@ -189,16 +183,16 @@ class KeptState:
         values = ", ".join(f"d.{name}" for name in [*columns, *numbers])
         try:
             run(
-                self.output,
+                self.rows.output,
                 f"merge into {table} as s using {_SUMS} as d on {_same(columns)} {gone}"
                 f"when matched then update set {added} when not matched then insert ({listed}) values ({values})",
             )
         except psycopg.errors.CheckViolation as error:
             raise Diverged(f"{table} counts fewer rows than the delta takes away") from error
         for statement in after:
-            run(self.output, statement)
+            run(self.rows.output, statement)
         now = f"select *, 1 as w from ({shown}) as a({names})"
-        return net(self.make, self.types, f"{now} union all select * from {_BEFORE}", self.match)
+        return net(self.make, self.rows.types, f"{now} union all select * from {_BEFORE}", self.match)
 
 
 def _same(columns: Sequence[str]) -> str:

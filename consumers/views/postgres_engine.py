@@ -6,30 +6,25 @@ are kept beside the target.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from psycopg import Connection
 
 from gdq.consumers.views.computation import Computation
 from gdq.consumers.views.difference import Difference
 from gdq.consumers.views.engine import Effort
 from gdq.consumers.views.kept_state import KeptState, KeptSums
 from gdq.consumers.views.signals import NeedsFull
-from gdq.consumers.views.target import OutputType, Target, TargetRows
+from gdq.consumers.views.target import TargetRows
 from gdq.plan.kept_state import StatePlan
 from gdq.plan.steps import Signed
 
 
 @dataclass(slots=True)
 class PostgresEngine:
-    """One refresh of one view in the transaction of `output`, in which it is computed too."""
+    """One refresh of one view in the transaction of the target, in which it is computed too."""
 
     computation: Computation
-    output: Connection[Any]
-    target: Target
-    types: Sequence[OutputType]
+    rows: TargetRows
 
     def compute(self, s0: str | None, changed: Mapping[str, str]) -> None:
         """NeedsFull for a view that has no delta; all else is done in one transaction."""
@@ -63,8 +58,8 @@ class PostgresEngine:
         self.computation.clear()
 
     def _write(self, difference: Difference) -> int:
-        self.computation.tell("writing", 0)
-        return TargetRows(self.output, self.target, self.types).change(difference)
+        self.computation.task.tell("writing", 0)
+        return self.rows.change(difference)
 
     def _difference(self, changed: Mapping[str, str]) -> Difference:
         state = self.computation.plan.state
@@ -79,15 +74,15 @@ class PostgresEngine:
         if state is None:
             return self._write(self.computation.full())
         self.computation.full()
-        self.computation.tell("computing", 0)
+        self.computation.task.tell("computing", 0)
         return self._write(self._kept(state).load(KeptSums(state, state.loose).whole()))
 
     def _merge_state(self, state: StatePlan, rows: str) -> Difference:
         """Add signed rows of groups and arguments to the state; the difference between the groups' old and new rows."""
-        sums, after = KeptSums(state, state.loose).sums(rows), state.follow_extremes(self.target.state, rows)
+        sums, after = KeptSums(state, state.loose).sums(rows), state.follow_extremes(self.rows.target.state, rows)
         return self._kept(state).merge(sums, after, state.unnumbered)
 
     def _kept(self, state: StatePlan) -> KeptState:
         made = self.computation
         kept = KeptSums(state, state.loose)
-        return KeptState(self.output, self.target, self.types, made.plan.match, kept, made.temporary)
+        return KeptState(self.rows, made.plan.match, kept, made.temporary)

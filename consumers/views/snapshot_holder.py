@@ -19,8 +19,6 @@ _LOCK_TRIES = 5
 
 # A reader can only block behind a statement (TRUNCATE, ALTER) that waits for the snapshot holder: then it gives up.
 READER_LOCK_TIMEOUT = "1s"
-# How many attempts of one refresh end to let such a statement through.
-WANTED_TRIES = 10
 
 _SEGMENTS = """
 select pg_catalog.format('%%I.%%I', n.nspname, c.relname)
@@ -28,10 +26,11 @@ select pg_catalog.format('%%I.%%I', n.nspname, c.relname)
   join pg_catalog.pg_class c on c.oid = s join pg_catalog.pg_namespace n on n.oid = c.relnamespace
  order by 1"""
 
-# The first statement after the locks takes the snapshot. The batch is asked for only to see that it is still open.
+# The first statement after the locks takes the snapshot. The batches are asked for only to see that they are open.
 _SNAPSHOT = f"""
 select pg_catalog.pg_current_snapshot()::text, pg_catalog.pg_export_snapshot(), array({_SEGMENTS}),
-       (select count(*) from (select %s::bigint as id, %s::uuid as token) b, gdq.batch_tables(b.id, b.token)
+       (select count(*) from rows from (pg_catalog.unnest(%s::bigint[]), pg_catalog.unnest(%s::uuid[])) b(id, token),
+                             gdq.batch_tables(b.id, b.token)
          where b.id is not null)"""
 
 
@@ -68,15 +67,14 @@ def hold_snapshot(
     queue: str,
     tables: Sequence[str],
     *,
-    batch_id: int | None = None,
-    token: str | None = None,
+    batches: Sequence[tuple[int | None, str | None]] = (),
 ) -> Iterator[SnapshotHolder]:
     """Lock the tables and their log segments, take and export a snapshot, and hold it until the block ends.
 
-    `source`: where to, or a connection that is not in a transaction and serves no other purpose.
+    `source`: a connection string, or a connection that is not in a transaction and serves no other purpose.
 
-    Locks come before the snapshot: a TRUNCATE or rewrite after it would make a table read as empty. `batch_id` and
-    `token`, of begin_refresh(), are checked under the locks: StaleBatch when another refresh has taken over.
+    Locks come before the snapshot: a TRUNCATE or rewrite after it would make a table read as empty. `batches`: ids and
+    tokens of begin_refresh(), checked under the locks: StaleBatch when another refresh has taken over.
     """
     with ExitStack() as stack:
         if isinstance(source, str):
@@ -84,13 +82,14 @@ def hold_snapshot(
         connection = source
         stack.enter_context(_ended(connection))
         connection.autocommit = True
+        values = [queue, list(tables), [one[0] for one in batches], [one[1] for one in batches]]
         for _ in range(_LOCK_TRIES):
             segments = _segments(connection, queue, tables)
             names = ", ".join([*tables, *segments])
             begin = "begin isolation level repeatable read read only"
             connection.execute(f"{begin}; lock table {names} in access share mode", prepare=False)
             with mapped():
-                row = connection.execute(_SNAPSHOT, [queue, list(tables), batch_id, token], prepare=True).fetchone()
+                row = connection.execute(_SNAPSHOT, values, prepare=True).fetchone()
             if row is not None and set(row[2]) <= set(segments):
                 yield SnapshotHolder(connection, row[0], row[1], names)
                 return

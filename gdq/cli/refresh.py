@@ -26,11 +26,9 @@ from gdq.cli.base import (
 )
 from gdq.cli.progress import shown
 from gdq.consumers.refresh.follow import Follower
-from gdq.consumers.refresh.group import refresh_group, refresh_unit
-from gdq.consumers.refresh.refresher import Refresher, RefreshResult
+from gdq.consumers.refresh.refresher import Refresher, RefreshResult, refresh_groups
 from gdq.consumers.refresh.verify import verify_view as verify
 from gdq.ticker import reconnecting
-from gdq.view.group import units
 
 _INTERRUPTED = "interrupted: the refresh at hand was rolled back"
 
@@ -95,7 +93,7 @@ def refresh(
             Refresher(dsn, progress=progress, slot_wait_seconds=slot_wait) as refresher,
         ):
             if together:
-                results += refresh_group(refresher, view, full=view if full else (), slot=source == "slot")
+                results += refresher.refresh_together(view, full=view if full else (), slot=source == "slot")
             else:
                 failed = _refresh(refresher, view, groups, results, full=full, slot=source == "slot")
     except KeyboardInterrupt:
@@ -120,11 +118,11 @@ def _refresh(
 ) -> bool:
     """Refresh one after the other, which adds to `results`; whether one has failed, which stops no other."""
     failed = False
-    for unit in units(refresher.control, names, groups):
+    for unit in refresh_groups(refresher.control, names, groups):
         # a view that is named is loaded in full, the others of its group follow with their changes
         afresh = [name for name in unit.names if name in names or unit.group_name in groups or not (names or groups)]
         try:
-            results += refresh_unit(refresher, unit, full=afresh if full else (), slot=slot)
+            results += refresher.refresh_group(unit, full=afresh if full else (), slot=slot)
         except EXPECTED as error:
             failure(error).show()
             failed = True

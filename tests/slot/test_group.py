@@ -9,7 +9,6 @@ import pytest
 from click.testing import CliRunner
 
 from gdq.cli import main
-from gdq.consumers.refresh.group import refresh_group
 from gdq.consumers.refresh.refresher import Refresher
 from gdq.consumers.refresh.view_refresh import Point
 from gdq.view.group import create_group
@@ -23,7 +22,7 @@ NAMES = ("grouped", "outer_joined", "counted")
 def refresh(scene: Scene) -> dict[str, str]:
     """Refresh the views, each of which is its query at the one snapshot; what was done."""
     check = dict.fromkeys(NAMES, scene.check)
-    results = refresh_group(scene.refresher, NAMES, check=check, slot=True)
+    results = scene.refresher.refresh_together(NAMES, check=check, slot=True)
     return {one.view_name: one.action for one in results}
 
 
@@ -69,7 +68,7 @@ def test_killed_and_run_again(together: Scene) -> None:
                 raise Killed
 
         with Refresher(together.db.su_dsn, at=die) as other, pytest.raises(Killed):
-            refresh_group(other, NAMES, slot=True)
+            other.refresh_together(NAMES, slot=True)
         assert [together.confirmed(name) for name in NAMES] == before
         done = refresh(together)
         assert done["grouped"] == ("none" if point == "committed" else "delta")

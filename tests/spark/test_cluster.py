@@ -56,11 +56,11 @@ with Refresher(driver_bytes=0) as refresher:
         main(["copy"])  # as spark-submit of consumers/refresh/__main__.py; little enough to pass through the driver
     except SystemExit as end:
         assert not end.code, end.code
-    context = refresher.spark.sparkContext
+    context = refresher.spark_run.spark.sparkContext
     base = f"{context.uiWebUrl}/api/v1/applications/{context.applicationId}"
     pages = ["environment", "jobs", "stages?details=true", "executors", "sql?details=true&length=999"]
     shown = {page: urllib.request.urlopen(f"{base}/{page}").read().decode() for page in pages}
-    asked = refresher.worker_dsn
+    asked = refresher.spark_run.worker_dsn
 json.dump({"actions": [r.action for r in results], "shown": shown, "asked": asked}, open(sys.argv[1], "w"))
 """
 

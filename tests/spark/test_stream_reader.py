@@ -10,7 +10,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from gdq.consumers.spark.source import GdqDataSource, GdqReader
+from gdq.consumers.spark.reader import GdqReader
+from gdq.consumers.spark.source import GdqDataSource
 from gdq.consumers.spark.stream import LIMITS_BATCHES, GdqStreamReader, stream_reader
 from gdq.errors import DivergedPosition, EraEnded, GdqError, ResyncRequired, TruncatedPosition
 from gdq.source import Position

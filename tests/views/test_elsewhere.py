@@ -358,7 +358,7 @@ def test_computed_at_the_snapshot_of_the_leader(places: Places, monkeypatch: pyt
     places.view("left_join", query)
 
     def begin(self: Computation) -> None:
-        apply_settings(self.connection, READ_SETTINGS | self.view.settings)
+        apply_settings(self.connection, READ_SETTINGS | self.task.view.settings)
 
     def at(point: Point) -> None:
         if point == "exported":

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from gdq.consumers.refresh.refresher import Refresher
+from gdq.consumers.refresh.refresher import Refresher, refresh_groups
 from gdq.errors import GdqError
 from gdq.monitor.status import status
-from gdq.view.group import units
 from gdq.view.view import create_view, view_changed, view_history
 from tests.support.programs import environment, gdq
 from tests.support.server import Database
@@ -152,7 +151,7 @@ def test_view_over_the_target_of_another(viewed: Shop) -> None:
         refresher.refresh("a")
     viewed.capture("a")
     create_view(viewed.connection, "Z", "q", "select sum(rows) as rows from a", 'public."Z"', engine="postgres")
-    assert [unit.names for unit in units(viewed.connection)] == [["v"], ["a"], ["Z"]]
+    assert [unit.names for unit in refresh_groups(viewed.connection)] == [["v"], ["a"], ["Z"]]
     for change in ("select 1", "update orders set n = 9 - n", "delete from orders where id < 100", "truncate orders"):
         viewed.execute(change)
         assert [row["view_name"] for row in rows(viewed, "refresh")] == ["v", "a", "Z"]

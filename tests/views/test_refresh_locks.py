@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from gdq.consumers.refresh.group import refresh_group
 from gdq.consumers.refresh.refresher import Refresher
 from gdq.consumers.refresh.verify import verify_view
 from gdq.consumers.refresh.view_refresh import Point
@@ -78,7 +77,7 @@ def test_group(shop: Shop) -> None:
     for name in ("v", "w"):
         shop.view(name, QUERY, engine="postgres")
     with wanted(shop, "truncate orders") as refresher:
-        refresh_group(refresher, ["v", "w"])
+        refresher.refresh_together(["v", "w"])
     assert shop.execute("select (select count(*) from v), (select count(*) from w)") == [(0, 0)]
 
 

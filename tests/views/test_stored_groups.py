@@ -12,11 +12,10 @@ from click.testing import CliRunner
 
 from gdq.cli import main
 from gdq.consumers.refresh.follow import Follower
-from gdq.consumers.refresh.group import refresh_group, refresh_unit
-from gdq.consumers.refresh.refresher import Refresher, RefreshResult
+from gdq.consumers.refresh.refresher import Refresher, RefreshResult, refresh_groups
 from gdq.consumers.refresh.verify import verify_view
 from gdq.errors import GdqError
-from gdq.view.group import alter_group, create_group, drop_group, group_info, units
+from gdq.view.group import alter_group, create_group, drop_group, group_info
 from gdq.view.view import create_view
 from tests.support.server import Database
 from tests.support.spark import Shop, make_shop
@@ -100,7 +99,7 @@ def test_nobody_refreshes_a_member_alone(grouped: Shop) -> None:
         with pytest.raises(GdqError, match="view rows is refreshed with group g only"):
             refresher.refresh("rows")
         with pytest.raises(GdqError, match="view rows is refreshed with group g only"):
-            refresh_group(refresher, ["rows", "tops"])
+            refresher.refresh_together(["rows", "tops"])
         assert verify_view(refresher, "sums").equal
         assert len(set(snapshots(grouped).values())) == 1
         grouped.execute(CHANGE)
@@ -177,7 +176,7 @@ def test_refused(grouped: Shop) -> None:
         alter_group(connection, "g", add=["above"])
     # over the target of one of the group: after all of it
     create_group(connection, "a", ["above", "tops"])
-    wanted = units(connection, ["top", "above", "rows"])
+    wanted = refresh_groups(connection, ["top", "above", "rows"])
     assert [(unit.group_name, unit.names) for unit in wanted] == [
         ("g", ["rows", "sums"]),
         ("a", ["above", "tops"]),
@@ -190,5 +189,5 @@ def test_refused(grouped: Shop) -> None:
 
 def refresh(shop: Shop) -> None:
     with Refresher(shop.db.dsn) as refresher:
-        for unit in units(refresher.control):
-            refresh_unit(refresher, unit)
+        for unit in refresh_groups(refresher.control):
+            refresher.refresh_group(unit)

@@ -12,7 +12,6 @@ import psycopg
 import pytest
 
 from gdq.conninfo import without_password
-from gdq.consumers.refresh.group import refresh_group
 from gdq.consumers.refresh.refresher import Refresher
 from gdq.consumers.refresh.verify import verify_view
 from gdq.consumers.refresh.view_refresh import Point
@@ -75,7 +74,7 @@ def test_all_move_in_one_transaction_whatever_is_killed(places: Places) -> None:
                 seen.update(connection.execute(SAME).fetchall())
 
     with Refresher(dsn) as refresher:
-        actions = [result.action for result in refresh_group(refresher, names, group="g")]
+        actions = [result.action for result in refresher.refresh_together(names, group="g")]
     assert actions == ["full"] * 3
     reader = threading.Thread(target=read)
     reader.start()
@@ -89,11 +88,11 @@ def test_all_move_in_one_transaction_whatever_is_killed(places: Places) -> None:
 
             places.shop.execute(CHANGE.format(number))
             with Refresher(dsn, at=at) as refresher, pytest.raises(GdqError, match="killed"):
-                refresh_group(refresher, names, group="g")
+                refresher.refresh_together(names, group="g")
             assert places.ask("select count(distinct split_part(position, '/', 3)) from gdq_target.position") == [(1,)]
             places.shop.execute(CHANGE.format(number))
             with Refresher(dsn) as refresher:
-                results = refresh_group(refresher, names, group="g")
+                results = refresher.refresh_together(names, group="g")
                 assert [result.action for result in results] == ["delta", "delta", "full"]
                 assert verify_view(refresher, "rows").equal
     finally:

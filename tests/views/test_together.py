@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from gdq.consumers.refresh.group import refresh_group
 from gdq.consumers.refresh.refresher import Refresher
 from gdq.consumers.refresh.view_refresh import Point
 from gdq.errors import GdqError
@@ -69,17 +68,17 @@ def test_reader_never_sees_two_snapshots(grouped: Shop) -> None:
                 connection.execute(CHANGE.format(number % 6).encode())
 
     with Refresher(grouped.db.dsn) as refresher:
-        refresh_group(refresher, list(VIEWS))
+        refresher.refresh_together(list(VIEWS))
         threads = [threading.Thread(target=read), threading.Thread(target=write)]
         for thread in threads:
             thread.start()
         try:
-            results = [result for _ in range(4) for result in refresh_group(refresher, list(VIEWS))]
+            results = [result for _ in range(4) for result in refresher.refresh_together(list(VIEWS))]
         finally:
             stop.set()
             for thread in threads:
                 thread.join()
-        refresh_group(refresher, list(VIEWS))
+        refresher.refresh_together(list(VIEWS))
     assert set(seen) == {(False, False, False)}
     assert "delta" in {result.action for result in results}
     assert all(grouped.differences(name, query) == (0, 0) for name, query in VIEWS.items())
@@ -96,12 +95,12 @@ def test_killed_anywhere_a_rerun_is_right(grouped: Shop) -> None:
                 raise GdqError("killed")
 
         with Refresher(grouped.db.dsn, at=at) as refresher, pytest.raises(GdqError, match="killed"):
-            refresh_group(refresher, list(VIEWS))
+            refresher.refresh_together(list(VIEWS))
         if number:
             assert grouped.execute(WRONG) == [(False, False, False)]
         assert {view_history(grouped.connection, name, 1)[0].action for name in VIEWS} == {"failed"}
         with Refresher(grouped.db.dsn) as refresher:
-            refresh_group(refresher, list(VIEWS))
+            refresher.refresh_together(list(VIEWS))
         assert all(grouped.differences(name, query) == (0, 0) for name, query in VIEWS.items())
         grouped.execute(CHANGE.format(number))
 
@@ -112,7 +111,7 @@ def test_one_that_needs_a_full_load_takes_the_others_along(grouped: Shop) -> Non
     grouped.execute(CHANGE.format(1))
     grouped.execute("delete from sums where k = 1; truncate kind")
     with Refresher(grouped.db.dsn) as refresher:
-        results = {result.view_name: result for result in refresh_group(refresher, list(VIEWS))}
+        results = {result.view_name: result for result in refresher.refresh_together(list(VIEWS))}
     actions = {name: result.action for name, result in results.items()}
     assert actions == {"rows": "delta", "sums": "full", "tops": "delta", "total": "full"}
     assert all(grouped.differences(name, query) == (0, 0) for name, query in VIEWS.items())
