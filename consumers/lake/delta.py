@@ -194,7 +194,7 @@ class DeltaLake:
         return done.deleted + done.inserted
 
     def rows(self, table: DeltaTable) -> int:
-        """How many rows the table has."""
+        """The number of rows in the table."""
         return sum(file.rows for file in self._files(table))
 
     def _check_features(self, table: DeltaTable) -> None:

@@ -41,7 +41,7 @@ class LakeEngine:
         self._difference = self.computation.difference(s0, changed)
 
     def effort(self) -> Effort:
-        """What the refresh took."""
+        """The work of the refresh."""
         return self.computation.effort()
 
     def commit(self, stored: StoredPosition | None, new: StoredPosition) -> int:

@@ -24,7 +24,7 @@ from gdq.plan.table import WEIGHT
 # A row that goes costs a file of at most this size.
 FILE_BYTES = 32 * 2**20
 _GROUP_ROWS = 131_072
-# So many small files are rewritten as one: each refresh adds one.
+# This many small files are rewritten as one: each refresh adds one.
 _SMALL_BYTES = 8 * 2**20
 _SMALL_FILES = 16
 
@@ -187,7 +187,7 @@ class _Gone(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether no more rows go."""
+        """True if no more rows go."""
 
     def find(self, group: _Group) -> list[int]:
         """The numbers of the rows of a row group that go."""
@@ -244,7 +244,7 @@ class _Group:
         return rows.filter(pc.invert(gone))
 
     def may_hold(self, columns: Mapping[str, pa.Array]) -> bool:
-        """Whether the smallest and largest values in the group leave room for one of these of each column."""
+        """True if one value of each column may lie between the smallest and the largest of the row group."""
         return all(self._overlaps(name, values) for name, values in columns.items())
 
     def _overlaps(self, name: str, values: pa.Array) -> bool:

@@ -219,7 +219,7 @@ def _set_columns(transaction: Transaction, table: Table, schema: pa.Schema) -> N
 
 
 def alike(table: Table, schema: pa.Schema) -> bool:
-    """Whether the table has these columns, in order."""
+    """True if the table has these columns in this order."""
     return bool(_small(schema_to_pyarrow(table.schema(), include_field_ids=False)) == schema)
 
 

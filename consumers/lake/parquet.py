@@ -144,7 +144,7 @@ class ParquetLake:
         return _read_manifest(self.folder / _CURRENT)
 
     def _ours(self) -> bool:
-        """Whether the folder is this view's; False when it is empty or missing."""
+        """True if the folder is this view's; False when it is empty or missing."""
         lock = self.folder / _LOCK
         if lock.exists():
             # empty: killed as it was made

@@ -91,16 +91,16 @@ class ViewRefresh:
 
     @property
     def action(self) -> Action:
-        """What the refresh does."""
+        """The kind of refresh, as its result names it."""
         return "full" if self.s0 is None else "delta" if self.changed else "none"
 
     @property
     def place(self) -> TargetRows | Lake:
-        """What the engine writes to."""
+        """The target as the engine writes to it."""
         return TargetRows(self.output, self.target, self.types) if self.lake is None else self.lake
 
     def task(self, holder: SnapshotHolder, *, grouped: bool, joined: bool) -> Task:
-        """What the engine is given; `grouped` and `joined` as for Task."""
+        """The engine's task; `grouped` and `joined` as for Task."""
         how = (self._choose, self._tell, self.changes.write, grouped, joined)
         return Task(self.view, self.plan, self.columns, holder, *how)
 
@@ -179,7 +179,7 @@ class ViewRefresh:
             raise NeedsFull(chosen.why)
 
     def _target_state(self) -> TargetState:
-        """What the target stands for, and whether others have changed it."""
+        """The position of the target, and whether others have changed its rows."""
         if self.lake is not None:
             state = self.lake.state()
             gone = state.stored is None and self.view.last_refresh is not None

@@ -58,7 +58,7 @@ _WEIGHTS = (Column("n", LONG), Column("o", LONG))
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """What is read of one leaf of the SELECT `number` of the view, for the relation `name` of Spark."""
+    """The statements that read one leaf of the SELECT `number` of the view for Spark's relation `name`."""
 
     number: int
     name: str
@@ -66,7 +66,7 @@ class _Reading:
     statements: Sequence[str]
 
     def padded(self, width: int) -> list[str]:
-        """The statements with the name of the relation and so many columns, whatever it has."""
+        """The statements with the name of the relation and `width` columns, padded with NULL."""
         names = [f"q.{quote(column.label)}" for column in self.columns]
         names += ["null::pg_catalog.text"] * (width - len(names))
         listed = "".join(f"{name} as x{n}, " for n, name in enumerate(names, 1))
@@ -105,7 +105,7 @@ class SparkViews:
             raise NeedsFull(f"a changed row cannot be computed: {str(error).splitlines()[0]}") from error
 
     def effort(self) -> Effort:
-        """What the refresh took."""
+        """The work of the refresh."""
         return self._effort
 
     def logs(self, changed: Mapping[str, str]) -> dict[str, tuple[str, str]]:
@@ -125,7 +125,7 @@ class SparkViews:
         return self.place.change(self._difference(stage, full=s0 is None))
 
     def _difference(self, stage: str, *, full: bool) -> Difference:
-        """What the staged rows change in the view."""
+        """The difference that the staged rows make in the view."""
         match, state, detail = self.plan.match, self.plan.state, self.plan.detail
         make = partial(temporary, self.place.output)
         if state is None and detail is None:
@@ -143,7 +143,7 @@ class SparkViews:
             kept = KeptValues(detail, self.plan.loose)
             sums = kept.sums(f"({self._rows(stage)})")
         beside = KeptState(self.place, match, kept, make)
-        return beside.load(sums) if full else beside.merge(sums)
+        return beside.load(sums) if full else beside.add(sums)
 
     def _one(self, query: str) -> Any:
         row = self.place.output.execute(raw(query)).fetchone()

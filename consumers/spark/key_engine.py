@@ -108,7 +108,7 @@ class SparkKeys:
         return self.inner.rows.change(self._difference(staged))
 
     def effort(self) -> Effort:
-        """What the refresh took."""
+        """The work of the refresh."""
         if self._staged is None:
             return self.inner.effort()
         if self._staged.keys is None:
@@ -165,12 +165,12 @@ class SparkKeys:
         return self._stage(columns, queries if tasks > 1 else [named], None)
 
     def _tasks(self) -> int:
-        """How many tasks a full load is worth: each of them reads the tables, and computes its part of the rows."""
+        """The number of tasks for a full load: each of them reads the tables and computes its part of the rows."""
         size = sum(table_bytes(self._source, table)[1] for table in self._view.tables)
         return int(min(self.run.spark.sparkContext.defaultParallelism, 1 + size // PARTITION_BYTES))
 
     def _is_hashed(self, types: Sequence[str]) -> bool:
-        """Whether values of these types have a hash that is the same for equal ones."""
+        """True if equal values of these types have equal hashes."""
         nulls = ", ".join(f"null::{kind}" for kind in types)
         try:
             with self._source.transaction(force_rollback=True):

@@ -18,7 +18,7 @@ import pyarrow as pa
 from gdq.consumers.lake.delta import KEY, DeltaLake, Found
 from gdq.consumers.lake.files import ArrowDifference
 from gdq.consumers.lake.table import check_state, commit_onto
-from gdq.consumers.spark.lake_merge import CommitConflict, SparkDifference, conflicts, merge, own_session
+from gdq.consumers.spark.lake_merge import CommitConflict, SparkDifference, conflicts, merge_into, own_session
 from gdq.consumers.views.signals import Diverged
 from gdq.consumers.views.target import StoredPosition
 from gdq.errors import RefreshConflict
@@ -98,4 +98,4 @@ class DeltaWriter:
         if pa.schema(found.table.schema().to_arrow()).remove_metadata() != change.schema:
             raise Diverged(f"the columns of {self._lake.name} are others")
         place = self._lake.name.place.replace("`", "``")
-        return merge(self._session, change, f"delta.`{place}`")
+        return merge_into(self._session, change, f"delta.`{place}`")

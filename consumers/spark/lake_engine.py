@@ -77,7 +77,7 @@ class SparkLakeEngine:
             self._change = SparkDifference("signed" if keys is None else "replace", self.columns, rows, keys, by)
 
     def effort(self) -> Effort:
-        """What the refresh took."""
+        """The work of the refresh."""
         return self._effort
 
     def commit(self, stored: StoredPosition | None, new: StoredPosition) -> int:

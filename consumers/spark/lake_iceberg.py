@@ -21,7 +21,7 @@ from pyiceberg.table.update import AssertRefSnapshotId, RemoveSnapshotRefUpdate,
 from gdq.consumers.lake.files import ArrowDifference
 from gdq.consumers.lake.iceberg import BRANCH, CATALOG, KEY, IcebergLake, alike
 from gdq.consumers.lake.table import check_state, commit_onto, pack
-from gdq.consumers.spark.lake_merge import SparkDifference, merge, own_session, quoted
+from gdq.consumers.spark.lake_merge import SparkDifference, merge_into, own_session, quoted
 from gdq.consumers.views.signals import Diverged
 from gdq.consumers.views.target import StoredPosition
 from gdq.errors import GdqError
@@ -109,7 +109,7 @@ class IcebergWriter:
     def _merge(self, change: SparkDifference, table: Table, place: str) -> int:
         if not alike(table, change.schema):
             raise Diverged(f"the columns of {self._lake.name} are others")
-        return merge(self._session, change, place)
+        return merge_into(self._session, change, place)
 
 
 def _catalog(spark: SparkSession, name: LakeName) -> tuple[str, tuple[tuple[str, str], ...]]:

@@ -1,4 +1,4 @@
-"""What Spark writes into a lake table, and the MERGE that writes it, for the tables of both formats."""
+"""A difference as Spark has it, and the MERGE that writes it into a Delta or Iceberg table."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def same_row(change: SparkDifference, target: str, source: str) -> str:
     return " and ".join(parts)
 
 
-def merge(session: SparkSession, change: SparkDifference, table: str) -> int:
+def merge_into(session: SparkSession, change: SparkDifference, table: str) -> int:
     """Apply a change that is signed or replace to `table` by one MERGE; the rows deleted and inserted.
 
     Nothing is done where that is none. Diverged when rows that should go are not there.
@@ -148,7 +148,7 @@ def merge(session: SparkSession, change: SparkDifference, table: str) -> int:
 
 
 def _expected(session: SparkSession) -> tuple[int, int]:
-    """How many rows go and come; Diverged when not all that go are there."""
+    """The numbers of rows that go and come; Diverged when a row that goes is not in the table."""
     (row,) = session.sql(
         "select coalesce(sum(-least(s.w, 0)), 0), coalesce(sum(greatest(s.w, 0)), 0), "
         "coalesce(sum(least(-least(s.w, 0), coalesce(f.copies, 0))), 0) "

@@ -1,4 +1,4 @@
-"""How the values of a view get through Spark into a lake table: as text, which becomes the table's types last."""
+"""Types on the way through Spark into a lake table: values travel as text, which becomes the table's types last."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _YEARS = "^[0-9]{4}-"
 
 
 def as_text(column: LakeColumn, plain: Column) -> Column:
-    """How a column travels: a text that PostgreSQL and Spark both read, the same for equal values."""
+    """The column as it travels: a text that PostgreSQL and Spark both read, equal for equal values."""
     if column.arrow == pa.timestamp("us", "UTC"):
         text = f"({column.read})::text || '+00:00'"
     elif column.arrow == pa.string() and base_name(column.type) != "numeric":

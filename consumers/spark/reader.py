@@ -195,12 +195,12 @@ def change_relations(
 
 
 def partition_bytes(options: Mapping[str, str]) -> int:
-    """What one partition reads at most."""
+    """The most bytes that one partition reads."""
     return int(options.get("partition_bytes", _PARTITION_BYTES))
 
 
 def _relations(options: Mapping[str, str]) -> list[str]:
-    """What each partition reads, for FROM."""
+    """The relations, for FROM, that the partitions read."""
     queue, table = option(options, "queue"), option(options, "table")
     size = partition_bytes(options)
     with connect(conninfo(options), application_name="gdq:spark") as connection:

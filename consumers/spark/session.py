@@ -37,7 +37,7 @@ _SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class SparkRun:
-    """What engines need of Spark: the session, and the connection string of its workers, without a password.
+    """The part of Spark that engines need: the session, and the connection string of its workers without a password.
 
     A refresh that reads at most `driver_bytes` passes its result through this process.
     """

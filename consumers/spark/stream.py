@@ -76,7 +76,7 @@ except ImportError:  # Spark 4.1
 
 LIMITS_BATCHES = ReadMaxRows is not None
 
-# A table that does not change gets an empty batch so often, so that the consumer does not hold logs for ever.
+# A table that does not change gets an empty batch after this long, so that the consumer does not hold logs for ever.
 _IDLE_SECONDS = 300.0
 
 _CURE = "copy the table, register the consumer anew, and start the stream with a new checkpoint"
@@ -158,7 +158,7 @@ class GdqStreamReader(DataSourceStreamReader):
     def _next(
         self, connection: Connection[Any], start: Position | None, max_events: int | None, last_tick: int | None
     ) -> Position:
-        """Where the next batch ends; `start` itself when there is nothing to read. It takes ticks that are due.
+        """The end of the next batch; `start` itself when there is nothing to read. It takes ticks that are due.
 
         The first look takes one in any case: a stream that ends with what there is has all that was committed before.
         """
@@ -263,7 +263,7 @@ class GdqStreamReader(DataSourceStreamReader):
         return f"{sql.Literal(value).as_string(None)}::{kind}"
 
     def _changed(self, connection: Connection[Any], s0: Position, s1: Position) -> bool:
-        """Whether there is anything to read between two positions."""
+        """True if there is something to read between two positions."""
         with connection.transaction():
             connection.execute("set local enable_seqscan = off")
             with mapped():

@@ -24,7 +24,7 @@ def log_rows(connection: Connection[Any], queue: str, table: str, s0: str, s1: s
 
 
 def images_held(connection: Connection[Any], rows: Iterable[str]) -> int:
-    """How many images of table rows there are in log rows, SELECTs of log_rows(): an update has two."""
+    """The number of row images in log rows, SELECTs of log_rows(): an update has two."""
     query = " union all ".join(
         f"select count(*) filter (where d.ev_op in {OLD_OPS}) + count(*) filter (where d.ev_op in {NEW_OPS}) as n "
         f"from ({some}) as d"

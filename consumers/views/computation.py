@@ -26,11 +26,11 @@ from gdq.sql_text import quote, raw
 from gdq.typed.pgtypes import READ_SETTINGS, base_name
 from gdq.view.table_schema import apply_settings, describe
 
-# So many keys of two million rows cost six tenths of the whole (python -m bench.keys); statements repeat them.
+# 100,000 keys of two million rows cost six tenths of a full load (python -m bench.keys), and statements repeat them.
 _KEYS_MAX = 100_000
 _KEYS_BYTES_MAX = 16 * 2**20
 
-# Of a table without statistics PostgreSQL thinks that it has about so many.
+# The number of rows that PostgreSQL expects, roughly, in a table without statistics.
 _UNKNOWN_ROWS = 500
 
 _TOKEN = re.compile(r"\bgdq_(keys|null)_(\d+)\b")
@@ -85,7 +85,7 @@ class Computation:
             self.task.holder.join(self.connection)
 
     def effort(self) -> Effort:
-        """What it took so far; to be asked in the same transaction."""
+        """The work of the refresh so far; to be asked in the same transaction."""
         read = 0 if self._read_before is None else self._rows_read() - self._read_before
         return Effort(self._kind, self._delta_rows, read)
 
@@ -106,7 +106,7 @@ class Computation:
                 self.connection.rollback()
 
     def difference(self, s0: str | None, changed: Mapping[str, str]) -> Difference:
-        """What changes from s0 (None: from nothing) to the held snapshot, for a plan without state.
+        """The difference from s0 (None: from no rows) to the held snapshot, for a plan without state.
 
         `changed`: the tables that changed, and the SELECTs of their log rows. NeedsFull when that takes a full load.
         """
@@ -230,7 +230,7 @@ class Computation:
 
     @contextmanager
     def _tried(self) -> Iterator[None]:
-        """What an error ends leaves nothing behind."""
+        """Undo what the block made when it fails with _OtherTypeError."""
         made = len(self._made)
         try:
             with self.connection.transaction():
@@ -351,7 +351,7 @@ class Computation:
         self._literals |= self._literals_of(step.name, self._keys[step.name])
 
     def _literals_of(self, name: str, keys: KeySet) -> dict[str, str]:
-        """What stands for keys in a statement."""
+        """The texts that take the place of keys in a statement."""
         array = f"{sql.Literal(keys.array).as_string(self.connection)}::{keys.array_type}"
         return {name: array, name.replace("keys", "null"): "true" if keys.null else "false"}
 

@@ -42,7 +42,7 @@ class CopyEngine:
         self.difference = self.computation.difference(s0, changed)
 
     def effort(self) -> Effort:
-        """What the refresh took."""
+        """The work of the refresh."""
         return self.computation.effort()
 
     def apply(self, s0: str | None, changed: Mapping[str, str]) -> int:  # noqa: ARG002 (what changed is computed)
@@ -109,7 +109,8 @@ def copy_rows(
 ) -> int:
     """Copy the rows of a SELECT in one session into a table (with columns, if not all) of another; how many.
 
-    They go as the text that `source` writes, in its encoding. `copied_so_far` is told now and then how many have gone.
+    The rows go as the text that `source` writes, in its encoding. `copied_so_far` is called now and then with the
+    number of rows copied.
     """
     theirs = sink.info.parameter_status("client_encoding")
     own = source.info.parameter_status("client_encoding")

@@ -1,4 +1,4 @@
-"""What one refresh changes in a view, as the session has it that computed it: what any kind of target is given."""
+"""The difference that one refresh makes in the rows of a view: what every engine computes and every target takes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class KeySet:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What one refresh changes in the view's rows.
+    """The changes of a view's rows in one refresh.
 
     kind none:    nothing
          full:    `rows` are all rows of the view

@@ -22,7 +22,7 @@ _SUMS, _BEFORE = "pg_temp.gdq_sums", "pg_temp.gdq_before"
 
 
 class Kept(Protocol):
-    """What a state holds. `keys` and `numbers` are its columns; `groups`: the keys by which the view's rows follow."""
+    """The contents of a state: the columns `keys` and `numbers`; the view's rows follow by the keys `groups`."""
 
     @property
     def keys(self) -> Sequence[str]: ...
@@ -160,7 +160,7 @@ class KeptState:
         run(self.rows.output, f"analyze {table}")
         return Difference("full", self.kept.shown(table, ""), match=tuple(self.match))
 
-    def merge(self, sums: str, after: Sequence[str] = (), refused: str = "") -> Difference:
+    def add(self, sums: str, after: Sequence[str] = (), refused: str = "") -> Difference:
         """Add a SELECT of the state's columns to it; the difference between the old and new rows of what it touches.
 
         `after`: statements that follow in the state what is no sum. NeedsFull when the condition `refused` holds for

@@ -33,7 +33,7 @@ class PostgresEngine:
             raise NeedsFull(plan.full)
 
     def effort(self) -> Effort:
-        """What the refresh took."""
+        """The work of the refresh."""
         return self.computation.effort()
 
     def apply(self, s0: str | None, changed: Mapping[str, str]) -> int:
@@ -65,7 +65,7 @@ class PostgresEngine:
         state = self.computation.plan.state
         outcome = self.computation.outcome(changed, once=state is None or not state.extremes)
         if state is not None and isinstance(outcome, Signed):
-            return self._merge_state(state, outcome.rows)
+            return self._add_to_state(state, outcome.rows)
         return self.computation.difference_of(outcome)
 
     def _load(self) -> int:
@@ -77,10 +77,10 @@ class PostgresEngine:
         self.computation.task.tell("computing", 0)
         return self._write(self._kept(state).load(KeptSums(state, state.loose).whole()))
 
-    def _merge_state(self, state: StatePlan, rows: str) -> Difference:
+    def _add_to_state(self, state: StatePlan, rows: str) -> Difference:
         """Add signed rows of groups and arguments to the state; the difference between the groups' old and new rows."""
         sums, after = KeptSums(state, state.loose).sums(rows), state.follow_extremes(self.rows.target.state, rows)
-        return self._kept(state).merge(sums, after, state.unnumbered)
+        return self._kept(state).add(sums, after, state.unnumbered)
 
     def _kept(self, state: StatePlan) -> KeptState:
         made = self.computation

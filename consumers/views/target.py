@@ -34,7 +34,7 @@ create table if not exists gdq_target.position (
 
 @dataclass(frozen=True, slots=True)
 class StoredPosition:
-    """What a target's rows stand for: the view's `source`, the fingerprint of its `plan`, and the position in text."""
+    """The position of a target's rows: the view's `source`, the fingerprint of its `plan`, and the position in text."""
 
     source: str
     target: str
@@ -44,7 +44,7 @@ class StoredPosition:
 
 @dataclass(frozen=True, slots=True)
 class TargetState:
-    """What a target says of itself: its position, None before the first load, and who else has changed its rows.
+    """The state that a target declares: its position, None before the first load, and who else has changed its rows.
 
     A position without a text is one that is lost. `gone`: the target is not there although it was filled.
     """
@@ -71,7 +71,7 @@ def target_types(columns: Sequence[tuple[str, int, str]], *, same_database: bool
 
 
 def text_elsewhere(oid: int, kind: str) -> bool:
-    """Whether a target in another database has values of a type as text.
+    """True for a type whose values a target in another database keeps as text.
 
     User types, and regclass and its like, which stand for objects of this database.
     """
@@ -185,7 +185,7 @@ class Target:
         )
 
     def exists(self, connection: Connection[Any]) -> bool:
-        """Whether the target table is there. GdqError when a table of that name is not this view's target."""
+        """True if the target table is there. GdqError when a table of that name is not this view's target."""
         query = """select pg_catalog.obj_description(c.oid, 'pg_class')
                      from pg_catalog.pg_class c where c.oid = pg_catalog.to_regclass(%s)"""
         row = connection.execute(query, [self.table]).fetchone()
