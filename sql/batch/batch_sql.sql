@@ -2,7 +2,8 @@
 -- ev_time, ev_op (I, U, D; o and n: the two halves of a split update), then the logged columns: those of the newest
 -- version, or of the one given, and then only its rows (see batch_versions). Not sorted. Run it with enable_seqscan
 -- and max_parallel_workers_per_gather off. Writes: nothing. Errors: GDQ01, 42704, 55000 (see table_changes_sql).
-create or replace function gdq.batch_sql(batch_id bigint, token uuid, tbl regclass, version bigint default null) returns text
+create or replace function gdq.batch_sql(batch_id bigint, token uuid, tbl regclass, version bigint default null)
+  returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -22,4 +23,5 @@ begin
   return changes;
 end
 $$;
-comment on function gdq.batch_sql(bigint, uuid, regclass, bigint) is 'Typed SELECT of one table''s rows in an open batch.';
+comment on function gdq.batch_sql(bigint, uuid, regclass, bigint) is
+  'Typed SELECT of one table''s rows in an open batch.';

@@ -1,4 +1,5 @@
--- batch_tables(batch_id, token): the captured tables whose logs may hold rows of the batch. Writes: nothing. Errors: GDQ01.
+-- batch_tables(batch_id, token): the captured tables whose logs may hold rows of the batch.
+-- Writes: nothing. Errors: GDQ01.
 create or replace function gdq.batch_tables(batch_id bigint, token uuid) returns table (tbl regclass, table_name text)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$

@@ -2,7 +2,8 @@
 -- between them changed its columns, and each is read by batch_sql() with its own.
 -- Result: version, columns (those of table_columns(), as a jsonb array).
 -- Writes: nothing. Errors: GDQ01, 42704.
-create or replace function gdq.batch_versions(batch_id bigint, token uuid, tbl regclass) returns table (version bigint, columns jsonb)
+create or replace function gdq.batch_versions(batch_id bigint, token uuid, tbl regclass)
+  returns table (version bigint, columns jsonb)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
@@ -16,11 +17,14 @@ begin
     raise exception 'table % is not among those of batch %', tbl, batch_id using errcode = 'undefined_object';
   end if;
   return query
-    select v.version_id, v.columns from gdq.table_version v
+    select v.version_id, v.columns
+      from gdq.table_version v
      where v.table_id = id
-       and exists (select from gdq.version_segments(v.version_id) s where gdq.changes_sql(s, 'ev_id', from_snapshot, b.snapshot_to) is not null)
+       and exists (select from gdq.version_segments(v.version_id) s
+                    where gdq.changes_sql(s, 'ev_id', from_snapshot, b.snapshot_to) is not null)
      order by v.version_id;
   perform gdq.require_held(b, token);
 end
 $$;
-comment on function gdq.batch_versions(bigint, uuid, regclass) is 'The versions of a table that a batch holds rows of, oldest first.';
+comment on function gdq.batch_versions(bigint, uuid, regclass) is
+  'The versions of a table that a batch holds rows of, oldest first.';

@@ -1,7 +1,7 @@
--- check_position(queue, position): whether the server still knows a position that was kept outside it. A server that lost
--- its tail, by the promotion of a standby that lagged or a restore to an earlier time, may give the number of a lost
--- tick again, but not its nonce. Ticks since the slowest consumer are always there, so among them a missing one is lost;
--- of older ones nobody can tell. So a consumer checks its position before it reads on.
+-- check_position(queue, position): whether the server still knows a position that was kept outside it. A server that
+-- lost its tail, by the promotion of a standby that lagged or a restore to an earlier time, may give the number of a
+-- lost tick again, but not its nonce. Ticks since the slowest consumer are always there, so among them a missing one is
+-- lost; of older ones nobody can tell. So a consumer checks its position before it reads on.
 -- Result: true. Writes: nothing. Errors: 22023 for text that is no position; GDQ08 when the server lost it, and what
 -- its holder has read may never have happened here; GDQ07 when it is of an era that has ended; GDQ02 when it is older
 -- than what is kept; 42704.
@@ -17,17 +17,18 @@ declare
   kept bigint;
 begin
   if part is null then
-    raise exception 'not a position: %', "position" using errcode = 'invalid_parameter_value', hint = 'gdq.position() and Batch.position give one.';
+    raise exception 'not a position: %', "position"
+      using errcode = 'invalid_parameter_value', hint = 'gdq.position() and Batch.position give one.';
   elsif part[1] <> era.era::text then
     select min(later.started_at) into ended
       from gdq.era e join gdq.era later on later.queue_id = e.queue_id and later.era_no > e.era_no
      where e.queue_id = queue_of and e.era::text = part[1];
     if ended is null then
-      raise exception 'the position is of no era of queue "%": it comes from another queue or server', queue using errcode = 'GDQ08',
-        hint = 'Find the server that it comes from, or load in full.';
+      raise exception 'the position is of no era of queue "%": it comes from another queue or server', queue
+        using errcode = 'GDQ08', hint = 'Find the server that it comes from, or load in full.';
     end if;
-    raise exception 'the position is of an era of queue "%" that ended at %', queue, ended using errcode = 'GDQ07',
-      hint = 'The source was restored from a dump. Load in full, and go on from there.';
+    raise exception 'the position is of an era of queue "%" that ended at %', queue, ended
+      using errcode = 'GDQ07', hint = 'The source was restored from a dump. Load in full, and go on from there.';
   end if;
   select t.nonce::text into nonce from gdq.tick t where t.tick_id = part[2]::bigint and t.queue_id = queue_of;
   if nonce = part[3] then
@@ -36,12 +37,15 @@ begin
   select coalesce(min(p.tick_id), (gdq.last_tick(queue_of)).tick_id) into kept
     from gdq.subscription s, gdq.position_of(s.subscription_id) p where s.queue_id = queue_of;
   if nonce is null and part[2]::bigint < kept then
-    raise exception 'the position at tick % is older than what queue "%" keeps', part[2], queue using errcode = 'GDQ02',
-      hint = 'Load in full, and go on from there.';
+    raise exception 'the position at tick % is older than what queue "%" keeps', part[2], queue
+      using errcode = 'GDQ02', hint = 'Load in full, and go on from there.';
   end if;
-  raise exception 'diverged: queue "%" does not know the position at tick %', queue, part[2] using errcode = 'GDQ08',
-    detail = 'The server lost its tail, as a standby that lags does when it is promoted. What was read up to there may never have happened here.',
-    hint = 'Save what you need of it, then load in full.';
+  raise exception 'diverged: queue "%" does not know the position at tick %', queue, part[2]
+    using errcode = 'GDQ08',
+          detail = 'The server lost its tail, as a standby that lags does when it is promoted. '
+                   'What was read up to there may never have happened here.',
+          hint = 'Save what you need of it, then load in full.';
 end
 $$;
-comment on function gdq.check_position(text, text) is 'True when the server knows a position that was kept outside; error GDQ08 when it lost it.';
+comment on function gdq.check_position(text, text) is
+  'True when the server knows a position that was kept outside; error GDQ08 when it lost it.';

@@ -1,8 +1,10 @@
 -- finish_batch(batch_id, token): moves the consumer past the batch. In the transaction that applied the batch to the
--- same database this makes it exactly once. What the batch put aside counts from then on, what it brought again is done.
--- With members the position moves once all older batches are finished too. Other workers of the consumer wait from here
--- to the end of the transaction. Result: true; false when this token had finished it already.
--- Writes: position, batch_end, dead_letter. Errors: GDQ01 for a stale token, GDQ04; 42501 for a batch of another role's consumer.
+-- same database this makes it exactly once. From then on the events that were put aside wait
+-- to come again, and the retries that the batch brought are settled (their states: retry/retry_event.sql). With members
+-- the position moves once all older batches are finished too. Other workers of the consumer wait from here to the end
+-- of the transaction. Result: true; false when this token had finished it already.
+-- Writes: position, batch_end, dead_letter. Errors: GDQ01 for a stale token, GDQ04; 42501 for a batch of another role's
+-- consumer.
 create or replace function gdq.finish_batch(batch_id bigint, token uuid) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -20,7 +22,8 @@ begin
     return false;
   end if;
   if b.snapshot_to is null then
-    raise exception 'batch % belongs to a refresh', batch_id using errcode = 'object_not_in_prerequisite_state', hint = 'A refresh ends with gdq.set_position().';
+    raise exception 'batch % belongs to a refresh', batch_id
+      using errcode = 'object_not_in_prerequisite_state', hint = 'A refresh ends with gdq.set_position().';
   end if;
   pos := gdq.position_of(b.subscription_id);
   if gdq.end_retries(b, token) or b.batch_no > pos.batch_no + 1 then
@@ -41,7 +44,8 @@ begin
   return true;
 end
 $$;
-comment on function gdq.finish_batch(bigint, uuid) is 'Moves the consumer past the batch; false when this token had finished it already.';
+comment on function gdq.finish_batch(bigint, uuid) is
+  'Moves the consumer past the batch; false when this token had finished it already.';
 
 -- end_retries(b, token): what finish_batch() does about retries: dead letters of the batch come into being. Result:
 -- whether the batch brought or put aside any, and so has to be noted in batch_end. Writes: dead_letter.
@@ -52,11 +56,16 @@ declare
   put boolean := exists (select from gdq.retry_event r where r.batch_id = b.batch_id and r.token = end_retries.token);
 begin
   if put then
-    insert into gdq.dead_letter (subscription_id, ev_id, ev_txid, ev_time, op, tbl, key, old, new, origin, retries, reason)
-      select r.subscription_id, r.ev_id, r.ev_txid, r.ev_time, r.op, r.tbl, r.key, r.old, r.new, r.origin, r.retries, r.reason
-        from gdq.retry_event r where r.batch_id = b.batch_id and r.token = end_retries.token and r.dead order by r.retry_id;
+    insert into gdq.dead_letter (subscription_id, ev_id, ev_txid, ev_time, op, tbl, key, old, new, origin,
+                                 retries, reason)
+      select r.subscription_id, r.ev_id, r.ev_txid, r.ev_time, r.op, r.tbl, r.key, r.old, r.new, r.origin,
+             r.retries, r.reason
+        from gdq.retry_event r
+       where r.batch_id = b.batch_id and r.token = end_retries.token and r.dead
+       order by r.retry_id;
   end if;
   return put or exists (select from gdq.retry_delivery d where d.batch_id = b.batch_id);
 end
 $$;
-comment on function gdq.end_retries(gdq.batch, uuid) is 'Makes the dead letters of a batch; whether it had to do with retries.';
+comment on function gdq.end_retries(gdq.batch, uuid) is
+  'Makes the dead letters of a batch; whether it had to do with retries.';

@@ -1,14 +1,16 @@
 -- get_batch(batch_id, token): the events of an open batch in ev_id order. For one row that is version order.
--- op: insert, update, delete, truncate, ddl, resync or message; key, old and new as the mode logs them; old and new are NULL
--- where there is no such image. new of a message: {"type": ..., "data": ...}, with extra1 to extra4 where given. origin is
--- NULL unless the table is captured with its origin. Whole transactions only; reading again gives the same rows.
+-- op: insert, update, delete, truncate, ddl, resync or message; key, old and new as the mode logs them; old and new are
+-- NULL where there is no such image. new of a message: {"type": ..., "data": ...}, with extra1 to extra4 where given.
+-- origin is NULL unless the table is captured with its origin. Whole transactions only; reading again gives the
+-- same rows.
 -- Writes: nothing. Errors: GDQ01 for a stale token or a finished batch, also while reading.
 create or replace function gdq.get_batch(batch_id bigint, token uuid)
-  returns table (ev_id bigint, ev_txid bigint, ev_time timestamptz, op text, tbl text, key jsonb, old jsonb, new jsonb, origin text)
+  returns table (ev_id bigint, ev_txid bigint, ev_time timestamptz, op text, tbl text,
+                 key jsonb, old jsonb, new jsonb, origin text)
 language plpgsql volatile rows 1000 security definer
   set search_path = pg_catalog, pg_temp set enable_seqscan = off set max_parallel_workers_per_gather = 0
-  set datestyle = 'ISO, YMD' set intervalstyle = postgres set timezone = 'UTC' set extra_float_digits = 1 set bytea_output = hex
-  set lc_monetary = 'C' set quote_all_identifiers = off set xmlbinary = base64
+  set datestyle = 'ISO, YMD' set intervalstyle = postgres set timezone = 'UTC' set extra_float_digits = 1
+  set bytea_output = hex set lc_monetary = 'C' set quote_all_identifiers = off set xmlbinary = base64
 as $$
 declare
   b gdq.batch := gdq.open_batch(batch_id, token);

@@ -1,14 +1,15 @@
--- get_events(batch_id, token): all that an open batch holds, for a consumer that handles one event after the other: what
--- get_retries() brings again, then what get_batch() gives, each in its order. What guards the batch is looked at once.
+-- get_events(batch_id, token): all events of an open batch, for a consumer that handles one event after the other:
+-- first those of get_retries(), then those of get_batch(), each in its order.
 -- Result: as get_batch(), and how often the event was put aside; no rows for a batch NULL, so that a client can ask for
 -- the next batch and for its events in one round trip. Writes: nothing. Errors: GDQ01 for a stale token or a finished
 -- batch, also while reading; GDQ04.
 create or replace function gdq.get_events(batch_id bigint, token uuid)
-  returns table (ev_id bigint, ev_txid bigint, ev_time timestamptz, op text, tbl text, key jsonb, old jsonb, new jsonb, origin text, retries integer)
+  returns table (ev_id bigint, ev_txid bigint, ev_time timestamptz, op text, tbl text,
+                 key jsonb, old jsonb, new jsonb, origin text, retries integer)
 language plpgsql volatile strict rows 1000 security definer
   set search_path = pg_catalog, pg_temp set enable_seqscan = off set max_parallel_workers_per_gather = 0
-  set datestyle = 'ISO, YMD' set intervalstyle = postgres set timezone = 'UTC' set extra_float_digits = 1 set bytea_output = hex
-  set lc_monetary = 'C' set quote_all_identifiers = off set xmlbinary = base64
+  set datestyle = 'ISO, YMD' set intervalstyle = postgres set timezone = 'UTC' set extra_float_digits = 1
+  set bytea_output = hex set lc_monetary = 'C' set quote_all_identifiers = off set xmlbinary = base64
 as $$
 #variable_conflict use_column
 declare

@@ -1,17 +1,18 @@
--- next_batch(queue, consumer, max_events, member, dead_after): opens the next batch of a consumer, or hands out the open
--- one again. A batch ends at a tick; up to 1,000 ticks are joined while they hold at most max_events events by number.
--- Events that are due again come with it (gdq.get_retries). Who calls it holds the batch from then on: an older token
--- is stale.
---   member: who asks, for a consumer that has members; each has at most one batch, and they are worked on in parallel, so
---   commit before you begin. dead_after: a batch whose member has held it for so long is handed to the one who asks.
--- Result: one row (batch_id, token, tick_from, tick_to, snapshot_from, snapshot_to); none when there is nothing new, when
--- the queue or the consumer is paused, or when unlogged logs were found empty: commit that, and ask again. The two
+-- next_batch(queue, consumer, max_events, member, dead_after): opens the next batch of a consumer, or hands out the
+-- open one again. A batch ends at a tick; up to 1,000 ticks are joined while they hold at most max_events events by
+-- number. Events that are due again come with it (gdq.get_retries). Who calls it holds the batch from then on: an older
+-- token is stale.
+--   member: who asks, for a consumer that has members; each has at most one batch, and they are worked on in parallel,
+--   so commit before you begin. dead_after: a batch whose member has held it for so long is handed to the one who asks.
+-- Result: one row (batch_id, token, tick_from, tick_to, snapshot_from, snapshot_to); none when there is nothing new,
+-- when the queue or the consumer is paused, or when unlogged logs were found empty: commit that, and ask again. The two
 -- ticks are one when the batch holds nothing but retries.
 -- Writes: batch, batch_token, retry_delivery; what note_losses() writes. Errors: 42704, GDQ04; 55000 for the consumer of
 -- a view, or with members when none is named; GDQ03 when tables must be copied anew first, see resynced().
 create or replace function gdq.next_batch(queue text, consumer text, max_events integer default 50000,
   member text default null, dead_after interval default '5 minutes')
-  returns table (batch_id bigint, token uuid, tick_from bigint, tick_to bigint, snapshot_from pg_snapshot, snapshot_to pg_snapshot)
+  returns table (batch_id bigint, token uuid, tick_from bigint, tick_to bigint,
+                 snapshot_from pg_snapshot, snapshot_to pg_snapshot)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
@@ -33,15 +34,17 @@ begin
       return;
     end if;
   end if;
-  insert into gdq.batch_token (batch_id, member) values (b.batch_id, next_batch.member) returning batch_token.token into token;
+  insert into gdq.batch_token (batch_id, member) values (b.batch_id, next_batch.member)
+    returning batch_token.token into token;
   return query select b.batch_id, token, b.tick_from, b.tick_to, b.snapshot_from, b.snapshot_to;
 end
 $$;
-comment on function gdq.next_batch(text, text, integer, text, interval) is 'Opens the next batch of a consumer or of one of its members, or hands out the open one under a new token.';
+comment on function gdq.next_batch(text, text, integer, text, interval) is
+  'Opens the next batch of a consumer or of one of its members, or hands out the open one under a new token.';
 
 -- create_batch(subscription_id, max_events): a new batch after the one opened last: up to a tick, with the retries that
--- are due, at most max_events of them; or with those alone. NULL when there is neither. The caller holds the subscription.
--- Writes: batch, retry_delivery.
+-- are due, at most max_events of them; or with those alone. NULL when there is neither. The caller holds the
+-- subscription. Writes: batch, retry_delivery.
 create or replace function gdq.create_batch(subscription_id integer, max_events integer) returns gdq.batch
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -54,8 +57,10 @@ declare
   ticks_max constant integer := 1000;
 begin
   -- other members may have batches open
-  select * into b from gdq.batch bb
-   where bb.subscription_id = create_batch.subscription_id and bb.batch_no > pos.batch_no order by bb.batch_no desc limit 1;
+  select * into b
+    from gdq.batch bb
+   where bb.subscription_id = create_batch.subscription_id and bb.batch_no > pos.batch_no
+   order by bb.batch_no desc limit 1;
   if b.batch_id is not null then
     pos.batch_no := b.batch_no;
     pos.tick_id := b.tick_to;
@@ -64,8 +69,10 @@ begin
   end if;
   -- A tick that was taken before the position but committed after it would lead backwards: it is passed over.
   select (t).* into till
-    from (select t from gdq.tick t
-           where t.queue_id = (select s.queue_id from gdq.subscription s where s.subscription_id = create_batch.subscription_id)
+    from (select t
+            from gdq.tick t
+           where t.queue_id = (select s.queue_id from gdq.subscription s
+                                where s.subscription_id = create_batch.subscription_id)
              and not t.refresh and t.tick_id > pos.tick_id and gdq.snapshot_le(pos.snapshot, t.snapshot)
            order by t.tick_id limit ticks_max) later(t)
    order by (t).event_seq - pos.event_seq > max_events,
@@ -85,7 +92,8 @@ begin
   return b;
 end
 $$;
-comment on function gdq.create_batch(integer, integer) is 'A new batch of a subscription, or NULL when there is nothing for it.';
+comment on function gdq.create_batch(integer, integer) is
+  'A new batch of a subscription, or NULL when there is nothing for it.';
 
 -- held_batch(subscription_id, member, dead_after): the open batch that a worker must take up before a new one: its own,
 -- else the oldest that nobody has, or whose member was not heard of for dead_after. Writes: nothing.
@@ -110,4 +118,5 @@ begin
   return held;
 end
 $$;
-comment on function gdq.held_batch(integer, text, interval) is 'The open batch that a worker must take up before a new one.';
+comment on function gdq.held_batch(integer, text, interval) is
+  'The open batch that a worker must take up before a new one.';

@@ -1,5 +1,5 @@
--- position(queue, consumer): where a consumer stands, as text for check_position(). Writes: nothing. Errors: 42704, 42501,
--- GDQ07.
+-- position(queue, consumer): where a consumer stands, as text for check_position().
+-- Writes: nothing. Errors: 42704, 42501, GDQ07.
 create or replace function gdq.position(queue text, consumer text) returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -16,6 +16,9 @@ comment on function gdq.position(text, text) is 'Where a consumer stands, as tex
 create or replace function gdq.position_text(queue_id integer, tick_id bigint, snapshot pg_snapshot) returns text
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
-  select format('queue/%s/%s/%s/%s', (gdq.era_of(queue_id)).era, t.tick_id, t.nonce, snapshot) from gdq.tick t where t.tick_id = position_text.tick_id
+  select format('queue/%s/%s/%s/%s', (gdq.era_of(queue_id)).era, t.tick_id, t.nonce, snapshot)
+    from gdq.tick t
+   where t.tick_id = position_text.tick_id
 $$;
-comment on function gdq.position_text(integer, bigint, pg_snapshot) is 'A position as text, to be kept outside the server.';
+comment on function gdq.position_text(integer, bigint, pg_snapshot) is
+  'A position as text, to be kept outside the server.';

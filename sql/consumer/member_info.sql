@@ -1,11 +1,14 @@
--- member_info(queue, consumer): one row a member (NULL: of all queues and consumers), with the open batch that it holds and
--- since when, and when it was last handed one. Writes: nothing. Errors: 42704.
+-- member_info(queue, consumer): one row a member (NULL: of all queues and consumers), with the open batch that it holds
+-- and since when, and when it was last handed one. Writes: nothing. Errors: 42704.
 create or replace function gdq.member_info(queue text default null, consumer text default null)
   returns table (queue_name text, consumer_name text, member_name text, batch_id bigint, held_for interval)
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
   select q.queue_name, c.consumer_name, m.member_name, held.batch_id, clock_timestamp() - held.granted_at
-    from gdq.member m join gdq.subscription s using (subscription_id) join gdq.queue q using (queue_id) join gdq.consumer c using (consumer_id)
+    from gdq.member m
+    join gdq.subscription s using (subscription_id)
+    join gdq.queue q using (queue_id)
+    join gdq.consumer c using (consumer_id)
     left join lateral (select b.batch_id, holder.granted_at
                          from gdq.position_of(s.subscription_id) pos
                          join gdq.batch b on b.subscription_id = s.subscription_id and b.batch_no > pos.batch_no

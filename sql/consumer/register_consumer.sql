@@ -5,7 +5,8 @@
 -- Result: true; false when it was registered already (and is left as it is).
 -- Writes: consumer, subscription, subscription_table, position, tick. Errors: 42704; GDQ02 when the tick's changes may
 -- be gone already; GDQ04; 42501.
-create or replace function gdq.register_consumer(queue text, consumer text, at_tick bigint default null, tables regclass[] default null,
+create or replace function gdq.register_consumer(queue text, consumer text, at_tick bigint default null,
+  tables regclass[] default null,
   skip_origin text[] default null)
   returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -29,7 +30,8 @@ begin
   start_tick := gdq.start_tick(queue, coalesce(at_tick, gdq.make_tick(queue_of)));
   insert into gdq.consumer (consumer_name) values (consumer) on conflict do nothing;
   insert into gdq.subscription (queue_id, consumer_id, all_tables, owner_role, skip_origin)
-    select queue_of, c.consumer_id, tables is null, gdq.invoker(), nullif(skip_origin, '{}') from gdq.consumer c where c.consumer_name = consumer
+    select queue_of, c.consumer_id, tables is null, gdq.invoker(), nullif(skip_origin, '{}')
+      from gdq.consumer c where c.consumer_name = consumer
     returning subscription_id into id;
   foreach tbl in array coalesce(tables, '{}') loop
     insert into gdq.subscription_table values (id, gdq.find_table(queue, tbl)) on conflict do nothing;
@@ -40,4 +42,5 @@ begin
   return true;
 end
 $$;
-comment on function gdq.register_consumer(text, text, bigint, regclass[], text[]) is 'Registers a consumer on a queue from a tick or from now on; false when it was registered.';
+comment on function gdq.register_consumer(text, text, bigint, regclass[], text[]) is
+  'Registers a consumer on a queue from a tick or from now on; false when it was registered.';

@@ -1,7 +1,8 @@
 -- register_member(queue, consumer, member): makes a consumer cooperative, or adds a member to it. Members share the
 -- consumer's stream: each is handed batches of its own and works on them beside the others, so order is kept within a
 -- batch and not across batches. Rows are held from the oldest unfinished batch on.
--- Result: true; false when it was registered already. Writes: member. Errors: 42704, 22023; 55006 for the consumer of a view.
+-- Result: true; false when it was registered already. Writes: member. Errors: 42704, 22023; 55006 for the consumer of a
+-- view.
 create or replace function gdq.register_member(queue text, consumer text, member text) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -12,7 +13,8 @@ begin
   if member is null or octet_length(member) not between 1 and 63 then
     raise exception 'a member name has 1 to 63 bytes' using errcode = 'invalid_parameter_value';
   end if;
-  select v.view_name into used_by from gdq.view v where v.queue_id = gdq.find_queue(queue) and v.consumer_name = consumer;
+  select v.view_name into used_by
+    from gdq.view v where v.queue_id = gdq.find_queue(queue) and v.consumer_name = consumer;
   if used_by is not null then
     raise exception 'consumer "%" refreshes the view "%"', consumer, used_by
       using errcode = 'object_in_use', hint = 'Register another consumer.';

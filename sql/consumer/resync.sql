@@ -19,12 +19,15 @@ as $$
 begin
   perform gdq.fence(subscription_id);
   insert into gdq.position (subscription_id, batch_no, tick_id, snapshot, event_seq)
-    select p.subscription_id, 1 + greatest(p.batch_no, (select max(b.batch_no) from gdq.batch b where b.subscription_id = p.subscription_id)),
+    select p.subscription_id,
+           1 + greatest(p.batch_no, (select max(b.batch_no) from gdq.batch b
+                                      where b.subscription_id = p.subscription_id)),
            target.tick_id, target.snapshot, target.event_seq
       from gdq.position_of(move_position.subscription_id) p;
 end
 $$;
-comment on function gdq.move_position(integer, gdq.tick) is 'Puts a subscription at a tick and leaves its open batches behind.';
+comment on function gdq.move_position(integer, gdq.tick) is
+  'Puts a subscription at a tick and leaves its open batches behind.';
 
 -- rebase_resync(queue_id, keep): the states of a restored queue, whose snapshots mean nothing here. A table that a
 -- consumer had copied further than it has read must be copied anew; without keep an event says so of every table.
@@ -38,20 +41,26 @@ begin
   perform gdq.trim_resync();
   for s in select ss.subscription_id from gdq.subscription ss where ss.queue_id = rebase_resync.queue_id loop
     if keep and exists (select from gdq.subscription_resync r, gdq.position_of(s) p
-                         where r.subscription_id = s and r.kind = 'removed' and not pg_visible_in_snapshot(r.txid::text::xid8, p.snapshot)) then
-      raise exception 'the positions of the queue cannot be kept: a table was removed, and not all consumers had come to that'
-        using errcode = 'object_not_in_prerequisite_state', hint = 'Rebase without keep: every consumer then reads its tables afresh.';
+                         where r.subscription_id = s
+                           and r.kind = 'removed'
+                           and not pg_visible_in_snapshot(r.txid::text::xid8, p.snapshot)) then
+      raise exception 'the positions of the queue cannot be kept: '
+                      'a table was removed, and not all consumers had come to that'
+        using errcode = 'object_not_in_prerequisite_state',
+              hint = 'Rebase without keep: every consumer then reads its tables afresh.';
     end if;
     insert into gdq.subscription_resync (subscription_id, relid, kind, snapshot, reason)
       select s, c.relid, 'cut', '1:1:', 'copied, and restored from a dump before what follows was read'
-        from gdq.copied_tables(s) c, gdq.position_of(s) p where keep and c.relid is not null and not gdq.snapshot_le(c.snapshot, p.snapshot);
+        from gdq.copied_tables(s) c, gdq.position_of(s) p
+       where keep and c.relid is not null and not gdq.snapshot_le(c.snapshot, p.snapshot);
     delete from gdq.subscription_resync r where r.subscription_id = s and r.kind <> 'cut';
     -- no seek leads back to before it
     update gdq.subscription_resync r set snapshot = '1:1:' where r.subscription_id = s;
   end loop;
 end
 $$;
-comment on function gdq.rebase_resync(integer, boolean) is 'Makes the states of a restored queue mean something in this cluster.';
+comment on function gdq.rebase_resync(integer, boolean) is
+  'Makes the states of a restored queue mean something in this cluster.';
 
 -- trim_resync(): deletes states that a newer one of the same table has replaced, and those of removed tables that no
 -- position and no seek can come back to. Writes: subscription_resync.
@@ -59,12 +68,16 @@ create or replace function gdq.trim_resync() returns void
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
   delete from gdq.subscription_resync r
-   where r.kind <> 'removed' and exists (select from gdq.subscription_resync newer
-                                          where newer.subscription_id = r.subscription_id and newer.relid is not distinct from r.relid
-                                            and newer.kind <> 'removed' and newer.state_id > r.state_id);
+   where r.kind <> 'removed'
+     and exists (select from gdq.subscription_resync newer
+                  where newer.subscription_id = r.subscription_id
+                    and newer.relid is not distinct from r.relid
+                    and newer.kind <> 'removed'
+                    and newer.state_id > r.state_id);
   delete from gdq.subscription_resync r
    using gdq.subscription s join gdq.horizon h using (queue_id) join gdq.latest_positions() p using (subscription_id)
    where r.kind = 'removed' and s.subscription_id = r.subscription_id
-     and pg_visible_in_snapshot(r.txid::text::xid8, h.snapshot) and pg_visible_in_snapshot(r.txid::text::xid8, p.snapshot)
+     and pg_visible_in_snapshot(r.txid::text::xid8, h.snapshot)
+     and pg_visible_in_snapshot(r.txid::text::xid8, p.snapshot)
 $$;
 comment on function gdq.trim_resync() is 'Deletes states of tables that are no longer needed.';

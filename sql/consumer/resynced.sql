@@ -1,6 +1,7 @@
 -- resynced(queue, consumer, tbl, snapshot): the consumer has copied a table anew, as of a snapshot: it goes on past
--- whatever asked for that (a resync event, max_bytes). Changes that are visible in the snapshot are not delivered again,
--- nor are those that wait to be retried; other tables are untouched. To be called in the transaction that stored the copy.
+-- whatever asked for that (a resync event, max_bytes). Changes that are visible in the snapshot are not delivered
+-- again, nor are those that wait to be retried; other tables are untouched. To be called in the transaction that stored
+-- the copy.
 --   tbl: a table that the consumer takes, or one removed from the queue; NULL: messages, which nobody can copy: the
 --   consumer only says that it knows. snapshot: pg_current_snapshot() of the transaction that read the table, on the
 --   primary, not before the consumer's position.
@@ -20,18 +21,21 @@ begin
   id := gdq.lock_subscription(queue, consumer);
   pos := gdq.position_of(id);
   if snapshot is null or not gdq.snapshot_le(snapshot, pg_current_snapshot()) then
-    raise exception 'snapshot % is not one of this server''s past', coalesce(snapshot::text, 'NULL') using errcode = 'invalid_parameter_value',
+    raise exception 'snapshot % is not one of this server''s past', coalesce(snapshot::text, 'NULL')
+      using errcode = 'invalid_parameter_value',
       hint = 'It is pg_current_snapshot() of the transaction that read the table.';
   elsif tbl is not null and not exists (select from gdq.subscribed_tables(id) t where t.relid = tbl)
         and not exists (select from gdq.subscription_resync r where r.subscription_id = id and r.relid = tbl) then
-    raise exception 'consumer "%" of queue "%" does not take table %', consumer, queue, coalesce(gdq.table_name(tbl), tbl::text)
+    raise exception 'consumer "%" of queue "%" does not take table %',
+      consumer, queue, coalesce(gdq.table_name(tbl), tbl::text)
       using errcode = 'undefined_object', hint = 'gdq.set_tables() changes what it takes.';
   end if;
   -- a member may have finished a later batch
   select b.snapshot_to into later from gdq.batch b join gdq.batch_end e using (batch_id)
    where b.subscription_id = id and b.batch_no > pos.batch_no order by b.batch_no desc limit 1;
   if not gdq.snapshot_le(coalesce(later, pos.snapshot), snapshot) then
-    raise exception 'consumer "%" of queue "%" has read up to %, past snapshot %', consumer, queue, coalesce(later, pos.snapshot), snapshot
+    raise exception 'consumer "%" of queue "%" has read up to %, past snapshot %',
+      consumer, queue, coalesce(later, pos.snapshot), snapshot
       using errcode = 'GDQ02', hint = 'Copy the table again, and call this at once.';
   end if;
   perform gdq.refuse_gap(queue_of, tbl, snapshot);
@@ -39,7 +43,8 @@ begin
   perform gdq.fence(id);
 end
 $$;
-comment on function gdq.resynced(text, text, regclass, pg_snapshot) is 'Notes that a consumer has copied a table anew as of a snapshot; it goes on from there.';
+comment on function gdq.resynced(text, text, regclass, pg_snapshot) is
+  'Notes that a consumer has copied a table anew as of a snapshot; it goes on from there.';
 
 -- refuse_gap(queue_id, tbl, snapshot): error when a copy read at a snapshot lacks changes that no event will bring:
 -- capture was off then, or missed something since. Writes: nothing. Errors: GDQ03.
@@ -58,8 +63,11 @@ begin
       using errcode = 'GDQ03', hint = 'Copy it again.';
   elsif gdq.capture_state(queue_id, tbl) = 'disarmed' then
     raise exception 'capture of table % is off, what follows the snapshot would be missed', gdq.table_name(tbl)
-      using errcode = 'GDQ03', hint = 'gdq.maintain() or a ticker switches it on, gdq.table_info() says why it is off. Then copy the table again.';
+      using errcode = 'GDQ03',
+            hint = 'gdq.maintain() or a ticker switches it on, gdq.table_info() says why it is off. '
+                   'Then copy the table again.';
   end if;
 end
 $$;
-comment on function gdq.refuse_gap(integer, regclass, pg_snapshot) is 'Error GDQ03 when a copy read at a snapshot lacks changes that no event will bring.';
+comment on function gdq.refuse_gap(integer, regclass, pg_snapshot) is
+  'Error GDQ03 when a copy read at a snapshot lacks changes that no event will bring.';

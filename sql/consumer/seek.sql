@@ -1,13 +1,13 @@
--- seek(queue, consumer, at_tick, at_time, to_now): moves a consumer, forward or back, to one of: a tick; the last tick at
--- or before a time, so that every change committed after it comes; a tick taken now. What is passed over forward is
+-- seek(queue, consumer, at_tick, at_time, to_now): moves a consumer, forward or back, to one of: a tick; the last tick
+-- at or before a time, so that every change committed after it comes; a tick taken now. What is passed over forward is
 -- never delivered; what lies between is delivered again after a seek back. Tables that the consumer had copied at a
 -- later snapshot come again too after a seek back, not after one forward. Open batches and their tokens become stale.
 -- Events that wait to be retried go on waiting, but for those that a seek back brings again.
--- Result: the tick. Writes: position, batch_token, subscription_resync; retry_delivery and batch_end; a tick for to_now. Errors: 42704; 22023;
--- GDQ02 when changes after the place may be gone; 55006 for the consumer of a view; 55P03 while a worker holds the
--- consumer: nothing is changed, try again; GDQ04.
-create or replace function gdq.seek(queue text, consumer text, at_tick bigint default null, at_time timestamptz default null, to_now boolean default false)
-  returns bigint
+-- Result: the tick. Writes: position, batch_token, subscription_resync; retry_delivery and batch_end; a tick for
+-- to_now. Errors: 42704; 22023; GDQ02 when changes after the place may be gone; 55006 for the consumer of a view; 55P03
+-- while a worker holds the consumer: nothing is changed, try again; GDQ04.
+create or replace function gdq.seek(queue text, consumer text, at_tick bigint default null,
+  at_time timestamptz default null, to_now boolean default false) returns bigint
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '500ms'
 as $$
 declare
@@ -21,14 +21,17 @@ begin
   if num_nonnulls(at_tick, at_time, nullif(to_now, false)) <> 1 then
     raise exception 'seek wants one of at_tick, at_time and to_now' using errcode = 'invalid_parameter_value';
   elsif at_time > clock_timestamp() then
-    raise exception 'time % lies in the future', at_time using errcode = 'invalid_parameter_value', hint = 'to_now => true passes over all that there is.';
+    raise exception 'time % lies in the future', at_time
+      using errcode = 'invalid_parameter_value', hint = 'to_now => true passes over all that there is.';
   end if;
   -- Truncation takes the same lock: it sees the new position, or the position is checked against what it has emptied.
   perform pg_advisory_xact_lock(gdq.lock_key('position', queue_of));
-  target := gdq.start_tick(queue, case when to_now then gdq.make_tick(queue_of) when at_time is not null then gdq.tick_at(queue_of, at_time) else at_tick end);
+  target := gdq.start_tick(queue, case when to_now then gdq.make_tick(queue_of)
+                                       when at_time is not null then gdq.tick_at(queue_of, at_time)
+                                       else at_tick end);
   if target.created_at > at_time then
-    raise exception 'queue "%" has no tick as old as %', queue, at_time using errcode = 'GDQ02',
-      hint = format('Its oldest one is tick %s of %s.', target.tick_id, target.created_at);
+    raise exception 'queue "%" has no tick as old as %', queue, at_time
+      using errcode = 'GDQ02', hint = format('Its oldest one is tick %s of %s.', target.tick_id, target.created_at);
   end if;
   perform gdq.lock_idle_subscription(queue, consumer);
   pos := gdq.position_of(id);
@@ -43,12 +46,13 @@ begin
   return target.tick_id;
 end
 $$;
-comment on function gdq.seek(text, text, bigint, timestamptz, boolean) is 'Moves a consumer forward or back to a tick, a time, or now.';
+comment on function gdq.seek(text, text, bigint, timestamptz, boolean) is
+  'Moves a consumer forward or back to a tick, a time, or now.';
 
--- settle_retries(subscription_id, since): after a seek to the snapshot since: events that wait to be retried and come again
--- with the batches that follow wait no more; they would come twice, and late. That is written as if a batch had brought
--- them and was finished. Which ones they are is asked of the logs, since the changes of a table that was removed do not
--- come again. The caller has moved the subscription. Writes: retry_delivery, batch_end.
+-- settle_retries(subscription_id, since): settles, after a seek to the snapshot since, the waiting retries whose events
+-- come again with the batches that follow: they would come twice, and late. A settled retry is written as if a batch
+-- had brought it and was finished. Which events come again is asked of the logs, since the changes of a table that was
+-- removed do not. The caller has moved the subscription. Writes: retry_delivery, batch_end.
 create or replace function gdq.settle_retries(subscription_id integer, since pg_snapshot) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
@@ -64,21 +68,28 @@ begin
   if waiting is null then
     return;
   end if;
-  last := gdq.last_tick((select s.queue_id from gdq.subscription s where s.subscription_id = settle_retries.subscription_id));
-  execute format('select array_agg(distinct r.retry_id) from gdq.retry_event r join (%s) e on e.ev_id = r.ev_id and e.op = r.op where r.retry_id = any ($1)',
-                 gdq.subscription_events_sql(subscription_id, since, last.snapshot)) into again using waiting;
+  last := gdq.last_tick((select s.queue_id from gdq.subscription s
+                          where s.subscription_id = settle_retries.subscription_id));
+  execute format($sql$
+    select array_agg(distinct r.retry_id)
+      from gdq.retry_event r
+      join (%s) e on e.ev_id = r.ev_id and e.op = r.op
+     where r.retry_id = any ($1) $sql$,
+    gdq.subscription_events_sql(subscription_id, since, last.snapshot)) into again using waiting;
   if again is not null then
     insert into gdq.batch_end (subscription_id, batch_no, batch_id, token)
-      select p.subscription_id, p.batch_no, nextval('gdq.batch_id'), gen_random_uuid() from gdq.position_of(settle_retries.subscription_id) p
+      select p.subscription_id, p.batch_no, nextval('gdq.batch_id'), gen_random_uuid()
+        from gdq.position_of(settle_retries.subscription_id) p
       returning batch_id into settled;
     insert into gdq.retry_delivery (retry_id, batch_id) select r, settled from unnest(again) r;
   end if;
 end
 $$;
-comment on function gdq.settle_retries(integer, pg_snapshot) is 'Events that a seek back brings again no longer wait to be retried.';
+comment on function gdq.settle_retries(integer, pg_snapshot) is
+  'Events that a seek back brings again no longer wait to be retried.';
 
--- lock_idle_subscription(queue, consumer): lock_subscription(), but gives up after 500 ms: its caller holds a lock of the
--- whole queue. Result: its id. Writes: a row lock. Errors: 42704, 55P03, GDQ04.
+-- lock_idle_subscription(queue, consumer): lock_subscription(), but gives up after 500 ms: its caller holds a lock of
+-- the whole queue. Result: its id. Writes: a row lock. Errors: 42704, 55P03, GDQ04.
 create or replace function gdq.lock_idle_subscription(queue text, consumer text) returns integer
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '500ms'
 as $$

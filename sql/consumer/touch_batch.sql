@@ -11,7 +11,10 @@ begin
   perform from gdq.subscription s where s.subscription_id = b.subscription_id for no key update;
   perform gdq.require_held(b, token);  -- somebody may have taken it over meanwhile
   insert into gdq.batch_token (batch_id, token, member)
-    select b.batch_id, bt.token, bt.member from gdq.batch_token bt where bt.batch_id = b.batch_id order by bt.grant_id desc limit 1;
+    select b.batch_id, bt.token, bt.member
+      from gdq.batch_token bt
+     where bt.batch_id = b.batch_id
+     order by bt.grant_id desc limit 1;
 end
 $$;
 comment on function gdq.touch_batch(bigint, uuid) is 'Tells that the holder of a batch is alive.';

@@ -9,7 +9,8 @@ declare
 begin
   perform gdq.refuse_view_consumer(queue_of, consumer, 'drop the view');
   perform gdq.check_consumer_role(s.subscription_id)
-     from gdq.subscription s join gdq.consumer c using (consumer_id) where s.queue_id = queue_of and c.consumer_name = consumer;
+     from gdq.subscription s join gdq.consumer c using (consumer_id)
+    where s.queue_id = queue_of and c.consumer_name = consumer;
   -- a registration on another queue at this moment holds the name
   perform from gdq.consumer c where c.consumer_name = consumer for update;
   delete from gdq.subscription s using gdq.consumer c

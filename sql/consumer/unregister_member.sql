@@ -1,12 +1,14 @@
--- unregister_member(queue, consumer, member): forgets a member. A batch that it holds goes to the next who asks. Without
--- members left the consumer is an ordinary one again. Result: true; false when there was none.
+-- unregister_member(queue, consumer, member): forgets a member. A batch that it holds goes to the next who asks.
+-- Without members left the consumer is an ordinary one again. Result: true; false when there was none.
 -- Writes: deletes from member. Errors: 42704.
 create or replace function gdq.unregister_member(queue text, consumer text, member text) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
-  delete from gdq.member m where m.subscription_id = (select gdq.own_subscription(queue, consumer)) and m.member_name = member;
+  delete from gdq.member m
+   where m.subscription_id = (select gdq.own_subscription(queue, consumer)) and m.member_name = member;
   return found;
 end
 $$;
-comment on function gdq.unregister_member(text, text, text) is 'Forgets a member of a consumer; false when there was none.';
+comment on function gdq.unregister_member(text, text, text) is
+  'Forgets a member of a consumer; false when there was none.';

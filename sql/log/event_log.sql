@@ -169,6 +169,19 @@ $$;
 comment on function gdq.note_losses(text) is
   'Records the losses of queues whose unlogged logs were emptied, and has their consumers resync.';
 
+-- not_copied_sql(subscription_id, s0): conditions (and ... and ...) on rows of the event log that leave out what a copy
+-- of their table holds, for each table that the subscription has copied later than s0; NULL for none. Writes: nothing.
+create or replace function gdq.not_copied_sql(subscription_id integer, s0 pg_snapshot) returns text
+language sql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+  select string_agg(format('and (ev_table is distinct from %s or not pg_visible_in_snapshot(ev_txid::text::xid8, %L))',
+                           c.relid::oid, c.snapshot), ' ')
+    from gdq.copied_tables(subscription_id) c
+   where c.relid is not null and not gdq.snapshot_le(c.snapshot, s0)
+$$;
+comment on function gdq.not_copied_sql(integer, pg_snapshot) is
+  'Conditions that leave out of the event log what a subscription''s copies hold.';
+
 -- loss_events_sql(queue_id, relids, s1, copies_of): SELECT of the resync events that a batch up to s1 must show because
 -- the logs of these tables were found empty after s1; NULL for none. They come first. copies_of: the subscription whose
 -- copies count: a table that it copied after the loss needs no event. Writes: nothing.

@@ -108,6 +108,27 @@ as $$
 $$;
 comment on function gdq.json_images_sql(bigint, text) is 'Takes the rows of a segment in format json apart.';
 
+-- joined_updates_sql(columns, rows_sql): the SELECT rows_sql of log rows, in which the two halves of a split UPDATE, o
+-- with the old image and n with the new one, are one row U again. Writes: nothing.
+create or replace function gdq.joined_updates_sql(columns jsonb, rows_sql text) returns text
+language sql immutable security definer set search_path = pg_catalog, pg_temp
+as $$
+  select format($sql$
+           with r as (%1$s)
+           select * from r where ev_op not in ('o', 'n')
+            union all
+           select n.ev_id, n.ev_txid, n.ev_time, 'U', n.ev_origin
+                  %2$s
+             from r o join r n using (ev_id)
+            where o.ev_op = 'o' and n.ev_op = 'n' $sql$,
+           rows_sql,
+           string_agg(format(', %s.%I', half, prefix || suffix), '' order by prefix desc, attnum))
+    from jsonb_to_recordset(columns) c(attnum int, suffix text),
+         (values ('o', 'old_'), ('n', 'new_')) image(half, prefix)
+$$;
+comment on function gdq.joined_updates_sql(jsonb, text) is
+  'A SELECT of log rows with the halves of split UPDATEs joined.';
+
 -- key_changes_sql(columns, pairs): the rows of a SELECT of pairs of images, but each UPDATE that changed the key as a D
 -- and an I, both under its number. Keys are compared as images, which tells 1.0 from 1.00 and runs no operator of the
 -- application's. Writes: nothing.

@@ -1,9 +1,10 @@
 -- enforce_max_bytes(): where the logs of a queue are larger than its max_bytes, and would be after what is consumed is
 -- emptied, lets go of what retention keeps, and then of what the slowest consumer holds: its position moves to the last
 -- tick, and each of its tables must be copied anew. One step a call: emptying comes first. Nothing is done that would
--- free nothing: what is in the segments that are written now, or after the last tick, is nobody's lag. A consumer that a
--- worker holds in a transaction is passed over: that transaction's locks would keep the log anyway.
--- Result: whether it did a step. Writes: queue, position, batch_token, subscription_resync; a WARNING into the server's log.
+-- free nothing: what is in the segments that are written now, or after the last tick, is nobody's lag. A consumer that
+-- a worker holds in a transaction is passed over: that transaction's locks would keep the log anyway.
+-- Result: whether it did a step. Writes: queue, position, batch_token, subscription_resync; a WARNING into the server's
+-- log.
 create or replace function gdq.enforce_max_bytes() returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -30,7 +31,8 @@ end
 $$;
 comment on function gdq.enforce_max_bytes() is 'Lets go of what the slowest consumer holds where logs pass max_bytes.';
 
--- consumed_bytes(queue_id): bytes of the segments that are not written now and that nobody needs any more. Writes: nothing.
+-- consumed_bytes(queue_id): bytes of the segments that are not written now and that nobody needs any more. Writes:
+-- nothing.
 create or replace function gdq.consumed_bytes(queue_id integer) returns bigint
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -97,9 +99,11 @@ begin
   return false;
 end
 $$;
-comment on function gdq.cut_slowest(gdq.queue, gdq.tick) is 'Moves the slowest subscription of a queue to the last tick; its tables must be copied anew.';
+comment on function gdq.cut_slowest(gdq.queue, gdq.tick) is
+  'Moves the slowest subscription of a queue to the last tick; its tables must be copied anew.';
 
--- holds_messages(queue_id, s0, s1): whether a queue has messages, which belong to no table, in (s0, s1]. Writes: nothing.
+-- holds_messages(queue_id, s0, s1): whether a queue has messages, which belong to no table, in (s0, s1]. Writes:
+-- nothing.
 create or replace function gdq.holds_messages(queue_id integer, s0 pg_snapshot, s1 pg_snapshot) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
@@ -113,7 +117,8 @@ begin
   return found_any;
 end
 $$;
-comment on function gdq.holds_messages(integer, pg_snapshot, pg_snapshot) is 'Whether a queue has messages between two snapshots.';
+comment on function gdq.holds_messages(integer, pg_snapshot, pg_snapshot) is
+  'Whether a queue has messages between two snapshots.';
 
 -- queue_bytes(queue_id): what the logs of a queue take on disk, with indexes and out-of-line values. Writes: nothing.
 create or replace function gdq.queue_bytes(queue_id integer) returns bigint

@@ -49,11 +49,13 @@ begin
   return gdq.check_tables(null, case when gdq.event_triggers_on() then extract(second from clock_timestamp())::integer % 60 end) > 0 or gdq.leave_typed();
 end
 $$;
-comment on function gdq.maintain() is 'Rotates, summarises and empties logs; at most one segment a call: call again while it returns true.';
+comment on function gdq.maintain() is
+  'Rotates, summarises and empties logs; at most one segment a call: call again while it returns true.';
 
 -- drop_old_versions(): drops the logs of versions that are no longer written and hold no rows, and forgets captured
 -- tables that are gone once every consumer has passed their end. Never waits for a log.
--- Result: whether it dropped any; a few at a time, since each takes locks. Writes: drops segments and functions, deletes control rows.
+-- Result: whether it dropped any; a few at a time, since each takes locks. Writes: drops segments and functions,
+-- deletes control rows.
 create or replace function gdq.drop_old_versions() returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set client_min_messages = warning
 as $$
@@ -99,9 +101,11 @@ begin
   return dropped > 0;
 end
 $$;
-comment on function gdq.drop_old_versions() is 'Drops the logs of versions that are no longer written and hold no rows.';
+comment on function gdq.drop_old_versions() is
+  'Drops the logs of versions that are no longer written and hold no rows.';
 
--- complete_rings(): gives versions that DDL made with one segment their others; a few at a time, since each takes locks.
+-- complete_rings(): gives versions that DDL made with one segment their others; a few at a time, since each takes
+-- locks.
 -- Result: whether it did any. Writes: creates segments.
 create or replace function gdq.complete_rings() returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -124,4 +128,5 @@ begin
   return made;
 end
 $$;
-comment on function gdq.complete_rings() is 'Gives versions that DDL made with one segment their others; false when there were none.';
+comment on function gdq.complete_rings() is
+  'Gives versions that DDL made with one segment their others; false when there were none.';

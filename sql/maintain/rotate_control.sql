@@ -1,8 +1,10 @@
--- rotate_control(patient, bytes_max): keeps the control tables small whose rows come with every tick and batch: switches one that has
--- grown past bytes_max (256 kB) to its other slot, and empties the slot that it left. Readers make way seldom by chance alone where
--- there are many, so now and then they are waited for: every tenth call, for 100 ms, which consumers then wait too.
+-- rotate_control(patient, bytes_max): keeps the control tables small whose rows come with every tick and batch:
+-- switches one that has grown past bytes_max (256 kB) to its other slot, and empties the slot that it left. Readers
+-- make way seldom by chance alone where there are many, so now and then they are waited for: every tenth call, for 100
+-- ms, which consumers then wait too.
 -- Result: how many slots were emptied. Writes: the control tables that rotate. Errors: GDQ04.
-create or replace function gdq.rotate_control(patient boolean default random() < 0.1, bytes_max bigint default 262144) returns integer
+create or replace function gdq.rotate_control(patient boolean default random() < 0.1, bytes_max bigint default 262144)
+  returns integer
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -24,12 +26,13 @@ begin
   return cleared;
 end
 $$;
-comment on function gdq.rotate_control(boolean, bigint) is 'Switches control tables that have grown to their other slot and empties the one that they left.';
+comment on function gdq.rotate_control(boolean, bigint) is
+  'Switches control tables that have grown to their other slot and empties the one that they left.';
 
--- clear_control(kind, slot, patient): empties the slot of a control table that is not written, once at most 1,000 of its
--- rows are needed: those are carried forward to the slot that is. The slot is locked first, so nobody can have rows in
--- it that are not committed, and every later reader takes its snapshot after this transaction's end. Whoever reads in
--- an older snapshot has locked gdq.pin, which is waited for (patient: 100 ms) or gives way to.
+-- clear_control(kind, slot, patient): empties the slot of a control table that is not written, once at most 1,000 of
+-- its rows are needed: those are carried forward to the slot that is. The slot is locked first, so nobody can have rows
+-- in it that are not committed, and every later reader takes its snapshot after this transaction's end. Whoever reads
+-- in an older snapshot has locked gdq.pin, which is waited for (patient: 100 ms) or gives way to.
 -- Result: whether it was emptied. Writes: the control table. Errors: GDQ04.
 create or replace function gdq.clear_control(kind text, slot integer, patient boolean) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms'
@@ -55,13 +58,14 @@ exception when lock_not_available then
   return false;
 end
 $$;
-comment on function gdq.clear_control(text, integer, boolean) is 'Empties the slot of a control table that is not written, carrying forward what is needed.';
+comment on function gdq.clear_control(text, integer, boolean) is
+  'Empties the slot of a control table that is not written, carrying forward what is needed.';
 
--- needed_control_sql(kind, slot): a SELECT of the rows in one slot of a control table that must be carried forward: ticks
--- from the oldest needed one on, the values of sequences from the last before that on, each subscription's position if
--- it is the latest, batches that are not finished or finished last (finishing twice says so), the newest token of each;
--- events that were put aside until they are settled or void or a later copy of their table holds them, and what tells that
--- they are: those rows go after the events. Writes: nothing.
+-- needed_control_sql(kind, slot): a SELECT of the rows in one slot of a control table that must be carried forward:
+-- ticks from the oldest needed one on, the values of sequences from the last before that on, each subscription's
+-- position if it is the latest, batches that are not finished or finished last (finishing twice says so), the newest
+-- token of each; events that were put aside until they are settled or void or a later copy of their table holds them,
+-- and what tells that they are: those rows go after the events. Writes: nothing.
 create or replace function gdq.needed_control_sql(kind text, slot integer) returns text
 language sql immutable security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -91,7 +95,8 @@ as $$
       'where not exists (select from gdq.batch_token n where n.batch_id = r.batch_id and n.grant_id > r.grant_id)'
     end, kind || '_' || slot)
 $$;
-comment on function gdq.needed_control_sql(text, integer) is 'SELECT of the rows in one slot of a control table that are still needed.';
+comment on function gdq.needed_control_sql(text, integer) is
+  'SELECT of the rows in one slot of a control table that are still needed.';
 
 -- oldest_tick(queue_id): the oldest tick of a queue that is needed: a position names it, or retention (a minute at
 -- least, for those who register at a tick that they have just seen) reaches back to it. Writes: nothing.

@@ -1,5 +1,6 @@
 -- rotate_logs(): switches every log that is due to its next segment, if that is empty: CREATE OR REPLACE of the capture
--- functions, no lock on any captured table. DDL of a table excludes its rotation by an advisory lock; rotation gives way.
+-- functions, no lock on any captured table. DDL of a table excludes its rotation by an advisory lock; rotation gives
+-- way.
 -- Result: how many logs were switched. Writes: capture and event functions, log_ring, event_ring, BRIN summaries.
 create or replace function gdq.rotate_logs() returns integer
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms'
@@ -98,4 +99,5 @@ begin
   return true;
 end
 $$;
-comment on function gdq.truncate_segment(integer, integer, regclass) is 'Empties a log segment whose rows nobody needs any more; never waits.';
+comment on function gdq.truncate_segment(integer, integer, regclass) is
+  'Empties a log segment whose rows nobody needs any more; never waits.';

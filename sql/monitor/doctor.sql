@@ -1,7 +1,8 @@
 -- doctor(queue, patience): what is wrong or about to be, one row each: severity error (capture is or may be incomplete,
 -- writes are in danger, or nothing moves), warning or note (good to know, and nothing that must be mended); code;
--- object; cause and cure, a line each; fixable: gdq doctor --fix mends it. queue NULL: all. patience: how long a thing may last before it is found. A check that fails, because
--- what it looks at is just being dropped, is a finding of its own; nothing is waited for longer than 100 ms.
+-- object; cause and cure, a line each; fixable: gdq doctor --fix mends it. queue NULL: all. patience: how long a thing
+-- may last before it is found. A check that fails, because what it looks at is just being dropped, is a finding of its
+-- own; nothing is waited for longer than 100 ms.
 -- Writes: nothing. Errors: 42704.
 create or replace function gdq.doctor(queue text default null, patience interval default '1 min')
   returns table (severity text, code text, object text, cause text, cure text, fixable boolean)
@@ -31,12 +32,13 @@ begin
   end loop;
 end
 $$;
-comment on function gdq.doctor(text, interval) is 'What is wrong or about to be: severity, code, object, cause, cure, and whether gdq doctor --fix mends it.';
+comment on function gdq.doctor(text, interval) is
+  'What is wrong or about to be: severity, code, object, cause, cure, and whether gdq doctor --fix mends it.';
 
--- doctor_event_triggers(queue_id, patience): the part of doctor() about event triggers: gdq's own that do not fire, which
--- tables of format json do without, and those of the application that fire for DDL of gdq too: one that fails there keeps
--- capture from following; one that fires before those of gdq sees a table whose capture functions do not fit it yet.
--- Those of extensions are left aside. Writes: nothing.
+-- doctor_event_triggers(queue_id, patience): the part of doctor() about event triggers: gdq's own that do not fire,
+-- which tables of format json do without, and those of the application that fire for DDL of gdq too: one that fails
+-- there keeps capture from following; one that fires before those of gdq sees a table whose capture functions do not
+-- fit it yet. Those of extensions are left aside. Writes: nothing.
 create or replace function gdq.doctor_event_triggers(queue_id integer, patience interval)
   returns table (severity text, code text, object text, cause text, cure text, fixable boolean)
 language sql volatile security definer set search_path = pg_catalog, pg_temp

@@ -47,4 +47,5 @@ begin
    where c.bytes > control_max;
 end
 $$;
-comment on function gdq.doctor_logs(integer, interval) is 'The part of doctor() about logs that cannot be emptied or are slow to read.';
+comment on function gdq.doctor_logs(integer, interval) is
+  'The part of doctor() about logs that cannot be emptied or are slow to read.';

@@ -21,11 +21,11 @@ end
 $$;
 comment on function gdq.doctor_tables(integer, interval) is 'The part of doctor() about captured tables.';
 
--- suspect_tables(queue_id): the captured tables of a queue (NULL: all), but for those that DDL has locked, of which table_findings() may find something. With a
--- thousand tables it takes seconds to look at all of them as closely as it does, so those are left out of which the
--- catalogs tell that all is as gdq made or saw it: no row of theirs has another xmin than note_catalog() found when
--- capture fitted, the capture functions were last replaced by the transaction that last wrote the state of the log, and
--- the triggers by the one that made them. Writes: nothing.
+-- suspect_tables(queue_id): the captured tables of a queue (NULL: all), but for those that DDL has locked, of which
+-- table_findings() may find something. With a thousand tables it takes seconds to look at all of them as closely as it
+-- does, so those are left out of which the catalogs tell that all is as gdq made or saw it: no row of theirs has
+-- another xmin than note_catalog() found when capture fitted, the capture functions were last replaced by the
+-- transaction that last wrote the state of the log, and the triggers by the one that made them. Writes: nothing.
 create or replace function gdq.suspect_tables(queue_id integer) returns setof integer
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -74,8 +74,8 @@ end
 $$;
 comment on function gdq.suspect_tables(integer) is 'Captured tables that may have something wrong with their capture.';
 
--- doctor_strays(queue_id, patience): the part of doctor() about triggers of gdq on tables that are not captured, such as
--- a partition that was detached. They do nothing but take time. Writes: nothing.
+-- doctor_strays(queue_id, patience): the part of doctor() about triggers of gdq on tables that are not captured, such
+-- as a partition that was detached. They do nothing but take time. Writes: nothing.
 create or replace function gdq.doctor_strays(queue_id integer, patience interval)
   returns table (severity text, code text, object text, cause text, cure text, fixable boolean)
 language sql volatile security definer set search_path = pg_catalog, pg_temp

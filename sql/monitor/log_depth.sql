@@ -1,8 +1,9 @@
--- log_depth(queue_id, positions): for every log segment with rows and every event number of positions, the bytes from the
--- first page with a later event on. Numbers grow along a log but for transactions that overlap, so this is a binary
+-- log_depth(queue_id, positions): for every log segment with rows and every event number of positions, the bytes from
+-- the first page with a later event on. Numbers grow along a log but for transactions that overlap, so this is a binary
 -- search. The locks of one segment are given back before the next, by rolling the block back: a thousand would fill the
 -- lock table, and hold truncation up. Writes: nothing.
-create or replace function gdq.log_depth(queue_id integer, positions bigint[]) returns table (table_id integer, event_seq bigint, bytes bigint)
+create or replace function gdq.log_depth(queue_id integer, positions bigint[])
+  returns table (table_id integer, event_seq bigint, bytes bigint)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
 #variable_conflict use_column
@@ -32,10 +33,11 @@ begin
   end loop;
 end
 $$;
-comment on function gdq.log_depth(integer, bigint[]) is 'Bytes of every log with rows that hold events after these numbers.';
+comment on function gdq.log_depth(integer, bigint[]) is
+  'Bytes of every log with rows that hold events after these numbers.';
 
--- bytes_after(segment, pages, after): the bytes of a log segment that has an event after that number, from the first page
--- with such an event on. Writes: nothing.
+-- bytes_after(segment, pages, after): the bytes of a log segment that has an event after that number, from the first
+-- page with such an event on. Writes: nothing.
 create or replace function gdq.bytes_after(segment regclass, pages bigint, after bigint) returns bigint
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
@@ -58,4 +60,5 @@ begin
   return (pages - greatest(low - 1, 0)) * current_setting('block_size')::bigint;
 end
 $$;
-comment on function gdq.bytes_after(regclass, bigint, bigint) is 'Bytes of a log segment from the first page with an event after a number.';
+comment on function gdq.bytes_after(regclass, bigint, bigint) is
+  'Bytes of a log segment from the first page with an event after a number.';

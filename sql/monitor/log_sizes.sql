@@ -1,9 +1,9 @@
 -- Sizes of logs and control tables.
 
--- log_sizes(queue_id, with_total): the log segments of a queue (NULL: all) that hold rows, and their bytes without indexes,
--- and on demand, as it takes seven times as long, with indexes and out-of-line values (total); table_id is NULL for those
--- of an event log. A segment that is gone or busy is left out: one look at all first, and one by one, which takes three
--- times as long, only when that meets such a segment. Writes: nothing.
+-- log_sizes(queue_id, with_total): the log segments of a queue (NULL: all) that hold rows, and their bytes without
+-- indexes, and on demand, as it takes seven times as long, with indexes and out-of-line values (total); table_id is
+-- NULL for those of an event log. A segment that is gone or busy is left out: one look at all first, and one by one,
+-- which takes three times as long, only when that meets such a segment. Writes: nothing.
 create or replace function gdq.log_sizes(queue_id integer, with_total boolean default false)
   returns table (queue integer, table_id integer, segment regclass, bytes bigint, total bigint)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms'
@@ -35,8 +35,8 @@ end
 $$;
 comment on function gdq.log_sizes(integer, boolean) is 'The log segments of a queue that hold rows, and their bytes.';
 
--- filled_logs(queue_id): the log segments of a queue (NULL: all) that hold rows, and their bytes, as log_sizes(). written:
--- what is captured now goes there; next: it will go there after the next switch. table_id NULL: the event log.
+-- filled_logs(queue_id): the log segments of a queue (NULL: all) that hold rows, and their bytes, as log_sizes().
+-- written: what is captured now goes there; next: it will go there after the next switch. table_id NULL: the event log.
 -- Writes: nothing.
 create or replace function gdq.filled_logs(queue_id integer)
   returns table (queue_id integer, table_id integer, segment regclass, bytes bigint, total bigint, written boolean, next boolean)
@@ -63,7 +63,8 @@ as $$
                               to_regclass(format('gdq_log.q%s_s%s', er.queue_id, (er.current_slot + 1) % 3)) as next from gdq.event_ring er) e on e.queue_id = z.queue
    where z.table_id is null
 $$;
-comment on function gdq.filled_logs(integer) is 'The log segments of a queue that hold rows, and which of them are written.';
+comment on function gdq.filled_logs(integer) is
+  'The log segments of a queue that hold rows, and which of them are written.';
 
 -- log_name(queue_id, table_id): a log by the name of its table, or the event log (table_id NULL) by that of its queue.
 -- Writes: nothing.

@@ -36,12 +36,15 @@ begin
    where w.pid is distinct from pg_backend_pid();
 end
 $$;
-comment on function gdq.open_writers(integer) is 'Transactions that have written to the logs of a queue and are not over.';
+comment on function gdq.open_writers(integer) is
+  'Transactions that have written to the logs of a queue and are not over.';
 
--- open_transactions(): sessions of this database with an xid (writes) or a snapshot; since: when their transaction began,
--- at the latest; NULL when nothing tells; switched: how many logs were switched after that. Without pg_monitor the
--- server hides the age of other roles' transactions, but not their xid and xmin: there the ticks tell. Writes: nothing.
-create or replace function gdq.open_transactions() returns table (pid integer, writes boolean, since timestamptz, switched bigint)
+-- open_transactions(): sessions of this database with an xid (writes) or a snapshot; since: when their transaction
+-- began, at the latest; NULL when nothing tells; switched: how many logs were switched after that. Without pg_monitor
+-- the server hides the age of other roles' transactions, but not their xid and xmin: there the ticks tell. Writes:
+-- nothing.
+create or replace function gdq.open_transactions()
+  returns table (pid integer, writes boolean, since timestamptz, switched bigint)
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
   with sessions as (
@@ -71,9 +74,9 @@ end
 $$;
 comment on function gdq.full_xid(xid) is 'The number of an open transaction with its epoch.';
 
--- seen_since(queue_id, xid, ended): time of the first tick that met an open transaction: it began before; or (ended) the
--- first that found it over: a snapshot that still lists it, or ends at it, is older. NULL when none did. A binary search:
--- there may be a million ticks. Writes: nothing.
+-- seen_since(queue_id, xid, ended): time of the first tick that met an open transaction: it began before; or (ended)
+-- the first that found it over: a snapshot that still lists it, or ends at it, is older. NULL when none did. A binary
+-- search: there may be a million ticks. Writes: nothing.
 create or replace function gdq.seen_since(queue_id integer, xid xid8, ended boolean default false) returns timestamptz
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -96,7 +99,8 @@ begin
   return (select tt.created_at from gdq.tick tt where tt.queue_id = seen_since.queue_id and not tt.refresh and tt.tick_id >= low order by tt.tick_id limit 1);
 end
 $$;
-comment on function gdq.seen_since(integer, xid8, boolean) is 'Time of the first tick that met an open transaction, or found it over.';
+comment on function gdq.seen_since(integer, xid8, boolean) is
+  'Time of the first tick that met an open transaction, or found it over.';
 
 -- session_name(pid, since): a session with its user, application, state and the age of its transaction; since: what is
 -- known of that where the server hides it. NULL without a pid. Writes: nothing.
@@ -107,12 +111,14 @@ as $$
            'in a transaction for ' || case when a.xact_start is null then 'at least ' end || date_trunc('second', clock_timestamp() - least(a.xact_start, since))))
     from (select session_name.pid as n) s left join pg_stat_activity a on a.pid = s.n where s.n is not null
 $$;
-comment on function gdq.session_name(integer, timestamptz) is 'A session with its user, application, state and the age of its transaction.';
+comment on function gdq.session_name(integer, timestamptz) is
+  'A session with its user, application, state and the age of its transaction.';
 
--- lock_holders(relations, keys, patience): who has held a lock on relations, or advisory locks by their keys, for longer
--- than patience, and how to end that; relation is NULL for keys. Where the age of a transaction is hidden from the owner
--- of gdq, it counts. Writes: nothing.
-create or replace function gdq.lock_holders(relations oid[], keys bigint[], patience interval) returns table (relation oid, who text, cure text)
+-- lock_holders(relations, keys, patience): who has held a lock on relations, or advisory locks by their keys, for
+-- longer than patience, and how to end that; relation is NULL for keys. Where the age of a transaction is hidden from
+-- the owner of gdq, it counts. Writes: nothing.
+create or replace function gdq.lock_holders(relations oid[], keys bigint[], patience interval)
+  returns table (relation oid, who text, cure text)
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
   with locks as materialized (
@@ -136,7 +142,8 @@ comment on function gdq.lock_holders(oid[], bigint[], interval) is 'Who has held
 
 -- segment_blockers(queue_id, table_id, segments): why log segments that hold rows are not empty yet, and the cure: they
 -- were written after the last tick; else who has not read them; else who holds them. Writes: nothing.
-create or replace function gdq.segment_blockers(queue_id integer, table_id integer, segments regclass[]) returns table (who text, cure text)
+create or replace function gdq.segment_blockers(queue_id integer, table_id integer, segments regclass[])
+  returns table (who text, cure text)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set intervalstyle = postgres
 as $$
 #variable_conflict use_column
@@ -167,4 +174,5 @@ begin
   end if;
 end
 $$;
-comment on function gdq.segment_blockers(integer, integer, regclass[]) is 'Why log segments that hold rows are not empty yet.';
+comment on function gdq.segment_blockers(integer, integer, regclass[]) is
+  'Why log segments that hold rows are not empty yet.';

@@ -35,4 +35,5 @@ begin
   end loop;
 end
 $$;
-comment on function gdq.suspend_table(regclass) is 'Switches capture of a table off where the doctor finds an error, so that rearm() can mend it.';
+comment on function gdq.suspend_table(regclass) is
+  'Switches capture of a table off where the doctor finds an error, so that rearm() can mend it.';

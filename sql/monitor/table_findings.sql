@@ -40,9 +40,9 @@ $$;
 comment on function gdq.table_findings(integer) is 'What is wrong with the capture of one table.';
 
 -- trigger_findings(table_id): what is wrong with the triggers of a captured table: capture triggers that do not fire,
--- are gone, doubled or were touched; partitions without their TRUNCATE triggers; triggers that fire before those of gdq.
--- The xmin of a trigger names the transaction that changed it last; where that is not the one that made its dependency,
--- it was disabled for a while. cure NULL: gdq doctor --fix. Writes: nothing.
+-- are gone, doubled or were touched; partitions without their TRUNCATE triggers; triggers that fire before those of
+-- gdq. The xmin of a trigger names the transaction that changed it last; where that is not the one that made its
+-- dependency, it was disabled for a while. cure NULL: gdq doctor --fix. Writes: nothing.
 create or replace function gdq.trigger_findings(table_id integer)
   returns table (severity text, code text, cause text, cure text, fixable boolean)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp

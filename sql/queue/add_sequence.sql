@@ -10,14 +10,19 @@ declare
   queue_of integer := gdq.find_queue(queue);
 begin
   if not exists (select from pg_class c where c.oid = sequence and c.relkind = 'S' and c.relpersistence <> 't') then
-    raise exception '% is no sequence, or a temporary one', coalesce(gdq.table_name(sequence), sequence::text) using errcode = 'wrong_object_type';
+    raise exception '% is no sequence, or a temporary one', coalesce(gdq.table_name(sequence), sequence::text)
+      using errcode = 'wrong_object_type';
   elsif not has_table_privilege(sequence, 'select')
      or not has_schema_privilege((select c.relnamespace from pg_class c where c.oid = sequence), 'usage') then
-    raise exception '% may not read sequence %', current_user, gdq.table_name(sequence) using errcode = 'insufficient_privilege',
+      using errcode = 'insufficient_privilege',
+            hint = format('Grant SELECT on the sequence, and USAGE on its schema, to %I.', current_user);
       hint = format('Grant SELECT on the sequence, and USAGE on its schema, to %I.', current_user);
   end if;
-  insert into gdq.published_sequence (queue_id, relid, sequence_name) values (queue_of, sequence, gdq.table_name(sequence)) on conflict do nothing;
+  insert into gdq.published_sequence (queue_id, relid, sequence_name)
+    values (queue_of, sequence, gdq.table_name(sequence))
+    on conflict do nothing;
   return found;
 end
 $$;
-comment on function gdq.add_sequence(text, regclass) is 'Publishes the value of a sequence with each tick of a queue; false when it was published.';
+comment on function gdq.add_sequence(text, regclass) is
+  'Publishes the value of a sequence with each tick of a queue; false when it was published.';

@@ -17,11 +17,14 @@ begin
       from gdq.sequences_at(queue_of, b.tick_to) till,
            unnest(till.sequence_ids, till.last_values, till.called) new(sequence_id, last_value, is_called)
       join gdq.published_sequence ps using (sequence_id)
-      left join (select old.* from gdq.sequences_at(queue_of, b.tick_from) since,
-                        unnest(since.sequence_ids, since.last_values, since.called) old(sequence_id, last_value, is_called)
+      left join (select old.*
+                   from gdq.sequences_at(queue_of, b.tick_from) since,
+                        unnest(since.sequence_ids, since.last_values, since.called)
+                          old(sequence_id, last_value, is_called)
                   where b.tick_from is not null) old using (sequence_id)
      where not changed or (old.last_value, old.is_called) is distinct from (new.last_value, new.is_called)
      order by 1;
 end
 $$;
-comment on function gdq.batch_sequences(bigint, uuid, boolean) is 'The values of the queue''s sequences at the end of an open batch.';
+comment on function gdq.batch_sequences(bigint, uuid, boolean) is
+  'The values of the queue''s sequences at the end of an open batch.';

@@ -32,13 +32,14 @@ begin
   delete from gdq.resync r where r.queue_id = id;
   delete from gdq.queue q where q.queue_id = id;
   perform gdq.create_producers();
-  execute format('drop function gdq_log.q%1$s_event(text, oid, jsonb), gdq_log.q%1$s_message(text, jsonb, text, text, text, text), '
-                 'gdq_log.q%1$s_messages(text[], jsonb[], text[], text[], text[], text[])', id);
-  for slot in 0 .. 2 loop
-    execute format('drop table gdq_log.%I', format('q%s_s%s', id, slot));
-  end loop;
-  execute format('drop sequence gdq_log.%I', 'q' || id || '_ev');
+  execute format($sql$
+    drop function gdq_log.q%1$s_event(text, oid, jsonb),
+                  gdq_log.q%1$s_message(text, jsonb, text, text, text, text),
+                  gdq_log.q%1$s_messages(text[], jsonb[], text[], text[], text[], text[]) $sql$, id);
+  execute format('drop table gdq_log.q%1$s_s0, gdq_log.q%1$s_s1, gdq_log.q%1$s_s2', id);
+  execute format('drop sequence gdq_log.q%s_ev', id);
   return true;
 end
 $$;
-comment on function gdq.drop_queue(text, boolean) is 'Removes a queue; refuses while it has tables, consumers or views unless forced.';
+comment on function gdq.drop_queue(text, boolean) is
+  'Removes a queue; refuses while it has tables, consumers or views unless forced.';

@@ -14,15 +14,17 @@ begin
     update gdq.queue q set paused = true where q.queue_id = queue_of and not q.paused;
   else
     perform gdq.refuse_view_consumer(queue_of, consumer, 'leave it unrefreshed instead');
-    insert into gdq.subscription_pause (subscription_id) values (gdq.find_subscription(queue, consumer)) on conflict do nothing;
+    insert into gdq.subscription_pause (subscription_id) values (gdq.find_subscription(queue, consumer))
+      on conflict do nothing;
   end if;
   return found;
 end
 $$;
-comment on function gdq.pause(text, text) is 'Stops ticks and batches of a queue, or batches of one consumer; false when it was paused.';
+comment on function gdq.pause(text, text) is
+  'Stops ticks and batches of a queue, or batches of one consumer; false when it was paused.';
 
--- check_pause(queue, consumer): error unless the session's role may pause a queue (consumer NULL; for administrators) or one
--- of its consumers. Writes: nothing. Errors: 42501, 42704.
+-- check_pause(queue, consumer): error unless the session's role may pause a queue (consumer NULL; for administrators)
+-- or one of its consumers. Writes: nothing. Errors: 42501, 42704.
 create or replace function gdq.check_pause(queue text, consumer text) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -30,7 +32,8 @@ begin
   if consumer is not null then
     perform gdq.check_consumer_role(gdq.find_subscription(queue, consumer));
   elsif not gdq.is_administrator(gdq.invoker()) then
-    raise exception 'only administrators pause a queue' using errcode = 'insufficient_privilege', hint = 'Pause a consumer, or GRANT gdq_admin.';
+    raise exception 'only administrators pause a queue'
+      using errcode = 'insufficient_privilege', hint = 'Pause a consumer, or GRANT gdq_admin.';
   end if;
 end
 $$;

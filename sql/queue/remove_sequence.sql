@@ -1,4 +1,5 @@
--- remove_sequence(queue, sequence): stops that. sequence: its name as sequence_info() lists it, also when it is gone.
+-- remove_sequence(queue, sequence): stops publishing the values of a sequence with each tick of a queue.
+--   sequence: its name as sequence_info() lists it, also when it is gone.
 -- Result: true; false when it was not published. Writes: deletes from published_sequence. Errors: 42704 for the queue.
 create or replace function gdq.remove_sequence(queue text, sequence text) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -10,4 +11,5 @@ begin
   return found;
 end
 $$;
-comment on function gdq.remove_sequence(text, text) is 'Stops publishing the values of a sequence; false when it was not published.';
+comment on function gdq.remove_sequence(text, text) is
+  'Stops publishing the values of a sequence; false when it was not published.';

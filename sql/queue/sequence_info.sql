@@ -1,13 +1,16 @@
 -- sequence_info(queue): one row a published sequence (NULL: of all queues): its value as last published, and state: ok,
--- dropped, or unreadable when gdq's owner lost its right to read it. last_value NULL: it could not be read at that tick,
--- or no tick was taken since it was added. Writes: nothing. Errors: 42704.
+-- dropped, or unreadable when gdq's owner lost its right to read it. last_value NULL: it could not be read at that
+-- tick, or no tick was taken since it was added. Writes: nothing. Errors: 42704.
 create or replace function gdq.sequence_info(queue text default null)
   returns table (queue_name text, sequence_name text, last_value bigint, is_called boolean, tick bigint, state text)
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
-  select q.queue_name, coalesce(gdq.table_name(ps.relid), ps.sequence_name), st.last_values[place], st.called[place], st.tick_id,
+  select q.queue_name, coalesce(gdq.table_name(ps.relid), ps.sequence_name),
+         st.last_values[place], st.called[place], st.tick_id,
          case when gdq.table_name(ps.relid) is null then 'dropped'
-              when has_table_privilege(ps.relid, 'select') and has_schema_privilege((select c.relnamespace from pg_class c where c.oid = ps.relid), 'usage') then 'ok'
+              when has_table_privilege(ps.relid, 'select')
+                   and has_schema_privilege((select c.relnamespace from pg_class c where c.oid = ps.relid), 'usage')
+                then 'ok'
               else 'unreadable' end
     from gdq.queue q join gdq.published_sequence ps using (queue_id)
     left join lateral gdq.sequences_at(q.queue_id, null) st on true

@@ -1,10 +1,10 @@
--- set_queue(queue, ...): changes settings of a queue, those that are not NULL; see create_queue() for what they mean.
+-- set_queue(queue, ...): changes the settings of a queue that are not NULL; create_queue() tells what each means.
 -- max_bytes 0 takes the limit away. Takes effect at once: with the next tick, batch or call of maintain().
 -- Result: true; false when nothing was other than before. Writes: queue. Errors: 42704; 22023 for a value out of range.
-create or replace function gdq.set_queue(queue text, ticker_max_count integer default null, ticker_max_lag interval default null,
-  ticker_idle_period interval default null, rotation_period interval default null, rotation_bytes bigint default null,
-  retention interval default null, max_bytes bigint default null)
-  returns boolean
+create or replace function gdq.set_queue(queue text, ticker_max_count integer default null,
+  ticker_max_lag interval default null, ticker_idle_period interval default null,
+  rotation_period interval default null, rotation_bytes bigint default null, retention interval default null,
+  max_bytes bigint default null) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -26,14 +26,21 @@ begin
     return false;
   end if;
   update gdq.queue q
-     set ticker_max_count = new.ticker_max_count, ticker_max_lag = new.ticker_max_lag, ticker_idle_period = new.ticker_idle_period,
-         rotation_period = new.rotation_period, rotation_bytes = new.rotation_bytes, retention = new.retention, max_bytes = new.max_bytes
+     set ticker_max_count = new.ticker_max_count,
+         ticker_max_lag = new.ticker_max_lag,
+         ticker_idle_period = new.ticker_idle_period,
+         rotation_period = new.rotation_period,
+         rotation_bytes = new.rotation_bytes,
+         retention = new.retention,
+         max_bytes = new.max_bytes
    where q.queue_id = queue_of;
   return true;
 exception when check_violation then
   get stacked diagnostics violated = constraint_name;
-  raise exception 'setting % of queue "%" is out of range', substr(violated, 7), queue using errcode = 'invalid_parameter_value',
+  raise exception 'setting % of queue "%" is out of range', substr(violated, 7), queue
+    using errcode = 'invalid_parameter_value',
     hint = 'ticker_max_lag, retention and max_bytes may be 0, every other setting is greater.';
 end
 $$;
-comment on function gdq.set_queue(text, integer, interval, interval, interval, bigint, interval, bigint) is 'Changes settings of a queue; false when nothing was other than before.';
+comment on function gdq.set_queue(text, integer, interval, interval, interval, bigint, interval, bigint) is
+  'Changes settings of a queue; false when nothing was other than before.';

@@ -1,6 +1,8 @@
--- tick_pause(queue, longest, ahead): seconds until ticker() of a queue, or of all, should be asked again: until the tick for
--- events that wait is due, or for those that may come meanwhile; longest at most. Writes: nothing. Errors: 42704.
-create or replace function gdq.tick_pause(queue text default null, longest interval default '50 ms', ahead interval default '0') returns double precision
+-- tick_pause(queue, longest, ahead): seconds until ticker() of a queue, or of all, should be asked again: until the
+-- tick for events that wait is due, or for those that may come meanwhile; longest at most.
+-- Writes: nothing. Errors: 42704.
+create or replace function gdq.tick_pause(queue text default null, longest interval default '50 ms',
+  ahead interval default '0') returns double precision
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
@@ -10,7 +12,9 @@ begin
   return (
     select extract(epoch from least(longest, greatest(interval '1 ms', coalesce(min(
              -- on an idle queue a tick is due with the first event, which is looked for in time
-             case when t.created_at + lag > clock_timestamp() or gdq.last_event(q.queue_id) > t.event_seq then t.created_at + lag - clock_timestamp() else lag end),
+             case when t.created_at + lag > clock_timestamp() or gdq.last_event(q.queue_id) > t.event_seq
+                    then t.created_at + lag - clock_timestamp()
+                  else lag end),
              longest))))::double precision
       from gdq.queue q, gdq.last_tick(q.queue_id) t, gdq.lag_for_tick(q, ahead) lag
      where not q.paused and (only_queue is null or q.queue_id = only_queue));
@@ -26,4 +30,5 @@ begin
   return q.ticker_max_lag - least(greatest(ahead, interval '0'), q.ticker_max_lag / 2);
 end
 $$;
-comment on function gdq.lag_for_tick(gdq.queue, interval) is 'Age of the last tick at which a tick for new events is begun.';
+comment on function gdq.lag_for_tick(gdq.queue, interval) is
+  'Age of the last tick at which a tick for new events is begun.';

@@ -1,8 +1,9 @@
--- ticker(queue, ahead): takes the ticks that are due, of one queue or of all. Never waits: a queue that another ticker has in
--- hand is left to it. Call it in a transaction of its own, since other tickers wait for that to end.
+-- ticker(queue, ahead): takes the ticks that are due, of one queue or of all. Never waits: a queue that another ticker
+-- has in hand is left to it. Call it in a transaction of its own, since other tickers wait for that to end.
 --   ahead: what the caller's ticks take until they are committed. A tick is due so much earlier, though not before half
 --   of ticker_max_lag, so that after ticker_max_lag it is there.
--- Result: how many ticks were made: one at most, so call it again until 0. Writes: tick. Errors: 42704, GDQ04, GDQ07, 55000.
+-- Result: how many ticks were made: one at most, so call it again until 0. Writes: tick. Errors: 42704, GDQ04, GDQ07,
+-- 55000.
 create or replace function gdq.ticker(queue text default null, ahead interval default '0') returns integer
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -15,7 +16,8 @@ begin
     perform gdq.require_era(null);  -- find_queue() asked for the one
   end if;
   if pg_current_xact_id_if_assigned() is not null then
-    raise exception 'ticker cannot run in a transaction that has written' using errcode = 'GDQ04', hint = 'Commit first.';
+    raise exception 'ticker cannot run in a transaction that has written'
+      using errcode = 'GDQ04', hint = 'Commit first.';
   end if;
   -- the one without a tick for longest first, or a busy queue would keep the others waiting
   for q in select qq.queue_id from gdq.queue qq
@@ -36,7 +38,8 @@ begin
   return 0;
 end
 $$;
-comment on function gdq.ticker(text, interval) is 'Takes a tick that is due, if any; returns how many were made. Call again until 0.';
+comment on function gdq.ticker(text, interval) is
+  'Takes a tick that is due, if any; returns how many were made. Call again until 0.';
 
 -- tick_due(queue_id, ahead): whether the queue's settings ask for a tick now. New numbers show new events; a long
 -- transaction that commits moves no number, so after ticker_max_lag the logs are looked at too. Writes: nothing.
@@ -56,7 +59,9 @@ begin
     return fresh >= q.ticker_max_count or lag >= gdq.lag_for_tick(q, ahead);
   end if;
   return lag >= q.ticker_idle_period
-      or (lag >= q.ticker_max_lag and pg_current_snapshot()::text <> last.snapshot::text and gdq.has_changes(queue_id, last.snapshot));
+      or (lag >= q.ticker_max_lag
+          and pg_current_snapshot()::text <> last.snapshot::text
+          and gdq.has_changes(queue_id, last.snapshot));
 end
 $$;
 comment on function gdq.tick_due(integer, interval) is 'Whether a queue''s settings ask for a tick now.';
@@ -72,7 +77,9 @@ declare
   open_then bigint[] := array(select x::text::bigint from pg_snapshot_xip(since) x);
 begin
   for log in select s from gdq.queue_segments(queue_id) s loop
-    execute format('select exists (select from %s where ev_txid >= $1) or exists (select from %1$s where ev_txid = any ($2))', log)
+    execute format($sql$
+      select exists (select from %1$s where ev_txid >= $1)
+          or exists (select from %1$s where ev_txid = any ($2)) $sql$, log)
       into found_row using pg_snapshot_xmax(since)::text::bigint, open_then;
     if found_row then
       return true;

@@ -4,11 +4,12 @@
 --   keep: consumers go on where the dump has them, and no table is read afresh. Only if writers were stopped before the
 --   last tick of the old server and begin after this, which is checked but for TRUNCATE and statement triggers of
 --   partitions, and consumers read nothing there after the dump, which is not.
--- It also helps where the last tick is later than the server's transactions, after pg_resetwal or a replica made by logical
--- replication. Result: one row a consumer and table with what became of it, resync or kept; none for nothing to do.
+-- It also helps where the last tick is later than the server's transactions, after pg_resetwal or a replica made by
+-- logical replication. Result: one row a consumer and table with what became of it, resync or kept; none for nothing to
+-- do.
 -- Writes: all control tables of the queue, its logs, capture functions and triggers.
--- Errors: 42704; 55000 where event triggers or captured tables are missing or positions cannot be kept; 42501; 55P03 when writers or readers
--- hold a table or log: nothing is changed, try again; GDQ04.
+-- Errors: 42704; 55000 where event triggers or captured tables are missing or positions cannot be kept; 42501; 55P03
+-- when writers or readers hold a table or log: nothing is changed, try again; GDQ04.
 create or replace function gdq.rebase(queue text default null, keep boolean default false)
   returns table (queue_name text, consumer_name text, table_name text, outcome text)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -19,10 +20,12 @@ declare
 begin
   perform gdq.require_read_committed('rebase');
   if queue is not null and not exists (select from gdq.queue qq where qq.queue_name = queue) then
-    raise exception 'queue "%" does not exist', queue using errcode = 'undefined_object', hint = 'List the queues with gdq.queue_info().';
+    raise exception 'queue "%" does not exist', queue
+      using errcode = 'undefined_object', hint = 'List the queues with gdq.queue_info().';
   end if;
   if exists (select from gdq.table_version v where not exists (select from gdq.captured_table ct where ct.table_id = v.table_id)) then
-    raise exception 'the dump was restored in part: captured tables are missing' using errcode = 'object_not_in_prerequisite_state',
+    raise exception 'the dump was restored in part: captured tables are missing'
+      using errcode = 'object_not_in_prerequisite_state',
       hint = 'Restore the whole database; or gdq uninstall and install, and start anew.';
   end if;
   for q in select qq.queue_id, qq.queue_name from gdq.queue qq where queue is null or qq.queue_name = queue order by 2 loop
@@ -30,7 +33,8 @@ begin
     continue when (gdq.era_of(q.queue_id)).era is not null and gdq.snapshot_le((gdq.last_tick(q.queue_id)).snapshot, pg_current_snapshot());
     if not gdq.event_triggers_on() and exists (select from gdq.captured_table ct where ct.queue_id = q.queue_id and ct.format = 'typed') then
       raise exception 'the event triggers of gdq are missing or off: an ALTER TABLE could make writes fail'
-        using errcode = 'object_not_in_prerequisite_state', hint = 'As a superuser: gdq create-event-triggers, or SELECT gdq.create_event_triggers().';
+        using errcode = 'object_not_in_prerequisite_state',
+              hint = 'As a superuser: gdq create-event-triggers, or SELECT gdq.create_event_triggers().';
     end if;
     perform gdq.restore_rights();
     perform gdq.drop_strays();
@@ -44,7 +48,8 @@ end
 $$;
 comment on function gdq.rebase(text, boolean) is 'Starts a new era of queues that were restored from a dump.';
 
--- rebase_queue(queue_id, keep): rebase() of one queue, whose tick lock the caller holds. Writes and errors: as rebase().
+-- rebase_queue(queue_id, keep): rebase() of one queue, whose tick lock the caller holds. Writes and errors: as
+-- rebase().
 create or replace function gdq.rebase_queue(queue_id integer, keep boolean) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -91,8 +96,8 @@ end
 $$;
 comment on function gdq.rebase_queue(integer, boolean) is 'Starts a new era of one restored queue.';
 
--- require_kept(queue_id): error unless the positions of a restored queue can be kept: every number that was given out lies
--- before its last tick, so nothing was written since, in neither cluster. Writes: nothing. Errors: 55000.
+-- require_kept(queue_id): error unless the positions of a restored queue can be kept: every number that was given out
+-- lies before its last tick, so nothing was written since, in neither cluster. Writes: nothing. Errors: 55000.
 create or replace function gdq.require_kept(queue_id integer) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -110,14 +115,15 @@ begin
     into why from gdq.queue q where q.queue_id = require_kept.queue_id;
   if why is not null then
     raise exception 'the positions of queue "%" cannot be kept: %', (select q.queue_name from gdq.queue q where q.queue_id = require_kept.queue_id), why
-      using errcode = 'object_not_in_prerequisite_state', hint = 'Rebase without keep: every consumer then reads its tables afresh.';
+      using errcode = 'object_not_in_prerequisite_state',
+            hint = 'Rebase without keep: every consumer then reads its tables afresh.';
   end if;
 end
 $$;
 comment on function gdq.require_kept(integer) is 'Error unless the positions of a restored queue can be kept.';
 
--- drop_strays(): drops logs that no control row knows: a dump that was restored over an installed database has left them,
--- and new ones may get their names. Writes: drops tables in gdq_log.
+-- drop_strays(): drops logs that no control row knows: a dump that was restored over an installed database has left
+-- them, and new ones may get their names. Writes: drops tables in gdq_log.
 create or replace function gdq.drop_strays() returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '500ms'
 as $$
@@ -133,8 +139,8 @@ end
 $$;
 comment on function gdq.drop_strays() is 'Drops logs that no control row knows.';
 
--- restore_rights(): gives the roles of gdq what they need, which a restore without roles or privileges has lost, and takes
--- from PUBLIC what it has not. Writes: roles and ACLs of gdq and gdq_log. Errors: 42501.
+-- restore_rights(): gives the roles of gdq what they need, which a restore without roles or privileges has lost, and
+-- takes from PUBLIC what it has not. Writes: roles and ACLs of gdq and gdq_log. Errors: 42501.
 create or replace function gdq.restore_rights() returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -153,8 +159,8 @@ $$;
 comment on function gdq.restore_rights() is 'Gives the roles of gdq what a restore without privileges has lost.';
 
 -- move_rows(segment, positions, keep_below): gives the rows of a restored log numbers of this cluster, by the positions
--- that have not passed them, and deletes those that all have. A row with a number above keep_below may have been written
--- after the restore: no position has passed it. Writes: the segment.
+-- that have not passed them, and deletes those that all have. A row with a number above keep_below may have been
+-- written after the restore: no position has passed it. Writes: the segment.
 create or replace function gdq.move_rows(segment regclass, positions pg_snapshot[], keep_below bigint) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -166,4 +172,5 @@ begin
                  gdq.table_name(segment)) using positions, keep_below;
 end
 $$;
-comment on function gdq.move_rows(regclass, pg_snapshot[], bigint) is 'Gives the rows of a restored log numbers of this cluster.';
+comment on function gdq.move_rows(regclass, pg_snapshot[], bigint) is
+  'Gives the rows of a restored log numbers of this cluster.';

@@ -27,7 +27,8 @@ comment on function gdq.rebase_positions(integer) is 'The positions of a restore
 -- rebase_events(queue_id, keep, positions, keep_below): the event log of a restored queue: messages stay unread for
 -- whoever has not passed them. What else it holds goes, since a resync event says more; with keep it stays likewise,
 -- under the tables' oids of this database, which their triggers' names lead to. Writes: the event log.
-create or replace function gdq.rebase_events(queue_id integer, keep boolean, positions pg_snapshot[], keep_below bigint) returns void
+create or replace function gdq.rebase_events(queue_id integer, keep boolean, positions pg_snapshot[], keep_below bigint)
+  returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -45,11 +46,12 @@ begin
   end loop;
 end
 $$;
-comment on function gdq.rebase_events(integer, boolean, pg_snapshot[], bigint) is 'Gives the event log of a restored queue numbers of this cluster.';
+comment on function gdq.rebase_events(integer, boolean, pg_snapshot[], bigint) is
+  'Gives the event log of a restored queue numbers of this cluster.';
 
--- rebase_retries(queue_id): what waits to be retried goes on waiting, under a number that every position and every later copy of
--- its table has passed: the dump's own may lie ahead of this cluster's. What a copy holds, which the copies of the dump do not
--- tell any more, would come again: it goes. Writes: retry_event, dead_letter.
+-- rebase_retries(queue_id): what waits to be retried goes on waiting, under a number that every position and every
+-- later copy of its table has passed: the dump's own may lie ahead of this cluster's. What a copy holds, which the
+-- copies of the dump do not tell any more, would come again: it goes. Writes: retry_event, dead_letter.
 create or replace function gdq.rebase_retries(queue_id integer) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -62,4 +64,5 @@ begin
   update gdq.dead_letter d set ev_txid = 3 from gdq.subscription s where s.queue_id = rebase_retries.queue_id and d.subscription_id = s.subscription_id;
 end
 $$;
-comment on function gdq.rebase_retries(integer) is 'Gives the retries and dead letters of a restored queue a number of this cluster.';
+comment on function gdq.rebase_retries(integer) is
+  'Gives the retries and dead letters of a restored queue a number of this cluster.';

@@ -1,5 +1,5 @@
--- rebase_tables(queue_id, keep): rebase_table() for every captured table of a queue; a table that was gone or covered is
--- forgotten. All functions go first: the oid in the name of one may be that of another table by now. The table's own
+-- rebase_tables(queue_id, keep): rebase_table() for every captured table of a queue; a table that was gone or covered
+-- is forgotten. All functions go first: the oid in the name of one may be that of another table by now. The table's own
 -- triggers lead to those of its functions, and go with them. Writes: as rebase_table(); resync and the event log.
 create or replace function gdq.rebase_tables(queue_id integer, keep boolean, why text) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -20,7 +20,8 @@ begin
   for f in select p.proname, pg_has_role(current_user, p.proowner, 'usage') as own, pg_get_userbyid(p.proowner) as owner from pg_proc p
             where p.pronamespace = 'gdq_log'::regnamespace and p.proname ~ format('^t\d+_q%s_[iudt]$', queue_id) loop
     if not f.own then
-      raise exception 'function gdq_log.% belongs to %, who restored it', f.proname, f.owner using errcode = 'insufficient_privilege',
+      raise exception 'function gdq_log.% belongs to %, who restored it', f.proname, f.owner
+        using errcode = 'insufficient_privilege',
         hint = format('As %s: GRANT %I TO %I; then rebase, and REVOKE it again.', f.owner, f.owner, current_user);
     end if;
     execute format('drop function gdq_log.%I() cascade', f.proname);
@@ -45,10 +46,11 @@ begin
   delete from gdq.resync r where r.queue_id = rebase_tables.queue_id and r.kind = 'dropped';
 end
 $$;
-comment on function gdq.rebase_tables(integer, boolean, text) is 'Puts the captured tables of a queue under capture anew after a restore.';
+comment on function gdq.rebase_tables(integer, boolean, text) is
+  'Puts the captured tables of a queue under capture anew after a restore.';
 
--- rebase_table(table_id, keep): puts a captured table under capture anew: functions, triggers and a log version that fit
--- this database. keep: the old versions stay until their rows are read; else they are dropped, unread.
+-- rebase_table(table_id, keep): puts a captured table under capture anew: functions, triggers and a log version that
+-- fit this database. keep: the old versions stay until their rows are read; else they are dropped, unread.
 -- Writes: triggers, functions, control rows, segments; resync where it cannot be captured. Errors: 42501, 55P03.
 create or replace function gdq.rebase_table(table_id integer, keep boolean) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set client_min_messages = warning
@@ -102,8 +104,8 @@ comment on function gdq.rebase_table(integer, boolean) is 'Puts a captured table
 
 -- rebase_columns(table_id): attribute numbers of a captured table and its versions as they are in this database: a dump
 -- does not keep them when columns were dropped. Found by the names that the newest version has; of excluded columns no
--- name is kept, so those that it does not log stay out. Result: the columns of the table's options that are gone or have
--- another name since; a key that lost one fits no index, so that it is never taken for another.
+-- name is kept, so those that it does not log stay out. Result: the columns of the table's options that are gone or
+-- have another name since; a key that lost one fits no index, so that it is never taken for another.
 -- Writes: captured_table, table_rename, table_version.
 create or replace function gdq.rebase_columns(table_id integer) returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -141,10 +143,11 @@ begin
   return lost;
 end
 $$;
-comment on function gdq.rebase_columns(integer) is 'Brings attribute numbers of a captured table in line with this database.';
+comment on function gdq.rebase_columns(integer) is
+  'Brings attribute numbers of a captured table in line with this database.';
 
--- rebase_filter(table_id): gives the row filter of a restored table the attribute numbers of this database, by the names
--- that its newest version has; a column that is gone gets a number that no column has. Writes: captured_table.
+-- rebase_filter(table_id): gives the row filter of a restored table the attribute numbers of this database, by the
+-- names that its newest version has; a column that is gone gets a number that no column has. Writes: captured_table.
 create or replace function gdq.rebase_filter(table_id integer) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -164,4 +167,5 @@ begin
    where ct.table_id = rebase_filter.table_id and ct.row_filter is not null;
 end
 $$;
-comment on function gdq.rebase_filter(integer) is 'Brings the attribute numbers of a row filter in line with this database.';
+comment on function gdq.rebase_filter(integer) is
+  'Brings the attribute numbers of a row filter in line with this database.';

@@ -6,7 +6,8 @@ as $$
 declare
   id integer := gdq.find_subscription(queue, consumer);
 begin
-  perform gdq.check_consumer_role(id);  -- a time is no data: who may not read the tables any more is told by next_batch()
+  -- a time is no data: a role that may no longer read the tables gets its error from next_batch()
+  perform gdq.check_consumer_role(id);
   return (select r.due_at from gdq.waiting_retries(id, 'infinity', 1) r);
 end
 $$;

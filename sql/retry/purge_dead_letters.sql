@@ -1,13 +1,15 @@
--- purge_dead_letters(queue, consumer, ids, older_than): forgets dead letters. ids NULL: all; older_than NULL: of any age.
+-- purge_dead_letters(queue, consumer, ids, older_than): forgets dead letters. ids NULL: all; older_than NULL: of any
+-- age.
 -- Result: how many. Writes: deletes from dead_letter. Errors: 42704, 42501.
-create or replace function gdq.purge_dead_letters(queue text, consumer text, ids bigint[] default null, older_than interval default null)
-  returns bigint
+create or replace function gdq.purge_dead_letters(queue text, consumer text, ids bigint[] default null,
+  older_than interval default null) returns bigint
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
   with gone as (
     delete from gdq.dead_letter d
      where d.subscription_id = (select gdq.own_subscription(queue, consumer))
-       and (ids is null or d.dead_letter_id = any (ids)) and (older_than is null or d.died_at <= clock_timestamp() - older_than)
+       and (ids is null or d.dead_letter_id = any (ids))
+       and (older_than is null or d.died_at <= clock_timestamp() - older_than)
     returning d.dead_letter_id
   )
   select count(*) from gone

@@ -1,11 +1,12 @@
--- put_aside(batch_id, token, ev_ids, ops, delay, reasons, dead): retry_event(), or with dead dead_letter(), of many events
--- at once; the three lists belong together. They are stored as get_batch() or get_retries() shows them, since their log may
--- be truncated by the time they come again. Once is enough: the first call stays. Planned at each call: one plan does not
--- serve a single event and thousands.
+-- put_aside(batch_id, token, ev_ids, ops, delay, reasons, dead): retry_event(), or with dead dead_letter(), of many
+-- events at once; the three lists belong together. The events are stored as get_batch() or get_retries() shows them,
+-- since their log may be truncated by the time they come again. An event that this token put aside already stays as it
+-- was then. Planned at each call: one plan does not serve a single event and thousands.
 -- Result: how many come again; the others are dead letters. Writes: retry_event. Errors: as retry_event().
-create or replace function gdq.put_aside(batch_id bigint, token uuid, ev_ids bigint[], ops text[], delay interval, reasons text[], dead boolean)
-  returns bigint
-language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set plan_cache_mode = force_custom_plan
+create or replace function gdq.put_aside(batch_id bigint, token uuid, ev_ids bigint[], ops text[], delay interval,
+  reasons text[], dead boolean) returns bigint
+language plpgsql volatile security definer
+  set search_path = pg_catalog, pg_temp set enable_seqscan = off set plan_cache_mode = force_custom_plan
 as $$
 #variable_conflict use_column
 declare
@@ -20,28 +21,70 @@ begin
   perform pg_advisory_xact_lock_shared(gdq.token_key(token));
   b := gdq.open_batch(batch_id, token);
   most := coalesce((select l.retries from gdq.retry_limit l where l.subscription_id = b.subscription_id), 10);
-  insert into gdq.retry_event (subscription_id, batch_id, token, ev_id, ev_txid, ev_time, op, tbl, key, old, new, origin, retries, due_at, dead, reason)
+  insert into gdq.retry_event (subscription_id, batch_id, token, ev_id, ev_txid, ev_time, op, tbl, key, old, new,
+                               origin, retries, due_at, dead, reason)
     select distinct on (e.ev_id, e.op)
-           b.subscription_id, b.batch_id, put_aside.token, e.ev_id, e.ev_txid, e.ev_time, e.op, e.tbl, e.key, e.old, e.new, e.origin,
+           b.subscription_id, b.batch_id, put_aside.token,
+           e.ev_id, e.ev_txid, e.ev_time, e.op, e.tbl, e.key, e.old, e.new, e.origin,
            e.retries + (not (put_aside.dead or e.retries >= most))::integer, clock_timestamp() + delay,
            put_aside.dead or e.retries >= most, a.reason
       from gdq.batch_events(b.batch_id, put_aside.token, ev_ids) e
       join unnest(ev_ids, ops, reasons) a(ev_id, op, reason) on a.ev_id = e.ev_id and (a.op is null or a.op = e.op)
      where not exists (select from gdq.retry_event r
-                        where r.batch_id = b.batch_id and r.token = put_aside.token and r.ev_id = e.ev_id and r.op = e.op)
+                        where r.batch_id = b.batch_id and r.token = put_aside.token
+                          and r.ev_id = e.ev_id and r.op = e.op)
      order by e.ev_id, e.op;
   select a.ev_id into missing
     from unnest(ev_ids, ops) a(ev_id, op)
-   where not exists (select from gdq.retry_event r where r.batch_id = b.batch_id and r.token = put_aside.token and r.ev_id = a.ev_id
-                                                     and (a.op is null or r.op = a.op)) limit 1;
+   where not exists (select from gdq.retry_event r
+                      where r.batch_id = b.batch_id and r.token = put_aside.token
+                        and r.ev_id = a.ev_id and (a.op is null or r.op = a.op))
+   limit 1;
   if missing is not null then
     raise exception 'batch % holds no event %', b.batch_id, missing using errcode = 'undefined_object';
-  elsif exists (select from gdq.retry_event r where r.batch_id = b.batch_id and r.token = put_aside.token and r.op = 'resync') then
-    raise exception 'a gap in capture cannot be put aside' using errcode = 'object_not_in_prerequisite_state', hint = 'Load the table afresh.';
+  elsif exists (select from gdq.retry_event r
+                 where r.batch_id = b.batch_id and r.token = put_aside.token and r.op = 'resync') then
+    raise exception 'a gap in capture cannot be put aside'
+      using errcode = 'object_not_in_prerequisite_state', hint = 'Load the table afresh.';
   end if;
-  return (select count(*) from unnest(ev_ids, ops) a(ev_id, op)
-           where exists (select from gdq.retry_event r where r.batch_id = b.batch_id and r.token = put_aside.token and r.ev_id = a.ev_id
-                                                         and (a.op is null or r.op = a.op) and not r.dead));
+  return (
+    select count(*)
+      from unnest(ev_ids, ops) a(ev_id, op)
+     where exists (select from gdq.retry_event r
+                    where r.batch_id = b.batch_id and r.token = put_aside.token
+                      and r.ev_id = a.ev_id and (a.op is null or r.op = a.op) and not r.dead));
 end
 $$;
-comment on function gdq.put_aside(bigint, uuid, bigint[], text[], interval, text[], boolean) is 'Puts many events of an open batch aside, for a retry or as dead letters; how many come again.';
+comment on function gdq.put_aside(bigint, uuid, bigint[], text[], interval, text[], boolean) is
+  'Puts many events of an open batch aside, for a retry or as dead letters; how many come again.';
+
+-- batch_events(batch_id, token, numbers): the events with these numbers in an open batch, as get_retries() gives them
+-- where the batch brings them again, else as get_batch() does and with its settings. Writes: nothing. Errors: GDQ01.
+create or replace function gdq.batch_events(batch_id bigint, token uuid, numbers bigint[])
+  returns table (ev_id bigint, ev_txid bigint, ev_time timestamptz, op text, tbl text,
+                 key jsonb, old jsonb, new jsonb, origin text, retries integer)
+language plpgsql volatile security definer
+  set search_path = pg_catalog, pg_temp set enable_seqscan = off set max_parallel_workers_per_gather = 0
+  set datestyle = 'ISO, YMD' set intervalstyle = postgres set timezone = 'UTC' set extra_float_digits = 1
+  set bytea_output = hex set lc_monetary = 'C' set quote_all_identifiers = off set xmlbinary = base64
+as $$
+#variable_conflict use_column
+declare
+  b gdq.batch := gdq.open_batch(batch_id, token);
+  events text;
+  brought bigint[];
+begin
+  brought := array(select r.ev_id from gdq.get_retries(b.batch_id, batch_events.token) r where r.ev_id = any (numbers));
+  if brought <> '{}' then
+    return query
+      select r.ev_id, r.ev_txid, r.ev_time, r.op, r.tbl, r.key, r.old, r.new, r.origin, r.retries
+        from gdq.get_retries(b.batch_id, batch_events.token) r where r.ev_id = any (brought);
+    numbers := array(select n from unnest(numbers) n where n <> all (brought));
+  end if;
+  if numbers <> '{}' then
+    events := gdq.subscription_events_sql(b.subscription_id, b.snapshot_from, b.snapshot_to);
+    return query execute 'select *, 0 from (' || events || ') e where ev_id = any ($1)' using numbers;
+  end if;
+end
+$$;
+comment on function gdq.batch_events(bigint, uuid, bigint[]) is 'Some events of an open batch.';

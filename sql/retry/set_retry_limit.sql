@@ -1,5 +1,5 @@
--- set_retry_limit(queue, consumer, retries): how often an event of a consumer is retried before it becomes a dead letter;
--- 10 unless set. Writes: retry_limit. Errors: 42704; 22023.
+-- set_retry_limit(queue, consumer, retries): how often an event of a consumer is retried before it becomes a dead
+-- letter; 10 unless set. Writes: retry_limit. Errors: 42704; 22023.
 create or replace function gdq.set_retry_limit(queue text, consumer text, retries integer) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -7,8 +7,10 @@ begin
   if retries is null or retries < 0 then
     raise exception 'a retry limit is a number from 0' using errcode = 'invalid_parameter_value';
   end if;
-  insert into gdq.retry_limit as l (subscription_id, retries) values (gdq.own_subscription(queue, consumer), set_retry_limit.retries)
+  insert into gdq.retry_limit as l (subscription_id, retries)
+    values (gdq.own_subscription(queue, consumer), set_retry_limit.retries)
     on conflict (subscription_id) do update set retries = excluded.retries;
 end
 $$;
-comment on function gdq.set_retry_limit(text, text, integer) is 'Sets how often an event is retried before it becomes a dead letter.';
+comment on function gdq.set_retry_limit(text, text, integer) is
+  'Sets how often an event is retried before it becomes a dead letter.';

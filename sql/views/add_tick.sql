@@ -18,4 +18,5 @@ begin
     returning tick.tick_id, tick.nonce;
 end
 $$;
-comment on function gdq.add_tick(text, pg_snapshot) is 'Records the snapshot of a refresh as a tick; returns its id and nonce.';
+comment on function gdq.add_tick(text, pg_snapshot) is
+  'Records the snapshot of a refresh as a tick; returns its id and nonce.';

@@ -1,8 +1,9 @@
 -- begin_refresh(queue, consumer): takes a consumer for the refresh of a view. Older holders are fenced off.
 -- Result: one row (batch_id, token, snapshot = the subscription's position: rows after it are held).
--- Writes: batch, batch_token; what note_losses() writes. Errors: 42704, GDQ04; 55000 when the consumer has members, or the
--- queue is paused.
-create or replace function gdq.begin_refresh(queue text, consumer text) returns table (batch_id bigint, token uuid, snapshot pg_snapshot)
+-- Writes: batch, batch_token; what note_losses() writes. Errors: 42704, GDQ04; 55000 when the consumer has members, or
+-- the queue is paused.
+create or replace function gdq.begin_refresh(queue text, consumer text)
+  returns table (batch_id bigint, token uuid, snapshot pg_snapshot)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
@@ -13,7 +14,7 @@ declare
 begin
   perform gdq.require_member(id, null);
   perform gdq.refuse_paused(gdq.find_queue(queue));
-  perform gdq.note_losses(queue);
+  perform gdq.check_logs(queue);
   select * into b from gdq.batch where subscription_id = id and batch_no = pos.batch_no + 1;
   if b.batch_id is null then
     insert into gdq.batch (subscription_id, batch_no, tick_from, snapshot_from)

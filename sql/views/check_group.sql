@@ -1,6 +1,6 @@
--- check_group(views): refuses views that cannot be refreshed as one. They must be of one queue and of the engine postgres,
--- with targets in one database, and none may read the target of another, by way of other views neither: at the group's
--- snapshot that target does not hold yet what the group is about to bring.
+-- check_group(views): refuses views that cannot be refreshed as one. They must be of one queue and of the engine
+-- postgres, with targets in one database, and none may read the target of another, by way of other views neither: at
+-- the group's snapshot that target does not hold yet what the group is about to bring.
 -- Writes: nothing. Errors: 42704 for a view that is not there; 0A000 for views that do not go together.
 create or replace function gdq.check_group(views text[]) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -14,10 +14,12 @@ begin
                   v.options->>'engine' is not distinct from 'postgres' as in_server, gdq.target_is_lake(v.target) as lake
              from unnest(views) with ordinality n(name, number) left join gdq.view v on v.view_name = n.name order by n.number loop
     if m.view_id is null then
-      raise exception 'view "%" does not exist', m.name using errcode = 'undefined_object', hint = 'gdq views lists them.';
+      raise exception 'view "%" does not exist', m.name
+        using errcode = 'undefined_object', hint = 'gdq views lists them.';
     elsif m.lake then
       raise exception 'view "%" cannot be in a group: its target is a lake table, and no commit moves two of these', m.name
-        using errcode = 'feature_not_supported', hint = 'A group takes views whose targets are tables of one PostgreSQL database.';
+        using errcode = 'feature_not_supported',
+              hint = 'A group takes views whose targets are tables of one PostgreSQL database.';
     elsif not m.in_server then
       raise exception 'view "%" cannot be in a group: it is refreshed by Spark', m.name
         using errcode = 'feature_not_supported', hint = 'A group takes views of the engine postgres.';
@@ -25,10 +27,12 @@ begin
     if first is null then
       first := m;
     elsif m.queue_id <> first.queue_id then
-      raise exception 'views "%" and "%" are of two queues: no group', first.name, m.name using errcode = 'feature_not_supported';
+      raise exception 'views "%" and "%" are of two queues: no group', first.name, m.name
+        using errcode = 'feature_not_supported';
     elsif m.target_dsn is distinct from first.target_dsn then
       raise exception 'views "%" and "%" have targets in two databases: no group', first.name, m.name
-        using errcode = 'feature_not_supported', hint = 'One transaction moves a group: give all the same --target-dsn, or none.';
+        using errcode = 'feature_not_supported',
+              hint = 'One transaction moves a group: give all the same --target-dsn, or none.';
     end if;
   end loop;
   with recursive
@@ -59,7 +63,8 @@ as $$
 $$;
 comment on function gdq.target_is_lake(text) is 'Whether a target is a lake table.';
 
--- target_oid(target): the table of this database that a view's target names, whoever may see it; NULL when there is none. Writes: nothing.
+-- target_oid(target): the table of this database that a view's target names, whoever may see it; NULL when there is
+-- none. Writes: nothing.
 create or replace function gdq.target_oid(target text) returns oid
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$

@@ -21,16 +21,19 @@ begin
     if array(select v.view_name from gdq.view v where v.group_id = id order by 1) = array(select distinct u.v from unnest(views) u(v) order by 1) then
       return false;
     end if;
-    raise exception 'group "%" exists with other views', name using errcode = 'duplicate_object', hint = 'gdq alter-group adds and removes views.';
+    raise exception 'group "%" exists with other views', name
+      using errcode = 'duplicate_object', hint = 'gdq alter-group adds and removes views.';
   end if;
   insert into gdq.view_group (group_name) values (create_group.name) returning group_id into id;
   perform gdq.join_group(id, views);
   return true;
 end
 $$;
-comment on function gdq.create_group(text, text[]) is 'Stores a group of views that are refreshed as one; false when the very same one existed.';
+comment on function gdq.create_group(text, text[]) is
+  'Stores a group of views that are refreshed as one; false when the very same one existed.';
 
--- join_group(id, views): puts views into a group. The caller holds the lock on view_group. Writes: view. Errors: as create_group().
+-- join_group(id, views): puts views into a group. The caller holds the lock on view_group. Writes: view. Errors: as
+-- create_group().
 create or replace function gdq.join_group(id integer, views text[]) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -57,7 +60,8 @@ declare
   id integer := (select g.group_id from gdq.view_group g where g.group_name = find_group.name);
 begin
   if id is null then
-    raise exception 'group "%" does not exist', name using errcode = 'undefined_object', hint = 'gdq groups lists them.';
+    raise exception 'group "%" does not exist', name
+      using errcode = 'undefined_object', hint = 'gdq groups lists them.';
   end if;
   return id;
 end

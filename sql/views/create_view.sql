@@ -1,8 +1,10 @@
 -- create_view(view, queue, definition, target, tables, options): registers a materialized view that is refreshed from a
 -- queue, and a consumer for it that takes only its tables.
---   definition: its SELECT; target: schema.table or lake table (delta:/folder, ...) that the refresh fills; options: settings of the refresh.
+--   definition: its SELECT; target: schema.table or lake table (delta:/folder, ...) that the refresh fills; options:
+--   settings of the refresh.
 -- Result: true; false when the very same view existed. Writes: view, and what register_consumer() writes.
--- Errors: 22023 for a bad name; 0A000 for a table that is captured in part; 42710 when another view has the name or the target; 42704 for queue or tables; GDQ04.
+-- Errors: 22023 for a bad name; 0A000 for a table that is captured in part; 42710 when another view has the name or the
+-- target; 42704 for queue or tables; GDQ04.
 create or replace function gdq.create_view(view text, queue text, definition text, target text, tables regclass[], options jsonb default '{}')
   returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -22,7 +24,8 @@ begin
        and existing.options - 'source' = create_view.options - 'source' then
       return false;
     end if;
-    raise exception 'view "%" exists with another definition or target', view using errcode = 'duplicate_object', hint = 'Drop it first.';
+    raise exception 'view "%" exists with another definition or target', view
+      using errcode = 'duplicate_object', hint = 'Drop it first.';
   end if;
   select v.view_name into other from gdq.view v
    where v.target = create_view.target and v.options->>'target_dsn' is not distinct from create_view.options->>'target_dsn';
@@ -34,7 +37,8 @@ begin
   select coalesce(gdq.table_name(ct.relid), ct.table_name) into other from gdq.captured_table ct
    where ct.queue_id = queue_of and ct.relid = any (tables) and (ct.row_filter is not null or cardinality(ct.operations) < 4) limit 1;
   if other is not null then
-    raise exception 'table % is captured in part: only some rows or operations', other using errcode = 'feature_not_supported',
+    raise exception 'table % is captured in part: only some rows or operations', other
+      using errcode = 'feature_not_supported',
       hint = 'Capture it without where and operations, in another queue.';
   end if;
   perform gdq.register_consumer(queue, 'view:' || view, tables => tables);
@@ -43,4 +47,5 @@ begin
   return true;
 end
 $$;
-comment on function gdq.create_view(text, text, text, text, regclass[], jsonb) is 'Registers a materialized view that is refreshed from a queue; false when the very same one existed.';
+comment on function gdq.create_view(text, text, text, text, regclass[], jsonb) is
+  'Registers a materialized view that is refreshed from a queue; false when the very same one existed.';

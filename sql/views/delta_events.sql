@@ -19,4 +19,5 @@ begin
      where ct.queue_id = queue_of and (tables is null or ct.relid = any (tables)) and gdq.capture_state(ct.queue_id, ct.relid) = 'disarmed';
 end
 $$;
-comment on function gdq.delta_events(text, pg_snapshot, pg_snapshot, regclass[]) is 'Truncate, ddl and resync events of a queue between two snapshots.';
+comment on function gdq.delta_events(text, pg_snapshot, pg_snapshot, regclass[]) is
+  'Truncate, ddl and resync events of a queue between two snapshots.';

@@ -1,5 +1,7 @@
--- drop_view(view): forgets a view, its history and its consumer, and takes it out of its group; the target is not touched.
--- Result: true; false when there was none. Writes: deletes from view and view_run, and what unregister_consumer() deletes.
+-- drop_view(view): forgets a view, its history and its consumer, and takes it out of its group; the target is not
+-- touched.
+-- Result: true; false when there was none. Writes: deletes from view and view_run, and what unregister_consumer()
+-- deletes.
 create or replace function gdq.drop_view(view text) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$

@@ -2,7 +2,8 @@
 -- work_seconds, choice): notes how a refresh ended.
 --   action: full, delta, none (nothing had changed) or failed; reason: why full; rows_changed: rows deleted from and
 --   inserted into the target; kind: none, incremental, by-key or full, what was computed; delta_rows: netted changes;
---   rows_read: rows read of the tables; work_seconds: computing and writing; choice: why this was expected to cost less.
+--   rows_read: rows read of the tables; work_seconds: computing and writing; choice: why this was expected to cost
+--   less.
 -- Writes: view_run, of which a view keeps its last 1,000 rows.
 create or replace function gdq.finish_view_run(run_id bigint, action text, reason text default null, snapshot_from pg_snapshot default null,
   snapshot_to pg_snapshot default null, rows_changed bigint default null, error text default null, kind text default null,

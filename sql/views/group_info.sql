@@ -1,5 +1,5 @@
--- group_info(name): one row a group of views (NULL: all). views: in the order of their names. last_refresh and error: of the
--- last refresh of the group that ended. Writes: nothing. Errors: 42704.
+-- group_info(name): one row a group of views (NULL: all). views: in the order of their names. last_refresh and error:
+-- of the last refresh of the group that ended. Writes: nothing. Errors: 42704.
 create or replace function gdq.group_info(name text default null)
   returns table (group_name text, queue_name text, views text[], created_at timestamptz, last_refresh timestamptz, error text)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp

@@ -1,5 +1,6 @@
 -- set_position(queue, consumer, token, snapshot): ends a refresh: rows up to the snapshot are no longer held for it.
--- Writes: position, subscription_resync. Errors: GDQ01 for a stale token; 22023 when the snapshot lies before the position; GDQ04.
+-- Writes: position, subscription_resync. Errors: GDQ01 for a stale token; 22023 when the snapshot lies before the
+-- position; GDQ04.
 create or replace function gdq.set_position(queue text, consumer text, token uuid, snapshot pg_snapshot) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -11,7 +12,8 @@ begin
   select * into b from gdq.batch bb where bb.subscription_id = id and bb.batch_no = pos.batch_no + 1;
   b := gdq.open_batch(b.batch_id, token);
   if not gdq.snapshot_le(pos.snapshot, snapshot) or not gdq.snapshot_le(snapshot, pg_current_snapshot()) then
-    raise exception 'snapshot % does not lie between the position % and now', snapshot, pos.snapshot using errcode = 'invalid_parameter_value';
+    raise exception 'snapshot % does not lie between the position % and now', snapshot, pos.snapshot
+      using errcode = 'invalid_parameter_value';
   end if;
   -- The tick of the refresh itself, which the target names: trim() keeps what a position points at.
   insert into gdq.position (subscription_id, batch_no, tick_id, snapshot, event_seq)
@@ -23,4 +25,5 @@ begin
     select id, c.relid, 'copied', set_position.snapshot from gdq.cut_tables(id) c;
 end
 $$;
-comment on function gdq.set_position(text, text, uuid, pg_snapshot) is 'Ends a refresh: moves its consumer to the snapshot that the target holds.';
+comment on function gdq.set_position(text, text, uuid, pg_snapshot) is
+  'Ends a refresh: moves its consumer to the snapshot that the target holds.';

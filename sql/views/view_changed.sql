@@ -1,6 +1,7 @@
--- view_changed(view): whether a refresh would find something to do: a row or event of its tables that has become visible
--- since the position of its consumer, or a gap. Costs a look at an index of each log. What was done to the target itself
--- does not count, nor that capture is off: what is written then is nowhere to be seen. Writes: nothing. Errors: 42704.
+-- view_changed(view): whether a refresh would find something to do: a row or event of its tables that has become
+-- visible since the position of its consumer, or a gap. Costs a look at an index of each log. What was done to the
+-- target itself does not count, nor that capture is off: what is written then is nowhere to be seen. Writes: nothing.
+-- Errors: 42704.
 create or replace function gdq.view_changed(view text) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$

@@ -1,7 +1,8 @@
--- view_history(view, max_runs): the refreshes of a view, newest first, at most max_runs (NULL: all that are kept, 1,000).
--- One row a refresh: action: full, delta, none (nothing had changed) or failed; reason: why full; rows_changed: rows
--- deleted from and inserted into the target; seconds from start to end; kind to choice as finish_view_run() has them; group_name: the group that was refreshed.
--- finished_at and action are NULL while it is at work, and for good where its process was killed. Writes: nothing. Errors: 42704.
+-- view_history(view, max_runs): the refreshes of a view, newest first, at most max_runs (NULL: all that are kept,
+-- 1,000). One row a refresh: action: full, delta, none (nothing had changed) or failed; reason: why full; rows_changed:
+-- rows deleted from and inserted into the target; seconds from start to end; kind to choice as finish_view_run() has
+-- them; group_name: the group that was refreshed. finished_at and action are NULL while it is at work, and for good
+-- where its process was killed. Writes: nothing. Errors: 42704.
 create or replace function gdq.view_history(view text, max_runs integer default null)
   returns table (started_at timestamptz, finished_at timestamptz, action text, reason text, rows_changed bigint, seconds double precision, error text,
                  kind text, delta_rows bigint, rows_read bigint, work_seconds double precision, choice text, group_name text)
