@@ -20,7 +20,8 @@ begin
     continue when kept <= q.max_bytes;
     freed := gdq.cut_retention(q, last);
     if freed > 0 then
-      raise warning 'queue "%": its logs pass max_bytes, retention keeps nothing before tick %', q.queue_name, last.tick_id;
+      raise warning 'queue "%": its logs pass max_bytes, retention keeps nothing before tick %',
+        q.queue_name, last.tick_id;
     end if;
     if kept - freed > q.max_bytes and gdq.cut_slowest(q, last) or freed > 0 then
       return true;
@@ -38,7 +39,8 @@ language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
   select coalesce(sum(pg_total_relation_size(s.segment)), 0)::bigint
     from gdq.idle_segments() s
-   where s.queue_id = consumed_bytes.queue_id and gdq.segment_is_consumed(s.segment, gdq.held_snapshot(s.queue_id, s.table_id))
+   where s.queue_id = consumed_bytes.queue_id
+     and gdq.segment_is_consumed(s.segment, gdq.held_snapshot(s.queue_id, s.table_id))
 $$;
 comment on function gdq.consumed_bytes(integer) is 'Bytes of the log segments that nobody needs any more.';
 
@@ -72,15 +74,20 @@ as $$
 declare
   s record;
   pos gdq.position;
-  why text := format('max_bytes: the logs of queue "%s" passed %s bytes, changes up to tick %s were dropped', q.queue_name, q.max_bytes, last.tick_id);
+  why text := format('max_bytes: the logs of queue "%s" passed %s bytes, changes up to tick %s were dropped',
+                     q.queue_name, q.max_bytes, last.tick_id);
 begin
   for s in select sub.subscription_id, c.consumer_name
-             from gdq.subscription sub join gdq.consumer c using (consumer_id) join gdq.latest_positions() p using (subscription_id)
+             from gdq.subscription sub
+             join gdq.consumer c using (consumer_id)
+             join gdq.latest_positions() p using (subscription_id)
             where sub.queue_id = q.queue_id and not gdq.snapshot_le(last.snapshot, p.snapshot)
               and exists (select from gdq.idle_segments() i
                            where i.queue_id = q.queue_id
-                             and (i.table_id is null or i.table_id in (select (gdq.subscribed_tables(sub.subscription_id)).table_id))
-                             and not gdq.segment_is_consumed(i.segment, p.snapshot) and gdq.segment_is_consumed(i.segment, last.snapshot))
+                             and (i.table_id is null
+                                  or i.table_id in (select (gdq.subscribed_tables(sub.subscription_id)).table_id))
+                             and not gdq.segment_is_consumed(i.segment, p.snapshot)
+                             and gdq.segment_is_consumed(i.segment, last.snapshot))
             order by pg_snapshot_xmax(p.snapshot), p.event_seq loop
     perform from gdq.subscription sub where sub.subscription_id = s.subscription_id for no key update skip locked;
     continue when not found;

@@ -18,7 +18,8 @@ begin
     return true;
   end if;
   for t in select ct.table_id
-             from (select distinct r.queue_id, r.relid from gdq.resync r where r.kind = 'disarmed' offset 0) off join gdq.captured_table ct using (queue_id, relid)
+             from (select distinct r.queue_id, r.relid from gdq.resync r where r.kind = 'disarmed' offset 0) off
+             join gdq.captured_table ct using (queue_id, relid)
             where gdq.capture_state(ct.queue_id, ct.relid) = 'disarmed' loop
     -- its lock on the table makes writers wait, so nothing else is done in this transaction
     if gdq.rearm(t.table_id) then
@@ -46,7 +47,9 @@ begin
     return true;
   end if;
   -- where event triggers are on there is hardly anything to find: every table within a minute of tickers' calls
-  return gdq.check_tables(null, case when gdq.event_triggers_on() then extract(second from clock_timestamp())::integer % 60 end) > 0 or gdq.leave_typed();
+  return gdq.check_tables(null, case when gdq.event_triggers_on() then
+                                       extract(second from clock_timestamp())::integer % 60 end) > 0
+      or gdq.leave_typed();
 end
 $$;
 comment on function gdq.maintain() is
@@ -65,16 +68,24 @@ declare
   dropped integer := 0;
 begin
   for v in select tv.version_id, ct.queue_id, ct.relid, tv.version_id = gdq.current_version(ct.table_id) as newest
-             from (select o.version_id, o.table_id from gdq.table_version o
-                    where exists (select from gdq.table_version n where n.table_id = o.table_id and n.version_id > o.version_id)
-                   union
-                   select o.version_id, o.table_id from gdq.resync r join gdq.captured_table c using (queue_id, relid) join gdq.table_version o using (table_id)
-                    where r.kind in ('dropped', 'covered') offset 0) tv join gdq.captured_table ct using (table_id)
+             from (select o.version_id, o.table_id
+                     from gdq.table_version o
+                    where exists (select from gdq.table_version n
+                                   where n.table_id = o.table_id and n.version_id > o.version_id)
+                    union
+                   select o.version_id, o.table_id
+                     from gdq.resync r
+                     join gdq.captured_table c using (queue_id, relid)
+                     join gdq.table_version o using (table_id)
+                    where r.kind in ('dropped', 'covered') offset 0) tv
+             join gdq.captured_table ct using (table_id)
             where not exists (select from gdq.version_segments(tv.version_id))
               and (tv.version_id <> gdq.current_version(ct.table_id)
                    or (gdq.capture_state(ct.queue_id, ct.relid) in ('dropped', 'covered')
-                       and not exists (select from gdq.table_version o where o.table_id = ct.table_id and o.version_id <> tv.version_id)
-                       and pg_visible_in_snapshot((select max(r.txid) from gdq.resync r where r.queue_id = ct.queue_id and r.relid = ct.relid)::text::xid8,
+                       and not exists (select from gdq.table_version o
+                                        where o.table_id = ct.table_id and o.version_id <> tv.version_id)
+                       and pg_visible_in_snapshot((select max(r.txid) from gdq.resync r
+                                                    where r.queue_id = ct.queue_id and r.relid = ct.relid)::text::xid8,
                                                   gdq.held_snapshot(ct.queue_id, ct.table_id))))
             order by tv.version_id loop
     begin
@@ -84,7 +95,8 @@ begin
       continue when exists (select from gdq.version_segments(v.version_id));
       if v.newest then
         -- it locks a partition that is captured through its root now, so nothing else is done in this transaction
-        perform gdq.remove_table((select q.queue_name from gdq.queue q where q.queue_id = v.queue_id), v.relid, force => true);
+        perform gdq.remove_table((select q.queue_name from gdq.queue q where q.queue_id = v.queue_id), v.relid,
+                                 force => true);
         return true;
       end if;
       for s in select ls.segment from gdq.log_segment ls where ls.version_id = v.version_id loop
@@ -115,8 +127,11 @@ declare
   made boolean := false;
 begin
   for r in select v.version_id, slot, ct.relid
-             from (select ls.version_id from gdq.log_segment ls group by ls.version_id having count(distinct ls.slot) < 3 offset 0) short
-             join gdq.table_version v using (version_id) join gdq.captured_table ct using (table_id), generate_series(0, 2) slot
+             from (select ls.version_id from gdq.log_segment ls
+                    group by ls.version_id having count(distinct ls.slot) < 3 offset 0) short
+             join gdq.table_version v using (version_id)
+             join gdq.captured_table ct using (table_id),
+                  generate_series(0, 2) slot
             where v.version_id = gdq.current_version(ct.table_id)
               and not exists (select from gdq.log_segment s where s.version_id = v.version_id and s.slot = slot.slot)
             order by 1, 2 limit 40 loop

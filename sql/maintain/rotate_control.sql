@@ -1,7 +1,7 @@
--- rotate_control(patient, bytes_max): keeps the control tables small whose rows come with every tick and batch:
--- switches one that has grown past bytes_max (256 kB) to its other slot, and empties the slot that it left. Readers
--- make way seldom by chance alone where there are many, so now and then they are waited for: every tenth call, for 100
--- ms, which consumers then wait too.
+-- rotate_control(patient, bytes_max): keeps small the control tables whose rows come with every tick and batch:
+-- switches one that has grown past bytes_max (256 kB) to its other slot, and empties the slot that it left. Where there
+-- are many readers, a slot is seldom free by chance, so readers are waited for in every tenth call (patient): for
+-- 100 ms, in which consumers wait too.
 -- Result: how many slots were emptied. Writes: the control tables that rotate. Errors: GDQ04.
 create or replace function gdq.rotate_control(patient boolean default random() < 0.1, bytes_max bigint default 262144)
   returns integer
@@ -15,7 +15,8 @@ begin
   if not pg_try_advisory_xact_lock(gdq.lock_key('control', 0)) then
     return 0;
   end if;
-  foreach kind in array array['tick', 'sequence_tick', 'position', 'batch', 'batch_token', 'retry_event', 'retry_delivery', 'batch_end'] loop
+  foreach kind in array array['tick', 'sequence_tick', 'position', 'batch', 'batch_token', 'retry_event',
+                              'retry_delivery', 'batch_end'] loop
     written := coalesce(pg_sequence_last_value(format('gdq.%I', kind || '_slot')::regclass), 0) % 2;
     if pg_relation_size(format('gdq.%I', kind || '_' || 1 - written)::regclass) > 0 then
       cleared := cleared + gdq.clear_control(kind, 1 - written, patient)::integer;
@@ -50,7 +51,8 @@ begin
   select string_agg(quote_ident(a.attname), ', ' order by a.attnum) into columns
     from pg_attribute a
    where a.attrelid = format('gdq.%I', kind)::regclass and a.attnum > 0 and not a.attisdropped and a.attname <> 'slot';
-  execute format('lock table only gdq.pin, only gdq.%I in access exclusive mode %s', kind || '_' || slot, case when not patient then 'nowait' end);
+  execute format('lock table only gdq.pin, only gdq.%I in access exclusive mode %s',
+                 kind || '_' || slot, case when not patient then 'nowait' end);
   execute format('insert into gdq.%I (%s) select %2$s from (%s) r', kind, columns, needed);
   execute format('truncate only gdq.%I', kind || '_' || slot);
   return true;
@@ -61,38 +63,75 @@ $$;
 comment on function gdq.clear_control(text, integer, boolean) is
   'Empties the slot of a control table that is not written, carrying forward what is needed.';
 
--- needed_control_sql(kind, slot): a SELECT of the rows in one slot of a control table that must be carried forward:
--- ticks from the oldest needed one on, the values of sequences from the last before that on, each subscription's
--- position if it is the latest, batches that are not finished or finished last (finishing twice says so), the newest
--- token of each; events that were put aside until they are settled or void or a later copy of their table holds them,
--- and what tells that they are: those rows go after the events. Writes: nothing.
+-- needed_control_sql(kind, slot): a SELECT of the rows in one slot of a control table that must be carried forward: the
+-- comment before each says which. What tells the state of a retry is kept as long as the retry (retry_event.sql draws
+-- the states). Writes: nothing.
 create or replace function gdq.needed_control_sql(kind text, slot integer) returns text
 language sql immutable security definer set search_path = pg_catalog, pg_temp
 as $$
   select format(case kind
-    when 'tick' then 'select r.* from (select q.queue_id, gdq.oldest_tick(q.queue_id) as tick_id from gdq.queue q) o '
-      'join gdq.%I r on r.queue_id = o.queue_id and r.tick_id >= o.tick_id'
-    when 'sequence_tick' then 'select r.* from (select q.queue_id, (select st.tick_id from gdq.sequences_at(q.queue_id, gdq.oldest_tick(q.queue_id)) st) as tick_id from gdq.queue q) o '
-      'join gdq.%I r on r.queue_id = o.queue_id and r.tick_id >= coalesce(o.tick_id, 0)'
-    when 'position' then 'select r.* from gdq.latest_positions() p '
-      'join gdq.%I r on r.subscription_id = p.subscription_id and r.batch_no = p.batch_no'
-    when 'batch' then 'select r.* from gdq.latest_positions() p '
-      'join gdq.%I r on r.subscription_id = p.subscription_id and r.batch_no >= p.batch_no'
-    when 'batch_end' then 'select r.* from gdq.latest_positions() p join gdq.%I r on r.subscription_id = p.subscription_id '
-      'where r.batch_no > p.batch_no or exists (select from gdq.retry_event e where e.batch_id = r.batch_id) '
-      'or exists (select from gdq.retry_delivery d where d.batch_id = r.batch_id)'
-    when 'retry_event' then 'with copies as materialized (select s.subscription_id, gdq.table_name(c.relid) as name, c.snapshot '
-      'from gdq.subscription s, gdq.copied_tables(s.subscription_id) c where c.relid is not null) select r.* from gdq.%I r '
-      'where not exists (select from gdq.retry_delivery d join gdq.batch_end e on e.batch_id = d.batch_id where d.retry_id = r.retry_id) '
-      'and not exists (select from copies c where c.subscription_id = r.subscription_id and c.name = r.tbl '
-      'and pg_visible_in_snapshot(r.ev_txid::text::xid8, c.snapshot)) '
-      'and (r.batch_id is null '
-      'or (not r.dead and exists (select from gdq.batch_end e where e.batch_id = r.batch_id and e.token = r.token)) '
-      'or exists (select from gdq.batch b where b.batch_id = r.batch_id and not gdq.is_finished(b.subscription_id, b.batch_no, b.batch_id)))'
-    when 'retry_delivery' then 'select r.* from gdq.%I r where exists (select from gdq.retry_event e where e.retry_id = r.retry_id)'
-    else 'select r.* from gdq.latest_positions() p join gdq.batch b '
-      'on b.subscription_id = p.subscription_id and b.batch_no >= p.batch_no join gdq.%I r on r.batch_id = b.batch_id '
-      'where not exists (select from gdq.batch_token n where n.batch_id = r.batch_id and n.grant_id > r.grant_id)'
+    -- from the oldest tick that is needed
+    when 'tick' then $sql$
+      select r.*
+        from (select q.queue_id, gdq.oldest_tick(q.queue_id) as tick_id from gdq.queue q) o
+        join gdq.%I r on r.queue_id = o.queue_id and r.tick_id >= o.tick_id $sql$
+    -- from the last values of sequences at or before that tick
+    when 'sequence_tick' then $sql$
+      select r.*
+        from (select q.queue_id, (select st.tick_id from gdq.sequences_at(q.queue_id, gdq.oldest_tick(q.queue_id)) st)
+                     as tick_id
+                from gdq.queue q) o
+        join gdq.%I r on r.queue_id = o.queue_id and r.tick_id >= coalesce(o.tick_id, 0) $sql$
+    -- the latest of each subscription
+    when 'position' then $sql$
+      select r.*
+        from gdq.latest_positions() p
+        join gdq.%I r on r.subscription_id = p.subscription_id and r.batch_no = p.batch_no $sql$
+    -- the open ones, and the one finished last, of which a second finish_batch() must say so
+    when 'batch' then $sql$
+      select r.*
+        from gdq.latest_positions() p
+        join gdq.%I r on r.subscription_id = p.subscription_id and r.batch_no >= p.batch_no $sql$
+    -- the newest token of each of those batches
+    when 'batch_token' then $sql$
+      select r.*
+        from gdq.latest_positions() p
+        join gdq.batch b on b.subscription_id = p.subscription_id and b.batch_no >= p.batch_no
+        join gdq.%I r on r.batch_id = b.batch_id
+       where not exists (select from gdq.batch_token n where n.batch_id = r.batch_id and n.grant_id > r.grant_id) $sql$
+    -- retries that are put aside, waiting or brought: neither settled, nor void, nor in a later copy of their table
+    when 'retry_event' then $sql$
+      with copies as materialized (
+        select s.subscription_id, gdq.table_name(c.relid) as name, c.snapshot
+          from gdq.subscription s, gdq.copied_tables(s.subscription_id) c
+         where c.relid is not null
+      )
+      select r.*
+        from gdq.%I r
+       where not exists (select from gdq.retry_delivery d join gdq.batch_end e on e.batch_id = d.batch_id
+                          where d.retry_id = r.retry_id)
+         and not exists (select from copies c
+                          where c.subscription_id = r.subscription_id and c.name = r.tbl
+                            and pg_visible_in_snapshot(r.ev_txid::text::xid8, c.snapshot))
+         and (r.batch_id is null
+              or (not r.dead
+                  and exists (select from gdq.batch_end e where e.batch_id = r.batch_id and e.token = r.token))
+              or exists (select from gdq.batch b
+                          where b.batch_id = r.batch_id
+                            and not gdq.is_finished(b.subscription_id, b.batch_no, b.batch_id))) $sql$
+    -- of retries that are kept
+    when 'retry_delivery' then $sql$
+      select r.*
+        from gdq.%I r
+       where exists (select from gdq.retry_event e where e.retry_id = r.retry_id) $sql$
+    -- of batches that members finished before an older one, and of those that put aside or brought a retry that is kept
+    when 'batch_end' then $sql$
+      select r.*
+        from gdq.latest_positions() p
+        join gdq.%I r on r.subscription_id = p.subscription_id
+       where r.batch_no > p.batch_no
+          or exists (select from gdq.retry_event e where e.batch_id = r.batch_id)
+          or exists (select from gdq.retry_delivery d where d.batch_id = r.batch_id) $sql$
     end, kind || '_' || slot)
 $$;
 comment on function gdq.needed_control_sql(text, integer) is
@@ -104,7 +143,10 @@ create or replace function gdq.oldest_tick(queue_id integer) returns bigint
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
   select least(gdq.retained_tick(q.queue_id, greatest(q.retention, interval '1 minute')),
-               (select min(p.tick_id) from gdq.subscription s join gdq.latest_positions() p using (subscription_id) where s.queue_id = q.queue_id))
-    from gdq.queue q where q.queue_id = oldest_tick.queue_id
+               (select min(p.tick_id)
+                  from gdq.subscription s join gdq.latest_positions() p using (subscription_id)
+                 where s.queue_id = q.queue_id))
+    from gdq.queue q
+   where q.queue_id = oldest_tick.queue_id
 $$;
 comment on function gdq.oldest_tick(integer) is 'The oldest tick of a queue that a position or the retention needs.';

@@ -10,7 +10,9 @@ declare
   rotated integer := 0;
 begin
   for r in select ct.table_id, ct.queue_id, ct.relid, lr.version_id, (lr.current_slot + 1) % 3 as next_slot
-             from gdq.queue q cross join lateral gdq.active_tables(q.queue_id) t join gdq.captured_table ct on ct.table_id = t
+             from gdq.queue q
+            cross join lateral gdq.active_tables(q.queue_id) t
+             join gdq.captured_table ct on ct.table_id = t
              join gdq.log_ring lr on lr.version_id = gdq.current_version(ct.table_id)
             cross join lateral gdq.slot_size(lr.version_id, lr.current_slot) cur
             where cur.heap > 0 and (gdq.slot_size(lr.version_id, (lr.current_slot + 1) % 3)).heap = 0
@@ -19,22 +21,30 @@ begin
        and gdq.current_version(r.table_id) = r.version_id and gdq.capture_state(r.queue_id, r.relid) = 'armed' then
       begin
         perform gdq.arm(r.version_id, r.next_slot);
-        update gdq.log_ring lr set current_slot = r.next_slot, switched_at = clock_timestamp() where lr.version_id = r.version_id;
+        update gdq.log_ring lr
+           set current_slot = r.next_slot, switched_at = clock_timestamp()
+         where lr.version_id = r.version_id;
         rotated := rotated + 1;
       exception when lock_not_available or internal_error then
         null;  -- DDL in an old snapshot is switching capture off, without the advisory lock
       end;
     end if;
   end loop;
-  for r in select er.queue_id, (er.current_slot + 1) % 3 as next_slot
-             from gdq.queue q join gdq.event_ring er using (queue_id)
-            where pg_relation_size(to_regclass(format('gdq_log.q%s_s%s', q.queue_id, er.current_slot))) > 0
-              and pg_relation_size(to_regclass(format('gdq_log.q%s_s%s', q.queue_id, (er.current_slot + 1) % 3))) = 0
+  for r in select er.queue_id, er.next_slot
+             from gdq.queue q
+            cross join lateral (select e.*, (e.current_slot + 1) % 3 as next_slot from gdq.event_ring e
+                                 where e.queue_id = q.queue_id) er
+            cross join lateral (select to_regclass(format('gdq_log.q%s_s%s', q.queue_id, er.current_slot)) as written,
+                                       to_regclass(format('gdq_log.q%s_s%s', q.queue_id, er.next_slot)) as next) log
+            where pg_relation_size(log.written) > 0
+              and pg_relation_size(log.next) = 0
               and (er.switched_at <= clock_timestamp() - q.rotation_period
-                   or pg_total_relation_size(to_regclass(format('gdq_log.q%s_s%s', q.queue_id, er.current_slot))) >= q.rotation_bytes) loop
+                   or pg_total_relation_size(log.written) >= q.rotation_bytes) loop
     if pg_try_advisory_xact_lock(gdq.lock_key('tick', r.queue_id)) then
       perform gdq.arm_event_log(r.queue_id, r.next_slot);
-      update gdq.event_ring er set current_slot = r.next_slot, switched_at = clock_timestamp() where er.queue_id = r.queue_id;
+      update gdq.event_ring er
+         set current_slot = r.next_slot, switched_at = clock_timestamp()
+       where er.queue_id = r.queue_id;
       rotated := rotated + 1;
     end if;
   end loop;
@@ -58,9 +68,15 @@ create or replace function gdq.idle_segments() returns table (queue_id integer, 
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
   select ct.queue_id, ct.table_id, s.segment
-    from gdq.queue q cross join lateral gdq.active_tables(q.queue_id) t join gdq.captured_table ct on ct.table_id = t
-    join gdq.table_version v using (table_id) join gdq.log_ring r using (version_id) join gdq.log_segment s using (version_id)
-   where (s.slot <> r.current_slot or v.version_id <> gdq.current_version(ct.table_id) or gdq.capture_state(ct.queue_id, ct.relid) in ('dropped', 'covered'))
+    from gdq.queue q
+   cross join lateral gdq.active_tables(q.queue_id) t
+    join gdq.captured_table ct on ct.table_id = t
+    join gdq.table_version v using (table_id)
+    join gdq.log_ring r using (version_id)
+    join gdq.log_segment s using (version_id)
+   where (s.slot <> r.current_slot
+          or v.version_id <> gdq.current_version(ct.table_id)
+          or gdq.capture_state(ct.queue_id, ct.relid) in ('dropped', 'covered'))
      and pg_relation_size(s.segment) > 0
   union all
   select er.queue_id, null, e

@@ -8,7 +8,8 @@ declare
   log record;
 begin
   for log in select i.indexrelid
-               from (select s from gdq.queue q, gdq.queue_segments(q.queue_id) s where pg_relation_size(s) >= 1048576 offset 0) large
+               from (select s from gdq.queue q, gdq.queue_segments(q.queue_id) s
+                      where pg_relation_size(s) >= 1048576 offset 0) large
                join pg_index i on i.indrelid = large.s loop
     begin
       perform brin_summarize_new_values(log.indexrelid);

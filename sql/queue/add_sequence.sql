@@ -14,9 +14,9 @@ begin
       using errcode = 'wrong_object_type';
   elsif not has_table_privilege(sequence, 'select')
      or not has_schema_privilege((select c.relnamespace from pg_class c where c.oid = sequence), 'usage') then
+    raise exception '% may not read sequence %', current_user, gdq.table_name(sequence)
       using errcode = 'insufficient_privilege',
             hint = format('Grant SELECT on the sequence, and USAGE on its schema, to %I.', current_user);
-      hint = format('Grant SELECT on the sequence, and USAGE on its schema, to %I.', current_user);
   end if;
   insert into gdq.published_sequence (queue_id, relid, sequence_name)
     values (queue_of, sequence, gdq.table_name(sequence))

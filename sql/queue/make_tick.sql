@@ -88,7 +88,6 @@ begin
               coalesce(now_values.last_values, '{}'), coalesce(now_values.called, '{}'));
   end if;
 end
-end
 $$;
 comment on function gdq.publish_sequences(integer, bigint) is
   'Stores the values of a queue''s sequences with a tick, if one has changed.';

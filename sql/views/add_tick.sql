@@ -14,8 +14,9 @@ begin
       using errcode = 'object_not_in_prerequisite_state';
   end if;
   return query
-    insert into gdq.tick (queue_id, snapshot, event_seq, refresh) values (queue_of, add_tick.snapshot, gdq.last_event(queue_of), true)
-    returning tick.tick_id, tick.nonce;
+    insert into gdq.tick (queue_id, snapshot, event_seq, refresh)
+      values (queue_of, add_tick.snapshot, gdq.last_event(queue_of), true)
+      returning tick.tick_id, tick.nonce;
 end
 $$;
 comment on function gdq.add_tick(text, pg_snapshot) is

@@ -13,7 +13,9 @@ declare
 begin
   lock table gdq.view_group in share row exclusive mode;
   id := gdq.find_group(name);
-  select u.v into missing from unnest(remove) u(v) where not exists (select from gdq.view v where v.view_name = u.v) limit 1;
+  select u.v into missing
+    from unnest(remove) u(v)
+   where not exists (select from gdq.view v where v.view_name = u.v) limit 1;
   if missing is not null then
     raise exception 'view "%" does not exist', missing
       using errcode = 'undefined_object', hint = 'gdq views lists them.';

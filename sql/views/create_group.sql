@@ -18,7 +18,8 @@ begin
   lock table gdq.view_group in share row exclusive mode;
   select g.group_id into id from gdq.view_group g where g.group_name = create_group.name;
   if id is not null then
-    if array(select v.view_name from gdq.view v where v.group_id = id order by 1) = array(select distinct u.v from unnest(views) u(v) order by 1) then
+    if array(select v.view_name from gdq.view v where v.group_id = id order by 1)
+       = array(select distinct u.v from unnest(views) u(v) order by 1) then
       return false;
     end if;
     raise exception 'group "%" exists with other views', name

@@ -5,8 +5,8 @@
 -- Result: true; false when the very same view existed. Writes: view, and what register_consumer() writes.
 -- Errors: 22023 for a bad name; 0A000 for a table that is captured in part; 42710 when another view has the name or the
 -- target; 42704 for queue or tables; GDQ04.
-create or replace function gdq.create_view(view text, queue text, definition text, target text, tables regclass[], options jsonb default '{}')
-  returns boolean
+create or replace function gdq.create_view(view text, queue text, definition text, target text, tables regclass[],
+  options jsonb default '{}') returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -20,26 +20,29 @@ begin
   end if;
   select * into existing from gdq.view v where v.view_name = view;
   if existing.view_id is not null then
-    if existing.queue_id = queue_of and existing.definition = create_view.definition and existing.target = create_view.target
-       and existing.options - 'source' = create_view.options - 'source' then
+    if existing.queue_id = queue_of and existing.definition = create_view.definition
+       and existing.target = create_view.target and existing.options - 'source' = create_view.options - 'source' then
       return false;
     end if;
     raise exception 'view "%" exists with another definition or target', view
       using errcode = 'duplicate_object', hint = 'Drop it first.';
   end if;
-  select v.view_name into other from gdq.view v
-   where v.target = create_view.target and v.options->>'target_dsn' is not distinct from create_view.options->>'target_dsn';
+  select v.view_name into other
+    from gdq.view v
+   where v.target = create_view.target
+     and v.options->>'target_dsn' is not distinct from create_view.options->>'target_dsn';
   if other is not null then
     raise exception 'table % is the target of view "%"', target, other using errcode = 'duplicate_object';
   end if;
   -- other options of a table wait for this view, and refuse then; or this sees them
   perform pg_advisory_xact_lock(gdq.lock_key('capture', t)) from unnest(tables) t order by t::oid;
-  select coalesce(gdq.table_name(ct.relid), ct.table_name) into other from gdq.captured_table ct
-   where ct.queue_id = queue_of and ct.relid = any (tables) and (ct.row_filter is not null or cardinality(ct.operations) < 4) limit 1;
+  select coalesce(gdq.table_name(ct.relid), ct.table_name) into other
+    from gdq.captured_table ct
+   where ct.queue_id = queue_of and ct.relid = any (tables)
+     and (ct.row_filter is not null or cardinality(ct.operations) < 4) limit 1;
   if other is not null then
     raise exception 'table % is captured in part: only some rows or operations', other
-      using errcode = 'feature_not_supported',
-      hint = 'Capture it without where and operations, in another queue.';
+      using errcode = 'feature_not_supported', hint = 'Capture it without where and operations, in another queue.';
   end if;
   perform gdq.register_consumer(queue, 'view:' || view, tables => tables);
   insert into gdq.view (view_name, queue_id, consumer_name, definition, target, options)

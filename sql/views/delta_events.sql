@@ -7,16 +7,20 @@ language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   queue_of integer := gdq.find_queue(queue);
-  events text := gdq.queue_events_sql(queue_of, coalesce(tables::oid[], array(select ct.relid::oid from gdq.captured_table ct where ct.queue_id = queue_of)), s0, s1, false);
+  captured oid[] := array(select ct.relid::oid from gdq.captured_table ct where ct.queue_id = queue_of);
+  events text := gdq.queue_events_sql(queue_of, coalesce(tables::oid[], captured), s0, s1, false);
 begin
   perform gdq.check_interval(queue_of, null, s0, s1);
   if events is not null then
     return query execute 'select ev_id, op, tbl, new from (' || events || ') e order by ev_id';
   end if;
   return query
-    select null::bigint, 'resync', coalesce(gdq.table_name(ct.relid), ct.table_name), jsonb_build_object('kind', 'off', 'reason', 'capture is off')
+    select null::bigint, 'resync', coalesce(gdq.table_name(ct.relid), ct.table_name),
+           jsonb_build_object('kind', 'off', 'reason', 'capture is off')
       from gdq.captured_table ct
-     where ct.queue_id = queue_of and (tables is null or ct.relid = any (tables)) and gdq.capture_state(ct.queue_id, ct.relid) = 'disarmed';
+     where ct.queue_id = queue_of
+       and (tables is null or ct.relid = any (tables))
+       and gdq.capture_state(ct.queue_id, ct.relid) = 'disarmed';
 end
 $$;
 comment on function gdq.delta_events(text, pg_snapshot, pg_snapshot, regclass[]) is

@@ -28,13 +28,15 @@ begin
   end if;
   if not gdq.snapshot_le((select h.snapshot from gdq.horizon h where h.queue_id = check_interval.queue_id), s0)
      and not exists (select from gdq.subscription s, gdq.position_of(s.subscription_id) p
-                      where s.queue_id = check_interval.queue_id and gdq.snapshot_le(p.snapshot, s0)
+                      where s.queue_id = check_interval.queue_id
+                        and gdq.snapshot_le(p.snapshot, s0)
                         and (check_interval.table_id is null
                              or exists (select from gdq.subscribed_tables(s.subscription_id) t
                                          where t.table_id = check_interval.table_id
                                            -- a table that it took up later is held from there on
                                            and not exists (select from gdq.copied_tables(s.subscription_id) c
-                                                            where c.relid = t.relid and not gdq.snapshot_le(c.snapshot, s0))))) then
+                                                            where c.relid = t.relid
+                                                              and not gdq.snapshot_le(c.snapshot, s0))))) then
     raise exception 'changes after position % are no longer all there', s0
       using errcode = 'GDQ02', hint = 'Load in full, and go on from there.';
   end if;

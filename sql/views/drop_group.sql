@@ -5,7 +5,10 @@ language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
   lock table gdq.view_group in share row exclusive mode;
-  update gdq.view v set group_id = null from gdq.view_group g where g.group_name = drop_group.name and v.group_id = g.group_id;
+  update gdq.view v
+     set group_id = null
+    from gdq.view_group g
+   where g.group_name = drop_group.name and v.group_id = g.group_id;
   delete from gdq.view_group g where g.group_name = drop_group.name;
   return found;
 end

@@ -12,9 +12,11 @@ begin
   if old.view_id is null then
     return false;
   end if;
-  perform gdq.unregister_consumer((select q.queue_name from gdq.queue q where q.queue_id = old.queue_id), old.consumer_name);
+  perform gdq.unregister_consumer((select q.queue_name from gdq.queue q where q.queue_id = old.queue_id),
+                                  old.consumer_name);
   if old.group_id is not null then
-    raise notice 'view "%" was in group "%", which goes on without it', view, (select g.group_name from gdq.view_group g where g.group_id = old.group_id);
+    raise notice 'view "%" was in group "%", which goes on without it',
+      view, (select g.group_name from gdq.view_group g where g.group_id = old.group_id);
   end if;
   return true;
 end

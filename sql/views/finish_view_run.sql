@@ -5,10 +5,10 @@
 --   rows_read: rows read of the tables; work_seconds: computing and writing; choice: why this was expected to cost
 --   less.
 -- Writes: view_run, of which a view keeps its last 1,000 rows.
-create or replace function gdq.finish_view_run(run_id bigint, action text, reason text default null, snapshot_from pg_snapshot default null,
-  snapshot_to pg_snapshot default null, rows_changed bigint default null, error text default null, kind text default null,
-  delta_rows bigint default null, rows_read bigint default null, work_seconds double precision default null, choice text default null)
-  returns void
+create or replace function gdq.finish_view_run(run_id bigint, action text, reason text default null,
+  snapshot_from pg_snapshot default null, snapshot_to pg_snapshot default null, rows_changed bigint default null,
+  error text default null, kind text default null, delta_rows bigint default null, rows_read bigint default null,
+  work_seconds double precision default null, choice text default null) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -22,8 +22,11 @@ begin
          work_seconds = finish_view_run.work_seconds, choice = finish_view_run.choice
    where r.run_id = finish_view_run.run_id returning r.view_id into id;
   delete from gdq.view_run r
-   where r.view_id = id and r.run_id <= (select o.run_id from gdq.view_run o where o.view_id = id order by o.run_id desc offset 1000 limit 1);
+   where r.view_id = id
+     and r.run_id <= (select o.run_id from gdq.view_run o where o.view_id = id
+                       order by o.run_id desc offset 1000 limit 1);
 end
 $$;
-comment on function gdq.finish_view_run(bigint, text, text, pg_snapshot, pg_snapshot, bigint, text, text, bigint, bigint, double precision, text) is
+comment on function gdq.finish_view_run(bigint, text, text, pg_snapshot, pg_snapshot, bigint, text, text, bigint,
+  bigint, double precision, text) is
   'Notes how a refresh ended.';

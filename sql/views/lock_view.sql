@@ -1,7 +1,7 @@
 -- lock_view(view, until_commit): takes a view for a refresh, so that two never work on it side by side. The lock ends
 -- with the session, or with the transaction where until_commit (behind a pooler, which shares sessions): a killed
--- refresh blocks nobody, and two seconds are enough for its session to notice. begin_refresh() fences off whoever lost
--- it.
+-- refresh blocks nobody, and two seconds are enough for its session to notice. begin_refresh() fences off a refresh
+-- that lost its lock.
 -- Result: the key, for pg_advisory_unlock(). Writes: nothing. Errors: 42704; 55P03 while another refresh has it.
 create or replace function gdq.lock_view(view text, until_commit boolean default false) returns bigint
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s'
@@ -21,12 +21,13 @@ begin
       perform pg_advisory_lock(key);
     end if;
   exception when lock_not_available then
-    select l.pid into holder from pg_locks l
-     where l.locktype = 'advisory' and l.granted and l.database = (select d.oid from pg_database d where d.datname = current_database())
+    select l.pid into holder
+      from pg_locks l
+     where l.locktype = 'advisory' and l.granted
+       and l.database = (select d.oid from pg_database d where d.datname = current_database())
        and l.classid::bigint = (key >> 32) and l.objid::bigint = (key & 4294967295) and l.objsubid = 1 limit 1;
     raise exception 'view "%" is being refreshed by pid %', view, coalesce(holder::text, 'unknown')
-      using errcode = 'lock_not_available',
-      hint = 'Wait for it; its lock ends with its session.';
+      using errcode = 'lock_not_available', hint = 'Wait for it; its lock ends with its session.';
   end;
   return key;
 end

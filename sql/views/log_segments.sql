@@ -7,7 +7,10 @@ declare
   queue_of integer := gdq.find_queue(queue);
 begin
   return query
-    select s.segment from gdq.captured_table ct join gdq.table_version v using (table_id) join gdq.log_segment s using (version_id)
+    select s.segment
+      from gdq.captured_table ct
+      join gdq.table_version v using (table_id)
+      join gdq.log_segment s using (version_id)
      where ct.queue_id = queue_of and (tables is null or ct.relid = any (tables))
     union all
     select e from gdq.event_segments(queue_of) e

@@ -17,9 +17,11 @@ begin
   end if;
   -- The tick of the refresh itself, which the target names: trim() keeps what a position points at.
   insert into gdq.position (subscription_id, batch_no, tick_id, snapshot, event_seq)
-    select id, b.batch_no, coalesce(max(t.tick_id), pos.tick_id), set_position.snapshot, coalesce(max(t.event_seq), pos.event_seq)
+    select id, b.batch_no, coalesce(max(t.tick_id), pos.tick_id), set_position.snapshot,
+           coalesce(max(t.event_seq), pos.event_seq)
       from gdq.tick t
-     where t.queue_id = gdq.find_queue(queue) and t.refresh and t.snapshot::text = set_position.snapshot::text and t.tick_id >= pos.tick_id;
+     where t.queue_id = gdq.find_queue(queue) and t.refresh
+       and t.snapshot::text = set_position.snapshot::text and t.tick_id >= pos.tick_id;
   -- a refresh that found its changes gone has loaded in full
   insert into gdq.subscription_resync (subscription_id, relid, kind, snapshot)
     select id, c.relid, 'copied', set_position.snapshot from gdq.cut_tables(id) c;

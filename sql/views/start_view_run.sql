@@ -6,7 +6,9 @@ as $$
 declare
   run bigint;
 begin
-  insert into gdq.view_run (view_id, group_name) select v.view_id, start_view_run.group_name from gdq.view v where v.view_name = view returning run_id into run;
+  insert into gdq.view_run (view_id, group_name)
+    select v.view_id, start_view_run.group_name from gdq.view v where v.view_name = view
+    returning run_id into run;
   if run is null then
     raise exception 'view "%" does not exist', view using errcode = 'undefined_object', hint = 'gdq views lists them.';
   end if;

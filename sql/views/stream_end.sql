@@ -7,7 +7,8 @@
 -- consumer with members or that skips origins, and for an unlogged queue, whose logs may be emptied by a crash between
 -- two looks of a reader; 55006 for the consumer of a view; GDQ02, GDQ07 and GDQ08 for the position; GDQ03 when the
 -- consumer was cut off.
-create or replace function gdq.stream_end(queue text, consumer text, tbl regclass, since text, max_events bigint default null, last_tick bigint default null)
+create or replace function gdq.stream_end(queue text, consumer text, tbl regclass, since text,
+  max_events bigint default null, last_tick bigint default null)
   returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -29,24 +30,30 @@ begin
     raise exception 'consumer "%" skips origins, and a stream does not', consumer
       using errcode = 'object_not_in_prerequisite_state', hint = 'Register a consumer without skip_origin.';
   elsif not exists (select from gdq.subscribed_tables(id) t where t.relid = tbl) then
-    raise exception 'consumer "%" of queue "%" does not take table %, so nothing holds its changes', consumer, queue, gdq.table_name(tbl)
+    raise exception 'consumer "%" of queue "%" does not take table %, so nothing holds its changes',
+      consumer, queue, gdq.table_name(tbl)
       using errcode = 'undefined_object', hint = 'gdq set-tables lets it take more.';
   end if;
   perform gdq.check_position(queue, since);
   if not gdq.may_read(id) then
     return null;
   end if;
-  select t.* into strict start from gdq.tick t where t.queue_id = queue_of and t.tick_id = split_part(since, '/', 3)::bigint;
+  select t.* into strict start
+    from gdq.tick t where t.queue_id = queue_of and t.tick_id = split_part(since, '/', 3)::bigint;
   -- A tick that was taken before the position but committed after it would lead backwards: it is passed over.
   if max_events is null then
-    select t.* into till from gdq.tick t
-     where t.queue_id = queue_of and not t.refresh and t.tick_id > start.tick_id and t.tick_id <= coalesce(last_tick, t.tick_id)
+    select t.* into till
+      from gdq.tick t
+     where t.queue_id = queue_of and not t.refresh
+       and t.tick_id > start.tick_id and t.tick_id <= coalesce(last_tick, t.tick_id)
        and gdq.snapshot_le(start.snapshot, t.snapshot)
      order by t.tick_id desc limit 1;
   else
     select (t).* into till
-      from (select t from gdq.tick t
-             where t.queue_id = queue_of and not t.refresh and t.tick_id > start.tick_id and t.tick_id <= coalesce(last_tick, t.tick_id)
+      from (select t
+              from gdq.tick t
+             where t.queue_id = queue_of and not t.refresh
+               and t.tick_id > start.tick_id and t.tick_id <= coalesce(last_tick, t.tick_id)
                and gdq.snapshot_le(start.snapshot, t.snapshot)
              order by t.tick_id limit ticks_max) later(t)
      order by (t).event_seq - start.event_seq > max_events,

@@ -12,7 +12,9 @@ declare
   found_row boolean;
 begin
   select q.queue_name, ss.subscription_id into s
-    from gdq.view v join gdq.queue q using (queue_id) join gdq.consumer c on c.consumer_name = v.consumer_name
+    from gdq.view v
+    join gdq.queue q using (queue_id)
+    join gdq.consumer c on c.consumer_name = v.consumer_name
     join gdq.subscription ss on ss.queue_id = v.queue_id and ss.consumer_id = c.consumer_id
    where v.view_name = view;
   if s.subscription_id is null then
@@ -21,13 +23,20 @@ begin
   since := (gdq.position_of(s.subscription_id)).snapshot;
   if exists (select from gdq.cut_tables(s.subscription_id))
      or exists (select from gdq.delta_events(s.queue_name, since, pg_current_snapshot(),
-                  array(select t.relid::regclass from gdq.subscribed_tables(s.subscription_id) t)) e where e.kind <> 'message' and e.ev_id is not null) then
+                              array(select t.relid::regclass from gdq.subscribed_tables(s.subscription_id) t)) e
+                 where e.kind <> 'message' and e.ev_id is not null) then
     return true;
   end if;
-  for log in select g.segment from gdq.subscribed_tables(s.subscription_id) t join gdq.table_version tv using (table_id)
-                    join gdq.log_segment g using (version_id) where pg_relation_size(g.segment) > 0 loop
-    execute format('select exists (select from %s where ev_txid >= $1) or exists (select from %1$s where ev_txid = any ($2))', log)
-      into found_row using pg_snapshot_xmax(since)::text::bigint, array(select x::text::bigint from pg_snapshot_xip(since) x);
+  for log in select g.segment
+               from gdq.subscribed_tables(s.subscription_id) t
+               join gdq.table_version tv using (table_id)
+               join gdq.log_segment g using (version_id)
+              where pg_relation_size(g.segment) > 0 loop
+    execute format($sql$
+      select exists (select from %1$s where ev_txid >= $1)
+          or exists (select from %1$s where ev_txid = any ($2)) $sql$, log)
+      into found_row
+      using pg_snapshot_xmax(since)::text::bigint, array(select x::text::bigint from pg_snapshot_xip(since) x);
     if found_row then
       return true;
     end if;

@@ -1,8 +1,8 @@
 -- view_info(view): one row a view (NULL: all) with how fresh it is and how its last refresh went.
--- Result: age: since the start of the last refresh that succeeded, so the snapshot that the target stands for is at most
--- as old; NULL before the first. last_refresh: when the last refresh ended; last_action (full, delta, none or failed),
--- last_reason, rows_changed, error, kind and delta_rows are of that one. group_name: the group of views that the view is
--- refreshed with. Writes: nothing. Errors: 42704.
+-- Result: age: since the start of the last refresh that succeeded, so the snapshot that the target stands for is at
+-- most as old; NULL before the first. last_refresh: when the last refresh ended; last_action (full, delta, none or
+-- failed), last_reason, rows_changed, error, kind and delta_rows are of that one. group_name: the group of views that
+-- the view is refreshed with. Writes: nothing. Errors: 42704.
 create or replace function gdq.view_info(view text default null)
   returns table (view_name text, queue_name text, consumer_name text, tables text[], target text, definition text,
                  options jsonb, created_at timestamptz, age interval, last_refresh timestamptz, last_action text,
