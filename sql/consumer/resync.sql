@@ -29,39 +29,6 @@ $$;
 comment on function gdq.move_position(integer, gdq.tick) is
   'Puts a subscription at a tick and leaves its open batches behind.';
 
--- rebase_resync(queue_id, keep): the states of a restored queue, whose snapshots mean nothing here. A table that a
--- consumer had copied further than it has read must be copied anew; without keep an event says so of every table.
--- Writes: subscription_resync. Errors: 55000 when an event of a removed table would not find its consumer.
-create or replace function gdq.rebase_resync(queue_id integer, keep boolean) returns void
-language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
-as $$
-declare
-  s integer;
-begin
-  perform gdq.trim_resync();
-  for s in select ss.subscription_id from gdq.subscription ss where ss.queue_id = rebase_resync.queue_id loop
-    if keep and exists (select from gdq.subscription_resync r, gdq.position_of(s) p
-                         where r.subscription_id = s
-                           and r.kind = 'removed'
-                           and not pg_visible_in_snapshot(r.txid::text::xid8, p.snapshot)) then
-      raise exception 'the positions of the queue cannot be kept: '
-                      'a table was removed, and not all consumers had come to that'
-        using errcode = 'object_not_in_prerequisite_state',
-              hint = 'Rebase without keep: every consumer then reads its tables afresh.';
-    end if;
-    insert into gdq.subscription_resync (subscription_id, relid, kind, snapshot, reason)
-      select s, c.relid, 'cut', '1:1:', 'copied, and restored from a dump before what follows was read'
-        from gdq.copied_tables(s) c, gdq.position_of(s) p
-       where keep and c.relid is not null and not gdq.snapshot_le(c.snapshot, p.snapshot);
-    delete from gdq.subscription_resync r where r.subscription_id = s and r.kind <> 'cut';
-    -- no seek leads back to before it
-    update gdq.subscription_resync r set snapshot = '1:1:' where r.subscription_id = s;
-  end loop;
-end
-$$;
-comment on function gdq.rebase_resync(integer, boolean) is
-  'Makes the states of a restored queue mean something in this cluster.';
-
 -- trim_resync(): deletes states that a newer one of the same table has replaced, and those of removed tables that no
 -- position and no seek can come back to. Writes: subscription_resync.
 create or replace function gdq.trim_resync() returns void

@@ -1,12 +1,12 @@
 -- rebase(queue, keep): starts a new era of a queue, or of all, that was restored from a dump: capture is made anew, and
--- every consumer is told to read each of its tables afresh (a resync event with the reason). Messages that a
--- consumer has not passed come all the same.
+-- every consumer gets a resync event, with the reason, for each of its tables. Messages that a consumer has not passed
+-- come all the same.
 --   keep: consumers go on where the dump has them, and no table is read afresh. Only if writers were stopped before the
 --   last tick of the old server and begin after this, which is checked but for TRUNCATE and statement triggers of
 --   partitions, and consumers read nothing there after the dump, which is not.
 -- It also helps where the last tick is later than the server's transactions, after pg_resetwal or a replica made by
--- logical replication. Result: one row a consumer and table with what became of it, resync or kept; none for nothing to
--- do.
+-- logical replication.
+-- Result: one row a consumer and table with what became of it, resync or kept; none for nothing to do.
 -- Writes: all control tables of the queue, its logs, capture functions and triggers.
 -- Errors: 42704; 55000 where event triggers or captured tables are missing or positions cannot be kept; 42501; 55P03
 -- when writers or readers hold a table or log: nothing is changed, try again; GDQ04.
@@ -23,15 +23,19 @@ begin
     raise exception 'queue "%" does not exist', queue
       using errcode = 'undefined_object', hint = 'List the queues with gdq.queue_info().';
   end if;
-  if exists (select from gdq.table_version v where not exists (select from gdq.captured_table ct where ct.table_id = v.table_id)) then
+  if exists (select from gdq.table_version v
+              where not exists (select from gdq.captured_table ct where ct.table_id = v.table_id)) then
     raise exception 'the dump was restored in part: captured tables are missing'
       using errcode = 'object_not_in_prerequisite_state',
-      hint = 'Restore the whole database; or gdq uninstall and install, and start anew.';
+            hint = 'Restore the whole database; or gdq uninstall and install, and start anew.';
   end if;
-  for q in select qq.queue_id, qq.queue_name from gdq.queue qq where queue is null or qq.queue_name = queue order by 2 loop
+  for q in select qq.queue_id, qq.queue_name from gdq.queue qq
+            where queue is null or qq.queue_name = queue order by 2 loop
     perform pg_advisory_xact_lock(gdq.lock_key('tick', q.queue_id));
-    continue when (gdq.era_of(q.queue_id)).era is not null and gdq.snapshot_le((gdq.last_tick(q.queue_id)).snapshot, pg_current_snapshot());
-    if not gdq.event_triggers_on() and exists (select from gdq.captured_table ct where ct.queue_id = q.queue_id and ct.format = 'typed') then
+    continue when (gdq.era_of(q.queue_id)).era is not null
+                  and gdq.snapshot_le((gdq.last_tick(q.queue_id)).snapshot, pg_current_snapshot());
+    if not gdq.event_triggers_on()
+       and exists (select from gdq.captured_table ct where ct.queue_id = q.queue_id and ct.format = 'typed') then
       raise exception 'the event triggers of gdq are missing or off: an ALTER TABLE could make writes fail'
         using errcode = 'object_not_in_prerequisite_state',
               hint = 'As a superuser: gdq create-event-triggers, or SELECT gdq.create_event_triggers().';
@@ -40,16 +44,18 @@ begin
     perform gdq.drop_strays();
     perform gdq.rebase_queue(q.queue_id, keep);
     return query
-      select q.queue_name, c.consumer_name, t.table_name, case when keep and gdq.capture_state(q.queue_id, t.relid) = 'armed' then 'kept' else 'resync' end
+      select q.queue_name, c.consumer_name, t.table_name,
+             case when keep and gdq.capture_state(q.queue_id, t.relid) = 'armed' then 'kept' else 'resync' end
         from gdq.subscription s join gdq.consumer c using (consumer_id), gdq.subscribed_tables(s.subscription_id) t
-       where s.queue_id = q.queue_id order by 2, 3;
+       where s.queue_id = q.queue_id
+       order by 2, 3;
   end loop;
 end
 $$;
 comment on function gdq.rebase(text, boolean) is 'Starts a new era of queues that were restored from a dump.';
 
--- rebase_queue(queue_id, keep): rebase() of one queue, whose tick lock the caller holds. Writes and errors: as
--- rebase().
+-- rebase_queue(queue_id, keep): rebase() of one queue, whose tick lock the caller holds. rebase_positions.sql tells
+-- which numbers its rows and positions get. Writes and errors: as rebase().
 create or replace function gdq.rebase_queue(queue_id integer, keep boolean) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -57,7 +63,8 @@ declare
   positions record;
   tick bigint;
   p record;
-  last_number bigint := (select max(t.event_seq) from gdq.tick t where t.queue_id = rebase_queue.queue_id and not t.refresh);
+  last_number bigint := (select max(t.event_seq) from gdq.tick t
+                          where t.queue_id = rebase_queue.queue_id and not t.refresh);
 begin
   perform pg_advisory_xact_lock(gdq.lock_key('position', queue_id));
   perform from gdq.subscription s where s.queue_id = rebase_queue.queue_id order by s.subscription_id for update;
@@ -66,23 +73,28 @@ begin
   end if;
   perform gdq.rebase_retries(queue_id);
   perform gdq.rebase_resync(queue_id, keep);
-  select array_agg(r.old_snapshot order by n) as old, array_agg(r.new_snapshot order by n) as new, array_agg(r.event_seq order by n) as seq
-    into positions from gdq.rebase_positions(queue_id) with ordinality r(old_snapshot, new_snapshot, event_seq, n);
+  select array_agg(r.old_snapshot order by n) as old, array_agg(r.new_snapshot order by n) as new,
+         array_agg(r.event_seq order by n) as seq
+    into positions
+    from gdq.rebase_positions(queue_id) with ordinality r(old_snapshot, new_snapshot, event_seq, n);
   perform gdq.rebase_events(queue_id, keep, coalesce(positions.old, '{}'), last_number);
   if keep then
     perform gdq.move_rows(ls.segment, coalesce(positions.old, '{}'), last_number)
-       from gdq.captured_table ct join gdq.table_version v using (table_id) join gdq.log_segment ls using (version_id)
+       from gdq.captured_table ct
+       join gdq.table_version v using (table_id)
+       join gdq.log_segment ls using (version_id)
       where ct.queue_id = rebase_queue.queue_id;
   end if;
   -- an old tick would be a place to start from; this happens once a restore, so the dead rows do not matter
   delete from gdq.tick t where t.queue_id = rebase_queue.queue_id;
   delete from gdq.log_loss l where l.queue_id = rebase_queue.queue_id;
-  insert into gdq.tick (queue_id, snapshot, event_seq) values (queue_id, '3:3:', 0);
+  insert into gdq.tick (queue_id, snapshot, event_seq) values (queue_id, gdq.era_snapshot(0), 0);
   perform gdq.start_era(queue_id);
   perform gdq.rebase_tables(queue_id, keep, 'the database was restored from a dump');
-  update gdq.horizon h set snapshot = '3:3:' where h.queue_id = rebase_queue.queue_id;
+  update gdq.horizon h set snapshot = gdq.era_snapshot(0) where h.queue_id = rebase_queue.queue_id;
   for i in 1 .. coalesce(cardinality(positions.new), 0) loop
-    insert into gdq.tick (queue_id, snapshot, event_seq) values (queue_id, positions.new[i], positions.seq[i]) returning tick_id into tick;
+    insert into gdq.tick (queue_id, snapshot, event_seq) values (queue_id, positions.new[i], positions.seq[i])
+      returning tick_id into tick;
     for p in select s.subscription_id, pos.batch_no, pos.event_seq,
                     (select max(b.batch_no) from gdq.batch b where b.subscription_id = s.subscription_id) as open_no
                from gdq.subscription s, gdq.position_of(s.subscription_id) pos
@@ -104,17 +116,27 @@ as $$
 declare
   why text;
 begin
-  select case when gdq.last_event(q.queue_id) <> (gdq.last_tick(q.queue_id)).event_seq then 'changes were captured after its last tick'
-              when exists (select from gdq.log_loss l where l.queue_id = q.queue_id) then 'a crash had emptied its unlogged logs'
-              else coalesce((select 'capture of ' || ct.table_name || ' was off' from gdq.captured_table ct
-                              where ct.queue_id = q.queue_id and gdq.capture_state(ct.queue_id, ct.relid) <> 'armed' limit 1),
+  select case when gdq.last_event(q.queue_id) <> (gdq.last_tick(q.queue_id)).event_seq
+                then 'changes were captured after its last tick'
+              when exists (select from gdq.log_loss l where l.queue_id = q.queue_id)
+                then 'a crash had emptied its unlogged logs'
+              else coalesce((select 'capture of ' || ct.table_name || ' was off'
+                               from gdq.captured_table ct
+                              where ct.queue_id = q.queue_id
+                                and gdq.capture_state(ct.queue_id, ct.relid) <> 'armed' limit 1),
                             (select 'members of consumer ' || c.consumer_name || ' finished batches before an older one'
-                               from gdq.subscription s join gdq.consumer c using (consumer_id), gdq.position_of(s.subscription_id) p
+                               from gdq.subscription s join gdq.consumer c using (consumer_id),
+                                    gdq.position_of(s.subscription_id) p
                               where s.queue_id = q.queue_id
-                                and exists (select from gdq.batch_end e where e.subscription_id = s.subscription_id and e.batch_no > p.batch_no) limit 1)) end
-    into why from gdq.queue q where q.queue_id = require_kept.queue_id;
+                                and exists (select from gdq.batch_end e
+                                             where e.subscription_id = s.subscription_id
+                                               and e.batch_no > p.batch_no) limit 1)) end
+    into why
+    from gdq.queue q
+   where q.queue_id = require_kept.queue_id;
   if why is not null then
-    raise exception 'the positions of queue "%" cannot be kept: %', (select q.queue_name from gdq.queue q where q.queue_id = require_kept.queue_id), why
+    raise exception 'the positions of queue "%" cannot be kept: %',
+      (select q.queue_name from gdq.queue q where q.queue_id = require_kept.queue_id), why
       using errcode = 'object_not_in_prerequisite_state',
             hint = 'Rebase without keep: every consumer then reads its tables afresh.';
   end if;
@@ -139,8 +161,8 @@ end
 $$;
 comment on function gdq.drop_strays() is 'Drops logs that no control row knows.';
 
--- restore_rights(): gives the roles of gdq what they need, which a restore without roles or privileges has lost, and
--- takes from PUBLIC what it has not. Writes: roles and ACLs of gdq and gdq_log. Errors: 42501.
+-- restore_rights(): gives the roles of gdq the rights that they need, which a restore without roles or privileges has
+-- lost, and takes those of PUBLIC away. Writes: roles and ACLs of gdq and gdq_log. Errors: 42501.
 create or replace function gdq.restore_rights() returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -157,20 +179,3 @@ begin
 end
 $$;
 comment on function gdq.restore_rights() is 'Gives the roles of gdq what a restore without privileges has lost.';
-
--- move_rows(segment, positions, keep_below): gives the rows of a restored log numbers of this cluster, by the positions
--- that have not passed them, and deletes those that all have. A row with a number above keep_below may have been
--- written after the restore: no position has passed it. Writes: the segment.
-create or replace function gdq.move_rows(segment regclass, positions pg_snapshot[], keep_below bigint) returns void
-language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
-as $$
-begin
-  execute format('delete from %s where ev_id <= $2 and not exists (select from unnest($1) p where not pg_visible_in_snapshot(ev_txid::text::xid8, p))',
-                 gdq.table_name(segment)) using positions, keep_below;
-  execute format('update %s set ev_txid = 3 + case when ev_id > $2 then cardinality($1) '
-                 'else (select count(*) from unnest($1) p where not pg_visible_in_snapshot(ev_txid::text::xid8, p)) end',
-                 gdq.table_name(segment)) using positions, keep_below;
-end
-$$;
-comment on function gdq.move_rows(regclass, pg_snapshot[], bigint) is
-  'Gives the rows of a restored log numbers of this cluster.';
