@@ -1,8 +1,8 @@
--- doctor(queue, patience): what is wrong or about to be, one row each: severity error (capture is or may be incomplete,
--- writes are in danger, or nothing moves), warning or note (good to know, and nothing that must be mended); code;
--- object; cause and cure, a line each; fixable: gdq doctor --fix mends it. queue NULL: all. patience: how long a thing
--- may last before it is found. A check that fails, because what it looks at is just being dropped, is a finding of its
--- own; nothing is waited for longer than 100 ms.
+-- doctor(queue, patience): the faults of capture and delivery, or what will become one, one row each: severity: error
+-- (capture is or may be incomplete, writes are in danger, or nothing moves), warning or note (good to know, and nothing
+-- that must be mended); code; object; cause and cure, a line each; fixable: gdq doctor --fix mends it. queue NULL: all.
+-- patience: problems younger than this are not found. A check that fails, because an object that it looks at is just
+-- being dropped, is a finding of its own; nothing is waited for longer than 100 ms.
 -- Writes: nothing. Errors: 42704.
 create or replace function gdq.doctor(queue text default null, patience interval default '1 min')
   returns table (severity text, code text, object text, cause text, cure text, fixable boolean)
@@ -15,7 +15,9 @@ declare
 begin
   -- what the other checks would find there is of the other cluster
   return query
-    select 'error', 'restored', r.queue_name, format('queue "%s" was restored from a dump: its ticks, positions and logs are of another cluster', r.queue_name),
+    select 'error', 'restored', r.queue_name,
+           format('queue "%s" was restored from a dump: its ticks, positions and logs are of another cluster',
+                  r.queue_name),
            'gdq rebase', false
       from gdq.restored_queues() r;
   if found then
@@ -27,7 +29,9 @@ begin
     begin
       return query execute format('select * from gdq.doctor_%s($1, $2)', part) using wanted, patience;
     exception when others then
-      return query select 'warning', 'check_failed', part, format('the check of %s failed: %s', replace(part, '_', ' '), sqlerrm), 'Run it again.', false;
+      return query select 'warning', 'check_failed', part,
+                          format('the check of %s failed: %s', replace(part, '_', ' '), sqlerrm), 'Run it again.',
+                          false;
     end;
   end loop;
 end
@@ -43,31 +47,46 @@ create or replace function gdq.doctor_event_triggers(queue_id integer, patience 
   returns table (severity text, code text, object text, cause text, cure text, fixable boolean)
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
-  select 'error', 'event_triggers_off', 'event_triggers', 'the setting event_triggers is off: capture does not follow DDL, and writes after an ALTER TABLE fail',
+  select 'error', 'event_triggers_off', 'event_triggers',
+         'the setting event_triggers is off: capture does not follow DDL, and writes after an ALTER TABLE fail',
          'Set event_triggers = on.', false
-   where current_setting('event_triggers', true) = 'off' and exists (select from gdq.captured_table ct where ct.format = 'typed')
+   where current_setting('event_triggers', true) = 'off'
+     and exists (select from gdq.captured_table ct where ct.format = 'typed')
   union all
-  select 'error', 'event_triggers_off', coalesce(w.names, '!gdq_*'), 'event triggers of gdq are missing, disabled or changed: capture does not follow DDL, and writes after an ALTER TABLE fail',
+  select 'error', 'event_triggers_off', coalesce(w.names, '!gdq_*'),
+         'event triggers of gdq are missing, disabled or changed: capture does not follow DDL, and writes after an '
+         'ALTER TABLE fail',
          'As a superuser: gdq create-event-triggers', (select r.rolsuper from pg_roles r where r.rolname = session_user)
     from (select string_agg(n, ', ' order by n) as names
             from unnest(array['!gdq_ddl', '!gdq_drop', '!gdq_rewrite', '!gdq_capture_role']) n
            where not exists (select from pg_event_trigger e where e.evtname = n and e.evtenabled = 'A')) w
-   where not gdq.event_triggers_on() and current_setting('event_triggers', true) is distinct from 'off'
+   where not gdq.event_triggers_on()
+     and current_setting('event_triggers', true) is distinct from 'off'
      and exists (select from gdq.captured_table ct where ct.format = 'typed')
   union all
   select case when e.outranks then 'warning' else 'note' end, 'event_trigger_of_application', e.evtname::text,
          format('event trigger %I (%s, owner %s) fires %s', e.evtname, e.evtevent, pg_get_userbyid(e.evtowner),
-                case when e.outranks then 'before those of gdq: a write of its to the table that was just altered fails or is not captured'
+                case when e.outranks then
+                  'before those of gdq: a write of its to the table that was just altered fails or is not captured'
                      else 'for DDL of gdq too: if it fails there, capture cannot follow' end),
-         case when e.outranks then 'Give it a name that sorts after !gdq_.' else 'Let it return at once for objects of schema gdq_log, or give it a list of tags.' end, false
-    from (select t.*, t.evtevent <> 'ddl_command_start' and t.evtname < '!gdq_'
-                      and (t.evttags is null or exists (select from unnest(t.evttags) tag where tag ~ '^(ALTER|DROP) ')) as outranks
-            from pg_event_trigger t where t.evtevent in ('ddl_command_start', 'ddl_command_end', 'sql_drop', 'table_rewrite')) e
-   where e.evtname not in ('!gdq_ddl', '!gdq_drop', '!gdq_rewrite', '!gdq_capture_role') and e.evtenabled <> 'D'
+         case when e.outranks then 'Give it a name that sorts after !gdq_.'
+              else 'Let it return at once for objects of schema gdq_log, or give it a list of tags.' end, false
+    from (select t.*,
+                 t.evtevent <> 'ddl_command_start' and t.evtname < '!gdq_'
+                 and (t.evttags is null
+                      or exists (select from unnest(t.evttags) tag where tag ~ '^(ALTER|DROP) ')) as outranks
+            from pg_event_trigger t
+           where t.evtevent in ('ddl_command_start', 'ddl_command_end', 'sql_drop', 'table_rewrite')) e
+   where e.evtname not in ('!gdq_ddl', '!gdq_drop', '!gdq_rewrite', '!gdq_capture_role')
+     and e.evtenabled <> 'D'
      -- the tags are of what gdq issues while it follows DDL
-     and (e.outranks or (e.evtevent <> 'table_rewrite'
-                         and (e.evttags is null or e.evttags && '{CREATE TABLE,CREATE INDEX,CREATE FUNCTION,CREATE TRIGGER,CREATE TYPE,ALTER TABLE}')))
-     and not exists (select from pg_depend d where d.classid = 'pg_event_trigger'::regclass and d.objid = e.oid and d.deptype = 'e')
+     and (e.outranks
+          or (e.evtevent <> 'table_rewrite'
+              and (e.evttags is null
+                   or e.evttags && array['CREATE TABLE', 'CREATE INDEX', 'CREATE FUNCTION', 'CREATE TRIGGER',
+                                         'CREATE TYPE', 'ALTER TABLE'])))
+     and not exists (select from pg_depend d
+                      where d.classid = 'pg_event_trigger'::regclass and d.objid = e.oid and d.deptype = 'e')
    order by 1, 3
 $$;
 comment on function gdq.doctor_event_triggers(integer, interval) is 'The part of doctor() about event triggers.';
@@ -84,24 +103,32 @@ declare
   dead_max constant bigint := 10000;
   busy oid[] := gdq.busy_relations();
 begin
-  for s in select c.oid::regclass as name, q.seqmax from pg_sequence q join pg_class c on c.oid = q.seqrelid
-            where c.relnamespace in ('gdq'::regnamespace, 'gdq_log'::regnamespace) and not q.seqcycle and c.oid <> all (busy) loop
+  for s in select c.oid::regclass as name, q.seqmax
+             from pg_sequence q join pg_class c on c.oid = q.seqrelid
+            where c.relnamespace in ('gdq'::regnamespace, 'gdq_log'::regnamespace)
+              and not q.seqcycle and c.oid <> all (busy) loop
     used := pg_sequence_last_value(s.name);
     if used > s.seqmax / 10 * 8 then
-      return query select case when used > s.seqmax / 100 * 98 then 'error' else 'warning' end, 'sequence_near_end', s.name::text,
-        format('%s has given out %s of %s numbers', s.name, used, s.seqmax), 'Drop gdq and install it anew before they run out.', false;
+      return query
+      select case when used > s.seqmax / 100 * 98 then 'error' else 'warning' end, 'sequence_near_end', s.name::text,
+             format('%s has given out %s of %s numbers', s.name, used, s.seqmax),
+             'Drop gdq and install it anew before they run out.', false;
     end if;
   end loop;
   return query
-  select 'warning', 'dead_rows', c.oid::regclass::text, format('%s has %s dead rows beside %s', c.oid::regclass, pg_stat_get_dead_tuples(c.oid), pg_stat_get_live_tuples(c.oid)),
+  select 'warning', 'dead_rows', c.oid::regclass::text,
+         format('%s has %s dead rows beside %s',
+                c.oid::regclass, pg_stat_get_dead_tuples(c.oid), pg_stat_get_live_tuples(c.oid)),
          case when current_setting('autovacuum') = 'off' then 'Set autovacuum = on.'
-              else 'End what holds an old snapshot: see pg_stat_activity.backend_xmin, pg_prepared_xacts and pg_replication_slots.xmin.' end, false
+              else 'End what holds an old snapshot: see pg_stat_activity.backend_xmin, pg_prepared_xacts and '
+                   'pg_replication_slots.xmin.' end, false
     from pg_class c
    where c.relnamespace in ('gdq'::regnamespace, 'gdq_log'::regnamespace) and c.relkind = 'r'
      and pg_stat_get_dead_tuples(c.oid) > greatest(dead_max, pg_stat_get_live_tuples(c.oid));
   return query
   select 'warning', 'not_frozen', c.oid::regclass::text,
-         format('%s has rows %s transactions old: autovacuum should have frozen them at %s', c.oid::regclass, age(c.relfrozenxid), current_setting('autovacuum_freeze_max_age')),
+         format('%s has rows %s transactions old: autovacuum should have frozen them at %s',
+                c.oid::regclass, age(c.relfrozenxid), current_setting('autovacuum_freeze_max_age')),
          'VACUUM (FREEZE) it, and see why autovacuum does not.', false
     from pg_class c
    where c.relnamespace in ('gdq'::regnamespace, 'gdq_log'::regnamespace) and c.relkind = 'r'
@@ -109,60 +136,3 @@ begin
 end
 $$;
 comment on function gdq.doctor_server(integer, interval) is 'The part of doctor() about sequences and dead rows.';
-
--- doctor_replication(queue_id, patience): the part of doctor() about logical replication: changes that come with
--- replication, for which ordinary triggers do not fire, publications that ship logs, and slots of gdq that no view or
--- consumer reads: notes where the owner of gdq may not read the positions of slots. Writes: nothing.
-create or replace function gdq.doctor_replication(queue_id integer, patience interval)
-  returns table (severity text, code text, object text, cause text, cure text, fixable boolean)
-language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
-as $$
-#variable_conflict use_column
-declare
-  positions record;
-  readers text[] := '{}';
-begin
-  return query
-  select 'warning', 'replica_role', concat_ws(' in ', 'role ' || r.rolname, 'database ' || d.datname), format('%s runs with session_replication_role = replica: its changes are not captured',
-         concat_ws(' in ', 'role ' || r.rolname, 'database ' || d.datname)), 'Take the setting away: ALTER ROLE or ALTER DATABASE ... RESET session_replication_role.', false
-    from pg_db_role_setting s
-    left join pg_database d on d.oid = s.setdatabase left join pg_roles r on r.oid = s.setrole
-   where 'session_replication_role=replica' = any (s.setconfig) and (s.setdatabase = 0 or d.datname = current_database());
-  return query
-  select 'error', 'subscription_target', gdq.table_name(sr.srrelid), format('%s is filled by a logical subscription, and a capture trigger of it does not fire for that', gdq.table_name(sr.srrelid)),
-         'Capture the table at its publisher, or have its triggers fire ALWAYS.', false
-    from pg_subscription_rel sr
-   where exists (select from pg_trigger tg join pg_proc p on p.oid = tg.tgfoid
-                  where tg.tgrelid = sr.srrelid and p.pronamespace = 'gdq_log'::regnamespace and tg.tgenabled <> 'A'
-                    and (doctor_replication.queue_id is null or tg.tgname ~ format('^!gdq_\d+_%s_', doctor_replication.queue_id)));
-  return query
-  select 'warning', 'publication_ships_logs', p.pubname::text,
-         format('publication %I %s: every change goes through replication twice', p.pubname, case when p.puballtables then 'is FOR ALL TABLES and ships the logs of gdq' else 'lists tables of gdq' end),
-         'Publish the tables or schemas that are wanted, without gdq and gdq_log.', false
-    from pg_publication p
-   where p.puballtables
-      or exists (select from pg_publication_namespace n where n.pnpubid = p.oid and n.pnnspid in ('gdq'::regnamespace, 'gdq_log'::regnamespace))
-      or exists (select from pg_publication_rel r join pg_class c on c.oid = r.prrelid
-                  where r.prpubid = p.oid and c.relnamespace in ('gdq'::regnamespace, 'gdq_log'::regnamespace));
-  select c.oid, has_schema_privilege(n.oid, 'usage') and has_table_privilege(c.oid, 'select') as readable into positions
-    from pg_class c join pg_namespace n on n.oid = c.relnamespace where n.nspname = 'gdq_target' and c.relname = 'slot_position';
-  if positions.readable then
-    execute 'select array(select slot_name from gdq_target.slot_position)' into readers;
-  end if;
-  return query
-  select case when positions.oid is null or positions.readable then 'warning' else 'note' end, 'slot_unread', s.slot_name::text,
-         format('%s reads slot %s, which keeps %s of the write-ahead log',
-                case when positions.oid is null or positions.readable then 'no view or consumer'
-                     else format('no view, and maybe no consumer (%I may not read gdq_target.slot_position),', current_user) end, s.slot_name,
-                coalesce(pg_size_pretty(pg_wal_lsn_diff(case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_lsn() end, s.restart_lsn)), 'none')),
-         case when q.queue_id is null then format('select pg_drop_replication_slot(%L)', s.slot_name)
-              else format('gdq drop-slot %s %s', q.queue_name, substr(s.slot_name, length(q.queue_name) + 6)) end, false
-    from pg_replication_slots s
-    left join lateral (select q.* from gdq.queue q where starts_with(s.slot_name, format('gdq_%s_', q.queue_name)) order by length(q.queue_name) desc limit 1) q on true
-   where s.plugin = 'pgoutput' and s.database = current_database() and not s.active and starts_with(s.slot_name, 'gdq_')
-     and s.slot_name::text <> all (readers)
-     and not exists (select from gdq.view v join gdq.queue vq using (queue_id) where s.slot_name = format('gdq_%s_%s', vq.queue_name, v.view_name))
-     and (doctor_replication.queue_id is null or q.queue_id = doctor_replication.queue_id);
-end
-$$;
-comment on function gdq.doctor_replication(integer, interval) is 'The part of doctor() about logical replication.';

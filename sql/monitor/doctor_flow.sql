@@ -1,4 +1,4 @@
--- doctor_flow(queue_id, patience): the part of doctor() about what should move: ticks, consumers. Writes: nothing.
+-- doctor_flow(queue_id, patience): the part of doctor() about ticks and consumers: whether they move. Writes: nothing.
 create or replace function gdq.doctor_flow(queue_id integer, patience interval)
   returns table (severity text, code text, object text, cause text, cure text, fixable boolean)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set intervalstyle = postgres
@@ -6,36 +6,55 @@ as $$
 #variable_conflict use_column
 begin
   return query
-  select 'error', 'ticker_silent', q.queue_name, format('queue %I has had no tick for %s, though one is due%s', q.queue_name, date_trunc('second', t.age), ', and ' || h.who || ' is at it'),
+  select 'error', 'ticker_silent', q.queue_name,
+         format('queue %I has had no tick for %s, though one is due%s',
+                q.queue_name, date_trunc('second', t.age), ', and ' || h.who || ' is at it'),
          coalesce(h.cure, 'Start gdq ticker, or look at its log.'), false
-    from gdq.queue q, lateral (select clock_timestamp() - tt.created_at as age, tt.event_seq from gdq.tick tt
-                                where tt.queue_id = q.queue_id and not tt.refresh order by tt.tick_id desc limit 1) t
+    from gdq.queue q,
+         lateral (select clock_timestamp() - tt.created_at as age, tt.event_seq
+                    from gdq.tick tt
+                   where tt.queue_id = q.queue_id and not tt.refresh
+                   order by tt.tick_id desc limit 1) t
     left join lateral gdq.lock_holders('{}', array[gdq.lock_key('tick', q.queue_id)], patience) h on true
-   where not q.paused and (doctor_flow.queue_id is null or q.queue_id = doctor_flow.queue_id)
-     and t.age > patience + case when gdq.events_given_out(q.queue_id) > t.event_seq then q.ticker_max_lag else q.ticker_idle_period end;
+   where not q.paused
+     and (doctor_flow.queue_id is null or q.queue_id = doctor_flow.queue_id)
+     and t.age > patience + case when gdq.events_given_out(q.queue_id) > t.event_seq then q.ticker_max_lag
+                                 else q.ticker_idle_period end;
   return query
   with behind as materialized (
     select c.*, q.rotation_bytes, p.batch_no, p.finished_at
       from gdq.queue q, gdq.consumer_info(q.queue_name) c
-      join gdq.consumer n using (consumer_name) join gdq.subscription s using (consumer_id)
-      left join lateral (select pp.batch_no, pp.finished_at from gdq.position pp where pp.subscription_id = s.subscription_id order by pp.batch_no desc limit 1) p on true
+      join gdq.consumer n using (consumer_name)
+      join gdq.subscription s using (consumer_id)
+      left join lateral (select pp.batch_no, pp.finished_at
+                           from gdq.position pp
+                          where pp.subscription_id = s.subscription_id
+                          order by pp.batch_no desc limit 1) p on true
      where s.queue_id = q.queue_id and (doctor_flow.queue_id is null or q.queue_id = doctor_flow.queue_id)
   )
   select 'warning', 'consumer_never_seen', b.consumer_name,
-         format('consumer %I of queue %I was registered %s ago and has never asked for a batch; its changes are kept', b.consumer_name, b.queue_name,
-                date_trunc('second', clock_timestamp() - b.finished_at)),
+         format('consumer %I of queue %I was registered %s ago and has never asked for a batch; its changes are kept',
+                b.consumer_name, b.queue_name, date_trunc('second', clock_timestamp() - b.finished_at)),
          'Start it, or unregister it.', false
-    from behind b where b.batch_no = 0 and b.batch_age is null and clock_timestamp() - b.finished_at > patience
+    from behind b
+   where b.batch_no = 0 and b.batch_age is null and clock_timestamp() - b.finished_at > patience
   union all
   select 'warning', 'consumer_lagging', b.consumer_name,
-         format('consumer %I of queue %I is %s, %s events and %s behind%s%s', b.consumer_name, b.queue_name, date_trunc('second', b.lag), b.unread_events,
-                pg_size_pretty(b.unread_bytes), case when b.paused then ', and is paused' end, ', last seen ' || date_trunc('second', clock_timestamp() - b.last_seen) || ' ago'),
-         case when b.paused then 'Resume it with gdq resume' else 'See whether it runs and keeps up' end || '; unregister it when it is not needed: its changes are kept.', false
-    from behind b where not (b.batch_no = 0 and b.batch_age is null) and (b.lag > patience or b.unread_bytes > 2 * b.rotation_bytes)
+         format('consumer %I of queue %I is %s, %s events and %s behind%s%s', b.consumer_name, b.queue_name,
+                date_trunc('second', b.lag), b.unread_events, pg_size_pretty(b.unread_bytes),
+                case when b.paused then ', and is paused' end,
+                ', last seen ' || date_trunc('second', clock_timestamp() - b.last_seen) || ' ago'),
+         case when b.paused then 'Resume it with gdq resume' else 'See whether it runs and keeps up' end
+         || '; unregister it when it is not needed: its changes are kept.', false
+    from behind b
+   where not (b.batch_no = 0 and b.batch_age is null)
+     and (b.lag > patience or b.unread_bytes > 2 * b.rotation_bytes)
   union all
-  select 'warning', 'dead_letters', b.consumer_name, format('consumer %I of queue %I has given up %s events', b.consumer_name, b.queue_name, b.dead_letters),
+  select 'warning', 'dead_letters', b.consumer_name,
+         format('consumer %I of queue %I has given up %s events', b.consumer_name, b.queue_name, b.dead_letters),
          'See gdq.dead_letters(); replay or purge them.', false
-    from behind b where b.dead_letters > 0;
+    from behind b
+   where b.dead_letters > 0;
 end
 $$;
 comment on function gdq.doctor_flow(integer, interval) is 'The part of doctor() about ticks and consumers.';

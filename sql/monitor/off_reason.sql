@@ -2,6 +2,9 @@
 create or replace function gdq.off_reason(table_id integer) returns text
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
-  select r.reason from gdq.captured_table ct join gdq.resync r using (queue_id, relid) where ct.table_id = off_reason.table_id order by r.resync_id desc limit 1
+  select r.reason
+    from gdq.captured_table ct join gdq.resync r using (queue_id, relid)
+   where ct.table_id = off_reason.table_id
+   order by r.resync_id desc limit 1
 $$;
 comment on function gdq.off_reason(integer) is 'Why capture of a table is off.';

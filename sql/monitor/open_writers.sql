@@ -17,7 +17,10 @@ begin
                            and l.database = (select d.oid from pg_database d where d.datname = current_database()))
                           or (l.locktype = 'transactionid' and l.mode = 'ExclusiveLock'))
   ), logs as (
-    select s.segment::oid from gdq.captured_table ct join gdq.table_version tv using (table_id) join gdq.log_segment s using (version_id)
+    select s.segment::oid
+      from gdq.captured_table ct
+      join gdq.table_version tv using (table_id)
+      join gdq.log_segment s using (version_id)
      where ct.queue_id = open_writers.queue_id
     union all
     select e from gdq.event_segments(open_writers.queue_id) e
@@ -25,8 +28,12 @@ begin
     -- a transaction with savepoints holds several xids: the oldest is its own
     select l.pid, l.virtualtransaction, array_agg(distinct l.relation) as segments,
            (select gdq.full_xid(x.transactionid)
-              from locks x where x.virtualtransaction = l.virtualtransaction and x.locktype = 'transactionid' order by age(x.transactionid) desc limit 1) as xid
-      from locks l join logs on logs.segment = l.relation where l.locktype = 'relation' group by 1, 2
+              from locks x
+             where x.virtualtransaction = l.virtualtransaction and x.locktype = 'transactionid'
+             order by age(x.transactionid) desc limit 1) as xid
+      from locks l join logs on logs.segment = l.relation
+     where l.locktype = 'relation'
+     group by 1, 2
   )
   select w.pid, p.gid, coalesce(a.usename, p.owner)::text, w.xid, w.segments,
          least(a.xact_start, p.prepared, gdq.seen_since(open_writers.queue_id, w.xid))
@@ -50,11 +57,15 @@ as $$
   with sessions as (
     select a.pid, a.xact_start, gdq.full_xid(a.backend_xid) as xid, gdq.full_xid(a.backend_xmin) as xmin
       from pg_stat_activity a
-     where a.datname = current_database() and a.pid <> pg_backend_pid() and coalesce(a.backend_type, 'client backend') = 'client backend'
+     where a.datname = current_database()
+       and a.pid <> pg_backend_pid()
+       and coalesce(a.backend_type, 'client backend') = 'client backend'
        and (a.backend_xid is not null or a.backend_xmin is not null)
   ), aged as (
     select s.pid, s.xid is not null as writes,
-           coalesce(s.xact_start, (select min(least(gdq.seen_since(q.queue_id, s.xid), gdq.seen_since(q.queue_id, s.xmin, true))) from gdq.queue q)) as since
+           coalesce(s.xact_start,
+                    (select min(least(gdq.seen_since(q.queue_id, s.xid), gdq.seen_since(q.queue_id, s.xmin, true)))
+                       from gdq.queue q)) as since
       from sessions s
   )
   select a.pid, a.writes, a.since, (select count(*) from gdq.log_ring r where r.switched_at > a.since) from aged a
@@ -86,17 +97,25 @@ declare
   middle bigint;
   t gdq.tick;
 begin
-  select min(tt.tick_id), max(tt.tick_id) + 1 into low, high from gdq.tick tt where tt.queue_id = seen_since.queue_id and not tt.refresh;
+  select min(tt.tick_id), max(tt.tick_id) + 1 into low, high
+    from gdq.tick tt where tt.queue_id = seen_since.queue_id and not tt.refresh;
   while low < high loop
     middle := (low + high) / 2;
-    select * into t from gdq.tick tt where tt.queue_id = seen_since.queue_id and not tt.refresh and tt.tick_id >= middle order by tt.tick_id limit 1;
+    select * into t
+      from gdq.tick tt
+     where tt.queue_id = seen_since.queue_id and not tt.refresh and tt.tick_id >= middle
+     order by tt.tick_id limit 1;
     if (ended and pg_visible_in_snapshot(xid, t.snapshot)) or (not ended and pg_snapshot_xmax(t.snapshot) > xid) then
       high := middle;
     else
       low := t.tick_id + 1;
     end if;
   end loop;
-  return (select tt.created_at from gdq.tick tt where tt.queue_id = seen_since.queue_id and not tt.refresh and tt.tick_id >= low order by tt.tick_id limit 1);
+  return (
+    select tt.created_at
+      from gdq.tick tt
+     where tt.queue_id = seen_since.queue_id and not tt.refresh and tt.tick_id >= low
+     order by tt.tick_id limit 1);
 end
 $$;
 comment on function gdq.seen_since(integer, xid8, boolean) is
@@ -107,9 +126,13 @@ comment on function gdq.seen_since(integer, xid8, boolean) is
 create or replace function gdq.session_name(pid integer, since timestamptz) returns text
 language sql volatile security definer set search_path = pg_catalog, pg_temp set intervalstyle = postgres
 as $$
-  select format('pid %s (%s)', session_name.pid, concat_ws(', ', 'user ' || a.usename, 'application ' || nullif(a.application_name, ''), a.state,
-           'in a transaction for ' || case when a.xact_start is null then 'at least ' end || date_trunc('second', clock_timestamp() - least(a.xact_start, since))))
-    from (select session_name.pid as n) s left join pg_stat_activity a on a.pid = s.n where s.n is not null
+  select format('pid %s (%s)', session_name.pid,
+                concat_ws(', ', 'user ' || a.usename, 'application ' || nullif(a.application_name, ''), a.state,
+                          'in a transaction for ' || case when a.xact_start is null then 'at least ' end
+                          || date_trunc('second', clock_timestamp() - least(a.xact_start, since))))
+    from (select session_name.pid as n) s
+    left join pg_stat_activity a on a.pid = s.n
+   where s.n is not null
 $$;
 comment on function gdq.session_name(integer, timestamptz) is
   'A session with its user, application, state and the age of its transaction.';
@@ -124,15 +147,22 @@ as $$
   with locks as materialized (
     select * from pg_locks
   )
-  select l.relation, string_agg(distinct case when l.pid is null then format('prepared transaction %L of user %s', p.gid, p.owner) else gdq.session_name(l.pid, null) end, '; '),
-         'Wait for it, or end it: ' || string_agg(distinct case when l.pid is null then format('ROLLBACK PREPARED %L, or COMMIT PREPARED', p.gid)
-                                                                else format('select pg_terminate_backend(%s)', l.pid) end, '; ')
+  select l.relation,
+         string_agg(distinct case when l.pid is null then
+                                    format('prepared transaction %L of user %s', p.gid, p.owner)
+                                  else gdq.session_name(l.pid, null) end, '; '),
+         'Wait for it, or end it: '
+         || string_agg(distinct case when l.pid is null then format('ROLLBACK PREPARED %L, or COMMIT PREPARED', p.gid)
+                                     else format('select pg_terminate_backend(%s)', l.pid) end, '; ')
     from locks l
     left join pg_stat_activity a on a.pid = l.pid
     -- a prepared transaction has no pid, and shows by its xid which it is
-    left join locks x on l.pid is null and x.pid is null and x.virtualtransaction = l.virtualtransaction and x.locktype = 'transactionid'
+    left join locks x on l.pid is null and x.pid is null
+                         and x.virtualtransaction = l.virtualtransaction and x.locktype = 'transactionid'
     left join pg_prepared_xacts p on p.transaction = x.transactionid
-   where l.granted and l.pid is distinct from pg_backend_pid() and l.database = (select d.oid from pg_database d where d.datname = current_database())
+   where l.granted
+     and l.pid is distinct from pg_backend_pid()
+     and l.database = (select d.oid from pg_database d where d.datname = current_database())
      and ((l.locktype = 'relation' and l.relation = any (relations))
           or (l.locktype = 'advisory' and l.objsubid = 1 and (l.classid::bigint << 32 | l.objid::bigint) = any (keys)))
      and coalesce(a.xact_start, p.prepared, '-infinity') < clock_timestamp() - patience
@@ -155,20 +185,28 @@ begin
     return;
   end if;
   return query
-  select format('its next segment is kept for %s', string_agg(k.name, ', ' order by k.name)), string_agg(distinct k.cure, ' ')
-    from (select format('consumer %I%s', c.consumer_name, case when sp.subscription_id is not null then ', which is paused' end) as name,
-                 'See whether the consumer runs and keeps up; unregister it when it is not needed.' as cure, (gdq.position_of(s.subscription_id)).snapshot as held
-            from gdq.subscription s join gdq.consumer c using (consumer_id) left join gdq.subscription_pause sp using (subscription_id)
+  select format('its next segment is kept for %s', string_agg(k.name, ', ' order by k.name)),
+         string_agg(distinct k.cure, ' ')
+    from (select format('consumer %I%s', c.consumer_name,
+                        case when sp.subscription_id is not null then ', which is paused' end) as name,
+                 'See whether the consumer runs and keeps up; unregister it when it is not needed.' as cure,
+                 (gdq.position_of(s.subscription_id)).snapshot as held
+            from gdq.subscription s
+            join gdq.consumer c using (consumer_id)
+            left join gdq.subscription_pause sp using (subscription_id)
            where s.queue_id = segment_blockers.queue_id and gdq.takes_table(s, segment_blockers.table_id)
           union all
-          select format('the retention of %s', q.retention), 'Wait, or set a shorter retention with gdq set-queue.', t.snapshot
-            from gdq.queue q join gdq.tick t on t.tick_id = greatest(gdq.retained_tick(q.queue_id, q.retention), q.retain_after)
+          select format('the retention of %s', q.retention), 'Wait, or set a shorter retention with gdq set-queue.',
+                 t.snapshot
+            from gdq.queue q
+            join gdq.tick t on t.tick_id = greatest(gdq.retained_tick(q.queue_id, q.retention), q.retain_after)
            where q.queue_id = segment_blockers.queue_id and q.retention > interval '0') k
    where exists (select from unnest(segments) s where not gdq.segment_is_consumed(s, k.held))
   having count(*) > 0;
   if not found then
     return query
-    select coalesce('its next segment is read by all and held by ' || string_agg(h.who, '; '), 'its next segment is read by all, and nobody empties it'),
+    select coalesce('its next segment is read by all and held by ' || string_agg(h.who, '; '),
+                    'its next segment is read by all, and nobody empties it'),
            coalesce(string_agg(h.cure, ' '), 'Start gdq ticker, or look at its log.')
       from gdq.lock_holders(segments::oid[], array[gdq.lock_key('position', queue_id)], interval '0') h;
   end if;

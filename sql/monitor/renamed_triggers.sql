@@ -5,7 +5,8 @@ language sql stable security definer set search_path = pg_catalog, pg_temp
 as $$
   select g.tgrelid, g.tgname, pg_has_role(session_user, c.relowner, 'usage')
     from gdq.captured_table ct, unnest(array['i', 'u', 'd', 't']) op, pg_trigger g join pg_class c on c.oid = g.tgrelid
-   where g.tgfoid = to_regprocedure(format('gdq_log.%I()', gdq.capture_name(ct.queue_id, ct.relid, op))) and g.tgparentid = 0
+   where g.tgfoid = to_regprocedure(format('gdq_log.%I()', gdq.capture_name(ct.queue_id, ct.relid, op)))
+     and g.tgparentid = 0
      and g.tgname !~ format('^!gdq_%s_%s_[iudtb]$', ct.relid::oid, ct.queue_id)
 $$;
 comment on function gdq.renamed_triggers() is 'Capture triggers under other names than gdq gives them.';

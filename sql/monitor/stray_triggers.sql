@@ -4,7 +4,9 @@ create or replace function gdq.stray_triggers(queue_id integer) returns table (r
 language sql stable security definer set search_path = pg_catalog, pg_temp
 as $$
   with triggers as (
-    select g.tgrelid, g.tgname, (regexp_match(p.proname, '^t(\d+)_q\d+_[iudt]$'))[1]::oid as root, (regexp_match(p.proname, '^t\d+_q(\d+)_[iudt]$'))[1]::integer as queue_of
+    select g.tgrelid, g.tgname,
+           (regexp_match(p.proname, '^t(\d+)_q\d+_[iudt]$'))[1]::oid as root,
+           (regexp_match(p.proname, '^t\d+_q(\d+)_[iudt]$'))[1]::integer as queue_of
       from pg_trigger g join pg_proc p on p.oid = g.tgfoid
      where p.pronamespace = 'gdq_log'::regnamespace and not g.tgisinternal and g.tgparentid = 0
   )

@@ -1,5 +1,5 @@
--- table_findings(table_id): what is wrong with the capture of one table. What a gap may have come from is an error.
--- Writes: nothing. Errors: P0002 when it is gone.
+-- table_findings(table_id): the faults in the capture of one table. A fault that may have left a gap is an error.
+-- Writes: nothing. Errors: P0002 when the table is gone.
 create or replace function gdq.table_findings(table_id integer)
   returns table (severity text, code text, cause text, cure text, fixable boolean)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -19,30 +19,45 @@ begin
   if state in ('dropped', 'covered') then
     return;
   elsif state = 'disarmed' then
-    return query select 'error', 'capture_off', format('capture of %s is off: %s', name, reason), 'Mend that; gdq ticker switches it on again, or gdq doctor --fix at once.', true;
+    return query
+    select 'error', 'capture_off', format('capture of %s is off: %s', name, reason),
+           'Mend that; gdq ticker switches it on again, or gdq doctor --fix at once.', true;
     return;
   elsif reason is not null then
-    return query select 'warning', 'resync', format('changes of %s are missing: %s', name, reason), 'Consumers read the table afresh, and views load in full.', false;
+    return query
+    select 'warning', 'resync', format('changes of %s are missing: %s', name, reason),
+           'Consumers read the table afresh, and views load in full.', false;
   end if;
-  return query select 'error', 'columns_changed', format('the columns of %s are not those that its log was made for', name), fix, true
-    where not gdq.version_fits(gdq.current_version(t.table_id), gdq.describe_table(t.table_id));
-  return query select 'error', 'cannot_capture', format('capture of %s cannot be complete: %s', name, f), 'Mend that, then gdq doctor --fix.', true
-    from gdq.capture_fault(t.table_id) f where f is not null;
-  return query select 'error', 'capture_function', format('capture function %s of %s %s', f.name, name, f.fault),
-                      case when f.own then fix else format('As a superuser: ALTER FUNCTION gdq_log.%I() OWNER TO %I', f.name, gdq.capture_owner()) end, f.own
+  return query
+  select 'error', 'columns_changed', format('the columns of %s are not those that its log was made for', name),
+         fix, true
+   where not gdq.version_fits(gdq.current_version(t.table_id), gdq.describe_table(t.table_id));
+  return query
+  select 'error', 'cannot_capture', format('capture of %s cannot be complete: %s', name, f),
+         'Mend that, then gdq doctor --fix.', true
+    from gdq.capture_fault(t.table_id) f
+   where f is not null;
+  return query
+  select 'error', 'capture_function', format('capture function %s of %s %s', f.name, name, f.fault),
+         case when f.own then fix
+              else format('As a superuser: ALTER FUNCTION gdq_log.%I() OWNER TO %I', f.name, gdq.capture_owner()) end,
+         f.own
     from gdq.function_faults(t.table_id) f;
-  return query select f.severity, f.code, f.cause, coalesce(f.cure, fix), f.fixable from gdq.trigger_findings(t.table_id) f;
-  return query select 'warning', 'row_security', format('%s has row level security and is captured without allow_rls: consumers read all its rows', name),
-                      'Remove it from the queue, or gdq alter-table --allow-rls when that is wanted.', false
-    from pg_class c where c.oid = t.relid and c.relrowsecurity and not t.allow_rls;
+  return query
+  select f.severity, f.code, f.cause, coalesce(f.cure, fix), f.fixable from gdq.trigger_findings(t.table_id) f;
+  return query
+  select 'warning', 'row_security',
+         format('%s has row level security and is captured without allow_rls: consumers read all its rows', name),
+         'Remove it from the queue, or gdq alter-table --allow-rls when that is wanted.', false
+    from pg_class c
+   where c.oid = t.relid and c.relrowsecurity and not t.allow_rls;
 end
 $$;
 comment on function gdq.table_findings(integer) is 'What is wrong with the capture of one table.';
 
--- trigger_findings(table_id): what is wrong with the triggers of a captured table: capture triggers that do not fire,
--- are gone, doubled or were touched; partitions without their TRUNCATE triggers; triggers that fire before those of
--- gdq. The xmin of a trigger names the transaction that changed it last; where that is not the one that made its
--- dependency, it was disabled for a while. cure NULL: gdq doctor --fix. Writes: nothing.
+-- trigger_findings(table_id): the faults of the triggers of a captured table: capture triggers that do not fire, are
+-- gone, doubled or were touched; partitions without their TRUNCATE triggers; triggers that fire before those of gdq.
+-- cure NULL: gdq doctor --fix. Writes: nothing.
 create or replace function gdq.trigger_findings(table_id integer)
   returns table (severity text, code text, cause text, cure text, fixable boolean)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -62,43 +77,86 @@ begin
   pattern := format('^!gdq_%s_%s_[iudtb]$', t.relid::oid, t.queue_id);
   rels := gdq.partition_oids(t.relid);
   functions := array(select gdq.capture_function(t.queue_id, t.relid, op) from unnest(array['i', 'u', 'd', 't']) op);
-  for tg in select g.tgname, gdq.table_name(g.tgrelid) as rel, g.tgenabled, g.xmin, case when stamps then pg_xact_commit_timestamp(g.xmin) end as stamp,
+  for tg in select g.tgname, gdq.table_name(g.tgrelid) as rel, g.tgenabled, g.xmin,
+                   ' at ' || case when stamps then pg_xact_commit_timestamp(g.xmin) end as at_time,
                    g.tgname !~ pattern as renamed, pg_has_role(session_user, c.relowner, 'usage') as own,
-                   not exists (select from pg_depend d where d.classid = 'pg_trigger'::regclass and d.objid = g.oid and d.xmin = g.xmin) as touched
+                   gdq.changed_since_made(g) as touched
               from pg_trigger g join pg_class c on c.oid = g.tgrelid
              where g.tgrelid = any (rels) and (g.tgname ~ pattern or g.tgfoid = any (functions))
              order by g.tgrelid, g.tgname loop
     if tg.renamed then
-      return query select 'error', 'trigger_renamed', format('trigger %I of %s is a capture trigger under another name: changes would come twice', tg.tgname, tg.rel),
-                          case when tg.own then null else format('As the owner of the table: DROP TRIGGER %I ON %s', tg.tgname, tg.rel) end, tg.own;
+      return query
+      select 'error', 'trigger_renamed',
+             format('trigger %I of %s is a capture trigger under another name: changes would come twice',
+                    tg.tgname, tg.rel),
+             case when not tg.own then
+                    format('As the owner of the table: DROP TRIGGER %I ON %s', tg.tgname, tg.rel) end,
+             tg.own;
       told := true;
     elsif tg.tgenabled not in ('A', case when t.always then 'A' else 'O' end) then
-      return query select 'error', 'trigger_disabled', format('capture trigger %I of %s is %s, by transaction %s%s', tg.tgname, tg.rel,
-                          case tg.tgenabled when 'R' then 'enabled for replicas only' when 'O' then 'not enabled ALWAYS' else 'disabled' end, tg.xmin, ' at ' || tg.stamp), null::text, true;
+      return query
+      select 'error', 'trigger_disabled',
+             format('capture trigger %I of %s is %s, by transaction %s%s', tg.tgname, tg.rel,
+                    case tg.tgenabled when 'R' then 'enabled for replicas only'
+                                      when 'O' then 'not enabled ALWAYS'
+                                      else 'disabled' end, tg.xmin, tg.at_time),
+             null::text, true;
       told := true;
     elsif tg.touched and tg.tgenabled = 'O' then
-      return query select 'error', 'trigger_touched', format('capture trigger %I of %s was changed by transaction %s%s: it may have been disabled for a while', tg.tgname, tg.rel,
-                          tg.xmin, ' at ' || tg.stamp), null::text, true;
+      return query
+      select 'error', 'trigger_touched',
+             format('capture trigger %I of %s was changed by transaction %s%s: it may have been disabled for a while',
+                    tg.tgname, tg.rel, tg.xmin, tg.at_time),
+             null::text, true;
     end if;
   end loop;
   if fault is not null and not told then
     return query select 'error', 'trigger_missing', fault, null::text, true;
   end if;
   return query
-  select 'error', 'partition_not_captured', format('partition %s has no TRUNCATE trigger of gdq', gdq.table_name(p)),
-         case when has_table_privilege(p, 'TRIGGER') then null else format('GRANT TRIGGER ON %s TO %I, then gdq doctor --fix.', gdq.table_name(p), current_user) end, has_table_privilege(p, 'TRIGGER')
+  select 'error', 'partition_not_captured',
+         format('partition %s has no TRUNCATE trigger of gdq', gdq.table_name(p)),
+         case when not has_table_privilege(p, 'TRIGGER') then
+                format('GRANT TRIGGER ON %s TO %I, then gdq doctor --fix.', gdq.table_name(p), current_user) end,
+         has_table_privilege(p, 'TRIGGER')
     from unnest(rels) p
    where p <> t.relid and 'truncate' = any (t.operations)
-     and not exists (select from pg_trigger g where g.tgrelid = p and g.tgname = format('!gdq_%s_%s_t', t.relid::oid, t.queue_id));
+     and not exists (select from pg_trigger g
+                      where g.tgrelid = p and g.tgname = format('!gdq_%s_%s_t', t.relid::oid, t.queue_id));
   return query
-  select 'warning', 'trigger_outranked', format('trigger %I of %s fires before those of gdq: what it changes in its own table is logged before what made it fire', g.tgname, gdq.table_name(g.tgrelid)),
+  select 'warning', 'trigger_outranked',
+         format('trigger %I of %s fires before those of gdq: what it changes in its own table is logged before what '
+                'made it fire', g.tgname, gdq.table_name(g.tgrelid)),
          'Give it a name that sorts after !gdq_.', false
     from pg_trigger g
    where g.tgrelid = any (rels) and g.tgname::text collate "C" < '!gdq_' and not g.tgisinternal and g.tgparentid = 0
-     and g.tgenabled <> 'D' and not g.tgdeferrable and g.tgtype & 1 = 1 and g.tgtype & 66 = 0;
+     and g.tgenabled <> 'D' and not g.tgdeferrable and gdq.fires_after_each_row(g);
 end
 $$;
 comment on function gdq.trigger_findings(integer) is 'What is wrong with the triggers of a captured table.';
+
+-- changed_since_made(tg): whether a trigger was altered after it was made, such as disabled for a while: the xmin of
+-- its row names the transaction that changed it last, that of its dependency the one that made it. Writes: nothing.
+create or replace function gdq.changed_since_made(tg pg_trigger) returns boolean
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp
+as $$
+begin
+  return not exists (select from pg_depend d join pg_trigger g on g.oid = d.objid
+                      where d.classid = 'pg_trigger'::regclass and d.objid = tg.oid and d.xmin = g.xmin);
+end
+$$;
+comment on function gdq.changed_since_made(pg_trigger) is 'Whether a trigger was altered after it was made.';
+
+-- fires_after_each_row(tg): whether a trigger is an AFTER ... FOR EACH ROW one: of the bits of tgtype, 1 is ROW, 2
+-- BEFORE and 64 INSTEAD OF. Writes: nothing.
+create or replace function gdq.fires_after_each_row(tg pg_trigger) returns boolean
+language plpgsql immutable security definer set search_path = pg_catalog, pg_temp
+as $$
+begin
+  return tg.tgtype & 1 = 1 and tg.tgtype & (2 | 64) = 0;
+end
+$$;
+comment on function gdq.fires_after_each_row(pg_trigger) is 'Whether a trigger fires AFTER, for each row.';
 
 -- partition_oids(root): a table and all its partitions, from the catalogs, without the locks of pg_partition_tree().
 -- Writes: nothing.
@@ -113,7 +171,11 @@ begin
     with recursive tree(relid) as (
       select root
       union all
-      select c.oid from tree t join pg_inherits i on i.inhparent = t.relid join pg_class c on c.oid = i.inhrelid where c.relispartition and c.relkind in ('r', 'p')
+      select c.oid
+        from tree t
+        join pg_inherits i on i.inhparent = t.relid
+        join pg_class c on c.oid = i.inhrelid
+       where c.relispartition and c.relkind in ('r', 'p')
     )
     select relid from tree);
 end
@@ -125,13 +187,16 @@ comment on function gdq.partition_oids(oid) is 'A table and all its partitions.'
 create or replace function gdq.open_resync(queue_id integer, relid oid, table_id integer) returns setof text
 language sql stable security definer set search_path = pg_catalog, pg_temp
 as $$
-  select r.reason from gdq.resync r
+  select r.reason
+    from gdq.resync r
    where r.queue_id = open_resync.queue_id and r.relid = open_resync.relid
      and (gdq.capture_state(r.queue_id, r.relid) <> 'armed'
           or exists (select from gdq.subscription s
-                      where s.queue_id = open_resync.queue_id and gdq.takes_table(s, open_resync.table_id)
+                      where s.queue_id = open_resync.queue_id
+                        and gdq.takes_table(s, open_resync.table_id)
                         and not pg_visible_in_snapshot(r.txid::text::xid8, gdq.snapshot_max(
-                          (select p.snapshot from gdq.position p where p.subscription_id = s.subscription_id order by p.batch_no desc limit 1),
+                          (select p.snapshot from gdq.position p
+                            where p.subscription_id = s.subscription_id order by p.batch_no desc limit 1),
                           (select c.snapshot from gdq.copied_tables(s.subscription_id) c where c.relid = r.relid)))))
    order by r.resync_id desc limit 1
 $$;
