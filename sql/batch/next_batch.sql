@@ -7,8 +7,8 @@
 -- Result: one row (batch_id, token, tick_from, tick_to, snapshot_from, snapshot_to); none when there is nothing new,
 -- when the queue or the consumer is paused, or when unlogged logs were found empty: commit that, and ask again. The two
 -- ticks are one when the batch holds nothing but retries.
--- Writes: batch, batch_token, retry_delivery; what note_losses() writes. Errors: 42704, GDQ04; 55000 for the consumer of
--- a view, or with members when none is named; GDQ03 when tables must be copied anew first, see resynced().
+-- Writes: batch, batch_token, retry_delivery; what note_losses() writes. Errors: 42704, GDQ04; 55000 for the consumer
+-- of a view, or with members when none is named; GDQ03 when tables must be copied anew first, see resynced().
 create or replace function gdq.next_batch(queue text, consumer text, max_events integer default 50000,
   member text default null, dead_after interval default '5 minutes')
   returns table (batch_id bigint, token uuid, tick_from bigint, tick_to bigint,

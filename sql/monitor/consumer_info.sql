@@ -1,5 +1,5 @@
--- consumer_info(queue): one row a subscription of a queue (NULL: of all queues): how far it is behind, what it takes and
--- whose it is. Looks on as queue_info() does.
+-- consumer_info(queue): one row a subscription of a queue (NULL: of all queues): how far it is behind, what it takes
+-- and whose it is. Looks on as queue_info() does.
 -- Result: lag: how old the oldest change that the consumer has not finished is at most; 0 when no number was given out
 -- after its position. unread_events: by number, so events that were rolled back and those of tables that the consumer
 -- does not take count too. unread_bytes: of the logs that it takes, to a page. last_seen: when it last took or finished

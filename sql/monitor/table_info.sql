@@ -46,4 +46,5 @@ begin
    where wanted is null or ct.queue_id = wanted order by 1, 2;
 end
 $$;
-comment on function gdq.table_info(text) is 'Captured tables with their state, the size of their logs and their options.';
+comment on function gdq.table_info(text) is
+  'Captured tables with their state, the size of their logs and their options.';

@@ -14,7 +14,7 @@ declare
 begin
   perform gdq.require_member(id, null);
   perform gdq.refuse_paused(gdq.find_queue(queue));
-  perform gdq.check_logs(queue);
+  perform gdq.note_losses(queue);
   select * into b from gdq.batch where subscription_id = id and batch_no = pos.batch_no + 1;
   if b.batch_id is null then
     insert into gdq.batch (subscription_id, batch_no, tick_from, snapshot_from)

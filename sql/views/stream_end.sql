@@ -3,10 +3,10 @@
 --   max_events: ticks are joined while they hold at most so many events by number; a single tick may hold more. NULL:
 --   up to the newest one. last_tick: no tick after this.
 -- Result: a position; NULL when there is no later tick, or while the queue or the consumer is paused.
--- Writes: what note_losses() writes. Errors: 42501; 42704, also for a table that the consumer does not take; 55000 for a
--- consumer with members or that skips origins, and for an unlogged queue, whose logs may be emptied by a crash between
--- two looks of a reader; 55006 for the consumer of a view; GDQ02, GDQ07 and GDQ08 for the position; GDQ03 when the
--- consumer was cut off.
+-- Writes: what note_losses() writes. Errors: 42501; 42704, also for a table that the consumer does not take; 55000 for
+-- a consumer with members or that skips origins, and for an unlogged queue, whose logs may be emptied by a crash
+-- between two looks of a reader; 55006 for the consumer of a view; GDQ02, GDQ07 and GDQ08 for the position; GDQ03 when
+-- the consumer was cut off.
 create or replace function gdq.stream_end(queue text, consumer text, tbl regclass, since text,
   max_events bigint default null, last_tick bigint default null)
   returns text
