@@ -34,7 +34,8 @@ begin
   )
   select u.queue_name, u.consumer_name,
          case when u.unread > 0
-              then greatest(clock_timestamp() - coalesce(next.created_at, newest.created_at, u.finished_at), interval '0')
+              then greatest(clock_timestamp() - coalesce(next.created_at, newest.created_at, u.finished_at),
+                            interval '0')
               when u.unread = 0 then interval '0' end,
          u.unread,
          (select coalesce(sum(d.bytes), 0)::bigint from depth d
