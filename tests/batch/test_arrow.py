@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-import time
 from decimal import Decimal
 from typing import Any
 
@@ -17,6 +16,7 @@ from gdq.errors import UnsupportedValue
 from gdq.typed.pgtypes import TYPES
 from tests.support.arrow import capture, one_batch
 from tests.support.server import Database
+from tests.support.waiting import until
 
 
 def new_values(database: Database, **options: Any) -> list[Any]:
@@ -307,10 +307,7 @@ def test_one_connection_reads_all_batches(db: Database) -> None:
             if len(readers) == 2:  # as a restart or a limit of idle sessions would
                 owner.execute("select pg_terminate_backend(%s, 10000)", reader)
         assert readers[0] == readers[1] != readers[2] == readers[3]
-        waited = time.monotonic() + 10
-        while consumer.connection.execute(SESSIONS).rowcount and time.monotonic() < waited:
-            time.sleep(0.01)
-        assert not consumer.connection.execute(SESSIONS).rowcount
+        until(lambda: not consumer.connection.execute(SESSIONS).rowcount)
 
 
 def test_reads_at_the_same_time_and_given_up(db: Database) -> None:

@@ -16,6 +16,7 @@ from gdq.ticker import Housekeeping
 from tests.support.programs import gdq
 from tests.support.retry_shop import Shop, open_shop
 from tests.support.server import Database
+from tests.support.waiting import SECONDS
 
 
 @pytest.fixture
@@ -133,7 +134,7 @@ def test_ticks_of_a_role_that_prefers_serializable(shop: Shop) -> None:
     assert gdq("ticker", "--once", dsn=dsn).returncode == 0
     with Consumer(dsn, "q", "c") as consumer:
         read: list[int] = []
-        for batch in consumer.batches(timeout=30):
+        for batch in consumer.batches(timeout=SECONDS):
             read += [(event.key or {})["id"] for event in batch.events()]
             if 7 in read:
                 break

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from gdq.embedded.server import Server
 from tests.support.events import Tap
 from tests.support.guarded import maintain, state
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.server
 
@@ -38,16 +38,9 @@ def publisher(server: Server, tap: Tap) -> Iterator[psycopg.Connection[Any]]:
                 target.execute("drop subscription s")
             su.execute("revoke app from gdq_owner")
             active = "select from pg_replication_slots where slot_name = %s and active"
-            wait(lambda: not su.execute(active, [name]).rowcount)
+            until(lambda: not su.execute(active, [name]).rowcount)
             su.execute("select pg_drop_replication_slot(%s)", [name])
             su.execute(f"drop database {name} with (force)".encode())
-
-
-def wait(done: Any) -> None:
-    deadline = time.monotonic() + 30
-    while not done() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert done()
 
 
 def test_changes_of_a_replication_worker(server: Server, tap: Tap, publisher: psycopg.Connection[Any]) -> None:
@@ -67,10 +60,10 @@ def test_changes_of_a_replication_worker(server: Server, tap: Tap, publisher: ps
         publisher.execute("insert into t values (1, 1, 'x'), (20, 2, 'y')")
         publisher.execute("update t set id = 30 where id = 1")
         publisher.execute("delete from t where id = 20; truncate t; insert into t values (7, 3, 'x')")
-        wait(lambda: su.execute("select from shop.t where id = 7").rowcount)
+        until(lambda: su.execute("select from shop.t where id = 7").rowcount)
         tap.write("alter table t add z int")
         publisher.execute("insert into t values (8, 4, 'x')")
-        wait(lambda: su.execute("select from shop.t where id = 8").rowcount)
+        until(lambda: su.execute("select from shop.t where id = 8").rowcount)
     seen = [(e.op, (e.old or e.new or {}).get("id")) for e in tap.events() if e.op != "ddl"]
     # a worker that runs as the table's owner tells of a TRUNCATE for each partition besides
     assert [e for n, e in enumerate(seen) if e[0] != "truncate" or seen[n - 1][0] != "truncate"] == [

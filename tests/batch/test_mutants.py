@@ -12,11 +12,11 @@ import tests.support.schedules_control
 import tests.support.schedules_retry
 import tests.support.schedules_rotation  # noqa: F401 (each adds its own)
 from tests.capture.test_row_filter import table  # noqa: F401
-from tests.consumer.test_retry import shop  # noqa: F401
 from tests.ddl.test_apply_ddl import bare  # noqa: F401 (a fixture, as the following)
 from tests.install.test_rebase import crew  # noqa: F401
 from tests.spark.test_stream_reader import taken  # noqa: F401
 from tests.support.concurrency import Violation
+from tests.support.retry_shop import fixture_shop  # noqa: F401
 from tests.support.schedules import play
 from tests.support.server import Database
 from tests.views.test_operations import viewed  # noqa: F401

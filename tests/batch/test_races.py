@@ -19,6 +19,7 @@ import pytest
 from tests.support.concurrency import next_batch, read_events
 from tests.support.schedules import Stage
 from tests.support.server import Database
+from tests.support.waiting import until
 
 Step = str | Callable[["Runner"], None]
 
@@ -56,7 +57,7 @@ class Runner:
         done = threading.Event()
         self.steps.put((step, done))
         pid = self.connection.info.backend_pid
-        self.stage.until(lambda: done.is_set() or self.stage.value("select cardinality(pg_blocking_pids(%s)) > 0", pid))
+        until(lambda: done.is_set() or self.stage.value("select cardinality(pg_blocking_pids(%s)) > 0", pid))
 
     def end(self) -> None:
         self.steps.put(None)

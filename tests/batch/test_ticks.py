@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.schedules import Call, Stage
 from tests.support.server import Database
+from tests.support.waiting import SECONDS, until
 
 LAG = "update gdq.queue set ticker_max_lag = '1 hour', ticker_idle_period = '1 hour', ticker_max_count = 500"
 
@@ -51,7 +52,7 @@ def test_due_by_count(stage: Stage) -> None:
 def test_due_by_lag(stage: Stage) -> None:
     stage.insert()
     stage.owner.execute("update gdq.queue set ticker_max_lag = '1 ms'")
-    stage.until(lambda: ticker(stage) == 1)
+    until(lambda: ticker(stage) == 1)
 
 
 def test_no_tick_by_lag_without_changes(stage: Stage) -> None:
@@ -62,7 +63,7 @@ def test_no_tick_by_lag_without_changes(stage: Stage) -> None:
 
 def test_due_by_idle_period(stage: Stage) -> None:
     stage.owner.execute("update gdq.queue set ticker_idle_period = '1 ms'")
-    stage.until(lambda: ticker(stage) == 1)
+    until(lambda: ticker(stage) == 1)
 
 
 @pytest.mark.server
@@ -147,7 +148,7 @@ def test_one_notification_each(stage: Stage) -> None:
     listener.execute(f"listen gdq_{queue_id}".encode())
     made = [stage.value("select gdq.force_tick('q')") for _ in range(3)]
     stage.insert()
-    heard = [notify.payload for notify in listener.notifies(timeout=5, stop_after=3)]
+    heard = [notify.payload for notify in listener.notifies(timeout=SECONDS, stop_after=3)]
     assert heard == [str(tick) for tick in made]
     assert not list(listener.notifies(timeout=0.1))
 
@@ -176,10 +177,10 @@ def test_pause_ends_when_a_tick_is_due(stage: Stage) -> None:
     assert stage.value("select gdq.tick_pause('q')") == 0.05
     stage.tick()
     stage.owner.execute("update gdq.queue set ticker_max_lag = '20 ms'")
-    stage.until(lambda: stage.value(pause) == 0.02)  # a tick would be due with the first event
+    until(lambda: stage.value(pause) == 0.02)  # a tick would be due with the first event
     stage.insert()
     stage.owner.execute("update gdq.queue set ticker_max_lag = '1 ms'")
-    stage.until(lambda: stage.value(pause) == 0.001)
+    until(lambda: stage.value(pause) == 0.001)
 
 
 def test_ticker_serves_all_queues(stage: Stage) -> None:

@@ -6,7 +6,6 @@ import json
 import random
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +23,7 @@ from gdq.installer.install import install
 from tests.support.html_page import Page
 from tests.support.programs import gdq, start_gdq
 from tests.support.server import PASSWORD, Database, chosen_binaries
+from tests.support.waiting import SECONDS, until
 
 pytestmark = pytest.mark.server
 
@@ -197,20 +197,18 @@ def test_cleans_up_after_a_signal(db: Database, bank: psycopg.Connection[Any], n
     """A run that cannot clean up any more has its leftovers removed by the next, replica identities too."""
     bank.execute("alter table pgbench_tellers replica identity using index pgbench_tellers_pkey")
     before = state(bank)
-    options = ["--tables", TABLES, "--seconds", "10", "--replica-identity-full"]
+    options = ["--tables", TABLES, "--seconds", str(SECONDS), "--replica-identity-full"]
     running = start_gdq("compare", *options, dsn=db.su_dsn)
-    wait_until(lambda: len(gdq_triggers(bank)) >= 3)
+    until(lambda: len(gdq_triggers(bank)) >= 3)
     identities = """select array_agg(distinct relreplident::text) from pg_class
                      where relname ~ '^pgbench_(acc|tel|his)' and relkind = 'r'"""
     assert bank.execute(identities).fetchone() == (["f"],)
     running.send_signal(number)
-    _, told = running.communicate(timeout=60)
+    _, told = running.communicate(timeout=SECONDS)
     if number == signal.SIGINT:
         assert (running.returncode, told) == (1, "Error: interrupted: what the run had made is removed again\n")
     else:
-        wait_until(
-            lambda: not bank.execute("select from pg_stat_activity where application_name = 'gdq compare'").rowcount
-        )
+        until(lambda: not bank.execute("select from pg_stat_activity where application_name = 'gdq compare'").rowcount)
         assert state(bank) != before
         removed = gdq("compare", "--clean-up", dsn=db.su_dsn)
         assert removed.returncode == 0
@@ -250,13 +248,6 @@ def test_an_identity_whose_index_is_gone_stays_full(db: Database, bank: psycopg.
 def gdq_triggers(connection: psycopg.Connection[Any]) -> list[Any]:
     query = "select distinct tgrelid from pg_trigger where not tgisinternal and tgrelid::regclass::text ~ '^pgbench'"
     return connection.execute(query).fetchall()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.02)
 
 
 def test_refuses_what_it_cannot_do(db: Database, bank: psycopg.Connection[Any]) -> None:

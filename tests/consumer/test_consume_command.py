@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from gdq import Consumer
-from tests.support.consumed import consumed, insert, seen, wait_for
+from tests.support.consumed import consumed, insert, seen
 from tests.support.programs import gdq, start_gdq
 from tests.support.server import Database
+from tests.support.waiting import SECONDS, until
 
 
 def test_consume_prints_json_lines(shop: Database) -> None:
@@ -77,12 +78,12 @@ def test_handler_error_rolls_back_and_exits_1(shop: Database, handlers: Path, ha
 def run_until(process: subprocess.Popen[str], text: str) -> None:
     """Read lines of the program's output until one holds the text."""
     assert process.stdout is not None
-    while select.select([process.stdout], [], [], 60)[0]:
+    while select.select([process.stdout], [], [], SECONDS)[0]:
         line = process.stdout.readline()
         assert line, process.communicate()[1]
         if text in line:
             return
-    raise AssertionError(f"no {text!r} in a minute")
+    raise AssertionError(f"no {text!r}")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -91,7 +92,7 @@ def test_one_signal_finishes_the_batch(shop: Database, handlers: Path, number: s
     process = start_gdq("consume", "q", "c", "shop_handlers:slow", dsn=shop.dsn, cwd=handlers)
     run_until(process, "stored")
     process.send_signal(number)
-    assert process.wait(60) == 0, process.communicate()[1]
+    assert process.wait(SECONDS) == 0, process.communicate()[1]
     assert process.communicate() == ("", "")
     assert seen(shop) == 3
     assert consumed(shop) == []
@@ -104,10 +105,10 @@ def test_a_second_signal_rolls_back(shop: Database, handlers: Path) -> None:
     process.send_signal(signal.SIGTERM)
     with shop.connect() as connection:
         query = "select from pg_stat_activity where application_name = 'gdq:q/c' and query like '%%pg_sleep%%'"
-        wait_for(lambda: connection.execute(query).rowcount == 1)
+        until(lambda: connection.execute(query).rowcount == 1)
     # Another number: two signals of one number within a moment are one.
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=SECONDS)
     assert (process.returncode, errors) == (1, "Error: interrupted: the batch at hand was rolled back\n")
     assert seen(shop) == 0
     assert len(consumed(shop)) == 3
@@ -117,11 +118,11 @@ def test_a_waiting_consumer_ends_at_once(shop: Database) -> None:
     process = start_gdq("consume", "q", "c", dsn=shop.dsn)
     with shop.connect() as connection:
         query = "select from pg_stat_activity where application_name = 'gdq:q/c'"
-        wait_for(lambda: connection.execute(query).rowcount == 1)
+        until(lambda: connection.execute(query).rowcount == 1)
     insert(shop, 1, 1)
     run_until(process, '"op": "insert"')
     process.terminate()
-    assert process.wait(10) == 0
+    assert process.wait(SECONDS) == 0
     assert process.communicate()[1] == ""
 
 
@@ -135,7 +136,7 @@ def test_a_cut_connection_is_made_again(shop: Database) -> None:
     insert(shop, 2, 2)
     run_until(process, '"n2"')
     process.terminate()
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=SECONDS)
     assert process.returncode == 0
     assert errors.count("connection lost") == 1
     assert errors.count("connected again") == 1
@@ -147,13 +148,13 @@ def test_ticker_ends_by_signal_and_survives_a_cut(shop: Database) -> None:
         # at work: a first connection that is lost before that is not tried again
         query = """select pg_terminate_backend(pid) from pg_stat_activity
                     where application_name = 'gdq ticker' and query ~ 'gdq.tick_pause'"""
-        wait_for(lambda: su.execute(query).rowcount == 1)
+        until(lambda: su.execute(query).rowcount == 1)
         last = "select max(tick_id) from gdq.tick"
         before = su.execute(last).fetchone()
         insert(shop, 1, 1)
-        wait_for(lambda: su.execute(last).fetchone() != before)
+        until(lambda: su.execute(last).fetchone() != before)
     process.terminate()
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=SECONDS)
     assert process.returncode == 0
     assert errors.count("connected again") == 1
 

@@ -21,8 +21,7 @@ from tests.support.programs import gdq
 from tests.support.schedules import Stage
 from tests.support.schedules_retry import FINISH, Taken, finish, next_of
 from tests.support.server import Database
-
-SECONDS_MAX = 60
+from tests.support.waiting import SECONDS
 
 
 @pytest.fixture
@@ -220,7 +219,7 @@ class Crew:
         threads = [threading.Thread(target=self._guarded, args=[body]) for body in bodies]
         for thread in threads:
             thread.start()
-        self.stop.wait(SECONDS_MAX)
+        self.stop.wait(SECONDS)
         self.stop.set()
         for thread in threads:
             thread.join()

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from gdq import dead_letters, purge_dead_letters, replay_dead_letters
 from gdq import set_retry_limit as set_limit
 from gdq.retry import next_retry, retry_info
 from gdq.table_copy import copy_table, resynced
-from tests.support.retry_shop import Shop, open_shop
-from tests.support.server import Database
-
-
-@pytest.fixture
-def shop(db: Database) -> Iterator[Shop]:
-    with open_shop(db) as opened:
-        yield opened
+from tests.support.retry_shop import Shop, fixture_shop  # noqa: F401 (pytest finds it)
 
 
 def test_an_event_comes_again_in_a_batch_of_its_own(shop: Shop) -> None:

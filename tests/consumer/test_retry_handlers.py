@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,24 +14,18 @@ from gdq import Consumer, DeadLetter, Event, GdqError, Retry, dead_letters
 from gdq.batch import Batch
 from gdq.retry import handle_each, retry_info, settle
 from tests.support.programs import gdq
-from tests.support.retry_shop import Shop, open_shop
-from tests.support.server import Database
+from tests.support.retry_shop import Shop, fixture_shop  # noqa: F401 (pytest finds it)
+from tests.support.waiting import SECONDS
 
 NOW = timedelta(0)
 HOUR = timedelta(hours=1)
-
-
-@pytest.fixture
-def shop(db: Database) -> Iterator[Shop]:
-    with open_shop(db) as opened:
-        yield opened
 
 
 def test_consumer_gives_retries_first(shop: Shop) -> None:
     shop.insert(1, 2)
     seen: list[list[tuple[int, int]]] = []
     with Consumer(shop.db.dsn, "q", "c") as consumer:
-        for batch in consumer.batches(timeout=0.1):
+        for batch in consumer.batches(timeout=SECONDS):
             seen.append([])
             for event in batch.events():
                 assert event.key
@@ -43,17 +36,21 @@ def test_consumer_gives_retries_first(shop: Shop) -> None:
                     batch.dead_letter(event, "enough")
             if len(seen) == 1:
                 shop.insert(3)
+            if len(seen) == 3:
+                batch.commit()
+                break
+        assert [event for batch in consumer.batches(once=True) for event in batch.events()] == []
     assert seen == [[(1, 0), (2, 0)], [(2, 1), (3, 0)], [(2, 2)]]
     assert [letter.reason for letter in dead_letters(shop.connection, "q")] == ["enough"]
 
 
 def test_a_waiting_consumer_wakes_for_a_retry(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """No tick comes, and it would look for one by itself only after minutes."""
-    monkeypatch.setattr("gdq.consumer._LOOK_SECONDS", 300.0)
+    monkeypatch.setattr("gdq.consumer._LOOK_SECONDS", 2 * SECONDS)
     shop.insert(1)
     retries = []
     with Consumer(shop.db.dsn, "q", "c") as consumer:
-        for batch in consumer.batches(timeout=60):
+        for batch in consumer.batches(timeout=SECONDS):
             for event in batch.events():
                 retries.append(event.retries)
                 if not event.retries:

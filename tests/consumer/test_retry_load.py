@@ -12,9 +12,9 @@ import psycopg
 
 from gdq import register_member
 from tests.support.server import Database
+from tests.support.waiting import SECONDS
 
 EVENTS = 300
-SECONDS_MAX = 60
 
 READ = """select ev_id, op, 0 from gdq.get_batch(%(id)s, %(token)s)
           union all select ev_id, op, retries from gdq.get_retries(%(id)s, %(token)s)"""
@@ -34,7 +34,7 @@ class Workers:
         threads = [threading.Thread(target=self._guarded, args=[body]) for body in bodies]
         for thread in threads:
             thread.start()
-        self.stop.wait(SECONDS_MAX)
+        self.stop.wait(SECONDS)
         self.stop.set()
         for thread in threads:
             thread.join()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,9 @@ from gdq import Consumer
 from gdq.cli import main
 from gdq.errors import ResyncRequired
 from tests.support.events import Event, Tap
+from tests.support.guarded import maintain
 from tests.support.programs import gdq, start_gdq
+from tests.support.waiting import SECONDS, until
 
 GUARDS = ("!gdq_ddl", "!gdq_drop", "!gdq_rewrite", "!gdq_capture_role")
 T = "create table t (id int primary key, a int)"
@@ -44,13 +44,6 @@ def apply(tap: Tap, ddl: str, *tables: str) -> int:
     found = tap.app.execute("select gdq.apply_ddl('q', %s, %s::regclass[])", [ddl, list(tables) or None]).fetchone()
     assert found
     return int(found[0])
-
-
-def maintain(tap: Tap) -> None:
-    for _ in range(100):
-        if tap.owner.execute("select gdq.maintain()").fetchone() == (False,):
-            return
-    pytest.fail("maintenance does not come to an end")
 
 
 def state(tap: Tap, table: str = "shop.t") -> tuple[Any, ...] | None:
@@ -190,19 +183,12 @@ def test_command_gives_way_to_a_session_that_holds_the_table(bare: Tap, tmp_path
         until(lambda: su.execute(waits).rowcount == 0)
         bare.write("insert into t values (1, 1)")
         holder.commit()
-        assert applying.communicate(timeout=60) == ("", "applied: 1 captured table(s) with new columns\n")
+        assert applying.communicate(timeout=SECONDS) == ("", "applied: 1 captured table(s) with new columns\n")
     bare.write("insert into t values (2, 2, 2)")
     assert [(e.op, e.new) for e in bare.events() if e.op != "ddl"] == [
         ("insert", {"id": 1, "a": 1}),
         ("insert", {"id": 2, "a": 2, "b": 2}),
     ]
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 TICKING = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,21 +11,10 @@ import psycopg
 import pytest
 
 from tests.support.events import Tap, drain
+from tests.support.guarded import maintain, state
+from tests.support.waiting import SECONDS, until
 
 T = "create table t (id int primary key, a int, b text)"
-
-
-def state(tap: Tap, table: str = "shop.t") -> tuple[str, str | None]:
-    found = tap.owner.execute("select state, reason from gdq.table_info() where table_name = %s", [table]).fetchone()
-    assert found
-    return found[0], found[1]
-
-
-def maintain(tap: Tap) -> int:
-    for calls in range(1, 500):
-        if tap.owner.execute("select gdq.maintain()").fetchone() == (False,):
-            return calls
-    pytest.fail("maintenance does not come to an end")
 
 
 def inserted(tap: Tap) -> list[Any]:
@@ -35,7 +23,7 @@ def inserted(tap: Tap) -> list[Any]:
 
 @contextmanager
 def background(body: Callable[[], object]) -> Iterator[threading.Thread]:
-    """Run `body` in a thread; it must have ended without an error half a minute after the block."""
+    """Run `body` in a thread; it must end without an error."""
     failures: list[BaseException] = []
 
     def run() -> None:
@@ -47,7 +35,7 @@ def background(body: Callable[[], object]) -> Iterator[threading.Thread]:
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     yield thread
-    thread.join(30)
+    thread.join(SECONDS)
     assert not thread.is_alive()
     if failures:
         raise failures[0]
@@ -55,15 +43,9 @@ def background(body: Callable[[], object]) -> Iterator[threading.Thread]:
 
 def wait_for_functions(tap: Tap, connection: psycopg.Connection[Any]) -> None:
     """Wait until a guard has given up the capture lock and waits for the rows of the functions."""
-    deadline = time.monotonic() + 30
+    query = "select from pg_stat_activity where pid = %s and wait_event = 'transactionid'"
     with tap.db.connect("su") as su:
-        while time.monotonic() < deadline:
-            if su.execute(
-                "select from pg_stat_activity where pid = %s and wait_event = 'transactionid'",
-                [connection.info.backend_pid],
-            ).rowcount:
-                return
-    pytest.fail("it does not wait")
+        until(lambda: su.execute(query, [connection.info.backend_pid]).rowcount)
 
 
 @pytest.fixture
@@ -111,7 +93,7 @@ def test_ddl_while_a_rotation_is_open(t: Tap, isolation: str, end: str) -> None:
 
 def test_rotation_gives_way_to_open_ddl(t: Tap) -> None:
     t.owner.execute("update gdq.queue set rotation_period = '1 us'")
-    t.owner.execute("set lock_timeout = '10 s'")
+    t.owner.execute("set lock_timeout = '10 min'")
     for isolation in ("read committed", "repeatable read"):
         with t.db.connect("app") as app, app.transaction():
             app.execute(f"set transaction isolation level {isolation}".encode())
@@ -128,7 +110,7 @@ def test_rotation_gives_way_to_open_ddl(t: Tap) -> None:
 def test_maintenance_does_not_wait_for_open_ddl(t: Tap) -> None:
     t.write("create table u (id int)", "insert into t values (1)")
     t.add("shop.u")
-    t.owner.execute("set statement_timeout = '10 s'")
+    t.owner.execute("set statement_timeout = '10 min'")
     with t.db.connect("app") as app, app.transaction():
         app.execute("alter table t add c int")
         app.execute("lock table u in access exclusive mode")
@@ -160,7 +142,7 @@ def test_old_snapshots_that_create_partitions_at_once(tap: Tap) -> None:
     tap.add("shop.t")
     with tap.db.connect("app") as one, tap.db.connect("app") as two:
         two.execute("set default_transaction_isolation = 'repeatable read'")
-        two.execute("set statement_timeout = '10 s'")
+        two.execute("set statement_timeout = '10 min'")
         with one.transaction():
             one.execute("set transaction isolation level repeatable read")
             one.execute("create table t1x partition of t1 default")

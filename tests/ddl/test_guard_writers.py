@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.events import Tap, drain
 from tests.support.history import History, Row
+from tests.support.waiting import SECONDS
 
 pytestmark = pytest.mark.server
 
@@ -250,7 +251,7 @@ def running(tap: Tap) -> Iterator[World]:
         finally:
             world.stop.set()
             for thread in threads:
-                thread.join(60)
+                thread.join(SECONDS)
     world.rows += drain(tap.db)
 
 

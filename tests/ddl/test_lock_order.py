@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import psycopg
 import pytest
 
 from tests.support.events import Tap
 from tests.support.guarded import state
+from tests.support.waiting import SECONDS, until
 
 COMMANDS = {
     "alter options": "select gdq.alter_table_options('q', 'shop.t', '{\"mode\": \"pk\"}')",
@@ -38,11 +38,9 @@ def test_ddl_is_followed_while_a_command_waits_for_the_table(tap: Tap, command: 
         tap.write("lock table t in access exclusive mode")
         thread.start()
         waits = "select from pg_locks where relation = 'shop.t'::regclass and not granted"
-        deadline = time.monotonic() + 20
-        while not tap.owner.execute(waits.encode()).rowcount and thread.is_alive() and time.monotonic() < deadline:
-            time.sleep(0.001)
+        until(lambda: not thread.is_alive() or tap.owner.execute(waits.encode()).rowcount, pause=0)
         tap.write("alter table t rename a to b")
-        thread.join(20)
+        thread.join(SECONDS)
     assert [error.sqlstate for error in errors] in ([], ["55P03"])
     tap.write("insert into t (id, b) values (1, 2)")
     assert state(tap) == ("ok", None)

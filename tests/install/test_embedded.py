@@ -9,8 +9,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, LiteralString
 
@@ -20,8 +19,7 @@ import pytest
 from gdq.embedded import files as embedded_files
 from gdq.embedded.server import Binaries, EmbeddedError, Server, binaries_in, cache_folder, find_binaries, java_home
 from tests.support.server import chosen_binaries
-
-DEADLINE_SECONDS = 60
+from tests.support.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -37,13 +35,6 @@ def cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         Path(parent).chmod(0o755)
         monkeypatch.setenv("GDQ_CACHE", f"{parent}/cache")
         yield Path(parent) / "cache"
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"still not after {DEADLINE_SECONDS} s: {what}"
-        time.sleep(0.02)
 
 
 def query(server: Server, text: LiteralString) -> Any:
@@ -132,7 +123,7 @@ def test_a_server_does_not_outlive_its_killed_process(binaries: Binaries, cache:
         postmaster = int(child.stdout.readline())
         assert Path(f"/proc/{postmaster}/cmdline").read_bytes()
         child.kill()
-    wait_until(lambda: list((cache / "run").iterdir()) == [], "the killed process's server is gone")
+    until(lambda: list((cache / "run").iterdir()) == [], "the killed process's server is gone")
     # A zombie that nobody collects has an empty command line.
     cmdline = Path(f"/proc/{postmaster}/cmdline")
     assert not cmdline.exists() or not cmdline.read_bytes()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +16,7 @@ from gdq.era import check_position, position
 from gdq.errors import DivergedPosition
 from gdq.installer import install
 from tests.support.server import OldServer, chosen_binaries
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.server
 
@@ -43,13 +43,6 @@ def standby_of(primary: Server) -> Iterator[Server]:
     server.account.run(backup, "-D", server.data, "-R", "-c", "fast", "-X", "stream", "-d", primary.conninfo())
     with server:
         yield server
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 def scalar(connection: psycopg.Connection[Any], query: str) -> Any:

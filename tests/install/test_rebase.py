@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,14 +11,7 @@ from gdq import dead_letters, register_member, replay_dead_letters
 from gdq.era import rebase
 from gdq.retry import retry_info
 from gdq.table_copy import copy_table, resynced
-from tests.support.retry_shop import Shop, open_shop
-from tests.support.server import Database
-
-
-@pytest.fixture
-def shop(db: Database) -> Iterator[Shop]:
-    with open_shop(db) as opened:
-        yield opened
+from tests.support.retry_shop import Shop, fixture_shop  # noqa: F401 (pytest finds it)
 
 
 def restore(shop: Shop, ahead: int = 0) -> None:

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -17,10 +16,10 @@ import pytest
 from gdq.consumers.refresh.refresher import Refresher
 from tests.support.lake import Lakes
 from tests.support.view_grammar import SHAPES
+from tests.support.waiting import until
 
 BAG = SHAPES["bag"].query
 MORE = "insert into fact select k, grp, label, qty + 1, price from fact limit 3; delete from fact where qty = 2"
-SECONDS = 60
 
 # Says when it has all that it takes, and refreshes when it is told to.
 _CHILD = """
@@ -53,9 +52,7 @@ def kill_at_file(lakes: Lakes, suffix: str) -> int:
         assert child.stdout.readline() == b"ready\n"
         child.stdin.write(b"go\n")
         child.stdin.flush()
-        deadline = time.monotonic() + SECONDS
-        while child.poll() is None and not files(lakes.folder, suffix) - known:
-            assert time.monotonic() < deadline
+        until(lambda: child.poll() is not None or files(lakes.folder, suffix) - known, pause=0)
         child.kill()
         return child.wait()
 

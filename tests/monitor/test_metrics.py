@@ -11,6 +11,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from tests.support.waiting import SECONDS
+
 pytest.importorskip("prometheus_client")
 
 from prometheus_client import generate_latest
@@ -122,7 +124,7 @@ def test_restarts_of_the_server(pytestconfig: pytest.Config) -> None:
         url = serving.stderr.readline().split()[-1]
 
         def look() -> tuple[float, float, bool]:
-            with urllib.request.urlopen(url, timeout=60) as answer:
+            with urllib.request.urlopen(url, timeout=SECONDS) as answer:
                 seen = samples(answer.read().decode())
             return seen["gdq_up",], seen["gdq_scrape_failures_total",], ("gdq_queue_tables", "q") in seen
 
@@ -135,7 +137,7 @@ def test_restarts_of_the_server(pytestconfig: pytest.Config) -> None:
         server.start()
         assert look() == (1, 4, True)
         serving.send_signal(signal.SIGTERM)
-        _, err = serving.communicate(timeout=60)
+        _, err = serving.communicate(timeout=SECONDS)
     assert serving.returncode == 0
     assert err.count("no metrics: ") == 2
 
@@ -155,11 +157,11 @@ def test_endpoint(db: Database) -> None:
     serving = start_gdq("metrics", "--listen", "127.0.0.1:0", dsn=db.dsn)
     assert serving.stderr
     url = serving.stderr.readline().split()[-1]
-    with urllib.request.urlopen(url, timeout=60) as answer:
+    with urllib.request.urlopen(url, timeout=SECONDS) as answer:
         seen = samples(answer.read().decode())
     assert (seen["gdq_up",], seen["gdq_queue_consumers", "q"]) == (1, 0)
     serving.send_signal(signal.SIGTERM)
-    assert serving.communicate(timeout=60) == ("", "")
+    assert serving.communicate(timeout=SECONDS) == ("", "")
     assert serving.returncode == 0
 
 

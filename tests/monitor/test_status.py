@@ -24,6 +24,7 @@ from gdq.queue import QueueInfo, queue_info
 from tests.support.events import Tap, drain
 from tests.support.programs import environment, gdq, start_gdq
 from tests.support.server import Database
+from tests.support.waiting import SECONDS
 
 LISTINGS = ("queue_info", "table_info", "consumer_info")
 ROW_BYTES = 1000
@@ -186,7 +187,7 @@ def test_nobody_waits_for_what_is_being_dropped(shop: Tap, statement: str) -> No
     write(shop, 10)
     with shop.db.connect(autocommit=False) as dropper, shop.db.connect() as looker:
         dropper.execute(statement.encode())
-        looker.execute("set statement_timeout = '5s'")
+        looker.execute("set statement_timeout = '10 min'")
         for listing in LISTINGS:
             assert looker.execute(f"select queue_name from gdq.{listing}()".encode()).rowcount > 0
         dropper.rollback()
@@ -268,7 +269,7 @@ def test_watch_until_interrupted(db: Database) -> None:
     for _ in range(2):
         assert json.loads(watching.stdout.readline())["queues"][0]["queue_name"] == "q"
     watching.send_signal(signal.SIGINT)
-    out, err = watching.communicate(timeout=60)
+    out, err = watching.communicate(timeout=SECONDS)
     assert (watching.returncode, err) == (0, "")
     assert all(json.loads(line) for line in out.splitlines())
 
@@ -284,6 +285,6 @@ def test_watch_on_a_terminal(db: Database) -> None:
     while shown.count(b"looked at") < 2:
         shown += os.read(leader, 4096)
     watching.send_signal(signal.SIGINT)
-    err = watching.communicate(timeout=60)[1]
+    err = watching.communicate(timeout=SECONDS)[1]
     os.close(leader)
     assert (watching.returncode, err) == (0, b"")

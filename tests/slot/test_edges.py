@@ -18,6 +18,7 @@ from gdq.embedded.server import Server
 from gdq.errors import GdqError
 from tests.support.server import Database, chosen_binaries
 from tests.support.slot import VIEWS, Scene
+from tests.support.waiting import SECONDS
 
 pytestmark = pytest.mark.server
 
@@ -133,7 +134,7 @@ def test_busy_server_hides_no_alteration(
         writer.start()
         try:
             su.execute("alter publication gdq_q set table beside where (id > 1)")
-            assert list(source.batches(timeout=1)) == []
+            assert list(source.batches(timeout=SECONDS, stop=lambda: bool(source.narrowed))) == []
         finally:
             ended.set()
             writer.join()
@@ -229,11 +230,11 @@ def test_server_ends_while_a_transaction_is_prepared(
         begun = threading.Event()
         reader = threading.Thread(target=read_on, daemon=True)
         reader.start()
-        assert begun.wait(30)
+        assert begun.wait(SECONDS)
         control = server.binaries.program("pg_ctl")
-        stop = ("stop", "--wait", "--mode=fast", "--timeout=15", f"--pgdata={server.data}")
+        stop = ("stop", "--wait", "--mode=fast", f"--timeout={SECONDS:.0f}", f"--pgdata={server.data}")
         ended = server.account.run(control, *stop, check=False)
         if ended.returncode:
             server.crash()
-        reader.join(30)
+        reader.join(SECONDS)
         assert (ended.returncode, reader.is_alive()) == (0, False)

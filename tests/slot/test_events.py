@@ -20,6 +20,7 @@ from gdq.errors import GdqError
 from gdq.source import BatchSource, Event
 from tests.support.programs import gdq
 from tests.support.server import Database
+from tests.support.slot_pair import run
 
 pytestmark = pytest.mark.server
 
@@ -58,12 +59,6 @@ def both(db: Database) -> Iterator[psycopg.Connection[Any]]:
         yield owner
         drop_slot(su, "q", "c")
         assert slot_info(su) == []
-
-
-def run(connection: psycopg.Connection[Any], statements: list[str]) -> None:
-    for statement in statements:
-        for part in statement.split("; "):
-            connection.execute(part)
 
 
 def comparable(events: list[Event]) -> list[tuple[Any, ...]]:

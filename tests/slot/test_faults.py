@@ -27,7 +27,8 @@ from gdq.installer.install import install
 from gdq.view.view import create_view
 from tests.support.programs import gdq, start_gdq
 from tests.support.server import Database, chosen_binaries
-from tests.support.slot_reader import prepare, reader_of, until
+from tests.support.slot_reader import prepare, reader_of
+from tests.support.waiting import SECONDS, until
 
 pytestmark = pytest.mark.server
 
@@ -206,7 +207,7 @@ def test_second_reader(
         # stopped it is killed while another waits
         os.kill(process.pid, signal.SIGSTOP)
         with caplog.at_level(logging.WARNING, "gdq"):
-            found = read(db.su_dsn, wait_seconds=60, pause=partial(kill, process))
+            found = read(db.su_dsn, wait_seconds=SECONDS, pause=partial(kill, process))
         assert found == []
         assert f"slot gdq_q_c is read by process {pid}" in caplog.text
 
@@ -240,7 +241,7 @@ def test_stream_that_the_server_ends_is_a_lost_connection(db: Database, su: psyc
     with SlotSource(db.su_dsn, "q", "c") as source:
         su.execute("select pg_terminate_backend(%s)", [reader_of(su)])
         with pytest.raises(ConnectionLost):
-            list(source.batches(timeout=30))
+            list(source.batches(timeout=SECONDS))
     su.execute("insert into item (id) values (1)")
     with SlotSource(db.su_dsn, "q", "c") as source:
         stream = source.batches()
@@ -264,7 +265,7 @@ def test_command_goes_on_after_its_stream_was_ended(db: Database, su: psycopg.Co
         su.execute("insert into item (id) values (1)")
         until(lambda: copies(su) == [1])
         process.send_signal(signal.SIGTERM)
-        assert "connection lost" in process.communicate(timeout=60)[1]
+        assert "connection lost" in process.communicate(timeout=SECONDS)[1]
         assert process.returncode == 0
 
 
@@ -303,7 +304,7 @@ def test_lost_slot(db: Database, su: psycopg.Connection[Any], tmp_path: Path) ->
         os.kill(process.pid, signal.SIGSTOP)
         lose(su)
         os.kill(process.pid, signal.SIGCONT)
-        said = process.communicate(timeout=60)[1]
+        said = process.communicate(timeout=SECONDS)[1]
         assert (process.returncode, "slot gdq_q_c is lost" in said) == (3, True)
     done = gdq("consume", "q", "c", "--source", "slot", "--once", dsn=db.su_dsn)
     assert done.returncode == 3
@@ -365,7 +366,7 @@ def test_server_crashes_while_a_transaction_is_streamed(pytestconfig: pytest.Con
                 until(lambda: len(copies(su)) >= 5001)
                 assert copies(su) == list(range(1, 5002))
                 process.send_signal(signal.SIGTERM)
-                assert "connected again" in process.communicate(timeout=60)[1]
+                assert "connected again" in process.communicate(timeout=SECONDS)[1]
                 assert process.returncode == 0
                 until(lambda: reader_of(su) is None)
                 assert read(server.conninfo()) == []

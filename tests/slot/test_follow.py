@@ -6,8 +6,7 @@ import json
 import signal
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Self
 
@@ -19,17 +18,9 @@ from gdq.consumers.refresh.refresher import Refresher, RefreshResult
 from gdq.consumers.slot.slot import create_slot, drop_slot
 from tests.support.programs import start_gdq
 from tests.support.slot import VIEWS, Scene, writing
+from tests.support.waiting import SECONDS, until
 
 pytestmark = pytest.mark.server
-
-WAIT_SECONDS = 10
-
-
-def until(met: Callable[[], bool]) -> None:
-    end = time.monotonic() + WAIT_SECONDS
-    while not met():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def equal(scene: Scene, name: str) -> bool:
@@ -69,7 +60,7 @@ def following(scene: Scene, *names: str) -> Iterator[subprocess.Popen[str]]:
 
 def ended(process: subprocess.Popen[str], number: signal.Signals) -> tuple[list[RefreshResult], str]:
     process.send_signal(number)
-    out, err = process.communicate(timeout=WAIT_SECONDS)
+    out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, err
     return [RefreshResult(**json.loads(line)) for line in out.splitlines()], err
 
@@ -138,7 +129,7 @@ class Following:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join(WAIT_SECONDS)
+        self._thread.join(SECONDS)
         assert not self._thread.is_alive()
 
 

@@ -12,6 +12,7 @@ from gdq.cli import main
 from gdq.consumers.refresh.refresher import Refresher
 from gdq.consumers.refresh.view_refresh import Point
 from gdq.view.group import create_group
+from tests.support.endings import Deaths, Killed
 from tests.support.slot import VIEWS, Scene, writing
 
 pytestmark = pytest.mark.server
@@ -52,10 +53,6 @@ def test_one_in_full_and_the_others_from_changes(together: Scene) -> None:
     assert refresh(together) == {"grouped": "delta", "outer_joined": "none", "counted": "full"}
 
 
-class Killed(Exception):  # noqa: N818
-    """The refresh ends here."""
-
-
 @pytest.mark.long
 def test_killed_and_run_again(together: Scene) -> None:
     points: tuple[Point, ...] = ("exported", "applied", "committed")
@@ -63,11 +60,7 @@ def test_killed_and_run_again(together: Scene) -> None:
         together.write("insert into fact (k, qty) values (1, 1)", "update few set v = v", "update item set k = k + 1")
         before = [together.confirmed(name) for name in NAMES]
 
-        def die(at: Point, point: Point = point) -> None:
-            if at == point:
-                raise Killed
-
-        with Refresher(together.db.su_dsn, at=die) as other, pytest.raises(Killed):
+        with Refresher(together.db.su_dsn, at=Deaths([point])) as other, pytest.raises(Killed):
             other.refresh_together(NAMES, slot=True)
         assert [together.confirmed(name) for name in NAMES] == before
         done = refresh(together)

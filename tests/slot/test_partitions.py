@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 
 import psycopg
@@ -16,6 +14,7 @@ from gdq.consumers.slot.snapshot import Snapshot
 from gdq.consumers.slot.views.tables import published_tables
 from gdq.errors import GdqError
 from tests.support.slot import Scene, writing
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.server
 
@@ -163,13 +162,6 @@ def test_partitions_of_other_kinds_are_refused(parted: Scene) -> None:
     for table in ("public.parent", "public.part_0"):
         with pytest.raises(GdqError, match="is a partition, or has children"):
             look(table)
-
-
-def until(met: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not met():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 @pytest.mark.long

@@ -12,7 +12,7 @@ from gdq.consumers.slot.slot import create_slot, drop_slot, slot_info
 from gdq.consumers.slot.source import SlotSource
 from tests.support.programs import gdq
 from tests.support.server import Database
-from tests.support.slot_reader import until
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.server
 

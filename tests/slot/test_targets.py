@@ -13,6 +13,7 @@ from gdq.consumers.refresh.refresher import Refresher
 from gdq.consumers.refresh.verify import verify_view
 from gdq.consumers.refresh.view_refresh import Point
 from gdq.view.view import view_history
+from tests.support.endings import Deaths, Killed
 from tests.support.slot import VIEWS, Scene, writing
 
 pytestmark = pytest.mark.server
@@ -56,10 +57,6 @@ def test_random_work_at_the_same_time(targets: Scene) -> None:
     assert done["delta"] > len(NAMES)
 
 
-class Killed(Exception):  # noqa: N818
-    """The refresh ends here."""
-
-
 @pytest.mark.long
 def test_killed_and_run_again(targets: Scene) -> None:
     """Also after the target's commit, when the slot's place is not stored yet."""
@@ -70,11 +67,7 @@ def test_killed_and_run_again(targets: Scene) -> None:
         )
         before = targets.confirmed("grouped")
 
-        def die(at: Point, point: Point = point) -> None:
-            if at == point:
-                raise Killed
-
-        with Refresher(targets.db.su_dsn, at=die) as other, pytest.raises(Killed):
+        with Refresher(targets.db.su_dsn, at=Deaths([point])) as other, pytest.raises(Killed):
             other.refresh("grouped", slot=True)
         assert targets.confirmed("grouped") == before
         assert verify_view(targets.refresher, "grouped", slot=True).equal

@@ -13,8 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,13 +25,12 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from gdq.embedded.server import java_home
 from tests.support.spark import Shop
+from tests.support.waiting import SECONDS, until
 
 HOME = Path(pyspark.__file__).parent
-SECONDS = 300
 
 pytestmark = [
     pytest.mark.spark,
-    pytest.mark.timeout(2 * SECONDS),
     pytest.mark.skipif("GDQ_TEST_CLUSTER" not in os.environ, reason="set GDQ_TEST_CLUSTER=1 for a cluster of Spark"),
 ]
 
@@ -79,14 +77,6 @@ def process(command: list[str], log: Path, environment: Mapping[str, str]) -> It
             except subprocess.TimeoutExpired:
                 started.kill()
                 started.wait()
-
-
-def until(found: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + SECONDS
-    while not (value := found()):
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
-    return value
 
 
 def free_port() -> int:

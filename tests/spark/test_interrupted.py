@@ -10,8 +10,9 @@ import pytest
 
 from gdq.consumers.refresh.refresher import Refresher
 from tests.spark.test_refresh import staging_and_position
+from tests.support.endings import Interrupts
 from tests.support.spark import SPARK_MARKS, Shop
-from tests.views.test_follow import until
+from tests.support.waiting import until
 
 pytestmark = SPARK_MARKS
 
@@ -24,16 +25,11 @@ def test_interrupted_when_all_is_staged(shop: Shop) -> None:
     shop.capture("orders")
     shop.view("bag", BAG)
 
-    def stop(_view: str, now: str, _rows: int) -> None:
-        if now == "writing" and not done:
-            done.append(now)
-            raise KeyboardInterrupt
-
-    done: list[str] = ["first load"]
-    with Refresher(shop.db.dsn, driver_bytes=0, progress=stop) as refresher:
+    interrupts = Interrupts()
+    with Refresher(shop.db.dsn, driver_bytes=0, progress=interrupts) as refresher:
         refresher.refresh("bag")
         shop.execute("update orders set note = 'late' where id < 100")
-        done.clear()
+        interrupts.append("writing")
         with pytest.raises(KeyboardInterrupt):
             refresher.refresh("bag")
         assert staging_and_position(shop) == ["position"]

@@ -24,9 +24,11 @@ from gdq.consumers.refresh.refresher import Refresher
 from gdq.consumers.refresh.verify import verify_view
 from gdq.consumers.refresh.view_refresh import Point
 from gdq.errors import DivergedPosition, GdqError, RefreshConflict, StaleBatch
+from tests.support.endings import Deaths, Killed
 from tests.support.server import Database
 from tests.support.spark import QUEUE, SPARK_MARKS, Shop
-from tests.views.test_follow import following, runs, until
+from tests.support.waiting import SECONDS, until
+from tests.views.test_follow import following, runs
 
 pytestmark = SPARK_MARKS
 
@@ -158,27 +160,19 @@ def test_exact_under_load_with_rotation(shop: Shop) -> None:
         shop.check(refresher, VIEWS)
 
 
-class KilledError(Exception):
-    """The refresh ended here."""
-
-
 @pytest.mark.parametrize("driver_bytes", STAGES)
 def test_ended_at_any_point(shop: Shop, driver_bytes: int) -> None:
     shop.capture("orders")
     views = {"projection": PROJECTION, "sums": SUMS}
     for name, query in views.items():
         shop.view(name, query)
-    doomed: list[Point] = []
+    deaths = Deaths()
 
-    def end(point: Point) -> None:
-        if doomed and doomed[0] == point:
-            raise KilledError(doomed.pop())
-
-    with Refresher(shop.db.dsn, driver_bytes=driver_bytes, at=end) as refresher:
+    with Refresher(shop.db.dsn, driver_bytes=driver_bytes, at=deaths) as refresher:
         for number, point in enumerate(get_args(Point)):
             name = list(views)[number % 2]
-            doomed.append(point)
-            with pytest.raises(KilledError):
+            deaths.append(point)
+            with pytest.raises(Killed):
                 refresher.refresh(name)
             change(shop, number + 1)
             shop.keep_house()
@@ -390,6 +384,6 @@ def test_following_ends_well_by_ctrl_c(shop: Shop) -> None:
         change(shop, 1)
         until(lambda: runs(shop, "sums")[-1] == "delta")
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=SECONDS)
     assert (process.returncode, "Error" in err, out.count("sums: ")) == (0, False, len(runs(shop, "sums")))
     assert shop.differences("sums", SUMS) == (0, 0)

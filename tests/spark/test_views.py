@@ -21,11 +21,11 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from gdq.cli import main
 from gdq.consumers.refresh.refresher import Refresher
 from gdq.consumers.refresh.verify import verify_view
-from gdq.consumers.refresh.view_refresh import Point
 from gdq.plan.spark.keys import SparkKeyPlan
 from gdq.plan.spark.plan import SparkPlan
 from gdq.plan.table import PlanError
 from gdq.view.view import create_view, explain_view
+from tests.support.endings import Deaths, Killed
 from tests.support.server import Database
 from tests.support.spark import QUEUE, SPARK_MARKS, Shop, make_shop
 from tests.support.view_churn import fill, transaction
@@ -160,10 +160,6 @@ def test_refused(scene: Scene) -> None:
     assert error.value.code == "pk-columns-missing"
 
 
-class KilledError(Exception):
-    """The refresh ended here."""
-
-
 @pytest.mark.long
 def test_staged_in_another_database_and_killed(scene: Scene, empty_db: Database, tmp_path: Path) -> None:
     parameters: dict[str, Any] = dict(conninfo_to_dict(empty_db.dsn))
@@ -179,19 +175,15 @@ def test_staged_in_another_database_and_killed(scene: Scene, empty_db: Database,
     }
     for name, query in views.items():
         scene.view(name, query, target_dsn=dsn)
-    doomed: list[Point] = []
+    deaths = Deaths()
 
-    def end(point: Point) -> None:
-        if doomed and doomed[0] == point:
-            raise KilledError(doomed.pop(0))
-
-    with Refresher(scene.shop.db.dsn, driver_bytes=0, at=end) as refresher:
+    with Refresher(scene.shop.db.dsn, driver_bytes=0, at=deaths) as refresher:
         for name in views:
             assert refresher.refresh(name).action == "full"
         scene.run(["update item set k = k + 1, amount = amount + 1 where k < 4", "delete from dim where k = 2"])
         for name in views:
-            doomed.append("applied")
-            with pytest.raises(KilledError):
+            deaths.append("applied")
+            with pytest.raises(Killed):
                 refresher.refresh(name)
         scene.run(["update item set k = 5 where k = 3", "insert into dim values (2, 1, 'new')"])
         for name in views:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 from gdq import Consumer
@@ -19,13 +17,6 @@ def consumed(database: Database) -> list[tuple[str, Any]]:
     """What is left for the consumer: op and new image of every event; all of it is finished."""
     with Consumer(database.dsn, "q", "c") as consumer:
         return [(event.op, event.new) for batch in consumer.batches(once=True) for event in batch.events()]
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def seen(database: Database) -> int:

@@ -18,11 +18,12 @@ from typing import Any
 import pyspark
 import pytest
 
+from tests.support.waiting import SECONDS, until
+
 JARS = {
     "delta": ("io.delta:delta-spark_4.1_2.13:4.3.1", "io.delta:delta-storage:4.3.1"),
     "iceberg": ("org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.11.0", "org.xerial:sqlite-jdbc:3.50.3.0"),
 }
-_SECONDS = 300
 _REPOSITORY = Path.home() / ".m2" / "repository"
 
 # Reads a line for each refresh, {"view": name, "die": point or null}, and answers with one.
@@ -67,7 +68,7 @@ def _jar(artifact: str) -> Path:
     if shutil.which("mvn") is None:
         pytest.skip(f"{artifact} is not in ~/.m2, and there is no Maven to fetch it")
     command = ["mvn", "-q", "-B", "dependency:get", f"-Dartifact={artifact}", "-Dtransitive=false"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
     if done.returncode or not path.exists():
         pytest.skip(f"Maven cannot fetch {artifact}")
     return path
@@ -101,15 +102,13 @@ class Job:
 
     def kill_when(self, due: Callable[[], bool]) -> None:
         """Kill it as soon as something is due."""
-        deadline = time.monotonic() + _SECONDS
-        while not due():
-            assert self.process.poll() is None, self.log.read_text()[-3000:]
-            assert time.monotonic() < deadline, self.log.read_text()[-3000:]
+        until(lambda: self.process.poll() is not None or due(), pause=0)
+        assert self.process.poll() is None, self.log.read_text()[-3000:]
         self.kill()
 
     def kill_workers(self, number: int) -> int:
         """Kill so many of Spark's Python processes that run tasks, one after another; how many there were."""
-        deadline = time.monotonic() + _SECONDS
+        deadline = time.monotonic() + SECONDS
         killed: set[int] = set()
         while len(killed) < number and time.monotonic() < deadline:
             daemons = [pid for pid in _below(self.process.pid) if b"pyspark.daemon" in _command(pid)]

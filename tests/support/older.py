@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import random
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -21,10 +20,9 @@ from sqlalchemy import NullPool, create_engine
 from gdq.conninfo import connect
 from gdq.installer import install
 from tests.support.server import Database
+from tests.support.waiting import until
 
 REVISIONS = sorted(path.name[:4] for path in Path("migrations/versions").glob("0*.sql"))
-
-WAIT_SECONDS = 30
 
 
 class Column(NamedTuple):
@@ -153,13 +151,6 @@ def changes(key: int, rng: random.Random) -> Iterator[str]:
     yield f"update item set label = nextval('label'), id = {key + 2} where id = {before}"
     yield f"update part set label = nextval('label'), region = (region + 1) % 3 where id = {before}"
     yield f"delete from acct where id = {before + 1}"
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.002)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gdq.embedded.server import MAJORS, EmbeddedError, find_binaries
 from tests.support.server import Database
+from tests.support.waiting import SECONDS
 
 
 def client_program(database: Database, name: str) -> Path:
@@ -44,7 +45,7 @@ def gdq(
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=SECONDS,
     )
 
 

@@ -68,6 +68,12 @@ class Shop:
         return int(self.value("select count(*) from seen"))
 
 
+@pytest.fixture(name="shop")
+def fixture_shop(db: Database) -> Iterator[Shop]:
+    with open_shop(db) as opened:
+        yield opened
+
+
 @contextlib.contextmanager
 def open_shop(db: Database) -> Iterator[Shop]:
     with db.connect() as connection:

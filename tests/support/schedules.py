@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, Self
@@ -13,11 +12,10 @@ import psycopg
 
 from tests.support.concurrency import Scene, Violation, maintain, next_batch, read_events
 from tests.support.server import Database
+from tests.support.waiting import SECONDS, until
 
 # Runs in the session named "slow" in front of what a function does, in all others never.
 GATE = "if current_setting('application_name') = 'slow' then perform pg_advisory_xact_lock(7); end if;"
-
-WAIT_SECONDS = 20
 
 
 class Call:
@@ -41,7 +39,7 @@ class Call:
         return not self._thread.is_alive()
 
     def join(self) -> None:
-        self._thread.join(WAIT_SECONDS)
+        self._thread.join(SECONDS)
         assert self.done
         if self.error:
             raise self.error
@@ -76,13 +74,7 @@ class Stage:
 
     def settled(self, call: Call) -> None:
         """Wait until a call is done or waits for a lock."""
-        self.until(lambda: call.done or self.value("select cardinality(pg_blocking_pids(%s)) > 0", call.pid))
-
-    def until(self, condition: Callable[[], Any]) -> None:
-        deadline = time.monotonic() + WAIT_SECONDS
-        while not condition():
-            assert time.monotonic() < deadline, "waited in vain"
-            time.sleep(0.002)
+        until(lambda: call.done or self.value("select cardinality(pg_blocking_pids(%s)) > 0", call.pid))
 
     def value(self, query: str, *values: Any) -> Any:
         row = self.owner.execute(query.encode(), values or None).fetchone()

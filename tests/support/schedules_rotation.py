@@ -6,6 +6,7 @@ import psycopg
 
 from tests.support.concurrency import next_batch, read_events
 from tests.support.schedules import GATE, SCHEDULES, Call, Stage
+from tests.support.waiting import until
 
 
 def snapshot_before_rotation(stage: Stage, isolation: str) -> None:
@@ -110,7 +111,7 @@ def commit_before_truncation(stage: Stage) -> None:
 
 def finish_before_control_rotation(stage: Stage) -> None:
     """A consumer finishes and has not committed when the slot that its position went to is to be emptied."""
-    stage.owner.execute("alter function gdq.clear_control set lock_timeout = '10s'")
+    stage.owner.execute("alter function gdq.clear_control set lock_timeout = '10 min'")
     stage.insert()
     stage.tick()
     worker = stage.session()
@@ -131,14 +132,14 @@ def finish_before_control_rotation(stage: Stage) -> None:
 def empty_log(stage: Stage) -> None:
     """Consume and empty the log of `acct`, then have it cool down."""
     stage.insert()
-    stage.until(lambda: stage.consumed_log() == 0)
+    until(lambda: stage.consumed_log() == 0)
     assert stage.value("select gdq.set_activity(1, 'cooling')")
 
 
 def late_writer_of_a_quiet_log(stage: Stage) -> None:
     """A writer stands inside a capture function that does not announce its change while the log is to become quiet."""
     stage.insert()
-    stage.until(lambda: stage.consumed_log() == 0)
+    until(lambda: stage.consumed_log() == 0)
     keeper = stage.session()
     keeper.execute(f"begin; lock table {stage.insert_log()} in share mode".encode())
     writing = Call(stage.session(), "insert into acct values (1000, nextval('label'))")
@@ -155,7 +156,7 @@ def writers_of_a_quiet_log(stage: Stage) -> None:
     empty_log(stage)
     old, prepared, rolled_back = stage.session(), stage.session(), stage.session()
     old.execute("begin isolation level repeatable read; select 1")
-    stage.until(lambda: stage.value("select gdq.update_activity()") is not None and stage.activity() == "quiet")
+    until(lambda: stage.value("select gdq.update_activity()") is not None and stage.activity() == "quiet")
     prepared.execute("begin")
     stage.insert(prepared)
     prepared.execute("prepare transaction 'quiet'")
@@ -171,7 +172,7 @@ def writers_of_a_quiet_log(stage: Stage) -> None:
     stage.owner.execute("update acct set label = nextval('label'); delete from acct where id = 1")
     stage.tick()
     stage.consume()
-    stage.until(lambda: stage.value("select gdq.update_activity()") is not None and stage.activity() == "busy")
+    until(lambda: stage.value("select gdq.update_activity()") is not None and stage.activity() == "busy")
     stage.insert()
     stage.owner.execute("commit prepared 'quiet'")
     stage.finish()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 import psycopg
 
 from gdq.consumers.slot.slot import create_slot, drop_slot
+from tests.support.waiting import until
 
 
 def prepare(connection: psycopg.Connection[Any]) -> None:
@@ -27,10 +26,3 @@ def drop_when_free(connection: psycopg.Connection[Any], consumer: str) -> None:
 def reader_of(connection: psycopg.Connection[Any]) -> int | None:
     found = connection.execute("select active_pid from pg_replication_slots where slot_name = 'gdq_q_c'").fetchone()
     return found[0] if found else None
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)

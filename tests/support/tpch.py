@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 
 from gdq.consumers import demo
+from tests.support.waiting import SECONDS
 
 TABLES = ("region", "nation", "supplier", "customer", "part", "partsupp", "orders", "lineitem")
 
@@ -299,7 +300,7 @@ def load(connection: psycopg.Connection[Any], folder: Path, scale: float) -> Non
         connection.execute(statement)
     generator = Path(sys.executable).parent / "tpchgen-cli"
     command: list[str | Path] = [generator, "csv", "-s", str(scale), f"--output-dir={folder}"]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, check=True, capture_output=True, timeout=SECONDS)
     for table in TABLES:
         with (
             (folder / f"{table}.csv").open("rb") as file,

@@ -13,6 +13,7 @@ import psycopg
 from psycopg import errors
 
 from tests.support.concurrency import Scene, Stream, maintain, next_batch, read_events, read_typed
+from tests.support.waiting import SECONDS
 
 # What a run must have seen; below that it would pass for want of anything to go wrong.
 NEEDED = {
@@ -27,7 +28,6 @@ NEEDED = {
     "stale tokens": 3,
     "second readings": 20,
 }
-SECONDS_MAX = 90
 
 WRITERS = ("read committed", "read committed", "read committed", "repeatable read", "serializable")
 HOT_ROWS = 15
@@ -82,7 +82,7 @@ class Workload:
 
     def _watch(self, owner: psycopg.Connection[Any]) -> None:
         """Look at the tables now and then, and add a consumer half-way, until enough has happened."""
-        deadline = time.monotonic() + SECONDS_MAX
+        deadline = time.monotonic() + SECONDS
         while not self._errors and self._missing() and time.monotonic() < deadline:
             self._stop_writers.wait(0.2)
             self.scene.probe(owner)

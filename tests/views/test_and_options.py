@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import psycopg
 import pytest
@@ -11,6 +10,7 @@ from psycopg import errors
 
 from gdq import queue as queues
 from tests.support.events import Tap
+from tests.support.waiting import until
 
 VIEW = "select gdq.create_view('w', 'q', 'select 1', 'shop.w', '{shop.t}')"
 FILTER = """select gdq.alter_table_options('q', 'shop.t', '{"where": "code = 1"}')"""
@@ -43,10 +43,8 @@ class Attempt:
         self._error: psycopg.Error | None = None
         self._thread = threading.Thread(target=self._run, args=(tap, statement))
         self._thread.start()
-        deadline = time.monotonic() + 60
-        while self._thread.is_alive() and not tap.app.execute("select from pg_locks where not granted").rowcount:
-            assert time.monotonic() < deadline, "nobody waits"
-            time.sleep(0.005)
+        waits = "select from pg_locks where not granted"
+        until(lambda: not self._thread.is_alive() or tap.app.execute(waits).rowcount)
 
     def _run(self, tap: Tap, statement: str) -> None:
         with tap.db.connect() as owner:

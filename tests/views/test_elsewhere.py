@@ -26,6 +26,7 @@ from gdq.errors import RefreshConflict, StaleBatch
 from gdq.typed.pgtypes import READ_SETTINGS
 from gdq.view.table_schema import apply_settings
 from gdq.view.view import create_view, drop_view, view_history, view_info
+from tests.support.endings import Deaths, Killed
 from tests.support.programs import environment, gdq
 from tests.support.server import Database
 from tests.support.spark import QUEUE, Shop, make_shop
@@ -121,10 +122,6 @@ def test_equal_to_the_query(places: Places) -> None:
     assert places.far.execute("select count(*) from pg_class where relname like 'gdq_state%'").fetchone() == (0,)
 
 
-class KilledError(Exception):
-    """Stands for the end of the process."""
-
-
 POINTS = get_args(Point)
 
 
@@ -139,22 +136,18 @@ POINTS = get_args(Point)
 def test_killed_at_every_point(places: Places, name: str, full: bool, points: tuple[Point, ...]) -> None:
     """Nothing is applied twice, nothing is lost: the target is where it was or at the new snapshot."""
     query, rng = SHAPES[name].query, random.Random(f"{name} {full}")
-    doomed: list[Point] = []
-
-    def end(point: Point) -> None:
-        if doomed and doomed[0] == point:
-            raise KilledError(doomed.pop())
+    deaths = Deaths()
 
     places.view(name, query)
-    with Refresher(places.shop.db.dsn, at=end) as refresher:
+    with Refresher(places.shop.db.dsn, at=deaths) as refresher:
         refresher.refresh(name)
         for point in points:
             before, position = places.rows(name), places.position(name)
             places.shop.execute(
                 "update item set k = 1 where id < 9; insert into fact (k, label) values (1, 'x'), (1, 'x')"
             )
-            doomed.append(point)
-            with pytest.raises(KilledError):
+            deaths.append(point)
+            with pytest.raises(Killed):
                 refresher.refresh(name, full=full)
             if point in ("committed", "done"):
                 assert places.rows(name) == places.expected(query) != before

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,10 +15,10 @@ from gdq.consumers.refresh import follow
 from gdq.consumers.refresh.refresher import Refresher
 from tests.support.programs import gdq, start_gdq
 from tests.support.spark import Shop
+from tests.support.waiting import SECONDS, until
 
 QUERY = "select id, n from orders where n > 4"
 SUMS = "select status, count(*) as rows, sum(n) as n from orders group by status"
-WAIT_SECONDS = 60
 
 
 @pytest.fixture
@@ -44,20 +43,13 @@ def following(shop: Shop, *arguments: str) -> Iterator[subprocess.Popen[str]]:
                 process.kill()
 
 
-def until(met: Callable[[], bool]) -> None:
-    end = time.monotonic() + WAIT_SECONDS
-    while not met():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 def runs(shop: Shop, view: str) -> list[str]:
     return [action for (action,) in shop.execute(f"select action from gdq.view_history('{view}') order by started_at")]
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[str, str]:
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=WAIT_SECONDS)
+    out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, err
     return out, err
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from gdq.consumers.refresh.verify import verify_view
 from gdq.consumers.refresh.view_refresh import Point
 from tests.support.server import Database
 from tests.support.spark import SPARK_MARKS, Shop, make_shop
+from tests.support.waiting import SECONDS, until
 
 pytestmark = pytest.mark.server
 
@@ -42,7 +42,7 @@ def wanted(shop: Shop, statement: str) -> Iterator[Refresher]:
     def run() -> None:
         try:
             with shop.db.connect() as other:
-                other.execute("set statement_timeout = '30s'")
+                other.execute(f"set statement_timeout = '{SECONDS} s'".encode())
                 other.execute(statement.encode())
         except BaseException as error:
             failures.append(error)
@@ -51,10 +51,7 @@ def wanted(shop: Shop, statement: str) -> Iterator[Refresher]:
         if point == "exported" and not begun:
             begun.append(threading.Thread(target=run))
             begun[0].start()
-            deadline = time.monotonic() + 20
-            while not shop.connection.execute(WAITS).rowcount:
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            until(lambda: shop.connection.execute(WAITS).rowcount)
 
     with Refresher(shop.db.dsn, at=at) as refresher:
         yield refresher

@@ -10,9 +10,8 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,14 @@ import pytest
 
 from gdq.conninfo import without_password
 from gdq.consumers.refresh.refresher import Refresher
+from tests.support.endings import Interrupts
 from tests.support.lake import KINDS, Lakes
 from tests.support.programs import environment, gdq
 from tests.support.server import Database
 from tests.support.spark import Shop, make_shop
+from tests.support.waiting import until
 
 SUMS = "select k, max(n) as top, count(*) as rows from item group by k"
-WAIT_SECONDS = 60
 
 # A row below zero waits for an advisory lock, wherever its value is computed.
 _WAIT = """create function wait(n bigint) returns bigint language plpgsql immutable as $$
@@ -106,13 +106,6 @@ def test_shown_on_a_terminal_only(loaded: Shop) -> None:
     piped = gdq("refresh", dsn=loaded.db.dsn)
     assert (piped.returncode, piped.stderr) == (0, "")
     assert "\x1b" not in piped.stdout
-
-
-def until(met: Callable[[], Any]) -> None:
-    end = time.monotonic() + WAIT_SECONDS
-    while not met():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 # Where a refresh stands still, and what it was doing: the lock of somebody else that holds it up there.
@@ -199,16 +192,11 @@ def sessions(shop: Shop) -> list[tuple[Any, ...]]:
 def test_interrupted_between_two_statements(loaded: Shop, phase: str) -> None:
     loaded.view("sums", SUMS, engine="postgres")
 
-    def stop(_view: str, now: str, _rows: int) -> None:
-        if now == phase and not done:
-            done.append(now)
-            raise KeyboardInterrupt
-
-    done = ["first load"]
-    with Refresher(loaded.db.dsn, progress=stop) as refresher:
+    interrupts = Interrupts()
+    with Refresher(loaded.db.dsn, progress=interrupts) as refresher:
         refresher.refresh("sums")
         loaded.execute("update item set n = n + 1, k = (k + 1) % 5 where id % 100 = 0")
-        done.clear()
+        interrupts.append(phase)
         with pytest.raises(KeyboardInterrupt):
             refresher.refresh("sums")
         # the same sessions go on
@@ -223,14 +211,9 @@ def test_interrupted_while_a_lake_is_written(loaded: Shop, tmp_path: Path, kind:
     lakes = Lakes(loaded, tmp_path, kind)
     lakes.view("v", "select id, n from item")
 
-    def stop(_view: str, now: str, _rows: int) -> None:
-        if now == "writing" and not done:
-            done.append(now)
-            raise KeyboardInterrupt
-
-    done: list[str] = []
+    interrupts = Interrupts(["writing"])
     before: Counter[str] = Counter()
-    with Refresher(loaded.db.dsn, progress=stop) as refresher:
+    with Refresher(loaded.db.dsn, progress=interrupts) as refresher:
         for action in ("full", "delta"):
             with pytest.raises(KeyboardInterrupt):
                 refresher.refresh("v")
@@ -239,4 +222,4 @@ def test_interrupted_while_a_lake_is_written(loaded: Shop, tmp_path: Path, kind:
             assert lakes.equal("v", "select id, n from item")
             before = lakes.rows("v")
             loaded.execute("update item set n = n + 1 where id % 100 = 0")
-            done.clear()
+            interrupts.append("writing")

@@ -34,6 +34,7 @@ from tests.support.spark import QUEUE, Shop, make_shop
 from tests.support.view_churn import fill, transaction
 from tests.support.view_grammar import CAPTURE, REFUSED, SCHEMA, SHAPES, TABLES
 from tests.support.view_random import RandomView
+from tests.support.waiting import SECONDS
 
 EXAMPLES = int(os.environ.get("GDQ_VIEW_EXAMPLES", "1"))
 SEED = os.environ.get("GDQ_VIEW_SEED", "1")
@@ -340,7 +341,7 @@ def test_commands_without_spark(scene: Scene, tmp_path: Path) -> None:
     assert json.loads(gdq("explain-view", "cli", "--json").stdout)["strategy"]
     command = [sys.executable, "-c", PROGRAM, "refresh", "cli"]
     for _ in range(2):
-        subprocess.run(command, env=environment(scene.shop.db.dsn), check=True, capture_output=True, timeout=60)
+        subprocess.run(command, env=environment(scene.shop.db.dsn), check=True, capture_output=True, timeout=SECONDS)
         assert scene.differences(query, "t_cli") == ([], [])
         scene.run(["update fact set k = 3 where k = 2", "delete from item where k = 3", "update item set k = null"])
     assert view_info(scene.shop.connection, "cli")[0].last_action == "delta"

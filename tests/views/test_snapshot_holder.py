@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 from psycopg import errors
@@ -12,6 +11,7 @@ from psycopg.pq import TransactionStatus
 from gdq.consumers.views.snapshot_holder import hold_snapshot
 from tests.support.events import Tap
 from tests.support.guarded import maintain
+from tests.support.waiting import SECONDS, until
 
 pytestmark = pytest.mark.server
 
@@ -68,10 +68,8 @@ def test_snapshot_comes_after_the_locks(t: Tap, statement: str) -> None:
         t.write(statement, "insert into t values (101, 1)")
         reader.start()
         waits = "select from pg_locks where relation = 'shop.t'::regclass and not granted"
-        deadline = time.monotonic() + 20
-        while not t.owner.execute(waits.encode()).rowcount and time.monotonic() < deadline:
-            time.sleep(0.01)
-    reader.join(20)
+        until(lambda: t.owner.execute(waits.encode()).rowcount)
+    reader.join(SECONDS)
     assert found == [1 if statement.startswith("truncate") else 101]
 
 

@@ -15,9 +15,9 @@ from gdq.conninfo import without_password
 from gdq.consumers.refresh.refresher import Refresher
 from gdq.consumers.refresh.verify import verify_view
 from gdq.consumers.refresh.view_refresh import Point
-from gdq.errors import GdqError
 from gdq.view.group import create_group
 from gdq.view.view import create_view
+from tests.support.endings import Deaths, Killed
 from tests.support.server import Database
 from tests.support.spark import Shop, make_shop
 
@@ -81,13 +81,8 @@ def test_all_move_in_one_transaction_whatever_is_killed(places: Places) -> None:
     points: tuple[Point, ...] = ("begun", "exported", "ticked", "applied", "committed")
     try:
         for number, wanted in enumerate(points, 1):
-
-            def at(point: Point, wanted: Point = wanted) -> None:
-                if point == wanted:
-                    raise GdqError("killed")
-
             places.shop.execute(CHANGE.format(number))
-            with Refresher(dsn, at=at) as refresher, pytest.raises(GdqError, match="killed"):
+            with Refresher(dsn, at=Deaths([wanted])) as refresher, pytest.raises(Killed):
                 refresher.refresh_together(names, group="g")
             assert places.ask("select count(distinct split_part(position, '/', 3)) from gdq_target.position") == [(1,)]
             places.shop.execute(CHANGE.format(number))

@@ -10,8 +10,8 @@ import pytest
 
 from gdq.consumers.refresh.refresher import Refresher
 from gdq.consumers.refresh.view_refresh import Point
-from gdq.errors import GdqError
 from gdq.view.view import create_view, view_history
+from tests.support.endings import Deaths, Killed
 from tests.support.programs import gdq
 from tests.support.server import Database
 from tests.support.spark import Shop, make_shop
@@ -89,12 +89,7 @@ def test_reader_never_sees_two_snapshots(grouped: Shop) -> None:
 def test_killed_anywhere_a_rerun_is_right(grouped: Shop) -> None:
     points: tuple[Point, ...] = ("begun", "exported", "ticked", "applied", "committed")
     for number, wanted in enumerate(points):
-
-        def at(point: Point, wanted: Point = wanted) -> None:
-            if point == wanted:
-                raise GdqError("killed")
-
-        with Refresher(grouped.db.dsn, at=at) as refresher, pytest.raises(GdqError, match="killed"):
+        with Refresher(grouped.db.dsn, at=Deaths([wanted])) as refresher, pytest.raises(Killed):
             refresher.refresh_together(list(VIEWS))
         if number:
             assert grouped.execute(WRONG) == [(False, False, False)]
