@@ -153,7 +153,7 @@ def _show(console: Console, conninfo: str, scale: float, rounds: int) -> None:
         for table in TABLES:
             queues.add_table(connection, QUEUE, f"public.{table}")
         for name, query in VIEWS.items():
-            plan = create_view(connection, name, QUEUE, query, f"public.{name}")
+            plan = create_view(connection, name, QUEUE, query, f"public.{name}", engine="spark")
             console.print(f"view {name}: {plan.strategy if plan else 'exists'}")
         refresher = stack.enter_context(Refresher(conninfo))
         started = time.monotonic()

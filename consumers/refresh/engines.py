@@ -22,7 +22,6 @@ from gdq.consumers.views.target import TargetRows, target_types
 from gdq.plan.postgres import PostgresPlan
 from gdq.plan.spark.keys import SparkKeyPlan
 from gdq.plan.spark.plan import SparkPlan
-from gdq.plan.table import RefreshPlan
 
 if TYPE_CHECKING:
     from gdq.consumers.spark.session import SparkRun
@@ -62,10 +61,6 @@ class Engines:
             from gdq.consumers.spark.join_engine import SparkViews  # noqa: PLC0415 (needs Spark)
 
             yield SparkViews(self.spark_run, task, plan, place)
-        elif isinstance(plan, RefreshPlan):
-            from gdq.consumers.spark.jobs import SparkEngine  # noqa: PLC0415 (needs Spark)
-
-            yield SparkEngine(self.spark_run, task, plan, place)
         else:
             with self._into_postgres(task, plan, place) as inner:
                 yield self._by_keys(plan, inner) if isinstance(plan, SparkKeyPlan) else inner
@@ -93,18 +88,21 @@ class Engines:
 
     @contextmanager
     def _into_lake(self, task: Task, lake: Lake) -> Iterator[Committing]:
-        view, plan = task.view, task.plan
-        assert view.lake is not None
-        if view.engine == "spark":
-            from gdq.consumers.spark.lake_engine import spark_lake_engine  # noqa: PLC0415 (needs Spark)
-
-            with spark_lake_engine(self.spark_run, task) as engine:
-                yield engine
-            return
         from gdq.consumers.lake.types import compared_as_text, lake_columns  # noqa: PLC0415 (pyarrow is slow to load)
 
-        assert isinstance(plan, PostgresPlan)
-        types = target_types(task.columns, same_database=True)
-        folded = folded_columns(task.holder.connection, task.columns) | compared_as_text(task.columns)
-        with Computation(self._beside(), task, plan, types, folded).beside() as computation:
+        view, plan = task.view, task.plan
+        assert view.lake is not None
+        with ExitStack() as stack:
+            computation: Computation | None = None
+            if isinstance(plan, PostgresPlan):
+                types = target_types(task.columns, same_database=True)
+                folded = folded_columns(task.holder.connection, task.columns) | compared_as_text(task.columns)
+                made = Computation(self._beside(), task, plan, types, folded)
+                computation = stack.enter_context(made.beside())
+            if view.engine == "spark":
+                from gdq.consumers.spark.lake_engine import spark_lake_engine  # noqa: PLC0415 (needs Spark)
+
+                yield stack.enter_context(spark_lake_engine(self.spark_run, task, computation))
+                return
+            assert computation is not None
             yield LakeEngine(computation, lake, lake_columns(task.columns, view.lake.kind))

@@ -25,7 +25,7 @@ from gdq.errors import DivergedPosition, EraEnded, GdqError, TruncatedPosition, 
 from gdq.source import Position
 from gdq.view.cost import choose, rows_held
 from gdq.view.table_schema import describe
-from gdq.view.view import ViewInfo, load_plan, view_history
+from gdq.view.view import ViewInfo, load_plan, view_history, with_canonical_sql
 
 if TYPE_CHECKING:
     from gdq.view.view import Plan
@@ -60,7 +60,7 @@ class ViewRefresh:
         described: Described,
         tell: Tell,
     ) -> None:
-        self.view = view
+        self.view = view = with_canonical_sql(control, view)
         self.changes = changes
         self.snapshots: tuple[str | None, str | None] = (None, None)
         self.reason: str | None = None

@@ -1,4 +1,4 @@
-"""Computes a view's rows with Apache Spark and merges them into the target: a projection or a GROUP BY of one table."""
+"""Jobs of Apache Spark for a refresh: none outlives it, their errors are one line, their rows go to a staging table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,21 +16,14 @@ import psycopg
 from psycopg import Connection
 from psycopg.rows import scalar_row
 
-from gdq.consumers.spark.session import SparkRun
-from gdq.consumers.spark.source import read_statements
 from gdq.consumers.spark.stage import text_rows, write_stage
-from gdq.consumers.spark.table_sql import base, block_ranges, images_held, key_condition, split_log_rows, table_bytes
-from gdq.consumers.views.change_source import log_columns, weighted
-from gdq.consumers.views.engine import Effort, Kind, Task
+from gdq.consumers.spark.table_sql import images_held
 from gdq.consumers.views.signals import NeedsFull, TableWanted
 from gdq.consumers.views.snapshot_holder import SnapshotHolder
-from gdq.consumers.views.target import Target, TargetRows
+from gdq.consumers.views.target import Target
 from gdq.errors import GdqError
-from gdq.plan.table import Read, RefreshPlan
-from gdq.typed.arrow import LOG_SETTINGS, Column, select_sql
-from gdq.typed.pgtypes import READ_SETTINGS, ColumnType
-from gdq.view.table_schema import apply_settings, describe, load_schema
-from gdq.view.target_merge import Merge
+from gdq.typed.arrow import Column
+from gdq.typed.pgtypes import ColumnType
 from gdq.view.view import ViewInfo
 
 if TYPE_CHECKING:
@@ -38,8 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-_KEYS_MAX = 200_000
-_KEYS_EACH = 10_000
+# The part of a table or a log that one task reads.
 PARTITION_BYTES = 64 * 2**20
 _JOB_PROPERTIES = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
 _TASKS_END_SECONDS = 30.0
@@ -53,144 +45,11 @@ Texts = Callable[[Connection[Any], Sequence[tuple[str, int, str]]], list[Column]
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """What Spark has computed: columns and rows, or the table where it wrote them; the touched keys of a recompute."""
+    """The rows that Spark has computed, with their columns, or the table into which Spark wrote them."""
 
     columns: list[str]
     rows: list[tuple[str | None, ...]]
     table: str | None
-    keys: list[tuple[str | None, ...]]
-
-
-@dataclass(slots=True)
-class SparkEngine:
-    """One refresh of one view by Spark, whose tasks read what the snapshot holder sees."""
-
-    run: SparkRun
-    task: Task
-    plan: RefreshPlan
-    place: TargetRows
-    texts: Texts = field(default_factory=lambda: text_columns)
-    _staged: Staged | None = field(default=None, init=False)
-    _effort: Effort = field(default=Effort("none"), init=False)
-
-    def compute(self, s0: str | None, changed: Mapping[str, str]) -> None:
-        """Let Spark compute, from the changes since s0 or (None) from the whole table, and stage the result."""
-        self.task.tell("computing", 0)
-        if s0 is not None and not changed:
-            return
-        kind: Kind = "full" if s0 is None else "incremental" if self.plan.rows is None else "by-key"
-        delta_rows = weighed(self.task.holder, changed, self.task.choose)
-        with worker_errors(delta=s0 is not None), own_jobs(self.run.spark) as jobs:
-            self._staged = self._stage(None if s0 is None else changed[self.task.view.tables[0]])
-        self._effort = Effort(kind, delta_rows, jobs.rows_read)
-
-    def effort(self) -> Effort:
-        """What the refresh took."""
-        return self._effort
-
-    def apply(self, s0: str | None, changed: Mapping[str, str]) -> int:  # noqa: ARG002 (what changed is staged)
-        self.task.tell("writing", 0)
-        staged = self._staged
-        if staged is None:
-            return 0
-        apply_settings(self.place.output, READ_SETTINGS | self.task.view.settings)
-        table = staged.table or self.place.target.temporary_stage(self.place.output, staged.columns, staged.rows)
-        merge = Merge(self.place.output, self.place.target, self.plan, self.place.types, table)
-        return merge.full() if s0 is None else merge.difference(staged.keys)
-
-    def _stage(self, rows: str | None) -> Staged:
-        """Let Spark compute, from these log rows or (None) from the whole table, and write the staging table."""
-        data, keys = self.frame(rows)
-        return self._write(data, keys, full=rows is None)
-
-    def frame(self, rows: str | None) -> tuple[DataFrame, list[tuple[str | None, ...]]]:
-        """What Spark is to compute, from these log rows or (None) from the whole table; the touched keys."""
-        plan = self.plan
-        if rows is None and plan.rows is not None:
-            return self._read_rows(None), []
-        data = self._compute(rows)
-        if plan.rows is None:
-            return data, []
-        keys = [tuple(row) for row in data.limit(_KEYS_MAX + 1).collect()]
-        if len(keys) > _KEYS_MAX:
-            raise NeedsFull(f"more than {_KEYS_MAX} keys changed")
-        return self._read_rows(keys), keys
-
-    def _compute(self, rows: str | None) -> DataFrame:
-        """The plan's Spark statement over these log rows, or over the whole table as one."""
-        queue = self.task.view.queue_name
-        if rows is None:
-            ranges = block_ranges(self.task.holder.connection, self.task.view.tables[0], PARTITION_BYTES)
-            relations = [base(self.task.view.tables[0], part) for part in ranges]
-        else:
-            columns = log_columns(self.task.holder.connection, queue, self.task.view.tables[0])
-            parts = split_log_rows(self.task.holder.connection, queue, self.task.view.tables[0], rows, PARTITION_BYTES)
-            relations = [weighted(part, columns) for part in parts]
-        self._read(self.plan.delta, relations, log=rows is not None).createOrReplaceTempView("delta")
-        return self.run.spark.sql(self.plan.compute.sql)
-
-    def _read_rows(self, keys: Sequence[tuple[str | None, ...]] | None) -> DataFrame:
-        """The rows of the view for these keys, or (None) all of them."""
-        read = self.plan.rows
-        if read is None:
-            raise AssertionError("the plan recomputes nothing")
-        relation = base(self.task.view.tables[0])
-        if keys is None:
-            if not read.group:
-                parts = block_ranges(self.task.holder.connection, self.task.view.tables[0], PARTITION_BYTES)
-                return self._read(read, [base(self.task.view.tables[0], part) for part in parts])
-            return self._read(read, [relation])
-        schema = load_schema(self.task.holder.connection, self.task.view.queue_name, self.task.view.tables[0])
-        columns = [(column.name, column.type) for name in read.keys if (column := schema.column(name))]
-        chunks = [keys[n : n + _KEYS_EACH] for n in range(0, len(keys), _KEYS_EACH)] or [[]]
-        conditions = [key_condition(read.alias, columns, chunk) for chunk in chunks]
-        return self._read(read, [relation], conditions=conditions)
-
-    def _read(
-        self,
-        read: Read,
-        relations: Sequence[str],
-        *,
-        conditions: Sequence[str] = ("",),
-        log: bool = False,
-    ) -> DataFrame:
-        """A reading statement of the plan as a DataFrame, one partition for each relation and condition."""
-        columns = self._columns(self.task.holder.connection, read)
-        queries = [read.render(relation, condition) for relation in relations for condition in conditions]
-        settings = (LOG_SETTINGS if log else READ_SETTINGS) | self.task.view.settings
-        return read_statements(
-            self.run.spark,
-            self.run.worker_dsn,
-            [select_sql(f"({query}) as q", columns) for query in queries],
-            columns,
-            settings=settings,
-            snapshot=self.task.holder.exported,
-        )
-
-    def _columns(self, connection: Connection[Any], read: Read) -> list[Column]:
-        """How the columns of a statement travel: numbers that Spark adds as such, all else as PostgreSQL's text."""
-        numbers = {column.name: column.spark for column in self.plan.merge.state} | {"w": "bigint"}
-        described = describe(connection, read.render(base(self.task.view.tables[0])), self.task.view.settings)
-        columns = []
-        for column in self.texts(connection, described):
-            spark = numbers.get(column.source)
-            if spark is None:
-                columns.append(column)
-            elif spark == "bigint":
-                columns.append(Column(column.source, LONG))
-            else:
-                arrow = spark.replace("decimal", "decimal128").replace(",", ", ")
-                columns.append(Column(column.source, ColumnType(arrow, spark, "({c})::text")))
-        return columns
-
-    def _write(self, data: DataFrame, keys: list[tuple[str | None, ...]], *, full: bool) -> Staged:
-        if full:
-            size = table_bytes(self.task.holder.connection, self.task.view.tables[0])[1]
-        else:
-            size = log_bytes(self.task.holder, self.task.view)
-        dsn = self.run.worker_dsn if self.task.view.target_dsn is None else self.task.view.target_dsn
-        stage = self.place.target.stage(secrets.token_hex(4)) if size > self.run.driver_bytes else None
-        return put(data, (self.place.output, self.place.target, stage), dsn, keys)
 
 
 def weighed(holder: SnapshotHolder, changed: Mapping[str, str], choose: Callable[[int], None]) -> int | None:
@@ -202,20 +61,15 @@ def weighed(holder: SnapshotHolder, changed: Mapping[str, str], choose: Callable
     return images
 
 
-def put(
-    data: DataFrame,
-    place: tuple[Connection[Any], Target, str | None],
-    dsn: str,
-    keys: list[tuple[str | None, ...]],
-) -> Staged:
+def put(data: DataFrame, place: tuple[Connection[Any], Target, str | None], dsn: str) -> Staged:
     """Compute `data` into the staging table of `place`, written by Spark's tasks, or without one into this process."""
     output, target, stage = place
     if stage is None:
-        return Staged(data.columns, text_rows(data), None, keys)
+        return Staged(data.columns, text_rows(data), None)
     with output.transaction():
         target.create_stage(output, stage, data.columns)
     write_stage(data, dsn, stage.partition(".")[2].strip('"'))
-    return Staged(data.columns, [], stage, keys)
+    return Staged(data.columns, [], stage)
 
 
 @dataclass(slots=True)

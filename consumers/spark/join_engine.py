@@ -206,7 +206,7 @@ class SparkViews:
         with self.frame(logs) as (data, size):
             dsn = self.run.worker_dsn if self.task.view.target_dsn is None else self.task.view.target_dsn
             stage = self.place.target.stage(secrets.token_hex(4)) if size > self.run.driver_bytes else None
-            return put(data, (self.place.output, self.place.target, stage), dsn, [])
+            return put(data, (self.place.output, self.place.target, stage), dsn)
 
     @contextmanager
     def frame(self, logs: Mapping[str, tuple[str, str]] | None) -> Iterator[tuple[DataFrame, int]]:

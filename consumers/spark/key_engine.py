@@ -14,23 +14,20 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import psycopg
-from psycopg import Connection, sql
+from psycopg import Connection
 
-from gdq.consumers.spark.jobs import LONG, PARTITION_BYTES, own_jobs, put, text_columns, worker_errors
+from gdq.consumers.spark.jobs import own_jobs, put, text_columns, worker_errors
+from gdq.consumers.spark.key_statements import READ, KeyStatements
 from gdq.consumers.spark.session import SparkRun
-from gdq.consumers.spark.source import read_statements
-from gdq.consumers.spark.table_sql import table_bytes
 from gdq.consumers.views.computation import temporary
 from gdq.consumers.views.copy_engine import CopyEngine
 from gdq.consumers.views.difference import Difference, KeySet
-from gdq.consumers.views.engine import ROWS_READ, Effort
+from gdq.consumers.views.engine import Effort
 from gdq.consumers.views.kept_state import KeptState, KeptSums
 from gdq.consumers.views.target import OutputType
 from gdq.plan.steps import Replace
 from gdq.sql_text import raw
-from gdq.typed.arrow import Column, select_sql
-from gdq.typed.pgtypes import READ_SETTINGS, base_name
+from gdq.typed.pgtypes import READ_SETTINGS
 from gdq.view.table_schema import apply_settings, describe
 
 if TYPE_CHECKING:
@@ -38,16 +35,6 @@ if TYPE_CHECKING:
 
     from gdq.consumers.views.postgres_engine import PostgresEngine
     from gdq.plan.spark.keys import SparkKeyPlan
-
-# A task takes at least this many keys unless there are fewer; there are at most _TASKS_EACH tasks per core.
-KEYS_EACH = 500
-_TASKS_EACH = 4
-
-# Types whose values equal no two different values of any other type that they are compared with.
-_TOLD_APART = {"smallint", "integer", "bigint", "text", "character varying", "uuid", "date"}
-
-# The column of the staging table in which a task counts the rows of tables that it read; NULL in the view's rows.
-_READ = "rows_read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +49,7 @@ class _Staged:
     def rows(self) -> str:
         """The SELECT of the rows."""
         values = ", ".join(f"{column.name}::{column.type} as {column.name}" for column in self.columns)
-        return f"select {values} from {self.table} where {_READ} is null"
+        return f"select {values} from {self.table} where {READ} is null"
 
 
 @dataclass(slots=True)
@@ -89,7 +76,7 @@ class SparkKeys:
                 if not isinstance(outcome, Replace):
                     self.inner.difference = difference
                     return
-                queries = self._divided(outcome, difference.keys)
+                queries = self._statements.of_keys(outcome, difference.keys)
             columns = self._numbered(self.inner.rows.types)
             self._staged = self._stage(columns, queries, difference.keys)
 
@@ -102,7 +89,7 @@ class SparkKeys:
         apply_settings(output, READ_SETTINGS | self._view.settings)
         self.inner.computation.task.tell("writing", 0)
         output.execute(raw(f"analyze {staged.table}"))
-        counted = f"select coalesce(sum({_READ}::bigint), 0)::bigint from {staged.table} where {_READ} is not null"
+        counted = f"select coalesce(sum({READ}::bigint), 0)::bigint from {staged.table} where {READ} is not null"
         row = output.execute(raw(counted)).fetchone()
         self._read = int(row[0]) if row else 0
         return self.inner.rows.change(self._difference(staged))
@@ -136,6 +123,10 @@ class SparkKeys:
     # what Spark does
 
     @property
+    def _statements(self) -> KeyStatements:
+        return KeyStatements(self.inner.computation, self.run)
+
+    @property
     def _view(self) -> Any:
         return self.inner.computation.task.view
 
@@ -156,29 +147,8 @@ class SparkKeys:
         else:
             query, by = KeptSums(state, state.loose).whole(), list(self.plan.divided_by)
             columns = self._state_columns(query)
-        listed = ", ".join(column.name for column in columns)
-        named = f"select * from ({query}) as r({listed})" if listed else query
         kinds = {column.name: column.type for column in columns}
-        tasks = self._tasks() if by and self._is_hashed([kinds[name] for name in by]) else 1
-        part = f"pg_catalog.hash_record(row({', '.join(f'r.{name}' for name in by)})) & 2147483647"
-        queries = [f"select * from ({named}) as r where ({part}) % {tasks} = {n}" for n in range(tasks)]
-        return self._stage(columns, queries if tasks > 1 else [named], None)
-
-    def _tasks(self) -> int:
-        """The number of tasks for a full load: each of them reads the tables and computes its part of the rows."""
-        size = sum(table_bytes(self._source, table)[1] for table in self._view.tables)
-        return int(min(self.run.spark.sparkContext.defaultParallelism, 1 + size // PARTITION_BYTES))
-
-    def _is_hashed(self, types: Sequence[str]) -> bool:
-        """True if equal values of these types have equal hashes."""
-        nulls = ", ".join(f"null::{kind}" for kind in types)
-        try:
-            with self._source.transaction(force_rollback=True):
-                apply_settings(self._source, self._view.settings)
-                self._source.execute(raw(f"select pg_catalog.hash_record(row({nulls}))"))
-        except psycopg.Error:
-            return False
-        return True
+        return self._stage(columns, self._statements.whole(query, kinds, by), None)
 
     def _state_columns(self, query: str) -> list[OutputType]:
         """The state's columns, with the collations that its groups are put in order by."""
@@ -198,74 +168,14 @@ class SparkKeys:
         own = {name: f" collate {collation}" for name, collation in collations.items() if collation != '"default"'}
         return [OutputType(name, kind + own.get(name, "")) for name, _, kind in described]
 
-    def _divided(self, outcome: Replace, keys: tuple[KeySet, ...]) -> list[str]:
-        """The statements that compute the rows of these keys, each of a share of those of one column."""
-        made = self.inner.computation
-        names = [name for _, name in outcome.keys]
-        types = {column.name: column.type for column in self.inner.rows.types}
-        single = {
-            name: key
-            for name, key in zip(names, keys, strict=True)
-            if names.count(name) == 1 and has_one_key(made.connection, types[key.column], key)
-        }
-        if not single:
-            return [made.rows_of(outcome)]
-        sizes = {name: made.one(f"select pg_catalog.cardinality({_array(key)})") for name, key in single.items()}
-        name = max(sizes, key=lambda known: int(sizes[known]))
-        most = _TASKS_EACH * self.run.spark.sparkContext.defaultParallelism
-        parts = max(1, min(most, sizes[name] // KEYS_EACH))
-        each = -(-sizes[name] // parts)
-        query = (
-            f"select a[i * {each} + 1 : (i + 1) * {each}]::text "
-            f"from (select {_array(single[name])} as a) as a, generate_series(0, {parts - 1}) as i order by i"
-        )
-        found = [array for (array,) in made.connection.execute(raw(query)).fetchall()]
-        # NULL is computed with the first
-        some = [replace(single[name], array=array, null=single[name].null and not n) for n, array in enumerate(found)]
-        return [made.rows_of(outcome, {name: key}) for key in some]
-
     def _stage(self, columns: Sequence[OutputType], queries: Sequence[str], keys: tuple[KeySet, ...] | None) -> _Staged:
         """Let each of Spark's tasks run a query of these columns and write its rows into a new staging table."""
-        made, view, run = self.inner.computation, self._view, self.run
-        made.task.tell("computing", 0)
-        listed = ", ".join(column.name for column in columns)
-        alias = f"r({listed})" if listed else "r"
-        described = describe(self._source, f"select * from ({queries[0]}) as {alias}", view.settings)
-        read = [*text_columns(self._source, described), Column(_READ, LONG)]
-        statements = [
-            select_sql(f"(select r.*, null::bigint as {_READ} from ({query}) as {alias}) as q", read)
-            for query in queries
-        ]
-        names = sql.Literal([table.name for table in self.plan.tables]).as_string(self._source)
-        spark = run.spark
-        with worker_errors(delta=keys is not None), own_jobs(spark):
-            data = read_statements(
-                spark,
-                run.worker_dsn,
-                statements,
-                read,
-                settings=READ_SETTINGS | view.settings,
-                snapshot=made.task.holder.exported,
-                counter=ROWS_READ.replace("%s", names),
-            )
-            output, target = self.inner.rows.output, self.inner.rows.target
+        view, run, place = self._view, self.run, self.inner.rows
+        self.inner.computation.task.tell("computing", 0)
+        with worker_errors(delta=keys is not None), own_jobs(run.spark):
+            names = [column.name for column in columns]
+            data = self._statements.frame(queries, names, text_columns, counted=True)
             dsn = run.worker_dsn if view.target_dsn is None else view.target_dsn
-            stage = target.stage(secrets.token_hex(4))
-            put(data, (output, target, stage), dsn, [])
+            stage = place.target.stage(secrets.token_hex(4))
+            put(data, (place.output, place.target, stage), dsn)
         return _Staged(stage, columns, keys)
-
-
-def has_one_key(connection: Connection[Any], column_type: str, keys: KeySet) -> bool:
-    """True if no value of the view's column can equal two keys, so each row belongs to exactly one task.
-
-    Keys may come from a column of another type: 2^53 and 2^53 + 1 are two bigints, and equal to one double precision.
-    """
-    if base_name(column_type) in _TOLD_APART:
-        return True
-    query = "select pg_catalog.to_regtype(%s) = pg_catalog.to_regtype(%s)"
-    row = connection.execute(query, [f"{column_type}[]", keys.array_type]).fetchone()
-    return row is not None and row[0] is True
-
-
-def _array(keys: KeySet) -> str:
-    return f"{sql.Literal(keys.array).as_string(None)}::{keys.array_type}"

@@ -1,4 +1,4 @@
-"""Lets Spark fill a Delta or Iceberg table: its tasks read, compute and write, and no row passes through this process.
+"""Lets Spark fill a Delta or Iceberg table: its tasks read, compute and write.
 
 What PostgreSQL reads travels as text that is the same for equal values, and becomes the table's types last. A change
 is one MERGE, made by the connector of the table's format, whose jars the session must have.
@@ -18,16 +18,19 @@ from gdq.consumers.lake.files import ArrowDifference
 from gdq.consumers.lake.open import open_lake
 from gdq.consumers.lake.table import Lake
 from gdq.consumers.lake.types import LakeColumn, lake_column, lake_columns, schema_of
-from gdq.consumers.spark.jobs import SparkEngine, own_jobs, text_columns, weighed, worker_errors
+from gdq.consumers.spark.jobs import own_jobs, text_columns, worker_errors
 from gdq.consumers.spark.join_engine import SparkViews
+from gdq.consumers.spark.key_statements import KeyStatements
 from gdq.consumers.spark.lake_merge import SparkDifference, TableWriter
+from gdq.consumers.spark.lake_rows import JoinedRows, KeyRows, RowSource
 from gdq.consumers.spark.lake_types import NO_VALUE, as_text, from_text
 from gdq.consumers.spark.session import SparkRun
-from gdq.consumers.views.engine import Effort, Kind, Task
+from gdq.consumers.views.computation import Computation
+from gdq.consumers.views.engine import Effort, Task
 from gdq.consumers.views.target import StoredPosition, Target, TargetRows
 from gdq.errors import GdqError, UnsupportedValue
+from gdq.plan.spark.keys import SparkKeyPlan
 from gdq.plan.spark.plan import SparkPlan
-from gdq.plan.table import RefreshPlan
 from gdq.typed.arrow import Column
 from gdq.view.lake_name import LakeKind
 from gdq.view.view import ViewInfo
@@ -45,40 +48,39 @@ _UNKNOWN = re.compile(r"Cannot find main error class '(\w+)'")
 class SparkLakeEngine:
     """One refresh of one view whose lake table Spark fills."""
 
-    computing: SparkEngine | SparkViews
+    task: Task
+    source: RowSource
     writer: TableWriter
     lake: Lake
     columns: Sequence[LakeColumn]
     _stack: ExitStack
     _change: SparkDifference | None = field(default=None, init=False)
-    _effort: Effort = field(default=Effort("none"), init=False)
 
     def compute(self, s0: str | None, changed: Mapping[str, str]) -> None:
         """Read and compute; the lake is not touched. Of changes the rows are kept by Spark, a full load is streamed."""
-        self.computing.task.tell("computing", 0)
+        self.task.tell("computing", 0)
         if s0 is not None and not changed:
             return
-        kind: Kind = "full" if s0 is None else "by-key" if self._by() else "incremental"
-        self._effort = Effort(kind, weighed(self.computing.task.holder, changed, self.computing.task.choose))
         with _told(delta=s0 is not None):
-            rows, keys = self._rows(s0, changed)
-            if s0 is None:
-                self._change = SparkDifference("full", self.columns, self._typed(_copies(rows)))
+            found = self.source.rows(None if s0 is None else changed)
+            if found is None:
                 return
-            by = self._by() if keys is not None else ()
-            if keys is not None:
-                rows = self._typed(rows)
-            else:
+            if found.kind == "full":
+                self._change = SparkDifference("full", self.columns, self._typed(_copies(found.frame)))
+                return
+            more: list[str] = []
+            if found.kind == "signed":
                 image = ", ".join(f"c{n}" for n in range(1, len(self.columns) + 1))
-                rows = self._typed(rows, f"to_json(struct({image}), map('ignoreNullFields', 'false')) as image", "w")
-            rows = rows.persist()
+                more = [f"to_json(struct({image}), map('ignoreNullFields', 'false')) as image", "w"]
+            rows = self._typed(found.frame, *more).persist()
             self._stack.callback(rows.unpersist)
             rows.count()
-            self._change = SparkDifference("signed" if keys is None else "replace", self.columns, rows, keys, by)
+            keys = {n: self._typed(frame, only=[n]) for n, frame in found.keys.items()}
+            self._change = SparkDifference(found.kind, self.columns, rows, keys)
 
     def effort(self) -> Effort:
         """The work of the refresh."""
-        return self._effort
+        return self.source.effort()
 
     def commit(self, stored: StoredPosition | None, new: StoredPosition) -> int:
         """As Committing.commit()."""
@@ -87,39 +89,6 @@ class SparkLakeEngine:
                 return self.lake.commit(ArrowDifference("none", schema_of(self.columns)), stored, new)
             return self.writer.commit(self._change, stored, new)
 
-    @property
-    def _spark(self) -> SparkSession:
-        return self.computing.run.spark
-
-    def _by(self) -> tuple[int, ...]:
-        names = [column.name for column in self.columns]
-        plan = self.computing.plan
-        if not isinstance(plan, RefreshPlan) or plan.rows is None:
-            return ()
-        return tuple(names.index(key) + 1 for key in plan.merge.keys)
-
-    def _rows(self, s0: str | None, changed: Mapping[str, str]) -> tuple[DataFrame, DataFrame | None]:
-        """The rows as text, signed by w or (all, or those of the keys) without it, and the keys."""
-        computing = self.computing
-        if isinstance(computing, SparkEngine):
-            data, keys = computing.frame(None if s0 is None else changed[computing.task.view.tables[0]])
-            if s0 is None or computing.plan.rows is None:
-                return data, None
-            by = self._by()
-            names = ", ".join(f"c{n} string" for n in by)
-            return data, self._typed(self._spark.createDataFrame(keys, names), only=by)
-        logs = None if s0 is None else computing.logs(changed)
-        data, _ = self._stack.enter_context(computing.frame(logs))
-        data.createOrReplaceTempView("gdq_joined")
-        parts = []
-        for number, branch in enumerate(computing.plan.branches):
-            items = ", ".join(f"{item} as c{n}" for n, item in enumerate(branch.items, 1))
-            where = f" where b = '{number}'" if len(computing.plan.branches) > 1 else ""
-            parts.append(f"select {items}, w from gdq_joined{where}")
-        values = ", ".join(f"c{n}" for n in range(1, len(self.columns) + 1))
-        net = f"select {values}, sum(w) as w from ({' union all '.join(parts)}) group by {values} having sum(w) <> 0"
-        return self._spark.sql(net), None
-
     def _typed(self, rows: DataFrame, *more: str, only: Sequence[int] = ()) -> DataFrame:
         """Columns c1, c2, ... of text as the table's types, and `more` of the frame's."""
         numbers = only or range(1, len(self.columns) + 1)
@@ -127,8 +96,11 @@ class SparkLakeEngine:
 
 
 @contextmanager
-def spark_lake_engine(run: SparkRun, task: Task) -> Iterator[SparkLakeEngine]:
-    """The engine for a refresh; the frames that it keeps go with the block. GdqError when Spark lacks the jars."""
+def spark_lake_engine(run: SparkRun, task: Task, computation: Computation | None) -> Iterator[SparkLakeEngine]:
+    """The engine for a refresh; the frames that it keeps go with the block. GdqError when Spark lacks the jars.
+
+    `computation`: nets the changes and finds the keys of a view that Spark does not join.
+    """
     spark, view, plan = run.spark, task.view, task.plan
     assert view.lake is not None
     kind = view.lake.kind
@@ -138,18 +110,19 @@ def spark_lake_engine(run: SparkRun, task: Task) -> Iterator[SparkLakeEngine]:
         plain = text_columns(connection, columns)
         return [as_text(lake_column(*column, kind), own) for column, own in zip(columns, plain, strict=True)]
 
-    # nothing is written there
-    place = TargetRows(task.holder.connection, Target(view.view_name, view.source, view.target), ())
-    computing: SparkEngine | SparkViews
-    if isinstance(plan, RefreshPlan):
-        computing = SparkEngine(run, task, plan, place, texts)
-    elif isinstance(plan, SparkPlan):
-        computing = SparkViews(run, task, plan, place, texts)
-    else:
-        raise AssertionError("the plan is not Spark's")
     with own_jobs(spark), ExitStack() as stack:
+        source: RowSource
+        if isinstance(plan, SparkPlan):
+            # nothing is written there
+            place = TargetRows(task.holder.connection, Target(view.view_name, view.source, view.target), ())
+            source = JoinedRows(SparkViews(run, task, plan, place, texts), stack, len(task.columns))
+        else:
+            assert isinstance(plan, SparkKeyPlan)
+            assert computation is not None
+            source = KeyRows(KeyStatements(computation, run), plan, texts)
         lake = open_lake(view.lake, view.view_name, view.source)
-        yield SparkLakeEngine(computing, _writer(spark, view), lake, lake_columns(task.columns, kind), stack)
+        columns = lake_columns(task.columns, kind)
+        yield SparkLakeEngine(task, source, _writer(spark, view), lake, columns, stack)
 
 
 def _writer(spark: SparkSession, view: ViewInfo) -> TableWriter:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -32,15 +32,14 @@ class SparkDifference:
     """A Difference (consumers.views.difference) as frames of the table's types; c1, c2, ... are the view's columns.
 
     kind full:    `rows` are all rows
-         replace: rows with one of `keys` (the columns `by` of the view, by number from 1) go, and `rows` come
+         replace: rows that have one of `keys` in each of these columns (number from 1) go, and `rows` come
          signed:  each of `rows`, none twice, has `image`, a text that is its own, and `w`, as often as it comes
     """
 
     kind: Literal["full", "replace", "signed"]
     columns: Sequence[LakeColumn]
     rows: DataFrame
-    keys: DataFrame | None = None
-    by: tuple[int, ...] = ()
+    keys: Mapping[int, DataFrame] = field(default_factory=dict)
 
     @property
     def schema(self) -> pa.Schema:
@@ -109,21 +108,9 @@ def merge_into(session: SparkSession, change: SparkDifference, table: str) -> in
     Nothing is done where that is none. Diverged when rows that should go are not there.
     """
     if change.kind == "replace":
-        assert change.keys is not None
-        keys = {f"c{n}" for n in change.by}
-        every = [f"c{n}" for n in range(1, len(change.columns) + 1)]
-        listed = ", ".join(
-            c if c in keys else f"cast(null as {ddl(change.columns[int(c[1:]) - 1])}) as {c}" for c in every
-        )
-        change.keys.distinct().createOrReplaceGlobalTempView("gdq_keys")
-        change.rows.createOrReplaceGlobalTempView("gdq_rows")
-        same = " and ".join(f"t.{quoted(change.columns[n - 1].name)} <=> s.c{n}" for n in change.by)
-        went = session.sql(f"select count(*) from {table} t join global_temp.gdq_keys s on {same}").collect()[0][0]
+        went, source = _replaced(session, change, table)
         came = change.rows.count()
-        source = (
-            f"select true as gone, {listed} from global_temp.gdq_keys "
-            f"union all select false, {change.values} from global_temp.gdq_rows"
-        )
+        same = " and ".join(f"t.{quoted(change.columns[n - 1].name)} <=> s.c{n}" for n in change.keys)
     else:
         change.rows.createOrReplaceGlobalTempView("gdq_rows")
         session.sql("select * from global_temp.gdq_rows").createOrReplaceTempView("gdq_signed")
@@ -145,6 +132,29 @@ def merge_into(session: SparkSession, change: SparkDifference, table: str) -> in
         f"when not matched and not s.gone then insert ({names}) values ({values})"
     )
     return int(went) + int(came)
+
+
+def _replaced(session: SparkSession, change: SparkDifference, table: str) -> tuple[int, str]:
+    """How many rows of `table` have the keys of a replace, and the source of its MERGE: those keys, and the rows."""
+    names = {n: f"t.{quoted(change.columns[n - 1].name)}" for n in change.keys}
+    joins = []
+    for n, keys in change.keys.items():
+        keys.distinct().createOrReplaceGlobalTempView(f"gdq_keys_{n}")
+        joins.append(f"left semi join global_temp.gdq_keys_{n} k{n} on {names[n]} <=> k{n}.c{n}")
+    values = ", ".join(f"{name} as c{n}" for n, name in names.items())
+    groups = ", ".join(names.values())
+    held = f"select {values}, count(*) as copies from {table} t {' '.join(joins)} group by {groups}"
+    session.sql(held).createOrReplaceTempView("gdq_held")
+    change.rows.createOrReplaceGlobalTempView("gdq_rows")
+    went = session.sql("select coalesce(sum(copies), 0) from gdq_held").collect()[0][0]
+    listed = ", ".join(
+        f"c{n}" if n in change.keys else f"cast(null as {ddl(column)}) as c{n}"
+        for n, column in enumerate(change.columns, 1)
+    )
+    source = (
+        f"select true as gone, {listed} from gdq_held union all select false, {change.values} from global_temp.gdq_rows"
+    )
+    return int(went), source
 
 
 def _expected(session: SparkSession) -> tuple[int, int]:

@@ -93,7 +93,7 @@ class Target:
 
     @property
     def key_index(self) -> str:
-        """The unique index on the target's key columns."""
+        """The index on the columns by which rows of the target are found."""
         return self._beside("gdq_key_")
 
     @property
@@ -219,19 +219,19 @@ class Target:
             run(connection, "set local search_path = pg_catalog")
             return connection.execute(query, [self.table]).fetchall()
 
-    def make_index(self, connection: Connection[Any], columns: str, *, unique: bool) -> None:
+    def make_index(self, connection: Connection[Any], columns: str) -> None:
         """Make the index on the target's key columns, SQL of an index, unless it is there; without columns drop it.
 
         One that fits stays: DDL on a table that a queue captures would switch its capture off.
         """
-        made = f"{'unique ' if unique else ''}({columns})"
+        made = f"({columns})"
         query = "select pg_catalog.obj_description(pg_catalog.to_regclass(%s), 'pg_class')"
         if columns and scalar(connection, query, self.key_index) == made:
             return
         run(connection, f"drop index if exists {self.key_index}")
         if columns:
             name = self.key_index.partition('".')[2]
-            if try_index(connection, f"create {'unique ' if unique else ''}index {name} on {self.table} ({columns})"):
+            if try_index(connection, f"create index {name} on {self.table} {made}"):
                 run(connection, f"comment on index {self.key_index} is {sql.Literal(made).as_string(connection)}")
 
     def fill(self, connection: Connection[Any], insert: Callable[[], int]) -> int:
@@ -319,7 +319,7 @@ class TargetRows:
     def loaded(self, difference: Difference) -> None:
         """Make the index and the statistics of a target that was loaded in full."""
         indexed = ", ".join(quote(column) for column in difference.match)
-        self.target.make_index(self.output, indexed, unique=False)
+        self.target.make_index(self.output, indexed)
         run(self.output, f"analyze {self.target.table}")
 
     def _insert(self, rows: str) -> int:

@@ -44,7 +44,7 @@ engine_option = click.option(
     type=click.Choice(["auto", "spark", "postgres"]),
     default="auto",
     show_default=True,
-    help="What refreshes the view; auto: spark, where it is installed, for simple views of one table.",
+    help="What refreshes the view; auto: postgres.",
 )
 
 
@@ -161,7 +161,7 @@ def explain_view(
                 plan = view.explain_view(connection, str(queue), file.read(), engine=engine, elsewhere=elsewhere)
             else:
                 (info,) = view.view_info(connection, name)
-                plan = view.load_plan(connection, info)
+                plan = view.load_plan(connection, view.with_canonical_sql(connection, info))
         except PlanError as error:
             if as_json:
                 click.echo(json.dumps({"strategy": None, "code": error.code, "reason": str(error)}))

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import Any
 
 import psycopg
+import sqlglot
 from psycopg import Connection, sql
 from psycopg.rows import scalar_row
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from gdq.plan.parse import parse_select
-from gdq.plan.query import parse, render
+from gdq.plan.query import Dialect, parse, render
 from gdq.plan.table import PlanError
 from gdq.sql_text import quote, raw
 
@@ -60,21 +61,21 @@ def tables_of(text: str) -> list[str]:
 
 def _refuse_others(query: str) -> None:
     """PlanError unless the text is one SELECT; set operations and WITH are."""
+    # sqlglot prints a warning for what it keeps as an opaque command; that is refused here anyway.
+    logger = logging.getLogger("sqlglot")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
-        parse_select(query)
-    except PlanError as error:
-        if error.code not in ("set-operation", "not-a-select") or (
-            error.code == "not-a-select" and not _is_query(query)
-        ):
-            raise
-
-
-def _is_query(query: str) -> bool:
-    try:
-        statement = parse(query)
-    except SqlglotError:
-        return False
-    return isinstance(statement, exp.Query)
+        statements = [found for found in sqlglot.parse(query, dialect=Dialect) if found is not None]
+    except SqlglotError as error:
+        line = str(error).splitlines()[0] if str(error) else "unreadable"
+        raise PlanError("syntax", f"the view's SQL cannot be read: {line}") from error
+    finally:
+        logger.setLevel(level)
+    if len(statements) != 1:
+        raise PlanError("several-statements", f"a view is one SELECT, not {len(statements)} statements")
+    if not isinstance(statements[0], exp.Query):
+        raise PlanError("not-a-select", f"a view is a SELECT, not {statements[0].key.upper()}")
 
 
 def _printed(connection: Connection[Any], query: str) -> tuple[str, str]:

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 from sqlglot import exp
 
-from gdq.plan.table import TableSchema
-
 _INTEGER_DIGITS = {"smallint": 5, "integer": 10, "bigint": 19}
 _NUMERIC = re.compile(r"numeric\((\d+),(-?\d+)\)")
 _INT4_MAX, _INT8_MAX = 2**31 - 1, 2**63 - 1
@@ -44,16 +42,6 @@ def column_number(pg_type: str) -> Number | None:
 
 
 Lookup = Callable[[exp.Column], Number | None]
-
-
-def numbers_of(table: TableSchema) -> Lookup:
-    """The number types of the columns of one table, by their names."""
-
-    def lookup(node: exp.Column) -> Number | None:
-        column = table.column(node.name)
-        return None if column is None else column_number(column.type)
-
-    return lookup
 
 
 def number_of(expression: exp.Expr, columns: Lookup) -> Number | None:

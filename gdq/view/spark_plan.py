@@ -9,11 +9,9 @@ from psycopg import Connection, sql
 
 from gdq.plan.spark.keys import SparkKeyPlan, plan_spark_keys
 from gdq.plan.spark.plan import SparkPlan, plan_spark
-from gdq.plan.table import PlanError, RefreshPlan, TableSchema
-from gdq.sql_text import quote, raw
+from gdq.plan.table import PlanError, TableSchema
+from gdq.sql_text import raw
 from gdq.typed.pgtypes import FIRST_USER_OID
-
-_POSTGRES = "The engine postgres fills such a table."
 
 
 def plan_on_spark(
@@ -26,8 +24,6 @@ def plan_on_spark(
     try:
         return _plan_joined(connection, canonical, schemas, elsewhere=elsewhere, lake=lake)
     except PlanError as error:
-        if lake:
-            raise
         return plan_spark_keys(canonical, schemas, str(error), elsewhere=elsewhere)
 
 
@@ -66,22 +62,9 @@ def _plan_joined(
 def _refuse_unfinished(plan: SparkPlan) -> None:
     """PlanError for what PostgreSQL finishes where the target is: groups, and expressions over several tables."""
     if plan.state is not None or plan.detail is not None:
-        raise PlanError("spark-lake", "Spark keeps no such groups beside a lake table", hint=_POSTGRES)
+        raise PlanError("spark-lake", "Spark keeps no such groups beside a lake table")
     if not all(branch.bare for branch in plan.branches):
-        raise PlanError(
-            "spark-lake", "Spark puts rows of a join into a lake table, not expressions over them", hint=_POSTGRES
-        )
-
-
-def check_lake_keys(connection: Connection[Any], plan: RefreshPlan) -> None:
-    """PlanError when rows of a lake table are replaced by a key that a lake compares otherwise than PostgreSQL."""
-    if plan.rows is None:
-        return
-    from gdq.consumers.lake.types import compared_as_text  # noqa: PLC0415 (pyarrow is slow to load)
-    from gdq.view.table_schema import describe  # noqa: PLC0415 (uses this module)
-
-    for name in sorted(compared_as_text(describe(connection, plan.query, {})) & set(plan.merge.keys)):
-        raise PlanError("lake-key", f"a lake table does not compare {quote(name)} as PostgreSQL does", hint=_POSTGRES)
+        raise PlanError("spark-lake", "Spark puts rows of a join into a lake table, not expressions over them")
 
 
 def _refuse_sets(connection: Connection[Any], canonical: str) -> None:

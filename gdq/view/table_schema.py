@@ -22,8 +22,7 @@ def load_schemas(connection: Connection[Any], queue: str, tables: Sequence[str])
     """The schemas of captured tables, in one statement; errors as load_schema()."""
     query = """
         select i, n.nspname, c.relname, a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod) as type,
-               a.attnotnull, coalesce(l.is_key, false) as is_key,
-               l.log_key is not null as log_key, l.log_old is not null as images,
+               coalesce(l.is_key, false) as is_key, l.log_key is not null as log_key, l.log_old is not null as images,
                coalesce(not o.collisdeterministic, false) as folded
           from pg_catalog.unnest(%(tables)s::text[]::pg_catalog.regclass[]) with ordinality as t(relid, i)
           join pg_catalog.pg_class c on c.oid = t.relid
@@ -41,8 +40,7 @@ def load_schemas(connection: Connection[Any], queue: str, tables: Sequence[str])
 
 def _schema(rows: Sequence[Mapping[str, Any]]) -> TableSchema:
     columns = tuple(
-        TableColumn(row["attname"], row["type"], row["attnotnull"], row["is_key"], row["images"], row["folded"])
-        for row in rows
+        TableColumn(row["attname"], row["type"], row["is_key"], row["images"], row["folded"]) for row in rows
     )
     mode = "pk" if any(row["log_key"] for row in rows) else "full"
     return TableSchema(rows[0]["nspname"], rows[0]["relname"], "pk" if mode == "pk" else "full", columns)

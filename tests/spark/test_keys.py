@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from gdq.cli import main
 from gdq.consumers.refresh.refresher import Refresher
 from gdq.consumers.refresh.verify import verify_view
-from gdq.consumers.spark import key_engine as spark_keys
+from gdq.consumers.spark import key_statements
 from gdq.consumers.views.difference import KeySet
 from gdq.plan.postgres import PostgresPlan
 from gdq.plan.spark.keys import SparkKeyPlan
@@ -44,7 +44,7 @@ def make(shop: Shop, name: str, query: str) -> None:
 
 
 def test_window_is_computed_for_keys_in_shares(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spark_keys, "KEYS_EACH", 1)
+    monkeypatch.setattr(key_statements, "KEYS_EACH", 1)
     make(shop, "ranked", RANKED)
     with Refresher(shop.db.dsn) as refresher:
         assert shop.check(refresher, {"ranked": RANKED})["ranked"].action == "full"
@@ -123,7 +123,7 @@ def test_no_row_is_computed_by_two_tasks(db: Database) -> None:
     keys = "9007199254740992,9007199254740993"
     with db.connect() as connection:
         for (column, kind), one in cases.items():
-            assert spark_keys.has_one_key(connection, column, KeySet("x", f"{{{keys}}}", kind, null=False)) == one
+            assert key_statements.has_one_key(connection, column, KeySet("x", f"{{{keys}}}", kind, null=False)) == one
         equal = (
             f"select count(*) from unnest('{{{keys}}}'::bigint[]) as k where 9007199254740992::float8 = any (array[k])"
         )

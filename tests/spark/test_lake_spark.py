@@ -12,10 +12,10 @@ from gdq.consumers.lake.open import open_lake
 from gdq.consumers.lake.types import differing, lake_columns, read
 from gdq.consumers.refresh.refresher import Refresher
 from gdq.errors import GdqError
-from gdq.plan.table import PlanError
+from gdq.plan.spark.keys import SparkKeyPlan
 from gdq.typed.pgtypes import READ_SETTINGS
 from gdq.view.table_schema import apply_settings, describe
-from gdq.view.view import create_view, view_info
+from gdq.view.view import create_view, explain_view, view_info
 from tests.support.lake_spark import Job, jars, spark_job
 from tests.support.server import Database
 from tests.support.spark import QUEUE, Shop, make_shop
@@ -49,13 +49,20 @@ CHANGES = """insert into mark select k, label, qty from mark limit 5;
        update sale set amount = -amount, at = null, raw = null, price = price * 1.00 where id < 9"""
 NOTHING = """insert into mark values (1, 'z', 9); delete from mark where label = 'z';
              insert into sale (id, grp) values (999, 'z'); delete from sale where id = 999"""
-# By sign with a key, a bag, by keys that may be NULL, by the keys of the log, and rows of a join.
+# By sign, a bag, by keys that may be NULL, by the keys of the log, rows of a join, groups of one, DISTINCT, and rows
+# that are computed by key though the view does not show the key.
 VIEWS = {
     "typed": "select * from sale",
     "bag": "select label, qty from mark",
     "groups": "select grp, flag, count(*) as n, sum(amount) as total, sum(ratio) as float from sale group by grp, flag",
     "keyed": "select k, name, extra from ware",
     "joined": "select m.label, s.grp, s.at, s.ratio from sale s join mark m on m.k = s.k",
+    "grouped_join": """select s.grp, max(s.day) as last, count(*) as n, sum(s.price) as price, avg(s.big) as big
+                         from sale s left join mark m on m.k = s.k and m.qty > 0 group by s.grp""",
+    "by_number": "select price, ratio, count(*) as n, bool_or(flag) as some from sale group by price, ratio",
+    "different": "select distinct grp, k, flag from sale",
+    "ranked": "select label, qty, row_number() over (partition by k order by label, qty) as n from mark",
+    "computed": "select s.id, m.label from sale s join mark m on m.k = s.k where s.small > m.qty * 20",
 }
 REASONS = {"first load", None}
 BAG = VIEWS["bag"]
@@ -154,16 +161,21 @@ def test_without_jars(shop: Shop, spark: object, tmp_path: Path) -> None:
         refresher.refresh("v")
 
 
-def test_refused_when_made(shop: Shop) -> None:
-    """What PostgreSQL would have to finish, and Parquet, which Spark cannot merge into."""
+def test_parquet_is_refused_when_made(shop: Shop) -> None:
+    """Spark cannot merge into it."""
+    shop.capture("orders")
+    with pytest.raises(GdqError, match="Delta and Iceberg"):
+        create_view(shop.connection, "v", QUEUE, "select id from orders", "parquet:/nowhere", engine="spark")
+
+
+def test_what_postgresql_would_finish_is_computed_by_key(shop: Shop) -> None:
     shop.capture("orders")
     for query in (
         "select distinct status from orders",
         "select o.id from orders o join orders p on p.n = o.n where o.amount > p.amount",
         "select o.status, count(*) from orders o join orders p on p.n = o.n group by o.status",
+        "select count(*) from orders",
     ):
-        with pytest.raises(PlanError) as refused:
-            create_view(shop.connection, "v", QUEUE, query, "delta:/nowhere", engine="spark")
-        assert refused.value.code == "spark-lake"
-    with pytest.raises(GdqError, match="Delta and Iceberg"):
-        create_view(shop.connection, "v", QUEUE, "select id from orders", "parquet:/nowhere", engine="spark")
+        plan = explain_view(shop.connection, QUEUE, query, engine="spark", elsewhere=True, lake=True)
+        assert isinstance(plan, SparkKeyPlan)
+        assert plan.refused.endswith("[spark-lake]")

@@ -203,7 +203,7 @@ def test_explained(scene: Scene, tmp_path: Path) -> None:
     shown = CliRunner().invoke(main, command)
     assert shown.exit_code == 0, shown.output
     assert "way: joins" in shown.stdout
-    assert "strategy: join-state" in shown.stdout
+    assert "strategy: state" in shown.stdout
     plan = json.loads(CliRunner().invoke(main, [*command, "--json"]).stdout)
     assert [step["engine"] for step in plan["statements"]] == ["postgres", "postgres", "spark", "postgres"]
     # without being asked for, views of several tables stay where they are refreshed faster

@@ -67,7 +67,8 @@ class Shop:
         self.execute(f"select gdq.add_table('{QUEUE}', '{table}'{names})", *options.values())
 
     def view(self, name: str, query: str, **options: Any) -> None:
-        plan = create_view(self.connection, name, QUEUE, query, f"public.{name}", **options)
+        """Make a view; without `engine` it is Spark's."""
+        plan = create_view(self.connection, name, QUEUE, query, f"public.{name}", **{"engine": "spark", **options})
         assert plan is not None
 
     def differences(self, name: str, query: str) -> tuple[int, int]:

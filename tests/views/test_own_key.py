@@ -101,7 +101,7 @@ def test_elsewhere(shop: Shop, empty_db: Database) -> None:
                 change(shop, rng)
 
 
-@pytest.mark.parametrize("engine", ["postgres"])
+@pytest.mark.parametrize("engine", ["auto", "postgres", "spark"])
 def test_replaced_by_key(shop: Shop, engine: EngineChoice) -> None:
     for query in VIEWS.values():
         plan = explain_view(shop.connection, QUEUE, query, engine=engine)
@@ -126,7 +126,7 @@ def test_replaced_by_key(shop: Shop, engine: EngineChoice) -> None:
         "select id, o from bare order by o limit 3",
     ],
 )
-@pytest.mark.parametrize("engine", ["postgres"])
+@pytest.mark.parametrize("engine", ["postgres", "spark"])
 def test_refused_where_the_key_does_not_find_the_rows(shop: Shop, query: str, engine: EngineChoice) -> None:
     with pytest.raises(PlanError) as error:
         create_view(shop.connection, "v", QUEUE, query, "public.v", engine=engine)

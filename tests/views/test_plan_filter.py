@@ -12,7 +12,7 @@ ITEM = TableSchema(
     "s",
     "item",
     "full",
-    (TableColumn("id", "integer", not_null=True, key=True), TableColumn("k", "integer"), TableColumn("note", "text")),
+    (TableColumn("id", "integer", key=True), TableColumn("k", "integer"), TableColumn("note", "text")),
 )
 PART = TableSchema("s", "part", "full", ITEM.columns)
 FROM_BOTH = "SELECT i.id, p.note FROM s.item i JOIN s.part p ON p.id = i.k"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
-from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -11,14 +11,13 @@ import pytest
 from click.testing import CliRunner
 
 from gdq.cli import main
-from gdq.consumers.views.signals import Diverged
-from gdq.consumers.views.target import OutputType, Target
+from gdq.consumers.views.target import Target
 from gdq.errors import GdqError, RefreshConflict
 from gdq.plan.postgres import PostgresPlan
 from gdq.plan.spark.keys import SparkKeyPlan
-from gdq.plan.table import PlanError, RefreshPlan
-from gdq.view.target_merge import Merge
-from gdq.view.view import create_view, drop_view, explain_view, load_plan, view_info
+from gdq.plan.spark.plan import SparkPlan
+from gdq.plan.table import PlanError
+from gdq.view.view import EngineChoice, create_view, drop_view, explain_view, load_plan, view_info
 from tests.support.spark import QUEUE, Shop
 
 
@@ -46,7 +45,7 @@ def test_life_of_a_view(captured: Shop) -> None:
     assert listed["tables"] == ["public.orders"]
     (consumer,) = captured.execute("select consumer_name, tables from gdq.consumer_info()")
     assert consumer == ("view:v", ["public.orders"])
-    assert json.loads(gdq(captured, "explain-view", "v", "--json").stdout)["strategy"] == "projection-delta"
+    assert json.loads(gdq(captured, "explain-view", "v", "--json").stdout)["strategy"] == "incremental"
     assert gdq(captured, "drop-view", "v").exit_code == 0
     assert gdq(captured, "drop-view", "v").exit_code == 0
     assert captured.execute("select consumer_name from gdq.consumer_info()") == []
@@ -74,13 +73,21 @@ def test_star_means_the_columns_of_today(captured: Shop) -> None:
         ("select id, at::date as d from orders", "nondeterministic"),
         ("select id from orders where at > now()", "nondeterministic"),
         ("select id, to_char(at, 'YYYY') as y from orders", "nondeterministic"),
-        ("select id from nowhere", "unknown-table"),
+        ("select id from orders where (", "syntax"),
+        ("select id from orders; select 1", "several-statements"),
+        ("delete from orders", "not-a-select"),
+        ("select id from orders for update", "locking"),
+        ("select n, n from orders", "duplicate-column"),
+        ("select 1 as one", "no-table"),
     ],
 )
-def test_server_refuses(captured: Shop, query: str, code: str) -> None:
+@pytest.mark.parametrize("engine", ["postgres", "spark"])
+def test_refused_in_one_line_with_a_code(captured: Shop, query: str, code: str, engine: EngineChoice) -> None:
     with pytest.raises(PlanError) as error:
-        explain_view(captured.connection, QUEUE, query, engine="spark")
-    assert error.value.code in (code, "function")
+        explain_view(captured.connection, QUEUE, query, engine=engine)
+    assert error.value.code == code
+    assert str(error.value).endswith(f"[{code}]")
+    assert "\n" not in str(error.value)
 
 
 EXPRESSIONS = [
@@ -124,7 +131,11 @@ EXPRESSIONS = [
 
 def test_expressions_that_the_server_reads_as_the_planner(captured: Shop) -> None:
     columns = ", ".join(f"{expression} as c{n}" for n, expression in enumerate(EXPRESSIONS))
-    assert explain_view(captured.connection, QUEUE, f"select id, {columns} from orders").strategy == "projection-delta"
+    query = f"select id, {columns} from orders"
+    for engine in ("postgres", "spark"):
+        plan = explain_view(captured.connection, QUEUE, query, engine=engine)
+        assert isinstance(plan, PostgresPlan | SparkPlan)
+        assert plan.strategy == "incremental"
 
 
 def test_group_by_a_type_of_the_source_alone(shop: Shop) -> None:
@@ -159,73 +170,6 @@ def test_dropping_a_queue_with_a_view_is_refused(captured: Shop) -> None:
     assert not drop_view(captured.connection, "v")
 
 
-Merger = Callable[..., Merge]
-
-
-@pytest.fixture
-def merger(captured: Shop) -> Merger:
-    """Makes the Merge of a query with these staged rows; the caller's transaction is open."""
-
-    def make(query: str, types: list[str], columns: list[str], rows: list[tuple[str | None, ...]]) -> Merge:
-        plan = explain_view(captured.connection, QUEUE, query)
-        assert isinstance(plan, RefreshPlan)
-        target = Target("v", "mark", '"public"."v"')
-        outputs = [OutputType(name, kind) for name, kind in zip(plan.columns, types, strict=True)]
-        captured.execute("drop table if exists pg_temp.gdq_stage, pg_temp.gdq_keys, pg_temp.gdq_sums")
-        stage = target.temporary_stage(captured.connection, columns, rows)
-        return Merge(captured.connection, target, plan, outputs, stage)
-
-    return make
-
-
-def test_bag_loses_exactly_as_many_copies(captured: Shop, merger: Merger) -> None:
-    query, types, columns = "select status, note from orders", ["text", "text"], ["c1", "c2", "w"]
-    with captured.connection.transaction():
-        assert merger(query, types, columns, [("a", None, "3"), ("a", "", "2"), (None, None, "2")]).full() == 7
-        assert merger(query, types, columns, [("a", None, "-2"), (None, None, "-1"), ("b", "", "1")]).difference() == 4
-        rows = captured.execute("select status, note, count(*) from v group by 1, 2 order by 1, 2")
-        assert rows == [("a", "", 2), ("a", None, 1), ("b", "", 1), (None, None, 1)]
-        with pytest.raises(Diverged), captured.connection.transaction():
-            merger(query, types, columns, [("a", None, "-2")]).difference()
-
-
-def test_sums_of_null_groups(captured: Shop, merger: Merger) -> None:
-    query = "select status, count(*), sum(n) as s, avg(n) as a from orders group by status"
-    types, columns = ["text", "bigint", "bigint", "numeric"], ["c1", "n", "a1_n", "a1_s"]
-    with captured.connection.transaction():
-        merger(query, types, columns, [("x", "2", "2", "5"), (None, "1", "0", "0")]).full()
-        assert captured.execute("select status, count, s, a from v order by 1 nulls last") == [
-            ("x", 2, 5, pytest.approx(2.5)),
-            (None, 1, None, None),
-        ]
-        merger(
-            query, types, columns, [("x", "-2", "-2", "-5"), (None, "1", "1", "4"), ("y", "0", "0", "0")]
-        ).difference()
-        assert captured.execute("select status, count, s from v") == [(None, 2, 4)]
-        with pytest.raises(Diverged), captured.connection.transaction():
-            merger(query, types, columns, [(None, "-3", "-1", "-4")]).difference()
-
-
-def test_groups_that_spark_tells_apart_are_one_in_postgresql(captured: Shop, merger: Merger) -> None:
-    captured.execute("alter table orders add weight numeric")
-    query = "select weight, count(*) from orders group by weight"
-    with captured.connection.transaction():
-        merger(query, ["numeric", "bigint"], ["c1", "n"], [("1.0", "2"), ("1.00", "1")]).full()
-        assert captured.execute("select weight, count from v") == [(1, 3)]
-        merger(query, ["numeric", "bigint"], ["c1", "n"], [("1.0", "-1"), ("1.00", "1")]).difference()
-        merger(query, ["numeric", "bigint"], ["c1", "n"], [("1", "-3")]).difference()
-        assert captured.execute("select weight, count from v") == []
-
-
-def test_key_that_should_go_but_is_missing(captured: Shop, merger: Merger) -> None:
-    query, types, columns = "select id, status from orders", ["integer", "text"], ["c1", "c2", "w"]
-    with captured.connection.transaction():
-        merger(query, types, columns, [("1", "a", "1"), ("2", "b", "1")]).full()
-        assert merger(query, types, columns, [("1", "a", "-1"), ("1", "c", "1")]).difference() == 2
-        with pytest.raises(Diverged), captured.connection.transaction():
-            merger(query, types, columns, [("7", "a", "-1")]).difference()
-
-
 def test_position_moves_from_where_it_was(captured: Shop) -> None:
     plan = explain_view(captured.connection, QUEUE, "select id from orders").fingerprint()
     target = Target("v", "mark", '"public"."v"')
@@ -247,18 +191,29 @@ def test_table_of_somebody_else_is_no_target(captured: Shop) -> None:
         Target("v", "mark", '"public"."v"').exists(captured.connection)
 
 
-def test_engine_is_chosen(captured: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    grouped, joined = "select status, count(*) from orders group by status", "select a.id from orders a, orders b"
-    connection = captured.connection
-    assert isinstance(explain_view(connection, QUEUE, grouped), RefreshPlan)
-    assert not isinstance(explain_view(connection, QUEUE, joined), RefreshPlan)
-    assert isinstance(explain_view(connection, QUEUE, grouped, elsewhere=True), RefreshPlan)
-    assert isinstance(explain_view(connection, QUEUE, joined, elsewhere=True), PostgresPlan)
+@pytest.mark.parametrize("pyspark", [True, False])
+def test_auto_is_postgres_whatever_is_installed(captured: Shop, monkeypatch: pytest.MonkeyPatch, pyspark: bool) -> None:
+    known = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, package=None: known(name, package) if pyspark or name != "pyspark" else None,
+    )
+    for query in (
+        "select status, count(*) from orders group by status",
+        "select a.id from orders a, orders b",
+        "with o as (select status, n from orders) select status, count(*), sum(n) as n from o group by status",
+        "select id, case when exists (select from orders b where b.id = o.id) then 1 end as x from orders o",
+    ):
+        for elsewhere in (False, True):
+            plan = explain_view(captured.connection, QUEUE, query, elsewhere=elsewhere)
+            assert type(plan) is PostgresPlan
+            assert plan.full is None
+
+
+def test_spark_joins_or_computes_by_key(captured: Shop) -> None:
+    joined = "with o as (select * from orders) select a.status, b.n from o as a join o as b on b.id = a.n"
     outer = "select a.id from orders a full join orders b on b.id = a.id"
-    for elsewhere in (False, True):
-        assert isinstance(explain_view(connection, QUEUE, outer, engine="spark", elsewhere=elsewhere), SparkKeyPlan)
-    # what the planner of one table takes for a column of it
-    nested = "select id, case when exists (select from orders b where b.id = o.id) then 1 end as x from orders o"
-    assert type(explain_view(connection, QUEUE, nested)) is PostgresPlan
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    assert not isinstance(explain_view(connection, QUEUE, grouped), RefreshPlan)
+    for query, kind in (("select id from orders", SparkPlan), (joined, SparkKeyPlan), (outer, SparkKeyPlan)):
+        for elsewhere in (False, True):
+            assert type(explain_view(captured.connection, QUEUE, query, engine="spark", elsewhere=elsewhere)) is kind

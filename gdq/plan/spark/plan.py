@@ -133,8 +133,8 @@ class SparkPlan:
 
     @property
     def strategy(self) -> str:
-        """join-state, join-values or join-rows."""
-        return "join-state" if self.state else "join-values" if self.detail else "join-rows"
+        """What a refresh keeps beside the target: state (sums), values (of groups) or nothing, incremental."""
+        return "state" if self.state else "values" if self.detail else "incremental"
 
     @property
     def state_columns(self) -> list[str]:
