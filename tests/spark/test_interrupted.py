@@ -9,9 +9,8 @@ import threading
 import pytest
 
 from gdq.consumers.refresh.refresher import Refresher
-from tests.spark.test_refresh import staging_and_position
 from tests.support.endings import Interrupts
-from tests.support.spark import SPARK_MARKS, Shop
+from tests.support.spark import SPARK_MARKS, Shop, staging_and_position
 from tests.support.waiting import until
 
 pytestmark = SPARK_MARKS

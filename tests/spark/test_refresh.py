@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import psycopg
 import pytest
@@ -27,39 +24,20 @@ from gdq.consumers.refresh.verify import verify_view
 from gdq.consumers.refresh.view_refresh import Point
 from gdq.errors import DivergedPosition, GdqError, RefreshConflict, StaleBatch
 from gdq.view.view import view_info
-from tests.support.endings import Deaths, Killed
 from tests.support.server import Database
-from tests.support.spark import QUEUE, SPARK_MARKS, Shop
+from tests.support.spark import PROJECTION, QUEUE, SPARK_MARKS, STAGES, SUMS, Shop, change, staging_and_position
 from tests.support.waiting import SECONDS, until
 from tests.views.test_follow import following, runs
 
 pytestmark = SPARK_MARKS
 
-PROJECTION = "select id, status, amount * 2 as double, at, 'x' as label from orders where n <> 3"
 BAG = "select status, note from orders"
-SUMS = """select status, count(*), sum(amount) as amount, avg(amount) as mean, sum(n) as n, avg(n) as n_mean,
-                 count(note) as notes, sum(big) as big from orders where n < 9 group by status"""
 CTES = """with o as (select status, n, amount from orders where n < 9),
                s as (select status, sum(amount) as a from o group by 1)
           select o.status, s.a, count(*) as orders, max(o.n) as n from o join s on s.status = o.status group by 1, 2"""
 CTE = "with o as (select id, status, n from orders where n < 9) select status, count(*), sum(n) as n from o group by 1"
 FLOATS = "select status, sum(ratio) as ratio, count(*) as rows from orders group by status"
-STAGES = [pytest.param(0, id="staged", marks=pytest.mark.long), pytest.param(2**24, id="driver")]
 VIEWS = {"projection": PROJECTION, "bag": BAG, "sums": SUMS, "floats": FLOATS, "cte": CTE, "ctes": CTES}
-
-
-def change(shop: Shop, seed: int) -> None:
-    """Change keys and groups, make NULLs, duplicates and new rows, take rows away."""
-    low = 1000 * seed
-    shop.execute(f"update orders set id = id + {low + 5000}, amount = amount + 1 where mod(id, 40) = {seed}")
-    shop.execute(f"update orders set status = null, note = 'n1' where mod(id, 23) = {seed}")
-    shop.execute(f"update orders set status = 's9', n = n where mod(id, 31) = {seed}")
-    shop.execute(f"delete from orders where mod(id, 29) = {seed} or (status = 's1' and {seed} = 2)")
-    shop.execute(
-        "insert into orders (id, status, amount, ratio, n, big)"
-        f" select {low + 600} + i, 's1', 'NaN', 0.5, 2, i from generate_series(1, 9) i"
-    )
-    shop.execute(f"delete from orders where amount = 'NaN' and mod(id, 2) = {seed % 2}")
 
 
 @pytest.mark.parametrize("driver_bytes", STAGES)
@@ -113,11 +91,6 @@ def test_view_of_an_older_version_is_loaded_in_full_once(shop: Shop) -> None:
     assert shop.differences("old", query.replace("orders", "own.orders")) == (0, 0)
     explained = CliRunner().invoke(main, ["explain-view", "old", "--dsn", shop.db.dsn])
     assert (explained.exit_code, "way: joins" in explained.stdout) == (0, True)
-
-
-def staging_and_position(shop: Shop) -> list[str]:
-    query = "select relname from pg_class where relnamespace = 'gdq_target'::regnamespace and relkind = 'r'"
-    return [name for (name,) in shop.execute(query)]
 
 
 @pytest.mark.long
@@ -194,90 +167,6 @@ def test_exact_under_load_with_rotation(shop: Shop) -> None:
                     shop.keep_house()
         assert min(done) > 10
         shop.check(refresher, VIEWS)
-
-
-@pytest.mark.parametrize("driver_bytes", STAGES)
-def test_ended_at_any_point(shop: Shop, driver_bytes: int) -> None:
-    shop.capture("orders")
-    views = {"projection": PROJECTION, "sums": SUMS}
-    for name, query in views.items():
-        shop.view(name, query)
-    deaths = Deaths()
-
-    with Refresher(shop.db.dsn, driver_bytes=driver_bytes, at=deaths) as refresher:
-        for number, point in enumerate(get_args(Point)):
-            name = list(views)[number % 2]
-            deaths.append(point)
-            with pytest.raises(Killed):
-                refresher.refresh(name)
-            change(shop, number + 1)
-            shop.keep_house()
-        shop.check(refresher, views)
-    assert staging_and_position(shop) == ["position"]
-    failed = shop.execute("select count(*) from gdq.view_run where action = 'failed'")
-    assert failed == [(len(get_args(Point)),)]
-
-
-@pytest.mark.parametrize("point", ["exported", "staged", "applied"])
-def test_connections_cut_off(shop: Shop, point: Point) -> None:
-    shop.capture("orders")
-    shop.view("sums", SUMS)
-    armed = [True]
-
-    def cut(at: Point) -> None:
-        if at == point and armed:
-            armed.clear()
-            with shop.db.connect("su") as su:
-                su.execute(
-                    "select pg_terminate_backend(pid) from pg_stat_activity"
-                    " where datname = current_database() and application_name like 'gdq:%'"
-                )
-
-    with Refresher(shop.db.dsn, at=cut) as refresher, pytest.raises(psycopg.OperationalError):
-        refresher.refresh("sums")
-    change(shop, 1)
-    with Refresher(shop.db.dsn) as refresher:
-        shop.check(refresher, {"sums": SUMS})
-
-
-VICTIM = """
-import sys
-from gdq.consumers.refresh.refresher import Refresher
-
-def at(point):
-    print(point, flush=True)
-    if point == "applied":
-        sys.stdin.readline()
-
-with Refresher(driver_bytes=0, at=at) as refresher:
-    refresher.refresh("sums")
-"""
-
-
-def test_process_killed_before_the_target_commits(shop: Shop) -> None:
-    shop.capture("orders")
-    shop.view("sums", SUMS)
-    environment = os.environ | {"GDQ_DSN": shop.db.dsn}
-    with Refresher(shop.db.dsn, driver_bytes=0) as refresher:
-        refresher.refresh("sums")
-        before = shop.execute("select * from sums order by status")
-        change(shop, 1)
-        with subprocess.Popen(
-            [sys.executable, "-c", VICTIM],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,
-        ) as victim:
-            assert victim.stdout is not None
-            assert "applied\n" in iter(victim.stdout.readline, "")
-            os.killpg(victim.pid, signal.SIGKILL)
-        assert len(staging_and_position(shop)) == 2
-        assert shop.execute("select * from sums order by status") == before
-        shop.check(refresher, {"sums": SUMS})
-    assert staging_and_position(shop) == ["position"]
 
 
 def test_view_that_max_bytes_cut_off_loads_in_full(shop: Shop) -> None:

@@ -26,6 +26,11 @@ SPARK_MARKS = [
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
 ]
 
+PROJECTION = "select id, status, amount * 2 as double, at, 'x' as label from orders where n <> 3"
+SUMS = """select status, count(*), sum(amount) as amount, avg(amount) as mean, sum(n) as n, avg(n) as n_mean,
+                 count(note) as notes, sum(big) as big from orders where n < 9 group by status"""
+STAGES = [pytest.param(0, id="staged", marks=pytest.mark.long), pytest.param(2**24, id="driver")]
+
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
@@ -115,3 +120,22 @@ def shop(db: Database) -> Iterator[Shop]:
                  from generate_series(1, 400) i""",
         ],
     )
+
+
+def change(shop: Shop, seed: int) -> None:
+    """Change keys and groups, make NULLs, duplicates and new rows, take rows away."""
+    low = 1000 * seed
+    shop.execute(f"update orders set id = id + {low + 5000}, amount = amount + 1 where mod(id, 40) = {seed}")
+    shop.execute(f"update orders set status = null, note = 'n1' where mod(id, 23) = {seed}")
+    shop.execute(f"update orders set status = 's9', n = n where mod(id, 31) = {seed}")
+    shop.execute(f"delete from orders where mod(id, 29) = {seed} or (status = 's1' and {seed} = 2)")
+    shop.execute(
+        "insert into orders (id, status, amount, ratio, n, big)"
+        f" select {low + 600} + i, 's1', 'NaN', 0.5, 2, i from generate_series(1, 9) i"
+    )
+    shop.execute(f"delete from orders where amount = 'NaN' and mod(id, 2) = {seed % 2}")
+
+
+def staging_and_position(shop: Shop) -> list[str]:
+    query = "select relname from pg_class where relnamespace = 'gdq_target'::regnamespace and relkind = 'r'"
+    return [name for (name,) in shop.execute(query)]
