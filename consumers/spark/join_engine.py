@@ -38,7 +38,8 @@ from gdq.consumers.views.kept_state import Kept, KeptState, KeptSums, KeptValues
 from gdq.consumers.views.signals import NeedsFull
 from gdq.consumers.views.target import TargetRows, target_types
 from gdq.plan.kept_state import StatePlan
-from gdq.plan.spark.plan import Branch, LeafRead, SparkPlan
+from gdq.plan.spark.parts import Branch, LeafRead
+from gdq.plan.spark.plan import SparkPlan
 from gdq.plan.table import WEIGHT
 from gdq.sql_text import quote, raw
 from gdq.typed.arrow import LOG_SETTINGS, Column, select_sql

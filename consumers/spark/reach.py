@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from psycopg import sql
 
 from gdq.consumers.views.snapshot_holder import SnapshotHolder
-from gdq.plan.spark.plan import Branch, LeafRead, SparkPlan
+from gdq.plan.spark.parts import Branch, LeafRead
+from gdq.plan.spark.plan import SparkPlan
 from gdq.plan.table import WEIGHT
 from gdq.sql_text import quote, raw
 from gdq.typed.pgtypes import READ_SETTINGS

@@ -16,7 +16,7 @@ from gdq.consumers.views.difference import Difference
 from gdq.consumers.views.signals import Diverged, NeedsFull
 from gdq.consumers.views.target import TargetRows, run, try_index
 from gdq.plan.kept_state import StatePlan
-from gdq.plan.spark.plan import Detail
+from gdq.plan.spark.parts import Detail
 
 _SUMS, _BEFORE = "pg_temp.gdq_sums", "pg_temp.gdq_before"
 

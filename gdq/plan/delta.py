@@ -27,17 +27,7 @@ from gdq.plan.gate import following
 from gdq.plan.graph import Graph, Key, build_graph, choose_key
 from gdq.plan.leaf import Leaf, is_correlated, output_names
 from gdq.plan.own_key import replaced_by_own_key
-from gdq.plan.query import (
-    Query,
-    conjuncts,
-    joins_of,
-    leaves_of,
-    named,
-    render,
-    subqueries_of,
-    value,
-    where_of,
-)
+from gdq.plan.query import Query, conjuncts, joins_of, leaves_of, named, render, subqueries_of, value, where_of
 from gdq.plan.relation_sql import Bounds, Relations, State, alias_node, among
 from gdq.plan.shape import dividing, group_all, is_grouped
 from gdq.plan.steps import Recompute, Replace, Signed, Step

@@ -17,8 +17,8 @@ from gdq.plan.leaf import output_names
 from gdq.plan.number import Number, column_number, number_of
 from gdq.plan.query import Query, leaves_of, render, subqueries_of, value
 from gdq.plan.shape import aggregates_of
-from gdq.plan.spark.text_types import query_types, text_form
 from gdq.plan.table import PlanError
+from gdq.plan.text_types import query_types, text_form
 
 # The type of a sum of these; of all else it is numeric.
 _INTEGERS = {"smallint": "bigint", "integer": "bigint"}

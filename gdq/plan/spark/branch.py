@@ -22,10 +22,10 @@ from gdq.plan.query import (
     where_of,
 )
 from gdq.plan.shape import aggregates_of
-from gdq.plan.spark.plan import Branch, Edge, LeafRead, Role
+from gdq.plan.spark.parts import Branch, Edge, LeafRead, Role
 from gdq.plan.spark.sql import Part, joined
-from gdq.plan.spark.text_types import check_after, kind_of, query_types
 from gdq.plan.table import PlanError
+from gdq.plan.text_types import check_after, kind_of, query_types
 
 # So many tables one join may have.
 _LEAVES_MAX = 8

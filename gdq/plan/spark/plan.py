@@ -16,7 +16,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
 
 from sqlglot import exp
 
@@ -26,88 +25,16 @@ from gdq.plan.number import Number
 from gdq.plan.postgres import PostgresPlan, UsedTable, plan_postgres
 from gdq.plan.query import Query, parse_query, render, selects_of, subqueries_of, value
 from gdq.plan.shape import aggregates_of, group_all, group_of, is_grouped, windows_of
-from gdq.plan.spark.text_types import query_types, text_form
+from gdq.plan.spark.branch import plan_branch
+from gdq.plan.spark.parts import Branch, Detail
 from gdq.plan.table import PlanError, TableSchema
-from gdq.sql_text import quote
+from gdq.plan.text_types import query_types, text_form
 
 # Raised when the same SQL is planned to another state or target than before: those are filled afresh.
 _VERSION = 2
 
-Role = Literal["inner", "padded", "exists", "absent"]
-
 # Aggregates that do not depend on how often a value is there, nor on which of equal values it is.
 _OF_VALUES = (exp.Min, exp.Max, exp.LogicalAnd, exp.LogicalOr)
-
-
-@dataclass(frozen=True, slots=True)
-class LeafRead:
-    """What is read of one item of FROM: `columns` are names and PostgreSQL's expressions over the alias.
-
-    `role`: how it is joined. `own`: for all roles but inner the expressions that are its key in that join.
-    """
-
-    alias: str
-    table: str
-    role: Role
-    where: str
-    columns: tuple[tuple[str, str], ...]
-    own: tuple[str, ...] = ()
-
-    def render(self, relation: str, weights: str, condition: str = "") -> str:
-        """The statement that PostgreSQL runs on `relation`, SQL that may stand in FROM; `weights` are its n and o."""
-        listed = "".join(f"{sql} as {name}, " for name, sql in self.columns)
-        conditions = " and ".join(f"({part})" for part in (self.where, condition) if part)
-        where = f" where {conditions}" if conditions else ""
-        return f"select {listed}{weights} from {relation} as {quote(self.alias)}{where}"
-
-
-@dataclass(frozen=True, slots=True)
-class Edge:
-    """An equality between two leaves: by it changes of one are followed to rows of the other.
-
-    `left` is the leaf whose join it belongs to, when that is an outer, semi or anti join.
-    """
-
-    left: tuple[str, str]
-    right: tuple[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Branch:
-    """One SELECT of the view. `spark`: the joined rows, columns v1, v2, ... and w, over the relations gdq_<alias>.
-
-    `values`: name, leaf and PostgreSQL's expression of each v. `items` and `where`: what PostgreSQL computes of them.
-    """
-
-    leaves: tuple[LeafRead, ...]
-    edges: tuple[Edge, ...]
-    spark: str
-    values: tuple[tuple[str, str, str], ...]
-    items: tuple[str, ...]
-    where: str
-
-    @property
-    def bare(self) -> bool:
-        """Whether the items are the values themselves, so that Spark may group by them."""
-        return not self.where and all(item in {name for name, _, _ in self.values} for item in self.items)
-
-
-@dataclass(frozen=True, slots=True)
-class Detail:
-    """A GROUP BY whose groups are computed anew from the values in them, which are kept with how often they occur.
-
-    The state's first `groups` columns are the groups; `visible` and `having` are over the state s.
-    """
-
-    groups: int
-    width: int
-    visible: tuple[str, ...]
-    having: str
-
-    @property
-    def columns(self) -> list[str]:
-        """The state's key columns."""
-        return [f"c{n}" for n in range(1, self.width + 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +139,6 @@ def _plan(canonical: str, tables: tuple[TableSchema, ...]) -> SparkPlan:
             items = [parts]
     else:
         items = [[value(item) for item in selects[0].expressions]]
-    from gdq.plan.spark.branch import plan_branch  # noqa: PLC0415 (builds on this module)
-
     keys = len(state.groups) if state is not None else detail.width if detail is not None else 0
     loose = tuple(f"c{n + 1}" for n in range(keys) if not _have_one_text(query, [some[n] for some in items]))
     branches = tuple(plan_branch(query, select, some) for select, some in zip(selects, items, strict=True))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from sqlglot import exp
 
 from gdq.plan.leaf import Leaf
-from gdq.plan.spark.plan import Role
+from gdq.plan.spark.parts import Role
 
 
 @dataclass(slots=True)
