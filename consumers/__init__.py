@@ -1,1 +1,4 @@
-"""Programs built on gdq's public functions: handlers for `gdq consume`, and jobs that keep views fresh."""
+"""Programs built on gdq: handlers for `gdq consume` (printer), jobs that keep views fresh (refresh), and the demo.
+
+Each package says whom it may call; none of them is called by the library in gdq, but by gdq.cli.
+"""

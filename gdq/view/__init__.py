@@ -1,1 +1,5 @@
-"""Views: making, listing and dropping them, their targets and their plans on the server."""
+"""Views as objects of a database: made, listed, dropped and grouped; their plans and what their refreshes cost.
+
+Calls gdq.plan, gdq.typed and the ground floor of gdq; gdq.monitor, consumers and gdq.cli call it. Refreshing them is in
+consumers.refresh.
+"""
