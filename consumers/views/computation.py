@@ -19,7 +19,7 @@ from gdq.consumers.views.difference import OUT, Difference, KeySet, image_of
 from gdq.consumers.views.engine import Effort, Kind, Task, rows_read
 from gdq.consumers.views.signals import NeedsFull
 from gdq.consumers.views.target import OutputType, run
-from gdq.plan.postgres import Changes, PostgresPlan, UsedTable
+from gdq.plan.postgres import ChangePlan, PostgresPlan, UsedTable
 from gdq.plan.steps import Recompute, Replace, Signed, Step
 from gdq.plan.table import WEIGHT, PlanError
 from gdq.sql_text import quote, raw
@@ -218,12 +218,12 @@ class Computation:
 
     def _take_all(self, changed: Sequence[str], once: bool) -> Signed | Replace | None:
         try:
-            plan = self.plan.changes(changed)
+            plan = self.plan.plan_changes(changed)
             if self.plan.elsewhere and isinstance(plan.outcome, Replace):
                 if not any(column in self.folded for column, _ in plan.outcome.keys):
                     with suppress(_OtherTypeError), self._tried():
                         return self._take_steps(plan, once)
-                plan = self.plan.changes(changed, replace=False)
+                plan = self.plan.plan_changes(changed, replace=False)
         except PlanError as error:
             raise NeedsFull(str(error)) from error
         return self._take_steps(plan, once)
@@ -242,7 +242,7 @@ class Computation:
             self._literals.clear()
             raise
 
-    def _take_steps(self, plan: Changes, once: bool) -> Signed | Replace | None:
+    def _take_steps(self, plan: ChangePlan, once: bool) -> Signed | Replace | None:
         statements = " ".join(step.sql for step in plan.steps)
         for number, table in enumerate(self.plan.tables, 1):
             if re.search(rf"\bgdq_(old|any)_{number}\b", statements):

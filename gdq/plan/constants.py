@@ -11,14 +11,14 @@ from gdq.plan.steps import Step
 from gdq.plan.table import PlanError
 from gdq.plan.whole import Kind, constant, constants, is_other, require_order
 
-# How far a planner goes in it: not at all, single values, sets too.
+# Which subqueries a planner takes for constants, tried in this order: none, single values, sets too.
 LEVELS: tuple[tuple[Kind, ...], ...] = ((), ("scalar", "exists"), ("scalar", "exists", "set"))
 
 _REASON = "the value of a subquery changed [subquery-value]"
 
 
-def settle(planner: DeltaPlanner, kinds: Collection[Kind]) -> bool:
-    """Put constants for the subqueries of these kinds whose tables changed; whether there are such."""
+def fix_changed(planner: DeltaPlanner, kinds: Collection[Kind]) -> bool:
+    """Take subqueries of these kinds whose tables changed for constants, each with a check; False if there are none."""
     found = False
     for kind, query, place in constants(planner.query.root, planner.relations.is_changed):
         if kind not in kinds:
@@ -41,8 +41,8 @@ def settle(planner: DeltaPlanner, kinds: Collection[Kind]) -> bool:
     return found
 
 
-def hold(planner: DeltaPlanner) -> None:
-    """Compute the single values that conditions compare with once for all steps, where their tables did not change."""
+def fix_unchanged(planner: DeltaPlanner) -> None:
+    """Compute values of subqueries whose tables did not change once for all steps, where a condition compares them."""
     relations, query = planner.relations, planner.query
     for kind, nested, place in constants(query.root, lambda node: not relations.is_changed(node)):
         if (

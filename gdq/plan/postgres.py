@@ -15,7 +15,7 @@ from typing import Literal
 
 from sqlglot import exp
 
-from gdq.plan.constants import LEVELS, hold, settle
+from gdq.plan.constants import LEVELS, fix_changed, fix_unchanged
 from gdq.plan.delta import DeltaPlanner
 from gdq.plan.filter import ROW, filter_of
 from gdq.plan.kept_state import StatePlan, plan_state
@@ -59,7 +59,7 @@ class UsedTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class ChangePlan:
     """What a refresh does when certain tables changed: the steps, and how the target's rows follow from them.
 
     `outcome` None: the rows do not change. Signed for a view with a state: the changes of what its groups are made of.
@@ -96,19 +96,19 @@ class PostgresPlan:
         """state, incremental or full."""
         return "full" if self.full else "state" if self.state else "incremental"
 
-    def changes(self, changed: Collection[str], *, replace: bool = True) -> Changes:
+    def plan_changes(self, changed: Collection[str], *, replace: bool = True) -> ChangePlan:
         """The refresh when these tables (quoted and qualified) changed. PlanError when it takes a full load.
 
         `replace`: rows may be found by their keys alone; else they are always signed.
         """
         names = tuple(table.name for table in self.tables)
         how: How = "state" if self.state is not None else "replace" if replace else "signed"
-        return _changes(self.query, self.schemas, names, frozenset(changed), how)
+        return _plan_changes(self.query, self.schemas, names, frozenset(changed), how)
 
     def reaches(self, table: str) -> bool:
         """Whether a look at the changes of a table tells if they reach the rows of a view that is loaded in full."""
         try:
-            return isinstance(self.changes([table]).outcome, Recompute)
+            return isinstance(self.plan_changes([table]).outcome, Recompute)
         except PlanError:
             return False
 
@@ -150,7 +150,7 @@ class PostgresPlan:
     def _steps(self) -> list[Step]:
         """The steps when all tables changed; none when that takes a full load."""
         try:
-            changes = self.changes([table.name for table in self.tables])
+            changes = self.plan_changes([table.name for table in self.tables])
         except PlanError:
             return []
         steps = list(changes.steps)
@@ -160,7 +160,7 @@ class PostgresPlan:
 
     def _rule(self, changed: Collection[str]) -> str:
         try:
-            outcome = self.changes(changed).outcome
+            outcome = self.plan_changes(changed).outcome
         except PlanError as error:
             return f"full: {error}"
         if isinstance(outcome, Recompute):
@@ -181,26 +181,26 @@ def plan_postgres(canonical: str, tables: Sequence[TableSchema], *, elsewhere: b
 
 # Whoever refreshes again and again plans once.
 @lru_cache(maxsize=256)
-def _changes(
+def _plan_changes(
     canonical: str,
     tables: tuple[TableSchema, ...],
     names: tuple[str, ...],
     changed: frozenset[str],
     how: How,
-) -> Changes:
+) -> ChangePlan:
     first: PlanError | None = None
     for kinds, held in [(kinds, held) for kinds in LEVELS for held in (True, False)]:
         query = parse_query(canonical, tables)
         planner = DeltaPlanner(query, {name: n for n, name in enumerate(names, 1)}, changed)
         try:
-            if kinds and not settle(planner, kinds):
+            if kinds and not fix_changed(planner, kinds):
                 continue
             if held:
-                hold(planner)
+                fix_unchanged(planner)
             outcome = _outcome(planner, how)
             # rows that come may be selected in other sessions too
             if not isinstance(outcome, Replace) or "pg_temp." not in outcome.sql:
-                return Changes(tuple(planner.steps), outcome)
+                return ChangePlan(tuple(planner.steps), outcome)
         except PlanError as error:
             first = first or error
     raise first or AssertionError("the first level plans or fails")
@@ -278,7 +278,7 @@ def _match(query: Query, plan: PostgresPlan) -> tuple[str, ...]:
         return tuple(name for name, _ in plan.state.keys)
     for tables in [[table.name for table in plan.tables], *([table.name] for table in plan.tables)]:
         try:
-            outcome = plan.changes(tables).outcome
+            outcome = plan.plan_changes(tables).outcome
         except PlanError:
             continue
         if isinstance(outcome, Replace):

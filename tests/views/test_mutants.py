@@ -87,13 +87,13 @@ def with_extremes_that_stay(patch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def mutated(mutation: Mutation | None) -> Iterator[None]:
     plan_postgres._plan.cache_clear()
-    plan_postgres._changes.cache_clear()
+    plan_postgres._plan_changes.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
         if mutation is not None:
             mutation(patch)
         yield
     plan_postgres._plan.cache_clear()
-    plan_postgres._changes.cache_clear()
+    plan_postgres._plan_changes.cache_clear()
 
 
 def wrong_views(db: Database) -> set[str]:

@@ -107,7 +107,7 @@ def test_replaced_by_key(shop: Shop, engine: EngineChoice) -> None:
         plan = explain_view(shop.connection, QUEUE, query, engine=engine)
         assert isinstance(plan, PostgresPlan)
         assert plan.strategy == "incremental"
-        assert isinstance(plan.changes([plan.tables[0].name]).outcome, Replace)
+        assert isinstance(plan.plan_changes([plan.tables[0].name]).outcome, Replace)
 
 
 @pytest.mark.parametrize(

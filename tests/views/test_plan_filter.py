@@ -61,9 +61,9 @@ def test_value_of_an_unchanged_table_is_computed_once() -> None:
     value = "(SELECT max(p.k) AS max FROM s.part p)"
     grouped = f"SELECT i.note, count(DISTINCT i.k) AS n FROM s.item i WHERE i.k > {value} GROUP BY i.note"
     joined = f"SELECT a.n FROM ({grouped}) a JOIN s.part p ON p.id = a.n"
-    statements = [step.sql for step in plan_postgres(joined, [ITEM, PART]).changes(['"s"."item"']).steps]
+    statements = [step.sql for step in plan_postgres(joined, [ITEM, PART]).plan_changes(['"s"."item"']).steps]
     assert sum("MAX(" in statement for statement in statements) == 1
     # rows that come in the place of others may be selected by sessions that have not computed it
-    outcome = plan_postgres(grouped, [ITEM, PART]).changes(['"s"."item"']).outcome
+    outcome = plan_postgres(grouped, [ITEM, PART]).plan_changes(['"s"."item"']).outcome
     assert isinstance(outcome, Replace)
     assert "pg_temp" not in outcome.sql

@@ -29,7 +29,7 @@ class SparkKeyPlan(PostgresPlan):
             return self.state.group_columns
         for names in [[table.name for table in self.tables], *([table.name] for table in self.tables)]:
             try:
-                outcome = self.changes(names).outcome
+                outcome = self.plan_changes(names).outcome
             except PlanError:
                 continue
             if isinstance(outcome, Replace):
