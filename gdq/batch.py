@@ -12,13 +12,15 @@ from uuid import UUID
 
 from psycopg import Connection
 from psycopg.pq import TransactionStatus
-from psycopg.rows import class_row, dict_row, scalar_row
+from psycopg.rows import dict_row, scalar_row
 
+from gdq.call import call, rows, scalar
 from gdq.errors import GdqError, ResyncRequired, mapped
+from gdq.member import DEAD_AFTER
 from gdq.retry import DELAY, Outcome
 from gdq.sequence import SequenceValue
 from gdq.source import Event, Position
-from gdq.stream import next_batch, read_events, round_trip
+from gdq.stream import next_batch, next_batch_with_events, read_events, round_trip
 from gdq.typed.arrow import Column, Reader, schema_of, select_sql
 from gdq.typed.batch_rows import may_read_logs, read_rows
 from gdq.typed.pgtypes import AS_TEXT, ColumnType, Unsupported, column_type
@@ -65,10 +67,10 @@ class Batch:
         self,
         connection: Connection[Any],
         queue: str,
+        consumer: str,
         row: dict[str, Any],
-        transaction: ExitStack | None = None,
         *,
-        consumer: str | None = None,
+        transaction: ExitStack | None = None,
         events: Iterator[Event] | None = None,
         reader: Reader | None = None,
     ) -> None:
@@ -95,31 +97,44 @@ class Batch:
         queue: str,
         consumer: str,
         max_events: int,
+        *,
+        member: str | None = None,
+        dead_after: timedelta = DEAD_AFTER,
         transaction: ExitStack | None = None,
+        begin: bool = False,
+        reader: Reader | None = None,
     ) -> Batch | None:
-        """The consumer's next batch, or None; locks the subscription until the caller's transaction ends.
+        """The next batch of the consumer, or of its `member`; None when there is none.
 
-        `transaction` is closed by commit(); without it the caller commits.
+        The subscription is locked until the caller's transaction ends. commit() closes `transaction`; without one the
+        caller commits. `begin`: the transaction is begun here, put into `transaction`, and the first events are fetched
+        in the same round trip.
         """
-        row = next_batch(connection, queue, consumer, max_events)
-        return cls(connection, queue, row, transaction) if row else None
+        events = None
+        if begin and transaction is not None:
+            row, events = next_batch_with_events(connection, queue, consumer, max_events, transaction)
+        else:
+            row = next_batch(connection, queue, consumer, max_events, member=member, dead_after=dead_after)
+        if row is None:
+            return None
+        return cls(connection, queue, consumer, row, transaction=transaction, events=events, reader=reader)
 
     @property
     def position(self) -> Position:
         """Where the consumer stands once the batch is finished."""
-        return Position.parse(self._scalar("select gdq.tick_position(%s, %s)", self.queue, self.tick_to))
+        return Position.parse(call(self.connection, "tick_position", self.queue, self.tick_to))
 
     def tables(self) -> list[str]:
         """The captured tables whose logs may hold rows of the batch, as `%I.%I`."""
-        with mapped(), self.connection.cursor(row_factory=scalar_row) as cursor:
-            return cursor.execute("select table_name from gdq.batch_tables(%s, %s)", [self.id, self.token]).fetchall()
+        query = "select array(select table_name from gdq.batch_tables(%s, %s))"
+        names: list[str] = scalar(self.connection, query, self.id, self.token)
+        return names
 
     def versions(self, table: str) -> list[TableVersion]:
         """The versions of a table that the batch holds rows of, oldest first: more than one when DDL divides it."""
         query = """select version as id, array(select c->>'name' from jsonb_array_elements(columns) c) as columns
                      from gdq.batch_versions(%s, %s, %s::pg_catalog.regclass)"""
-        with mapped(), self.connection.cursor(row_factory=class_row(TableVersion)) as cursor:
-            return cursor.execute(query, [self.id, self.token, table]).fetchall()
+        return rows(self.connection, TableVersion, query, self.id, self.token, table)
 
     def events(self) -> Iterator[Event]:
         """All changes in the order of their numbers, streamed through a cursor of the server.
@@ -140,12 +155,10 @@ class Batch:
         It counts with commit(), as everything else in the transaction. False when the event has had all its retries
         (set_retry_limit) and became a dead letter. Only events() brings it again: arrow() and delta() do not.
         """
-        query = "select gdq.retry_event(%s, %s, %s, %s, %s, %s)"
-        return bool(self._scalar(query, self.id, self.token, event.id, delay, reason, event.op))
+        return bool(call(self.connection, "retry_event", self.id, self.token, event.id, delay, reason, event.op))
 
     def put_aside(self, outcomes: Sequence[Outcome]) -> int:
         """Put many events aside at once, each as its Retry or DeadLetter says; how many come again."""
-        query = "select gdq.put_aside(%s, %s, %s::bigint[], %s::text[], %s, %s::text[], %s)"
         again = 0
         for dead, delay in {(outcome.dead, outcome.delay) for outcome in outcomes}:
             some = [
@@ -154,12 +167,12 @@ class Batch:
                 if outcome.event is not None and (outcome.dead, outcome.delay) == (dead, delay)
             ]
             ids, ops, reasons = map(list, zip(*some, strict=True))
-            again += self._scalar(query, self.id, self.token, ids, ops, delay, reasons, dead)
+            again += call(self.connection, "put_aside", self.id, self.token, ids, ops, delay, reasons, dead)
         return again
 
     def dead_letter(self, event: Event, reason: str | None = None) -> None:
         """Give an event of this batch up: it is kept as a dead letter. It counts with commit()."""
-        self._scalar("select gdq.dead_letter(%s, %s, %s, %s, %s)", self.id, self.token, event.id, reason, event.op)
+        call(self.connection, "dead_letter", self.id, self.token, event.id, reason, event.op)
 
     def sequences(self, *, changed: bool = True) -> list[SequenceValue]:
         """The values of the queue's sequences at the end of the batch; `changed`: of those that differ from its start.
@@ -167,8 +180,7 @@ class Batch:
         To be set after the events are applied.
         """
         query = "select * from gdq.batch_sequences(%s, %s, %s)"
-        with mapped(), self.connection.cursor(row_factory=class_row(SequenceValue)) as cursor:
-            return cursor.execute(query, [self.id, self.token, changed]).fetchall()
+        return rows(self.connection, SequenceValue, query, self.id, self.token, changed)
 
     def arrow(
         self,
@@ -250,8 +262,8 @@ class Batch:
         """
         if self.finished:
             return
-        if self._transaction is None or self._consumer is None:
-            self._scalar("select gdq.finish_batch(%s, %s)", self.id, self.token)
+        if self._transaction is None:
+            call(self.connection, "finish_batch", self.id, self.token)
         else:
             self._finish(self._transaction)
         self.finished = True
@@ -277,11 +289,10 @@ class Batch:
         if not may_read_logs(self.connection):
             yield from read_rows(self.connection, self.id, self.token, table, columns, version=version)
             return
-        query = "select gdq.batch_sql(%s, %s, %s::pg_catalog.regclass, %s)"
-        rows = self._scalar(query, self.id, self.token, table, version)
+        query = call(self.connection, "batch_sql", self.id, self.token, table, version)
         kept = self._reader
         reading = closing(Reader(self.connection)) if kept is None else nullcontext(kept)
-        with reading as reader, reader.read(select_sql(f"({rows}) r", columns), columns) as batches:
+        with reading as reader, reader.read(select_sql(f"({query}) r", columns), columns) as batches:
             yield from batches
 
     def _log_columns(
@@ -311,10 +322,6 @@ class Batch:
                 # a new name or a partition without rows changes nothing that is read here
                 if row["kind"] in kinds and (row["kind"] != "ddl" or row["data"].keys() & {"new_version", "dropped"}):
                     raise _resync(row["tbl"], row["data"], row["kind"])
-
-    def _scalar(self, query: str, *values: Any) -> Any:
-        with mapped(), self.connection.cursor(row_factory=scalar_row) as cursor:
-            return cursor.execute(query, values).fetchone()
 
 
 def _type_of(source: dict[str, Any], unsupported: Unsupported, as_text: Collection[str]) -> ColumnType:

@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-import select
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import partial
 from itertools import islice
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 import psycopg
-from psycopg import Connection, sql
+from psycopg import Connection
 from psycopg.pq import TransactionStatus
 
-from gdq import queue as queues
 from gdq.batch import Batch
 from gdq.call import call, rows
-from gdq.conninfo import connect, is_pooled, take_utf8
+from gdq.conninfo import connect, take_utf8
 from gdq.errors import GdqError, mapped
+from gdq.listener import Listener
 from gdq.member import DEAD_AFTER, member_info
 from gdq.retry import Outcome, next_retry
 from gdq.source import MAX_EVENTS, Event
-from gdq.stream import next_batch, next_batch_with_events
 from gdq.table_copy import TableCopy, resync, resynced
-from gdq.ticker import INTERVAL_SECONDS, TICKER_SECONDS, Housekeeping, take_tick
+from gdq.ticker import take_tick
 from gdq.typed.arrow import Reader
 
-# The notification of a tick ends the wait at once; this is for ticks that nobody but this consumer would take.
-_POLL_SECONDS_MAX = 0.5
-_LOOK_SECONDS = 5.0
+# How often a paused consumer asks for what is due.
+_PAUSED_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +145,9 @@ def peek(connection: Connection[Any], queue: str, consumer: str | None = None, *
     with connection.transaction(force_rollback=True):
         connection.execute("set local lock_timeout = '2s'")
         members = member_info(connection, queue, consumer)
-        row = next_batch(connection, queue, consumer, limit, member=members[0].member_name if members else None)
-        return list(islice(Batch(connection, queue, row).events(), limit)) if row else []
+        member = members[0].member_name if members else None
+        batch = Batch.open(connection, queue, consumer, limit, member=member)
+        return list(islice(batch.events(), limit)) if batch else []
 
 
 class Consumer:
@@ -195,20 +192,14 @@ class Consumer:
             self.connection.autocommit = True
             self.connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
             take_utf8(self.connection)
-            self._pooled = is_pooled(self.connection)
+            self._listener = Listener(self.connection)
         except BaseException:
             if self._owned:
                 self.connection.close()
             raise
-        if self._pooled:
+        if self._listener.pooled:
             self.connection.prepare_threshold = None
-        self._housekeeping = Housekeeping(queue)
         self._streaming = False
-        self._notified = False
-        self._channel = ""
-        self._heard_tick = 0
-        self._heard_at = float("-inf")
-        self.connection.add_notify_handler(self._notice)
 
     def __enter__(self) -> Self:
         return self
@@ -219,7 +210,7 @@ class Consumer:
         if self._owned:
             self.connection.close()
         else:
-            self.connection.remove_notify_handler(self._notice)
+            self._listener.close()
 
     def batches(
         self,
@@ -240,11 +231,12 @@ class Consumer:
     def _batches(self, reader: Reader, once: bool, timeout: float | None, stop: Callable[[], bool]) -> Iterator[Batch]:
         self._check_logs()
         last_tick = take_tick(self.connection, self.queue) if once else None
-        if not (once or self._pooled):
-            self._listen()
+        listener = self._listener
+        if not once:
+            listener.listen([self.queue])
         waiting_since = time.monotonic()
         while not stop():
-            self._notified = False
+            listener.notified = False
             with ExitStack() as transaction:
                 batch = self._open(transaction, reader)
                 if batch is not None:
@@ -255,34 +247,29 @@ class Consumer:
             if last_tick is not None and (batch is None or batch.tick_to >= last_tick):
                 return
             if batch is not None:
-                if not 0 < self._heard_tick <= batch.tick_to:
+                if not 0 < listener.last_tick <= batch.tick_to:
                     continue
-                self._notified = False  # there was no later tick
+                listener.notified = False  # there was no later tick
             until = None if timeout is None else waiting_since + timeout
             if not self._wait(self._look_after(batch), until, stop):
                 return
 
     def _wait(self, look_after: float, until: float | None, stop: Callable[[], bool]) -> bool:
-        """Wait until there may be a batch, and do a ticker's work meanwhile; False when it is past `until`.
+        """Wait until there may be a batch; False when there is none by `until`.
 
-        Looking for a batch locks, and so costs a transaction number: only when there is a tick or a retry is due, or
-        for safety.
+        Looking for a batch locks, and so costs a transaction number: the consumer looks only when there is a tick or a
+        retry is due, and `look_after` seconds after the wait began.
         """
-        started, pause = time.monotonic(), INTERVAL_SECONDS
-        while not (self._notified or stop() or _since(started) >= look_after):
-            if until is not None and time.monotonic() >= until:
-                return False
-            # Who hears the ticks of a ticker need not do its work.
-            ticking = _since(self._heard_at) < TICKER_SECONDS
-            made = 0 if ticking else self._housekeeping.step(self.connection)
-            if made and self._pooled:
-                return True  # nobody tells of it
-            if not made and not self._notified:
-                # What wakes it is read by the next command: that should be the one that fetches the batch.
-                if select.select([self.connection.fileno()], [], [], min(pause, look_after))[0]:
-                    return True
-                pause = min(pause * 2, _POLL_SECONDS_MAX)
-        return True
+        started = time.monotonic()
+
+        def may_have_batch() -> bool:
+            return self._listener.notified or stop() or time.monotonic() - started >= look_after
+
+        def is_over() -> bool:
+            return may_have_batch() or (until is not None and time.monotonic() >= until)
+
+        # what the server has sent is read by the next command, which should be the one that fetches the batch
+        return self._listener.wait(is_over, pause_seconds=look_after) or may_have_batch()
 
     def resync(self, table: str) -> AbstractContextManager[TableCopy]:
         """Copy a table anew after ResyncRequired, outside a batch; what the block writes commits together with it.
@@ -299,81 +286,48 @@ class Consumer:
         resynced(self.connection, self.queue, self.consumer, table, snapshot)
 
     def _open(self, transaction: ExitStack, reader: Reader) -> Batch | None:
-        """The next batch, in a transaction that `transaction` ends. A member's batch is taken in one before that.
+        """The next batch, in a transaction that `transaction` ends.
 
-        A lock on the subscription, held while it works, would keep the other members out.
+        A member opens its batch in a transaction before that one: the lock on the subscription, held while the member
+        works, would keep the other members out.
         """
-        open_next = partial(
-            next_batch,
-            self.connection,
-            self.queue,
-            self.consumer,
-            self._max_events,
-            member=self.member,
-            dead_after=self._dead_after,
-        )
-        if self.member is not None:
-            with self.connection.transaction():
-                row = open_next()
-            if row is None:
-                return None
-        elif self._streaming:
-            # whoever has read the events of the last batch will read those of the next
-            row, events = next_batch_with_events(
-                self.connection, self.queue, self.consumer, self._max_events, transaction
+        # whoever has read the events of the last batch will read those of the next
+        begin = self._streaming and self.member is None
+        with ExitStack() as opening:
+            if not begin:
+                (transaction if self.member is None else opening).enter_context(self.connection.transaction())
+            batch = Batch.open(
+                self.connection,
+                self.queue,
+                self.consumer,
+                self._max_events,
+                member=self.member,
+                dead_after=self._dead_after,
+                transaction=transaction,
+                begin=begin,
+                reader=reader,
             )
-            return self._batch(row, transaction, reader, events)
-        transaction.enter_context(self.connection.transaction())
-        if self.member is None:
-            row = open_next()
-        return self._batch(row, transaction, reader)
-
-    def _batch(
-        self,
-        row: dict[str, Any] | None,
-        transaction: ExitStack,
-        reader: Reader,
-        events: Iterator[Event] | None = None,
-    ) -> Batch | None:
-        if row is None:
-            return None
-        given = (self.connection, self.queue, row, transaction)
-        return Batch(*given, consumer=self.consumer, events=events, reader=reader)
+        if batch is not None and self.member is not None:
+            transaction.enter_context(self.connection.transaction())
+        return batch
 
     def _look_after(self, finished: Batch | None) -> float:
-        """For how many seconds at most there is nothing to look for: after a batch, or when there was none."""
-        look = _POLL_SECONDS_MAX if self._pooled else _LOOK_SECONDS
+        """Upper bound, in seconds, before the next look for a batch; `finished`: the batch of the last look."""
+        look = self._listener.look_seconds
         if finished is not None:
             return look if finished.retry_at is None else min(max(finished.retry_at - time.monotonic(), 0), look)
         due = next_retry(self.connection, self.queue, self.consumer)
         if due is None:
             return look
         # A paused consumer is not handed what is due, and must not ask for it without a pause.
-        return min(due if due > 0 else _POLL_SECONDS_MAX, look)
+        return min(due if due > 0 else _PAUSED_SECONDS, look)
 
     def _check_logs(self) -> None:
         # Once for each connection, which a crash ends; next_batch() gives no batch when it is the first to find out.
         with self.connection.transaction(), mapped():
             self.connection.execute("select gdq.check_logs(%s)", [self.queue])
 
-    def _listen(self) -> None:
-        queue = queues.queue_info(self.connection, self.queue)[0]
-        self._channel = f"gdq_{queue.queue_id}"
-        self.connection.execute(sql.SQL("listen {}").format(sql.Identifier(self._channel)))
-
-    def _notice(self, notify: psycopg.Notify) -> None:
-        # Called whatever the connection is busy with when the notification arrives.
-        self._notified = True
-        if notify.channel == self._channel:
-            self._heard_tick = max(self._heard_tick, int(notify.payload))
-            if notify.pid != self.connection.info.backend_pid:
-                self._heard_at = time.monotonic()
-
 
 def application_name(queue: str, consumer: str, member: str | None = None) -> str:
     """What a consumer's connection is called in pg_stat_activity."""
     return f"gdq:{queue}/{consumer}" if member is None else f"gdq:{queue}/{consumer}/{member}"
-
-
-def _since(moment: float) -> float:
-    return time.monotonic() - moment

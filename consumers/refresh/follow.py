@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import select
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import psycopg
-from psycopg import sql
 
-from gdq.conninfo import is_pooled
 from gdq.consumers.refresh.refresher import Refresher, RefreshGroup, RefreshResult, refresh_groups
 from gdq.errors import GdqError
-from gdq.queue import queue_info
-from gdq.ticker import INTERVAL_SECONDS, TICKER_SECONDS, Housekeeping
+from gdq.listener import Listener
 from gdq.view.view import ViewInfo, view_changed
 
 if TYPE_CHECKING:
@@ -26,10 +22,6 @@ IDLE_SECONDS = 300.0
 
 _RETRY_SECONDS_MAX = 60.0
 
-# The notification of a tick ends the wait; this is for one that got lost, and behind a pooler, where none comes.
-_LOOK_SECONDS = 5.0
-_POLL_SECONDS = 0.5
-
 
 @dataclass(slots=True)
 class _Watched:
@@ -38,13 +30,6 @@ class _Watched:
     refreshed_at: float = float("-inf")
     failures: int = 0
     retry_at: float = float("-inf")
-
-
-@dataclass(slots=True)
-class _Queue:
-    name: str
-    housekeeping: Housekeeping
-    heard_at: float = float("-inf")
 
 
 class Follower:
@@ -74,10 +59,9 @@ class Follower:
         self._interval = interval
         self._report = report
         self._failed = failed
-        self._pooled = is_pooled(self._connection)
+        self._listener = Listener(self._connection)
         self._units: dict[tuple[str, ...], _Watched] = {}
-        self._queues: dict[str, _Queue] = {}
-        self._notified = False
+        self._woken = False
         self._slots: SlotWatches | None = None
         if slot:
             from gdq.consumers.slot.views.watch import SlotWatches  # noqa: PLC0415
@@ -91,18 +75,17 @@ class Follower:
         or group does not exist at the start.
         """
         refresh_groups(self._connection, self._names, self._groups)
-        self._connection.add_notify_handler(self._notice)
         try:
             while not stop():
                 started = time.monotonic()
-                self._notified = False
+                self._listener.notified = self._woken = False
                 for unit in self._listed():
                     if stop():
                         return
                     self._look(unit)
                 self._wait(started, stop)
         finally:
-            self._connection.remove_notify_handler(self._notice)
+            self._listener.close()
             if self._slots is not None:
                 self._slots.close()
 
@@ -113,23 +96,12 @@ class Follower:
         self._units = {unit.key: self._units.get(unit.key, _Watched()) for unit in listed}
         if self._slots is not None:
             self._slots.keep({name for unit in listed for name in unit.names})
-        wanted = {view.queue_name for unit in listed for view in unit.views}
-        self._queues = {channel: queue for channel, queue in self._queues.items() if queue.name in wanted}
-        if wanted - {queue.name for queue in self._queues.values()}:
-            self._listen(wanted)
+        self._listener.listen({view.queue_name for unit in listed for view in unit.views})
         return listed
 
     def _is_wanted(self, unit: RefreshGroup) -> bool:
         everything = not self._names and not self._groups
         return everything or unit.group_name in self._groups or any(name in self._names for name in unit.names)
-
-    def _listen(self, names: set[str]) -> None:
-        for queue in queue_info(self._connection):
-            channel = f"gdq_{queue.queue_id}"
-            if queue.queue_name in names and channel not in self._queues:
-                self._queues[channel] = _Queue(queue.queue_name, Housekeeping(queue.queue_name))
-                if not self._pooled:
-                    self._connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
 
     def _look(self, unit: RefreshGroup) -> None:
         """Refresh a view or a group if there is reason to."""
@@ -152,7 +124,7 @@ class Follower:
         else:
             self._units[unit.key] = _Watched(time.monotonic())
             # a slot is listened to from the next look on, which need not come before the next refresh may
-            self._notified = self._notified or self._slots is not None
+            self._woken = self._slots is not None
             for result in results:
                 self._report(result)
 
@@ -162,34 +134,19 @@ class Follower:
         return view_changed(self._connection, view.view_name)
 
     def _wait(self, started: float, stop: Callable[[], bool]) -> None:
-        """Wait until a look is worth it, and do a ticker's work meanwhile."""
-        pause = INTERVAL_SECONDS
-        look_after = max(self._interval, _POLL_SECONDS if self._pooled else _LOOK_SECONDS)
-        while not stop():
-            if self._slots is not None and self._slots.arrived():
-                self._notified = True
-            waited = time.monotonic() - started
-            if waited >= look_after or (waited >= self._interval and (self._notified or self._retry_due())):
-                return
-            if self._keep_house():
-                self._notified = self._notified or self._pooled  # nobody tells of it there
-                pause = INTERVAL_SECONDS
-            own, slots = self._connection.fileno(), [] if self._slots is None else self._slots.sockets()
-            if own in select.select([own, *slots], [], [], pause)[0]:
-                self._connection.execute("select")  # reads the notification
-            pause = min(pause * 2, _POLL_SECONDS)
+        """Wait until a look is worth it."""
+        look_after = max(self._interval, self._listener.look_seconds)
 
-    def _keep_house(self) -> int:
-        """Take the ticks that are due, of the queues for which nobody else does it."""
-        due = [queue for queue in self._queues.values() if time.monotonic() - queue.heard_at >= TICKER_SECONDS]
-        return sum(queue.housekeeping.step(self._connection) for queue in due)
+        def is_over() -> bool:
+            if self._slots is not None and self._slots.arrived():
+                self._woken = True
+            waited = time.monotonic() - started
+            woken = self._woken or (self._slots is None and self._listener.notified)
+            return stop() or waited >= look_after or (waited >= self._interval and (woken or self._retry_due()))
+
+        while self._listener.wait(is_over, sockets=list if self._slots is None else self._slots.sockets):
+            self._connection.execute("select")  # reads the notification
 
     def _retry_due(self) -> bool:
         now = time.monotonic()
         return any(watched.failures and watched.retry_at <= now for watched in self._units.values())
-
-    def _notice(self, notify: psycopg.Notify) -> None:
-        # Called whatever the connection is busy with. The tick of a refresh is not told.
-        self._notified = self._notified or self._slots is None
-        if notify.pid != self._connection.info.backend_pid and notify.channel in self._queues:
-            self._queues[notify.channel].heard_at = time.monotonic()

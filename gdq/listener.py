@@ -1,0 +1,102 @@
+"""Waiting for the ticks of queues on one connection, and taking them where no ticker does."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import Connection, sql
+
+from gdq.conninfo import is_pooled
+from gdq.queue import queue_info
+from gdq.ticker import INTERVAL_SECONDS, TICKER_SECONDS, Housekeeping
+
+_PAUSE_SECONDS_MAX = 0.5
+
+# The notification of a tick ends a wait at once: these are for one that got lost, and for a pooler, which has none.
+_LOOK_SECONDS = 5.0
+_POOLED_LOOK_SECONDS = 0.5
+
+
+@dataclass(slots=True)
+class _Queue:
+    name: str
+    housekeeping: Housekeeping
+    heard_at: float = float("-inf")  # when another session notified of a tick
+
+
+class Listener:
+    """Waits for the ticks of queues, and does a ticker's work meanwhile.
+
+    Works on one idle autocommit connection. Behind a pooler nothing notifies: the caller looks every `look_seconds`.
+    `notified`: a tick came since the caller last set it to False. `last_tick`: the highest tick that was notified of.
+    """
+
+    def __init__(self, connection: Connection[Any]) -> None:
+        self._connection = connection
+        self._queues: dict[str, _Queue] = {}
+        self.pooled = is_pooled(connection)
+        self.look_seconds = _POOLED_LOOK_SECONDS if self.pooled else _LOOK_SECONDS
+        self.notified = False
+        self.last_tick = 0
+        connection.add_notify_handler(self._notice)
+
+    def close(self) -> None:
+        """Leave the connection to its owner."""
+        self._connection.remove_notify_handler(self._notice)
+
+    def listen(self, names: Collection[str]) -> None:
+        """Listen to these queues, and no longer keep house for any other."""
+        self._queues = {channel: queue for channel, queue in self._queues.items() if queue.name in names}
+        if len(self._queues) == len(names):
+            return
+        for queue in queue_info(self._connection):
+            channel = f"gdq_{queue.queue_id}"
+            if queue.queue_name in names and channel not in self._queues:
+                self._queues[channel] = _Queue(queue.queue_name, Housekeeping(queue.queue_name))
+                if not self.pooled:
+                    self._connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
+
+    def wait(
+        self,
+        is_over: Callable[[], bool],
+        *,
+        pause_seconds: float = _PAUSE_SECONDS_MAX,
+        sockets: Callable[[], Sequence[int]] = tuple,
+    ) -> bool:
+        """Wait until `is_over()`, or until the server has sent something; True for the latter.
+
+        What was sent is left unread: the caller's next command reads it, and then `notified` may be True. `is_over` is
+        asked every half second at the latest, or `pause_seconds`, and whenever one of `sockets()` can be read.
+        """
+        pause = INTERVAL_SECONDS
+        while not is_over():
+            if self._take_ticks():
+                self.notified = self.notified or self.pooled  # nobody notifies of it there
+                pause = INTERVAL_SECONDS
+            elif is_over():  # a notification came with the answer
+                break
+            else:
+                own = self._connection.fileno()
+                if own in select.select([own, *sockets()], [], [], min(pause, pause_seconds))[0]:
+                    return True
+                pause = min(pause * 2, _PAUSE_SECONDS_MAX)
+        return False
+
+    def _take_ticks(self) -> int:
+        """Take the ticks that are due, of the queues whose ticker was not heard of lately; how many."""
+        due = [queue for queue in self._queues.values() if time.monotonic() - queue.heard_at >= TICKER_SECONDS]
+        return sum(queue.housekeeping.step(self._connection) for queue in due)
+
+    def _notice(self, notify: psycopg.Notify) -> None:
+        # called whatever the connection is busy with when the notification arrives
+        self.notified = True
+        queue = self._queues.get(notify.channel)
+        if queue is not None:
+            self.last_tick = max(self.last_tick, int(notify.payload))
+            if notify.pid != self._connection.info.backend_pid:
+                queue.heard_at = time.monotonic()
