@@ -65,7 +65,7 @@ class Listener:
         self,
         is_over: Callable[[], bool],
         *,
-        pause_seconds: float = _PAUSE_SECONDS_MAX,
+        pause_seconds: float = float("inf"),
         sockets: Callable[[], Sequence[int]] = tuple,
     ) -> bool:
         """Wait until `is_over()`, or until the server has sent something; True for the latter.

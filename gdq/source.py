@@ -1,12 +1,12 @@
-"""The seam between what reads changes and where they come from.
+"""Sources of changes: what a queue and a logical slot have in common, so that one reader takes either.
 
-A reader is written against BatchSource and SourceBatch. The queue is one source (gdq.consumer.Consumer); another one,
-such as a logical replication slot, gives the same batches and the reader does not notice.
+A reader is written against BatchSource and SourceBatch. Consumer reads a queue, SlotSource a slot: both give batches of
+events.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -112,8 +112,11 @@ class SourceBatch(Protocol):
 class BatchSource(Protocol):
     """Gives batches, one after the other, each open until the next is asked for."""
 
-    def batches(self, *, once: bool = False, timeout: float | None = None) -> Iterator[SourceBatch]:
+    def batches(
+        self, *, once: bool = False, timeout: float | None = None, stop: Callable[[], bool] = lambda: False
+    ) -> Iterator[SourceBatch]:
         """The batches from the reader's position on.
 
-        `once`: those up to now, then end. `timeout`: end when there was none for so many seconds; None: wait for ever.
+        `once`: end with the changes that are committed by now. `timeout`: end when there was no batch for that many
+        seconds; None: wait for ever. `stop` is asked between batches and while waiting: True ends the iteration.
         """

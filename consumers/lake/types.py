@@ -13,6 +13,7 @@ from psycopg import Connection
 from pyarrow import csv
 
 from gdq.errors import UnsupportedValue
+from gdq.typed.arrow import arrow_type, text_array
 from gdq.typed.pgtypes import AS_TEXT, FIRST_USER_OID, base_name, column_type
 from gdq.view.lake_name import LakeKind, check_columns
 
@@ -35,20 +36,6 @@ _COMPARABLE = {
     *("bytea", "uuid", "date", "timestamp without time zone", "timestamp with time zone", "name", '"char"'),
 }
 
-_ARROW = {
-    "bool": pa.bool_(),
-    "int16": pa.int16(),
-    "int32": pa.int32(),
-    "int64": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "string": pa.string(),
-    "binary": pa.binary(),
-    "date32[day]": pa.date32(),
-    "timestamp[us]": pa.timestamp("us"),
-    "timestamp[us, tz=UTC]": pa.timestamp("us", "UTC"),
-}
-
 
 @dataclass(frozen=True, slots=True)
 class LakeColumn:
@@ -69,21 +56,16 @@ def lake_columns(described: Sequence[tuple[str, int, str]], kind: LakeKind) -> t
 def lake_column(name: str, oid: int, pg_type: str, kind: LakeKind) -> LakeColumn:
     """The column for a name, type oid and type."""
     column = AS_TEXT if oid >= FIRST_USER_OID else column_type(pg_type, unsupported="text")
-    arrow, read = column.arrow, column.read_sql
-    if arrow == "timestamp[us, tz=UTC]":
+    arrow, read = arrow_type(column), column.read_sql
+    if arrow == pa.timestamp("us", "UTC"):
         # the session's time zone may have had an offset with seconds in it
         read = "({c}) at time zone 'UTC'"
-    if arrow == "string" and base_name(pg_type) == "numeric":
+    if arrow == pa.string() and base_name(pg_type) == "numeric":
         # 1.0 and 1.00 are equal
         read = "pg_catalog.trim_scale({c})::text"
-    if arrow == "bool":
-        read = "({c})::text"
-    if arrow.startswith("decimal128("):
-        precision, scale = arrow.removeprefix("decimal128(").removesuffix(")").split(", ")
-        return LakeColumn(name, pg_type, pa.decimal128(int(precision), int(scale)), read)
-    if kind == "iceberg" and arrow == "int16":
-        arrow = "int32"
-    return LakeColumn(name, pg_type, _ARROW[arrow], read)
+    if kind == "iceberg" and arrow == pa.int16():
+        arrow = pa.int32()
+    return LakeColumn(name, pg_type, arrow, read)
 
 
 def compared_as_text(described: Sequence[tuple[str, int, str]]) -> set[str]:
@@ -172,13 +154,10 @@ def _batch(block: bytes, columns: Sequence[LakeColumn], schema: pa.Schema) -> pa
 
 def _array(text: pa.Array, column: LakeColumn) -> pa.Array:
     """PostgreSQL's text of the values as the lake has them."""
-    if pa.types.is_binary(column.arrow):
-        values = [None if value is None else bytes.fromhex(value.removeprefix("\\x")) for value in text.to_pylist()]
-        return pa.array(values, pa.binary())
     try:
         if column.arrow == pa.timestamp("us", "UTC"):
             return pc.assume_timezone(text.cast(pa.timestamp("us")), "UTC")
-        return text.cast(column.arrow)
+        return text_array(text, column.arrow)
     except pa.ArrowInvalid as error:
         raise UnsupportedValue(
             f'column "{column.name}" of the view holds a value of {column.type} that a lake table cannot hold',

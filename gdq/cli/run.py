@@ -146,21 +146,27 @@ def consume(
     _check_format(form, tombstones=tombstones, other=as_json or handler != "printer")
     function = _debezium(queue, source, tombstones) if form == "debezium" else _load_handler(handler)
     on_error = None if retry_errors is None else timedelta(seconds=retry_errors)
+    longest = timedelta(seconds=dead_after)
     stop = Stop()
 
     def work(connection: Connection[Any]) -> None:
-        if source == "slot":
-            _consume_slot(connection, (queue, consumer), handler, function, once=once, stop=stop, wait=slot_wait)
-            return
-        reader = gdq.Consumer(connection, queue, consumer, member=member, dead_after=timedelta(seconds=dead_after))
-        for batch in reader.batches(once=once, stop=stop):
-            with _handler_errors(handler):
-                if each:
-                    handle_each(batch, batch.events(), function, on_error=on_error)
-                else:
-                    settle(batch, function(connection, batch.events()) or ())
-                if handler == "printer" and form == "gdq":
-                    print_sequences(batch.sequences())
+        with contextlib.ExitStack() as opened:
+            try:
+                reader: SlotSource | gdq.Consumer = (
+                    SlotSource(connection, queue, consumer, wait_seconds=slot_wait, pause=stop.sleep)
+                    if source == "slot"
+                    else gdq.Consumer(connection, queue, consumer, member=member, dead_after=longest)
+                )
+            except GdqError:
+                if stop():
+                    return  # while it waited for the slot
+                raise
+            opened.enter_context(reader)
+            for batch in reader.batches(once=once, stop=stop):
+                with _handler_errors(handler):
+                    _hand_over(connection, batch, handler, function, on_error=on_error, each=each)
+                    if handler == "printer" and form == "gdq" and isinstance(batch, gdq.Batch):
+                        print_sequences(batch.sequences())
 
     name = gdq.consumer.application_name(queue, consumer, member)
     try:
@@ -182,28 +188,23 @@ def _debezium(queue: str, source: str, tombstones: bool) -> Callable[[Any, Any],
     return printer(queue, has_lsn=source == "slot", tombstones=tombstones)
 
 
-def _consume_slot(
+def _hand_over(
     connection: Connection[Any],
-    reads: tuple[str, str],
+    batch: gdq.SourceBatch,
     handler: str,
     function: Callable[[Any, Any], Any],
     *,
-    once: bool,
-    stop: Stop,
-    wait: float,
+    each: bool,
+    on_error: timedelta | None,
 ) -> None:
-    """Hand the batches of a consumer's slot, of the queue and consumer that `reads` names, to a handler."""
-    try:
-        reader = SlotSource(connection, *reads, wait_seconds=wait, pause=stop.sleep)
-    except GdqError:
-        if stop():
-            return  # while it waited for the slot
-        raise
-    with reader:
-        for batch in reader.batches(once=once, stop=stop):
-            with _handler_errors(handler):
-                if function(connection, batch.events()):
-                    raise Failure(f"handler {handler} puts events aside: a slot has no retries")
+    """Hand the events of a batch to the handler, and put aside what it returns; Failure where that cannot be done."""
+    if not isinstance(batch, gdq.Batch):
+        if function(connection, batch.events()):
+            raise Failure(f"handler {handler} puts events aside: a slot has no retries")
+    elif each:
+        handle_each(batch, batch.events(), function, on_error=on_error)
+    else:
+        settle(batch, function(connection, batch.events()) or ())
 
 
 @click.command()

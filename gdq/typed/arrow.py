@@ -56,7 +56,7 @@ def schema_of(columns: Sequence[Column]) -> pa.Schema:
     """The Arrow schema that read() gives for these columns."""
     import pyarrow as pa  # noqa: PLC0415 (an extra, and slow to load)
 
-    return pa.schema([pa.field(column.label, _arrow_type(column.type.arrow)) for column in columns])
+    return pa.schema([pa.field(column.label, arrow_type(column.type)) for column in columns])
 
 
 class Reader:
@@ -167,7 +167,7 @@ def _convert_array(array: pa.Array, column: Column) -> pa.Array:
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.compute as pc  # noqa: PLC0415
 
-    wanted = _arrow_type(column.type.arrow)
+    wanted = arrow_type(column.type)
     if array.type == wanted and (pa.types.is_date(wanted) or pa.types.is_timestamp(wanted)):
         integers, first = (pa.int32(), _FIRST_DAY) if pa.types.is_date(wanted) else (pa.int64(), _FIRST_MICROSECOND)
         smallest = pc.min(array.view(integers)).as_py()
@@ -190,24 +190,33 @@ def from_texts(texts: Sequence[Sequence[str | None]], columns: Sequence[Column])
     """
     import pyarrow as pa  # noqa: PLC0415
 
-    arrays = [_text_array(values, column) for values, column in zip(texts, columns, strict=True)]
+    arrays = [_text_array(pa.array(values, pa.string()), column) for values, column in zip(texts, columns, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema_of(columns))
 
 
-def _text_array(values: Sequence[str | None], column: Column) -> pa.Array:
+def _text_array(text: pa.Array, column: Column) -> pa.Array:
     import pyarrow as pa  # noqa: PLC0415
 
-    wanted = _arrow_type(column.type.arrow)
-    if pa.types.is_boolean(wanted):
-        return pa.array([None if value is None else value == "t" for value in values], wanted)
-    if pa.types.is_binary(wanted):
-        return pa.array([None if value is None else bytes.fromhex(value[2:]) for value in values], wanted)
-    if pa.types.is_floating(wanted):
-        return pa.array([None if value is None else float(value) for value in values], wanted)
     try:
-        return pa.array(values, pa.string()).cast(wanted)
+        return text_array(text, arrow_type(column.type))
     except pa.ArrowInvalid as error:
         _refuse(column, "a value that its Arrow type cannot hold", error)
+
+
+def text_array(text: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """Values of the type `wanted` for PostgreSQL's text of them, written with READ_SETTINGS.
+
+    pyarrow.ArrowInvalid for a value that the type cannot hold.
+    """
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.compute as pc  # noqa: PLC0415
+
+    if pa.types.is_binary(wanted):
+        values = [None if value is None else bytes.fromhex(value.removeprefix("\\x")) for value in text.to_pylist()]
+        return pa.array(values, wanted)
+    if pa.types.is_boolean(wanted):
+        return pc.equal(text, "t")
+    return text.cast(wanted)
 
 
 def _refuse(column: Column, what: str, cause: Exception | None = None) -> NoReturn:
@@ -217,15 +226,14 @@ def _refuse(column: Column, what: str, cause: Exception | None = None) -> NoRetu
     ) from cause
 
 
-def _arrow_type(name: str) -> pa.DataType:
-    """The type that pyarrow prints as `name`."""
+def arrow_type(kind: ColumnType) -> pa.DataType:
+    """The Arrow type of a column as pyarrow has it."""
     import pyarrow as pa  # noqa: PLC0415
 
-    if name.startswith("decimal128("):
-        precision, scale = name.removeprefix("decimal128(").removesuffix(")").split(", ")
-        return pa.decimal128(int(precision), int(scale))
+    if kind.decimal is not None:
+        return pa.decimal128(*kind.decimal)
     special = {"timestamp[us]": pa.timestamp("us"), "timestamp[us, tz=UTC]": pa.timestamp("us", "UTC")}
-    return special.get(name) or pa.type_for_alias(name)
+    return special.get(kind.arrow) or pa.type_for_alias(kind.arrow)
 
 
 @contextlib.contextmanager

@@ -83,7 +83,7 @@ def _array(values: Sequence[Any], column: Column) -> pa.Array:
     import pyarrow as pa  # noqa: PLC0415
 
     arrow = column.type.arrow
-    if arrow.startswith("decimal128("):
+    if column.type.decimal is not None:
         return pa.array(values, pa.string())  # convert() makes a decimal of it
     wanted = schema_of([column]).field(0).type
     if arrow not in _SENT:

@@ -51,6 +51,12 @@ class ColumnType:
     read_sql: str
     note: str = ""
 
+    @property
+    def decimal(self) -> tuple[int, int] | None:
+        """The precision and scale of a decimal; None for other types."""
+        typmod = _TYPMOD.search(self.spark)
+        return None if typmod is None else (int(typmod[1]), int(typmod[2]))
+
     def sql(self, column: str) -> str:
         """The expression that reads `column`, a quoted identifier."""
         return self.read_sql.format(c=column)

@@ -188,9 +188,9 @@ def test_events_may_be_read_in_part_and_again(shop: Database) -> None:
 
 
 def test_a_tick_wakes_the_consumer(shop: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gdq.consumer._POLL_SECONDS_MAX", 2 * SECONDS)
-    monkeypatch.setattr("gdq.consumer.INTERVAL_SECONDS", 2 * SECONDS)
-    monkeypatch.setattr("gdq.consumer._LOOK_SECONDS", 2 * SECONDS)
+    monkeypatch.setattr("gdq.listener._PAUSE_SECONDS_MAX", 2 * SECONDS)
+    monkeypatch.setattr("gdq.listener.INTERVAL_SECONDS", 2 * SECONDS)
+    monkeypatch.setattr("gdq.listener._LOOK_SECONDS", 2 * SECONDS)
     with shop.connect() as connection, Consumer(shop.dsn, "q", "c") as consumer:
         connection.execute("select gdq.drop_queue('q', true)")
         connection.execute("select gdq.create_queue('q', ticker_max_lag => '1 hour', ticker_idle_period => '1 hour')")

@@ -46,7 +46,7 @@ def test_consumer_gives_retries_first(shop: Shop) -> None:
 
 def test_a_waiting_consumer_wakes_for_a_retry(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """No tick comes, and it would look for one by itself only after minutes."""
-    monkeypatch.setattr("gdq.consumer._LOOK_SECONDS", 2 * SECONDS)
+    monkeypatch.setattr("gdq.listener._LOOK_SECONDS", 2 * SECONDS)
     shop.insert(1)
     retries = []
     with Consumer(shop.db.dsn, "q", "c") as consumer:

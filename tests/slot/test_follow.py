@@ -106,7 +106,7 @@ class Following:
     """A follower in a thread, which ends with the block; looks at everything often."""
 
     def __init__(self, scene: Scene, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-        monkeypatch.setattr(follow, "_LOOK_SECONDS", 0.2)
+        monkeypatch.setattr("gdq.listener._LOOK_SECONDS", 0.2)
         self.told: list[RefreshResult] = []
         self.failed: list[str] = []
         self._stop = threading.Event()
