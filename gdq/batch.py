@@ -121,7 +121,7 @@ class Batch:
 
     @property
     def position(self) -> Position:
-        """Where the consumer stands once the batch is finished."""
+        """The consumer's place once the batch is finished."""
         return Position.parse(call(self.connection, "tick_position", self.queue, self.tick_to))
 
     def tables(self) -> list[str]:
@@ -175,9 +175,9 @@ class Batch:
         call(self.connection, "dead_letter", self.id, self.token, event.id, reason, event.op)
 
     def sequences(self, *, changed: bool = True) -> list[SequenceValue]:
-        """The values of the queue's sequences at the end of the batch; `changed`: of those that differ from its start.
+        """The values of the queue's sequences at the end of the batch; `changed`: only values that the batch changed.
 
-        To be set after the events are applied.
+        Set them in a copy after the events are applied.
         """
         query = "select * from gdq.batch_sequences(%s, %s, %s)"
         return rows(self.connection, SequenceValue, query, self.id, self.token, changed)
@@ -269,7 +269,7 @@ class Batch:
         self.finished = True
 
     def _finish(self, transaction: ExitStack) -> None:
-        """End the batch and its transaction in one round trip, which also tells when the next retry is due."""
+        """End the batch and its transaction in one round trip, and set `retry_at`."""
         query = """select case when gdq.finish_batch(%s, %s) is not null
                                then extract(epoch from gdq.next_retry(%s, %s) - clock_timestamp())::float8 end"""
         cursor = self.connection.cursor(row_factory=scalar_row)

@@ -1,4 +1,4 @@
-"""Which database: libpq decides, gdq only says in which order its hints count."""
+"""Connections: which database to connect to, and whether a pooler stands before it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def connect(
 
 
 def take_utf8(connection: psycopg.Connection[Any]) -> None:
-    """Have a connection that somebody gave us speak UTF8. Needs an idle autocommit connection."""
+    """Set the encoding of a caller's connection to UTF8. Needs an idle autocommit connection."""
     if connection.info.parameter_status("client_encoding") != "UTF8":
         connection.execute("set client_encoding = 'UTF8'")
 

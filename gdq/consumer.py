@@ -1,4 +1,4 @@
-"""Consumers: who reads a queue, and the loop that hands out batches."""
+"""Consumers of a queue: registering and moving them, and the loop that reads their batches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gdq.table_copy import TableCopy, resync, resynced
 from gdq.ticker import take_tick
 from gdq.typed.arrow import Reader
 
-# How often a paused consumer asks for what is due.
+# How often a paused consumer asks for retries that are due.
 _PAUSED_SECONDS = 0.5
 
 
@@ -65,12 +65,12 @@ class ConsumerInfo:
 
 
 class Handler(Protocol):
-    """What `gdq consume` runs for every batch, in the transaction that finishes it. It must not commit."""
+    """A function that `gdq consume` runs for every batch, in the transaction of the batch. It must not commit."""
 
     def __call__(self, connection: Connection[Any], events: Iterator[Event], /) -> Iterable[Outcome] | None:
-        """Apply the events; an exception rolls everything back and the batch comes again.
+        """Apply the events; an exception rolls the transaction back and the batch comes again.
 
-        The result is what was not applied, as gdq.Retry and gdq.DeadLetter with event=.
+        The result lists the events that were not applied: gdq.Retry and gdq.DeadLetter with event=.
         """
 
 
@@ -120,7 +120,7 @@ def seek(
 
 
 def set_tables(connection: Connection[Any], queue: str, consumer: str, tables: Sequence[str] | None) -> bool:
-    """Change which tables a consumer takes, from now on (None: all); False when it takes just these already."""
+    """Change which tables a consumer takes from now on (None: all); False when it takes these already."""
     return bool(call(connection, "set_tables", queue, consumer, None if tables is None else list(tables)))
 
 
@@ -158,12 +158,12 @@ class Consumer:
                 for event in batch.events():
                     ...
 
-    Given a connection it takes that over: switched to autocommit, so that every batch is a READ COMMITTED transaction
-    of its own; the connection must be idle and stays open at the end. While it waits it does a ticker's work too.
-    Behind a pooler it hears no notifications and looks every half a second instead.
-    `max_events`: ticks are joined into one batch up to so many events.
-    `member`: which of the consumer's members this is; members work on batches side by side. A batch that its member
-    has held for `dead_after` is taken over by another, so that must be longer than any batch takes.
+    `source`: a connection string, or a connection. A connection must be idle; it is switched to autocommit, so that
+    every batch is a READ COMMITTED transaction of its own, and stays open at the end. While a Consumer waits it does a
+    ticker's work too. Behind a pooler no notification arrives, and the Consumer looks every half second instead.
+    `max_events`: ticks are joined into one batch of at most this many events; a single tick is never divided.
+    `member`: the name of this member, where several members of the consumer work on batches side by side. A batch that
+    a member has held for `dead_after` is taken over by another member, so choose a time that no batch takes.
     """
 
     def __init__(
@@ -223,7 +223,7 @@ class Consumer:
 
         Asking for the next batch finishes the one before and commits (batch.commit() does it earlier); an exception or
         a `break` rolls back, and the batch comes again. `once`: force a tick and end with the batch that holds it.
-        `timeout`: end when there was no batch for so many seconds. `stop` is asked between batches and while waiting.
+        `timeout`: end when there was no batch for that many seconds. `stop` is asked between batches and while waiting.
         """
         with closing(Reader(self.connection)) as reader:
             yield from self._batches(reader, once, timeout, stop)
@@ -272,7 +272,7 @@ class Consumer:
         return self._listener.wait(is_over, pause_seconds=look_after) or may_have_batch()
 
     def resync(self, table: str) -> AbstractContextManager[TableCopy]:
-        """Copy a table anew after ResyncRequired, outside a batch; what the block writes commits together with it.
+        """Copy a table anew after ResyncRequired, outside a batch; the block's writes commit together with the copy.
 
         with consumer.resync("public.orders") as copy:
             consumer.connection.execute("truncate mirror")
@@ -329,5 +329,5 @@ class Consumer:
 
 
 def application_name(queue: str, consumer: str, member: str | None = None) -> str:
-    """What a consumer's connection is called in pg_stat_activity."""
+    """The name of a consumer's connection in pg_stat_activity."""
     return f"gdq:{queue}/{consumer}" if member is None else f"gdq:{queue}/{consumer}/{member}"

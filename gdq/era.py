@@ -15,7 +15,7 @@ from gdq.call import call, rows
 
 @dataclass(frozen=True, slots=True)
 class Rebased:
-    """What a rebase made of one consumer's table: it must be read afresh ("resync"), or changes go on ("kept")."""
+    """The outcome of a rebase for one consumer's table: copy it anew ("resync"), or changes go on ("kept")."""
 
     queue_name: str
     consumer_name: str
@@ -34,7 +34,7 @@ def rebase(connection: Connection[Any], queue: str | None = None, *, keep: bool 
 
 
 def position(connection: Connection[Any], queue: str, consumer: str) -> str:
-    """Where a consumer stands, as text to be kept beside what it has written elsewhere."""
+    """The position of a consumer as text, to be stored beside the data that the consumer has written elsewhere."""
     return str(call(connection, "position", queue, consumer))
 
 

@@ -15,7 +15,7 @@ DEAD_AFTER = timedelta(minutes=5)
 
 @dataclass(frozen=True, slots=True)
 class MemberInfo:
-    """One member of a consumer, with the open batch that it holds and for how long it has."""
+    """One member of a consumer, its open batch and how long the member has held that."""
 
     queue_name: str
     consumer_name: str
@@ -30,7 +30,7 @@ def register_member(connection: Connection[Any], queue: str, consumer: str, memb
 
 
 def unregister_member(connection: Connection[Any], queue: str, consumer: str, member: str) -> bool:
-    """Forget a member; the batch that it holds goes to the next who asks. False when there was none."""
+    """Forget a member; its open batch goes to the next member that asks. False when there was none."""
     return bool(call(connection, "unregister_member", queue, consumer, member))
 
 

@@ -88,7 +88,7 @@ def create_queue(connection: Connection[Any], queue: str, **settings: Any) -> bo
 
     `settings` are the named arguments of the SQL function: ticker_max_count (events), ticker_max_lag,
     ticker_idle_period, rotation_period, retention (intervals), rotation_bytes, max_bytes, unlogged (change logs
-    without WAL: a crash empties them, and all consumers are told to resync).
+    without WAL: a crash empties them, and all consumers must resync).
     """
     return bool(call(connection, "create_queue", queue, **settings))
 
@@ -168,7 +168,7 @@ def alter_table_options(connection: Connection[Any], queue: str, table: str, **o
 
 
 def remove_table(connection: Connection[Any], queue: str, table: str, *, force: bool = False) -> None:
-    """Stop capturing a table and drop its logs; its consumers are told by an event.
+    """Stop capturing a table and drop its logs; its consumers get an event that says so.
 
     psycopg.errors.ObjectInUse when a consumer has not read all of them, unless by `force`: then it meets a gap.
     """
@@ -207,7 +207,7 @@ def tick_and_pause(
 ) -> tuple[int, float]:
     """As ticker(), and where it made none the seconds, at most `longest`, until it should be called again; else 0.
 
-    `ahead`: what a tick takes until it is committed. It is begun so much earlier.
+    `ahead`: the time that a tick takes until it is committed; the tick is begun that much earlier.
     """
     with mapped(), connection.cursor(binary=True) as cursor:
         # a tick that was made is not kept from its commit by looking for the next one

@@ -19,7 +19,7 @@ DELAY = timedelta(minutes=1)
 
 
 class Outcome(Exception):
-    """What becomes of an event that was not handled: a Retry or a DeadLetter.
+    """The outcome of an event that was not handled: a Retry or a DeadLetter.
 
     A handler of single events raises it; a handler of batches returns such outcomes, each with its event.
     """
@@ -140,7 +140,7 @@ def retry_info(connection: Connection[Any], queue: str | None = None, consumer: 
 
 
 def next_retry(connection: Connection[Any], queue: str, consumer: str) -> float | None:
-    """In how many seconds the next retry of a consumer is due; None when none waits."""
+    """The seconds until the next retry of a consumer is due; None when no event waits."""
     query = "select extract(epoch from gdq.next_retry(%s, %s) - clock_timestamp())::float8"
     seconds: float | None = scalar(connection, query, queue, consumer)
     return seconds
@@ -152,7 +152,7 @@ def set_retry_limit(connection: Connection[Any], queue: str, consumer: str, retr
 
 
 def dead_letters(connection: Connection[Any], queue: str, consumer: str | None = None) -> list[DeadLetterInfo]:
-    """The events that the consumers of a queue gave up, or one of them did, oldest first."""
+    """The events that the consumers of a queue, or one consumer, gave up, oldest first."""
     return rows(connection, DeadLetterInfo, "select * from gdq.dead_letters(%s, %s)", queue, consumer)
 
 
@@ -164,7 +164,10 @@ def replay_dead_letters(
     *,
     older_than: timedelta | str | None = None,
 ) -> int:
-    """Hand dead letters (None: all; of so great an age) to their consumer again, in its next batch; how many."""
+    """Hand dead letters to their consumer again, in its next batch; how many.
+
+    `ids`: the dead letters, None for all. `older_than`: only those that died at least this long ago.
+    """
     return int(call(connection, "replay_dead_letters", queue, consumer, _listed(ids), older_than))
 
 
@@ -176,7 +179,10 @@ def purge_dead_letters(
     *,
     older_than: timedelta | str | None = None,
 ) -> int:
-    """Forget dead letters (None: all; of so great an age); how many."""
+    """Delete dead letters; how many.
+
+    `ids`: the dead letters, None for all. `older_than`: only those that died at least this long ago.
+    """
     return int(call(connection, "purge_dead_letters", queue, consumer, _listed(ids), older_than))
 
 

@@ -51,7 +51,7 @@ def iso_utc(time: datetime) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a reader stands; opaque to it, and text outside the server.
+    """The place that a reader has come to; opaque to the reader, and text outside the server.
 
     `kind` names the source ("queue"), `snapshot` is what has been read, `tick` the place in the source. `nonce` was
     drawn for that tick: a source that lost its tail in a failover may give the number again, but not the nonce.
@@ -82,7 +82,7 @@ class SourceBatch(Protocol):
 
     @property
     def position(self) -> Position:
-        """Where a reader stands once it has applied the batch."""
+        """The reader's place once it has applied the batch."""
 
     def tables(self) -> list[str]:
         """The tables that have rows in the batch, as `schema.table` quoted where needed."""

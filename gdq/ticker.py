@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 INTERVAL_SECONDS = 0.05
 
-# A ticker that was heard of less than so long ago is taken to be at work.
+# A ticker whose last notification is less old than this is taken to be at work.
 TICKER_SECONDS = 1.0
 
 # Maintenance looks at every log, a tick only at what moved.
@@ -86,8 +86,8 @@ def maintain_all(connection: psycopg.Connection[Any], calls_max: int | None = No
 class Housekeeping:
     """The work of a ticker in small portions, for a loop that has other things to do.
 
-    ticker_max_lag is a promise, so a tick is begun so much earlier as it takes: from the moment for which it was
-    planned, which the caller's sleep passes by a little, until it is committed.
+    ticker_max_lag is a promise, so each tick is begun early, by the time that ticks take. That time runs from the
+    planned moment, which the caller's sleep passes by a little, to the commit.
     """
 
     def __init__(self, queue: str | None = None, interval_seconds: float = INTERVAL_SECONDS) -> None:
@@ -134,7 +134,7 @@ def run(
 ) -> None:
     """Tick and maintain until `stop(seconds)`, which sleeps for that long, returns True. Reconnects when cut off.
 
-    Looks every `interval_seconds`, and just in time for a tick that is due before.
+    Looks every `interval_seconds`, or sooner where a tick is due before.
     """
     housekeeping = Housekeeping(interval_seconds=interval_seconds)
 

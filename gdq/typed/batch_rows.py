@@ -1,7 +1,8 @@
 """Typed rows of a batch for a role that may not read the logs: through gdq.batch_rows(), on the batch's own connection.
 
-The values are those that gdq.arrow reads. Dates and times come as the integers that PostgreSQL sends: Python's own have
-neither its range nor its infinities.
+The values are those that gdq.typed.arrow reads. A cursor of the server streams them, not COPY: the caller may use the
+connection between two record batches. Dates and times come as the integers that PostgreSQL sends: Python's own types
+have neither the range nor the infinities of PostgreSQL's.
 """
 
 from __future__ import annotations
