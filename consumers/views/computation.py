@@ -19,9 +19,10 @@ from gdq.consumers.views.difference import OUT, Difference, KeySet, image_of
 from gdq.consumers.views.engine import Effort, Kind, Task, rows_read
 from gdq.consumers.views.signals import NeedsFull
 from gdq.consumers.views.target import OutputType, run
+from gdq.errors import PlanError
 from gdq.plan.postgres import ChangePlan, PostgresPlan, UsedTable
 from gdq.plan.steps import Recompute, Replace, Signed, Step
-from gdq.plan.table import WEIGHT, PlanError
+from gdq.plan.table import WEIGHT
 from gdq.sql_text import quote, raw
 from gdq.typed.pgtypes import READ_SETTINGS, base_name
 from gdq.view.table_schema import apply_settings, describe

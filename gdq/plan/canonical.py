@@ -13,8 +13,8 @@ from psycopg.rows import scalar_row
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
+from gdq.errors import PlanError
 from gdq.plan.query import Dialect, parse, render
-from gdq.plan.table import PlanError
 from gdq.sql_text import quote, raw
 
 # What a parse tree names functions by, and what has no function of its own but depends on the moment or the session.

@@ -6,9 +6,9 @@ from collections.abc import Collection
 
 from sqlglot import exp
 
+from gdq.errors import PlanError
 from gdq.plan.delta import DeltaPlanner
 from gdq.plan.steps import Step
-from gdq.plan.table import PlanError
 from gdq.plan.whole import Kind, constant, constants, is_other, require_order
 
 # Which subqueries a planner takes for constants, tried in this order: none, single values, sets too.

@@ -23,6 +23,7 @@ from functools import reduce
 
 from sqlglot import exp
 
+from gdq.errors import PlanError
 from gdq.plan.gate import following
 from gdq.plan.graph import Graph, Key, build_graph, choose_key
 from gdq.plan.leaf import Leaf, is_correlated, output_names
@@ -31,7 +32,7 @@ from gdq.plan.query import Query, conjuncts, joins_of, leaves_of, named, render,
 from gdq.plan.relation_sql import Bounds, Relations, State, alias_node, among
 from gdq.plan.shape import dividing, group_all, is_grouped
 from gdq.plan.steps import Recompute, Replace, Signed, Step
-from gdq.plan.table import WEIGHT, PlanError
+from gdq.plan.table import WEIGHT
 from gdq.plan.whole import inputs, outside, require_order, whole_reason
 from gdq.sql_text import quote
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from sqlglot import exp
 
+from gdq.errors import PlanError
 from gdq.plan.leaf import Leaf
 from gdq.plan.query import (
     Join,
@@ -28,7 +29,6 @@ from gdq.plan.query import (
     where_of,
 )
 from gdq.plan.shape import aggregates_of, windows_of
-from gdq.plan.table import PlanError
 
 ColumnOf = tuple[str, str]
 

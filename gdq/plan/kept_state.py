@@ -13,11 +13,11 @@ from typing import Literal
 
 from sqlglot import exp
 
+from gdq.errors import PlanError
 from gdq.plan.leaf import output_names
 from gdq.plan.number import Number, column_number, number_of
 from gdq.plan.query import Query, leaves_of, render, subqueries_of, value
 from gdq.plan.shape import aggregates_of
-from gdq.plan.table import PlanError
 from gdq.plan.text_types import query_types, text_form
 
 # The type of a sum of these; of all else it is numeric.

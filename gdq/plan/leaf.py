@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from sqlglot import exp
 
-from gdq.plan.table import PlanError, TableSchema
+from gdq.errors import PlanError
+from gdq.plan.table import TableSchema
 
 ITEMS = (exp.Table, exp.Subquery, exp.Values, exp.Unnest)
 

@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 
 from sqlglot import exp
 
+from gdq.errors import PlanError
 from gdq.plan.query import Query, named, value
 from gdq.plan.relation_sql import Relations
 from gdq.plan.shape import dividing
 from gdq.plan.steps import Replace
-from gdq.plan.table import PlanError, TableColumn, TableSchema
+from gdq.plan.table import TableColumn, TableSchema
 from gdq.plan.whole import whole_reason
 from gdq.sql_text import quote
 

@@ -15,6 +15,7 @@ from typing import Literal
 
 from sqlglot import exp
 
+from gdq.errors import PlanError
 from gdq.plan.constants import LEVELS, fix_changed, fix_unchanged
 from gdq.plan.delta import DeltaPlanner
 from gdq.plan.filter import ROW, filter_of
@@ -23,7 +24,7 @@ from gdq.plan.leaf import is_correlated, output_names
 from gdq.plan.own_key import missing_columns, own_key, refusal
 from gdq.plan.query import Query, parse_query
 from gdq.plan.steps import Recompute, Replace, Signed, Step
-from gdq.plan.table import PlanError, TableSchema
+from gdq.plan.table import TableSchema
 from gdq.sql_text import quote
 
 How = Literal["state", "replace", "signed"]

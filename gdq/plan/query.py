@@ -18,8 +18,9 @@ from sqlglot.dialects.postgres import Postgres
 from sqlglot.errors import SqlglotError
 from sqlglot.parsers.postgres import PostgresParser
 
+from gdq.errors import PlanError
 from gdq.plan.leaf import Leaf, is_correlated, leaf_of
-from gdq.plan.table import PlanError, TableSchema
+from gdq.plan.table import TableSchema
 
 JoinKind = Literal["inner", "left", "right", "full"]
 _KINDS: dict[str, JoinKind] = {"LEFT": "left", "RIGHT": "right", "FULL": "full"}

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from sqlglot import exp
 
+from gdq.errors import PlanError
 from gdq.plan.query import render, value
-from gdq.plan.table import PlanError
 
 
 def dividing(select: exp.Select) -> list[exp.Expr] | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gdq.errors import PlanError as PlanError  # noqa: PLC0414 (its importers)
 from gdq.sql_text import quote
 
 # The column of signed rows: how often a row came or, below zero, went.

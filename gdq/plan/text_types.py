@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 from sqlglot import exp
 
+from gdq.errors import PlanError
 from gdq.plan.number import column_number, number_of
 from gdq.plan.query import Query, render
-from gdq.plan.table import PlanError
 
 _KINDS = {
     r"smallint|integer|bigint|oid": "integer",

@@ -11,10 +11,10 @@ from typing import Literal
 
 from sqlglot import exp
 
+from gdq.errors import PlanError
 from gdq.plan.leaf import is_correlated, output_names
 from gdq.plan.query import Query, leaves_of, render, value
 from gdq.plan.shape import group_of, is_grouped
-from gdq.plan.table import PlanError
 
 Kind = Literal["scalar", "exists", "set"]
 

@@ -7,9 +7,10 @@ from typing import Any
 
 from psycopg import Connection, sql
 
+from gdq.errors import PlanError
 from gdq.plan.spark.keys import SparkKeyPlan, plan_spark_keys
 from gdq.plan.spark.plan import SparkPlan, plan_spark
-from gdq.plan.table import PlanError, TableSchema
+from gdq.plan.table import TableSchema
 from gdq.sql_text import raw
 from gdq.typed.pgtypes import FIRST_USER_OID
 

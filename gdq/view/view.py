@@ -16,8 +16,7 @@ from psycopg import Connection
 from psycopg.conninfo import conninfo_to_dict
 
 from gdq.call import call, rows, scalar
-from gdq.errors import GdqError
-from gdq.plan.table import PlanError
+from gdq.errors import GdqError, PlanError
 from gdq.sql_text import quote
 from gdq.view.lake_name import LakeKind, LakeName, check_columns, lake_name
 from gdq.view.table_schema import apply_settings, describe, load_schemas

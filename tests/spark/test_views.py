@@ -21,9 +21,9 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from gdq.cli import main
 from gdq.consumers.refresh.refresher import Refresher
 from gdq.consumers.refresh.verify import verify_view
+from gdq.errors import PlanError
 from gdq.plan.spark.keys import SparkKeyPlan
 from gdq.plan.spark.plan import SparkPlan
-from gdq.plan.table import PlanError
 from gdq.view.view import create_view, explain_view
 from tests.support.endings import Deaths, Killed
 from tests.support.server import Database

@@ -10,9 +10,9 @@ import pytest
 
 from gdq.conninfo import without_password
 from gdq.consumers.refresh.refresher import Refresher
+from gdq.errors import PlanError
 from gdq.plan.postgres import PostgresPlan
 from gdq.plan.steps import Replace
-from gdq.plan.table import PlanError
 from gdq.view.view import EngineChoice, create_view, explain_view, view_history
 from tests.support.server import Database
 from tests.support.spark import QUEUE, Shop, make_shop

@@ -25,7 +25,7 @@ from gdq.cli import main
 from gdq.consumers.refresh.refresher import Refresher, RefreshResult
 from gdq.consumers.refresh.verify import verify_view
 from gdq.consumers.views.target import Target
-from gdq.plan.table import PlanError
+from gdq.errors import PlanError
 from gdq.sql_text import quote
 from gdq.view.view import create_view, drop_view, explain_view, view_info
 from tests.support.programs import environment

@@ -12,11 +12,10 @@ from click.testing import CliRunner
 
 from gdq.cli import main
 from gdq.consumers.views.target import Target
-from gdq.errors import GdqError, RefreshConflict
+from gdq.errors import GdqError, PlanError, RefreshConflict
 from gdq.plan.postgres import PostgresPlan
 from gdq.plan.spark.keys import SparkKeyPlan
 from gdq.plan.spark.plan import SparkPlan
-from gdq.plan.table import PlanError
 from gdq.view.view import EngineChoice, create_view, drop_view, explain_view, load_plan, view_info
 from tests.support.spark import QUEUE, Shop
 

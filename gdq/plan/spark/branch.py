@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from sqlglot import exp
 
+from gdq.errors import PlanError
 from gdq.plan.leaf import Leaf
 from gdq.plan.query import (
     Join,
@@ -24,7 +25,6 @@ from gdq.plan.query import (
 from gdq.plan.shape import aggregates_of
 from gdq.plan.spark.parts import Branch, Edge, LeafRead, Role
 from gdq.plan.spark.sql import Part, joined
-from gdq.plan.table import PlanError
 from gdq.plan.text_types import check_after, kind_of, query_types
 
 # So many tables one join may have.

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
+from gdq.errors import PlanError
 from gdq.plan.postgres import PostgresPlan, plan_postgres
 from gdq.plan.steps import Replace
-from gdq.plan.table import PlanError, TableSchema
+from gdq.plan.table import TableSchema
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from functools import lru_cache
 
 from sqlglot import exp
 
+from gdq.errors import PlanError
 from gdq.plan.kept_state import StatePlan, plan_state
 from gdq.plan.leaf import output_names
 from gdq.plan.number import Number
@@ -27,7 +28,7 @@ from gdq.plan.query import Query, parse_query, render, selects_of, subqueries_of
 from gdq.plan.shape import aggregates_of, group_all, group_of, is_grouped, windows_of
 from gdq.plan.spark.branch import plan_branch
 from gdq.plan.spark.parts import Branch, Detail
-from gdq.plan.table import PlanError, TableSchema
+from gdq.plan.table import TableSchema
 from gdq.plan.text_types import query_types, text_form
 
 # Raised when the same SQL is planned to another state or target than before: those are filled afresh.
