@@ -23,7 +23,7 @@ from gdq.source import Event
 
 # Keys whose order over transactions is watched: those that changed last.
 _MAX_KEYS = 1_000_000
-# Up to so many comparisons an alignment is the longest there is, above that changes go with the next that fits.
+# Up to this many comparisons the longest alignment is searched for; above, each change goes with the next that fits.
 _MAX_ALIGNMENT = 10_000
 
 _ROWS = ("insert", "update", "delete")

@@ -17,7 +17,7 @@ from gdq.view.view import ViewInfo, view_changed
 if TYPE_CHECKING:
     from gdq.consumers.slot.views.watch import SlotWatches
 
-# A view without changes is refreshed all the same after so long: that moves its position on, which holds logs.
+# A view without changes is refreshed all the same after this time, since its position holds logs.
 IDLE_SECONDS = 300.0
 
 _RETRY_SECONDS_MAX = 60.0

@@ -139,7 +139,7 @@ class SlotSource:
 
     The batches' transactions are those of `connection`, in the database of the slot. Given a connection it takes that
     over: switched to autocommit; it must be idle and stays open at the end.
-    `max_events`: transactions are joined into one batch up to so many changes; one transaction is never divided.
+    `max_events`: transactions are joined into one batch of at most this many changes; none is ever divided.
     `wait_seconds`: how long to wait for another reader to leave the slot, as that of a killed program does after a
     while; `pause(seconds)` sleeps meanwhile, and returns True to end that. `narrowed`: what the publication does not
     send of what it was made for; looked at every 10 s, and logged as a warning when it changes.
@@ -214,7 +214,7 @@ class SlotSource:
 
         Asking for the next batch finishes the one before and commits (batch.commit() does it earlier); an exception
         rolls back and ends the stream: a new source brings the batch again. `once`: those that were committed up to
-        now, then end. `timeout`: end when there was none for so many seconds. `stop` is asked between batches and
+        now, then end. `timeout`: end after this many seconds without a batch. `stop` is asked between batches and
         while waiting.
         """
         goal = self._written() if once else None

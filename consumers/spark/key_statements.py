@@ -29,7 +29,7 @@ from gdq.view.table_schema import apply_settings, describe
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-# A task takes no fewer keys than these while there are other tasks' worth of them; no more tasks than so many a core.
+# A task takes at least this many keys while there are more tasks' worth of them; at most this many tasks run per core.
 KEYS_EACH = 500
 _TASKS_EACH = 4
 

@@ -103,7 +103,7 @@ def slot_wait_option(command: Command) -> Command:
         default=30.0,
         show_default=True,
         metavar="SECONDS",
-        help="With --source slot: wait so long for another reader to leave the slot.",
+        help="With --source slot: wait this long for another reader to leave the slot.",
     )(command)
 
 
@@ -199,7 +199,7 @@ class Stop:
         return self._asked
 
     def sleep(self, seconds: float) -> bool:
-        """Sleep for so long or until asked to stop; whether it was asked."""
+        """Sleep, or wake when asked to stop; True when asked."""
         if not self._asked:
             select.select([self._reader], [], [], seconds)
         return self._asked

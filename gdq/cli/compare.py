@@ -24,7 +24,7 @@ from gdq.consumers.compare.recommend import recommend
     default=60,
     show_default=True,
     metavar="N",
-    help="For so many seconds, while the work runs.",
+    help="How long to measure, while the application works.",
 )
 @click.option(
     "--report",

@@ -20,7 +20,7 @@ from gdq.cli.base import Failure, Stop, connect_checked, dsn_option, fields, jso
     default=60.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long a thing may last before it is found.",
+    help="Ignore problems younger than this.",
 )
 @json_option
 @dsn_option

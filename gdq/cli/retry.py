@@ -7,8 +7,8 @@ import click
 import gdq
 from gdq.cli.base import dsn_option, fields, json_option, print_rows, session, talk
 
-_ID_HELP = "Only these: numbers in the first column of gdq dead-letters. May be repeated."
-_AGE_HELP = "Only those that have been dead for so long, such as '7 days'."
+_ID_HELP = "Only this event, a number in the first column of gdq dead-letters. May be repeated."
+_AGE_HELP = "Only events dead for longer than this, such as '7 days'."
 
 
 @click.command("retries")
@@ -83,4 +83,4 @@ def purge_dead_letters(
 
 def _need_choice(ids: tuple[int, ...], older_than: str | None, everything: bool) -> None:
     if everything == bool(ids or older_than):
-        raise click.UsageError("say which: --id or --older-than, or --all")
+        raise click.UsageError("Give --id, --older-than or --all.")

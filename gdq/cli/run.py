@@ -69,7 +69,7 @@ def tick(queue: str, dsn: str | None) -> None:
 @click.argument("queue")
 @click.argument("consumer")
 @click.argument("handler", default="printer", metavar="[HANDLER]")
-@click.option("--once", is_flag=True, help="Handle all that is committed by now, end; forces a tick of the queue.")
+@click.option("--once", is_flag=True, help="Process everything committed so far, then exit (forces a tick).")
 @click.option("--json", "as_json", is_flag=True, help="Print events as JSON lines: what happens without a handler.")
 @click.option("--member", metavar="M", help="Work as this member of the consumer, beside the others.")
 @click.option(
@@ -78,14 +78,14 @@ def tick(queue: str, dsn: str | None) -> None:
     default=DEAD_AFTER_SECONDS,
     show_default=True,
     metavar="SECONDS",
-    help="Take over batches held so long.",
+    help="Take over a batch another member has held longer than this.",
 )
 @click.option("--each", is_flag=True, help="HANDLER takes one event: handler(connection, event).")
 @click.option(
     "--retry-errors",
     type=SECONDS,
     metavar="SECONDS",
-    help="With --each: retry an event after so long when HANDLER fails.",
+    help="With --each: when HANDLER fails, retry the event after this time.",
 )
 @click.option(
     "--source",
@@ -210,7 +210,7 @@ def _hand_over(
 @click.command()
 @click.argument("queue")
 @click.argument("consumer", required=False)
-@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="At most so many events.")
+@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="At most this many events.")
 @json_option
 @dsn_option
 def peek(queue: str, consumer: str | None, limit: int, as_json: bool, dsn: str | None) -> None:

@@ -90,7 +90,7 @@ def views(dsn: str | None, as_json: bool) -> None:
 
 @click.command("view-history")
 @click.argument("name")
-@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="At most so many refreshes.")
+@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="At most this many refreshes.")
 @dsn_option
 @json_option
 def view_history(name: str, limit: int, dsn: str | None, as_json: bool) -> None:

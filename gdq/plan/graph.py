@@ -37,9 +37,8 @@ ColumnOf = tuple[str, str]
 class Link:
     """A condition that ties two leaves, `left` and `right` by their aliases.
 
-    `starts`: the leaves from which it may be followed. That a row there counts means that the condition holds, and that
-    the other leaf has a row: so it is from a subquery to what is around it and from the padded side of an outer join,
-    not the other way.
+    `starts`: leaves from which the link may be followed: where a row that contributes to the view guarantees a matching
+    row on the other side. True from a subquery outwards and from the padded side of an outer join, never the reverse.
     """
 
     left: str

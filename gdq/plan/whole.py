@@ -89,7 +89,7 @@ def _place(query: exp.Query) -> tuple[Kind, exp.Expr] | None:
 
 
 def is_other(kind: Kind, query: exp.Query, rows: str | None, new: str, old: str) -> str:
-    """The SELECT of whether a subquery has another value than it had.
+    """SELECT that is true if the subquery's value changed.
 
     `rows`: its signed rows c1, c2, ..., w, None when there are none; `new` and `old`: the query at both states.
     """
@@ -106,5 +106,5 @@ def is_other(kind: Kind, query: exp.Query, rows: str | None, new: str, old: str)
 
 
 def constant(kind: Kind, new: str) -> exp.Var:
-    """The node that a subquery with an unchanged value is replaced by."""
+    """The node that stands for a subquery with an unchanged value."""
     return exp.Var(this=f"exists ({new})" if kind == "exists" else f"({new})")

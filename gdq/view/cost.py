@@ -17,12 +17,12 @@ from gdq.view.view import ViewRun
 _FULL_RUNS = 5
 _MARGIN = 1.5
 
-# What is expected to take no longer is not worth a thought. On Spark starting jobs takes seconds, now more, now less.
+# A refresh expected to take no longer is not worth a choice. On Spark starting jobs alone takes seconds, more or less.
 _SECONDS_MIN = 1.0
 _SECONDS_MIN_SPARK = 15.0
 
-# After so many full loads by choice in a row the changes are tried again: an index may have come. More where that would
-# cost more than an eighth of them, up to what of the history is looked at.
+# After this many full loads by choice in a row the changes are tried again: an index may have come. The pause is longer
+# where a try would cost more than an eighth of the full loads before it, up to the part of the history that is read.
 _TRY_AGAIN = 8
 _TRY_AGAIN_MAX = 80
 
@@ -38,7 +38,7 @@ class Choice:
 
 
 def choose(runs: Sequence[ViewRun], delta_rows: int, held: int, *, on_spark: bool = False) -> Choice:
-    """The choice for a refresh that found so many netted changes.
+    """Whether a refresh with `delta_rows` netted changes works from them or loads in full.
 
     `runs`: the view's history, newest first. `held`: about how many rows its tables hold now.
     """
@@ -90,7 +90,7 @@ def _loads(done: Sequence[ViewRun], delta_rows: int, held: int) -> Iterator[View
 
 
 def _expected(deltas: Sequence[tuple[int, float]], rows: int) -> float:
-    """Seconds for so many changes, by the refreshes next to it in size: between two in a line, beyond the largest too.
+    """Seconds that a number of changes should take, on the line through the refreshes next to it in size.
 
     The fixed cost is that of the smallest; a smaller one costs no more than the next larger one did.
     """

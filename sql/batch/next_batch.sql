@@ -3,7 +3,7 @@
 -- number. Events that are due again come with it (gdq.get_retries). Who calls it holds the batch from then on: an older
 -- token is stale.
 --   member: who asks, for a consumer that has members; each has at most one batch, and they are worked on in parallel,
---   so commit before you begin. dead_after: a batch whose member has held it for so long is handed to the one who asks.
+--   so commit before you begin. dead_after: a batch that a member has held for longer is handed to the one who asks.
 -- Result: one row (batch_id, token, tick_from, tick_to, snapshot_from, snapshot_to); none when there is nothing new,
 -- when the queue or the consumer is paused, or when unlogged logs were found empty: commit that, and ask again. The two
 -- ticks are one when the batch holds nothing but retries.

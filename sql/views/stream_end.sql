@@ -1,6 +1,6 @@
 -- stream_end(queue, consumer, tbl, since, max_events, last_tick): where the next batch of a stream ends that has read a
 -- table up to the position since, which it keeps itself; the consumer only holds what comes after its own position.
---   max_events: ticks are joined while they hold at most so many events by number; a single tick may hold more. NULL:
+--   max_events: ticks are joined while they hold at most this many events; a single tick may hold more. NULL:
 --   up to the newest one. last_tick: no tick after this.
 -- Result: a position; NULL when there is no later tick, or while the queue or the consumer is paused.
 -- Writes: what note_losses() writes. Errors: 42501; 42704, also for a table that the consumer does not take; 55000 for
