@@ -34,7 +34,7 @@ from gdq.consumers.refresh.engines import Engines
 from gdq.consumers.refresh.view_refresh import Action, Check, Described, Point, RefreshLoop, ViewRefresh
 from gdq.consumers.views.change_source import ChangeSource, QueueChangeSource
 from gdq.consumers.views.engine import Phase
-from gdq.errors import GdqError, mapped
+from gdq.errors import GdqError
 from gdq.view.group import group_info
 from gdq.view.view import ViewInfo, view_info
 
@@ -199,8 +199,7 @@ class Refresher:
         if self._pooled:
             # a session is not ours alone there, a transaction is
             with connect(self.dsn, application_name="gdq:refresh") as holder:
-                with mapped():
-                    holder.execute("select gdq.lock_view(%s, true)", [name])
+                call(holder, "lock_view", name, True)
                 yield
             return
         key = scalar(self.control, "select gdq.lock_view(%s)", name)

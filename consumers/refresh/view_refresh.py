@@ -163,10 +163,8 @@ class ViewRefresh:
             # no transaction has both: killed before this, the next refresh skips what the target's position shows
             self.changes.move(self._control)
         self.changes.applied()
-        queue, consumer = self.view.queue_name, self.view.consumer_name
-        with mapped():
-            query = "select gdq.set_position(%s, %s, %s, %s::pg_snapshot)"
-            self._control.execute(query, [queue, consumer, self.batch[1], snapshot])
+        query = "select gdq.set_position(%s, %s, %s, %s::pg_snapshot)"
+        scalar(self._control, query, self.view.queue_name, self.view.consumer_name, self.batch[1], snapshot)
         self._sweep()
 
     def _choose(self, delta_rows: int) -> None:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import Connection
-from psycopg.rows import scalar_row
 
+from gdq.call import scalar
 from gdq.consumers.spark.stage import text_rows, write_stage
 from gdq.consumers.spark.table_sql import images_held
 from gdq.consumers.views.signals import NeedsFull, TableWanted
@@ -193,5 +193,4 @@ def log_bytes(holder: SnapshotHolder, view: ViewInfo) -> int:
     """The size of the log segments of a view's tables: a refresh from changes reads no more of them."""
     query = """select coalesce(sum(pg_catalog.pg_relation_size(s)), 0)::bigint
                  from gdq.log_segments(%s, %s::text[]::pg_catalog.regclass[]) s"""
-    with holder.connection.cursor(row_factory=scalar_row) as cursor:
-        return int(cursor.execute(query, [view.queue_name, view.tables]).fetchone() or 0)
+    return int(scalar(holder.connection, query, view.queue_name, view.tables) or 0)

@@ -30,9 +30,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
 from psycopg import Connection, sql
-from psycopg.rows import dict_row, scalar_row
+from psycopg.rows import dict_row
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
+from gdq.call import scalar
 from gdq.conninfo import connect
 from gdq.consumer import application_name, seek
 from gdq.consumers.spark.reader import (
@@ -282,9 +283,7 @@ class GdqStreamReader(DataSourceStreamReader):
         self, connection: Connection[Any], since: Position, max_events: int | None, last_tick: int | None
     ) -> Position | None:
         query = "select gdq.stream_end(%s, %s, %s::pg_catalog.regclass, %s, %s, %s)"
-        with mapped(), connection.cursor(row_factory=scalar_row) as cursor:
-            values = [self.queue, self.consumer, self.table, str(since), max_events, last_tick]
-            end = cursor.execute(query, values).fetchone()
+        end = scalar(connection, query, self.queue, self.consumer, self.table, str(since), max_events, last_tick)
         return None if end is None else Position.parse(end)
 
     def _offset(self, connection: Connection[Any], at: Position) -> Offset:
@@ -292,8 +291,7 @@ class GdqStreamReader(DataSourceStreamReader):
 
     def _table_oid(self, connection: Connection[Any]) -> int:
         """Tells tables apart in a checkpoint, whatever they are called; a dump ends the era anyway."""
-        with connection.cursor(row_factory=scalar_row) as cursor:
-            return int(cursor.execute("select %s::pg_catalog.regclass::oid::bigint", [self.table]).fetchone() or 0)
+        return int(scalar(connection, "select %s::pg_catalog.regclass::oid::bigint", self.table) or 0)
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:

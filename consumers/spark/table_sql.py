@@ -8,8 +8,8 @@ from typing import Any
 from psycopg import Connection, sql
 from psycopg.rows import scalar_row
 
+from gdq.call import scalar
 from gdq.consumers.views.change_source import NEW_OPS, OLD_OPS, LogColumn
-from gdq.errors import mapped
 from gdq.plan.table import WEIGHT
 from gdq.sql_text import quote, raw
 
@@ -19,8 +19,7 @@ BLOCK_BYTES = 8192
 def log_rows(connection: Connection[Any], queue: str, table: str, s0: str, s1: str) -> str:
     """The SELECT of a table's log rows in (s0, s1]. TruncatedPosition when rows after s0 are gone."""
     query = "select gdq.delta_sql(%s, %s::pg_catalog.regclass, %s::pg_snapshot, %s::pg_snapshot)"
-    with mapped(), connection.cursor(row_factory=scalar_row) as cursor:
-        return str(cursor.execute(query, [queue, table, s0, s1]).fetchone())
+    return str(scalar(connection, query, queue, table, s0, s1))
 
 
 def images_held(connection: Connection[Any], rows: Iterable[str]) -> int:

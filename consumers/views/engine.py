@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from psycopg import Connection
-from psycopg.rows import scalar_row
 
 from gdq.consumers.views.snapshot_holder import SnapshotHolder
 from gdq.consumers.views.target import StoredPosition
@@ -69,8 +68,8 @@ class Effort:
 
 def rows_read(connection: Connection[Any], tables: Sequence[str]) -> int:
     """Rows of these tables that this session has read; it may hold those of transactions before this one."""
-    with connection.cursor(row_factory=scalar_row) as cursor:
-        return int(cursor.execute(ROWS_READ, [tables, tables], prepare=True).fetchone() or 0)
+    row = connection.execute(ROWS_READ, [tables, tables], prepare=True).fetchone()
+    return int(row[0]) if row else 0
 
 
 class Engine(Protocol):

@@ -12,9 +12,8 @@ from typing import Any
 
 import psycopg
 from psycopg import Connection, sql
-from psycopg.rows import class_row
 
-from gdq.call import scalar
+from gdq.call import rows, scalar
 from gdq.consumers.views.difference import OUT, Difference, KeySet, image_of
 from gdq.consumers.views.signals import Diverged
 from gdq.errors import GdqError, RefreshConflict
@@ -145,9 +144,8 @@ class Target:
     def position(self, connection: Connection[Any], *, lock: bool = False) -> StoredPosition | None:
         """The stored position, None before the first load. GdqError when another view of this name has it."""
         query = "select source, target, plan, position from gdq_target.position where view = %s"
-        with connection.cursor(row_factory=class_row(StoredPosition)) as cursor:
-            stored = cursor.execute(query + (" for update" if lock else ""), [self.view]).fetchone()
-        return None if stored is None else self._own(stored)
+        stored = rows(connection, StoredPosition, query + (" for update" if lock else ""), self.view)
+        return self._own(stored[0]) if stored else None
 
     def _own(self, stored: StoredPosition) -> StoredPosition:
         if stored.source != self.source:

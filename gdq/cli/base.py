@@ -178,6 +178,15 @@ def print_rows(rows: Sequence[Any], columns: Sequence[str], *, as_json: bool) ->
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
+def list_rows(
+    dsn: str | None, listing: Callable[..., Sequence[Any]], *arguments: Any, columns: Sequence[str], as_json: bool
+) -> None:
+    """Print the rows that a listing function of the library returns for a connection and these arguments."""
+    with session(dsn) as connection:
+        rows = listing(connection, *arguments)
+    print_rows(rows, columns, as_json=as_json)
+
+
 def fields(row_type: type) -> list[str]:
     """The column names of a row's dataclass."""
     return [field.name for field in dataclasses.fields(row_type)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 import gdq
-from gdq.cli.base import dsn_option, fields, json_option, names, print_rows, retry_locked, session, table_names, talk
+from gdq.cli.base import dsn_option, fields, json_option, list_rows, names, retry_locked, session, table_names, talk
 
 # The list shows what was chosen; how things are going is in `gdq status`.
 _CONSUMER_COLUMNS = (
@@ -67,9 +67,7 @@ def unregister_consumer(queue: str, consumer: str, member: str | None, dsn: str 
 @dsn_option
 def consumers(queue: str | None, as_json: bool, dsn: str | None) -> None:
     """List consumers with their lag in time and events."""
-    with session(dsn) as connection:
-        rows = gdq.consumer_info(connection, queue)
-    print_rows(rows, _CONSUMER_COLUMNS, as_json=as_json)
+    list_rows(dsn, gdq.consumer_info, queue, columns=_CONSUMER_COLUMNS, as_json=as_json)
 
 
 @click.command("members")
@@ -79,9 +77,7 @@ def consumers(queue: str | None, as_json: bool, dsn: str | None) -> None:
 @dsn_option
 def members(queue: str | None, consumer: str | None, as_json: bool, dsn: str | None) -> None:
     """List members of consumers with the batches that they hold."""
-    with session(dsn) as connection:
-        rows = gdq.member_info(connection, queue, consumer)
-    print_rows(rows, fields(gdq.MemberInfo), as_json=as_json)
+    list_rows(dsn, gdq.member_info, queue, consumer, columns=fields(gdq.MemberInfo), as_json=as_json)
 
 
 @click.command()

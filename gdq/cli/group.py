@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 import gdq
-from gdq.cli.base import dsn_option, fields, json_option, names, print_rows, session, talk
+from gdq.cli.base import dsn_option, fields, json_option, list_rows, names, session, talk
 
 
 @click.command("create-group")
@@ -46,8 +46,7 @@ def alter_group(group: str, add: str | None, remove: str | None, dsn: str | None
 @json_option
 def groups(dsn: str | None, as_json: bool) -> None:
     """List groups of views and when they were refreshed."""
-    with session(dsn) as connection:
-        print_rows(gdq.group_info(connection), fields(gdq.GroupInfo), as_json=as_json)
+    list_rows(dsn, gdq.group_info, columns=fields(gdq.GroupInfo), as_json=as_json)
 
 
 @click.command("drop-group")

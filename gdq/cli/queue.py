@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 import gdq
-from gdq.cli.base import dsn_option, json_option, print_rows, retry_locked, session, talk
+from gdq.cli.base import dsn_option, json_option, list_rows, retry_locked, session, talk
 
 # The list shows what was chosen; how things are going is in `gdq status`.
 _QUEUE_COLUMNS = (
@@ -86,9 +86,7 @@ def drop_queue(queue: str, force: bool, dsn: str | None) -> None:
 @dsn_option
 def queues(as_json: bool, dsn: str | None) -> None:
     """List queues with their settings and the age of the last tick."""
-    with session(dsn) as connection:
-        rows = gdq.queue_info(connection)
-    print_rows(rows, _QUEUE_COLUMNS, as_json=as_json)
+    list_rows(dsn, gdq.queue_info, columns=_QUEUE_COLUMNS, as_json=as_json)
 
 
 @click.command()

@@ -5,10 +5,16 @@ from __future__ import annotations
 import click
 
 import gdq
-from gdq.cli.base import dsn_option, fields, json_option, print_rows, session, talk
+from gdq.cli.base import Command, dsn_option, fields, json_option, list_rows, session, talk
 
-_ID_HELP = "Only this event, a number in the first column of gdq dead-letters. May be repeated."
-_AGE_HELP = "Only events dead for longer than this, such as '7 days'."
+
+def _chosen(command: Command) -> Command:
+    """The options that choose dead letters: --id, --older-than, --all."""
+    command = click.option("--all", "everything", is_flag=True, help="All of them.")(command)
+    age = "Only events dead for longer than this, such as '7 days'."
+    command = click.option("--older-than", metavar="INTERVAL", help=age)(command)
+    ids = "Only this event, a number in the first column of gdq dead-letters. May be repeated."
+    return click.option("--id", "ids", type=int, multiple=True, metavar="N", help=ids)(command)
 
 
 @click.command("retries")
@@ -18,9 +24,7 @@ _AGE_HELP = "Only events dead for longer than this, such as '7 days'."
 @dsn_option
 def retries(queue: str, consumer: str | None, as_json: bool, dsn: str | None) -> None:
     """List the events that wait to come again."""
-    with session(dsn) as connection:
-        rows = gdq.retry_info(connection, queue, consumer)
-    print_rows(rows, fields(gdq.RetryInfo), as_json=as_json)
+    list_rows(dsn, gdq.retry_info, queue, consumer, columns=fields(gdq.RetryInfo), as_json=as_json)
 
 
 @click.command("set-retry-limit")
@@ -42,17 +46,13 @@ def set_retry_limit(queue: str, consumer: str, limit: int, dsn: str | None) -> N
 @dsn_option
 def dead_letters(queue: str, consumer: str | None, as_json: bool, dsn: str | None) -> None:
     """List the events that consumers gave up, oldest first."""
-    with session(dsn) as connection:
-        rows = gdq.dead_letters(connection, queue, consumer)
-    print_rows(rows, fields(gdq.DeadLetterInfo), as_json=as_json)
+    list_rows(dsn, gdq.dead_letters, queue, consumer, columns=fields(gdq.DeadLetterInfo), as_json=as_json)
 
 
 @click.command("replay-dead-letters")
 @click.argument("queue")
 @click.argument("consumer")
-@click.option("--id", "ids", type=int, multiple=True, metavar="N", help=_ID_HELP)
-@click.option("--older-than", metavar="INTERVAL", help=_AGE_HELP)
-@click.option("--all", "everything", is_flag=True, help="All of them.")
+@_chosen
 @dsn_option
 def replay_dead_letters(
     queue: str, consumer: str, *, ids: tuple[int, ...], older_than: str | None, everything: bool, dsn: str | None
@@ -67,9 +67,7 @@ def replay_dead_letters(
 @click.command("purge-dead-letters")
 @click.argument("queue")
 @click.argument("consumer")
-@click.option("--id", "ids", type=int, multiple=True, metavar="N", help=_ID_HELP)
-@click.option("--older-than", metavar="INTERVAL", help=_AGE_HELP)
-@click.option("--all", "everything", is_flag=True, help="All of them.")
+@_chosen
 @dsn_option
 def purge_dead_letters(
     queue: str, consumer: str, *, ids: tuple[int, ...], older_than: str | None, everything: bool, dsn: str | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 import gdq
-from gdq.cli.base import dsn_option, fields, json_option, print_rows, session, talk
+from gdq.cli.base import dsn_option, fields, json_option, list_rows, session, talk
 
 
 @click.command("add-sequence")
@@ -36,6 +36,4 @@ def remove_sequence(queue: str, sequence: str, dsn: str | None) -> None:
 @dsn_option
 def sequences(queue: str | None, as_json: bool, dsn: str | None) -> None:
     """List published sequences with their last value."""
-    with session(dsn) as connection:
-        rows = gdq.sequence_info(connection, queue)
-    print_rows(rows, fields(gdq.SequenceInfo), as_json=as_json)
+    list_rows(dsn, gdq.sequence_info, queue, columns=fields(gdq.SequenceInfo), as_json=as_json)

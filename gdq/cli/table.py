@@ -8,7 +8,7 @@ from typing import IO, Any
 import click
 
 import gdq
-from gdq.cli.base import dsn_option, json_option, names, print_rows, retry_locked, session, table_names, talk
+from gdq.cli.base import dsn_option, json_option, list_rows, names, retry_locked, table_names, talk
 from gdq.queue import Mode
 
 # The list shows what was chosen; how things are going is in `gdq status`.
@@ -129,9 +129,7 @@ def remove_table(queue: str, table: str, force: bool, dsn: str | None) -> None:
 @dsn_option
 def tables(queue: str | None, as_json: bool, dsn: str | None) -> None:
     """List captured tables."""
-    with session(dsn) as connection:
-        rows = gdq.table_info(connection, queue)
-    print_rows(rows, _TABLE_COLUMNS, as_json=as_json)
+    list_rows(dsn, gdq.table_info, queue, columns=_TABLE_COLUMNS, as_json=as_json)
 
 
 @click.command("apply-ddl")

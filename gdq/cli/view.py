@@ -7,16 +7,7 @@ from typing import IO
 
 import click
 
-from gdq.cli.base import (
-    Wanting,
-    dsn_option,
-    fields,
-    json_object_option,
-    json_option,
-    print_rows,
-    session,
-    talk,
-)
+from gdq.cli.base import Wanting, dsn_option, fields, json_object_option, json_option, list_rows, session, talk
 from gdq.consumers.lake.open import open_lake
 from gdq.consumers.slot.slot import slot_of_view
 from gdq.consumers.views.target import Target
@@ -84,8 +75,7 @@ def create_view(
 @json_option
 def views(dsn: str | None, as_json: bool) -> None:
     """List views and how their last refresh went."""
-    with session(dsn) as connection:
-        print_rows(view.view_info(connection), _VIEW_COLUMNS, as_json=as_json)
+    list_rows(dsn, view.view_info, columns=_VIEW_COLUMNS, as_json=as_json)
 
 
 @click.command("view-history")
@@ -95,8 +85,7 @@ def views(dsn: str | None, as_json: bool) -> None:
 @json_option
 def view_history(name: str, limit: int, dsn: str | None, as_json: bool) -> None:
     """List the refreshes of a view, newest first."""
-    with session(dsn) as connection:
-        print_rows(view.view_history(connection, name, limit), fields(view.ViewRun), as_json=as_json)
+    list_rows(dsn, view.view_history, name, limit, columns=fields(view.ViewRun), as_json=as_json)
 
 
 @click.command("drop-view")

@@ -9,10 +9,10 @@ from typing import Any
 import psycopg
 import sqlglot
 from psycopg import Connection, sql
-from psycopg.rows import scalar_row
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
+from gdq.call import scalar
 from gdq.errors import PlanError
 from gdq.plan.query import Dialect, parse, render
 from gdq.sql_text import quote, raw
@@ -86,11 +86,9 @@ def _printed(connection: Connection[Any], query: str) -> tuple[str, str]:
         raise PlanError("duplicate-column", f"the view has two columns of one name: {_first_line(error)}") from error
     with connection.transaction(force_rollback=True):
         connection.execute("set local search_path = pg_catalog")
-        with connection.cursor(row_factory=scalar_row) as cursor:
-            text = cursor.execute("select pg_catalog.pg_get_viewdef('pg_temp.gdq_check'::regclass)").fetchone()
-            tree = cursor.execute(
-                "select ev_action::text from pg_catalog.pg_rewrite where ev_class = 'pg_temp.gdq_check'::regclass"
-            ).fetchone()
+        text = scalar(connection, "select pg_catalog.pg_get_viewdef('pg_temp.gdq_check'::regclass)")
+        rule = "select ev_action::text from pg_catalog.pg_rewrite where ev_class = 'pg_temp.gdq_check'::regclass"
+        tree = scalar(connection, rule)
     return str(text).strip().rstrip(";"), str(tree)
 
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from psycopg import Connection, sql
-from psycopg.rows import scalar_row, tuple_row
+from psycopg.rows import tuple_row
 
+from gdq.call import scalar
 from gdq.errors import mapped
 from gdq.sql_text import raw
 from gdq.typed.arrow import Column, convert, schema_of
@@ -39,8 +40,7 @@ def may_read_logs(connection: Connection[Any]) -> bool:
     """Whether the session may run what gdq.batch_sql() gives, as gdq_admin and the owner of gdq may."""
     query = """select pg_catalog.has_schema_privilege('gdq_log', 'usage') and pg_catalog.has_function_privilege(
                  'gdq.batch_sql(bigint, uuid, regclass, bigint)', 'execute')"""
-    with connection.cursor(row_factory=scalar_row) as cursor:
-        return bool(cursor.execute(query).fetchone())
+    return bool(scalar(connection, query))
 
 
 def read_rows(

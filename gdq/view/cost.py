@@ -8,8 +8,8 @@ from statistics import median
 from typing import Any
 
 from psycopg import Connection
-from psycopg.rows import scalar_row
 
+from gdq.call import scalar
 from gdq.view.view import ViewRun
 
 # Full loads are taken for what the last few took; changes are not given up for a difference that may be chance: of
@@ -66,11 +66,10 @@ def rows_held(connection: Connection[Any], tables: Sequence[str]) -> int:
         select coalesce(sum(greatest(pg_catalog.pg_stat_get_live_tuples(c.oid), c.reltuples::bigint, 0)), 0)::bigint
           from pg_catalog.pg_class c
          where c.relkind <> 'p' and c.oid in (
-                 select n::pg_catalog.regclass from pg_catalog.unnest(%(tables)s::text[]) n
-                 union select p.relid from pg_catalog.unnest(%(tables)s::text[]) n,
+                 select n::pg_catalog.regclass from pg_catalog.unnest(%s::text[]) n
+                 union select p.relid from pg_catalog.unnest(%s::text[]) n,
                                            pg_catalog.pg_partition_tree(n::pg_catalog.regclass) p)"""
-    with connection.cursor(row_factory=scalar_row) as cursor:
-        return int(cursor.execute(query, {"tables": list(tables)}).fetchone() or 0)
+    return int(scalar(connection, query, list(tables), list(tables)) or 0)
 
 
 def _loads(done: Sequence[ViewRun], delta_rows: int, held: int) -> Iterator[ViewRun]:

@@ -13,11 +13,11 @@ from psycopg import sql
 
 from gdq.consumer import Consumer, register_consumer
 from gdq.consumers.compare.comparison import Comparison
-from gdq.consumers.compare.replay import Replay, Row
 from gdq.consumers.compare.rules import NO_NUMBERS, PLUGINS, Mismatch, TableFacts, table_facts
 from gdq.consumers.slot.slot import create_slot, drop_slot
 from gdq.consumers.slot.source import SlotSource
 from gdq.source import Event
+from tests.support.replay import Replay, Row
 from tests.support.server import Database
 from tests.support.slot_plugins import attach, detach, events_from
 
