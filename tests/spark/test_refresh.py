@@ -185,7 +185,7 @@ def test_view_that_max_bytes_cut_off_loads_in_full(shop: Shop) -> None:
         result = shop.check(refresher, {"sums": SUMS})["sums"]
         assert (result.action, result.reason) == ("full", "the changes since the target's position are gone")
         assert [info.resync for info in consumer_info(shop.connection)] == [None]
-        shop.execute("update orders set n = mod(n + 1, 10), amount = 2 where mod(id, 5) = 1")
+        shop.execute("update orders set n = mod(n + 1, 10), amount = 2 where mod(id, 5) = 1 and amount <> 'NaN'")
         assert shop.check(refresher, {"sums": SUMS})["sums"].action == "delta"
 
 
