@@ -60,7 +60,7 @@ lint: .venv/ready ## ruff, mypy, who may call whom in Python and in SQL, pgspot
 	@$(py) -m ruff check --quiet .
 	@$(py) -m ruff format --quiet --check .
 	@$(py) -m mypy --no-error-summary gdq tests bench
-	@out=$$(.venv/bin/lint-imports --no-cache --no-logo 2>&1) || { printf '%s\n' "$$out"; exit 1; }
+	@out=$$($(py) -c 'from importlinter.cli import lint_imports_command as lint; lint()' --no-cache --no-logo 2>&1) || { printf '%s\n' "$$out"; exit 1; }
 	@$(py) -m tests.support.lint_sql_folders
 	@$(py) -m tests.support.lint_sql
 

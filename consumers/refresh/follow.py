@@ -59,7 +59,7 @@ class Follower:
         self._interval = interval
         self._report = report
         self._failed = failed
-        self._listener = Listener(self._connection)
+        self._listener: Listener
         self._units: dict[tuple[str, ...], _Watched] = {}
         self._woken = False
         self._slots: SlotWatches | None = None
@@ -75,6 +75,7 @@ class Follower:
         or group does not exist at the start.
         """
         refresh_groups(self._connection, self._names, self._groups)
+        self._listener = Listener(self._connection)
         try:
             while not stop():
                 started = time.monotonic()

@@ -113,7 +113,7 @@ def test_a_wrong_setting_is_told_in_one_line(binaries: Binaries, cache: Path) ->
 def test_a_server_does_not_outlive_its_killed_process(binaries: Binaries, cache: Path) -> None:
     """Killed beyond any clean-up, the process still takes its server and the server's files along."""
     program = (
-        "import sys, time; from pathlib import Path; from gdq.embedded import Server, binaries_in\n"
+        "import sys, time; from pathlib import Path; from gdq.embedded.server import Server, binaries_in\n"
         "server = Server(binaries=binaries_in(Path(sys.argv[1]))).start()\n"
         "print((server.data / 'postmaster.pid').read_text().split()[0], flush=True); time.sleep(600)"
     )
