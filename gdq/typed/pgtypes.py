@@ -34,9 +34,6 @@ DECIMAL_DIGITS_MAX = 38
 # Types from this oid on were made by users.
 FIRST_USER_OID = 16384
 
-# Types below this number come with PostgreSQL, the others belong to extensions and users.
-FIRST_USER_OID = 16384
-
 
 @dataclass(frozen=True, slots=True)
 class ColumnType:
