@@ -4,16 +4,22 @@
 PYTHON ?= python3
 EXTRAS := arrow,views,spark,lake,metrics,embedded,demo,dev
 MAJORS := 15 16 17 18
-# a server and its databases for each of two workers; the tests of one file stay together
-PARALLEL := -n 2 --dist loadfile
+# a server and its databases for each worker; three keep two cores busy, as tests wait; those of one file stay together
+PARALLEL := -n 3 --dist loadfile
 SPARK43 := 4.3.0
 SOAK ?= 20000
+FOREIGN_PG ?= 18
+SECONDS ?= 720
+SEED ?= 1
+PG ?= 18
+# Debian's PostgreSQL 15 comes with the program that runs isolation specs
+FOREIGN_SUITES_PG ?= 15
 
 py := .venv/bin/python
 say = @printf '%s\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench bench-quick bench-long bench-all test test-all soak lint format schema clean
+.PHONY: help demo bench bench-quick bench-long bench-all test test-all test-foreign soak campaign lint format schema clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -55,6 +61,15 @@ test-all: lint .venv-spark43/ready ## lint, all tests on every PostgreSQL, a Spa
 soak: .venv/ready ## random sequences of steps for hours; SOAK=<examples>
 	@GDQ_MACHINE_EXAMPLES=$(SOAK) $(py) -m pytest -q -s tests/batch/test_machine.py
 
+test-foreign: .venv/ready ## other projects' suites below FOREIGN=<folder> as views of gdq, PostgreSQL's under capture
+	@$(if $(FOREIGN),,echo "make test-foreign FOREIGN=FOLDER: see docs/foreign-suites.md for what the folder holds"; exit 2)
+	@$(py) -m tests.foreign views '$(FOREIGN)' --pg $(FOREIGN_PG)
+	@$(py) -m tests.foreign regression '$(FOREIGN)' --pg $(FOREIGN_SUITES_PG)
+	@$(py) -m tests.foreign isolation '$(FOREIGN)' --pg $(FOREIGN_SUITES_PG)
+
+campaign: .venv/ready ## faults strike writers and consumers, each change is accounted for; SECONDS=720 SEED=1 PG=18
+	@$(py) -m tests.campaign --seconds $(SECONDS) --seed $(SEED) --pg $(PG) $(CAMPAIGN)
+
 lint: .venv/ready ## ruff, mypy, who may call whom in Python and in SQL, pgspot
 	$(say) '== ruff, mypy, import-linter, folders of SQL, pgspot'
 	@$(py) -m ruff check --quiet .
@@ -67,8 +82,8 @@ lint: .venv/ready ## ruff, mypy, who may call whom in Python and in SQL, pgspot
 format: .venv/ready ## rewrite the Python files as lint wants them
 	@$(py) -m ruff check --quiet --fix . ; $(py) -m ruff format .
 
-schema: .venv/ready ## rewrite tests/install/schema.txt, the installed schema for review
-	@GDQ_WRITE_SCHEMA=1 $(py) -m pytest -q tests/install/test_schema.py
+schema: .venv/ready ## rewrite tests/install/schema.txt, the installed schema for review, and docs/names.md
+	@GDQ_WRITE_SCHEMA=1 $(py) -m pytest -q tests/install/test_schema.py tests/docs_and_bench/test_names.py
 
 clean: ## remove what the other targets made in this folder
 	rm -rf .venv .venv-* build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse

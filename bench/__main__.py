@@ -18,8 +18,7 @@ from psycopg.conninfo import make_conninfo
 from bench import capture, endurance, latency, long_parts, packages, reading, spark_reader
 from bench.report import goals, page, plots
 from bench.results import Results
-from gdq.embedded.server import EmbeddedError
-from gdq.errors import GdqError
+from gdq.errors import EmbeddedError, GdqError
 
 MISSED = 3
 SIZES = ("tiny", "quick", "usual", "long")

@@ -14,7 +14,7 @@ from bench.catch_up import NO_ROUND, PART
 from bench.latency import PATHS
 from bench.results import Results
 from bench.steady import Work
-from gdq.embedded.server import Binaries
+from gdq.embedded.files import PostgresBinaries
 
 # Nothing where a run has no ten minutes.
 SIZES: dict[str, Work | None] = {
@@ -29,7 +29,7 @@ CASES: dict[str, Callable[[str, Work, Results, Callable[[str], None]], None]] = 
 }
 
 
-def run(binaries: Binaries, work: Work | None, results: Results, progress: Callable[[str], None]) -> None:
+def run(binaries: PostgresBinaries, work: Work | None, results: Results, progress: Callable[[str], None]) -> None:
     """Measure the cases that `results` does not hold whole. BenchError when events are missing or a process fails."""
     if work is None:
         return

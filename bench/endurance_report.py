@@ -12,19 +12,22 @@ from bench.figures import Loss, Ratio, ratio
 from bench.results import Results
 from bench.steady import ROWS
 
-_STOPPED = """A writer made {rate:.0f} transactions a second of {rows} rows in a table that the queue captures, and as
-many in one that a slot reads (replica identity full), while the consumers of both were stopped for {time}. Then
-nothing was written and they caught up in turns, from the moment of connecting. `held` is what was on the disk for
+_STOPPED = """\
+A writer made {rate:.0f} transactions per second of {rows} rows in a table that the queue captures, and as many in a
+table that a slot reads (replica identity full). The consumers of both were stopped for {time}. Then the writer
+stopped, and the consumers caught up in turns, timed from the moment of connecting. `held` is the disk space kept for
 them: the queue's logs, and the WAL from the slot's restart_lsn on. A slot retains the WAL of the whole server, here
-also that of the queue's table and logs; the second line has that of its own table alone. `given back`: what is left
-once all have caught up, the logs have rotated and the server has made a checkpoint."""
+also that of the queue's table and logs; the second line counts only the WAL of the slot's own table. `given back`:
+the space that is left once all have caught up, the logs have rotated and the server has made a checkpoint."""
 
-_SNAPSHOT = """The same writer for {time}, both consumers at work, while another session held a snapshot (REPEATABLE
-READ, nothing written). `last over first` compares the last fifth of the time with the first: events that a second of
-the server's processor time gives: of the consumer's session, and of the ticker's (with maintenance) or the slot's
-sender. Latency is from the statement of the writer to the handler; synchronous_commit is off, so the slot waits for
-the WAL writer. `slot's sender` leaves out the session that stores the reader's position, one updated row a batch
-whose dead versions the snapshot keeps. `given back`: once all was read, still under the snapshot."""
+_SNAPSHOT = """\
+The same writer ran for {time} with both consumers at work, while another session held a snapshot (REPEATABLE READ,
+nothing written). `last over first` compares the last fifth of the time with the first. It compares events per second
+of the server's processor time: that of the consumer's session, and of the ticker (with maintenance) or the slot's
+sender. Latency is the time from the writer's statement to the handler; synchronous_commit is off, so the slot waits
+for the WAL writer. `slot's sender` leaves out the session that stores the reader's position, one updated row per
+batch, whose dead versions the snapshot keeps. `given back`: the space that is left once all was read, still under the
+snapshot."""
 
 _MB = 2**20
 

@@ -31,20 +31,20 @@ from bench.spark_reader import PARTITIONS
 Rounds = Mapping[int, float]
 
 # Why goals are missed where they are.
-WHY_CAPTURE = "what is left is PostgreSQL's own: calling the trigger, the INSERT of the row that is logged, its WAL."
+WHY_CAPTURE = "the rest is PostgreSQL's own work: calling the trigger, the INSERT of the logged row, its WAL."
 WHY_ARROW = (
-    "a consumer gets typed columns. The server makes twenty of each change and the driver takes them apart, about a"
-    " microsecond each, while pg_recvlogical throws away what it gets. Beside a slot"
+    "a consumer gets typed columns. The server makes twenty of each change and the driver decodes them, about a"
+    " microsecond each, while pg_recvlogical throws away its input. Compared with a slot"
     " whose rows are decoded to Arrow too: {}."
 )
 WHY_SPARK = "on two processors the server, the JVM and Python's workers share what one partition leaves idle."
 WHY_MANY = (
-    "rows are made for each consumer anew, as each slot decodes them; and here each slot wants all that the log holds,"
-    " while a slot also decodes what its publication leaves out."
+    "the server makes rows anew for each consumer, as it decodes them anew for each slot. Here each slot wants all"
+    " changes in the log; otherwise a slot also decodes changes that its publication leaves out."
 )
 WHY_LATENCY = (
     "a change waits for half a tick in the mean, then for the commit of that tick, for the notification that wakes the"
-    " consumer, and for the statement that fetches the batch; a slot's changes are sent as they are committed."
+    " consumer, and for the statement that fetches the batch. A slot's changes are sent when they are committed."
 )
 
 

@@ -21,7 +21,7 @@ from bench.steady import (
     TICKER,
     Child,
     Kept,
-    Reader,
+    SteadyReader,
     Work,
     Written,
     flush,
@@ -138,7 +138,7 @@ def follow(told: Pipe, path: Path, conninfo: str, seconds: float) -> None:
     told.send(fifths)
 
 
-def _used(opened: Reader) -> _Used:
+def _used(opened: SteadyReader) -> _Used:
     return opened.server_cpu(), cpu_seconds(opened.pids[0]), time.process_time()
 
 

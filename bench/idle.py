@@ -15,7 +15,9 @@ import psycopg
 from rich.console import Console
 
 from bench.latency import prepare
-from gdq.embedded.server import EmbeddedError, Server, find_binaries
+from gdq.embedded.files import find_binaries
+from gdq.embedded.server import EmbeddedServer
+from gdq.errors import EmbeddedError
 
 _HOUR_SECONDS = 3600
 
@@ -77,7 +79,7 @@ def main(seconds: float, tick: int, as_json: bool) -> None:
     """Measure a ticker and a consumer of one queue with one table, while nothing is written."""
     try:
         # autovacuum would be busy with what the install has just written
-        with Server(binaries=find_binaries(18), settings={"autovacuum": False}) as server:
+        with EmbeddedServer(binaries=find_binaries(18), settings={"autovacuum": False}) as server:
             conninfo = prepare(server)
             with psycopg.connect(conninfo, autocommit=True) as connection:
                 connection.execute("update gdq.queue set ticker_max_lag = make_interval(secs => %s)", [tick / 1000])

@@ -21,7 +21,8 @@ from rich.table import Table
 from bench.views import SETTINGS
 from gdq.consumers.refresh.refresher import Refresher
 from gdq.consumers.views import computation
-from gdq.embedded.server import Server, find_binaries
+from gdq.embedded.files import find_binaries
+from gdq.embedded.server import EmbeddedServer
 from gdq.installer import install
 from gdq.view.view import create_view, view_history
 
@@ -45,7 +46,7 @@ class Cost:
         return self.by_key / self.full
 
 
-def measure(server: Server, rows: int, keys: tuple[int, ...], rounds: int) -> list[Cost]:
+def measure(server: EmbeddedServer, rows: int, keys: tuple[int, ...], rounds: int) -> list[Cost]:
     """The cost of every number of keys, first with the index."""
     install.install(server.conninfo())
     groups, found = rows // _GROUP, []
@@ -99,7 +100,7 @@ def _both(
 def main(rows: int, keys: tuple[int, ...], rounds: int, *, as_json: bool) -> None:
     """Measure refreshes by keys beside full loads."""
     computation._KEYS_MAX = 10**9
-    with Server(binaries=find_binaries(18), settings=SETTINGS) as server:
+    with EmbeddedServer(binaries=find_binaries(18), settings=SETTINGS) as server:
         found = measure(server, rows, keys, rounds)
     if as_json:
         print(json.dumps([asdict(one) | {"ratio": one.ratio} for one in found], indent=2))

@@ -19,7 +19,7 @@ import psycopg
 from rich.console import Console
 
 from gdq import Consumer
-from gdq.embedded.server import Server
+from gdq.embedded.server import EmbeddedServer
 from gdq.installer.install import install
 
 MISSED = 3
@@ -52,7 +52,9 @@ def watched(pid: int | str) -> Iterator[Peak]:
         thread.join()
 
 
-def measure(server: Server, rows: int, console: Console, *, events_too: bool = True) -> dict[str, tuple[int, int]]:
+def measure(
+    server: EmbeddedServer, rows: int, console: Console, *, events_too: bool = True
+) -> dict[str, tuple[int, int]]:
     """{step: (rows, peak kB)} of writing, of reading events (client, server) and of reading Arrow batches (both)."""
     conninfo = server.conninfo()
     install(conninfo)
@@ -89,7 +91,7 @@ def measure(server: Server, rows: int, console: Console, *, events_too: bool = T
 def main(rows: int, limit_mb: int, *, arrow_only: bool) -> None:
     """Memory of every process while one huge transaction is captured and consumed."""
     console = Console(stderr=True)
-    with Server(18) as server:
+    with EmbeddedServer(18) as server:
         found = measure(server, rows, console, events_too=not arrow_only)
     for step, (seen, kilobytes) in found.items():
         print(f"{step}: {seen:,} rows, {kilobytes / 1024:.0f} MB at most")

@@ -32,7 +32,9 @@ from bench.results import Results
 from gdq.consumer import Consumer
 from gdq.consumers.slot.slot import create_slot, drop_slot
 from gdq.consumers.slot.source import SlotSource
-from gdq.embedded.server import EmbeddedError, Server, find_binaries
+from gdq.embedded.files import find_binaries
+from gdq.embedded.server import EmbeddedServer
+from gdq.errors import EmbeddedError
 from gdq.installer.install import install
 
 PART = "latency"
@@ -58,7 +60,7 @@ class Bare:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class LatencyRun:
     """One run: transactions a second that were asked for and made, and ms from commit to handler."""
 
     rate: int
@@ -126,7 +128,7 @@ def case_name(rate: int) -> str:
     return f"{rate}/s"
 
 
-def measure(conninfo: str, rate: int, tick_ms: int, seconds: float, path: Path = "queue") -> Run:
+def measure(conninfo: str, rate: int, tick_ms: int, seconds: float, path: Path = "queue") -> LatencyRun:
     """One run: a process that writes, one that ticks, and a consumer here. The queue or slot `bench` is there."""
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("update gdq.queue set ticker_max_lag = make_interval(secs => %s)", [tick_ms / 1000])
@@ -159,7 +161,7 @@ def measure(conninfo: str, rate: int, tick_ms: int, seconds: float, path: Path =
             ticker.terminate()
             ticker.wait()
     delays = [(handled[number] - moment) * 1000 for number, moment in committed.items()]
-    return Run(rate, tick_ms, len(committed) / seconds, median(delays), quantiles(delays, n=100)[98], bare)
+    return LatencyRun(rate, tick_ms, len(committed) / seconds, median(delays), quantiles(delays, n=100)[98], bare)
 
 
 def _handle(source: Consumer | SlotSource, handled: dict[int, float], done: Callable[[], bool]) -> None:
@@ -207,7 +209,7 @@ def _bare(connection: psycopg.Connection[object], conninfo: str, times: int = 10
     return Bare(median(commits) * 1000, median(notifies) * 1000)
 
 
-def prepare(server: Server) -> str:
+def prepare(server: EmbeddedServer) -> str:
     """gdq, a captured table and a consumer; the conninfo."""
     conninfo = make_conninfo(server.conninfo(), host=str(server.socket_folder))
     prepare_at(conninfo)
@@ -229,7 +231,7 @@ def prepare_at(conninfo: str) -> None:
         connection.execute("select gdq.register_consumer('bench', 'reader')")
 
 
-def show(runs: list[Run], console: Console) -> None:
+def show(runs: list[LatencyRun], console: Console) -> None:
     table = Table(box=box.SIMPLE_HEAD, title="commit to handler, ms", title_justify="left")
     for name in ("tick", "transactions/s", "p50", "p99", "bare NOTIFY", "bare commit", "load"):
         table.add_column(name, justify="right")
@@ -245,10 +247,10 @@ def _progress(line: str) -> None:
 
 def runs(
     rates: tuple[int, ...], ticks: tuple[int, ...], seconds: float, repeat: int, progress: Callable[[str], None]
-) -> list[Run]:
+) -> list[LatencyRun]:
     """Each rate with each tick, the best of `repeat` runs: on a busy machine the others tell of that machine."""
     measured = []
-    with Server(binaries=find_binaries(18), settings=_SETTINGS) as server:
+    with EmbeddedServer(binaries=find_binaries(18), settings=_SETTINGS) as server:
         conninfo = prepare(server)
         for tick in ticks:
             for rate in rates:

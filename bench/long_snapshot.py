@@ -17,7 +17,8 @@ from typing import Any
 import psycopg
 from rich.progress import track
 
-from gdq.embedded.server import Server, find_binaries
+from gdq.embedded.files import find_binaries
+from gdq.embedded.server import EmbeddedServer
 from gdq.installer import install
 
 MAINTAIN_EVERY = 50
@@ -29,7 +30,7 @@ DEAD = """
 
 
 def main(batches: int) -> None:
-    with Server(binaries=find_binaries(18), settings={}) as server:
+    with EmbeddedServer(binaries=find_binaries(18), settings={}) as server:
         install.install(server.conninfo())
         with (
             psycopg.connect(server.conninfo(), autocommit=True) as connection,

@@ -17,7 +17,8 @@ from typing import Any
 
 import psycopg
 
-from gdq.embedded.server import Server, find_binaries
+from gdq.embedded.files import find_binaries
+from gdq.embedded.server import EmbeddedServer
 from gdq.installer import install
 
 CHANGING = 3
@@ -26,7 +27,7 @@ STEPS = ("tick", "batch", "check whether a tick is due")
 
 
 def main(tables: int) -> None:
-    with Server(binaries=find_binaries(18), settings={"max_locks_per_transaction": 256}) as server:
+    with EmbeddedServer(binaries=find_binaries(18), settings={"max_locks_per_transaction": 256}) as server:
         install.install(server.conninfo())
         with psycopg.connect(server.conninfo(), autocommit=True) as connection:
             connection.execute("select gdq.create_event_triggers()")

@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import packages
-from gdq.embedded.server import EmbeddedError, Server
-from gdq.errors import GdqError
+from gdq.embedded.server import EmbeddedServer
+from gdq.errors import EmbeddedError, GdqError
 from gdq.installer.install import install
 
 MISSED = 3
@@ -85,7 +85,7 @@ def measure(conninfo: str, rows: int, rounds: int, progress: Callable[[str], Non
     ]
 
 
-def prepare(server: Server) -> str:
+def prepare(server: EmbeddedServer) -> str:
     """gdq, PgQ and a queue `q` of each; the conninfo."""
     conninfo = make_conninfo(server.conninfo(), host=str(server.socket_folder))
     install(conninfo)

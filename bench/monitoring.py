@@ -18,7 +18,8 @@ from typing import Any
 
 import psycopg
 
-from gdq.embedded.server import Server, find_binaries
+from gdq.embedded.files import find_binaries
+from gdq.embedded.server import EmbeddedServer
 from gdq.installer import install
 from gdq.monitor.doctor import doctor
 from gdq.monitor.status import status
@@ -30,14 +31,14 @@ TICKS_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 def main(tables: int) -> None:
-    with Server(binaries=find_binaries(18), settings={"max_locks_per_transaction": 256}) as server:
+    with EmbeddedServer(binaries=find_binaries(18), settings={"max_locks_per_transaction": 256}) as server:
         spent = {count: _measure(server, count) for count in (FEW, tables)}
     for look in ("status", "doctor"):
         few, many = spent[FEW][look], spent[tables][look]
         print(f"{look}: {tables} tables cost {many / few:.1f} x {FEW} tables ({many * 1000:.0f} ms of processor time)")
 
 
-def _measure(server: Server, tables: int) -> dict[str, float]:
+def _measure(server: EmbeddedServer, tables: int) -> dict[str, float]:
     database = f"of_{tables}"
     with psycopg.connect(server.conninfo(), autocommit=True) as connection:
         connection.execute(f"create database {database}".encode())

@@ -17,7 +17,7 @@ import psycopg
 from rich.console import Console
 from rich.table import Table
 
-from gdq.embedded.server import Server
+from gdq.embedded.server import EmbeddedServer
 from gdq.installer.install import install
 from gdq.queue import add_table, create_queue
 
@@ -90,7 +90,7 @@ def _seconds(status: Path) -> float:
 def main(rows: int, rounds: int, as_json: bool) -> None:
     """What options of capture cost a writer, in microseconds a row over no capture."""
     settings: dict[str, str | float | bool] = {"autovacuum": False, "fsync": False, "jit": False}
-    with Server(settings=settings) as server:
+    with EmbeddedServer(settings=settings) as server:
         install(server.conninfo())
         costs = measure(server.conninfo(), rows, rounds)
     base = costs.pop("no capture")

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gdq.embedded.server import Binaries, Server, binaries_in
+from gdq.embedded.files import PostgresBinaries, binaries_in
+from gdq.embedded.server import EmbeddedServer
 
 ROOT = Path(os.environ.get("GDQ_BENCH_ROOT", "/"))
 _PROGRAMS = ROOT / "usr/lib/postgresql/15/bin"
@@ -58,7 +59,7 @@ SETTINGS: dict[str, str | float | bool] = {
 class Place:
     """Where to measure: the programs, a server of them, and the peers that could not be had."""
 
-    binaries: Binaries
+    binaries: PostgresBinaries
     conninfo: str
     missing: frozenset[str]
 
@@ -67,7 +68,7 @@ class BenchError(RuntimeError):
     """The benchmark cannot run here, or did not measure what it says; the message is one line."""
 
 
-def provide(progress: Callable[[str], None], peer: str = PGQ) -> Binaries:
+def provide(progress: Callable[[str], None], peer: str = PGQ) -> PostgresBinaries:
     """Debian's PostgreSQL 15 with one peer, installed with apt-get when missing and the caller is root.
 
     `progress` gets one line before an installation. Result: the programs of that PostgreSQL. BenchError when packages
@@ -77,7 +78,7 @@ def provide(progress: Callable[[str], None], peer: str = PGQ) -> Binaries:
     return binaries_in(_PROGRAMS)
 
 
-def provide_peers(progress: Callable[[str], None], *, install: bool = True) -> tuple[Binaries, dict[str, str]]:
+def provide_peers(progress: Callable[[str], None], *, install: bool = True) -> tuple[PostgresBinaries, dict[str, str]]:
     """The same with every peer that can be had, and {peer: why it is missing} of the others.
 
     `install`: get packages that are missing.
@@ -94,13 +95,13 @@ def provide_peers(progress: Callable[[str], None], *, install: bool = True) -> t
     return binaries_in(_PROGRAMS), missing
 
 
-def start(binaries: Binaries) -> Server:
+def start(binaries: PostgresBinaries) -> EmbeddedServer:
     """A temporary server with SETTINGS; the caller stops it."""
     settings = dict(SETTINGS)
     # Minor releases that restrict output plugins refuse wal2json unless it is named here.
     if binaries.knows("output_plugin_libraries"):
         settings["output_plugin_libraries"] = "pgoutput, wal2json"
-    return Server(binaries=binaries, settings=settings).start()
+    return EmbeddedServer(binaries=binaries, settings=settings).start()
 
 
 def _provide(packages: _Files, progress: Callable[[str], None], *, install: bool = True) -> None:

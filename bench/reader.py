@@ -25,7 +25,7 @@ from bench.packages import BenchError, Place
 from bench.slot_reader import libpq_environment, pgoutput_options, recvlogical
 from gdq.consumer import Consumer
 from gdq.consumers.slot.source import SlotSource
-from gdq.embedded.server import binaries_in
+from gdq.embedded.files import binaries_in
 from gdq.source import BatchSource
 
 QUEUE = "reading"
@@ -136,7 +136,7 @@ def _cpu() -> float:
 def main(way: str, name: str, events: str) -> None:
     place = Place(binaries_in(Path(os.environ["BENCH_PROGRAMS"])), os.environ["BENCH_CONNINFO"], frozenset())
     if way.endswith("Arrow"):
-        for module in ("pyarrow.compute", "adbc_driver_postgresql.dbapi", "gdq.arrow"):
+        for module in ("pyarrow.compute", "adbc_driver_postgresql.dbapi", "gdq.typed.arrow"):
             importlib.import_module(module)  # which a consumer does once
     result: dict[str, float] = {}
     with _measured(result) as go:

@@ -32,29 +32,32 @@ from bench.results import Results
 
 _HEAD = """# Benchmarks
 
-Written by `python -m bench --write docs/benchmarks.md` from one run of `{command}`. Everything that is compared took
-turns in that run, on one server with the same settings. Figures are ratios of medians; in brackets the quartiles of the
-rounds. Times of a shared machine mean nothing elsewhere, their ratios more.
+Written by `python -m bench --write docs/benchmarks.md` from one run of `{command}`.
+In that run all peers took turns on one server with the same settings. Figures are ratios of medians, with the
+quartiles of the rounds in brackets. Times measured on a shared machine mean little elsewhere; their ratios mean more.
 """
 
-_LOSSES = (
-    """Ratios of gdq's figure to the peer's; what is beside 1 in fewer than three quarters of the rounds is left out."""
-)
+_LOSSES = """\
+Ratios of gdq's figure to the peer's. Ratios that are on the same side of 1 in fewer than three quarters of the rounds
+are left out."""
 
-_CAPTURE = """Time a row over a table without trigger, in statements of many rows, beside that of {rival}. The last
-column is the processor time of the slot's sender in the server, beside the same. `large value untouched` is an UPDATE
-beside a column of 100 kB. PgQ PL, PgQ's functions in PL/pgSQL, is given one row of {share}:
-what is written once weighs more in its bytes a row."""
+_CAPTURE = """\
+Time per row above a table without trigger, in statements of many rows, divided by that of {rival}. The
+last column is the processor time of the slot's sender in the server, divided by the same time. `large value
+untouched` is an UPDATE that leaves a column of 100 kB as it was. PgQ PL (PgQ's functions in PL/pgSQL) is given one
+row of {share}, so bytes that are written once weigh more in its bytes per row."""
 
-_READING = """The same inserts, updates and deletes of whole rows, in transactions of 1,000 rows, beside
-`pg_recvlogical -f /dev/null` (pgoutput in binary, replica identity full). CPU is for each event and consumer; the
-server's is that of all its processes. pg_recvlogical, wal2json and PgQ (COPY of `get_batch_events`) are not decoded,
-the other ways give Python's events or Arrow. Spark reads one batch through the data source `gdq`, every row and column
-of it, on this machine with a thread for each partition, after it has read the same once to warm up; its CPU is that of
-its JVM and Python's workers. It is measured as one consumer only: a JVM for each of many would show what memory the
-machine has."""
+_READING = """\
+All readers read the same inserts, updates and deletes of whole rows, in transactions of 1,000 rows. Figures are
+ratios to `pg_recvlogical -f /dev/null` (pgoutput in binary, replica identity full). CPU is per event and consumer;
+the server's CPU is that of all its processes. The output of pg_recvlogical, wal2json and PgQ (COPY of
+`get_batch_events`) is not decoded; the other readers give Python events or Arrow. Spark reads one batch through the
+data source `gdq`, every row and column of it, on this machine with one thread per partition, after it has read the
+same batch once to warm up. Its CPU is that of its JVM and of Python's workers. Spark is measured as one consumer
+only: a JVM for each of many consumers would measure the machine's memory."""
 
-_LATENCY = """From the commit of a row to its handler: `Consumer` with a ticker of {tick} ms, and `SlotSource`. Here
+_LATENCY = """\
+The time from the commit of a row to its handler: `Consumer` with a ticker of {tick} ms, and `SlotSource`. Here
 synchronous_commit is on: without it a slot waits for the WAL writer, since only flushed log is sent."""
 
 
@@ -146,8 +149,8 @@ def _capture(results: Results) -> list[str]:
         "## Capture", "",
         _CAPTURE.format(rival=rival, share=PGQ_PL_PLAIN.share), "",
         *table(["", *OPERATIONS, "mean", WIDE, "reader in the server"], times), "",
-        "Bytes of WAL a row over a table without trigger:", "", *table(["", *cases], log), "",
-        "Transactions of one row a second, beside a table without trigger:", "",
+        "Bytes of WAL per row above a table without trigger:", "", *table(["", *cases], log), "",
+        "Transactions of one row per second, divided by those of a table without trigger:", "",
         *table(["", *map(one_row_title, one_row_cases(results))], rates), "",
     ]  # fmt: skip
 

@@ -11,7 +11,8 @@ import psycopg
 from bench.packages import BenchError, Place
 from gdq.consumer import Consumer
 from gdq.consumers.spark.table_sql import BLOCK_BYTES
-from gdq.embedded.server import EmbeddedError, java_home
+from gdq.embedded.java import java_home
+from gdq.errors import EmbeddedError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

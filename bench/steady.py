@@ -217,7 +217,7 @@ def _wal_bytes(connection: psycopg.Connection[Any]) -> int:
 
 
 @dataclass(slots=True)
-class Reader:
+class SteadyReader:
     """A consumer that reads a queue or a slot, and the server processes that work for it."""
 
     source: Consumer | SlotSource
@@ -229,14 +229,14 @@ class Reader:
 
 
 @contextmanager
-def reader(path: Path, conninfo: str, consumer: str) -> Iterator[Reader]:
+def reader(path: Path, conninfo: str, consumer: str) -> Iterator[SteadyReader]:
     """The consumer of that name, of the queue or of its slot: then it has a sender beside its own session."""
     if path == "queue":
         with Consumer(conninfo, QUEUE, consumer) as queue:
-            yield Reader(queue, [queue.connection.info.backend_pid])
+            yield SteadyReader(queue, [queue.connection.info.backend_pid])
         return
     with SlotSource(conninfo, QUEUE, consumer) as slot:
         query = "select active_pid from pg_replication_slots where slot_name = %s"
         with psycopg.connect(conninfo, autocommit=True) as connection:
             sender = wait_for("the slot's sender", query, connection, slot.slot)
-        yield Reader(slot, [slot.connection.info.backend_pid, int(sender)])
+        yield SteadyReader(slot, [slot.connection.info.backend_pid, int(sender)])

@@ -26,8 +26,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from bench.views_data import ENGINES, Key, OtherSettings, Results, expected, machine
 from bench.views_report import page, show
-from bench.views_run import OutOfTime, Run
-from gdq.embedded.server import Server, find_binaries
+from bench.views_run import OutOfTime, ViewsRun
+from gdq.embedded.files import find_binaries
+from gdq.embedded.server import EmbeddedServer
 from tests.support import tpch
 
 SETTINGS: dict[str, str | float | bool] = {
@@ -53,7 +54,7 @@ def measure(results: Results, wanted: Sequence[Key], minutes: float, console: Co
     missing = [key for key in wanted if key not in results.samples]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with (
-        Server(binaries=find_binaries(18), settings=SETTINGS) as server,
+        EmbeddedServer(binaries=find_binaries(18), settings=SETTINGS) as server,
         Progress(*columns, TimeRemainingColumn(), console=console) as progress,
     ):
         with psycopg.connect(server.conninfo()) as connection:
@@ -65,7 +66,7 @@ def measure(results: Results, wanted: Sequence[Key], minutes: float, console: Co
             if "changing" in text and not console.is_terminal:
                 console.print(f"{time.monotonic() - started:.0f} s: {text}", highlight=False)
 
-        run = Run(server, results, wanted, started + minutes * 60, told)
+        run = ViewsRun(server, results, wanted, started + minutes * 60, told)
         try:
             run.measure()
         except OutOfTime:

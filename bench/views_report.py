@@ -219,25 +219,31 @@ def _title(results: Results, churn: float) -> str:
 _HEAD = """\
 # Benchmarks of views
 
-What it takes to bring the {views} views of TPC-H up to date after changes, each in every way, in one run. Made by
-`python -m bench.views --write docs/benchmarks-views.md` from measurements that `python -m bench.views` made.
+The time to bring the {views} views of TPC-H up to date after changes, each in every way, in one run. The page is
+written by `python -m bench.views --write docs/benchmarks-views.md` from measurements of `python -m bench.views`.
 
 {about}
 
-Each round changes a share of the lines, a third each inserted with their orders, updated, and deleted with their
-orders, and then refreshes every view in every way, one after the other:
+Each round changes a share of the lines: a third is inserted with their orders, a third updated, a third deleted with
+their orders. Then the round refreshes every view in every way, one after the other:
 
-- postgres: from the changes, inside the server. Its rivals are REFRESH MATERIALIZED VIEW, and CONCURRENTLY where the
-  rows are unique
-- Spark: from the changes, in a session that is kept. Its rival is `gdq refresh --full` in the same session, once a
-  round before the changes, in the first round as the first load
+- postgres: from the changes, inside the server. Its rivals are REFRESH MATERIALIZED VIEW, and CONCURRENTLY if the
+  view's rows are unique.
+- Spark: from the changes, in a session that is kept. Its rival is `gdq refresh --full` in the same session, once per
+  round before the changes; in the first round this is the first load.
 
-`delta` is a refresh from changes, `full` a full load, for the reason that stands below; `no change`: the view's tables
-had none. Seconds are medians of {rounds} round{plural}, times faster is their ratio, with the least and largest of the
-rounds. Rows read are those that scans of the tables handed out, by the server's statistics, as a share of those of
-REFRESH. Same rows: whether both views hold the rows of REFRESH, as bags, after each refresh. The goals at {goal:.1%}
-are {postgres} times faster than REFRESH and {spark} times faster than a full recompute on Spark; where a refresh misses
-them up to there, or is slower than its rival beyond, the reason stands below the table.
+The columns:
+
+- postgres, Spark: `delta` is a refresh from changes; `full` is a full load, with its reason below the table;
+  `no change` means that the view's tables did not change.
+- s: seconds, the median of {rounds} round{plural}.
+- times faster: the ratio of the medians, with the least and largest ratio of the rounds.
+- rows read: the rows that scans of the tables returned, by the server's statistics, as a share of those of REFRESH.
+- same rows: whether both views hold the rows of REFRESH, as bags, after each refresh.
+
+The goals at {goal:.1%} are {postgres} times faster than REFRESH and {spark} times faster than a full recompute on
+Spark. The reason is below the table if a refresh misses its goal at up to {goal:.1%}, or is slower than its rival at
+larger shares.
 """
 
 

@@ -16,7 +16,7 @@ import psycopg
 
 from bench.views_data import ENGINES, Key, Method, Results, Sample, by_goal
 from gdq.consumers.refresh.refresher import Refresher
-from gdq.embedded.server import Server
+from gdq.embedded.server import EmbeddedServer
 from gdq.errors import GdqError
 from gdq.installer import install
 from gdq.view.view import create_view
@@ -32,13 +32,13 @@ class OutOfTime(Exception):  # noqa: N818 (says what happened)
 
 
 @dataclass(slots=True)
-class Run:
+class ViewsRun:
     """One run on a server of its own. `wanted`: what is to be measured; `told` gets a line on what is at work.
 
     A database that was lost with an earlier run is made anew: results that are there are not measured again.
     """
 
-    server: Server
+    server: EmbeddedServer
     results: Results
     wanted: Sequence[Key]
     deadline: float

@@ -1,4 +1,4 @@
 """Programs built on gdq: handlers for `gdq consume` (printer), jobs that keep views fresh (refresh), and the demo.
 
-Each package says whom it may call; none of them is called by the library in gdq, but by gdq.cli.
+Each package says which others it may call. The library in gdq calls none of them; gdq.cli does.
 """

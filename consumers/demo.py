@@ -1,7 +1,7 @@
-"""The whole path on one machine: `python -m gdq.consumers.demo [--scale 0.05] [--rounds 3]`.
+"""Demo of gdq on one machine: `python -m gdq.consumers.demo [--scale 0.05] [--rounds 3]`.
 
-An embedded server with TPC-H tables, gdq capturing them, two views, writers that do not stop, and refreshes on one
-Spark session; then the same views computed in full, and the proof that they equal their queries.
+It starts an embedded server with captured TPC-H tables and two views, and refreshes the views by Spark while writers
+go on. Then it loads the views in full and proves that they equal their queries.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ from rich.console import Console
 from rich.table import Table
 
 from gdq import queue as queues
+from gdq.call import scalar
 from gdq.consumers.refresh.refresher import Refresher, RefreshResult
 from gdq.consumers.refresh.verify import verify_view
-from gdq.embedded.server import Server
+from gdq.embedded.server import EmbeddedServer
 from gdq.installer.install import install
+from gdq.ticker import maintain, tick_all
 from gdq.view.view import create_view
 
-QUEUE = "shop"
-TABLES = ("customer", "orders", "lineitem")
-WRITERS = 2
+_QUEUE = "shop"
+_TABLES = ("customer", "orders", "lineitem")
+_WRITERS = 2
 
-SCHEMA = """
+DEMO_SCHEMA = """
 create table customer (
   c_custkey int primary key, c_name text not null, c_address text not null, c_nationkey int not null,
   c_phone text not null, c_acctbal numeric(12,2) not null, c_mktsegment text not null, c_comment text not null);
@@ -49,7 +51,7 @@ create table lineitem (
   l_commitdate date not null, l_receiptdate date not null, l_shipinstruct text not null, l_shipmode text not null,
   l_comment text not null, primary key (l_orderkey, l_linenumber))"""
 
-VIEWS = {
+DEMO_VIEWS = {
     "urgent_orders": """select o_orderkey, o_custkey, o_orderdate, o_totalprice, upper(o_orderstatus) as status
   from orders where o_orderpriority = '1-URGENT'""",
     "pricing": """select l_returnflag, l_linestatus, count(*) as lines, sum(l_quantity) as quantity,
@@ -88,11 +90,11 @@ class DemoError(Exception):
 
 
 @dataclass
-class Load:
-    """Counts of the work done by the threads that run beside the refreshes."""
+class DemoLoad:
+    """The threads that write beside the refreshes, and counts of their work."""
 
     stop: threading.Event = field(default_factory=threading.Event)
-    transactions: list[int] = field(default_factory=lambda: [0] * WRITERS)
+    transactions: list[int] = field(default_factory=lambda: [0] * _WRITERS)
     truncations: int = 0
     errors: list[BaseException] = field(default_factory=list)
 
@@ -105,21 +107,20 @@ class Load:
                 with connection.transaction():
                     for statement in rng.choice((_INSERT, _UPDATE, _DELETE)):
                         connection.execute(statement, values)
-                fresh += WRITERS
+                fresh += _WRITERS
                 self.transactions[number] += 1
                 self.stop.wait(0.01)
 
     def keep_house(self, conninfo: str) -> None:
-        """Tick, rotate and empty logs until stopped."""
+        """Tick, rotate and truncate logs until stopped."""
         with psycopg.connect(conninfo, autocommit=True) as connection:
             while not self.stop.wait(0.25):
-                while queues.ticker(connection):
-                    pass
-                while queues.maintain(connection):
+                tick_all(connection)
+                while maintain(connection):
                     self.truncations += 1
 
     def run(self, work: Callable[..., None], *arguments: Any) -> None:
-        """The body of a thread: an error ends the demo."""
+        """Body of a thread; an error in it ends the demo."""
         try:
             work(*arguments)
         except BaseException as error:
@@ -128,7 +129,7 @@ class Load:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the demo; exit code 1 when something is not as it should be."""
+    """Run the demo; exit code 1 if a check fails."""
     parser = argparse.ArgumentParser(prog="python -m gdq.consumers.demo", description=__doc__)
     parser.add_argument("--scale", type=float, default=0.05, help="TPC-H scale factor (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="incremental refreshes of each view")
@@ -136,7 +137,7 @@ def main(arguments: Sequence[str]) -> int:
     console = Console(width=110, highlight=False)
     settings: dict[str, str | float | bool] = {"shared_buffers": "256MB", "max_wal_size": "2GB", "timezone": "UTC"}
     try:
-        with Server(settings=settings) as server:
+        with EmbeddedServer(settings=settings) as server:
             _show(console, server.conninfo(), chosen.scale, chosen.rounds)
     except DemoError as error:
         console.print(f"[red]failed:[/red] {error}")
@@ -149,11 +150,11 @@ def _show(console: Console, conninfo: str, scale: float, rounds: int) -> None:
         keys = _load_tables(console, connection, scale)
         install(conninfo)
         with connection.transaction():
-            queues.create_queue(connection, QUEUE, rotation_period="1 s", rotation_bytes=8 * 2**20)
-        for table in TABLES:
-            queues.add_table(connection, QUEUE, f"public.{table}")
-        for name, query in VIEWS.items():
-            plan = create_view(connection, name, QUEUE, query, f"public.{name}", engine="spark")
+            queues.create_queue(connection, _QUEUE, rotation_period="1 s", rotation_bytes=8 * 2**20)
+        for table in _TABLES:
+            queues.add_table(connection, _QUEUE, f"public.{table}")
+        for name, query in DEMO_VIEWS.items():
+            plan = create_view(connection, name, _QUEUE, query, f"public.{name}", engine="spark")
             console.print(f"view {name}: {plan.strategy if plan else 'exists'}")
         refresher = stack.enter_context(Refresher(conninfo))
         started = time.monotonic()
@@ -162,34 +163,34 @@ def _show(console: Console, conninfo: str, scale: float, rounds: int) -> None:
         with _load(conninfo, keys) as load:
             results = _refreshes(console, refresher, load, rounds)
             _checked(load)
-            full = {name: refresher.refresh(name, full=True) for name in VIEWS}
-            inside = {name: _materialized(connection, name) for name in VIEWS}
-        for name in VIEWS:
+            full = {name: refresher.refresh(name, full=True) for name in DEMO_VIEWS}
+            inside = {name: _materialized(connection, name) for name in DEMO_VIEWS}
+        for name in DEMO_VIEWS:
             refresher.refresh(name)
         _report(console, results, full, inside)
         _prove(console, connection)
         _checked(load)
         console.print(
-            f"meanwhile {sum(load.transactions):,} transactions of {WRITERS} writers were captured, "
+            f"meanwhile {sum(load.transactions):,} transactions of {_WRITERS} writers were captured, "
             f"and {load.truncations} log segments emptied"
         )
         _judge(load, results)
 
 
 def _load_tables(console: Console, connection: psycopg.Connection[Any], scale: float) -> list[int]:
-    """Make and fill the TPC-H tables; returns the keys of the orders."""
+    """Create and fill the TPC-H tables; returns the keys of the orders."""
     started = time.monotonic()
-    connection.execute(SCHEMA)
+    connection.execute(DEMO_SCHEMA)
     generator = Path(sys.executable).parent / "tpchgen-cli"
     rows = []
     with tempfile.TemporaryDirectory(prefix="gdq-demo-") as folder:
         subprocess.run(
-            [generator, "csv", "-s", str(scale), f"--tables={','.join(TABLES)}", f"--output-dir={folder}"],
+            [generator, "csv", "-s", str(scale), f"--tables={','.join(_TABLES)}", f"--output-dir={folder}"],
             check=True,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        for table in TABLES:
+        for table in _TABLES:
             with connection.cursor() as cursor:
                 with (
                     (Path(folder) / f"{table}.csv").open("rb") as file,
@@ -207,15 +208,15 @@ def _load_tables(console: Console, connection: psycopg.Connection[Any], scale: f
 
 
 @contextmanager
-def _load(conninfo: str, keys: Sequence[int]) -> Iterator[Load]:
-    """Writers and a ticker, until the block ends."""
-    load = Load()
+def _load(conninfo: str, keys: Sequence[int]) -> Iterator[DemoLoad]:
+    """Run writers and a ticker until the block ends."""
+    load = DemoLoad()
     threads = [threading.Thread(target=load.run, args=(load.keep_house, conninfo))]
     threads += [
         threading.Thread(
-            target=load.run, args=(load.write, conninfo, number, keys[number::WRITERS], max(keys) + 1 + number)
+            target=load.run, args=(load.write, conninfo, number, keys[number::_WRITERS], max(keys) + 1 + number)
         )
-        for number in range(WRITERS)
+        for number in range(_WRITERS)
     ]
     for thread in threads:
         thread.start()
@@ -227,17 +228,17 @@ def _load(conninfo: str, keys: Sequence[int]) -> Iterator[Load]:
             thread.join()
 
 
-def _refreshes(console: Console, refresher: Refresher, load: Load, rounds: int) -> dict[str, list[RefreshResult]]:
-    results: dict[str, list[RefreshResult]] = {name: [refresher.refresh(name)] for name in VIEWS}
+def _refreshes(console: Console, refresher: Refresher, load: DemoLoad, rounds: int) -> dict[str, list[RefreshResult]]:
+    results: dict[str, list[RefreshResult]] = {name: [refresher.refresh(name)] for name in DEMO_VIEWS}
     for name, (first,) in results.items():
         console.print(f"first load of {name}: {first.rows_changed:,} rows in {first.seconds:.1f} s")
     for _ in range(rounds):
         _checked(load)
-        for name in VIEWS:
+        for name in DEMO_VIEWS:
             result = refresher.refresh(name)
             results[name].append(result)
             console.print(f"refresh of {name}: {result.rows_changed:,} rows changed in {result.seconds:.2f} s")
-    for name in VIEWS:
+    for name in DEMO_VIEWS:
         found = verify_view(refresher, name)
         console.print(f"verified {name} under load: {found.rows:,} rows, {found.missing + found.unexpected} wrong")
         if not found.equal:
@@ -247,7 +248,7 @@ def _refreshes(console: Console, refresher: Refresher, load: Load, rounds: int) 
 
 def _materialized(connection: psycopg.Connection[Any], name: str) -> float:
     """Seconds that REFRESH MATERIALIZED VIEW of the same query takes."""
-    connection.execute(f"create materialized view {name}_pg as {VIEWS[name]}")
+    connection.execute(f"create materialized view {name}_pg as {DEMO_VIEWS[name]}")
     started = time.monotonic()
     connection.execute(f"refresh materialized view {name}_pg")
     return time.monotonic() - started
@@ -271,7 +272,7 @@ def _report(
 
 
 def _prove(console: Console, connection: psycopg.Connection[Any]) -> None:
-    for name, query in VIEWS.items():
+    for name, query in DEMO_VIEWS.items():
         missing = _count(connection, f"({query}) except all (select * from {name})")
         unexpected = _count(connection, f"(select * from {name}) except all ({query})")
         rows = _count(connection, f"select * from {name}")
@@ -283,16 +284,15 @@ def _prove(console: Console, connection: psycopg.Connection[Any]) -> None:
 
 
 def _count(connection: psycopg.Connection[Any], query: str) -> int:
-    row = connection.execute(f"select count(*) from ({query}) as q").fetchone()
-    return 0 if row is None else int(row[0])
+    return int(scalar(connection, f"select count(*) from ({query}) as q"))
 
 
-def _checked(load: Load) -> None:
+def _checked(load: DemoLoad) -> None:
     if load.errors:
         raise DemoError(f"a thread of the load failed: {load.errors[0]}") from load.errors[0]
 
 
-def _judge(load: Load, results: dict[str, list[RefreshResult]]) -> None:
+def _judge(load: DemoLoad, results: dict[str, list[RefreshResult]]) -> None:
     for name, (_, *increments) in results.items():
         if not any(result.action == "delta" and result.rows_changed for result in increments):
             raise DemoError(f"view {name} did not change")

@@ -1,4 +1,4 @@
-"""Every event as a line of JSON on stdout: what `gdq consume QUEUE CONSUMER` runs without a handler."""
+"""Handler that prints every event as a line of JSON on stdout; the default of `gdq consume QUEUE CONSUMER`."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from gdq.source import Event, iso_utc
 
 
 def consume(_connection: Connection[Any], events: Iterator[Event]) -> None:
-    """Print the events; flushed before the batch is finished, so that none is lost, though one may come twice."""
+    """Print the events. They are flushed before the batch is finished: none is lost, but an event may come twice."""
     for event in events:
-        print(line(event))
+        print(_line(event))
     sys.stdout.flush()
 
 
 def print_sequences(sequences: Iterable[SequenceValue]) -> None:
-    """Print the sequences that changed in a batch, after its events: lines of the same form, with the op "sequence"."""
+    """Print the sequences that changed in a batch, after its events, as lines of the same form with op "sequence"."""
     for sequence in sequences:
         new = {"last_value": sequence.last_value, "is_called": sequence.is_called}
         print(_json(None, None, None, "sequence", sequence.sequence_name, None, None, new))
     sys.stdout.flush()
 
 
-def line(event: Event) -> str:
-    """One event as JSON: id, xid, time (UTC), op, table, key, old, new; retries where there were any."""
+def _line(event: Event) -> str:
+    """One event as JSON: id, xid, time (UTC), op, table, key, old, new, and retries if above 0."""
     time = iso_utc(event.time)
     more = {"retries": event.retries} if event.retries else {}
     return _json(event.id, event.xid, time, event.op, event.table, event.key, event.old, event.new, **more)

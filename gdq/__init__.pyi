@@ -23,6 +23,7 @@ from gdq.era import position as position
 from gdq.era import rebase as rebase
 from gdq.errors import ConnectionLost as ConnectionLost
 from gdq.errors import DivergedPosition as DivergedPosition
+from gdq.errors import DivergedView as DivergedView
 from gdq.errors import EmbeddedError as EmbeddedError
 from gdq.errors import EraEnded as EraEnded
 from gdq.errors import GdqError as GdqError
@@ -59,8 +60,6 @@ from gdq.queue import alter_table_options as alter_table_options
 from gdq.queue import check_tables as check_tables
 from gdq.queue import create_queue as create_queue
 from gdq.queue import drop_queue as drop_queue
-from gdq.queue import force_tick as force_tick
-from gdq.queue import maintain as maintain
 from gdq.queue import pause as pause
 from gdq.queue import queue_info as queue_info
 from gdq.queue import remove_table as remove_table
@@ -89,6 +88,8 @@ from gdq.table_copy import TableCopy as TableCopy
 from gdq.table_copy import copy_table as copy_table
 from gdq.table_copy import resync as resync
 from gdq.table_copy import resynced as resynced
+from gdq.ticker import force_tick as force_tick
+from gdq.ticker import maintain as maintain
 from gdq.ticker import maintain_all as maintain_all
 from gdq.ticker import take_tick as take_tick
 from gdq.ticker import tick_all as tick_all
@@ -102,6 +103,8 @@ from gdq.view.view import ViewRun as ViewRun
 from gdq.view.view import create_view as create_view
 from gdq.view.view import drop_view as drop_view
 from gdq.view.view import explain_view as explain_view
+from gdq.view.view import set_view_audit as set_view_audit
+from gdq.view.view import set_view_owner as set_view_owner
 from gdq.view.view import view_changed as view_changed
 from gdq.view.view import view_history as view_history
 from gdq.view.view import view_info as view_info

@@ -1,27 +1,29 @@
-"""Calls of SQL: for one value or typed rows, with the errors of gdq.errors, and again while others hold a lock."""
+"""SQL calls for one value or for typed rows, several in one round trip; and retries while others hold a lock."""
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import psycopg
 from psycopg import Connection, sql
 from psycopg.errors import DeadlockDetected, LockNotAvailable
-from psycopg.rows import class_row, scalar_row
+from psycopg.rows import RowFactory, scalar_row
 
-from gdq.errors import mapped
+from gdq.errors import InstallError, mapped_errors
 
-Row = TypeVar("Row")
-Result = TypeVar("Result")
+_Row = TypeVar("_Row")
+_Result = TypeVar("_Result")
 
 
 def call(connection: Connection[Any], function: str, *values: Any, **named: Any) -> Any:
     """The result of a SQL function of gdq: call(connection, "pause", "orders") is `select gdq.pause('orders')`.
 
-    `values` go by position, `named` by the names of the function's arguments. The function must have one signature
-    only: the server takes the types from it.
+    `values`: arguments by position; `named`: by name. The function must have a single signature, which gives the types.
     """
     arguments: list[sql.Composable] = [sql.Placeholder()] * len(values)
     arguments += [sql.SQL("{} => %s").format(sql.Identifier(name)) for name in named]
@@ -30,31 +32,64 @@ def call(connection: Connection[Any], function: str, *values: Any, **named: Any)
 
 
 def scalar(connection: Connection[Any], query: str | sql.SQL | sql.Composed, *values: Any) -> Any:
-    """The first column of a query's first row; None when the query has no row."""
-    with mapped(), connection.cursor(row_factory=scalar_row) as cursor:
+    """The first column of a query's first row; None if the query has no row."""
+    with mapped_errors(), connection.cursor(row_factory=scalar_row) as cursor:
         return cursor.execute(query, values or None).fetchone()
 
 
 def rows(
     connection: Connection[Any],
-    row_type: type[Row],
+    row_type: type[_Row],
     query: str | sql.SQL | sql.Composed,
     *values: Any,
-    binary: bool = False,
-) -> list[Row]:
-    """All rows of a query, each as a `row_type` whose fields are named as the columns.
+) -> list[_Row]:
+    """All rows of a query, each as a `row_type`, a dataclass whose fields have the columns' names.
 
-    `binary`: the server sends binary values, which are quicker to read; psycopg knows no binary form of some types.
+    Columns without a field are dropped: a newer gdq's functions have more of them. InstallError for a field without a
+    column: the functions are of an older gdq.
+    Values come in binary form: in text form times and intervals would follow the session's settings. psycopg reads no
+    regclass, pg_snapshot or pg_lsn so; a query casts these to text.
     """
-    with mapped(), connection.cursor(row_factory=class_row(row_type), binary=binary) as cursor:
+    with mapped_errors(), connection.cursor(row_factory=_fields_row(row_type), binary=True) as cursor:
         return cursor.execute(query, values or None).fetchall()
 
 
-def try_while_locked(action: Callable[[], Result], seconds: float = 20.0, *, pause_max: float = 3.0) -> Result:
-    """The result of `action`, which gives up soon where others hold what it locks, and is tried again then.
+def _fields_row(row_type: type[_Row]) -> RowFactory[_Row]:
+    """A row factory: the fields of the dataclass `row_type` come from the columns by name, but keyword-only ones."""
+    fields = [field.name for field in dataclasses.fields(row_type) if not field.kw_only]  # type: ignore[arg-type]
 
-    Whoever queues long for a strong lock stops everybody behind; so the waiting is done between the tries, in pauses
-    that grow up to `pause_max` seconds. After `seconds` the error of the next try passes: LockNotAvailable or
+    def factory(cursor: psycopg.Cursor[Any]) -> Callable[[Sequence[Any]], _Row]:
+        columns = [column.name for column in cursor.description or ()]
+        missing = [name for name in fields if columns and name not in columns]
+        if missing:
+            raise InstallError(
+                f"the functions of gdq in this database are of another gdq: no {', '.join(missing)}",
+                hint="gdq install upgrades them.",
+            )
+        positions = [columns.index(name) for name in fields if columns]
+        return lambda values: row_type(*(values[position] for position in positions))
+
+    return factory
+
+
+@contextmanager
+def one_round_trip(connection: Connection[Any]) -> Iterator[None]:
+    """Send the block's commands to the server together; their first error is raised at the end."""
+    with mapped_errors():
+        try:
+            with connection.pipeline():
+                yield
+        except psycopg.errors.PipelineAborted as error:
+            # commands after an error are aborted, and psycopg may raise that instead of the error
+            first = error.__context__
+            raise (first if isinstance(first, psycopg.Error) else error) from None
+
+
+def try_while_locked(action: Callable[[], _Result], seconds: float = 20.0, *, pause_max: float = 3.0) -> _Result:
+    """The result of `action`, which must have a short lock_timeout and is retried if others hold its locks.
+
+    A session that waits long for a strong lock blocks all sessions behind it. So the waiting is done in pauses between
+    the attempts, growing up to `pause_max` seconds. After `seconds` the next error passes: LockNotAvailable or
     DeadlockDetected of psycopg.errors.
     """
     deadline = time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""Connections: which database to connect to, and whether a pooler stands before it."""
+"""Connections: the choice of the database, connection strings, and the check for a pooler."""
 
 from __future__ import annotations
 
@@ -6,21 +6,64 @@ import contextlib
 import os
 import re
 import tempfile
+import threading
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import psycopg
+from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from gdq.sql_text import raw
+
+# Off in every session of gdq's own: administrators bound the statements of applications by ALTER ROLE and ALTER
+# DATABASE, and gdq waits where it must.
+_TIMEOUTS = (
+    "idle_in_transaction_session_timeout",
+    "idle_session_timeout",
+    "lock_timeout",
+    "statement_timeout",
+    "transaction_timeout",
+)
+# In every session of gdq's own: how SQL text is read and values are written, transactions, and no compiling of plans.
+# `datestyle` keeps the order of day and month.
+_PINNED = {
+    "array_nulls": "on",
+    "bytea_output": "hex",
+    "datestyle": "ISO",
+    "default_transaction_deferrable": "off",
+    "default_transaction_isolation": "read committed",
+    "extra_float_digits": "1",
+    "intervalstyle": "postgres",
+    "jit": "off",
+    "quote_all_identifiers": "off",
+    "standard_conforming_strings": "on",
+    "transform_null_equals": "off",
+}
+
+# The session's own, without pg_catalog, which then comes first.
+_SEARCH_PATH = """pg_catalog.ltrim(pg_catalog.regexp_replace(
+    pg_catalog.current_setting('search_path'), '(^|,)[ ]*"?pg_catalog"?[ ]*(?=,|$)', '', 'g'), ', ')"""
+
+# The connections of connect() that somebody still holds.
+_opened: weakref.WeakSet[psycopg.Connection[Any]] = weakref.WeakSet()
+
+# libpq 17 may hand the refresher's Kerberos credentials on.
+_KNOWS_DELEGATION = any(option.keyword == b"gssdelegation" for option in pq.Conninfo.get_defaults())
+
+# Held while a connection is opened without PGPASSWORD.
+_environment_lock = threading.Lock()
 
 _DRIVER = re.compile(r"^(postgres(?:ql)?)\+\w+://")
 
 
-def resolve(dsn: str | None = None, environ: Mapping[str, str] = os.environ) -> str:
+def resolve_conninfo(dsn: str | None = None, environ: Mapping[str, str] = os.environ) -> str:
     """The connection string to use: `dsn`, else GDQ_DSN, else DATABASE_URL, else "" (libpq's PG* and service file).
 
-    An empty value counts as not given. Takes libpq's key=value form and URIs; SQLAlchemy's postgresql+psycopg:// is
-    read as postgresql://. psycopg.ProgrammingError when libpq cannot parse it.
+    An empty value counts as missing. Accepts libpq's key=value form and URIs; SQLAlchemy's postgresql+psycopg:// is
+    read as postgresql://. psycopg.ProgrammingError if libpq cannot parse it.
     """
     chosen = dsn or environ.get("GDQ_DSN") or environ.get("DATABASE_URL") or ""
     chosen = _DRIVER.sub(r"\1://", chosen)
@@ -31,22 +74,86 @@ def resolve(dsn: str | None = None, environ: Mapping[str, str] = os.environ) -> 
 def connect(
     dsn: str | None = None, *, application_name: str = "gdq", autocommit: bool = False, **parameters: Any
 ) -> psycopg.Connection[Any]:
-    """Connect to `dsn`, else GDQ_DSN, else DATABASE_URL; transactions are READ COMMITTED, as gdq's functions demand.
+    """Connect to `dsn`, else GDQ_DSN, else DATABASE_URL; transactions are READ COMMITTED, as gdq's functions require.
 
-    `application_name` counts unless the connection string or PGAPPNAME has one. `parameters` are libpq's. The client's
-    encoding is UTF8 whatever the database's: psycopg reads JSON in no other.
+    Timeouts and the settings of _PINNED are gdq's, whatever ALTER DATABASE, ALTER ROLE or the server's configuration
+    say; a timeout named in the connection string or PGOPTIONS stays. Behind a pooler all settings stay as they are.
+    `application_name` is used unless the connection string or PGAPPNAME has one. `parameters` are libpq's. The client's
+    encoding is always UTF8, the only one in which psycopg reads JSON.
     """
-    conninfo = make_conninfo(resolve(dsn), fallback_application_name=application_name, client_encoding="UTF8")
-    connection = psycopg.connect(conninfo, autocommit=True, **parameters)
+    conninfo = make_conninfo(resolve_conninfo(dsn), fallback_application_name=application_name, client_encoding="UTF8")
+    try:
+        connection = psycopg.connect(conninfo, autocommit=True, **parameters)
+    except psycopg.OperationalError as error:
+        if not resolve_conninfo(dsn):
+            error.add_note("Hint: No connection string is set. Set DATABASE_URL, GDQ_DSN or libpq's PG* variables.")
+        raise
     try:
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
-        if is_pooled(connection):
+        if not _pin(connection):
             connection.prepare_threshold = None
         connection.autocommit = autocommit
     except BaseException:
         connection.close()
         raise
+    _opened.add(connection)
     return connection
+
+
+def end_commit_waits() -> None:
+    """Let sessions of connect() go on that wait for a synchronous standby after a COMMIT; needs another thread.
+
+    Their transactions are committed on this server already, and nothing else can end such a wait.
+    """
+    waiting = [connection for connection in list(_opened) if not connection.closed]
+    by_server: dict[str, list[int]] = {}
+    for connection in waiting:
+        by_server.setdefault(conninfo_of(connection), []).append(connection.info.backend_pid)
+    query = """select pg_catalog.pg_cancel_backend(a.pid) from pg_catalog.pg_stat_activity a
+                where a.pid operator(pg_catalog.=) any (%s) and a.wait_event operator(pg_catalog.=) 'SyncRep'"""
+    for dsn, pids in by_server.items():
+        with contextlib.suppress(psycopg.Error), psycopg.connect(dsn, autocommit=True) as other:
+            other.execute(query, [pids])
+
+
+def _pin(connection: psycopg.Connection[Any]) -> bool:
+    """Pin the settings of a new session by one small statement; False behind a pooler, see is_pooled().
+
+    A pooler would hand the settings on to its other clients.
+    """
+    info = connection.info
+    settings = _PINNED | {name: "0" for name in _TIMEOUTS if name not in info.options}
+    if info.server_version < 170000:
+        settings.pop("transaction_timeout", None)
+    values = {name: f"'{value}'" for name, value in settings.items()} | {"search_path": _SEARCH_PATH}
+    listed = ", ".join(f"pg_catalog.set_config('{name}', {value}, false)" for name, value in values.items())
+    query = f"""select pid, case when pid operator(pg_catalog.=) {info.backend_pid} then array[{listed}] end
+                  from pg_catalog.pg_backend_pid() p(pid)"""
+    row = connection.execute(raw(query), prepare=False).fetchone()
+    return row is not None and row[0] == info.backend_pid
+
+
+@contextlib.contextmanager
+def target_conninfo(dsn: str) -> Iterator[str]:
+    """The connection string of a view's target, which takes no password from this process's environment.
+
+    The target's host was named by whoever made the view: PGPASSWORD and PGSERVICE are the refresher's. A password comes
+    from a connection service that `dsn` names, or from the password file, which says which host may have it.
+    """
+    parameters: dict[str, Any] = dict(conninfo_to_dict(dsn))
+    if "service" not in parameters:
+        # an empty password is taken for none, and keeps libpq from looking into environment and service
+        yield make_conninfo(
+            **({"password": "", "gssdelegation": "0"} if _KNOWS_DELEGATION else {"password": ""}) | parameters
+        )
+        return
+    with _environment_lock:
+        taken = os.environ.pop("PGPASSWORD", None)
+        try:
+            yield dsn
+        finally:
+            if taken is not None:
+                os.environ["PGPASSWORD"] = taken
 
 
 def take_utf8(connection: psycopg.Connection[Any]) -> None:
@@ -56,10 +163,10 @@ def take_utf8(connection: psycopg.Connection[Any]) -> None:
 
 
 def is_pooled(connection: psycopg.Connection[Any]) -> bool:
-    """Whether a pooler such as PgBouncer stands between: it may give every transaction another session of the server.
+    """True behind a pooler such as PgBouncer, which may give every transaction another session of the server.
 
-    Then nothing outlives a transaction: no LISTEN, no prepared statement, no SET. A pooler invents the process id that
-    it tells its client. Needs an idle autocommit connection.
+    Then nothing outlives a transaction: no LISTEN, no prepared statement, no SET. The test: a pooler gives its client
+    another process id than the server's. Needs an idle autocommit connection.
     """
     row = connection.execute("select pg_catalog.pg_backend_pid()").fetchone()
     return row is not None and row[0] != connection.info.backend_pid
@@ -68,8 +175,7 @@ def is_pooled(connection: psycopg.Connection[Any]) -> bool:
 def conninfo_of(connection: psycopg.Connection[Any]) -> str:
     """The connection string of a live connection, with its password: for a second connection to the same database.
 
-    Of a list of servers it names the one that is connected, since psycopg asks them one after the other: another may
-    not have what this one has committed.
+    If several servers were listed, it names the connected one: another may lack its commits.
     """
     info = connection.info
     parameters: dict[str, Any] = info.get_parameters()
@@ -79,11 +185,11 @@ def conninfo_of(connection: psycopg.Connection[Any]) -> str:
 
 
 @contextlib.contextmanager
-def without_password(dsn: str) -> Iterator[str]:
-    """`dsn` with its password in a file that only this account can read, for plans, logs and worker processes.
+def conninfo_without_password(dsn: str) -> Iterator[str]:
+    """`dsn` with its password moved to a file that only this account can read: for plans, logs and worker processes.
 
-    The file is removed when the block ends. A connection string without a password stays as it is: workers on other
-    machines find theirs by PGPASSFILE or a connection service.
+    The file is removed after the block. A connection string without a password stays unchanged: workers on other
+    machines use their own PGPASSFILE or connection service.
     """
     parameters: dict[str, Any] = dict(conninfo_to_dict(dsn))
     password = parameters.pop("password", None)
@@ -98,11 +204,11 @@ def without_password(dsn: str) -> Iterator[str]:
         yield make_conninfo(**(parameters | {"passfile": str(path)}))
 
 
-def for_other_machines(dsn: str, given: str) -> str:
-    """What without_password() made, for machines that have no file of this one's.
+def conninfo_for_other_machines(dsn: str, given: str) -> str:
+    """The result of conninfo_without_password() for other machines, which lack this machine's password file.
 
-    A password that libpq found here in a file or the environment they find by what they have themselves. One that was
-    `given`, in the user's own connection string, stays in the file: it is good for workers on this machine only.
+    A password that libpq found in a file or the environment is left out: other machines use their own. A password in
+    the user's connection string `given` stays in the file, which serves workers on this machine only.
     """
     parameters: dict[str, Any] = dict(conninfo_to_dict(dsn))
     if not {"password", "passfile"} & conninfo_to_dict(given).keys():

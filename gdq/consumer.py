@@ -1,10 +1,10 @@
-"""Consumers of a queue: registering and moving them, and the loop that reads their batches."""
+"""Consumers of a queue: register and move them, and read their batches in a loop."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
@@ -18,27 +18,26 @@ from psycopg.pq import TransactionStatus
 from gdq.batch import Batch
 from gdq.call import call, rows
 from gdq.conninfo import connect, take_utf8
-from gdq.errors import GdqError, mapped
+from gdq.errors import GdqError, mapped_errors
 from gdq.listener import Listener
-from gdq.member import DEAD_AFTER, member_info
-from gdq.retry import Outcome, next_retry
+from gdq.member import DEAD_AFTER, member_info, stay_alive
+from gdq.retry import RetryOutcome, next_retry
 from gdq.source import MAX_EVENTS, Event
 from gdq.table_copy import TableCopy, resync, resynced
 from gdq.ticker import take_tick
-from gdq.typed.arrow import Reader
+from gdq.typed.arrow import ArrowReader
 
-# How often a paused consumer asks for retries that are due.
+# Seconds between two looks for due retries of a paused consumer.
 _PAUSED_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerInfo:
-    """One consumer of a queue: how far it is behind, what it takes and whose it is.
+    """One consumer of a queue: its lag, its tables and its owner.
 
-    `lag`: how old the oldest change that it has not finished is at most. `unread_bytes`: of the logs that it takes.
-    `batch_age`: since its oldest open batch was opened. `resync`: the tables that it must copy anew, now or once it
-    comes to the event that says so; `reason`: why. `tables` None: it takes all. A value is None while the consumer or
-    its queue is just going.
+    `lag`: upper bound for the age of its oldest unfinished change. `unread_bytes`: of the logs that it takes.
+    `batch_age`: time since its oldest open batch was opened. `resync`: tables that it must copy again, now or at a
+    later event; `reason`: why. `tables`: None for all. Values are None while consumer or queue are being dropped.
     """
 
     queue_name: str
@@ -60,17 +59,17 @@ class ConsumerInfo:
 
     @property
     def tables_resync(self) -> int:
-        """How many tables the consumer must copy anew."""
+        """Number of tables that the consumer must copy again."""
         return sum(table != "messages" for table in self.resync or [])
 
 
 class Handler(Protocol):
     """A function that `gdq consume` runs for every batch, in the transaction of the batch. It must not commit."""
 
-    def __call__(self, connection: Connection[Any], events: Iterator[Event], /) -> Iterable[Outcome] | None:
+    def __call__(self, connection: Connection[Any], events: Iterator[Event], /) -> Iterable[RetryOutcome] | None:
         """Apply the events; an exception rolls the transaction back and the batch comes again.
 
-        The result lists the events that were not applied: gdq.Retry and gdq.DeadLetter with event=.
+        Returns the events that it did not apply, as gdq.Retry or gdq.DeadLetter with event=, or None.
         """
 
 
@@ -83,11 +82,11 @@ def register_consumer(
     tables: Sequence[str] | None = None,
     skip_origin: Sequence[str] | None = None,
 ) -> bool:
-    """Register a consumer that gets every change after a tick (None: now); False when it was registered already.
+    """Register a consumer that gets every change after a tick (None: now); False if it was registered already.
 
-    `tables`: the captured tables that it takes, None for all, also those added later. `skip_origin`: origins whose
-    changes it does not get. TruncatedPosition when changes after the tick may be gone; WrongIsolation when the
-    transaction has written.
+    `tables`: the captured tables that it takes; None for all, also later ones. `skip_origin`: origins whose changes it
+    does not get. TruncatedPosition if changes after the tick may be gone; WrongIsolation if the transaction has
+    written.
     """
     names = None if tables is None else list(tables)
     skipped = None if skip_origin is None else list(skip_origin)
@@ -98,7 +97,7 @@ def register_consumer(
 
 
 def unregister_consumer(connection: Connection[Any], queue: str, consumer: str) -> bool:
-    """Forget a consumer and its position; False when there was none."""
+    """Delete a consumer and its position; False if there was none."""
     return bool(call(connection, "unregister_consumer", queue, consumer))
 
 
@@ -111,29 +110,29 @@ def seek(
     time: datetime | str | None = None,
     now: bool = False,
 ) -> int:
-    """Move a consumer to a tick, to the last one at or before a time, or to one taken now; its number.
+    """Move a consumer to a tick, to the last tick at or before a time, or to one taken now; returns the tick's number.
 
-    TruncatedPosition when changes after it are gone. psycopg.errors.LockNotAvailable while a worker holds the
+    TruncatedPosition if changes after the tick are gone. psycopg.errors.LockNotAvailable while a worker holds the
     consumer: nothing is changed, try again.
     """
     return int(call(connection, "seek", queue, consumer, at_tick=tick, at_time=time, to_now=now))
 
 
 def set_tables(connection: Connection[Any], queue: str, consumer: str, tables: Sequence[str] | None) -> bool:
-    """Change which tables a consumer takes from now on (None: all); False when it takes these already."""
+    """Change the tables that a consumer takes from now on (None: all); False if it takes these already."""
     return bool(call(connection, "set_tables", queue, consumer, None if tables is None else list(tables)))
 
 
 def consumer_info(connection: Connection[Any], queue: str | None = None) -> list[ConsumerInfo]:
     """The consumers of all queues, or of one."""
-    return rows(connection, ConsumerInfo, "select * from gdq.consumer_info(%s)", queue, binary=True)
+    return rows(connection, ConsumerInfo, "select * from gdq.consumer_info(%s)", queue)
 
 
 def peek(connection: Connection[Any], queue: str, consumer: str | None = None, *, limit: int) -> list[Event]:
-    """The next events of a consumer, at most `limit`, without consuming them; None: the one furthest behind.
+    """The next events of a consumer, at most `limit`, without consuming them. `consumer` None: the one furthest behind.
 
     Takes a tick first. Needs an idle autocommit connection. psycopg.errors.LockNotAvailable while a worker holds the
-    consumer; GdqError when the queue has none.
+    consumer; GdqError if the queue has no consumer.
     """
     take_tick(connection, queue)
     if consumer is None:
@@ -141,7 +140,7 @@ def peek(connection: Connection[Any], queue: str, consumer: str | None = None, *
         if not consumers:
             raise GdqError(f'queue "{queue}" has no consumer to look for', hint="Register one first.")
         consumer = max(consumers, key=lambda info: info.unread_events or 0).consumer_name
-    # What opens the batch is undone, so a worker's own token stays good.
+    # rolled back, so that a worker's own token stays valid
     with connection.transaction(force_rollback=True):
         connection.execute("set local lock_timeout = '2s'")
         members = member_info(connection, queue, consumer)
@@ -158,12 +157,13 @@ class Consumer:
                 for event in batch.events():
                     ...
 
-    `source`: a connection string, or a connection. A connection must be idle; it is switched to autocommit, so that
-    every batch is a READ COMMITTED transaction of its own, and stays open at the end. While a Consumer waits it does a
-    ticker's work too. Behind a pooler no notification arrives, and the Consumer looks every half second instead.
-    `max_events`: ticks are joined into one batch of at most this many events; a single tick is never divided.
-    `member`: the name of this member, where several members of the consumer work on batches side by side. A batch that
-    a member has held for `dead_after` is taken over by another member, so choose a time that no batch takes.
+    `source`: a connection string or an idle connection. A given connection is switched to autocommit, so that each
+    batch is its own READ COMMITTED transaction, and stays open at the end. While a Consumer waits it also does a
+    ticker's work. Behind a pooler no notification arrives; the Consumer looks every half second instead.
+    `max_events`: ticks are joined into batches of at most this many events; a single tick is never divided.
+    `member`: the name of this member, if several members of the consumer work on batches side by side. While this
+    process lives, it shows on a second connection that it does. Another member takes over a batch whose member was not
+    heard of for `dead_after`; the first member then gets StaleBatch.
     """
 
     def __init__(
@@ -189,6 +189,9 @@ class Consumer:
         if self.connection.info.transaction_status != TransactionStatus.IDLE:
             raise GdqError("a consumer needs a connection that is not in a transaction")
         try:
+            if self.connection.info.parameter_status("in_hot_standby") == "on":
+                # the server would first refuse to read an unlogged table
+                raise GdqError("a consumer needs the primary server, this is a standby", hint="Connect to the primary.")
             self.connection.autocommit = True
             self.connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
             take_utf8(self.connection)
@@ -218,17 +221,19 @@ class Consumer:
         once: bool = False,
         timeout: float | None = None,
         stop: Callable[[], bool] = lambda: False,
-    ) -> Iterator[Batch]:
-        """The batches from the consumer's position on, each in a transaction of its own.
+    ) -> Generator[Batch, None, None]:
+        """Yield the batches from the consumer's position on, each in its own transaction.
 
-        Asking for the next batch finishes the one before and commits (batch.commit() does it earlier); an exception or
-        a `break` rolls back, and the batch comes again. `once`: force a tick and end with the batch that holds it.
-        `timeout`: end when there was no batch for that many seconds. `stop` is asked between batches and while waiting.
+        Asking for the next batch finishes and commits the one before (batch.commit() does it earlier). An exception or
+        a `break` rolls back, and the batch comes again. `once`: force a tick and end with its batch. `timeout`: end
+        after this many seconds without a batch. `stop` is called between batches and while waiting.
         """
-        with closing(Reader(self.connection)) as reader:
+        with closing(ArrowReader(self.connection)) as reader:
             yield from self._batches(reader, once, timeout, stop)
 
-    def _batches(self, reader: Reader, once: bool, timeout: float | None, stop: Callable[[], bool]) -> Iterator[Batch]:
+    def _batches(
+        self, reader: ArrowReader, once: bool, timeout: float | None, stop: Callable[[], bool]
+    ) -> Iterator[Batch]:
         self._check_logs()
         last_tick = take_tick(self.connection, self.queue) if once else None
         listener = self._listener
@@ -240,8 +245,9 @@ class Consumer:
             with ExitStack() as transaction:
                 batch = self._open(transaction, reader)
                 if batch is not None:
-                    yield batch
-                    batch.commit()
+                    with self._held(batch):
+                        yield batch
+                        batch.commit()
                     self._streaming = batch.streamed
                     waiting_since = time.monotonic()
             if last_tick is not None and (batch is None or batch.tick_to >= last_tick):
@@ -255,9 +261,9 @@ class Consumer:
                 return
 
     def _wait(self, look_after: float, until: float | None, stop: Callable[[], bool]) -> bool:
-        """Wait until there may be a batch; False when there is none by `until`.
+        """Wait until there may be a batch; False if there is none by `until`.
 
-        Looking for a batch locks, and so costs a transaction number: the consumer looks only when there is a tick or a
+        A look for a batch locks, which costs a transaction number. So the consumer looks only after a tick, when a
         retry is due, and `look_after` seconds after the wait began.
         """
         started = time.monotonic()
@@ -268,11 +274,11 @@ class Consumer:
         def is_over() -> bool:
             return may_have_batch() or (until is not None and time.monotonic() >= until)
 
-        # what the server has sent is read by the next command, which should be the one that fetches the batch
+        # the next command reads the notifications: let it be the command that fetches the batch
         return self._listener.wait(is_over, pause_seconds=look_after) or may_have_batch()
 
     def resync(self, table: str) -> AbstractContextManager[TableCopy]:
-        """Copy a table anew after ResyncRequired, outside a batch; the block's writes commit together with the copy.
+        """Copy a table again after ResyncRequired, outside a batch; the block's writes commit together with the copy.
 
         with consumer.resync("public.orders") as copy:
             consumer.connection.execute("truncate mirror")
@@ -282,16 +288,16 @@ class Consumer:
         return resync(self.connection, self.queue, self.consumer, table)
 
     def resynced(self, table: str, snapshot: str) -> None:
-        """Note that the table was copied as of a snapshot, where resync() does not fit; outside a batch."""
+        """Record that the table was copied as of a snapshot, without resync(); call it outside a batch."""
         resynced(self.connection, self.queue, self.consumer, table, snapshot)
 
-    def _open(self, transaction: ExitStack, reader: Reader) -> Batch | None:
+    def _open(self, transaction: ExitStack, reader: ArrowReader) -> Batch | None:
         """The next batch, in a transaction that `transaction` ends.
 
-        A member opens its batch in a transaction before that one: the lock on the subscription, held while the member
-        works, would keep the other members out.
+        A member opens its batch in an earlier transaction: otherwise its lock on the subscription would keep the other
+        members out while it works.
         """
-        # whoever has read the events of the last batch will read those of the next
+        # a program that has read the events of the last batch will read those of the next
         begin = self._streaming and self.member is None
         with ExitStack() as opening:
             if not begin:
@@ -311,6 +317,12 @@ class Consumer:
             transaction.enter_context(self.connection.transaction())
         return batch
 
+    def _held(self, batch: Batch) -> AbstractContextManager[None]:
+        """While a member works on a batch, the others know that it is alive."""
+        if self.member is None:
+            return nullcontext()
+        return stay_alive(self.connection, batch.id, batch.token, self._dead_after)
+
     def _look_after(self, finished: Batch | None) -> float:
         """Upper bound, in seconds, before the next look for a batch; `finished`: the batch of the last look."""
         look = self._listener.look_seconds
@@ -319,12 +331,12 @@ class Consumer:
         due = next_retry(self.connection, self.queue, self.consumer)
         if due is None:
             return look
-        # A paused consumer is not handed what is due, and must not ask for it without a pause.
+        # a paused consumer gets no due retries, so without a pause it would look all the time
         return min(due if due > 0 else _PAUSED_SECONDS, look)
 
     def _check_logs(self) -> None:
-        # Once for each connection, which a crash ends; next_batch() gives no batch when it is the first to find out.
-        with self.connection.transaction(), mapped():
+        # once per connection, since a crash ends the connection; the first next_batch() that notices it gives no batch
+        with self.connection.transaction(), mapped_errors():
             self.connection.execute("select gdq.check_logs(%s)", [self.queue])
 
 

@@ -1,4 +1,4 @@
-"""DDL of captured tables that capture follows without event triggers."""
+"""DDL on captured tables that capture follows without event triggers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from gdq.call import call
 
 
 def apply_ddl(connection: Connection[Any], queue: str, ddl: str, *, lock: Sequence[str] | None = None) -> int:
-    """Run DDL commands in the caller's transaction and keep capture in step; how many tables have new columns.
+    """Run DDL commands in the caller's transaction and update capture; returns the number of tables with new columns.
 
-    `lock`: tables that are locked first. WrongIsolation unless READ COMMITTED; psycopg.errors.LockNotAvailable when a
-    table is not free within 500 ms: roll back and try again.
+    `lock`: tables to lock first. WrongIsolation unless READ COMMITTED; psycopg.errors.LockNotAvailable if a table is
+    not free within 500 ms: roll back and try again.
     """
     return int(call(connection, "apply_ddl", queue, ddl, None if lock is None else list(lock)))

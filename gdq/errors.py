@@ -1,12 +1,13 @@
 """Errors of gdq. All but ConnectionLost are below GdqError.
 
     GdqError
-     +-- EmbeddedError            an embedded server or its Java cannot be had
+     +-- DivergedView             an audit found a view's rows different from its query
+     +-- EmbeddedError            an embedded server or its Java cannot be set up
      +-- InstallError             gdq cannot be installed here
      +-- PlanError                the view cannot be kept up to date from changes
      +-- RefreshConflict          another refresh has overtaken this one
      +-- UnsupportedValue         a column or value has no faithful Arrow or Spark form
-     +-- ServerError              a SQL function of gdq has refused, with an SQLSTATE of its own:
+     +-- ServerError              a SQL function of gdq has refused, with one of gdq's SQLSTATEs:
           +-- StaleBatch          GDQ01
           +-- TruncatedPosition   GDQ02
           +-- ResyncRequired      GDQ03
@@ -16,7 +17,7 @@
     psycopg.OperationalError
      +-- ConnectionLost           the stream of a logical slot has ended
 
-Other errors of the server pass through as psycopg.Error. Without a message an error has its class's docstring.
+Other server errors pass through as psycopg.Error. An error without a message has its class's docstring as message.
 """
 
 # ruff: noqa: N818 (as in psycopg, an error's name says what happened: StaleBatch)
@@ -37,6 +38,14 @@ class GdqError(Exception):
         super().__init__(message or type(self).__doc__)
         self.detail = detail
         self.hint = hint
+        # Tracebacks show notes, not attributes.
+        for label, text in (("Detail", detail), ("Hint", hint)):
+            if text:
+                self.add_note(f"{label}: {text}")
+
+
+class DivergedView(GdqError):
+    """An audit found that a view's rows differ from its query; the next refresh loads the view in full."""
 
 
 class EmbeddedError(GdqError):
@@ -118,8 +127,8 @@ _BY_SQLSTATE = {
 }
 
 
-def from_server(error: psycopg.Error) -> GdqError | None:
-    """The error of gdq that a server error's SQLSTATE stands for, None when it is not one of gdq's own."""
+def error_from_server(error: psycopg.Error) -> GdqError | None:
+    """The error of gdq for a server error's SQLSTATE; None if the SQLSTATE is not one of gdq's."""
     kind = _BY_SQLSTATE.get(error.sqlstate or "")
     if kind is None:
         return None
@@ -127,8 +136,8 @@ def from_server(error: psycopg.Error) -> GdqError | None:
     return kind(diag.message_primary, detail=diag.message_detail, hint=diag.message_hint)
 
 
-def by_sqlstate(sqlstate: str | None, message: str, *, hint: str | None = None) -> Exception:
-    """The error for an SQLSTATE that came through another driver: gdq's own class, or psycopg's."""
+def error_by_sqlstate(sqlstate: str | None, message: str, *, hint: str | None = None) -> Exception:
+    """The error for an SQLSTATE from another driver: gdq's class, or psycopg's."""
     own = _BY_SQLSTATE.get(sqlstate or "")
     if own is not None:
         return own(message, hint=hint)
@@ -139,12 +148,12 @@ def by_sqlstate(sqlstate: str | None, message: str, *, hint: str | None = None) 
 
 
 @contextlib.contextmanager
-def mapped() -> Iterator[None]:
-    """Turn server errors with an SQLSTATE of gdq's into the classes above; let all others pass."""
+def mapped_errors() -> Iterator[None]:
+    """Turn server errors with an SQLSTATE of gdq's into the classes above; let others pass."""
     try:
         yield
     except psycopg.Error as error:
-        own = from_server(error)
+        own = error_from_server(error)
         if own is None:
             raise
         raise own from error

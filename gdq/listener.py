@@ -1,4 +1,4 @@
-"""Waiting for the ticks of queues on one connection, and taking them where no ticker does."""
+"""Listener: waits for the ticks of queues on one connection, and takes ticks if no ticker runs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from psycopg import Connection, sql
 
 from gdq.conninfo import is_pooled
 from gdq.queue import queue_info
-from gdq.ticker import INTERVAL_SECONDS, TICKER_SECONDS, Housekeeping
+from gdq.ticker import TICK_INTERVAL_SECONDS, TICKER_SECONDS, Housekeeping
 
 _PAUSE_SECONDS_MAX = 0.5
 
-# The notification of a tick ends a wait at once: these are for one that got lost, and for a pooler, which has none.
+# A tick's notification ends a wait at once. These times are for a lost one, and for a pooler, which passes none on.
 _LOOK_SECONDS = 5.0
 _POOLED_LOOK_SECONDS = 0.5
 
@@ -32,8 +32,9 @@ class _Queue:
 class Listener:
     """Waits for the ticks of queues, and does a ticker's work meanwhile.
 
-    Works on one idle autocommit connection. Behind a pooler nothing notifies: the caller looks every `look_seconds`.
-    `notified`: a tick came since the caller last set it to False. `last_tick`: the highest tick that was notified of.
+    Works on one idle autocommit connection. The caller should look every `look_seconds` without a notification, as
+    behind a pooler. `notified`: a tick came since the caller last set it to False. `last_tick`: the highest notified
+    tick.
     """
 
     def __init__(self, connection: Connection[Any]) -> None:
@@ -46,11 +47,11 @@ class Listener:
         connection.add_notify_handler(self._notice)
 
     def close(self) -> None:
-        """Leave the connection to its owner."""
+        """Stop handling the connection's notifications."""
         self._connection.remove_notify_handler(self._notice)
 
     def listen(self, names: Collection[str]) -> None:
-        """Listen to these queues, and no longer keep house for any other."""
+        """Listen to these queues and take their ticks, and no longer those of others."""
         self._queues = {channel: queue for channel, queue in self._queues.items() if queue.name in names}
         if len(self._queues) == len(names):
             return
@@ -70,14 +71,14 @@ class Listener:
     ) -> bool:
         """Wait until `is_over()`, or until the server has sent something; True for the latter.
 
-        What was sent is left unread: the caller's next command reads it, and then `notified` may be True. `is_over` is
-        asked every half second at the latest, or `pause_seconds`, and whenever one of `sockets()` can be read.
+        The caller's next command reads the server's message; then `notified` may be True. `is_over` is called at least
+        every half second, or `pause_seconds`, and whenever one of `sockets()` becomes readable.
         """
-        pause = INTERVAL_SECONDS
+        pause = TICK_INTERVAL_SECONDS
         while not is_over():
             if self._take_ticks():
-                self.notified = self.notified or self.pooled  # nobody notifies of it there
-                pause = INTERVAL_SECONDS
+                self.notified = self.notified or self.pooled  # a pooler passes no notification on
+                pause = TICK_INTERVAL_SECONDS
             elif is_over():  # a notification came with the answer
                 break
             else:
@@ -88,12 +89,12 @@ class Listener:
         return False
 
     def _take_ticks(self) -> int:
-        """Take the ticks that are due, of the queues whose ticker was not heard of lately; how many."""
+        """Take the due ticks of queues whose ticker has not notified lately; returns their number."""
         due = [queue for queue in self._queues.values() if time.monotonic() - queue.heard_at >= TICKER_SECONDS]
         return sum(queue.housekeeping.step(self._connection) for queue in due)
 
     def _notice(self, notify: psycopg.Notify) -> None:
-        # called whatever the connection is busy with when the notification arrives
+        # psycopg may call this during any command
         self.notified = True
         queue = self._queues.get(notify.channel)
         if queue is not None:

@@ -1,21 +1,37 @@
-"""Members of cooperative consumers: workers that share one stream, each with batches of its own."""
+"""Members of cooperative consumers: workers that share one stream, each with its own batches."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
+import psycopg
 from psycopg import Connection
 
 from gdq.call import call, rows
+from gdq.conninfo import connect, conninfo_of
+from gdq.errors import StaleBatch
+
+log = logging.getLogger(__name__)
 
 DEAD_AFTER = timedelta(minutes=5)
+
+# A member shows this often within `dead_after` that it is alive.
+_SIGNS = 3
+
+# At the end of a batch a sign that is on its way is waited for this long.
+_LAST_SIGN_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class MemberInfo:
-    """One member of a consumer, its open batch and how long the member has held that."""
+    """One member of a consumer, its open batch, and the time since the member got that batch."""
 
     queue_name: str
     consumer_name: str
@@ -25,15 +41,51 @@ class MemberInfo:
 
 
 def register_member(connection: Connection[Any], queue: str, consumer: str, member: str) -> bool:
-    """Add a member to a consumer, which makes it cooperative; False when it was registered already."""
+    """Add a member to a consumer, which becomes cooperative; False if the member was registered already."""
     return bool(call(connection, "register_member", queue, consumer, member))
 
 
 def unregister_member(connection: Connection[Any], queue: str, consumer: str, member: str) -> bool:
-    """Forget a member; its open batch goes to the next member that asks. False when there was none."""
+    """Delete a member; the next member that asks gets its open batch. False if there was no such member."""
     return bool(call(connection, "unregister_member", queue, consumer, member))
 
 
 def member_info(connection: Connection[Any], queue: str | None = None, consumer: str | None = None) -> list[MemberInfo]:
     """The members of all consumers, of those of one queue, or of one."""
     return rows(connection, MemberInfo, "select * from gdq.member_info(%s, %s)", queue, consumer)
+
+
+@contextlib.contextmanager
+def stay_alive(connection: Connection[Any], batch: int, token: UUID, dead_after: timedelta) -> Iterator[None]:
+    """Show within the block that the member which holds a batch is alive, so that no other member takes the batch over.
+
+    A thread calls gdq.touch_batch() on a second connection, which is made only once the batch was held for a third of
+    `dead_after`. A process that stands still shows nothing.
+    """
+    every = dead_after.total_seconds() / _SIGNS
+    if every <= 0:
+        yield
+        return
+    done = threading.Event()
+    arguments = (conninfo_of(connection), batch, token, every, done)
+    signs = threading.Thread(target=_show_signs, args=arguments, name=f"gdq batch {batch}", daemon=True)
+    signs.start()
+    try:
+        yield
+    finally:
+        done.set()
+        signs.join(_LAST_SIGN_SECONDS)
+
+
+def _show_signs(conninfo: str, batch: int, token: UUID, every: float, done: threading.Event) -> None:
+    """Touch a batch until `done`, or until it is stale, which its member will learn by itself."""
+    while not done.wait(every):
+        try:
+            with connect(conninfo, autocommit=True) as beside:
+                call(beside, "touch_batch", batch, token)
+                while not done.wait(every):
+                    call(beside, "touch_batch", batch, token)
+        except StaleBatch:
+            return
+        except psycopg.Error as error:
+            log.warning("a member could not show that it is alive: %s", str(error).partition("\n")[0])

@@ -1,6 +1,6 @@
 """Messages of the application, in the same stream and order as the changes.
 
-All take a connection and leave the transaction to the caller: a message is there when that commits, like a change.
+All take a connection and leave the transaction to the caller: a message appears when that commits, like a change.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from psycopg.types.json import Jsonb
 
 from gdq.call import call, scalar
 from gdq.errors import GdqError
+from gdq.qualified_sql import qualified
 from gdq.source import Event
 
-EXTRAS = 4
+_EXTRAS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What an event with the op "message" carries.
+    """The content of an event with op "message".
 
-    `data` is what was inserted: a str for text, else the value of its JSON. `extra` holds up to four texts.
+    `data`: a str for text, else the value of the JSON. `extra`: up to four texts.
     """
 
     type: str | None
@@ -34,8 +35,8 @@ class Message:
     def of(cls, event: Event) -> Self:
         """The message of an event; GdqError for any other event."""
         if event.op != "message" or event.new is None:
-            raise GdqError(f"event {event.id} is no message but: {event.op}")
-        extra = [event.new.get(f"extra{number + 1}") for number in range(EXTRAS)]
+            raise GdqError(f"event {event.id} is not a message but: {event.op}")
+        extra = [event.new.get(f"extra{number + 1}") for number in range(_EXTRAS)]
         while extra and extra[-1] is None:
             extra.pop()
         return cls(event.new["type"], event.new["data"], tuple(extra))
@@ -48,35 +49,32 @@ def insert_event(
     data: Any,
     *extra: str | None,
 ) -> int:
-    """Put one message into a queue; its number. `data`: text as str, or what JSON can hold, also as psycopg's Jsonb.
+    """Put one message into a queue; returns its number. `data`: text as str, or a JSON value, also as psycopg's Jsonb.
 
-    psycopg.errors.UndefinedObject when there is no such queue, ProgramLimitExceeded for more than 100 MB.
+    psycopg.errors.UndefinedObject if there is no such queue, ProgramLimitExceeded for more than 100 MB.
     """
     kind = "text" if isinstance(data, str) else "jsonb"
     values = [queue, type, data if kind == "text" else _json(data), *_extras(extra)]
-    query = f"select gdq.insert_event(%s, %s, %s::{kind}, %s, %s, %s, %s)"
+    query = qualified(f"select gdq.insert_event(%s, %s, %s::{kind}, %s, %s, %s, %s)")
     return int(scalar(connection, query, *values))
 
 
 def insert_events(connection: Connection[Any], queue: str, messages: Iterable[Message]) -> int:
-    """Put many messages into a queue in one statement, in this order; how many."""
+    """Put many messages into a queue by one statement, in this order; returns their number."""
     rows = list(messages)
     types = [message.type for message in rows]
-    data = [
-        message.data if message.data is None or isinstance(message.data, Jsonb) else Jsonb(message.data)
-        for message in rows
-    ]
-    extras = list(zip(*(_extras(message.extra) for message in rows), strict=True)) or [()] * EXTRAS
+    data = [_json(message.data) for message in rows]
+    extras = list(zip(*(_extras(message.extra) for message in rows), strict=True)) or [()] * _EXTRAS
     arrays = [list(extra) if any(value is not None for value in extra) else None for extra in extras]
-    query = """select gdq.insert_events(%s, %s::text[], %s::jsonb[],
-                 %s::text[], %s::text[], %s::text[], %s::text[])"""
+    query = qualified("""select gdq.insert_events(%s, %s::text[], %s::jsonb[],
+                 %s::text[], %s::text[], %s::text[], %s::text[])""")
     return int(scalar(connection, query, queue, types, data, *arrays))
 
 
 def take_messages(connection: Connection[Any], queue: str, consumer: str) -> bool:
-    """Let a consumer of certain tables have the queue's messages too, from its next batch on; False when it has them.
+    """Let a consumer of certain tables also take messages, from its next batch on; False if it takes them already.
 
-    psycopg.errors.ObjectInUse while it has a batch.
+    psycopg.errors.ObjectInUse while the consumer has an open batch.
     """
     return bool(call(connection, "take_messages", queue, consumer))
 
@@ -87,6 +85,6 @@ def _json(data: Any) -> Jsonb | None:
 
 def _extras(extra: Iterable[str | None]) -> list[str | None]:
     values = list(extra)
-    if len(values) > EXTRAS:
-        raise GdqError(f"a message has at most {EXTRAS} extras, not {len(values)}")
-    return values + [None] * (EXTRAS - len(values))
+    if len(values) > _EXTRAS:
+        raise GdqError(f"a message has at most {_EXTRAS} extras, not {len(values)}")
+    return values + [None] * (_EXTRAS - len(values))

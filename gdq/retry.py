@@ -1,6 +1,6 @@
 """Events that a consumer cannot handle: retries, dead letters, and handlers that take one event at a time."""
 
-# ruff: noqa: N818 (Retry and DeadLetter say what becomes of an event; they are no errors)
+# ruff: noqa: N818 (Retry and DeadLetter are outcomes of an event, not errors)
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from psycopg import Connection
 
 from gdq.call import call, rows, scalar
 from gdq.errors import GdqError
+from gdq.qualified_sql import qualified
 from gdq.source import Event
 
-DELAY = timedelta(minutes=1)
+RETRY_DELAY = timedelta(minutes=1)
 
 
-class Outcome(Exception):
+class RetryOutcome(Exception):
     """The outcome of an event that was not handled: a Retry or a DeadLetter.
 
     A handler of single events raises it; a handler of batches returns such outcomes, each with its event.
@@ -33,39 +34,41 @@ class Outcome(Exception):
         self.event = event
 
 
-class Retry(Outcome):
+class Retry(RetryOutcome):
     """The event comes again, in the first batch that is opened after `delay`."""
 
-    def __init__(self, reason: str | None = None, *, delay: timedelta = DELAY, event: Event | None = None) -> None:
+    def __init__(
+        self, reason: str | None = None, *, delay: timedelta = RETRY_DELAY, event: Event | None = None
+    ) -> None:
         super().__init__(reason, event=event)
         self.delay = delay
 
 
-class DeadLetter(Outcome):
+class DeadLetter(RetryOutcome):
     """The event is given up, and kept among the dead letters."""
 
     dead = True
 
 
-class Parking(Protocol):
+class _Parking(Protocol):
     """A batch that can put events aside: gdq.Batch."""
 
     @property
     def connection(self) -> Connection[Any]:
         """The connection of the batch's transaction."""
 
-    def put_aside(self, outcomes: Sequence[Outcome]) -> int:
+    def put_aside(self, outcomes: Sequence[RetryOutcome]) -> int:
         """Put events aside, each as its outcome says."""
 
 
 EventHandler = Callable[[Connection[Any], Event], object]
 
 
-def settle(batch: Parking, outcomes: Iterable[object]) -> None:
-    """Put aside what a batch handler returned; GdqError for anything that is not an outcome with its event."""
-    aside: list[Outcome] = []
+def settle_outcomes(batch: _Parking, outcomes: Iterable[object]) -> None:
+    """Put aside the outcomes that a batch handler returned; GdqError for anything but an outcome with its event."""
+    aside: list[RetryOutcome] = []
     for outcome in outcomes:
-        if not isinstance(outcome, Outcome) or outcome.event is None:
+        if not isinstance(outcome, RetryOutcome) or outcome.event is None:
             raise GdqError(
                 f"a handler returned {outcome!r}", hint="Return nothing, or Retry and DeadLetter with event=."
             )
@@ -73,26 +76,26 @@ def settle(batch: Parking, outcomes: Iterable[object]) -> None:
     batch.put_aside(aside)
 
 
-def handle_each(
-    batch: Parking, events: Iterator[Event], handler: EventHandler, *, on_error: timedelta | None = None
+def handle_each_event(
+    batch: _Parking, events: Iterator[Event], handler: EventHandler, *, on_error: timedelta | None = None
 ) -> None:
-    """Hand events to `handler` one by one, each in a savepoint, so that what one did can be undone alone.
+    """Hand events to `handler` one by one, each in a savepoint, so that each can be undone alone.
 
-    When it raises Retry or DeadLetter the event is put aside and the next one follows. Other errors fail the batch, or,
-    with `on_error`, put the event aside for that long; gdq's own errors and the loss of the connection always fail it.
+    If it raises Retry or DeadLetter, the event is put aside and the next one follows. Other errors fail the batch, or
+    with `on_error` put the event aside for that time. gdq's own errors and a lost connection always fail the batch.
     """
-    aside: list[Outcome] = []
+    aside: list[RetryOutcome] = []
     for event in events:
         try:
             with batch.connection.transaction():
                 handler(batch.connection, event)
-        except Outcome as outcome:
+        except RetryOutcome as outcome:
             outcome.event = event
             aside.append(outcome.with_traceback(None))
         except Exception as error:
             if on_error is None or isinstance(error, GdqError) or batch.connection.broken:
                 raise
-            reason = f"{type(error).__name__}: {error}".replace("\0", "")  # which no text of the server's holds
+            reason = f"{type(error).__name__}: {error}".replace("\0", "")  # PostgreSQL's text cannot hold \0
             aside.append(Retry(reason, delay=on_error, event=event))
     batch.put_aside(aside)
 
@@ -115,7 +118,7 @@ class RetryInfo:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterInfo:
-    """An event that a consumer gave up, as it was in its batch."""
+    """An event that a consumer gave up, with its values in the batch."""
 
     dead_letter_id: int
     queue_name: str
@@ -140,14 +143,14 @@ def retry_info(connection: Connection[Any], queue: str | None = None, consumer: 
 
 
 def next_retry(connection: Connection[Any], queue: str, consumer: str) -> float | None:
-    """The seconds until the next retry of a consumer is due; None when no event waits."""
-    query = "select extract(epoch from gdq.next_retry(%s, %s) - clock_timestamp())::float8"
+    """The seconds until the next retry of a consumer is due; None if no event waits."""
+    query = qualified("select extract(epoch from gdq.next_retry(%s, %s) - clock_timestamp())::float8")
     seconds: float | None = scalar(connection, query, queue, consumer)
     return seconds
 
 
 def set_retry_limit(connection: Connection[Any], queue: str, consumer: str, retries: int) -> None:
-    """Set how often an event of a consumer is retried before it becomes a dead letter (10 unless set)."""
+    """Set the number of retries after which an event becomes a dead letter (default 10)."""
     call(connection, "set_retry_limit", queue, consumer, retries)
 
 
@@ -164,7 +167,7 @@ def replay_dead_letters(
     *,
     older_than: timedelta | str | None = None,
 ) -> int:
-    """Hand dead letters to their consumer again, in its next batch; how many.
+    """Give dead letters to their consumer again, in its next batch; returns their number.
 
     `ids`: the dead letters, None for all. `older_than`: only those that died at least this long ago.
     """
@@ -179,7 +182,7 @@ def purge_dead_letters(
     *,
     older_than: timedelta | str | None = None,
 ) -> int:
-    """Delete dead letters; how many.
+    """Delete dead letters; returns their number.
 
     `ids`: the dead letters, None for all. `older_than`: only those that died at least this long ago.
     """

@@ -1,4 +1,4 @@
-"""Sequences whose values are published with the ticks of a queue, for copies that must be ready to take over."""
+"""Sequences whose values are published with a queue's ticks, for copies that must be ready to take over."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from gdq.call import call, rows
 
 @dataclass(frozen=True, slots=True)
 class SequenceValue:
-    """A sequence at the end of a batch: no transaction of the batch took a value beyond it.
+    """A sequence's value at the end of a batch: no transaction of the batch took a value beyond it.
 
-    `setval(name, last_value, is_called)` brings a copy to the same state. None where it could not be read at that tick,
-    because DDL held it: a later batch has it.
+    `setval(name, last_value, is_called)` brings a copy to the same state. The value is None if DDL locked the sequence
+    at that tick; a later batch has it.
     """
 
     sequence_name: str
@@ -25,7 +25,7 @@ class SequenceValue:
 
 @dataclass(frozen=True, slots=True)
 class SequenceInfo:
-    """A published sequence, with its value at the tick that published it last."""
+    """A published sequence, with its value at the last tick that published it."""
 
     queue_name: str
     sequence_name: str
@@ -36,15 +36,15 @@ class SequenceInfo:
 
 
 def add_sequence(connection: Connection[Any], queue: str, sequence: str) -> bool:
-    """Publish the value of a sequence with each tick; False when it is published already.
+    """Publish the value of a sequence with each tick; False if it is published already.
 
-    psycopg.errors.InsufficientPrivilege when the owner of gdq may not read it.
+    psycopg.errors.InsufficientPrivilege if the owner of gdq may not read the sequence.
     """
     return bool(call(connection, "add_sequence", queue, sequence))
 
 
 def remove_sequence(connection: Connection[Any], queue: str, sequence: str) -> bool:
-    """Stop publishing a sequence, named as sequence_info() does; False when it was not published."""
+    """Stop publishing a sequence, named as in sequence_info(); False if it was not published."""
     return bool(call(connection, "remove_sequence", queue, sequence))
 
 

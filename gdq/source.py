@@ -1,6 +1,6 @@
-"""Sources of changes: what a queue and a logical slot have in common, so that one reader takes either.
+"""Sources of changes: the protocols that a queue and a logical slot share, so that one reader takes either.
 
-A reader is written against BatchSource and SourceBatch. Consumer reads a queue, SlotSource a slot: both give batches of
+Write a reader against BatchSource and SourceBatch. Consumer reads a queue, SlotSource a slot; both give batches of
 events.
 """
 
@@ -12,12 +12,12 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from gdq.errors import GdqError
-from gdq.typed.pgtypes import Unsupported
+from gdq.typed.pgtypes import OnUnsupported
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# A batch joins ticks or transactions up to this number of changes, unless its reader wants another.
+# Default for the number of changes up to which ticks or transactions are joined in one batch.
 MAX_EVENTS = 50_000
 
 
@@ -25,11 +25,11 @@ MAX_EVENTS = 50_000
 class Event:
     """One change, in the order of the queue.
 
-    `op` is insert, update, delete, truncate, ddl or message (Message.of() reads the last). `key` is the new key of an
-    insert or update, the old one of a delete; `old` and `new` are row images, or the included columns in pk mode; None
-    where there is none. Values are JSON's: what JSON cannot hold is PostgreSQL's text (docs/types.md). `time` has a
-    time zone. `retries`: how often the event was put aside before; 0 for one that comes for the first time. `origin` is
-    where the change came from, if the table is captured with its origin and the writer said it.
+    `op`: insert, update, delete, truncate, ddl or message (read by Message.of()). `key`: the new key of an insert or
+    update, the old one of a delete. `old` and `new`: row images, or the included columns in pk mode. Each is None if
+    missing. Values are JSON's, or PostgreSQL's text if JSON cannot hold them (docs/types.md). `time` has a time zone.
+    `retries`: number of times the event was put aside before, 0 at first. `origin`: the writer's gdq.origin, if the
+    table is captured with it.
     """
 
     id: int
@@ -45,17 +45,17 @@ class Event:
 
 
 def iso_utc(time: datetime) -> str:
-    """A time in UTC, as it is printed everywhere."""
+    """A time in UTC as ISO text, the form of all output."""
     return time.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The place that a reader has come to; opaque to the reader, and text outside the server.
+    """The position of a reader; opaque to the reader, stored as text by str().
 
-    `kind` names the source ("queue"), `snapshot` is what has been read, `tick` the place in the source. `nonce` was
-    drawn for that tick: a source that lost its tail in a failover may give the number again, but not the nonce.
-    `era` ends when the source is restored from a dump, which makes its numbers void.
+    `kind` names the source ("queue"), `tick` is the place in the source, `snapshot` sees exactly the changes read.
+    `nonce` is random for each tick: after a failover that lost ticks the source may reuse a number, but not a nonce.
+    `era` ends when the source is restored from a dump, since its numbers are then invalid.
     """
 
     kind: str
@@ -78,11 +78,11 @@ class Position:
 
 
 class SourceBatch(Protocol):
-    """The changes between two positions: whole transactions, the same again when read again."""
+    """The changes between two positions: whole transactions; reading them again gives the same."""
 
     @property
     def position(self) -> Position:
-        """The reader's place once it has applied the batch."""
+        """The reader's position once it has applied the batch."""
 
     def tables(self) -> list[str]:
         """The tables that have rows in the batch, as `schema.table` quoted where needed."""
@@ -90,33 +90,33 @@ class SourceBatch(Protocol):
     def events(self) -> Iterator[Event]:
         """All changes in order, streamed."""
 
-    def arrow(self, table: str, *, unsupported: Unsupported = "error", as_text: Collection[str] = ()) -> pa.Table:
+    def arrow(self, table: str, *, unsupported: OnUnsupported = "error", as_text: Collection[str] = ()) -> pa.Table:
         """The log rows of one table, typed, in no order.
 
-        What Arrow cannot hold is an error, or text: for types with unsupported="text", for values by naming the
-        column in `as_text`.
+        A type or value that Arrow cannot hold is an error. To read text instead, set unsupported="text" for types, or
+        name the column in `as_text` for values.
         """
 
     def arrow_batches(
-        self, table: str, *, unsupported: Unsupported = "error", as_text: Collection[str] = ()
+        self, table: str, *, unsupported: OnUnsupported = "error", as_text: Collection[str] = ()
     ) -> Iterator[pa.RecordBatch]:
-        """The same, streamed."""
+        """As arrow(), streamed."""
 
-    def delta(self, table: str, *, unsupported: Unsupported = "error", as_text: Collection[str] = ()) -> pa.Table:
-        """The net change of one table: row images with a signed count in `_weight`, zeros left out."""
+    def delta(self, table: str, *, unsupported: OnUnsupported = "error", as_text: Collection[str] = ()) -> pa.Table:
+        """The net change of one table: row images with a signed count in `_weight`, without zero counts."""
 
     def commit(self) -> None:
         """Move the reader past the batch."""
 
 
 class BatchSource(Protocol):
-    """Gives batches, one after the other, each open until the next is asked for."""
+    """Gives batches one after the other; each stays open until the next is requested."""
 
     def batches(
         self, *, once: bool = False, timeout: float | None = None, stop: Callable[[], bool] = lambda: False
     ) -> Iterator[SourceBatch]:
         """The batches from the reader's position on.
 
-        `once`: end with the changes that are committed by now. `timeout`: end when there was no batch for that many
-        seconds; None: wait for ever. `stop` is asked between batches and while waiting: True ends the iteration.
+        `once`: end with the changes that are committed now. `timeout`: end after this many seconds without a batch;
+        None: wait for ever. `stop` is called between batches and while waiting: True ends the iteration.
         """

@@ -1,21 +1,22 @@
-"""The events of a batch, streamed through a cursor of the server; the first of them together with the batch itself."""
+"""The events of a batch, streamed through a server-side cursor; the first come together with the batch itself."""
 
 from __future__ import annotations
 
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import psycopg
 from psycopg import Connection, Cursor, Transaction
 from psycopg.rows import dict_row
 from psycopg.types.json import set_json_loads
 
-from gdq.errors import mapped
+from gdq.call import one_round_trip
+from gdq.errors import mapped_errors
 from gdq.member import DEAD_AFTER
+from gdq.qualified_sql import qualified
 from gdq.source import Event
 
 # Rows fetched from the cursor at a time: a row may hold two images of megabytes.
@@ -23,38 +24,27 @@ _FETCH_ROWS = 500
 
 _FLOAT_DIGITS = 16
 
-# A message's numbers are kept as they were sent; those of a row may stand for a float.
-# Microseconds since 1970: as text, a time follows the DateStyle of the session, which may be any.
+# A message comes as text, so that its numbers stay as they were sent; a row's numbers may be floats.
+# Times come as microseconds since 1970: their text would depend on the session's DateStyle.
 _DECLARE = """
     declare {name} no scroll cursor for
-     select ev_id, ev_txid, (extract(epoch from ev_time) * 1000000)::bigint, op, tbl, key, old,
-            case when op <> 'message' then new end, case when op = 'message' then new::text end, retries, origin
+     select ev_id, ev_txid, (extract(epoch from ev_time) operator(pg_catalog.*) 1000000)::bigint, op, tbl, key, old,
+            case when op operator(pg_catalog.<>) 'message' then new end,
+            case when op operator(pg_catalog.=) 'message' then new::pg_catalog.text end, retries, origin
        from gdq.get_events({batch})"""
 _FETCH = f"fetch {_FETCH_ROWS} from {{name}}"
 
-# A cursor that was not read to its end still holds its name.
+# Each cursor gets a new name, since one that was not read to its end still exists.
 _numbers = itertools.count()
 
-# Known to the server before the client has heard of it, so that both can be asked for at once.
-_OPENED = """nullif(current_setting('gdq.batch_id', true), '')::bigint,
-             nullif(current_setting('gdq.token', true), '')::uuid"""
+# The batch's id and token, passed on inside the server, so that batch and events need one round trip.
+_OPENED = qualified("""
+    case when current_setting('gdq.batch_id', true) <> '' then current_setting('gdq.batch_id', true)::bigint end,
+    case when current_setting('gdq.token', true) <> '' then current_setting('gdq.token', true)::uuid end""")
 _OPEN = "select * from gdq.next_batch(%s, %s, max_events => %s, member => %s, dead_after => %s)"
-_OPEN_AND_TELL = f"""
+_OPEN_AND_TELL = qualified(f"""
     select b.*, set_config('gdq.batch_id', b.batch_id::text, true), set_config('gdq.token', b.token::text, true)
-      from ({_OPEN}) b"""
-
-
-@contextmanager
-def round_trip(connection: Connection[Any]) -> Iterator[None]:
-    """What is executed within goes to the server together; the first error of it is raised at the end."""
-    with mapped():
-        try:
-            with connection.pipeline():
-                yield
-        except psycopg.errors.PipelineAborted as error:
-            # all that follows an error is aborted, and psycopg raises that if it comes in an answer of its own
-            first = error.__context__
-            raise (first if isinstance(first, psycopg.Error) else error) from None
+      from ({_OPEN}) b""")
 
 
 def next_batch(
@@ -66,8 +56,8 @@ def next_batch(
     member: str | None = None,
     dead_after: timedelta = DEAD_AFTER,
 ) -> dict[str, Any] | None:
-    """The row of gdq.next_batch(), None when there is nothing new; a Batch is made of it."""
-    with mapped(), connection.cursor(row_factory=dict_row) as cursor:
+    """The row of gdq.next_batch() for a Batch; None if there is nothing new."""
+    with mapped_errors(), connection.cursor(row_factory=dict_row) as cursor:
         return cursor.execute(_OPEN, [queue, consumer, max_events, member, dead_after]).fetchone()
 
 
@@ -77,7 +67,7 @@ def next_batch_with_events(
     """next_batch() in a transaction that `transaction` ends, and its events, the first in the same round trip."""
     name = _new_name()
     opened, events = connection.cursor(row_factory=dict_row), _cursor(connection)
-    with round_trip(connection):
+    with one_round_trip(connection):
         transaction.enter_context(Transaction(connection))
         opened.execute(_OPEN_AND_TELL, [queue, consumer, max_events, None, DEAD_AFTER])
         connection.execute(_DECLARE.format(name=name, batch=_OPENED).encode(), prepare=False)
@@ -86,18 +76,18 @@ def next_batch_with_events(
 
 
 def read_events(connection: Connection[Any], batch_id: int, token: object) -> Iterator[Event]:
-    """The events of an open batch; the first come in one round trip: mostly that is all."""
+    """The events of an open batch; the first round trip brings up to 500."""
     name, cursor = _new_name(), _cursor(connection)
     declare = _DECLARE.format(name=name, batch=f"{int(batch_id)}, '{token}'")
-    with mapped():
+    with mapped_errors():
         cursor.execute(f"{declare}; {_FETCH.format(name=name)}".encode())
     cursor.nextset()
     yield from _rest(cursor, name)
 
 
 def _rest(cursor: Cursor[Event], name: str) -> Iterator[Event]:
-    """What was fetched, and what has to be fetched after it."""
-    with mapped(), cursor:
+    """The fetched rows, then the remaining ones."""
+    with mapped_errors(), cursor:
         rows = cursor.fetchall()
         while rows:
             yield from rows
@@ -128,7 +118,7 @@ def _event_row(_cursor: Any) -> Callable[[Sequence[Any]], Event]:
 
 
 def json_integer(text: str) -> int | float:
-    """A number without a fraction: bigint comes as text, so what does not fit 2^53 is a float, such as 1e300."""
+    """A JSON number without a fraction. Large integers come as text, so a number of 16 digits or more is a float."""
     return int(text) if len(text) < _FLOAT_DIGITS else float(text)
 
 

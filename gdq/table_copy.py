@@ -1,4 +1,4 @@
-"""Copies of a captured table: what a consumer makes after ResyncRequired, at a snapshot that gdq then knows."""
+"""Copies of a captured table at a snapshot, which a consumer makes after ResyncRequired and reports to gdq."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from psycopg.rows import dict_row
 
 from gdq.call import call, scalar
 from gdq.conninfo import connect, conninfo_of
+from gdq.qualified_sql import qualified
 from gdq.sql_text import raw
 
 _FETCH_ROWS = 5_000
@@ -23,7 +24,7 @@ _cursor_numbers = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class TableCopy:
-    """A table as one snapshot sees it, readable until the block that gave it ends.
+    """A table as one snapshot sees it, readable until the end of the block that opened it.
 
     `snapshot` is the pg_snapshot, `exported` the name under which other sessions import it (SET TRANSACTION SNAPSHOT).
     """
@@ -34,24 +35,29 @@ class TableCopy:
     connection: Connection[Any]
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """All rows, streamed through a cursor of the server."""
+        """The table's rows and those of its partitions, streamed through a cursor of the server.
+
+        Rows of inheritance children are not among them: a child has a log and a copy of its own.
+        """
+        query = qualified("select c.relkind = 'p' from pg_catalog.pg_class c where c.oid = %s::pg_catalog.regclass")
+        only = "" if scalar(self.connection, query, self.table) else "only "
         name = f"gdq_copy_{next(_cursor_numbers)}"
         with self.connection.cursor(name, row_factory=dict_row) as cursor:
             cursor.itersize = _FETCH_ROWS
-            yield from cursor.execute(raw(f"select * from {self.table}"))
+            yield from cursor.execute(raw(f"select * from {only}{self.table}"))
 
 
 @contextlib.contextmanager
 def copy_table(dsn: str | None, table: str) -> Iterator[TableCopy]:
-    """Open a table at a snapshot that is exported, on a connection of its own that lives as long as the block.
+    """Open a table at an exported snapshot, on a separate connection that is closed after the block.
 
-    The lock comes before the snapshot: after a TRUNCATE or rewrite in between the table would read as empty.
-    `table`: its name as SQL has it. Rows that row level security would hide are an error.
+    `table`: its name as in SQL. Rows hidden by row level security raise an error. The table is locked before the
+    snapshot is taken: after a TRUNCATE or rewrite in between it would read as empty.
     """
     with connect(dsn, application_name="gdq:copy") as connection:
-        query = """select pg_catalog.format('%%I.%%I', n.nspname, c.relname)
+        query = qualified("""select pg_catalog.format('%%I.%%I', n.nspname, c.relname)
                      from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-                    where c.oid = %s::pg_catalog.regclass"""
+                    where c.oid = %s::pg_catalog.regclass""")
         name = str(scalar(connection, query, table))
         connection.rollback()
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
@@ -59,7 +65,7 @@ def copy_table(dsn: str | None, table: str) -> Iterator[TableCopy]:
         connection.execute("set local row_security = off")
         connection.execute(raw(f"lock table {name} in access share mode"))
         row = connection.execute(
-            "select pg_catalog.pg_current_snapshot()::text, pg_catalog.pg_export_snapshot()"
+            qualified("select pg_catalog.pg_current_snapshot()::text, pg_catalog.pg_export_snapshot()")
         ).fetchone()
         if row is None:
             raise AssertionError("a SELECT without FROM gave no row")
@@ -69,10 +75,10 @@ def copy_table(dsn: str | None, table: str) -> Iterator[TableCopy]:
 
 @contextlib.contextmanager
 def resync(connection: Connection[Any], queue: str, consumer: str, table: str) -> Iterator[TableCopy]:
-    """Copy a table anew for a consumer: open it at a snapshot, and note at the end that the consumer has it.
+    """Copy a table again for a consumer: open it at a snapshot, and record after the block that the consumer has it.
 
-    Both happen in one transaction of `connection`, which must be idle, in autocommit: what the block writes there
-    commits together with it, or nothing does. The errors are those of resynced().
+    The block's writes on `connection`, which must be idle and in autocommit, and the record commit in one transaction.
+    Errors as for resynced().
     """
     with connection.transaction(), copy_table(conninfo_of(connection), table) as copy:
         yield copy
@@ -80,10 +86,10 @@ def resync(connection: Connection[Any], queue: str, consumer: str, table: str) -
 
 
 def resynced(connection: Connection[Any], queue: str, consumer: str, table: str | None, snapshot: str) -> None:
-    """Note that a consumer has copied a table as of a snapshot; changes before it are not delivered again.
+    """Record that a consumer has copied a table as of a snapshot; changes before it are not delivered again.
 
-    In the transaction that stored the copy; a batch that is open becomes stale. `table` None: messages were lost, and
-    the consumer knows. TruncatedPosition when the snapshot lies before the consumer's position; ResyncRequired when
+    Call it in the transaction that stored the copy; an open batch becomes stale. `table` None: the consumer accepts
+    that messages were lost. TruncatedPosition if the snapshot is before the consumer's position; ResyncRequired if
     capture has missed changes since the snapshot: copy again.
     """
     call(connection, "resynced", queue, consumer, table, snapshot)

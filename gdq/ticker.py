@@ -1,62 +1,95 @@
-"""The ticker: ticks and maintenance of all queues of a database. Any number of them may run."""
+"""The ticker: ticks and maintenance of all queues of a database. Several tickers may run side by side."""
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import psycopg
+from psycopg.pq import TransactionStatus
 
-from gdq import queue as queues
-from gdq.errors import ConnectionLost
+from gdq.call import call
+from gdq.errors import ConnectionLost, mapped_errors
+from gdq.qualified_sql import qualified
+from gdq.sql_text import raw
 
 log = logging.getLogger(__name__)
 
-INTERVAL_SECONDS = 0.05
+TICK_INTERVAL_SECONDS = 0.05
 
-# A ticker whose last notification is less old than this is taken to be at work.
+# A ticker counts as running if its last notification is younger than this.
 TICKER_SECONDS = 1.0
 
-# Maintenance looks at every log, a tick only at what moved.
-MAINTENANCE_SECONDS = 1.0
+# Maintenance checks all logs, so it runs less often than ticks.
+_MAINTENANCE_SECONDS = 1.0
 
-# Bounds how long ticks wait behind a pile of them.
-_MAINTENANCE_CALLS_MAX = 100
+# After this long without a pause maintenance goes on in the next step: ticks wait meanwhile.
+_MAINTENANCE_SECONDS_MAX = 1.0
 
 _BACK_OFF_SECONDS_MAX = 10.0
 
-# How fast the measured cost of a tick follows the last one, and what it is taken for at most.
+# A ticker goes on after these: a timeout that a pooler's sessions have, an administrator who cancels a statement.
+_TRANSIENT = (psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
+
+# The estimated cost of a tick: weight of the last tick in the average, and upper bound.
 _AHEAD_SHARE = 0.2
 _AHEAD_SECONDS_MAX = 0.05
-_LATE_SECONDS_MAX = 0.002  # more than that is no sleep that ended late
+_LATE_SECONDS_MAX = 0.002  # a longer delay is not due to a sleep that ended late
+
+
+def force_tick(connection: psycopg.Connection[Any], queue: str) -> int:
+    """Take a tick now, due or not; returns its number. WrongIsolation if the transaction has written already.
+
+    Without event triggers the server refuses a tick after DDL that check_tables() has not seen; take_tick() calls both.
+    """
+    return int(call(connection, "force_tick", queue))
 
 
 def take_tick(connection: psycopg.Connection[Any], queue: str) -> int:
-    """Take a tick now, due or not; its id. Needs an idle connection.
+    """Take a tick now, due or not; returns its number. Needs an idle connection.
 
-    DDL that no event trigger saw is looked for first, in a transaction of its own, or the server refuses the tick.
+    First checks for DDL that no event trigger saw, in a separate transaction; else the server may refuse the tick.
     """
-    with connection.transaction():
-        queues.check_tables(connection, queue)
-    with connection.transaction():
-        return queues.force_tick(connection, queue)
+    _in_one_trip(connection, "select gdq.check_tables(%s)", [queue])
+    return int(_in_one_trip(connection, "select gdq.force_tick(%s)", [queue])[0])
+
+
+def _in_one_trip(connection: psycopg.Connection[Any], query: str, values: Sequence[object] = ()) -> Any:
+    """The row of a statement in a transaction of its own, whose BEGIN and COMMIT are sent with the statement.
+
+    The server commits without hearing of this program again. A program that stands still, or is cut off, while the
+    transaction is open would hold locks on logs and ticks until the server notices: consumers, and writers that come
+    late to a log, would wait as long.
+    """
+    autocommit = connection.autocommit
+    connection.autocommit = True
+    # one message: in a pipeline each command is a message of its own
+    cursor = psycopg.ClientCursor(connection)
+    try:
+        with mapped_errors():
+            cursor.execute(raw(f"begin isolation level read committed; {query}; commit"), values or None)
+    finally:
+        if connection.info.transaction_status == TransactionStatus.INERROR:
+            connection.rollback()
+        if connection.info.transaction_status == TransactionStatus.IDLE:
+            connection.autocommit = autocommit
+    cursor.nextset()
+    return cursor.fetchone()
 
 
 def tick_all(connection: psycopg.Connection[Any], queue: str | None = None) -> int:
-    """Take every tick that is due, each in a transaction of its own; how many. Needs an idle connection."""
+    """Take all due ticks, each in its own transaction; returns their number. Needs an idle connection."""
     made, alone = 0, _may_stand_alone(connection)
-    while more := _tick(connection, queue, INTERVAL_SECONDS, 0, alone)[0]:
+    while more := _tick(connection, queue, TICK_INTERVAL_SECONDS, 0, alone)[0]:
         made += more
     return made
 
 
 def _may_stand_alone(connection: psycopg.Connection[Any]) -> bool:
-    """Whether a statement by itself is a READ COMMITTED transaction: in one round trip instead of three."""
+    """True if a single statement is a READ COMMITTED transaction: that saves two of three round trips."""
     if not connection.autocommit:
         return False
     return connection.execute("show default_transaction_isolation").fetchone() == ("read committed",)
@@ -65,32 +98,50 @@ def _may_stand_alone(connection: psycopg.Connection[Any]) -> bool:
 def _tick(
     connection: psycopg.Connection[Any], queue: str | None, longest: float, ahead: float, alone: bool
 ) -> tuple[int, float]:
-    """Take a tick that is due, if any; how many, and the seconds until the next may be due."""
-    with contextlib.nullcontext() if alone else connection.transaction():
-        return queues.tick_and_pause(
-            connection, queue, longest=timedelta(seconds=longest), ahead=timedelta(seconds=ahead)
-        )
+    """Take a due tick; returns the number of ticks, and the seconds, at most `longest`, until the next; 0 after a tick.
 
-
-def maintain_all(connection: psycopg.Connection[Any], calls_max: int | None = None) -> None:
-    """Rotate and empty logs until nothing is due, each step in a transaction of its own. Needs an idle connection.
-
-    `calls_max` bounds the steps: one of them empties one log segment.
+    `ahead`: the seconds that a tick takes until its commit; the tick is begun that much earlier. `alone`: the statement
+    needs no transaction around it.
     """
-    for _ in itertools.count() if calls_max is None else range(calls_max):
-        with connection.transaction():
-            if not queues.maintain(connection):
-                return
+    # after a tick the pause is not computed: that would delay the tick's commit
+    query = qualified("""select made, case when made = 0 then gdq.tick_pause(%s, %s, %s) else 0 end
+                 from gdq.ticker(%s, %s) made""")
+    until, early = timedelta(seconds=longest), timedelta(seconds=ahead)
+    values = [queue, until, early, queue, early]
+    if alone:
+        with mapped_errors(), connection.cursor(binary=True) as cursor:
+            row = cursor.execute(query, values).fetchone()
+    else:
+        row = _in_one_trip(connection, query, values)
+    assert row is not None
+    return row[0], row[1]
+
+
+def maintain(connection: psycopg.Connection[Any]) -> bool:
+    """Rotate and truncate logs, in a separate transaction; True if more is due: call again."""
+    return bool(call(connection, "maintain"))
+
+
+def maintain_all(connection: psycopg.Connection[Any], *, stop: Callable[[], bool] = lambda: False) -> bool:
+    """Rotate and truncate logs until nothing is due, each step in its own transaction. Needs an idle connection.
+
+    `stop` is called after each step, which truncates one log segment at most. True if it returned True before the end.
+    """
+    while True:
+        if not _in_one_trip(connection, "select gdq.maintain()")[0]:
+            return False
+        if stop():
+            return True
 
 
 class Housekeeping:
-    """The work of a ticker in small portions, for a loop that has other things to do.
+    """The work of a ticker in small steps, for a loop with other tasks.
 
-    ticker_max_lag is a promise, so each tick is begun early, by the time that ticks take. That time runs from the
-    planned moment, which the caller's sleep passes by a little, to the commit.
+    To keep ticker_max_lag each tick is begun early, by the average time that ticks take. That time is measured from the
+    planned moment, which the caller's sleep passes a little, to the commit.
     """
 
-    def __init__(self, queue: str | None = None, interval_seconds: float = INTERVAL_SECONDS) -> None:
+    def __init__(self, queue: str | None = None, interval_seconds: float = TICK_INTERVAL_SECONDS) -> None:
         self._queue = queue
         self._interval = interval_seconds
         self._next_at = time.monotonic() + interval_seconds
@@ -101,11 +152,14 @@ class Housekeeping:
 
     @property
     def pause(self) -> float:
-        """Seconds until the next step should be taken."""
+        """Seconds until the next step."""
         return max(self._next_at - time.monotonic(), 0)
 
-    def step(self, connection: psycopg.Connection[Any]) -> int:
-        """Take the ticks that are due, and maintain when it was a while ago; how many ticks."""
+    def step(self, connection: psycopg.Connection[Any], stop: Callable[[], bool] = lambda: False) -> int:
+        """Take the due ticks, and maintain the logs about once a second; returns the number of ticks.
+
+        `stop` is called during the work: True ends the step early.
+        """
         if connection is not self._connection:
             self._connection, self._alone = connection, _may_stand_alone(connection)
         made = 0
@@ -119,44 +173,50 @@ class Housekeeping:
                 took = min(late + time.monotonic() - begun, _AHEAD_SECONDS_MAX)
                 self._ahead += (took - self._ahead) * _AHEAD_SHARE
             made += more
+            if stop():
+                return made
         self._next_at = time.monotonic() + pause
-        if time.monotonic() - self._maintained_at >= MAINTENANCE_SECONDS:
-            maintain_all(connection, _MAINTENANCE_CALLS_MAX)
+        started = time.monotonic()
+        if started - self._maintained_at >= _MAINTENANCE_SECONDS and not maintain_all(
+            connection, stop=lambda: stop() or time.monotonic() - started >= _MAINTENANCE_SECONDS_MAX
+        ):
             self._maintained_at = time.monotonic()
         return made
 
 
-def run(
+def run_ticker(
     connect: Callable[[], psycopg.Connection[Any]],
     *,
-    interval_seconds: float = INTERVAL_SECONDS,
+    interval_seconds: float = TICK_INTERVAL_SECONDS,
     stop: Callable[[float], bool],
 ) -> None:
-    """Tick and maintain until `stop(seconds)`, which sleeps for that long, returns True. Reconnects when cut off.
+    """Tick and maintain until `stop(seconds)`, which sleeps for that time, returns True; reconnects when cut off.
 
-    Looks every `interval_seconds`, or sooner where a tick is due before.
+    Checks every `interval_seconds`, or sooner if a tick is due before.
     """
     housekeeping = Housekeeping(interval_seconds=interval_seconds)
 
     def work(connection: psycopg.Connection[Any]) -> None:
         while not stop(housekeeping.pause):
-            housekeeping.step(connection)
+            housekeeping.step(connection, lambda: stop(0))
 
-    reconnecting(connect, work, stop)
+    reconnecting(connect, work, stop, transient=_TRANSIENT)
 
 
 def reconnecting(
     connect: Callable[[], psycopg.Connection[Any]],
     work: Callable[[psycopg.Connection[Any]], None],
     stop: Callable[[float], bool],
+    *,
+    transient: tuple[type[psycopg.Error], ...] = (),
 ) -> None:
-    """Call `work` with a connection until it returns; again with a new one whenever the connection was lost.
+    """Call `work` with a connection; call it again with a new one if the connection was lost, until it returns.
 
-    Waits longer from try to try and logs the loss once. The first connection is not retried: a wrong address or
-    password is the caller's to hear.
+    The pauses between attempts grow; the loss is logged once. The first connection is not retried, so that the caller
+    gets the error of a wrong address or password. `transient`: errors that are answered as a lost connection is.
     """
     connection = connect()
-    while _lost(connection, work):
+    while _lost(connection, work, transient):
         delay = 0.0
         while True:
             delay = min(max(delay * 2, 0.1), _BACK_OFF_SECONDS_MAX)
@@ -170,19 +230,21 @@ def reconnecting(
             break
 
 
-def _lost(connection: psycopg.Connection[Any], work: Callable[[psycopg.Connection[Any]], None]) -> bool:
-    """Do the work; True when it ended because the connection was cut off. Closes the connection."""
+def _lost(
+    connection: psycopg.Connection[Any],
+    work: Callable[[psycopg.Connection[Any]], None],
+    transient: tuple[type[psycopg.Error], ...],
+) -> bool:
+    """Do the work and close the connection; True if the connection was lost, or after a `transient` error."""
     with connection:
         connection.autocommit = True
         try:
             work(connection)
-        except psycopg.OperationalError as error:
-            if not (connection.broken or isinstance(error, ConnectionLost)):
+        except psycopg.Error as error:
+            # a session that the server ends for its timeout fails with another class than OperationalError
+            if not (connection.broken or isinstance(error, (ConnectionLost, *transient))):
                 raise
-            log.warning("connection lost: %s", _first_line(error))
+            what = "connection lost" if connection.broken or isinstance(error, ConnectionLost) else "trying again"
+            log.warning("%s: %s", what, str(error).partition("\n")[0])
             return True
     return False
-
-
-def _first_line(error: psycopg.Error) -> str:
-    return str(error).partition("\n")[0]

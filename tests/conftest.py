@@ -6,13 +6,18 @@ import signal
 
 import pytest
 
-from gdq.embedded.server import MAJORS
+from gdq.embedded.files import MAJORS
 
 pytest.register_assert_rewrite("tests.support.guarded")
 pytest_plugins = [
     "tests.support.server",
     "tests.support.spark",
+    "tests.support.views",
     "tests.support.events",
+    "tests.support.retry_shop",
+    "tests.support.row_filter",
+    "tests.support.unguarded",
+    "tests.support.guarded_shop",
     "tests.support.stage",
     "tests.support.lake",
     "tests.support.slot",

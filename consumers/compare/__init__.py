@@ -1,4 +1,4 @@
-"""`gdq compare`: a queue and a slot beside each other on a user's own tables, their costs, delays and differences.
+"""`gdq compare`: measures costs, delays and differences of a queue and a slot on a user's own tables.
 
-Calls consumers.slot and the client library in gdq; only the command line calls it. run.py is where a comparison begins.
+Calls consumers.slot and the client library in gdq; only the command line calls it. Start reading at run.py.
 """

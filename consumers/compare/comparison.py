@@ -1,12 +1,12 @@
 """Compares the events of a queue with those of a slot that saw the same changes.
 
-    comparison = Comparison(table_facts(connection, ["public.orders"]))
+    comparison = Comparison(rule_tables(connection, ["public.orders"]))
     for difference in comparison.differences(queue_events, slot_events):
         if difference.rule is None:
             print(difference)
 
-Each transaction's changes of a table are compared as a multiset, the changes of one key as an exact sequence, in a
-transaction and over all of them. What differs is explained by a rule of gdq.consumers.compare.rules or is an error.
+The changes of a table in one transaction are compared as a multiset, the changes of one key as an exact sequence, in
+one transaction and over all. A difference is explained by a rule of gdq.consumers.compare.rules, or it is an error.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gdq.consumers.compare.rules import Mismatch, TableFacts, rules_of
+from gdq.consumers.compare.rules import Mismatch, RuleTable, rules_of
 from gdq.source import Event
 
-# Keys whose order over transactions is watched: those that changed last.
+# Number of last changed keys whose order over transactions is checked.
 _MAX_KEYS = 1_000_000
-# Up to this many comparisons the longest alignment is searched for; above, each change goes with the next that fits.
+# Up to this many comparisons the longest alignment is searched; with more, each change is paired with the next fitting.
 _MAX_ALIGNMENT = 10_000
 
 _ROWS = ("insert", "update", "delete")
-_UNKNOWN = TableFacts()
+_UNKNOWN = RuleTable()
 
 
 @dataclass(slots=True)
@@ -38,12 +38,12 @@ class _Arriving:
     queue: list[Event] = field(default_factory=list)
     slot: list[Event] = field(default_factory=list)
     number: int | None = None
-    """Its place in the order of commits, once the slot has sent all of it."""
+    """The transaction's place in the order of commits, once the slot has sent it completely."""
     owed: Counter[tuple[str | None, str]] = field(default_factory=Counter)
-    """By table and operation, how many events more the slot has sent than the queue."""
+    """By table and operation, the slot's number of events minus the queue's."""
 
     def complete(self) -> bool:
-        """Whether the slot has sent all of it, and the queue as many events of each kind at least."""
+        """True if the slot has sent the whole transaction, and the queue at least as many events of each kind."""
         return self.number is not None and not any(count > 0 for count in self.owed.values())
 
 
@@ -56,13 +56,12 @@ class _Pair:
 class Comparison:
     """Compares two streams of events, or parts of them one after the other.
 
-    `tables`: what the rules must know of the tables (table_facts() in rules). `plugin`: the slot's output plugin,
-    one of PLUGINS there. `used` counts the differences by rule, `errors` those without one, `events` the events by side
-    ("queue", "slot") and operation.
-    In memory are transactions of which one side has not given everything yet, and the last million keys.
+    `tables`: from rule_tables(). `plugin`: the slot's output plugin, one of SLOT_PLUGINS. `used` counts differences by
+    rule, `errors` those without one, `events` the events by side ("queue", "slot") and operation.
+    Incomplete transactions and the last million keys are kept in memory.
     """
 
-    def __init__(self, tables: Mapping[str, TableFacts] | None = None, plugin: str = "pgoutput") -> None:
+    def __init__(self, tables: Mapping[str, RuleTable] | None = None, plugin: str = "pgoutput") -> None:
         self._tables = tables or {}
         self._rules = rules_of(plugin)
         self.used: Counter[str] = Counter()
@@ -74,11 +73,11 @@ class Comparison:
         self._chains: OrderedDict[tuple[str, str], list[tuple[int, int, int]]] = OrderedDict()
 
     def differences(self, queue: Iterable[Event], slot: Iterable[Event]) -> Iterator[Mismatch]:
-        """All differences, explained or not, as soon as a transaction has come from both sides.
+        """Yield all differences, with or without rule, as soon as a transaction is complete on both sides.
 
-        `queue` has the events of whole transactions, each with its changes in order; `slot` one transaction after the
-        other. Both are read alternately. Transactions of which the queue has fewer events are compared at the end.
-        Called again with what follows, it counts on; a transaction must not be divided between calls.
+        `queue` gives the events of whole transactions, perhaps interleaved; `slot` one transaction after the other.
+        Both are read alternately. Transactions with fewer events in the queue are compared at the end. Call it again
+        with the events that follow; a transaction must not be divided between calls.
         """
         sides = (iter(queue), iter(slot))
         ended = [False, False]
@@ -135,7 +134,7 @@ class Comparison:
     def _compare_group(
         self, one: _Arriving, group: tuple[str, str], queue: list[Event], slot: list[Event], pairs: list[_Pair]
     ) -> Iterator[Mismatch]:
-        """The events of one key, or of a table without keys."""
+        """Compare the events of one key, or of a table without keys."""
         matched, only_queue, only_slot = _align(queue, slot, self._fits, ordered=bool(group[1]))
         for ours in list(only_queue):
             theirs = next((event for event in only_slot if event.op == ours.op and ours.op in _ROWS), None)
@@ -163,7 +162,7 @@ class Comparison:
             yield self._explained(missing)
 
     def _compare_order(self, xid: int, number: int, pairs: list[_Pair]) -> Iterator[Mismatch]:
-        """Changes of one key by two transactions: the queue must have numbered them in the order of the commits."""
+        """Check that the queue numbered changes of one key by several transactions in the order of the commits."""
         spans: dict[tuple[str, str], tuple[int, int, _Pair]] = {}
         for pair in pairs:
             group, number_of = self._group(pair.queue), pair.queue.id
@@ -199,17 +198,18 @@ class Comparison:
         return next((rule.name for rule in self._rules if rule.explains(difference, facts)), None)
 
     def _fits(self, queue: Event, slot: Event) -> bool:
-        """Whether both may be the same change."""
+        """True if both events may be the same change."""
         return queue.op == slot.op and all(self._rule(one) for one in _image_differences(_Pair(queue, slot), 0))
 
     def _table(self, event: Event) -> str:
-        """The table that the events of both sides are compared under: a partition's rows are its root's."""
+        """The table under which events are compared: for rows of a partition the root."""
         table = event.table or ""
         facts = self._tables.get(table, _UNKNOWN)
         return facts.root if facts.root and event.op in _ROWS else table
 
     def _group(self, event: Event) -> tuple[str, str]:
-        return self._table(event), json.dumps(event.key, sort_keys=True) if event.key else ""
+        key = self._tables.get(event.table or "", _UNKNOWN).identity_of(event)
+        return self._table(event), json.dumps(key, sort_keys=True) if key else ""
 
     def _grouped(self, events: list[Event]) -> dict[tuple[str, str], list[Event]]:
         groups: dict[tuple[str, str], list[Event]] = {}
@@ -228,7 +228,7 @@ def _differences(pair: _Pair, xid: int) -> Iterator[Mismatch]:
 
 
 def _image_differences(pair: _Pair, xid: int) -> Iterator[Mismatch]:
-    """One for each column, since other columns may differ for another reason."""
+    """The differences of two images, one per column, since each may have another reason."""
     queue, slot = pair.queue, pair.slot
     for what, our_image, their_image in (("old", queue.old, slot.old), ("new", queue.new, slot.new)):
         ours, theirs = our_image or {}, their_image or {}
@@ -275,7 +275,7 @@ def _greedy(queue: list[Event], slot: list[Event], fits: Callable[[Event, Event]
 
 
 def _longest(queue: list[Event], slot: list[Event], fits: Callable[[Event, Event], bool]) -> list[tuple[int, int]]:
-    """The longest common subsequence, as places in both."""
+    """The longest common subsequence, as pairs of places."""
     good = [[fits(one, other) for other in slot] for one in queue]
     best = [[0] * (len(slot) + 1) for _ in range(len(queue) + 1)]
     for one in reversed(range(len(queue))):

@@ -1,15 +1,15 @@
-"""What a run has measured, as plain values: for the page, for --json and for the recommendation."""
+"""The figures of a run as plain values: for the page, for --json and for the recommendation."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-# From fewer changes than these nothing is concluded.
+# With fewer changes nothing is concluded.
 CHANGES_MIN = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Latency:
+class LatencyFigures:
     """Seconds from commit to receipt over `transactions`; `histogram` has pairs of upper bound and count."""
 
     transactions: int
@@ -20,16 +20,16 @@ class Latency:
 
 
 @dataclass(slots=True)
-class Path:
-    """One path. `events` by table and operation; sizes in bytes, times in seconds; None where it is not known.
+class PathFigures:
+    """Figures of one path. `events`: by table and operation. Sizes are in bytes, times in seconds, None if unknown.
 
-    `cpu_seconds` by process of the server, while both were read. `retained_bytes` is what was kept at the end of the
-    time in which nobody read, `retained_per_second` how it grew; `catch_up_seconds` is how long reading it took.
+    `cpu_seconds`: by process of the server, while both were read. `retained_bytes`: unread log at the end of the time
+    without readers, `retained_per_second`: its growth; `catch_up_seconds`: time to read it.
     """
 
     events: dict[str, dict[str, int]] = field(default_factory=dict)
     transactions: int = 0
-    latency: Latency | None = None
+    latency: LatencyFigures | None = None
     cpu_seconds: dict[str, float | None] = field(default_factory=dict)
     retained_bytes: int | None = None
     retained_per_second: float | None = None
@@ -37,19 +37,19 @@ class Path:
 
     @property
     def total(self) -> int:
-        """How many events there were."""
+        """Number of all events."""
         return sum(sum(by_op.values()) for by_op in self.events.values())
 
     @property
     def cpu(self) -> float | None:
-        """Seconds of all its processes; None when one of them is not known."""
+        """CPU seconds of all processes; None if one is unknown."""
         known = [seconds for seconds in self.cpu_seconds.values() if seconds is not None]
         return sum(known) if known and len(known) == len(self.cpu_seconds) else None
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """A moment, in seconds from the start: bytes of the queue's logs, and of the log that the slot retains."""
+class SampleFigures:
+    """Bytes of the queue's logs, and of the log that the slot retains, at a time in seconds from the start."""
 
     at: float
     queue_bytes: int
@@ -57,10 +57,10 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
-    """A part of the run, in seconds from the start: how much changed and what the server wrote of log meanwhile.
+class PhaseFigures:
+    """A phase of the run, in seconds from the start: number of changes and bytes of write-ahead log.
 
-    `wal_bytes` is of the whole server: the application, the queue and everybody else.
+    `wal_bytes` is that of the whole server: the application, the queue and all others.
     """
 
     name: str
@@ -85,11 +85,11 @@ class Phase:
 
 @dataclass(slots=True)
 class Figures:
-    """One run. `log_bytes_per_change`: what the queue's logs take on disk for one change.
+    """Figures of one run. `log_bytes_per_change`: bytes of the queue's logs on disk for one change.
 
-    `old_missing`, `new_partial`: updates and deletes that came by the slot without the old row, and with a new row
-    that lacks large values. `difference_counts` has how many differences each
-    rule explains, and "" those that none does, the first of which are in `differences`.
+    `old_missing`: updates and deletes from the slot without the old row; `new_partial`: updates whose new row lacks
+    large values. `difference_counts`: differences by rule, "" for those without a rule, the first of which are in
+    `differences`.
     """
 
     database: str
@@ -98,26 +98,26 @@ class Figures:
     seconds: float
     tables: list[str]
     replica_identity_full: bool
-    queue: Path = field(default_factory=Path)
-    slot: Path = field(default_factory=Path)
-    phases: list[Phase] = field(default_factory=list)
-    samples: list[Sample] = field(default_factory=list)
+    queue: PathFigures = field(default_factory=PathFigures)
+    slot: PathFigures = field(default_factory=PathFigures)
+    phases: list[PhaseFigures] = field(default_factory=list)
+    samples: list[SampleFigures] = field(default_factory=list)
     log_bytes_per_change: float | None = None
     differences: list[str] = field(default_factory=list)
     difference_counts: dict[str, int] = field(default_factory=dict)
     old_missing: int = 0
     new_partial: int = 0
 
-    def phase(self, name: str) -> Phase:
+    def phase(self, name: str) -> PhaseFigures:
         """The phase of that name."""
         return next(phase for phase in self.phases if phase.name == name)
 
     @property
     def slot_retained_by_itself(self) -> float | None:
-        """Bytes a second that the slot would keep if there were no queue, whose log is in what the slot keeps.
+        """Estimated bytes per second that the slot would retain without the queue, whose own log it retains too.
 
-        An estimate: the log for a change from before there were triggers, times the changes a second of the time in
-        which nobody reads. None when there were too few changes to tell.
+        The log per change before there were triggers, times the changes per second of the time without readers. None
+        if there were too few changes.
         """
         alone, idle, kept = self.phase("slot alone"), self.phase("nobody reads"), self.slot.retained_per_second
         if kept is None or alone.wal_per_change is None or min(alone.changes, idle.changes) < CHANGES_MIN:
@@ -126,9 +126,9 @@ class Figures:
 
     @property
     def queue_wal_per_change(self) -> float | None:
-        """Bytes of log that the queue adds to each change: what there is with its triggers, less what there was before.
+        """Estimated bytes of log that the queue adds per change: log per change with triggers minus without.
 
-        An estimate: everything else that the server writes counts, too, and is taken to be the same in both phases.
+        Other writes of the server count too, and are assumed to be equal in both phases.
         """
         alone, both = self.phase("slot alone").wal_per_change, self.phase("both read").wal_per_change
         return max(both - alone, 0.0) if alone is not None and both is not None else None

@@ -1,28 +1,23 @@
-"""The page of a run: one HTML file with its plots inside, which needs nothing else."""
+"""The page of a run: one self-contained HTML file with its plots."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
+from itertools import accumulate
 
-from gdq.consumers.compare.figures import Figures, Latency
-from gdq.consumers.compare.pairing import BOUNDS
+from gdq.consumers.compare import figure_text
+from gdq.consumers.compare.figures import Figures, LatencyFigures
+from gdq.consumers.compare.pairing import LATENCY_BOUNDS
 from gdq.consumers.compare.recommend import Recommendation
-from gdq.consumers.compare.table import (
-    PATH_TITLES,
-    PHASE_TITLES,
-    UNTOLD,
-    difference_lines,
-    events_rows,
-    figure_rows,
-    phase_rows,
-    size,
-)
 
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 640, 220, 80, 34, 12
+_WIDTH, _HEIGHT, _LEFT, _TOP, _PLOT_HEIGHT = 640, 220, 80, 12, 174
 _PATHS = ("queue", "slot")
 _LABELS = 10  # of an axis, side by side
+
+_Marks = Sequence[tuple[float, str]]
+_Points = Sequence[tuple[float, float]]
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -71,7 +66,7 @@ svg text {{ font: 11px system-ui, sans-serif; fill: var(--soft) }}
 """
 
 
-def page(figures: Figures, found: Recommendation) -> str:
+def compare_page(figures: Figures, found: Recommendation) -> str:
     """The whole result of a run as HTML."""
     set_full = "; replica identity FULL for the run" if figures.replica_identity_full else ""
     about = (
@@ -83,14 +78,14 @@ def page(figures: Figures, found: Recommendation) -> str:
         about=escape(about),
         verdict=escape(found.text),
         reasons=_list([f"{reason.side}: {reason.text}" for reason in found.reasons]),
-        events=_table(PATH_TITLES, events_rows(figures)),
-        differences=_list(difference_lines(figures)),
-        figures=_table(PATH_TITLES, figure_rows(figures)),
-        phases=_table(PHASE_TITLES, phase_rows(figures)),
-        untold=escape(UNTOLD),
+        events=_table(figure_text.PATH_TITLES, figure_text.events_rows(figures)),
+        differences=_list(figure_text.difference_lines(figures)),
+        figures=_table(figure_text.PATH_TITLES, figure_text.figure_rows(figures)),
+        phases=_table(figure_text.PHASE_TITLES, figure_text.phase_rows(figures)),
+        untold=escape(figure_text.UNTOLD),
         latency=_latencies({"queue": figures.queue.latency, "slot": figures.slot.latency}),
         kept=_kept(figures),
-        wal=_bars([(phase.name, phase.wal_per_change, size(phase.wal_per_change)) for phase in figures.phases]),
+        wal=_bars([(phase.name, phase.wal_per_change) for phase in figures.phases]),
     )
 
 
@@ -104,75 +99,87 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f"<table><tr>{head}</tr>{body}</table>"
 
 
-def _latencies(latencies: dict[str, Latency | None]) -> str:
-    """Which share of the transactions was received within which time, on a scale of 1, 2, 5, 10."""
+def _latencies(latencies: dict[str, LatencyFigures | None]) -> str:
+    """Plot of the share of transactions received within a time, on a scale of 1, 2, 5, 10."""
     known = {name: one for name, one in latencies.items() if one is not None}
     seen = [bound for one in known.values() for bound, _ in one.histogram]
-    bounds = [bound for bound in BOUNDS if seen and min(seen) <= bound <= max(seen)]
+    bounds = [bound for bound in LATENCY_BOUNDS if seen and min(seen) <= bound <= max(seen)]
     if not bounds:
         return "<p>No transaction was received by both while both were read.</p>"
-    step = _plot_width() / len(bounds)
-    shapes = [_axis([(0.0, "0 %"), (0.5, "50 %"), (1.0, "100 %")])]
-    for number, bound in enumerate(bounds):
-        if (len(bounds) - 1 - number) % (len(bounds) // _LABELS + 1) == 0:
-            label = f"{bound:g} s" if bound >= 1 else f"{bound * 1000:g} ms"
-            shapes.append(_text(_LEFT + (number + 1) * step, _HEIGHT - 20, label, "end"))
+    labels = [f"{bound:g} s" if bound >= 1 else f"{bound * 1000:g} ms" for bound in bounds]
+    marks = [(number / len(bounds), label) for number, label in enumerate(labels, 1)]
+    lines = {}
     for name, one in known.items():
-        counts, total = dict(one.histogram), 0
-        points = [(_LEFT + 0.0, 0.0)]
-        for number, bound in enumerate(bounds):
-            total += counts.get(bound, 0)
-            points.append((_LEFT + (number + 1) * step, total / one.transactions))
-        shapes.append(_line(points, name))
-    return _svg("share of the transactions that were received within a time", shapes)
+        counts = dict(one.histogram)
+        totals = accumulate((counts.get(bound, 0) for bound in bounds), initial=0)
+        lines[name] = [(number / len(bounds), total / one.transactions) for number, total in enumerate(totals)]
+    shares = [(0.0, "0 %"), (0.5, "50 %"), (1.0, "100 %")]
+    some = marks[:: -(len(bounds) // _LABELS + 1)][::-1]
+    return _plot("share of the transactions that were received within a time", lines, some, shares)
 
 
 def _kept(figures: Figures) -> str:
-    """Bytes that both paths keep, over the time of the run; with another ground where nobody reads."""
+    """Plot of the bytes that both paths retain over the run; the time without readers has another background."""
     if len(figures.samples) < 2:
         return "<p>Unknown.</p>"
     end = figures.samples[-1].at or 1.0
     most = _round_size(max(1, *(max(sample.queue_bytes, sample.slot_bytes) for sample in figures.samples)))
-    idle = figures.phase("nobody reads")
-    x = _LEFT + idle.begin / end * _plot_width()
-    width = max(_LEFT + _plot_width() - x, 0)
-    shapes = [
-        f'<rect x="{x:.1f}" y="{_TOP}" width="{width:.1f}" height="{_plot_height()}" fill="var(--idle)"/>',
-        _axis([(share, _size_like(most, share)) for share in (0.0, 0.5, 1.0)]),
-        _text(x + 6, _TOP + 14, "nobody reads", "start"),
-        _text(_LEFT, _HEIGHT - 20, "0 s", "start"),
-        _text(_WIDTH, _HEIGHT - 20, f"{end:.0f} s", "end"),
-    ]
-    for name in _PATHS:
-        values = [(sample.at, getattr(sample, f"{name}_bytes")) for sample in figures.samples]
-        shapes.append(_line([(_LEFT + at / end * _plot_width(), value / most) for at, value in values], name))
-    return _svg("bytes that each path keeps, over time", shapes)
+    x = _x(figures.phase("nobody reads").begin / end)
+    width = max(_WIDTH - x, 0)
+    idle = f'<rect x="{x:.1f}" y="{_TOP}" width="{width:.1f}" height="{_PLOT_HEIGHT}" fill="var(--idle)"/>' + _text(
+        x + 6, _TOP + 14, "nobody reads", "start"
+    )
+    lines = {
+        name: [(sample.at / end, getattr(sample, f"{name}_bytes") / most) for sample in figures.samples]
+        for name in _PATHS
+    }
+    sizes = [(share, _size_like(most, share)) for share in (0.0, 0.5, 1.0)]
+    return _plot("bytes that each path keeps, over time", lines, [(0.0, "0 s"), (1.0, f"{end:.0f} s")], sizes, idle)
 
 
 def _round_size(number: float) -> float:
-    """The next 1, 2 or 5 times a power of ten of the unit that fits."""
+    """A number rounded up to 1, 2 or 5 times a power of ten, in a fitting unit."""
     unit = 1024.0 ** min(int(math.log(number, 1024)), 3)
     power = 10.0 ** math.floor(math.log10(number / unit))
     return next(base * power * unit for base in (1, 2, 5, 10) if base * power * unit >= number)
 
 
 def _size_like(most: float, share: float) -> str:
-    """A share of a size in the size's own unit."""
+    """A share of a size, in the size's unit."""
     exponent = min(int(math.log(most, 1024)), 3)
     return f"{share * most / 1024**exponent:g} {('B', 'kB', 'MB', 'GB')[exponent]}" if share else "0"
 
 
-def _bars(bars: Sequence[tuple[str, float | None, str]]) -> str:
-    most = max((value or 0 for _, value, _ in bars), default=0) or 1
+def _bars(bars: Sequence[tuple[str, float | None]]) -> str:
+    most = max((value or 0 for _, value in bars), default=0) or 1
     shapes = []
-    for number, (name, value, label) in enumerate(bars):
-        y, width = 8 + number * 30, (value or 0) / most * (_plot_width() - 110)
+    for number, (name, value) in enumerate(bars):
+        y, width = 8 + number * 30, (value or 0) / most * (_WIDTH - _LEFT - 110)
         shapes += [
             _text(_LEFT + 12, y + 15, name, "end"),
             f'<rect x="{_LEFT + 20}" y="{y}" width="{width:.1f}" height="20" fill="var(--bar)"/>',
-            _text(_LEFT + 26 + width, y + 15, label, "start"),
+            _text(_LEFT + 26 + width, y + 15, figure_text.size_text(value), "start"),
         ]
     return _svg("bytes of log for a change, by phase", shapes, height=12 + 30 * len(bars))
+
+
+def _plot(title: str, lines: Mapping[str, _Points], x_marks: _Marks, y_marks: _Marks, behind: str = "") -> str:
+    """Lines by path, over a shape `behind` them, with a legend; points and marks are shares of width and height."""
+    shapes = [behind]
+    for share, label in y_marks:
+        y = _y(share)
+        shapes.append(f'<line x1="{_LEFT}" x2="{_WIDTH}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--line)"/>')
+        shapes.append(_text(_LEFT - 6, y + 4, label, "end"))
+    shapes += [_text(_x(share), _HEIGHT - 20, label, "end" if share else "start") for share, label in x_marks]
+    for number, name in enumerate(_PATHS):
+        x = _LEFT + number * 70
+        shapes.append(f'<rect x="{x}" y="{_HEIGHT - 13}" width="10" height="10" fill="var(--{name})"/>')
+        shapes.append(_text(x + 14, _HEIGHT - 4, name, "start"))
+    for name, points in lines.items():
+        listed = " ".join(f"{_x(x):.1f},{_y(y):.1f}" for x, y in points)
+        look = f'fill="none" stroke="var(--{name})" stroke-width="2"'
+        shapes.append(f'<polyline class="{name}" points="{listed}" {look}/>')
+    return _svg(title, shapes)
 
 
 def _svg(title: str, shapes: Sequence[str], height: int = _HEIGHT) -> str:
@@ -180,36 +187,13 @@ def _svg(title: str, shapes: Sequence[str], height: int = _HEIGHT) -> str:
     return f"{head}<title>{escape(title)}</title>{''.join(shapes)}</svg>"
 
 
-def _axis(marks: Sequence[tuple[float, str]]) -> str:
-    """Lines across at the marks, which are shares of the height, and the names of the colours below."""
-    shapes = []
-    for share, label in marks:
-        y = _y(share)
-        shapes.append(f'<line x1="{_LEFT}" x2="{_WIDTH}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--line)"/>')
-        shapes.append(_text(_LEFT - 6, y + 4, label, "end"))
-    for number, name in enumerate(_PATHS):
-        x = _LEFT + number * 70
-        shapes.append(f'<rect x="{x}" y="{_HEIGHT - 13}" width="10" height="10" fill="var(--{name})"/>')
-        shapes.append(_text(x + 14, _HEIGHT - 4, name, "start"))
-    return "".join(shapes)
-
-
-def _line(points: Sequence[tuple[float, float]], name: str) -> str:
-    listed = " ".join(f"{x:.1f},{_y(share):.1f}" for x, share in points)
-    return f'<polyline class="{name}" points="{listed}" fill="none" stroke="var(--{name})" stroke-width="2"/>'
-
-
 def _text(x: float, y: float, label: str, anchor: str) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(label)}</text>'
 
 
+def _x(share: float) -> float:
+    return _LEFT + share * (_WIDTH - _LEFT)
+
+
 def _y(share: float) -> float:
-    return _TOP + (1 - share) * _plot_height()
-
-
-def _plot_width() -> int:
-    return _WIDTH - _LEFT
-
-
-def _plot_height() -> int:
-    return _HEIGHT - _TOP - _BOTTOM
+    return _TOP + (1 - share) * _PLOT_HEIGHT

@@ -1,4 +1,4 @@
-"""The transactions of both paths put beside each other as they arrive: differences, latencies, counts."""
+"""Pairs the transactions of both paths as they arrive: differences, latencies, counts."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gdq.consumers.compare.comparison import Comparison
-from gdq.consumers.compare.figures import Figures, Latency
-from gdq.consumers.compare.rules import TableFacts
-from gdq.consumers.slot.snapshot import Snapshot
+from gdq.consumers.compare.figures import Figures, LatencyFigures
+from gdq.consumers.compare.rules import RuleTable
+from gdq.consumers.slot.snapshot import PgSnapshot
 from gdq.source import Event
 
 _EXAMPLES = 20
 _CHANGES = ("insert", "update", "delete", "truncate")
 # Upper bounds of a histogram of latencies, in seconds.
-BOUNDS = tuple(base * 10.0**power for power in range(-4, 3) for base in (1, 2, 5))
+LATENCY_BOUNDS = tuple(base * 10.0**power for power in range(-4, 3) for base in (1, 2, 5))
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
-    """A transaction of one path: its changes, when the last of them was received, whether that counts as latency.
+class ArrivedTransaction:
+    """A transaction of one path: its changes, the time of receipt, and `timed` if it counts for latencies.
 
-    Moments are seconds since 1970 by the server's clock. `committed` is known by the slot alone.
+    Times are seconds since 1970 by the server's clock. Only the slot knows `committed`.
     """
 
     events: list[Event]
@@ -34,17 +34,16 @@ class Arrived:
     committed: float = 0.0
 
 
-_NOTHING = Arrived([], 0, timed=False)
+_NOTHING = ArrivedTransaction([], 0, timed=False)
 
 
 class Pairing:
-    """Takes what both readers receive, in their threads; compares it in another, when advance() is called.
+    """Takes transactions from both readers, in their threads, and compares them in the thread that calls advance().
 
-    `clock`: seconds by which the server's clock is ahead of this machine's. Latencies are of transactions that were
-    committed after `timed_from` and received while `timed`. `slot_position`: what the slot was read to, as a place in
-    the log. `seen` counts changes, `commits` has time
-    and number of changes of all transactions of the slot, also of those before began(), which are not compared.
-    A transaction is kept until the other path has it, too; they are compared in the order of their commits.
+    A transaction is kept until both paths have it; comparison is in commit order. `clock`: seconds by which the
+    server's clock is ahead of this machine's. Latencies count for transactions committed after `timed_from` and
+    received while `timed`. `slot_position`: LSN up to which the slot was read. `seen` counts changes. `commits`: time
+    and changes of all transactions of the slot, also of those before began(), which are not compared.
     """
 
     def __init__(self, figures: Figures, clock: float) -> None:
@@ -56,22 +55,22 @@ class Pairing:
         self.commits: list[tuple[float, int]] = []
         self._figures = figures
         self._lock = threading.Lock()
-        self._start: Snapshot | None = None
-        self._read_to: Snapshot | None = None
-        self._queue: dict[int, Arrived] = {}
-        self._slot: deque[tuple[int, Arrived]] = deque()
+        self._start: PgSnapshot | None = None
+        self._read_to: PgSnapshot | None = None
+        self._queue: dict[int, ArrivedTransaction] = {}
+        self._slot: deque[tuple[int, ArrivedTransaction]] = deque()
         self._latencies = {"queue": array("d"), "slot": array("d")}
-        self._facts: Mapping[str, TableFacts] = {}
+        self._facts: Mapping[str, RuleTable] = {}
         self._comparison = Comparison()
 
-    def began(self, snapshot: str, facts: Mapping[str, TableFacts]) -> None:
-        """The queue is there: what the snapshot does not see must come by both paths."""
-        self._start = Snapshot.parse(snapshot)
+    def began(self, snapshot: str, facts: Mapping[str, RuleTable]) -> None:
+        """Note that the queue is attached: transactions that the snapshot does not see must come by both paths."""
+        self._start = PgSnapshot.parse(snapshot)
         self._facts = facts
         self._comparison = Comparison(facts)
 
-    def slot(self, xid: int, arrived: Arrived) -> None:
-        """A transaction came by the slot."""
+    def slot(self, xid: int, arrived: ArrivedTransaction) -> None:
+        """Take a transaction from the slot."""
         self.slot_position = max(arrived.events[-1].id, self.slot_position)
         arrived = replace(arrived, events=[event for event in arrived.events if event.op in _CHANGES])
         if not arrived.events:
@@ -82,15 +81,15 @@ class Pairing:
             with self._lock:
                 self._slot.append((xid, arrived))
 
-    def queue(self, batch: Mapping[int, Arrived], snapshot: str) -> None:
-        """A batch came by the queue, which has now read all that the snapshot sees."""
+    def queue(self, batch: Mapping[int, ArrivedTransaction], snapshot: str) -> None:
+        """Take a batch from the queue, which has now read everything that the snapshot sees."""
         for xid, arrived in batch.items():
             changes = [event for event in arrived.events if event.op in _CHANGES]
             if changes and self._start is not None and not _sees(self._start, xid):
                 self.seen["queue"] += len(changes)
                 with self._lock:
                     self._queue[xid & 0xFFFFFFFF] = replace(arrived, events=changes)
-        self._read_to = Snapshot.parse(snapshot)
+        self._read_to = PgSnapshot.parse(snapshot)
 
     def advance(self) -> None:
         """Compare the transactions that both paths have read past."""
@@ -105,10 +104,10 @@ class Pairing:
             self._compare(queue or _NOTHING, slot)
 
     def finish(self) -> None:
-        """Compare the rest, once both paths were read to the end, the slot further than the queue."""
+        """Compare the rest, after both paths were read to the end and the slot further than the queue."""
         self.advance()
         for xid, slot in self._slot:
-            # a commit may be in the log before another, and be seen after it
+            # of two commits the first in the log may become visible last
             if xid in self._queue or (self._read_to is not None and _sees(self._read_to, xid)):
                 self._compare(self._queue.pop(xid, _NOTHING), slot)
         for queue in self._queue.values():
@@ -121,11 +120,11 @@ class Pairing:
         figures.slot.latency = _latency(self._latencies["slot"])
 
     def changes_between(self, begin: float, end: float) -> tuple[int, int]:
-        """The number of changes and of transactions committed in a time, as counted from the slot."""
+        """Numbers of changes and of transactions committed in a time, counted from the slot."""
         found = [changes for committed, changes in self.commits if begin <= committed < end]
         return sum(found), len(found)
 
-    def _compare(self, queue: Arrived, slot: Arrived) -> None:
+    def _compare(self, queue: ArrivedTransaction, slot: ArrivedTransaction) -> None:
         for path, arrived in ((self._figures.queue, queue), (self._figures.slot, slot)):
             path.transactions += bool(arrived.events)
             for event in arrived.events:
@@ -140,7 +139,7 @@ class Pairing:
                 self._figures.differences.append(str(one))
 
     def _look_for_images(self, queue: Sequence[Event], slot: Sequence[Event]) -> None:
-        """Count what the slot leaves out of rows, which the queue has whole: but for generated columns, by rule."""
+        """Count old rows and large values that the slot lacks and the queue has, except generated columns."""
         columns: dict[str, set[str]] = {}
         for event in queue:
             columns.setdefault(event.table or "", set()).update(event.old or (), event.new or ())
@@ -154,19 +153,19 @@ class Pairing:
                 self._figures.new_partial += 1
 
 
-def _sees(snapshot: Snapshot, xid: int) -> bool:
-    """Whether the snapshot sees the transaction, whose number has 64 bits from the queue and 32 bits from the slot."""
+def _sees(snapshot: PgSnapshot, xid: int) -> bool:
+    """True if the snapshot sees the transaction; its number has 64 bits from the queue, 32 bits from the slot."""
     return snapshot.sees(snapshot.full(xid))
 
 
-def _latency(seconds: array[float]) -> Latency | None:
+def _latency(seconds: array[float]) -> LatencyFigures | None:
     if not seconds:
         return None
     ordered = sorted(seconds)
     counts: Counter[float] = Counter()
     for value in ordered:
-        counts[next((bound for bound in BOUNDS if value <= bound), BOUNDS[-1])] += 1
-    return Latency(
+        counts[next((bound for bound in LATENCY_BOUNDS if value <= bound), LATENCY_BOUNDS[-1])] += 1
+    return LatencyFigures(
         len(ordered), _share(ordered, 0.5), _share(ordered, 0.99), ordered[-1], [(b, counts[b]) for b in sorted(counts)]
     )
 

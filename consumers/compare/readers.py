@@ -1,4 +1,4 @@
-"""The two readers, each in a thread with connections of its own, that hand what they receive to a Pairing."""
+"""The two readers, each in a thread with its own connections; they give received transactions to a Pairing."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from types import TracebackType
 from typing import Self
 
 from gdq.consumer import Consumer
-from gdq.consumers.compare.attach import QUEUE
-from gdq.consumers.compare.pairing import Arrived, Pairing
+from gdq.consumers.compare.attach import COMPARE_QUEUE
+from gdq.consumers.compare.pairing import ArrivedTransaction, Pairing
 from gdq.consumers.slot.source import SlotSource
 from gdq.source import Event
 
-Stop = Callable[[], bool]
-Pids = dict[str, int]
+_Stop = Callable[[], bool]
+ReaderPids = dict[str, int]
 
 _END_SECONDS = 30.0
 
 
-def read_queue(dsn: str, consumer: str, pairing: Pairing, stop: Stop, pids: Pids, *, once: bool) -> None:
-    """Read batches until `stop`, with `once` up to now."""
-    with Consumer(dsn, QUEUE, consumer) as source:
+def run_queue_reader(dsn: str, consumer: str, pairing: Pairing, stop: _Stop, pids: ReaderPids, *, once: bool) -> None:
+    """Read the queue's batches until `stop`; with `once` up to the present."""
+    with Consumer(dsn, COMPARE_QUEUE, consumer) as source:
         pids["consumer"] = source.connection.info.backend_pid
         for batch in source.batches(once=once, stop=stop):
             whole: dict[int, tuple[list[Event], float]] = {}
@@ -31,12 +31,14 @@ def read_queue(dsn: str, consumer: str, pairing: Pairing, stop: Stop, pids: Pids
                 events.append(event)
                 whole[event.xid] = (events, time.time() + pairing.clock)
             batch.commit()
-            pairing.queue({xid: Arrived(*one, pairing.timed) for xid, one in whole.items()}, batch.snapshot_to)
+            pairing.queue(
+                {xid: ArrivedTransaction(*one, pairing.timed) for xid, one in whole.items()}, batch.snapshot_to
+            )
 
 
-def read_slot(dsn: str, consumer: str, pairing: Pairing, stop: Stop, pids: Pids, *, once: bool) -> None:
-    """The same for the slot."""
-    with SlotSource(dsn, QUEUE, consumer) as source:
+def run_slot_reader(dsn: str, consumer: str, pairing: Pairing, stop: _Stop, pids: ReaderPids, *, once: bool) -> None:
+    """Read the slot's batches like run_queue_reader()."""
+    with SlotSource(dsn, COMPARE_QUEUE, consumer) as source:
         pids["consumer"] = source.connection.info.backend_pid
         for batch in source.batches(once=once, stop=stop):
             events: list[Event] = []
@@ -51,14 +53,14 @@ def read_slot(dsn: str, consumer: str, pairing: Pairing, stop: Stop, pids: Pids,
 
 
 def _hand_over(pairing: Pairing, events: list[Event]) -> None:
-    arrived = Arrived(events, time.time() + pairing.clock, pairing.timed, events[0].time.timestamp())
+    arrived = ArrivedTransaction(events, time.time() + pairing.clock, pairing.timed, events[0].time.timestamp())
     pairing.slot(events[0].xid, arrived)
 
 
-class Reading:
-    """Readers at work in the background, until end() or the end of the block."""
+class ReaderThreads:
+    """Runs the readers in the background, until end() or the end of the block."""
 
-    def __init__(self, **readers: Callable[[Stop], None]) -> None:
+    def __init__(self, **readers: Callable[[_Stop], None]) -> None:
         self.seconds: dict[str, float] = {}
         self.error: BaseException | None = None
         self._ended = threading.Event()
@@ -81,7 +83,7 @@ class Reading:
             thread.join(_END_SECONDS)
 
     def check(self) -> None:
-        """Raise the error that ended a reader too early."""
+        """Raise the error that ended a reader, if any."""
         if self.error is not None:
             raise self.error
 
@@ -92,10 +94,10 @@ class Reading:
 
     @property
     def done(self) -> bool:
-        """Whether all came to an end by themselves."""
+        """True if all readers have ended by themselves."""
         return not any(thread.is_alive() for thread in self._threads)
 
-    def _work(self, name: str, read: Callable[[Stop], None]) -> None:
+    def _work(self, name: str, read: Callable[[_Stop], None]) -> None:
         try:
             read(self._ended.is_set)
         except BaseException as error:  # raised by check(), in the thread that waits

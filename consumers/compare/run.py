@@ -1,7 +1,7 @@
-"""One run: put both paths on the tables, let the application work, measure, take them off again.
+"""One run of gdq compare: attach both paths to the tables, measure while the application works, detach them.
 
-The time is divided. First the slot is read alone, which shows what the server writes without triggers; then both are
-read; at the end nobody reads, so that both keep what is not read. After that both are read to one moment and compared.
+A run has phases. First only the slot is read, to measure the server without triggers; then both are read; then nobody
+reads, so that both retain unread changes. At last both are read up to the same point and compared.
 """
 
 from __future__ import annotations
@@ -19,67 +19,71 @@ from psycopg import Connection
 
 from gdq.conninfo import connect, conninfo_of
 from gdq.consumers.compare import attach
-from gdq.consumers.compare.figures import Figures, Path, Phase, Sample
+from gdq.consumers.compare.figures import Figures, PathFigures, PhaseFigures, SampleFigures
 from gdq.consumers.compare.pairing import Pairing
-from gdq.consumers.compare.readers import Pids, Reading, read_queue, read_slot
-from gdq.consumers.compare.rules import table_facts
-from gdq.consumers.compare.server import Server
+from gdq.consumers.compare.readers import ReaderPids, ReaderThreads, run_queue_reader, run_slot_reader
+from gdq.consumers.compare.rules import rule_tables
+from gdq.consumers.compare.server import MeasuredServer
 from gdq.errors import GdqError
 from gdq.installer.version import check_version
 from gdq.source import iso_utc
 
 log = logging.getLogger(__name__)
 
-SHARES = {"slot alone": 0.2, "both read": 0.5, "nobody reads": 0.3}
+PHASE_SHARES = {"slot alone": 0.2, "both read": 0.5, "nobody reads": 0.3}
 
 _SAMPLES = 100
 _SAMPLE_SECONDS_MIN = 0.1
+# Ctrl-C ends also a long run at once.
+_STOP_SECONDS_MAX = 0.2
 
-# So long the server may need to end a session whose connection is lost.
+# The server ends a session whose connection is lost within this time.
 _LOST_SECONDS = 10.0
 
 
-Told = Callable[[str, str], None]
+_Told = Callable[[str, str], None]
 
 
-def compare(
+def run_compare(
     dsn: str | None,
     tables: Sequence[str],
     seconds: float,
     *,
     replica_identity_full: bool = False,
     stop: Callable[[], bool] = lambda: False,
-    tell: Told = lambda _phase, _doing: None,
+    tell: _Told = lambda _phase, _doing: None,
 ) -> Figures:
     """Attach a queue and a slot to tables for `seconds`, and measure both on the changes of the application.
 
-    It writes nothing to the tables. All that it makes in the database is gone at the end, whatever happens: what was
-    left by a run that was killed is removed first, and logged. `tell` hears what goes on; `stop` is asked all the time.
-    GdqError when the server, the role or a table will not do, for less than a second, and when asked to stop.
+    Writes nothing to the tables. Everything that it creates in the database is removed at the end; the remains of a
+    killed run are removed first, and logged. `tell` gets the progress; `stop` is called all the time. GdqError if the
+    server, the role or a table is unsuitable, for less than a second, and when `stop` returns true.
     """
     if not (math.isfinite(seconds) and seconds >= 1):
         raise GdqError(f"a run takes a second or more, not {seconds:g}")
     with connect(dsn, application_name="gdq compare", autocommit=True) as connection:
         check_version(connection)
-        names = attach.check(connection, tables, identity_full=replica_identity_full)
-        attach.lock(connection)
-        tidy(connection)
+        names = attach.check_attachable(connection, tables, identity_full=replica_identity_full)
+        attach.lock_attach(connection)
+        remove_leftovers(connection)
         with _cleaned_up(connection):
-            return _Run(connection, names, seconds, identity_full=replica_identity_full, stop=stop, tell=tell).figures()
+            return _CompareRun(
+                connection, names, seconds, identity_full=replica_identity_full, stop=stop, tell=tell
+            ).figures()
 
 
-def tidy(connection: Connection[Any]) -> list[str]:
+def remove_leftovers(connection: Connection[Any]) -> list[str]:
     """Remove and log what an earlier run has left; returns the names. Call under attach.lock()."""
-    found = attach.leftovers(connection)
+    found = attach.attached_leftovers(connection)
     if found:
         log.warning("an earlier gdq compare was killed, removing what it left: %s", ", ".join(found))
-        attach.clean_up(connection)
+        attach.detach_all(connection)
     return found
 
 
 @contextmanager
 def _cleaned_up(connection: Connection[Any]) -> Iterator[None]:
-    """Clean up at the end, by another connection where this one is lost."""
+    """Clean up at the end, on another connection if this one is lost."""
     dsn = conninfo_of(connection)
     try:
         yield
@@ -87,16 +91,16 @@ def _cleaned_up(connection: Connection[Any]) -> Iterator[None]:
         try:
             if connection.closed:
                 with connect(dsn, application_name="gdq compare", autocommit=True) as other:
-                    attach.lock(other, wait_seconds=_LOST_SECONDS)
-                    attach.clean_up(other)
+                    attach.lock_attach(other, wait_seconds=_LOST_SECONDS)
+                    attach.detach_all(other)
             else:
-                attach.clean_up(connection)
+                attach.detach_all(connection)
         except BaseException:
             log.error("not all that the run made could be removed: run gdq compare --clean-up, a slot keeps the log")
             raise
 
 
-class _Run:
+class _CompareRun:
     def __init__(
         self,
         connection: Connection[Any],
@@ -105,7 +109,7 @@ class _Run:
         *,
         identity_full: bool,
         stop: Callable[[], bool],
-        tell: Told,
+        tell: _Told,
     ) -> None:
         info = connection.info
         self._connection = connection
@@ -114,10 +118,10 @@ class _Run:
         version = info.parameter_status("server_version") or str(info.server_version)
         self._figures = Figures(info.dbname, version, iso_utc(datetime.now(UTC)), seconds, tables, identity_full)
         self._dsn = conninfo_of(connection)
-        self._consumer = attach.consumer_name(connection)
-        self._server = Server(connection, self._consumer)
+        self._consumer = attach.attached_consumer_name(connection)
+        self._server = MeasuredServer(connection, self._consumer)
         self._pairing = Pairing(self._figures, self._server.clock())
-        self._pids: dict[str, Pids] = {"queue": {}, "slot": {}}
+        self._pids: dict[str, ReaderPids] = {"queue": {}, "slot": {}}
         self._started = 0.0
         self._times: list[tuple[str, float, float, int]] = []
 
@@ -130,7 +134,7 @@ class _Run:
             self._phase("slot alone", reading)
             reading.end()
         self._tell("attaching", "queue")
-        self._pairing.began(attach.attach_queue(self._connection, tables), table_facts(self._connection, tables))
+        self._pairing.began(attach.attach_queue(self._connection, tables), rule_tables(self._connection, tables))
         with self._reading("queue", "slot") as reading:
             self._both(reading)
             reading.end()
@@ -140,10 +144,10 @@ class _Run:
         self._catch_up()
         return self._figures
 
-    def _both(self, reading: Reading) -> None:
+    def _both(self, reading: ReaderThreads) -> None:
         """The phase in which both are read, with the CPU of their processes."""
         self._wait_for(lambda: self._server.walsender() is not None and all(self._pids.values()), reading)
-        # what was written while triggers were put on had to wait for its reader, which is no latency
+        # changes written while the triggers were created had to wait for their reader: not a latency
         place = self._server.flush()
         self._wait_for(lambda: self._pairing.slot_position >= place, reading)
         pids: dict[str, dict[str, int | None]] = {
@@ -159,21 +163,24 @@ class _Run:
             after = self._server.cpu(pids[name])
             path.cpu_seconds = {one: _less(after[one], before[name][one]) for one in after}
 
-    def _phase(self, name: str, reading: Reading | None) -> None:
-        """Let a share of the time pass, and take samples."""
-        seconds = self._figures.seconds * SHARES[name]
+    def _phase(self, name: str, reading: ReaderThreads | None) -> None:
+        """Take samples for a share of the run's time."""
+        seconds = self._figures.seconds * PHASE_SHARES[name]
         pause = max(self._figures.seconds / _SAMPLES, _SAMPLE_SECONDS_MIN)
         begun, moment, wal = time.monotonic(), self._now(), self._server.wal()
+        sampled = -math.inf
         while (left := begun + seconds - time.monotonic()) > 0:
             self._check(reading)
-            self._sample()
+            if time.monotonic() >= sampled + pause:
+                sampled = time.monotonic()
+                self._sample()
             self._pairing.advance()
             seen = self._pairing.seen
             self._tell(name, f"{seen['queue']:,} changes by the queue, {seen['slot']:,} by the slot, {left:.0f} s left")
-            time.sleep(max(min(pause, begun + seconds - time.monotonic()), 0))
+            time.sleep(min(pause, _STOP_SECONDS_MAX, left))
         self._times.append((name, moment, self._now(), self._server.wal() - wal))
 
-    def _retained(self, before: Sample, at: float) -> None:
+    def _retained(self, before: SampleFigures, at: float) -> None:
         after, elapsed = self._sample(), time.monotonic() - at
         for path, first, last in (
             (self._figures.queue, before.queue_bytes, after.queue_bytes),
@@ -184,7 +191,7 @@ class _Run:
         self._log_growth = max(after.queue_bytes - before.queue_bytes, 0)
 
     def _catch_up(self) -> None:
-        """Read both to one moment, the slot a little further, and compare."""
+        """Read both paths up to the same point, the slot a little further, and compare."""
         self._tell("catching up", "reading what is left")
         with self._reading("queue", "slot", once=True) as both:
             self._wait_for(lambda: both.done, both)
@@ -197,42 +204,42 @@ class _Run:
         origin = self._times[0][1]
         for name, begin, end, wal in self._times:
             changes, transactions = self._pairing.changes_between(begin, end)
-            self._figures.phases.append(Phase(name, begin - origin, end - origin, changes, transactions, wal))
+            self._figures.phases.append(PhaseFigures(name, begin - origin, end - origin, changes, transactions, wal))
         changes = self._figures.phase("nobody reads").changes
         self._figures.log_bytes_per_change = self._log_growth / changes if changes else None
 
-    def _reading(self, *names: str, once: bool = False) -> Reading:
-        readers: dict[str, Callable[..., None]] = {"queue": read_queue, "slot": read_slot}
+    def _reading(self, *names: str, once: bool = False) -> ReaderThreads:
+        readers: dict[str, Callable[..., None]] = {"queue": run_queue_reader, "slot": run_slot_reader}
         for name in names:
             self._pids[name].clear()
-        return Reading(**{name: partial(self._read, readers[name], name, once) for name in names})
+        return ReaderThreads(**{name: partial(self._read, readers[name], name, once) for name in names})
 
     def _read(self, reader: Callable[..., None], name: str, once: bool, stop: Callable[[], bool]) -> None:
         reader(self._dsn, self._consumer, self._pairing, stop, self._pids[name], once=once)
 
-    def _wait_for(self, condition: Callable[[], bool], reading: Reading) -> None:
+    def _wait_for(self, condition: Callable[[], bool], reading: ReaderThreads) -> None:
         while not condition():
             self._check(reading)
             self._pairing.advance()
             time.sleep(0.02)
         self._check(reading)
 
-    def _check(self, reading: Reading | None) -> None:
+    def _check(self, reading: ReaderThreads | None) -> None:
         if self._stop():
             raise GdqError("interrupted: what the run had made is removed again")
         if reading is not None:
             reading.check()
 
-    def _sample(self) -> Sample:
+    def _sample(self) -> SampleFigures:
         at = time.monotonic() - self._started
-        sample = Sample(round(at, 3), self._server.queue_bytes(), self._server.slot_bytes())
+        sample = SampleFigures(round(at, 3), self._server.queue_bytes(), self._server.slot_bytes())
         self._figures.samples.append(sample)
         return sample
 
     def _now(self) -> float:
         return time.time() + self._pairing.clock
 
-    def _paths(self) -> dict[str, Path]:
+    def _paths(self) -> dict[str, PathFigures]:
         return {"queue": self._figures.queue, "slot": self._figures.slot}
 
 

@@ -1,4 +1,4 @@
-"""Measurements of the server: log written and kept, sizes of the queue's logs, CPU seconds of its processes."""
+"""Measurements of the server: write-ahead log written and retained, size of the queue's logs, CPU of processes."""
 
 from __future__ import annotations
 
@@ -11,47 +11,51 @@ from typing import Any
 from psycopg import Connection
 
 from gdq.call import scalar
-from gdq.consumers.compare.attach import QUEUE
+from gdq.consumers.compare.attach import COMPARE_QUEUE
 from gdq.consumers.slot.slot import slot_name
+from gdq.qualified_sql import qualified
 
 _PROC = Path("/proc")
 _CLOCK_TRIES = 20
 
 
-class Server:
-    """Asks one connection, which must be in autocommit mode."""
+class MeasuredServer:
+    """Measures a server over one connection in autocommit mode."""
 
     def __init__(self, connection: Connection[Any], consumer: str) -> None:
         self._connection = connection
-        self._slot = slot_name(QUEUE, consumer)
+        self._slot = slot_name(COMPARE_QUEUE, consumer)
 
     def wal(self) -> int:
         """Bytes of write-ahead log that the server has ever written."""
-        return int(scalar(self._connection, "select (pg_catalog.pg_current_wal_insert_lsn() - '0/0')::bigint"))
+        return int(
+            scalar(self._connection, qualified("select (pg_catalog.pg_current_wal_insert_lsn() - '0/0')::bigint"))
+        )
 
     def queue_bytes(self) -> int:
         """Bytes of the queue's logs, with their indexes and large values; 0 while there is no queue."""
-        query = "select coalesce(sum(log_bytes), 0)::bigint from gdq.table_info() where queue_name = %s"
-        return int(scalar(self._connection, query, QUEUE))
+        query = qualified("select coalesce(sum(log_bytes), 0)::bigint from gdq.table_info() where queue_name = %s")
+        return int(scalar(self._connection, query, COMPARE_QUEUE))
 
     def slot_bytes(self) -> int:
-        """Bytes of log that the slot keeps the server from removing."""
-        query = """select (pg_catalog.pg_current_wal_lsn() - restart_lsn)::bigint
-                     from pg_catalog.pg_replication_slots where slot_name = %s"""
+        """Bytes of write-ahead log that the slot retains."""
+        query = qualified("""select (pg_catalog.pg_current_wal_lsn() - restart_lsn)::bigint
+                     from pg_catalog.pg_replication_slots where slot_name = %s""")
         return int(scalar(self._connection, query, self._slot) or 0)
 
     def walsender(self) -> int | None:
-        """The process that decodes for the slot."""
-        query = "select active_pid from pg_catalog.pg_replication_slots where slot_name = %s"
+        """The process id of the slot's walsender; None if there is none."""
+        query = qualified("select active_pid from pg_catalog.pg_replication_slots where slot_name = %s")
         pid = scalar(self._connection, query, self._slot)
         return None if pid is None else int(pid)
 
     def clock(self) -> float:
-        """Seconds by which the server's clock is ahead of ours, by the quickest of some answers."""
+        """Seconds by which the server's clock is ahead of ours, by the fastest of several answers."""
         answers = []
+        query = qualified("select extract(epoch from clock_timestamp())::float8")
         for _ in range(_CLOCK_TRIES):
             before = time.time()
-            theirs = float(scalar(self._connection, "select extract(epoch from pg_catalog.clock_timestamp())::float8"))
+            theirs = float(scalar(self._connection, query))
             after = time.time()
             answers.append((after - before, theirs - (before + after) / 2))
         return min(answers)[1]
@@ -59,7 +63,7 @@ class Server:
     def flush(self) -> int:
         """Flush the log up to the last commit: a slot sends only flushed commits, and commits may be asynchronous.
 
-        The place in the log of what comes by the slot after all that: a message.
+        Returns the LSN of a message that the slot sends after all these commits.
         """
         with self._connection.transaction():
             self._connection.execute("set local synchronous_commit = on")
@@ -68,16 +72,16 @@ class Server:
         return place
 
     def cpu(self, pids: Mapping[str, int | None]) -> dict[str, float | None]:
-        """Seconds of CPU that processes of the server have used; None for those that are not seen from here."""
+        """CPU seconds used by processes of the server; None for processes that this machine does not see."""
         return {
             name: None if pid is None else _cpu_seconds(pid, self._connection.info.dbname) for name, pid in pids.items()
         }
 
 
 def _cpu_seconds(pid: int, database: str) -> float | None:
-    """Of a process that says it works for PostgreSQL in that database: on another machine the number is another's.
+    """CPU seconds of a process whose title names PostgreSQL and the database, else None: the server may be elsewhere.
 
-    A walsender says no database before PostgreSQL 16.
+    Before PostgreSQL 16 a walsender's title names no database.
     """
     try:
         title = (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace")

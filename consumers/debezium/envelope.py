@@ -1,4 +1,4 @@
-"""Every event as a line of JSON in the envelope of Debezium: `gdq consume QUEUE CONSUMER --format debezium`."""
+"""Events as lines of JSON in Debezium's envelope: `gdq consume QUEUE CONSUMER --format debezium`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from psycopg import Connection
 from psycopg.rows import tuple_row
 
 from gdq import __version__
-from gdq.consumers.debezium.values import ColumnKind, value_of
+from gdq.consumers.debezium.values import DebeziumKind, debezium_value
+from gdq.qualified_sql import qualified
 from gdq.source import Event
 
-Record = dict[str, Any]
-Image = dict[str, Any]
+_Record = dict[str, Any]
+_Image = dict[str, Any]
 
 # By name, not by regclass: a reader needs no right on the table's schema. A domain is its base type.
-_COLUMNS = """
+_COLUMNS = qualified("""
     with recursive c(name, oid, modifier) as (
       select a.attname::text, a.atttypid, a.atttypmod
         from pg_catalog.pg_attribute a join pg_catalog.pg_class r on r.oid = a.attrelid
@@ -32,19 +33,19 @@ _COLUMNS = """
     select c.name, coalesce(e.typname, t.typname)::text, c.modifier, e.oid is not null
       from c join pg_catalog.pg_type t on t.oid = c.oid
       left join pg_catalog.pg_type e on e.oid = t.typelem and t.typcategory = 'A'
-     where t.typbasetype = 0"""
+     where t.typbasetype = 0""")
 
 _OPS = {"insert": "c", "update": "u", "delete": "d", "truncate": "t", "message": "m"}
 _IN_MESSAGE = ("type", "data", "encoding")
 
 
-def printer(
+def debezium_printer(
     queue: str, *, has_lsn: bool, tombstones: bool = False
 ) -> Callable[[Connection[Any], Iterator[Event]], None]:
     """A handler that prints events in Debezium's form and flushes the output before the batch is finished.
 
-    `has_lsn`: the events' numbers are places in the write-ahead log. `tombstones`: a record without a value after each
-    delete. DDL events are left out: Debezium's PostgreSQL connector has none.
+    `has_lsn`: the events' numbers are LSNs. `tombstones`: print a record without a value after each delete. DDL events
+    are left out: Debezium's PostgreSQL connector has none.
     """
 
     def consume(connection: Connection[Any], events: Iterator[Event]) -> None:
@@ -58,9 +59,9 @@ def printer(
 
 
 class Envelope:
-    """Makes Debezium's records of events: a key, a value, headers where Debezium has them.
+    """Makes Debezium's records from events: a key, a value, and headers if Debezium has them.
 
-    Columns have the types of the catalog when their table is first met, and after DDL again.
+    The columns' types are read from the catalog at a table's first event, and again after DDL.
     """
 
     def __init__(
@@ -70,9 +71,9 @@ class Envelope:
         self._queue = queue
         self._has_lsn = has_lsn
         self._tombstones = tombstones
-        self._known: dict[tuple[str, str], dict[str, ColumnKind]] = {}
+        self._known: dict[tuple[str, str], dict[str, DebeziumKind]] = {}
 
-    def records(self, event: Event) -> Iterator[Record]:
+    def records(self, event: Event) -> Iterator[_Record]:
         """The records of one event: none for DDL, two for an update of the key, one more for each tombstone."""
         if event.op not in _OPS:
             self._known.clear()
@@ -83,7 +84,7 @@ class Envelope:
         else:
             yield from self._row(event)
 
-    def _row(self, event: Event) -> Iterator[Record]:
+    def _row(self, event: Event) -> Iterator[_Record]:
         kinds = self._kinds(*_names(event.table))
         key, old, new = (_converted(image, kinds) for image in (event.key, event.old, event.new))
         if event.op == "delete":
@@ -99,14 +100,14 @@ class Envelope:
         yield {"key": key, "value": self._value(event, _OPS[event.op], old, new)}
 
     def _deleted(
-        self, event: Event, key: Image | None, old: Image | None, headers: Record | None = None
-    ) -> Iterator[Record]:
+        self, event: Event, key: _Image | None, old: _Image | None, headers: _Record | None = None
+    ) -> Iterator[_Record]:
         more = {"headers": headers} if headers else {}
         yield {"key": key, "value": self._value(event, "d", old, None)} | more
         if self._tombstones and key is not None:
             yield {"key": key, "value": None} | more
 
-    def _message(self, event: Event) -> Record:
+    def _message(self, event: Event) -> _Record:
         new = event.new or {}
         data = new.get("data")
         text = data if isinstance(data, str) or data is None else json.dumps(data, ensure_ascii=False)
@@ -120,12 +121,12 @@ class Envelope:
         value = {"op": "m", "ts_ms": now, "source": source, "transaction": None, "message": message}
         return {"key": {"prefix": message["prefix"]}, "value": value}
 
-    def _value(self, event: Event, op: str, before: Image | None, after: Image | None) -> Record:
+    def _value(self, event: Event, op: str, before: _Image | None, after: _Image | None) -> _Record:
         source = self._source(event, *_names(event.table))
         times = _times(time.time_ns())
         return {"before": before, "after": after, "source": source, "op": op, **times, "transaction": None}
 
-    def _source(self, event: Event, schema: str, table: str) -> Record:
+    def _source(self, event: Event, schema: str, table: str) -> _Record:
         # integers throughout: a float has no room for the microseconds of today
         whole = int(event.time.replace(microsecond=0).timestamp())
         return {
@@ -143,20 +144,20 @@ class Envelope:
             "xmin": None,
         }
 
-    def _kinds(self, schema: str, table: str) -> dict[str, ColumnKind]:
+    def _kinds(self, schema: str, table: str) -> dict[str, DebeziumKind]:
         if (schema, table) not in self._known:
             with self._connection.cursor(row_factory=tuple_row) as cursor:
                 rows = cursor.execute(_COLUMNS, [schema, table]).fetchall()
-            self._known[schema, table] = {name: ColumnKind(*kind) for name, *kind in rows}
+            self._known[schema, table] = {name: DebeziumKind(*kind) for name, *kind in rows}
         return self._known[schema, table]
 
 
-def _converted(image: Image | None, kinds: dict[str, ColumnKind]) -> Image | None:
-    return None if image is None else {name: value_of(value, kinds.get(name)) for name, value in image.items()}
+def _converted(image: _Image | None, kinds: dict[str, DebeziumKind]) -> _Image | None:
+    return None if image is None else {name: debezium_value(value, kinds.get(name)) for name, value in image.items()}
 
 
-def _with_key(key: Image | None, image: Image | None) -> Image | None:
-    """An image of a log of keys: the key, and the columns that are included."""
+def _with_key(key: _Image | None, image: _Image | None) -> _Image | None:
+    """The image of a row in mode pk: the key and the included columns."""
     return image if key is None or (image is not None and key.keys() <= image.keys()) else key | (image or {})
 
 

@@ -1,6 +1,6 @@
 """Converts the values of an Event to the JSON of Debezium's PostgreSQL connector.
 
-A value that does not have the form of its column's type stays as it is: one of before the column changed its type.
+A value that does not have the form of its column's type stays unchanged: it is older than a change of the type.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _DAY_US = 86_400_000_000
 # 365.25 / 12 days, as Debezium counts a month of an interval
 _MONTH_US = 2_629_800_000_000
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
-_ERA_DAYS, _ERA_YEARS = 146_097, 400  # the calendar repeats after so long
+_ERA_DAYS, _ERA_YEARS = 146_097, 400  # the calendar repeats after these days and years
 _FOREVER = {"infinity": 9_223_372_036_825_200_000, "-infinity": -9_223_372_036_832_400_000}
 _MILLISECONDS = range(4)  # digits of a second
 _DIGITS = range(7)
@@ -42,16 +42,16 @@ _ITEM = re.compile(r'"((?:[^"\\]|\\.)*)"|([^",{}]+)', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class ColumnKind:
-    """The base type of a column: its name, its modifier (-1: none); `array`: that is what its elements are."""
+class DebeziumKind:
+    """The base type of a column: name and modifier (-1: none); `array`: the column is an array of this type."""
 
     name: str
     modifier: int = -1
     array: bool = False
 
 
-def value_of(value: Any, kind: ColumnKind | None) -> Any:
-    """The value in Debezium's form; unchanged where Debezium has no other form for the type, or the type is unknown."""
+def debezium_value(value: Any, kind: DebeziumKind | None) -> Any:
+    """The value in Debezium's form; unchanged if Debezium has no special form for the type, or the type is unknown."""
     if value is None or kind is None:
         return value
     if kind.array:
@@ -71,7 +71,7 @@ def _matched(pattern: re.Pattern[str], text: str) -> re.Match[str]:
 
 
 def _days(found: re.Match[str]) -> int:
-    """Days since 1970-01-01, also of years that Python's dates do not have."""
+    """Days since 1970-01-01, also for years outside of Python's dates."""
     year = int(found["year"])
     year = 1 - year if found["bc"] else year
     eras = (year - 1) // _ERA_YEARS
@@ -170,18 +170,18 @@ def _unescaped(text: str) -> str:
     return re.sub(r"\\(.)", r"\1", text, flags=re.DOTALL)
 
 
-def _array(value: Any, kind: ColumnKind) -> Any:
-    """A list of the elements; the text where the array does not count from 1, which a list cannot say."""
+def _array(value: Any, kind: DebeziumKind) -> Any:
+    """A list of the elements; the text for an array whose indexes do not start at 1, which a list cannot show."""
     if not isinstance(value, str) or not value.startswith("{") or kind.name == "box":  # boxes have commas
         return value
     try:
-        items, end = _items(value, 0, ColumnKind(kind.name, kind.modifier))
+        items, end = _items(value, 0, DebeziumKind(kind.name, kind.modifier))
     except (ValueError, IndexError):
         return value
     return items if end == len(value) else value
 
 
-def _items(text: str, start: int, kind: ColumnKind) -> tuple[list[Any], int]:
+def _items(text: str, start: int, kind: DebeziumKind) -> tuple[list[Any], int]:
     items: list[Any] = []
     at = start + 1
     if text[at] == "}":
@@ -196,7 +196,7 @@ def _items(text: str, start: int, kind: ColumnKind) -> tuple[list[Any], int]:
                 raise ValueError(text)
             plain = found[1] is None
             item = found[2] if plain else _unescaped(found[1])
-            items.append(None if plain and item == "NULL" else value_of(_json(item, kind.name), kind))
+            items.append(None if plain and item == "NULL" else debezium_value(_json(item, kind.name), kind))
             at = found.end()
         if text[at] == "}":
             return items, at + 1
@@ -206,7 +206,7 @@ def _items(text: str, start: int, kind: ColumnKind) -> tuple[list[Any], int]:
 
 
 def _json(text: str, type_: str) -> Any:
-    """An element's text as the value that a column of its type has in an event."""
+    """An element's text converted to an event's value of its type."""
     if type_ == "bool":
         return text == "t"
     return int(text) if type_ in ("int2", "int4") else text

@@ -1,10 +1,9 @@
 """A Delta Lake table as the target of a view, by the library deltalake: no Spark, no jar.
 
-The position is in the commit info of the commit that moved it, and that commit's number of the view in the table's own
-state, as an application transaction. Both are there or none. A commit is made for one version of the table and fails
-when that version is taken, so a position that was checked before the commit is still the position at the commit.
-Commits by Spark (consumers/spark/lake_delta.py) have the same in their userMetadata, and name the version that they
-were computed onto.
+Each commit for the view stores its position in the commit info, and its number in the table's state, as an application
+transaction; both or none. A commit is for one version of the table and fails if that version is taken. So a position
+checked before the commit is still valid at the commit. Commits by Spark (consumers/spark/lake_delta.py) store the same
+in their userMetadata, and the version that they were computed onto.
 """
 
 from __future__ import annotations
@@ -24,46 +23,47 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, RemoveAction
 from pyarrow import fs
 
-from gdq.consumers.lake.files import FILE_BYTES, ArrowDifference, DataFile, Rewrite, remove, rewrite
-from gdq.consumers.lake.table import check_state, commit_onto, not_ours, pack, unpack
+from gdq.consumers.lake.files import FILE_BYTES, ArrowDifference, DataFile, remove_data_files, rewrite_data_files
+from gdq.consumers.lake.table import OwnedLakeTable
 from gdq.consumers.views.signals import Diverged
 from gdq.consumers.views.target import StoredPosition, TargetState
 from gdq.errors import GdqError
-from gdq.view.lake_name import LakeName
 
-# The name of what a commit says of the view.
-KEY = "gdq"
+# The key of the view's mark in a commit.
+DELTA_STATE_KEY = "gdq"
 
-# Commits of others after which the rows are what they were.
+# Commits of others that do not change rows.
 _HARMLESS = {
     *("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "UNSET TBLPROPERTIES", "COMPUTE STATS"),
 }
-# Features that a reader must know and that change nothing in what a data file holds.
+# Reader features that do not change the content of data files.
 _FEATURES = {"timestampNtz", "vacuumProtocolCheck", "v2Checkpoint"}
 _HISTORY = 20
+_REFUSED_HINT = (
+    "Remove what was set on the table (delta.appendOnly, constraints), or drop the view and create it again."
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """The table at one version, its state, and `number`, the number of the view's commits."""
+class FoundDelta:
+    """The table at one version, its state, and `number`, the number of the view's last commit."""
 
     table: DeltaTable | None
     number: int
     state: TargetState
 
 
-@dataclass(frozen=True, slots=True)
-class DeltaLake:
-    """The Delta table `name` as the target of one view, whose own mark is `source`."""
-
-    name: LakeName
-    view: str
-    source: str
+class DeltaLake(OwnedLakeTable):
+    """The Delta table `name` as the target of one view."""
 
     @property
     def application(self) -> str:
-        """Whose the table's application transactions are."""
+        """The application id of the view's transactions in the table."""
         return f"gdq:{self.source}"
+
+    @property
+    def library_errors(self) -> tuple[type[Exception], ...]:
+        return DeltaError, pa.ArrowException
 
     def state(self) -> TargetState:
         return self.find().state
@@ -71,10 +71,17 @@ class DeltaLake:
     def commit(self, change: ArrowDifference, stored: StoredPosition | None, new: StoredPosition) -> int:
         def attempt() -> int:
             found = self.find()
-            check_state(self.name, self.view, found.state, stored, change.kind)
-            return self._load(found, change, new) if change.kind == "full" else self._change(found, change, new)
+            self.check(found.state, stored, change.kind)
+            try:
+                return self._load(found, change, new) if change.kind == "full" else self._change(found, change, new)
+            except CommitFailedError as error:
+                if found.table is None or DeltaTable(self.name.place).version() != found.table.version():
+                    raise
+                # nobody came first: the table refuses the commit, as one that may only grow does
+                text = str(error).strip().splitlines()[0]
+                raise GdqError(f"{self.name} refuses the commit: {text}", hint=_REFUSED_HINT) from error
 
-        return commit_onto(self.name, CommitFailedError, attempt)
+        return self.commit_onto(CommitFailedError, attempt)
 
     def scan(self) -> Iterator[pa.RecordBatch]:
         table = self.find().table
@@ -88,23 +95,23 @@ class DeltaLake:
                     yield from pa.Table.from_batches([batch]).select(schema.names).cast(schema).to_batches()
 
     def sweep(self) -> None:
-        """Nothing: what a killed refresh has left is for VACUUM, which the table's owner runs."""
+        """Do nothing: the files of a killed refresh go by VACUUM, which the table's owner runs."""
 
     def drop(self) -> None:
         if self.find().table is not None:
             system, folder = self._system()
             system.delete_dir(folder)
 
-    def find(self) -> Found:
-        """The table as it is now. GdqError when it is not this view's."""
+    def find(self) -> FoundDelta:
+        """The table as it is now; GdqError if it is not this view's."""
         try:
             table = DeltaTable(self.name.place)
         except TableNotFoundError:
-            return Found(None, 0, TargetState(None))
+            return FoundDelta(None, 0, TargetState(None))
         number = table.transaction_version(self.application)
         if number is None:
-            raise not_ours(self.name, self.view)
-        return Found(table, number, self._read_state(table, number))
+            raise self.foreign_error()
+        return FoundDelta(table, number, self._read_state(table, number))
 
     def _read_state(self, table: DeltaTable, number: int) -> TargetState:
         """Find the view's last commit, and look at the later commits of others on the way.
@@ -120,27 +127,31 @@ class DeltaLake:
             if found is None and mark is not None:
                 if mark["number"] != number or mark["application"] != self.application:
                     break
-                found = unpack(mark["position"])
+                found = StoredPosition.parse(mark["position"])
                 onto = mark.get("onto", commit["version"] - 1)
             elif commit.get("operation") not in _HARMLESS:
                 foreign = f"{commit.get('operation')} in version {commit['version']} of {self.name}"
         if found is not None:
             return TargetState(found, foreign)
-        gone = StoredPosition(self.source, str(self.name), "", "")
-        return TargetState(gone, foreign or f"the history of {self.name} no longer holds its position")
+        return self.lost(foreign or f"the history of {self.name} no longer holds its position")
 
     def mark(self, number: int, new: StoredPosition) -> dict[str, Any]:
         """The mark for the view's commit of this number."""
-        return {"application": self.application, "number": number, "view": self.view, "position": pack(new)}
+        return {
+            "application": self.application,
+            "number": number,
+            "view": self.view,
+            "position": new.text,
+        }
 
     def _properties(self, number: int, new: StoredPosition) -> CommitProperties:
         return CommitProperties(
-            custom_metadata={KEY: json.dumps(self.mark(number, new))},
+            custom_metadata={DELTA_STATE_KEY: json.dumps(self.mark(number, new))},
             max_commit_retries=0,
             app_transactions=[Transaction(self.application, number)],
         )
 
-    def _load(self, found: Found, change: ArrowDifference, new: StoredPosition) -> int:
+    def _load(self, found: FoundDelta, change: ArrowDifference, new: StoredPosition) -> int:
         rows = _Counted(change)
         before = 0 if found.table is None else self.rows(found.table)
         try:
@@ -161,7 +172,7 @@ class DeltaLake:
             raise
         return before + rows.count
 
-    def _change(self, found: Found, change: ArrowDifference, new: StoredPosition) -> int:
+    def _change(self, found: FoundDelta, change: ArrowDifference, new: StoredPosition) -> int:
         table = found.table
         if table is None:
             raise Diverged(f"{self.name} is gone")
@@ -170,9 +181,7 @@ class DeltaLake:
         if schema.remove_metadata() != change.schema:
             raise Diverged(f"the columns of {self.name} are others")
         system, folder = self._system()
-        done = Rewrite([], [], 0, 0)
-        if change.kind != "none":
-            done = rewrite(system, folder, self._files(table), change)
+        done = rewrite_data_files(system, folder, self._files(table), change)
         now = int(time.time() * 1000)
         added = [
             AddAction(file.path.removeprefix(folder + "/"), file.bytes, {}, now, True, _statistics(system, file))
@@ -189,7 +198,7 @@ class DeltaLake:
                 commit_properties=self._properties(found.number + 1, new),
             )
         except CommitFailedError:
-            remove(system, done.added)
+            remove_data_files(system, done.added)
             raise
         return done.deleted + done.inserted
 
@@ -201,7 +210,8 @@ class DeltaLake:
         unknown = set(table.protocol().reader_features or ()) - _FEATURES
         if unknown or table.metadata().partition_columns:
             what = ", ".join(sorted(unknown)) or "partitions"
-            raise GdqError(f"{self.name} has {what}, which gdq does not write", hint="Drop the view and make it anew.")
+            hint = "Drop the view and create it again."
+            raise GdqError(f"{self.name} has {what}, which gdq does not write", hint=hint)
 
     def _files(self, table: DeltaTable) -> list[DataFile]:
         _, folder = self._system()
@@ -220,7 +230,7 @@ class DeltaLake:
 
 
 class _Counted:
-    """Counts the rows of a full load and keeps the error that ends them, which the library would replace."""
+    """Counts the rows of a full load and keeps an error in reading them, which the library would replace."""
 
     def __init__(self, change: ArrowDifference) -> None:
         self._change = change
@@ -241,9 +251,9 @@ class _Counted:
 
 def _mark(commit: Mapping[str, Any]) -> dict[str, Any] | None:
     """The view's mark in a commit; None in a commit of others."""
-    text = commit.get(KEY)
-    if text is None and str(commit.get("userMetadata")).startswith(f'{{"{KEY}":'):
-        return cast("dict[str, Any]", json.loads(commit["userMetadata"])[KEY])
+    text = commit.get(DELTA_STATE_KEY)
+    if text is None and str(commit.get("userMetadata")).startswith(f'{{"{DELTA_STATE_KEY}":'):
+        return cast("dict[str, Any]", json.loads(commit["userMetadata"])[DELTA_STATE_KEY])
     return None if text is None else cast("dict[str, Any]", json.loads(text))
 
 
@@ -256,7 +266,7 @@ def _commits(table: DeltaTable) -> Iterator[dict[str, Any]]:
 
 
 def _statistics(system: fs.FileSystem, file: DataFile) -> str:
-    """Statistics by which readers skip files: the range of integers and dates, which no rounding can falsify."""
+    """Statistics for readers to skip files: null counts, and ranges of integers and dates, which are never rounded."""
     metadata = pq.read_metadata(file.path, filesystem=system)
     schema = metadata.schema.to_arrow_schema()
     found: dict[str, dict[str, Any]] = {"minValues": {}, "maxValues": {}, "nullCount": {}}

@@ -1,7 +1,7 @@
-"""Brings immutable Parquet files from one state of a view's rows to the next by writing only those that change.
+"""Applies a difference to immutable Parquet files by rewriting only the files that lose rows.
 
-What Delta, Iceberg and the plain Parquet versions have in common; each of them then commits the files in its own way.
-A value that is NULL equals NULL, NaN equals NaN, and of equal rows exactly as many go as are to go.
+Delta, Iceberg and the plain Parquet versions share this; each commits the files in its own way. NULL equals NULL and
+NaN equals NaN; of equal rows exactly the wanted number is deleted.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, Literal, Protocol, Self, cast
+from typing import Any, Literal, Self, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,19 +19,19 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from gdq.consumers.views.signals import Diverged
-from gdq.plan.table import WEIGHT
+from gdq.plan.table import WEIGHT_COLUMN
 
-# A row that goes costs a file of at most this size.
+# Deleting one row rewrites a file, which has at most this size.
 FILE_BYTES = 32 * 2**20
 _GROUP_ROWS = 131_072
-# This many small files are rewritten as one: each refresh adds one.
+# Each refresh adds a small file: more than this many are rewritten as one.
 _SMALL_BYTES = 8 * 2**20
 _SMALL_FILES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class LakeKey:
-    """The values of one key column whose rows are replaced; `null`: NULL is one of them."""
+    """Values of one key column whose rows are replaced; `null`: NULL is one of the values."""
 
     name: str
     values: pa.Array
@@ -40,10 +40,10 @@ class LakeKey:
 
 @dataclass(frozen=True, slots=True)
 class ArrowDifference:
-    """A Difference (consumers.views.difference) as Arrow, which lake tables take in this process.
+    """A Difference (consumers.views.difference) as Arrow, for lake tables written by this process.
 
-    `rows`, called, gives the rows of `schema` as record batches, with one more column WEIGHT when signed. It can be
-    called again: a commit that another one came before is tried anew.
+    `rows()` gives record batches of `schema`, plus WEIGHT_COLUMN if signed. It may be called again, since a commit
+    that fails because another came first is retried.
     """
 
     kind: Literal["none", "full", "replace", "signed"]
@@ -55,7 +55,7 @@ class ArrowDifference:
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One Parquet file of a table: where its file system has it, its size and its number of rows."""
+    """One Parquet file of a table: its path in the file system, its size in bytes and its number of rows."""
 
     path: str
     bytes: int
@@ -63,8 +63,8 @@ class DataFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Rewrite:
-    """The files that go and come, and the rows deleted and inserted."""
+class RewrittenDataFiles:
+    """The files removed and added, and the rows deleted and inserted."""
 
     removed: list[DataFile]
     added: list[DataFile]
@@ -72,8 +72,8 @@ class Rewrite:
     inserted: int
 
 
-class FileWriter:
-    """Writes record batches into new Parquet files of a folder; what is not finished is removed."""
+class DataFileWriter:
+    """Writes record batches into new Parquet files of a folder; an exception in the block removes them."""
 
     def __init__(self, system: fs.FileSystem, folder: str, schema: pa.Schema) -> None:
         self._system, self._folder, self._schema = system, folder, schema
@@ -95,10 +95,10 @@ class FileWriter:
             self._writer.close()
             self._sink.close()
             self._system.delete_file(self._path)
-        remove(self._system, self.files)
+        remove_data_files(self._system, self.files)
 
     def write(self, rows: pa.RecordBatch | pa.Table) -> None:
-        """Add rows; a file that is large enough is finished."""
+        """Add rows; finish the file once it is large enough."""
         if not rows.num_rows:
             return
         if self._writer is None:
@@ -122,7 +122,7 @@ class FileWriter:
         self._writer, self._rows = None, 0
 
 
-def remove(system: fs.FileSystem, files: Iterable[DataFile]) -> None:
+def remove_data_files(system: fs.FileSystem, files: Iterable[DataFile]) -> None:
     """Delete files that no commit names."""
     for file in files:
         try:
@@ -131,39 +131,33 @@ def remove(system: fs.FileSystem, files: Iterable[DataFile]) -> None:
             continue
 
 
-def load(
-    system: fs.FileSystem, folder: str, change: ArrowDifference, schema: pa.Schema | None = None
-) -> list[DataFile]:
-    """Write all rows of a full load into new files; `schema` as in rewrite()."""
-    with FileWriter(system, folder, schema or change.schema) as writer:
-        for batch in change.rows():
-            writer.write(batch)
-    return writer.files
-
-
-def rewrite(
+def rewrite_data_files(
     system: fs.FileSystem,
     folder: str,
     files: Sequence[DataFile],
     change: ArrowDifference,
     schema: pa.Schema | None = None,
-) -> Rewrite:
-    """Apply a change that is replace or signed to `files`, which stay as they are; the new ones go into `folder`.
+) -> RewrittenDataFiles:
+    """Apply a change: write new files into `folder` and leave `files` as they are.
 
-    `schema`: of the new files, where it says more than that of the change. Diverged when rows that should go are not
-    there.
+    `schema`: for the new files, if it has more metadata than the change's. Diverged if rows to delete are missing.
     """
-    with FileWriter(system, folder, schema or change.schema) as writer:
-        if change.kind == "replace":
-            removed, deleted = _drop(system, files, change.schema, _Keys(change.keys), writer)
+    if change.kind == "none":
+        return RewrittenDataFiles([], [], 0, 0)
+    with DataFileWriter(system, folder, schema or change.schema) as writer:
+        if change.kind != "signed":
+            if change.kind == "full":
+                removed, deleted = list(files), sum(file.rows for file in files)
+            else:
+                removed, deleted = _drop(system, files, change.schema, _Keys(change.keys), writer)
             kept = writer.rows
             for batch in change.rows():
                 writer.write(batch)
             inserted = writer.rows - kept
         else:
-            signed = pa.Table.from_batches(change.rows(), _signed_schema(change.schema))
-            weights, rows = signed[WEIGHT].to_pylist(), signed.drop_columns([WEIGHT])
-            lost = rows.filter(pc.less(signed[WEIGHT], 0))
+            signed = pa.Table.from_batches(change.rows(), change.schema.append(pa.field(WEIGHT_COLUMN, pa.int64())))
+            weights, rows = signed[WEIGHT_COLUMN].to_pylist(), signed.drop_columns([WEIGHT_COLUMN])
+            lost = rows.filter(pc.less(signed[WEIGHT_COLUMN], 0))
             gone = _Images(lost, [-weight for weight in weights if weight < 0], change.match)
             removed, deleted = _drop(system, files, change.schema, gone, writer)
             if gone.left:
@@ -171,32 +165,16 @@ def rewrite(
             copies = [number for number, weight in enumerate(weights) for _ in range(weight)]
             writer.write(rows.take(pa.array(copies, pa.int64())))
             inserted = len(copies)
-    return Rewrite(removed, writer.files, deleted, inserted)
-
-
-def _signed_schema(schema: pa.Schema) -> pa.Schema:
-    return schema.append(pa.field(WEIGHT, pa.int64()))
-
-
-class _Gone(Protocol):
-    """The rows that go."""
-
-    @property
-    def columns(self) -> Mapping[str, pa.Array]:
-        """The columns by which a row group is first looked at, and their values."""
-
-    @property
-    def done(self) -> bool:
-        """True if no more rows go."""
-
-    def find(self, group: _Group) -> list[int]:
-        """The numbers of the rows of a row group that go."""
+    return RewrittenDataFiles(removed, writer.files, deleted, inserted)
 
 
 def _drop(
-    system: fs.FileSystem, files: Sequence[DataFile], schema: pa.Schema, gone: _Gone, writer: FileWriter
+    system: fs.FileSystem, files: Sequence[DataFile], schema: pa.Schema, gone: _Keys | _Images, writer: DataFileWriter
 ) -> tuple[list[DataFile], int]:
-    """Write what remains of the files that lose rows; those files, and the number of the rows lost."""
+    """Write the remaining rows of files that lose rows; returns these files and the number of rows lost.
+
+    `gone`: the rows to delete. Its `columns`, with the values of such rows, are looked at first in each row group.
+    """
     small = [file for file in files if file.bytes < _SMALL_BYTES]
     fold = set(small) if len(small) > _SMALL_FILES else set()
     removed, deleted = [], 0
@@ -229,7 +207,7 @@ class _Group:
         return int(self.file.metadata.row_group(self.number).num_rows)
 
     def read(self, names: Sequence[str]) -> pa.Table:
-        # one that is called as another up to a dot is read with it
+        # select(): the reader also returns columns named `name.other`
         table = self.file.read_row_group(self.number, columns=list(names)).select(list(names))
         return table.cast(pa.schema([self.schema.field(name) for name in names]))
 
@@ -248,7 +226,7 @@ class _Group:
         return all(self._overlaps(name, values) for name, values in columns.items())
 
     def _overlaps(self, name: str, values: pa.Array) -> bool:
-        # a float is told apart by its bits, of which the file has no statistics
+        # floats are compared by their bits, for which the file has no statistics
         kind = self.schema.field(name).type
         if not (pa.types.is_integer(kind) or pa.types.is_date(kind) or pa.types.is_string(kind)) or values.null_count:
             return True
@@ -280,7 +258,7 @@ class _Keys:
 
 
 class _Images:
-    """Rows equal to given rows, each as often as its count. `first`: the columns that are compared first."""
+    """Rows equal to given rows, each up to its count. `first`: the columns that are compared first."""
 
     def __init__(self, rows: pa.Table, counts: Sequence[int], first: Sequence[str]) -> None:
         self._rest = [name for name in rows.schema.names if name not in first]
@@ -315,7 +293,7 @@ class _Images:
         return [number for number, code in zip(numbers, zip(*codes, strict=True), strict=True) if self._take(code)]
 
     def _take(self, code: tuple[int | None, ...]) -> bool:
-        """Count one row of these values down; False when none of them is left to go."""
+        """Count down one row with these values; False if none is left to delete."""
         if not self._left.get(code):
             return False
         self._left[code] -= 1
@@ -329,18 +307,18 @@ def _array(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _among(pairs: Sequence[tuple[pa.Array, pa.Array]]) -> list[int]:
-    """The numbers of the rows where each column has one of its values, NULL being a value."""
+    """Numbers of the rows where each column has one of its values; NULL counts as a value."""
     found = [pc.is_in(column, value_set=values, skip_nulls=False) for column, values in pairs]
     return cast("list[int]", pc.indices_nonzero(reduce(pc.and_, found)).to_pylist())
 
 
 def _numbers(column: pa.Array, values: pa.Array) -> list[int | None]:
-    """The index of each value in `values`, NULL counting as a value; None for a value that is not among them."""
+    """The index of each value in `values`, None if missing there; NULL counts as a value."""
     return cast("list[int | None]", pc.index_in(column, value_set=values, skip_nulls=False).to_pylist())
 
 
 def _bits(column: pa.Array) -> pa.Array:
-    """Floats as integers: 0 and -0 are two values, as in a row's text, and NaN is one."""
+    """Floats as integers: 0 and -0 differ, as in a row's text, and NaN equals NaN."""
     if pa.types.is_float32(column.type):
         return column.view(pa.int32())
     return column.view(pa.int64()) if pa.types.is_float64(column.type) else column

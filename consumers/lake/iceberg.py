@@ -1,19 +1,19 @@
 """An Apache Iceberg table as the target of a view, by the library pyiceberg: no Spark, no jar.
 
-The position is among the properties of the snapshot that moved it, in the same commit as the files. A commit is made
-onto the snapshot that was looked at and fails when the table has another by then; the library's own retries, which
-would apply it to that one, are switched off.
+The position is a property of the snapshot that moved it, in the same commit as the files. A commit is for the snapshot
+that was read and fails if the table has another by then. The library's own retries would commit onto the other one, so
+they are switched off.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 from pyarrow import fs
+from pyiceberg import exceptions
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import (
     CommitFailedException,
@@ -24,34 +24,41 @@ from pyiceberg.exceptions import (
 )
 from pyiceberg.io.pyarrow import PyArrowFileIO, parquet_file_to_data_file, pyarrow_to_schema, schema_to_pyarrow
 from pyiceberg.manifest import DataFile as IcebergFile
+from pyiceberg.schema import Schema
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.snapshots import Operation, Snapshot
+from sqlalchemy.exc import SQLAlchemyError
 
-from gdq.consumers.lake.files import ArrowDifference, DataFile, Rewrite, load, remove, rewrite
-from gdq.consumers.lake.table import check_state, commit_onto, not_ours, pack, unpack
+from gdq.consumers.lake.files import (
+    ArrowDifference,
+    DataFile,
+    RewrittenDataFiles,
+    remove_data_files,
+    rewrite_data_files,
+)
+from gdq.consumers.lake.table import OwnedLakeTable
 from gdq.consumers.views.signals import Diverged
 from gdq.consumers.views.target import StoredPosition, TargetState
 from gdq.errors import RefreshConflict
-from gdq.view.lake_name import LakeName
 
-KEY = "gdq.position"
+ICEBERG_STATE_KEY = "gdq.position"
 _OWNER = "gdq.source"
-CATALOG = "catalog.db"
+ICEBERG_CATALOG = "catalog.db"
 # Branches that Spark writes onto (consumers/spark/lake_iceberg.py).
-BRANCH = "gdq_refresh_"
+ICEBERG_BRANCH = "gdq_refresh_"
 _PROPERTIES = {
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "100",
 }
 
 
-@dataclass(frozen=True, slots=True)
-class IcebergLake:
-    """The Iceberg table `name` as the target of one view, whose own mark is `source`."""
+class IcebergLake(OwnedLakeTable):
+    """The Iceberg table `name` as the target of one view."""
 
-    name: LakeName
-    view: str
-    source: str
+    @property
+    def library_errors(self) -> tuple[type[Exception], ...]:
+        listed = [one for one in vars(exceptions).values() if isinstance(one, type) and issubclass(one, Exception)]
+        return (*listed, SQLAlchemyError, pa.ArrowException)
 
     def state(self) -> TargetState:
         with self.opened() as (_, table):
@@ -60,10 +67,10 @@ class IcebergLake:
     def commit(self, change: ArrowDifference, stored: StoredPosition | None, new: StoredPosition) -> int:
         def attempt() -> int:
             with self.opened(make=change.kind == "full") as (catalog, table):
-                check_state(self.name, self.view, self.state_of(table), stored, change.kind)
+                self.check(self.state_of(table), stored, change.kind)
                 return self._change(table or self.create(catalog, change.schema), change, new)
 
-        return commit_onto(self.name, CommitFailedException, attempt)
+        return self.commit_onto(CommitFailedException, attempt)
 
     def scan(self) -> Iterator[pa.RecordBatch]:
         with self.opened() as (_, table):
@@ -74,12 +81,12 @@ class IcebergLake:
                 yield from pa.Table.from_batches([batch]).cast(schema).to_batches()
 
     def sweep(self) -> None:
-        """Remove branches; old snapshots, and the files that only they name, are for the table's owner to expire."""
+        """Remove leftover branches; old snapshots and their files are for the table's owner to expire."""
         with self.opened() as (_, table):
-            left = [] if table is None else [name for name in table.refs() if name.startswith(BRANCH)]
+            left = [] if table is None else [name for name in table.refs() if name.startswith(ICEBERG_BRANCH)]
             if table is None or not left:
                 return
-            # one that is at work all the same removes its own; none is in need of it
+            # a conflict does no harm: the next sweep removes the branches
             with suppress(CommitFailedException):
                 changes = table.manage_snapshots()
                 for name in left:
@@ -93,17 +100,19 @@ class IcebergLake:
 
     @contextmanager
     def opened(self, *, make: bool = False) -> Iterator[tuple[Catalog | None, Table | None]]:
-        """The catalog and the table, None for what is not there. GdqError when the table is not this view's."""
+        """The catalog and the table, each None if missing; GdqError if the table is not this view's."""
         where, name = self.name.iceberg
         folder = Path(where) if where.startswith("/") else None
-        if folder is not None and not make and not (folder / CATALOG).exists():
+        if folder is not None and not make and not (folder / ICEBERG_CATALOG).exists():
             yield None, None
             return
         if folder is None:
             catalog = load_catalog(where)
         else:
             folder.mkdir(parents=True, exist_ok=True)
-            catalog = load_catalog("gdq", type="sql", uri=f"sqlite:///{folder / CATALOG}", warehouse=folder.as_uri())
+            catalog = load_catalog(
+                "gdq", type="sql", uri=f"sqlite:///{folder / ICEBERG_CATALOG}", warehouse=folder.as_uri()
+            )
         with catalog:
             try:
                 table = catalog.load_table(name)
@@ -111,11 +120,11 @@ class IcebergLake:
                 yield catalog, None
                 return
             if table.properties.get(_OWNER) != self.source:
-                raise not_ours(self.name, self.view)
+                raise self.foreign_error()
             yield catalog, table
 
     def create(self, catalog: Catalog | None, schema: pa.Schema) -> Table:
-        """Make the table, without a snapshot."""
+        """Create the table, without a snapshot."""
         if catalog is None:
             raise Diverged(f"{self.name} is gone")
         name = self.name.iceberg[1]
@@ -128,7 +137,7 @@ class IcebergLake:
             raise RefreshConflict(f"{self.name} was made by another meanwhile") from error
 
     def state_of(self, table: Table | None) -> TargetState:
-        """The state of the view's table; `table` is None where there is no table."""
+        """The state of the view's table; `table` is None if there is no table."""
         foreign = None
         if table is None:
             return TargetState(None)
@@ -136,21 +145,33 @@ class IcebergLake:
         if snapshot is None:
             return TargetState(None)
         while snapshot is not None:
-            text = _properties(snapshot).get(KEY)
+            foreign = foreign or self._altered(table, snapshot)
+            text = _properties(snapshot).get(ICEBERG_STATE_KEY)
             if text == "":
                 return TargetState(None)  # killed at the first load
-            if text is not None and (stored := unpack(text)).source == self.source:
+            if text is not None and (stored := StoredPosition.parse(text)).source == self.source:
                 return TargetState(stored, foreign)
             if snapshot.summary is None or snapshot.summary.operation != Operation.REPLACE:
                 operation = "a commit" if snapshot.summary is None else snapshot.summary.operation.value
                 foreign = f"{operation} in snapshot {snapshot.snapshot_id} of {self.name}"
             parent = snapshot.parent_snapshot_id
             snapshot = None if parent is None else table.snapshot_by_id(parent)
-        gone = StoredPosition(self.source, str(self.name), "", "")
-        return TargetState(gone, foreign or f"the snapshots of {self.name} no longer hold its position")
+        return self.lost(foreign or f"the snapshots of {self.name} no longer hold its position")
+
+    def _altered(self, table: Table, snapshot: Snapshot) -> str | None:
+        """What has changed since a snapshot although it made no snapshot itself: partitions, and columns by number.
+
+        A column that is dropped and added again, or has swapped its name, has the same name and other values.
+        """
+        if table.spec().fields:
+            return f"{self.name} has partitions"
+        then = next((one for one in table.metadata.schemas if one.schema_id == snapshot.schema_id), None)
+        if then is None or _numbered(then) != _numbered(table.schema()):
+            return f"the columns of {self.name} are others than in snapshot {snapshot.snapshot_id}"
+        return None
 
     def _change(self, table: Table, change: ArrowDifference, new: StoredPosition) -> int:
-        # of this object only, not of the table
+        # a setting of this object only, not of the table
         table.metadata.properties["commit.retry.num-retries"] = "0"
         system, folder = _system(table, f"{table.location()}/data")
         system.create_dir(folder, recursive=True)
@@ -158,24 +179,32 @@ class IcebergLake:
         transaction = table.transaction()
         if change.kind == "full":
             _set_columns(transaction, table, change.schema)
-        elif not alike(table, change.schema):
+            with transaction.update_spec() as spec:
+                for part in table.spec().fields:
+                    spec.remove_field(part.name)
+        elif not has_iceberg_columns(table, change.schema):
             raise Diverged(f"the columns of {self.name} are others")
         now = transaction.table_metadata.schema()
         ids = [{"PARQUET:field_id": str(now.find_field(name).field_id)} for name in change.schema.names]
         schema = pa.schema([field.with_metadata(ids[n]) for n, field in enumerate(change.schema)])
-        done = _write(system, folder, list(known), change, schema)
+        done = rewrite_data_files(system, folder, list(known), change, schema)
         try:
-            self._commit(transaction, table, [known[file] for file in done.removed], done, pack(new))
+            self._commit(transaction, table, [known[file] for file in done.removed], done, new.text)
         except CommitFailedException:
-            remove(system, done.added)
+            remove_data_files(system, done.added)
             raise
         return done.deleted + done.inserted
 
     def _commit(
-        self, transaction: Transaction, table: Table, removed: list[IcebergFile], done: Rewrite, position: str
+        self,
+        transaction: Transaction,
+        table: Table,
+        removed: list[IcebergFile],
+        done: RewrittenDataFiles,
+        position: str,
     ) -> None:
         root, local = table.location(), _system(table, table.location())[1]
-        with transaction.update_snapshot(snapshot_properties={KEY: position}).overwrite() as producer:
+        with transaction.update_snapshot(snapshot_properties={ICEBERG_STATE_KEY: position}).overwrite() as producer:
             for old in removed:
                 producer.delete_data_file(old)
             for file in done.added:
@@ -184,7 +213,7 @@ class IcebergLake:
         transaction.commit_transaction()
 
     def _files(self, table: Table, *, all_go: bool) -> dict[DataFile, IcebergFile]:
-        """The data files. Diverged when delete files of another writer apply to them, unless `all_go`."""
+        """The data files; Diverged if another writer's delete files apply to them, unless `all_go`."""
         found = {}
         for task in table.scan().plan_files():
             if task.delete_files and not all_go:
@@ -195,20 +224,13 @@ class IcebergLake:
         return found
 
 
-def _write(
-    system: fs.FileSystem, folder: str, known: list[DataFile], change: ArrowDifference, schema: pa.Schema
-) -> Rewrite:
-    if change.kind == "none":
-        return Rewrite([], [], 0, 0)
-    if change.kind == "full":
-        added = load(system, folder, change, schema)
-        return Rewrite(known, added, sum(file.rows for file in known), sum(file.rows for file in added))
-    return rewrite(system, folder, known, change, schema)
+def _numbered(schema: Schema) -> list[tuple[int, str, str, bool]]:
+    return [(field.field_id, field.name, str(field.field_type), field.required) for field in schema.fields]
 
 
 def _set_columns(transaction: Transaction, table: Table, schema: pa.Schema) -> None:
-    """Give the table the columns of `schema` in the same commit, unless it has them."""
-    if alike(table, schema):
+    """Change the table's columns to those of `schema`, in the same commit, unless they are equal."""
+    if has_iceberg_columns(table, schema):
         return
     numbered = [field.with_metadata({"PARQUET:field_id": str(n)}) for n, field in enumerate(schema, 1)]
     with transaction.update_schema(allow_incompatible_changes=True) as update:
@@ -218,13 +240,13 @@ def _set_columns(transaction: Transaction, table: Table, schema: pa.Schema) -> N
             update.add_column(new.name, new.field_type)
 
 
-def alike(table: Table, schema: pa.Schema) -> bool:
+def has_iceberg_columns(table: Table, schema: pa.Schema) -> bool:
     """True if the table has these columns in this order."""
     return bool(_small(schema_to_pyarrow(table.schema(), include_field_ids=False)) == schema)
 
 
 def _small(schema: pa.Schema) -> pa.Schema:
-    """The schema with strings as gdq writes them."""
+    """The schema with string and binary in place of large_string and large_binary."""
     small = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
     return pa.schema([pa.field(field.name, small.get(field.type, field.type)) for field in schema])
 
@@ -234,7 +256,7 @@ def _properties(snapshot: Snapshot) -> dict[str, str]:
 
 
 def _system(table: Table, location: str) -> tuple[fs.FileSystem, str]:
-    """The file system of a location, and the path in it."""
+    """The file system of a location, and the path in that file system."""
     scheme, host, path = PyArrowFileIO.parse_location(location)
     io = table.io if isinstance(table.io, PyArrowFileIO) else PyArrowFileIO(table.io.properties)
     return io.fs_by_scheme(scheme, host), path

@@ -1,6 +1,6 @@
-"""Opens the lake table that is the target of a view: the one module that knows Delta, Iceberg and Parquet.
+"""Opens a view's lake table; only this module knows Delta, Iceberg and Parquet.
 
-The libraries of a format are loaded when a table of that format is opened.
+A format's libraries are imported when a table of that format is opened.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gdq.consumers.lake.table import Lake
+from gdq.consumers.lake.table import LakeTable
 from gdq.consumers.views.target import StoredPosition, TargetState
 from gdq.errors import GdqError
 from gdq.view.lake_name import LakeName
@@ -20,23 +20,25 @@ if TYPE_CHECKING:
 
     from gdq.consumers.lake.files import ArrowDifference
 
-_LIBRARIES = {"_internal", "deltalake", "pyarrow", "pyiceberg", "sqlalchemy"}
 
+def open_lake(name: LakeName, view: str, source: str) -> LakeTable:
+    """The lake table `name` as the target of a view with the unique mark `source`; reads and writes nothing.
 
-def open_lake(name: LakeName, view: str, source: str) -> Lake:
-    """The lake table `name` as the target of a view; `source` is the view's own mark. Nothing is read or written.
-
-    Its methods raise GdqError for what goes wrong in the lake.
+    Its methods turn the libraries' errors into GdqError.
     """
     return _OneLineErrors(_open(name, view, source), name)
 
 
 @dataclass(frozen=True, slots=True)
 class _OneLineErrors:
-    """A lake table whose libraries' errors become a GdqError of one line."""
+    """Wraps a lake table: its libraries' errors become a GdqError of one line."""
 
-    lake: Lake
+    lake: LakeTable
     name: LakeName
+
+    @property
+    def library_errors(self) -> tuple[type[Exception], ...]:
+        return self.lake.library_errors
 
     def state(self) -> TargetState:
         with self._errors():
@@ -60,17 +62,15 @@ class _OneLineErrors:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
+        known: tuple[type[Exception], ...] = (OSError, *self.lake.library_errors)
         try:
             yield
-        except Exception as error:
-            # the libraries' errors have no class in common
-            if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _LIBRARIES:
-                text = (str(error).strip() or type(error).__name__).splitlines()[0]
-                raise GdqError(f"{self.name}: {text}") from error
-            raise
+        except known as error:
+            text = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise GdqError(f"{self.name}: {text}") from error
 
 
-def _open(name: LakeName, view: str, source: str) -> Lake:
+def _open(name: LakeName, view: str, source: str) -> LakeTable:
     try:
         match name.kind:
             case "delta":

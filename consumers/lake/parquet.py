@@ -1,10 +1,10 @@
-"""Immutable versions of plain Parquet files as the target of a view: a folder that any reader of Parquet can read.
+"""Versions of plain Parquet files as the target of a view: a folder that any reader of Parquet can read.
 
-    FOLDER/current        link to the version that counts, replaced by an atomic rename
-    FOLDER/v00000007/     the files of one version, and its manifest, which holds the view's position
-    FOLDER/_gdq.lock      whose the folder is; locked while a version is made
+    FOLDER/current        link to the current version, replaced by an atomic rename
+    FOLDER/v00000007/     the immutable files of one version, and its manifest with the view's position
+    FOLDER/_gdq.lock      holds the mark of the view that owns the folder; locked while a version is made
 
-A file that stays from one version to the next is a hard link, so a version costs only what changed.
+An unchanged file is a hard link in the next version, so a version costs only the changed files.
 """
 
 from __future__ import annotations
@@ -24,21 +24,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from gdq.consumers.lake.files import ArrowDifference, DataFile, Rewrite, load, rewrite
-from gdq.consumers.lake.table import check_state, not_ours, pack, unpack
+from gdq.consumers.lake.files import ArrowDifference, DataFile, rewrite_data_files
+from gdq.consumers.lake.table import OwnedLakeTable
 from gdq.consumers.views.signals import Diverged
 from gdq.consumers.views.target import StoredPosition, TargetState
 from gdq.errors import GdqError
-from gdq.view.lake_name import LakeName
 
-# A version that is no longer current is kept this long, for those who are reading it.
-KEEP_SECONDS = 3600.0
+# An old version is kept this long for its readers.
+PARQUET_KEEP_SECONDS = 3600.0
 _MANIFEST, _LOCK, _CURRENT = "_gdq.json", "_gdq.lock", "current"
 
 
 @dataclass(frozen=True, slots=True)
 class _Version:
-    """One version: its number, when it was made, its position, and its files with their sizes and rows."""
+    """One version: its number, its time (seconds since 1970), its position, and size and rows of each file."""
 
     number: int
     since: float
@@ -46,13 +45,12 @@ class _Version:
     files: dict[str, list[int]]
 
 
-@dataclass(frozen=True, slots=True)
-class ParquetLake:
-    """The folder `name` as the target of one view, whose own mark is `source`."""
+class ParquetLake(OwnedLakeTable):
+    """The folder `name` as the target of one view."""
 
-    name: LakeName
-    view: str
-    source: str
+    @property
+    def library_errors(self) -> tuple[type[Exception], ...]:
+        return (pa.ArrowException,)
 
     @property
     def folder(self) -> Path:
@@ -62,14 +60,14 @@ class ParquetLake:
         version = self._current()
         if version is None:
             return TargetState(None)
-        return TargetState(unpack(version.position), self._foreign(version))
+        return TargetState(StoredPosition.parse(version.position), self._foreign(version))
 
     def commit(self, change: ArrowDifference, stored: StoredPosition | None, new: StoredPosition) -> int:
         with self._locked():
             state, before = self.state(), self._current()
-            check_state(self.name, self.view, state, stored, change.kind)
+            self.check(state, stored, change.kind)
             if change.kind == "none" and before is not None:
-                moved = _Version(before.number, before.since, pack(new), before.files)
+                moved = _Version(before.number, before.since, new.text, before.files)
                 self._write_manifest(self._path(before.number), moved)
                 return 0
             return self._make(before, change, new)
@@ -92,7 +90,7 @@ class ParquetLake:
                 number = int(path.name[1:]) if path.name[1:].isdigit() else None
                 if number is None or (current is not None and number == current.number):
                     continue
-                if current is None or number > current.number or until < time.time() - KEEP_SECONDS:
+                if current is None or number > current.number or until < time.time() - PARQUET_KEEP_SECONDS:
                     shutil.rmtree(path)
                 else:
                     until = _read_manifest(path).since
@@ -105,15 +103,10 @@ class ParquetLake:
         """Make the next version beside the current one, then point `current` to it."""
         number = before.number + 1 if before else 1
         path = self._path(number)
-        shutil.rmtree(path, ignore_errors=True)  # of a refresh that was killed
+        shutil.rmtree(path, ignore_errors=True)  # left by a killed refresh
         path.mkdir()
-        system = fs.LocalFileSystem()
         known = self._files(before) if before else []
-        if change.kind == "full":
-            added = load(system, str(path), change)
-            done = Rewrite(known, added, sum(f.rows for f in known), sum(f.rows for f in added))
-        else:
-            done = rewrite(system, str(path), known, change)
+        done = rewrite_data_files(fs.LocalFileSystem(), str(path), known, change)
         kept = [file for file in known if file not in done.removed]
         files = {Path(file.path).name: [file.bytes, file.rows] for file in [*kept, *done.added]}
         for file in kept:
@@ -126,7 +119,7 @@ class ParquetLake:
             (path / "part-empty.parquet").unlink()
         for name in files:
             _sync(path / name)
-        self._write_manifest(path, _Version(number, time.time(), pack(new), files))
+        self._write_manifest(path, _Version(number, time.time(), new.text, files))
         self._point(path)
         return done.deleted + done.inserted
 
@@ -138,7 +131,7 @@ class ParquetLake:
         _sync(self.folder)
 
     def _current(self) -> _Version | None:
-        """The version that `current` points to; GdqError when the folder is not this view's."""
+        """The version that `current` points to; GdqError if the folder is not this view's."""
         if not self._ours() or not (self.folder / _CURRENT).is_symlink():
             return None
         return _read_manifest(self.folder / _CURRENT)
@@ -147,12 +140,12 @@ class ParquetLake:
         """True if the folder is this view's; False when it is empty or missing."""
         lock = self.folder / _LOCK
         if lock.exists():
-            # empty: killed as it was made
+            # empty: a refresh was killed while it created the file
             if lock.read_text() not in ("", self.source):
-                raise not_ours(self.name, self.view)
+                raise self.foreign_error()
             return True
         if self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
-            raise not_ours(self.name, self.view)
+            raise self.foreign_error()
         return False
 
     def _foreign(self, version: _Version) -> str | None:
@@ -176,7 +169,7 @@ class ParquetLake:
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / _LOCK).open("a+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            # what another view has written while this one waited counts
+            # another view may have taken the folder while this one waited
             if not lock.seek(0, os.SEEK_END):
                 lock.write(self.source)
                 lock.flush()
@@ -197,12 +190,12 @@ def _read_manifest(path: Path) -> _Version:
         return _Version(**fields)
     except (OSError, ValueError, TypeError) as error:
         raise GdqError(
-            f"{path / _MANIFEST} cannot be read: {error}", hint="Remove the folder; it is loaded afresh."
+            f"{path / _MANIFEST} cannot be read: {error}", hint="Remove the folder; the next refresh loads it in full."
         ) from error
 
 
 def _sync(path: Path) -> None:
-    """Make what was written survive a power failure."""
+    """Flush a file or folder to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

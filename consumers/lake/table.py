@@ -1,15 +1,14 @@
-"""Lake tables as targets of views: what Delta, Iceberg and Parquet versions have in common.
+"""Lake tables (Delta, Iceberg, Parquet versions) as targets of views: the protocol, and what all formats share.
 
-A lake table holds its view's position itself: the commit that changes the rows moves it. It is committed only onto the
-state that was looked at, so of two refreshes one gives up, and another writer's commit in between is noticed.
+A lake table holds its view's position itself: the commit that changes the rows moves it. A commit succeeds only onto
+the state that was read. So one of two refreshes gives up, and another writer's commit in between is noticed.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from gdq.consumers.views.signals import Diverged
@@ -22,65 +21,69 @@ if TYPE_CHECKING:
 
     from gdq.consumers.lake.files import ArrowDifference
 
-# How often a commit is tried while commits of others come before it.
+# Attempts of one commit; each failed because another commit came first.
 _TRIES = 20
 
 
-class Lake(Protocol):
+class LakeTable(Protocol):
     """A lake table that is the target of one view."""
 
+    @property
+    def library_errors(self) -> tuple[type[Exception], ...]:
+        """The base classes of the errors that the format's libraries raise, besides OSError."""
+
     def state(self) -> TargetState:
-        """The table's state. GdqError when the table is not this view's target."""
+        """The table's state; GdqError if the table is not this view's target."""
 
     def commit(self, change: ArrowDifference, stored: StoredPosition | None, new: StoredPosition) -> int:
-        """Apply a change and move the position in one commit; the rows deleted and inserted.
+        """Apply a change and move the position in one commit; returns the rows deleted plus the rows inserted.
 
-        RefreshConflict unless the position is still `stored`, Diverged when the rows are not those of that position.
+        RefreshConflict unless the position is still `stored`, Diverged if the rows do not match that position.
         """
 
     def scan(self) -> Iterator[pa.RecordBatch]:
-        """The rows of the table as it is now."""
+        """The table's current rows."""
 
     def sweep(self) -> None:
-        """Remove the remains of killed refreshes, and versions that no reader can need any more."""
+        """Remove the remains of killed refreshes, and versions that are too old for any reader."""
 
     def drop(self) -> None:
-        """Remove the table; nothing when it is not there. GdqError when it is not this view's target."""
+        """Remove the table if it exists; GdqError if it is not this view's target."""
 
 
-def pack(position: StoredPosition) -> str:
-    """A position as the text that is kept in the commit."""
-    return json.dumps(asdict(position))
+@dataclass(frozen=True, slots=True)
+class OwnedLakeTable:
+    """The lake table `name` as the target of one view, whose unique mark is `source`; base of all formats."""
 
+    name: LakeName
+    view: str
+    source: str
 
-def unpack(text: str) -> StoredPosition:
-    """The position that pack() has written."""
-    return StoredPosition(**json.loads(text))
+    def check(self, state: TargetState, stored: StoredPosition | None, kind: str) -> None:
+        """Check that a change of this kind, computed from `stored`, fits the table's present state.
 
+        RefreshConflict if the position differs; Diverged if others changed the rows, except for a full load.
+        """
+        if state.stored != stored:
+            raise RefreshConflict(f'another refresh of view "{self.view}" has moved its position meanwhile')
+        if kind != "full" and (state.stored is None or state.foreign is not None):
+            raise Diverged(state.foreign or f"{self.name} is gone")
 
-def check_state(name: LakeName, view: str, state: TargetState, stored: StoredPosition | None, kind: str) -> None:
-    """Check that a change of this kind, computed from `stored`, fits the table's present state.
+    def commit_onto(self, taken: type[Exception], attempt: Callable[[], int]) -> int:
+        """The result of `attempt`, which reads the table, checks its state and commits onto that state.
 
-    RefreshConflict when the position is another, Diverged when the rows are; all rows fit whatever is there.
-    """
-    if state.stored != stored:
-        raise RefreshConflict(f'another refresh of view "{view}" has moved its position meanwhile')
-    if kind != "full" and (state.stored is None or state.foreign is not None):
-        raise Diverged(state.foreign or f"{name} is gone")
+        `attempt` is called again if it raises `taken`, that is if another commit came first: a compaction, or a
+        refresh, which the check in the next call finds. RefreshConflict after _TRIES calls.
+        """
+        for _ in range(_TRIES):
+            with suppress(taken):
+                return attempt()
+        raise RefreshConflict(f"others have committed to {self.name} {_TRIES} times in between")
 
+    def lost(self, why: str) -> TargetState:
+        """The state of a table whose position is lost."""
+        return TargetState(StoredPosition(self.source, str(self.name), "", ""), why)
 
-def commit_onto(name: LakeName, taken: type[Exception], attempt: Callable[[], int]) -> int:
-    """The result of `attempt`, which looks at the table `name`, checks its state and commits onto what it saw.
-
-    `attempt` is called again when it raises `taken`: another commit came first, of a compaction, or of a refresh, which
-    the check finds in the next call. RefreshConflict after _TRIES calls.
-    """
-    for _ in range(_TRIES):
-        with suppress(taken):
-            return attempt()
-    raise RefreshConflict(f"others have committed to {name} {_TRIES} times in between")
-
-
-def not_ours(name: LakeName, view: str) -> GdqError:
-    """The error for an existing table that is not the target of this view."""
-    return GdqError(f"{name} exists and is not the target of view {view}", hint="Choose another target.")
+    def foreign_error(self) -> GdqError:
+        """The error for an existing table that is not this view's target."""
+        return GdqError(f"{self.name} exists and is not the target of view {self.view}", hint="Choose another target.")

@@ -1,4 +1,4 @@
-"""The columns of a lake table, and reading a SELECT into them: exactly, or with an error that names the column."""
+"""The columns of a lake table, and exact reading of a SELECT into them; an error names the column."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from psycopg import Connection
 from pyarrow import csv
 
 from gdq.errors import UnsupportedValue
-from gdq.typed.arrow import arrow_type, text_array
-from gdq.typed.pgtypes import AS_TEXT, FIRST_USER_OID, base_name, column_type
-from gdq.view.lake_name import LakeKind, check_columns
+from gdq.typed.arrow import arrow_array_of_texts, arrow_type
+from gdq.typed.pgtypes import FIRST_USER_OID, READ_AS_TEXT, base_type_name, column_type
+from gdq.view.lake_name import LakeKind, check_lake_columns
 
 _BLOCK_BYTES = 8 * 2**20
 
-# Values of these types are equal in PostgreSQL exactly when they are equal in a lake table.
+# Types whose values are equal in PostgreSQL exactly if they are equal in a lake table.
 _COMPARABLE = {
     *(
         "boolean",
@@ -39,7 +39,7 @@ _COMPARABLE = {
 
 @dataclass(frozen=True, slots=True)
 class LakeColumn:
-    """A column of a view: its type in PostgreSQL, in the lake table, and the expression {c} that is read as text."""
+    """A column of a view: its types in PostgreSQL and in the lake table, and the SQL over {c} that is read as text."""
 
     name: str
     type: str
@@ -48,48 +48,50 @@ class LakeColumn:
 
 
 def lake_columns(described: Sequence[tuple[str, int, str]], kind: LakeKind) -> tuple[LakeColumn, ...]:
-    """The columns for (name, type oid, type) of the view's. GdqError for names that the lake cannot have."""
-    check_columns(kind, [name for name, _, _ in described])
+    """The lake's columns for the view's (name, type oid, type); GdqError for names that the lake cannot have."""
+    check_lake_columns(kind, [name for name, _, _ in described])
     return tuple(lake_column(name, oid, pg_type, kind) for name, oid, pg_type in described)
 
 
 def lake_column(name: str, oid: int, pg_type: str, kind: LakeKind) -> LakeColumn:
-    """The column for a name, type oid and type."""
-    column = AS_TEXT if oid >= FIRST_USER_OID else column_type(pg_type, unsupported="text")
+    """The lake's column for one name, type oid and type."""
+    column = READ_AS_TEXT if oid >= FIRST_USER_OID else column_type(pg_type, unsupported="text")
     arrow, read = arrow_type(column), column.read_sql
     if arrow == pa.timestamp("us", "UTC"):
-        # the session's time zone may have had an offset with seconds in it
+        # the session's time zone may have an offset with seconds
         read = "({c}) at time zone 'UTC'"
-    if arrow == pa.string() and base_name(pg_type) == "numeric":
-        # 1.0 and 1.00 are equal
+    if arrow == pa.string() and base_type_name(pg_type) == "numeric":
+        # 1.0 and 1.00 are equal, so both are written as 1
         read = "pg_catalog.trim_scale({c})::text"
     if kind == "iceberg" and arrow == pa.int16():
         arrow = pa.int32()
     return LakeColumn(name, pg_type, arrow, read)
 
 
-def compared_as_text(described: Sequence[tuple[str, int, str]]) -> set[str]:
-    """Which columns, of PostgreSQL's own types, have values that are equal there and not here: 1 day, 24:00."""
-    return {name for name, oid, pg_type in described if oid < FIRST_USER_OID and base_name(pg_type) not in _COMPARABLE}
+def lake_columns_as_text(described: Sequence[tuple[str, int, str]]) -> set[str]:
+    """Columns of PostgreSQL's own types with values that are equal there but not in a lake: 1 day and 24:00:00."""
+    return {
+        name for name, oid, pg_type in described if oid < FIRST_USER_OID and base_type_name(pg_type) not in _COMPARABLE
+    }
 
 
-def schema_of(columns: Sequence[LakeColumn]) -> pa.Schema:
+def lake_schema(columns: Sequence[LakeColumn]) -> pa.Schema:
     """The Arrow schema of the lake table."""
     return pa.schema([pa.field(column.name, column.arrow) for column in columns])
 
 
-def read(
+def read_lake_rows(
     connection: Connection[Any], rows: str, columns: Sequence[LakeColumn], weight: str | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a SELECT, whose columns are those of the view in order, as record batches, streamed.
+    """Stream the rows of a SELECT of the view's columns, in order, as record batches.
 
-    The session has READ_SETTINGS. `weight`: the name of one more column, a bigint. UnsupportedValue for a value that
-    the lake's type cannot hold.
+    The session must have READ_SETTINGS. `weight`: the name of a further bigint column. UnsupportedValue for a value
+    that the lake's type cannot hold.
     """
     wanted = [*columns, *([LakeColumn(weight, "bigint", pa.int64(), "{c}")] if weight else [])]
     names = ", ".join(f"c{n}" for n in range(len(wanted)))
     values = ", ".join(c.read.format(c=f"r.c{n}::{c.type}") for n, c in enumerate(wanted))
-    schema = schema_of(wanted)
+    schema = lake_schema(wanted)
     query = f"copy (select {values} from ({rows}) as r({names})) to stdout (format csv, encoding 'UTF8')"
     with connection.cursor().copy(query) as copy:
         blocks: list[bytes] = []
@@ -104,17 +106,17 @@ def read(
         yield _batch(b"".join(blocks), wanted, schema)
 
 
-def read_column(connection: Connection[Any], rows: str, column: LakeColumn) -> pa.Array:
+def read_lake_column(connection: Connection[Any], rows: str, column: LakeColumn) -> pa.Array:
     """The values of a SELECT of one column of a lake table."""
-    batches = list(read(connection, rows, [column]))
+    batches = list(read_lake_rows(connection, rows, [column]))
     return pa.concat_arrays([batch.column(0) for batch in batches] or [pa.array([], column.arrow)])
 
 
-def differing(
+def differing_lake_rows(
     expected: Iterable[pa.RecordBatch], found: Iterable[pa.RecordBatch], columns: Sequence[LakeColumn]
 ) -> tuple[int, list[tuple[Any, ...]], list[tuple[Any, ...]]]:
     """The number of rows found, the expected rows that are missing, and the found rows that were not expected."""
-    schema = schema_of(columns)
+    schema = lake_schema(columns)
     sides = [pa.Table.from_batches(side, schema) for side in (expected, found)]
     names = [f"c{n}" for n in range(len(columns))]
     signed = pa.concat_tables(
@@ -132,7 +134,7 @@ def differing(
 def _batch(block: bytes, columns: Sequence[LakeColumn], schema: pa.Schema) -> pa.RecordBatch:
     names = [f"c{n}" for n in range(len(columns))]
     if block.startswith(codecs.BOM_UTF8):
-        # one is taken for a mark of the encoding
+        # the CSV reader drops one mark of the encoding at the start, so add one
         block = codecs.BOM_UTF8 + block
     table = csv.read_csv(
         pa.BufferReader(block),
@@ -153,11 +155,11 @@ def _batch(block: bytes, columns: Sequence[LakeColumn], schema: pa.Schema) -> pa
 
 
 def _array(text: pa.Array, column: LakeColumn) -> pa.Array:
-    """PostgreSQL's text of the values as the lake has them."""
+    """PostgreSQL's texts converted to the lake's type."""
     try:
         if column.arrow == pa.timestamp("us", "UTC"):
             return pc.assume_timezone(text.cast(pa.timestamp("us")), "UTC")
-        return text_array(text, column.arrow)
+        return arrow_array_of_texts(text, column.arrow)
     except pa.ArrowInvalid as error:
         raise UnsupportedValue(
             f'column "{column.name}" of the view holds a value of {column.type} that a lake table cannot hold',

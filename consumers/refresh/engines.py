@@ -1,6 +1,6 @@
-"""The choice of a refresh's engine, by the plan of the view and the place of its target.
+"""The choice of a refresh's engine by the view's plan and the place of its target.
 
-This is the only module that knows all engines. What needs Spark or pyarrow is loaded for a view that takes it.
+Only this module knows all engines. It imports Spark and pyarrow only for a view that needs them.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from psycopg import Connection
 
-from gdq.consumers.lake.engine import LakeEngine
-from gdq.consumers.lake.table import Lake
+from gdq.consumers.lake.table import LakeTable
 from gdq.consumers.views.computation import Computation
 from gdq.consumers.views.copy_engine import CopyEngine, folded_columns
-from gdq.consumers.views.engine import Committing, Engine, Task
+from gdq.consumers.views.engine import CommittingEngine, Engine, EngineTask
 from gdq.consumers.views.postgres_engine import PostgresEngine
-from gdq.consumers.views.target import TargetRows, target_types
+from gdq.consumers.views.target import target_types
+from gdq.consumers.views.target_rows import TargetRows
 from gdq.plan.postgres import PostgresPlan
 from gdq.plan.spark.keys import SparkKeyPlan
 from gdq.plan.spark.plan import SparkPlan
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 
 class Engines:
-    """Makes the engine of each refresh; the Spark session starts at the first view that needs one.
+    """Makes the engine of each refresh; the Spark session starts with the first view that needs it.
 
-    `beside`: gives an idle session in the tables' database for what is not computed in the target's. `dsn` leads there,
-    for Spark's workers; the user gave `given` for it. `driver_bytes`: as of SparkRun.
+    `beside` gives an idle session in the tables' database, for computations outside the target's session. `dsn`: that
+    database's resolved connection string, `given`: as the user gave it. `driver_bytes`: as in SparkRun.
     """
 
     def __init__(self, beside: Callable[[], Connection[Any]], dsn: str, given: str, driver_bytes: int) -> None:
@@ -40,27 +40,27 @@ class Engines:
         self._of_spark = (dsn, given, driver_bytes)
 
     def close(self) -> None:
-        """Remove what Spark's workers needed; the session goes on."""
+        """Remove the password file of Spark's workers; the Spark session stays."""
         self._stack.close()
 
     @cached_property
     def spark_run(self) -> SparkRun:
-        """The Spark session with what its tasks need to know."""
+        """The Spark session and its settings for tasks; started on first use."""
         from gdq.consumers.spark.session import start_run  # noqa: PLC0415 (needs Spark)
 
         return self._stack.enter_context(start_run(*self._of_spark))
 
     @contextmanager
-    def engine(self, task: Task, place: TargetRows | Lake) -> Iterator[Engine | Committing]:
-        """The engine for a refresh of a view whose target is at `place`; what the engine holds goes with the block."""
+    def engine(self, task: EngineTask, place: TargetRows | LakeTable) -> Iterator[Engine | CommittingEngine]:
+        """The engine for one refresh into the target `place`; its resources are freed after the block."""
         plan = task.plan
         if not isinstance(place, TargetRows):
             with self._into_lake(task, place) as engine:
                 yield engine
         elif isinstance(plan, SparkPlan):
-            from gdq.consumers.spark.join_engine import SparkViews  # noqa: PLC0415 (needs Spark)
+            from gdq.consumers.spark.join_engine import SparkJoinEngine  # noqa: PLC0415 (needs Spark)
 
-            yield SparkViews(self.spark_run, task, plan, place)
+            yield SparkJoinEngine(lambda: self.spark_run, task, plan, place)
         else:
             with self._into_postgres(task, plan, place) as inner:
                 yield self._by_keys(plan, inner) if isinstance(plan, SparkKeyPlan) else inner
@@ -69,9 +69,9 @@ class Engines:
 
     @contextmanager
     def _into_postgres(
-        self, task: Task, plan: PostgresPlan, place: TargetRows
+        self, task: EngineTask, plan: PostgresPlan, place: TargetRows
     ) -> Iterator[PostgresEngine | CopyEngine]:
-        # in the database of the tables what Spark's tasks stage is computed beside the target's session
+        # if Spark's tasks stage rows, the keys are computed beside the target's session, in the tables' database too
         staged = isinstance(plan, SparkKeyPlan) and plan.state is None
         if not task.view.elsewhere and not staged:
             yield PostgresEngine(Computation(place.output, task, plan, place.types), place)
@@ -82,13 +82,14 @@ class Engines:
             yield CopyEngine(computation, place)
 
     def _by_keys(self, plan: SparkKeyPlan, inner: PostgresEngine | CopyEngine) -> Engine:
-        from gdq.consumers.spark.key_engine import SparkKeys  # noqa: PLC0415 (needs Spark)
+        from gdq.consumers.spark.key_engine import SparkKeyEngine  # noqa: PLC0415 (needs Spark)
 
-        return SparkKeys(self.spark_run, plan, inner)
+        return SparkKeyEngine(lambda: self.spark_run, plan, inner)
 
     @contextmanager
-    def _into_lake(self, task: Task, lake: Lake) -> Iterator[Committing]:
-        from gdq.consumers.lake.types import compared_as_text, lake_columns  # noqa: PLC0415 (pyarrow is slow to load)
+    def _into_lake(self, task: EngineTask, lake: LakeTable) -> Iterator[CommittingEngine]:
+        from gdq.consumers.lake.engine import LakeEngine  # noqa: PLC0415 (pyarrow is slow to load)
+        from gdq.consumers.lake.types import lake_columns, lake_columns_as_text  # noqa: PLC0415
 
         view, plan = task.view, task.plan
         assert view.lake is not None
@@ -96,7 +97,7 @@ class Engines:
             computation: Computation | None = None
             if isinstance(plan, PostgresPlan):
                 types = target_types(task.columns, same_database=True)
-                folded = folded_columns(task.holder.connection, task.columns) | compared_as_text(task.columns)
+                folded = folded_columns(task.holder.connection, task.columns) | lake_columns_as_text(task.columns)
                 made = Computation(self._beside(), task, plan, types, folded)
                 computation = stack.enter_context(made.beside())
             if view.engine == "spark":

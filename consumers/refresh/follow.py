@@ -17,7 +17,7 @@ from gdq.view.view import ViewInfo, view_changed
 if TYPE_CHECKING:
     from gdq.consumers.slot.views.watch import SlotWatches
 
-# A view without changes is refreshed all the same after this time, since its position holds logs.
+# A view without changes is refreshed after this time too: its old position keeps logs from being dropped.
 IDLE_SECONDS = 300.0
 
 _RETRY_SECONDS_MAX = 60.0
@@ -25,7 +25,7 @@ _RETRY_SECONDS_MAX = 60.0
 
 @dataclass(slots=True)
 class _Watched:
-    """What is known of a view or group: when it was refreshed here, and how often that has failed since."""
+    """State of a followed view or group: its last refresh by this follower, and the failures since."""
 
     refreshed_at: float = float("-inf")
     failures: int = 0
@@ -33,12 +33,12 @@ class _Watched:
 
 
 class Follower:
-    """Refreshes views again and again; all of the database, also those made later, or those named, and `groups`.
+    """Keeps views fresh: the views in `names` and `groups`, or without both all views, also those created later.
 
-    Works on the refresher's control connection alone: waits on it and does a ticker's work meanwhile. A view is looked
-    at whenever a queue ticks, at most every `interval` seconds, and a group refreshed as soon as one of its views has
-    changes. `report` is told each refresh, `failed` each error; what failed is tried again, after a longer wait from
-    time to time. `slot`: changes come from the logical slots of the views, which are listened to instead of the ticks.
+    The follower waits on the refresher's control connection and does the ticker's work there. It checks the views when
+    a queue ticks, at most every `interval` seconds. A group is refreshed as soon as one of its views has changes.
+    `report` gets every result, `failed` every error; a failed refresh is retried after 1, 2, 4, ... at most 60 s.
+    `slot`: read changes from the views' logical slots instead of the queues.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class Follower:
             self._slots = SlotWatches(self._connection, refresher.dsn)
 
     def run(self, stop: Callable[[], bool]) -> None:
-        """Go on until `stop`, which is asked between refreshes and while waiting.
+        """Refresh until `stop` returns true; it is called between refreshes and while waiting.
 
-        psycopg.OperationalError when the control connection was lost, psycopg.errors.UndefinedObject when a named view
-        or group does not exist at the start.
+        psycopg.OperationalError if the control connection is lost, psycopg.errors.UndefinedObject if a named view or
+        group does not exist at the start.
         """
         refresh_groups(self._connection, self._names, self._groups)
         self._listener = Listener(self._connection)
@@ -91,9 +91,9 @@ class Follower:
                 self._slots.close()
 
     def _listed(self) -> list[RefreshGroup]:
-        """What there is to refresh, in its order; the queues are listened to."""
+        """The groups to refresh, in order. Also listens to their queues or slots."""
         listed = [unit for unit in refresh_groups(self._connection) if self._is_wanted(unit)]
-        # a group that has another view is a new one: that view does not stand where the others do
+        # a group with an added view counts as new: the added view is at another position than the rest
         self._units = {unit.key: self._units.get(unit.key, _Watched()) for unit in listed}
         if self._slots is not None:
             self._slots.keep({name for unit in listed for name in unit.names})
@@ -105,7 +105,7 @@ class Follower:
         return everything or unit.group_name in self._groups or any(name in self._names for name in unit.names)
 
     def _look(self, unit: RefreshGroup) -> None:
-        """Refresh a view or a group if there is reason to."""
+        """Refresh a view or a group if it has changes, failed before, or was not refreshed for long."""
         watched = self._units[unit.key]
         if time.monotonic() < watched.retry_at:
             return
@@ -124,7 +124,7 @@ class Follower:
             self._failed(str(unit), error)
         else:
             self._units[unit.key] = _Watched(time.monotonic())
-            # a slot is listened to from the next look on, which need not come before the next refresh may
+            # the slot is watched again only from the next look on: look soon
             self._woken = self._slots is not None
             for result in results:
                 self._report(result)
@@ -135,7 +135,7 @@ class Follower:
         return view_changed(self._connection, view.view_name)
 
     def _wait(self, started: float, stop: Callable[[], bool]) -> None:
-        """Wait until a look is worth it."""
+        """Wait for a tick, a change in a slot, a due retry or the next regular look."""
         look_after = max(self._interval, self._listener.look_seconds)
 
         def is_over() -> bool:

@@ -1,19 +1,19 @@
-"""Refreshes materialized views: the class Refresher, which `gdq refresh [VIEW...]` and spark-submit use.
+"""Refreshes materialized views: the class Refresher, used by `gdq refresh [VIEW...]` and spark-submit.
 
-A refresh brings one view or several up to the present, each with a target of its own:
+A refresh brings one or several views up to the present, each with its own target:
 
-    1. take the consumer of each view, which fences older refreshes off, and read S0, the position in its target
-    2. lock what will be read, take a snapshot S1 and export it: all readers import it
-    3. plan each view, and find out whether the changes since S0 suffice
-    4. the view's engine reads the changes in (S0, S1], or the tables at S1 for a full load, and computes what changes
-       in the view
+    1. take each view's consumer, which fences off older refreshes, and read S0, the position in its target
+    2. lock the tables and logs to read, take a snapshot S1 and export it: all readers import it
+    3. plan each view, and check whether the changes since S0 are enough
+    4. the view's engine reads the changes in (S0, S1], or the tables at S1 for a full load, and computes the view's
+       changes
     5. record S1 as a tick; its nonce goes into the position
-    6. in one transaction of the targets, or one commit of a lake table: position still S0? change the rows, write the
-       position
-    7. let the queue drop what is consumed
+    6. in one transaction of the targets, or one commit of a lake table: if the position is still S0, change the rows
+       and write the position
+    7. let the queue drop the consumed changes
 
-Killed anywhere, it leaves all targets at S0 or all at S1, and the next refresh goes on from there. Whoever reads two
-targets of a group in one statement sees them at the same point of their tables' history.
+A refresh killed at any point leaves all targets at S0 or all at S1; the next refresh goes on from there. A statement
+that reads two targets of a group sees both at the same point of their tables' history.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -29,12 +29,14 @@ import psycopg
 from psycopg import Connection
 
 from gdq.call import call, scalar
-from gdq.conninfo import connect, conninfo_of, is_pooled, resolve
-from gdq.consumers.refresh.engines import Engines
-from gdq.consumers.refresh.view_refresh import Action, Check, Described, Point, RefreshLoop, ViewRefresh
+from gdq.conninfo import connect, conninfo_of, is_pooled, resolve_conninfo, target_conninfo
+from gdq.consumers.refresh.attempts import RefreshAttempts, RefreshCheck
+from gdq.consumers.refresh.view_refresh import DescribedQueries, RefreshAction, RefreshPoint, ViewRefresh
 from gdq.consumers.views.change_source import ChangeSource, QueueChangeSource
-from gdq.consumers.views.engine import Phase
+from gdq.consumers.views.engine import EnginePhase
 from gdq.errors import GdqError
+from gdq.qualified_sql import qualified
+from gdq.sql_text import PINNED_SETTINGS, pin_session
 from gdq.view.group import group_info
 from gdq.view.view import ViewInfo, view_info
 
@@ -44,14 +46,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RefreshResult:
-    """One refresh of one view: what was done and why, the rows deleted and inserted, and how long it took.
+    """Result of one refresh of one view: the action and its reason, the rows deleted plus inserted, and the seconds.
 
-    `kind`: what was computed for that, `delta_rows` of how many netted changes, `rows_read` rows of the tables.
-    `group_name`: the stored group that was refreshed.
+    `kind`: the way of computing (none, incremental, by-key, full); `delta_rows`: netted changes used; `rows_read`: rows
+    read from the tables. `group_name`: the stored group that was refreshed.
     """
 
     view_name: str
-    action: Action
+    action: RefreshAction
     reason: str | None
     rows_changed: int
     seconds: float
@@ -70,12 +72,11 @@ class RefreshGroup:
 
     @property
     def names(self) -> list[str]:
-        """The names of the views."""
         return [view.view_name for view in self.views]
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The name of the group and of its views: a group that gets another view has another key."""
+        """The names of the group and its views: adding a view to a group changes its key."""
         return (self.group_name or "", *self.names)
 
     def __str__(self) -> str:
@@ -83,13 +84,13 @@ class RefreshGroup:
 
 
 class Refresher:
-    """Refreshes views of one source database; its Spark session starts at the first one that needs it.
+    """Refreshes views of one source database; its Spark session starts with the first view that needs it.
 
-    Given an idle autocommit connection it works on that, which stays open at the end.
-    What reads at most `driver_bytes` passes its result through this process, more goes through a staging table.
-    `at` is called at the points of a refresh, in order; an exception from it ends the refresh there. `progress` is
-    called with the view, the phase that its refresh has come to, and the rows written, where that number is known.
-    `slot_wait_seconds`: how long a refresh from a slot waits for another that reads it.
+    `source`: a connection string, or an idle autocommit connection, which stays open at the end.
+    `driver_bytes`: Spark's result passes through this process if at most this much was read, else a staging table.
+    `at` is called at the points of a refresh, in order; an exception from it ends the refresh there.
+    `progress` is called with the view, the phase of its refresh, and the rows written so far (0 if unknown).
+    `slot_wait_seconds`: how long a refresh from a slot waits for another reader of the slot.
     """
 
     def __init__(
@@ -97,13 +98,15 @@ class Refresher:
         source: Connection[Any] | str | None = None,
         *,
         driver_bytes: int = 16 * 2**20,
-        at: Callable[[Point], None] = lambda _: None,
-        progress: Callable[[str, Phase, int], None] = lambda _view, _phase, _rows: None,
+        at: Callable[[RefreshPoint], None] = lambda _: None,
+        progress: Callable[[str, EnginePhase, int], None] = lambda _view, _phase, _rows: None,
         slot_wait_seconds: float = 30.0,
     ) -> None:
+        from gdq.consumers.refresh.engines import Engines  # noqa: PLC0415 (loads sqlglot, an extra)
+
         self._stack = ExitStack()
         self._connections: dict[tuple[str, str], Connection[Any]] = {}
-        self._described: Described = {}
+        self._described: DescribedQueries = {}
         self.at = at
         self._progress = progress
         self._slot_wait_seconds = slot_wait_seconds
@@ -112,7 +115,8 @@ class Refresher:
         else:
             self.control = self._stack.enter_context(connect(source, autocommit=True, application_name="gdq:refresh"))
         self.dsn = conninfo_of(self.control)
-        given = self.dsn if isinstance(source, Connection) else resolve(source)
+        self._stack.enter_context(_pinned(self.control, pooled=self._pooled, kept=isinstance(source, Connection)))
+        given = self.dsn if isinstance(source, Connection) else resolve_conninfo(source)
         self._engines = Engines(lambda: self.connection("compute", self.dsn), self.dsn, given, driver_bytes)
         self._stack.callback(self._engines.close)
 
@@ -128,15 +132,14 @@ class Refresher:
         return self._engines.spark_run
 
     def refresh(
-        self, name: str, *, full: bool = False, check: Check | None = None, slot: bool = False
+        self, name: str, *, full: bool = False, check: RefreshCheck | None = None, slot: bool = False
     ) -> RefreshResult:
-        """Bring one view up to the present; `full`: by loading it afresh. `check` is called before the target commits.
+        """Bring one view up to the present. `full`: reload all rows. `check` is called before the target commits.
 
-        `slot`: with changes from the logical slot gdq_QUEUE_VIEW instead of the queue.
-
-        Writes the target and its position, the queue's position and a row of the view's history. PlanError when the
-        view can no longer be planned, psycopg.errors.LockNotAvailable when another refresh of it is at work,
-        RefreshConflict when one has overtaken this; GdqError when the view is refreshed with a group only.
+        `slot`: read changes from the logical slot gdq_QUEUE_VIEW instead of the queue.
+        Writes the target and its position, the queue's position and a row of the view's history. PlanError if the view
+        can no longer be planned, psycopg.errors.LockNotAvailable while another refresh of the view runs,
+        RefreshConflict if another refresh has moved the position, GdqError if the view belongs to a group.
         """
         checks = {} if check is None else {name: check}
         (result,) = self.refresh_together([name], full=[name] if full else (), check=checks, slot=slot)
@@ -147,10 +150,10 @@ class Refresher:
         group: RefreshGroup,
         *,
         full: Collection[str] = (),
-        check: Mapping[str, Check] | None = None,
+        check: Mapping[str, RefreshCheck] | None = None,
         slot: bool = False,
     ) -> list[RefreshResult]:
-        """Bring a stored group or a view up to the present. Arguments and errors as of refresh_together()."""
+        """Bring a stored group or a view up to the present; arguments and errors as for refresh_together()."""
         return self.refresh_together(group.names, full=full, check=check, group=group.group_name, slot=slot)
 
     def refresh_together(
@@ -158,16 +161,16 @@ class Refresher:
         names: Sequence[str],
         *,
         full: Collection[str] = (),
-        check: Mapping[str, Check] | None = None,
+        check: Mapping[str, RefreshCheck] | None = None,
         group: str | None = None,
         slot: bool = False,
     ) -> list[RefreshResult]:
-        """Bring these views up to the same present; those in `full` by loading them afresh.
+        """Bring these views up to the same snapshot; the views in `full` are reloaded.
 
-        `group`: the stored one that they are. `check` is called for the views that it names before all are committed.
-        `slot`: with changes from the logical slot of each view instead of the queue.
-        Writes what the refresh of each writes. psycopg.errors.FeatureNotSupported for views that do not go together,
-        GdqError for one that a stored group has; all else as for one view.
+        `group`: the stored group of these views. `check`: functions by view, called before the targets commit.
+        `slot`: read changes from the logical slot of each view instead of the queue.
+        Writes and errors as for refresh(); psycopg.errors.FeatureNotSupported for views that cannot be refreshed
+        together, GdqError for a view of another stored group.
         """
         names = list(dict.fromkeys(names))
         results: dict[str, RefreshResult] = {}
@@ -177,16 +180,16 @@ class Refresher:
                 stack.enter_context(self._locked(name))
             if group is not None or len(names) > 1:
                 call(self.control, "check_group", names)
-            views = [view_info(self.control, name)[0] for name in names]
+            views = [self._as_owner(view_info(self.control, name)[0]) for name in names]
             for view in views:
                 if view.group_name not in (None, group):
-                    # without the others it would stand at another snapshot than they
+                    # alone it would move to another snapshot than the rest of its group
                     hint = f"gdq refresh --group {view.group_name}"
                     raise GdqError(f"view {view.view_name} is refreshed with group {view.group_name} only", hint=hint)
             works = [stack.enter_context(self._noted(view, group, slot, results)) for view in views]
-            reasons = {name: "asked for" if name in full else None for name in names}
+            reasons = {view.view_name: _why_full(view, asked=view.view_name in full) for view in views}
             holder = partial(self.connection, "snapshot", self.dsn)
-            RefreshLoop(self.control, holder, self._engines, self.at, works, reasons, check or {}).run()
+            RefreshAttempts(self.control, holder, self._engines, self.at, works, reasons, check or {}).run()
         return [results[name] for name in names]
 
     @cached_property
@@ -197,7 +200,7 @@ class Refresher:
     def _locked(self, name: str) -> Iterator[None]:
         """Keep other refreshes of the view out. The lock ends with the connection at the latest."""
         if self._pooled:
-            # a session is not ours alone there, a transaction is
+            # a pooler shares sessions, not transactions
             with connect(self.dsn, application_name="gdq:refresh") as holder:
                 call(holder, "lock_view", name, True)
                 yield
@@ -213,18 +216,18 @@ class Refresher:
     def _noted(
         self, view: ViewInfo, group: str | None, slot: bool, results: dict[str, RefreshResult]
     ) -> Iterator[ViewRefresh]:
-        """A refresh of a view that the block carries out; its result goes into the view's history and `results`."""
+        """A refresh that the block carries out; its result goes into the view's history and into `results`."""
         run = scalar(self.control, "select gdq.start_view_run(%s, %s)", view.view_name, group)
         started = time.monotonic()
         try:
-            dsn = self.dsn if view.target_dsn is None else view.target_dsn
             work = ViewRefresh(
                 self.control,
                 view,
                 self._change_source(view, slot=slot),
-                open_target=partial(self.connection, "target", dsn, autocommit=True),
+                open_target=partial(self._target, view.target_dsn),
                 described=self._described,
                 tell=partial(self._progress, view.view_name),
+                run=run,
             )
             yield work
         except BaseException as error:
@@ -236,8 +239,8 @@ class Refresher:
         effort = work.effort
         scalar(
             self.control,
-            """select gdq.finish_view_run(%s, %s, %s, %s::pg_snapshot, %s::pg_snapshot, %s, null,
-                 %s, %s, %s, %s, %s)""",
+            qualified("""select gdq.finish_view_run(%s, %s, %s, %s::pg_snapshot, %s::pg_snapshot, %s, null,
+                 %s, %s, %s, %s, %s)"""),
             *(run, work.action, work.reason, *work.snapshots, work.rows),
             *(effort.kind, effort.delta_rows, effort.rows_read, work.seconds, work.choice or None),
         )
@@ -251,14 +254,38 @@ class Refresher:
 
         return SlotChangeSource(self.control, self.dsn, view, wait_seconds=self._slot_wait_seconds)
 
+    def _as_owner(self, view: ViewInfo) -> ViewInfo:
+        """The view with the role that its code runs as; GdqError if this session may not act as the view's owner."""
+        me = scalar(self.control, "select current_user::pg_catalog.text")
+        if view.owner in (None, me):
+            return view
+        try:
+            with self.control.transaction(force_rollback=True):
+                scalar(self.control, "select pg_catalog.set_config('role', %s, true)", view.owner)
+        except (psycopg.errors.InsufficientPrivilege, psycopg.errors.InvalidParameterValue) as error:
+            name, owner = view.view_name, view.owner
+            raise GdqError(
+                f"view {name} is refreshed with the rights of {owner}, and {me} may not act as {owner}",
+                hint=f"GRANT {owner} TO {me}, or take the view: gdq alter-view {name} --owner {me}",
+            ) from error
+        return replace(view, acts_as=view.owner)
+
+    def _target(self, dsn: str | None) -> Connection[Any]:
+        """The session in the target's database; `dsn` None: in the tables' own."""
+        if dsn is None:
+            return self.connection("target", self.dsn, autocommit=True)
+        with target_conninfo(dsn) as safe:
+            return self.connection("target", safe, autocommit=True)
+
     def connection(self, purpose: str, dsn: str, *, autocommit: bool = False) -> Connection[Any]:
-        """A connection for one purpose, kept from refresh to refresh: what a session has compiled is not lost."""
+        """A connection for one purpose, kept between refreshes because sessions cache prepared plans."""
         known = self._connections.get((purpose, dsn))
         if known is None or known.closed or known.broken:
             known = connect(dsn, autocommit=True, application_name=f"gdq:refresh {purpose}")
             if not is_pooled(known):
-                # else the statement of a process that was killed goes on to its end, with its locks
-                with suppress(psycopg.errors.InvalidParameterValue):  # a server that cannot look
+                pin_session(known)
+                # else the statement of a killed process runs to its end and keeps its locks
+                with suppress(psycopg.errors.InvalidParameterValue):  # not supported on all platforms
                     known.execute("select pg_catalog.set_config('client_connection_check_interval', '2s', false)")
             known.autocommit = autocommit
             self._connections[purpose, dsn] = known
@@ -266,13 +293,38 @@ class Refresher:
         return known
 
 
+@contextmanager
+def _pinned(control: Connection[Any], *, pooled: bool, kept: bool) -> Iterator[None]:
+    """Pin the settings of the control session; `kept`: the session goes on afterwards, with its own settings."""
+    if pooled:  # its statements name every operator and function with a schema
+        yield
+        return
+    names = list(PINNED_SETTINGS)
+    query = "select n, pg_catalog.current_setting(n) from pg_catalog.unnest(%s::pg_catalog.text[]) n"
+    own = control.execute(query, [names]).fetchall() if kept else []
+    pin_session(control)
+    try:
+        yield
+    finally:
+        if not control.closed:
+            for name, value in own:
+                control.execute("select pg_catalog.set_config(%s, %s, false)", [name, value])
+
+
+def _why_full(view: ViewInfo, *, asked: bool) -> str | None:
+    """Why a view is loaded in full whatever has changed; None if nothing says so."""
+    if asked:
+        return "asked for"
+    return None if view.diverged is None else f"an audit found other rows than the query's: {view.diverged}"
+
+
 def refresh_groups(
     connection: Connection[Any], names: Sequence[str] = (), groups: Sequence[str] = ()
 ) -> list[RefreshGroup]:
-    """The groups and views to refresh, in order: these groups and the groups of these views; without any, all views.
+    """The groups and views to refresh, in order: these groups and the groups of these views; without both, all views.
 
-    A group that reads the target of another comes after that one; else as views are named, or in the order of their
-    names. Groups that read each other's targets come too. psycopg.errors.UndefinedObject for an unknown name.
+    A group that reads another's target comes after it (circles are allowed); else the order of the arguments counts,
+    or for all views that of their names. psycopg.errors.UndefinedObject for an unknown name.
     """
     known = {view.view_name: view for view in view_info(connection)}
     members: dict[str | None, list[ViewInfo]] = {}
@@ -296,11 +348,11 @@ def refresh_groups(
 
 
 def _in_order(connection: Connection[Any], given: Iterable[RefreshGroup]) -> list[RefreshGroup]:
-    """The groups so that one over the target of another comes after that one."""
+    """The groups, each after those whose targets it reads."""
     listed = list(given)
     views = [view for group in listed for view in group.views]
     names = [name for view in views for name in (*([] if view.lake else [view.target]), *view.tables)]
-    query = "select n, pg_catalog.to_regclass(n)::oid from pg_catalog.unnest(%s::text[]) n"
+    query = qualified("select n, pg_catalog.to_regclass(n)::oid from pg_catalog.unnest(%s::text[]) n")
     oids = dict(connection.execute(query, [names]).fetchall())
     filled = {
         oids[view.target]: number

@@ -21,11 +21,10 @@ _TIME = struct.Struct("!q")
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
-    """One value of a tuple: its text, or its binary form, in `data`.
+class TupleValue:
+    """One value of a tuple: its text, or its binary form, in `data`; None for NULL.
 
-    None where there is none: it is NULL, or, with `unchanged`, a large value that the change left as it was and that
-    was therefore not sent.
+    `unchanged`: a large value that was not sent because the change left it as it was; `data` is None.
     """
 
     data: bytes | None
@@ -33,29 +32,33 @@ class Value:
     unchanged: bool = False
 
 
-Tuple = tuple[Value, ...]
+TupleData = tuple[TupleValue, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class BeginMessage:
     """A transaction follows; `xid` has 32 bits."""
 
     xid: int
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
-    """The transaction is over; the log goes on at `end_lsn`."""
+class CommitMessage:
+    """The transaction is committed; the log goes on at `end_lsn`."""
 
     end_lsn: int
     time: datetime
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """BEGIN PREPARED, PREPARE, STREAM PREPARE or COMMIT PREPARED of `xid`, as `gid`."""
+class PreparedMessage:
+    """BEGIN PREPARED, PREPARE, STREAM PREPARE or COMMIT PREPARED of `xid`, as `gid`.
+
+    The record of the PREPARE or COMMIT PREPARED is at `lsn`, and the log goes on at `end_lsn`.
+    """
 
     kind: Literal["begin", "prepare", "stream", "commit"]
+    lsn: int
     end_lsn: int
     time: datetime
     xid: int
@@ -63,14 +66,15 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class RollbackPrepared:
-    """ROLLBACK PREPARED of the transaction that was prepared as `gid`."""
+class RollbackPreparedMessage:
+    """ROLLBACK PREPARED of the transaction `xid` that was prepared as `gid`."""
 
+    xid: int
     gid: str
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class OriginMessage:
     """The transaction came from another server: the replication origin `name`."""
 
     name: str
@@ -87,8 +91,8 @@ class RelationColumn:
 
 
 @dataclass(frozen=True, slots=True)
-class Relation:
-    """A table as it is from here on. `identity`: d(efault), n(othing), f(ull) or i(ndex)."""
+class RelationMessage:
+    """Description of a table for the following messages. `identity`: d(efault), n(othing), f(ull) or i(ndex)."""
 
     oid: int
     schema: str
@@ -98,7 +102,7 @@ class Relation:
 
 
 @dataclass(frozen=True, slots=True)
-class Type:
+class TypeMessage:
     """A type that is not built in."""
 
     oid: int
@@ -107,22 +111,22 @@ class Type:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RowMessage:
     """A row that was inserted, updated or deleted.
 
-    `old` is the row before an update or delete with replica identity full; `old_key` a tuple in which only the columns
-    of the identity count. An update without either left the identity as it was.
+    `old`: the row before an update or delete, with replica identity full. `old_key`: a tuple in which only the columns
+    of the identity are valid. An update without both did not change the identity.
     """
 
     op: Literal["insert", "update", "delete"]
     oid: int
-    old: Tuple | None
-    old_key: Tuple | None
-    new: Tuple | None
+    old: TupleData | None
+    old_key: TupleData | None
+    new: TupleData | None
 
 
 @dataclass(frozen=True, slots=True)
-class Truncate:
+class TruncateMessage:
     """Tables that one TRUNCATE emptied."""
 
     oids: tuple[int, ...]
@@ -130,7 +134,7 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class LogicalMessage:
-    """What pg_logical_emit_message() wrote; without `transactional` it stands outside of any transaction."""
+    """A message written by pg_logical_emit_message(); outside any transaction unless `transactional`."""
 
     transactional: bool
     lsn: int
@@ -139,19 +143,19 @@ class LogicalMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamStart:
+class StreamStartMessage:
     """Messages of the running transaction `xid` follow."""
 
     xid: int
 
 
 @dataclass(frozen=True, slots=True)
-class StreamStop:
+class StreamStopMessage:
     """The block of a running transaction is over."""
 
 
 @dataclass(frozen=True, slots=True)
-class StreamCommit:
+class StreamCommitMessage:
     """A transaction that was streamed while it ran is committed."""
 
     xid: int
@@ -160,28 +164,26 @@ class StreamCommit:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamAbort:
+class StreamAbortMessage:
     """A running transaction was rolled back, or only its subtransaction `subxid` if `subxid` differs from `xid`."""
 
     xid: int
     subxid: int
 
 
-Decoded = (
-    Begin
-    | Commit
-    | Prepared
-    | RollbackPrepared
-    | Origin
-    | Relation
-    | Type
-    | Row
-    | Truncate
+StreamMessage = StreamStartMessage | StreamStopMessage | StreamCommitMessage | StreamAbortMessage
+DecodedMessage = (
+    BeginMessage
+    | CommitMessage
+    | PreparedMessage
+    | RollbackPreparedMessage
+    | OriginMessage
+    | RelationMessage
+    | TypeMessage
+    | RowMessage
+    | TruncateMessage
     | LogicalMessage
-    | StreamStart
-    | StreamStop
-    | StreamCommit
-    | StreamAbort
+    | StreamMessage
 )
 
 
@@ -206,7 +208,10 @@ class _Bytes:
         return self._unpack(_INT64)
 
     def time(self) -> datetime:
-        return _EPOCH + timedelta(microseconds=self._unpack(_TIME))
+        try:
+            return _EPOCH + timedelta(microseconds=self._unpack(_TIME))
+        except OverflowError:  # a replication origin may give any time, infinity too
+            return datetime.max.replace(tzinfo=UTC)
 
     def text(self) -> str:
         end = self.data.index(0, self.at)
@@ -222,18 +227,18 @@ class _Bytes:
         self.at = end
         return found
 
-    def row(self) -> Tuple:
+    def row(self) -> TupleData:
         return tuple(self._value() for _ in range(self.int16()))
 
-    def _value(self) -> Value:
+    def _value(self) -> TupleValue:
         kind = self.byte()
         if kind == ord("n"):
-            return Value(None)
+            return TupleValue(None)
         if kind == ord("u"):
-            return Value(None, unchanged=True)
+            return TupleValue(None, unchanged=True)
         if kind not in b"tb":
             raise ValueError(f"a value of kind {kind:#x}")
-        return Value(self.take(self.int32()), binary=kind == ord("b"))
+        return TupleValue(self.take(self.int32()), binary=kind == ord("b"))
 
     def _unpack(self, form: struct.Struct) -> int:
         (found,) = form.unpack_from(self.data, self.at)
@@ -241,15 +246,15 @@ class _Bytes:
         return int(found)
 
 
-def subxid_of(data: bytes) -> int:
-    """The subtransaction of a message inside a streamed block, which stands before its body."""
+def message_subxid(data: bytes) -> int:
+    """The subtransaction number of a message in a streamed block; it stands before the body."""
     return int(_INT32.unpack_from(data, 1)[0])
 
 
-def decode(data: bytes, *, streamed: bool = False) -> Decoded:
-    """One message. `streamed`: it stands in a block of a running transaction, and so has a transaction number.
+def decode_message(data: bytes, *, streamed: bool = False) -> DecodedMessage:
+    """Decode one message; GdqError if it is not one of pgoutput.
 
-    GdqError for bytes that are no message of pgoutput.
+    `streamed`: the message is in a block of a running transaction, and so has a transaction number.
     """
     reader = _Bytes(data)
     try:
@@ -264,56 +269,53 @@ def decode(data: bytes, *, streamed: bool = False) -> Decoded:
     return found
 
 
-def _begin(reader: _Bytes) -> Begin:
+def _begin(reader: _Bytes) -> BeginMessage:
     reader.take(16)  # place and time of the commit
-    return Begin(reader.int32())
+    return BeginMessage(reader.int32())
 
 
-def _commit(reader: _Bytes) -> Commit:
+def _commit(reader: _Bytes) -> CommitMessage:
     reader.take(9)  # flags, the place of the commit
-    return Commit(reader.int64(), reader.time())
+    return CommitMessage(reader.int64(), reader.time())
 
 
-def _prepared(kind: Literal["begin", "prepare", "stream", "commit"]) -> Callable[[_Bytes], Prepared]:
-    def read(reader: _Bytes) -> Prepared:
-        reader.take(8 if kind == "begin" else 9)  # flags, the place of PREPARE or COMMIT
-        return Prepared(kind, reader.int64(), reader.time(), reader.int32(), reader.text())
+def _prepared(kind: Literal["begin", "prepare", "stream", "commit"]) -> Callable[[_Bytes], PreparedMessage]:
+    def read(reader: _Bytes) -> PreparedMessage:
+        if kind != "begin":
+            reader.byte()  # flags
+        return PreparedMessage(kind, reader.int64(), reader.int64(), reader.time(), reader.int32(), reader.text())
 
     return read
 
 
-def _rollback_prepared(reader: _Bytes) -> RollbackPrepared:
+def _rollback_prepared(reader: _Bytes) -> RollbackPreparedMessage:
     reader.byte()
-    reader.take(36)  # two places in the log, two times, the transaction's number
-    return RollbackPrepared(reader.text())
+    reader.take(32)  # two places in the log, two times
+    return RollbackPreparedMessage(reader.int32(), reader.text())
 
 
-def _origin(reader: _Bytes) -> Origin:
+def _origin(reader: _Bytes) -> OriginMessage:
     reader.int64()  # the place of the commit there
-    return Origin(reader.text())
+    return OriginMessage(reader.text())
 
 
-def _relation(reader: _Bytes) -> Relation:
+def _relation(reader: _Bytes) -> RelationMessage:
     oid, schema, name, identity = reader.int32(), reader.text(), reader.text(), chr(reader.byte())
     columns = []
     for _ in range(reader.int16()):
         key, column, type_oid = reader.byte(), reader.text(), reader.int32()
         columns.append(RelationColumn(column, type_oid, _signed(reader.int32()), bool(key & 1)))
-    return Relation(oid, schema or "pg_catalog", name, identity, tuple(columns))
+    return RelationMessage(oid, schema or "pg_catalog", name, identity, tuple(columns))
 
 
-def _type(reader: _Bytes) -> Type:
-    return Type(reader.int32(), reader.text() or "pg_catalog", reader.text())
-
-
-def _insert(reader: _Bytes) -> Row:
+def _insert(reader: _Bytes) -> RowMessage:
     oid, kind = reader.int32(), chr(reader.byte())
     if kind != "N":
         raise ValueError(f"a tuple of kind {kind!r}")
-    return Row("insert", oid, None, None, reader.row())
+    return RowMessage("insert", oid, None, None, reader.row())
 
 
-def _update(reader: _Bytes) -> Row:
+def _update(reader: _Bytes) -> RowMessage:
     oid, kind = reader.int32(), chr(reader.byte())
     old = key = None
     if kind in "KO":
@@ -322,21 +324,21 @@ def _update(reader: _Bytes) -> Row:
         kind = chr(reader.byte())
     if kind != "N":
         raise ValueError(f"a tuple of kind {kind!r}")
-    return Row("update", oid, old, key, reader.row())
+    return RowMessage("update", oid, old, key, reader.row())
 
 
-def _delete(reader: _Bytes) -> Row:
+def _delete(reader: _Bytes) -> RowMessage:
     oid, kind = reader.int32(), chr(reader.byte())
     if kind not in "KO":
         raise ValueError(f"a tuple of kind {kind!r}")
     before = reader.row()
-    return Row("delete", oid, before if kind == "O" else None, None if kind == "O" else before, None)
+    return RowMessage("delete", oid, before if kind == "O" else None, None if kind == "O" else before, None)
 
 
-def _truncate(reader: _Bytes) -> Truncate:
+def _truncate(reader: _Bytes) -> TruncateMessage:
     count = reader.int32()
     reader.byte()  # CASCADE and RESTART IDENTITY
-    return Truncate(tuple(reader.int32() for _ in range(count)))
+    return TruncateMessage(tuple(reader.int32() for _ in range(count)))
 
 
 def _message(reader: _Bytes) -> LogicalMessage:
@@ -344,35 +346,31 @@ def _message(reader: _Bytes) -> LogicalMessage:
     return LogicalMessage(transactional, lsn, prefix, reader.take(reader.int32()))
 
 
-def _stream_start(reader: _Bytes) -> StreamStart:
+def _stream_start(reader: _Bytes) -> StreamStartMessage:
     xid = reader.int32()
     reader.byte()  # whether it is the first block of the transaction
-    return StreamStart(xid)
+    return StreamStartMessage(xid)
 
 
-def _stream_stop(_reader: _Bytes) -> StreamStop:
-    return StreamStop()
-
-
-def _stream_commit(reader: _Bytes) -> StreamCommit:
+def _stream_commit(reader: _Bytes) -> StreamCommitMessage:
     xid = reader.int32()
     reader.take(9)  # flags, the place of the commit
-    return StreamCommit(xid, reader.int64(), reader.time())
+    return StreamCommitMessage(xid, reader.int64(), reader.time())
 
 
-def _stream_abort(reader: _Bytes) -> StreamAbort:
+def _stream_abort(reader: _Bytes) -> StreamAbortMessage:
     xid, subxid = reader.int32(), reader.int32()
     if reader.at < len(reader.data):  # streaming = parallel says where and when
         reader.int64()
         reader.time()
-    return StreamAbort(xid, subxid)
+    return StreamAbortMessage(xid, subxid)
 
 
 def _signed(number: int) -> int:
     return number - 2**32 if number >= 2**31 else number
 
 
-_DECODERS: dict[str, Callable[[_Bytes], Decoded]] = {
+_DECODERS: dict[str, Callable[[_Bytes], DecodedMessage]] = {
     "B": _begin,
     "C": _commit,
     "b": _prepared("begin"),
@@ -382,14 +380,14 @@ _DECODERS: dict[str, Callable[[_Bytes], Decoded]] = {
     "r": _rollback_prepared,
     "O": _origin,
     "R": _relation,
-    "Y": _type,
+    "Y": lambda reader: TypeMessage(reader.int32(), reader.text() or "pg_catalog", reader.text()),
     "I": _insert,
     "U": _update,
     "D": _delete,
     "T": _truncate,
     "M": _message,
     "S": _stream_start,
-    "E": _stream_stop,
+    "E": lambda _: StreamStopMessage(),
     "c": _stream_commit,
     "A": _stream_abort,
 }

@@ -1,8 +1,8 @@
-"""Publications that somebody has altered: the tables and changes that they no longer send.
+"""Altered publications: narrowed_publication() finds the tables and changes that a publication no longer sends.
 
-A slot sends what its publication had at the moment of each change: what somebody takes out of it by hand, a table, its
-rows by a filter, columns or operations, never comes, and nothing in the stream says so. So create_slot() writes down in
-the publication's comment what it published, and narrowed() finds the difference.
+If somebody removes a table, rows (by a filter), columns or operations from a publication, their changes never come, and
+the stream does not say so. So create_slot() records the published tables in the publication's comment, and
+narrowed_publication() compares.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ from typing import Any
 
 from psycopg import Connection, sql
 
+from gdq.call import scalar
+from gdq.qualified_sql import qualified
+
 _PREFIX = "gdq create-slot published: "
 
-# Published again, by another filter too, a table has another row in pg_publication_rel.
-_TABLES = """
+# A table that is published again, or with another filter, gets another row in pg_publication_rel.
+_TABLES = qualified("""
     select pg_catalog.jsonb_object_agg(pg_catalog.format('%%I.%%I', t.schemaname, t.tablename),
              pg_catalog.jsonb_build_array(c.oid::bigint, r.oid::bigint))::text
       from pg_catalog.pg_publication p
@@ -23,8 +26,8 @@ _TABLES = """
       join pg_catalog.pg_namespace n on n.nspname = t.schemaname
       join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = t.tablename
       left join pg_catalog.pg_publication_rel r on r.prpubid = p.oid and r.prrelid = c.oid
-     where p.pubname = %s"""
-_FACTS = """
+     where p.pubname = %s""")
+_FACTS = qualified("""
     select array_remove(array[case when not p.pubinsert then 'INSERT' end,
                               case when not p.pubupdate then 'UPDATE' end,
                               case when not p.pubdelete then 'DELETE' end,
@@ -35,8 +38,8 @@ _FACTS = """
            p.xmin::text, pg_catalog.obj_description(p.oid, 'pg_publication'),
            (select system_identifier::text from pg_catalog.pg_control_system()),
            pg_catalog.pg_has_role(p.pubowner, 'usage')
-      from pg_catalog.pg_publication p where p.pubname = %s"""
-_NARROWED = """
+      from pg_catalog.pg_publication p where p.pubname = %s""")
+_NARROWED = qualified("""
     select pg_catalog.format('%%I.%%I', s.nspname, c.relname),
            pg_catalog.pg_get_expr(r.prqual, r.prrelid),
            case when r.prattrs is not null then array(
@@ -48,18 +51,18 @@ _NARROWED = """
       join pg_catalog.pg_class c on c.oid = r.prrelid
       join pg_catalog.pg_namespace s on s.oid = c.relnamespace
      where p.pubname = %s and (r.prqual is not null or r.prattrs is not null)
-     order by 1"""
+     order by 1""")
 
-_NAME = """
+_NAME = qualified("""
     select pg_catalog.format('%%I.%%I', s.nspname, c.relname)
-      from pg_catalog.pg_class c join pg_catalog.pg_namespace s on s.oid = c.relnamespace where c.oid = %s::oid"""
+      from pg_catalog.pg_class c join pg_catalog.pg_namespace s on s.oid = c.relnamespace where c.oid = %s::oid""")
 _KNOWN = "select n from (values (%s)) v(n) where pg_catalog.to_regclass(n) is not null"
 
 
-def remember(connection: Connection[Any], publication: str) -> None:
-    """Write into the publication's comment what it publishes; another's comment, and another's publication, stay."""
-    query = """select pg_catalog.obj_description(oid, 'pg_publication') from pg_catalog.pg_publication
-                where pubname = %s and pg_catalog.pg_has_role(pubowner, 'usage')"""
+def remember_publication(connection: Connection[Any], publication: str) -> None:
+    """Record the published tables in the publication's comment, unless the comment or publication is not ours."""
+    query = qualified("""select pg_catalog.obj_description(oid, 'pg_publication') from pg_catalog.pg_publication
+                where pubname = %s and pg_catalog.pg_has_role(pubowner, 'usage')""")
     row = connection.execute(query, [publication]).fetchone()
     if row is None or not (row[0] or _PREFIX).startswith(_PREFIX):
         return
@@ -72,10 +75,10 @@ def remember(connection: Connection[Any], publication: str) -> None:
     )
 
 
-def narrowed(connection: Connection[Any], publication: str) -> list[str] | None:
-    """What a publication does not send, or did not for a while since it was made, each as a text; None when it is gone.
+def narrowed_publication(connection: Connection[Any], publication: str) -> list[str] | None:
+    """Texts about changes that a publication does not send, or did not send for a while; None if it is gone.
 
-    Tables that are missing are known only where create_slot() made the publication or found it without a comment.
+    Missing tables are known only if create_slot() made the publication or found it without a comment.
     """
     facts = connection.execute(_FACTS, [publication]).fetchone()
     if facts is None:
@@ -92,7 +95,7 @@ def narrowed(connection: Connection[Any], publication: str) -> list[str] | None:
     if same and record.get("xmin") != xmin and not without:
         found.append("its options were altered: operations may have been missing for a while")
     if comment is None and own:
-        # from PostgreSQL 18 on a slot passes over what was written while its publication was not there
+        # from PostgreSQL 18 on a slot skips changes written while its publication is missing
         found.append("it was made anew, or its comment was removed: changes may have been missing for a while")
     return found
 
@@ -100,7 +103,7 @@ def narrowed(connection: Connection[Any], publication: str) -> list[str] | None:
 def _changed(
     connection: Connection[Any], then: dict[str, list[int]], now: dict[str, list[int]], *, same: bool
 ) -> list[str]:
-    """Tables that are no longer published, or published again. Oids identify a renamed table in the `same` server."""
+    """Texts about tables no longer published, or published again; on the `same` server OIDs identify renamed tables."""
     numbers = {oid: row for oid, row in now.values()}  # noqa: C416
     found = []
     for name, (oid, row) in sorted(then.items()):
@@ -115,13 +118,12 @@ def _changed(
 
 
 def _tables(connection: Connection[Any], publication: str) -> dict[str, list[int]]:
-    """By name the table's number and that of its place in the publication."""
-    row = connection.execute(_TABLES, [publication]).fetchone()
-    return dict(json.loads((row and row[0]) or "{}"))
+    """By table name, the OIDs of the table and of its row in pg_publication_rel."""
+    return dict(json.loads(scalar(connection, _TABLES, publication) or "{}"))
 
 
 def _parse(comment: str | None) -> dict[str, Any]:
-    """The content that remember() wrote; empty where somebody has changed the comment."""
+    """The content that remember_publication() wrote; empty if somebody has changed the comment."""
     try:
         found = json.loads((comment or "").removeprefix(_PREFIX))
     except ValueError:

@@ -1,8 +1,9 @@
-"""A replication connection: the stream of a logical slot, as PostgreSQL's streaming replication protocol sends it."""
+"""A replication connection: the stream of a logical slot by PostgreSQL's streaming replication protocol."""
 
 from __future__ import annotations
 
 import logging
+import re
 import select
 import struct
 import time
@@ -15,15 +16,16 @@ import psycopg
 from psycopg import Connection, pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from gdq.conninfo import resolve
+from gdq.conninfo import resolve_conninfo
 from gdq.consumers.slot.slot import publication_name
 from gdq.errors import ConnectionLost, GdqError
+from gdq.qualified_sql import qualified
 from gdq.typed.pgtypes import READ_SETTINGS
 
 log = logging.getLogger(__name__)
 
-# A reader that was killed holds its slot until the server finds out.
-WAIT_SECONDS = 30.0
+# A killed reader holds its slot until the server notices.
+REPLICATION_WAIT_SECONDS = 30.0
 
 _FEEDBACK_SECONDS = 10.0
 _GOODBYE_SECONDS = 2.0
@@ -33,44 +35,41 @@ _KEEPALIVE = struct.Struct("!QqB")
 _STATUS = struct.Struct("!cQQQqB")
 _EPOCH_SECONDS = 946_684_800  # 2000-01-01
 
-# How the server finds out that the reader's machine is gone, unless the connection string says otherwise.
+# Lets the server notice that the reader's machine is gone; the connection string may override it.
 _ALIVE = {"tcp_keepalives_idle": "60", "tcp_keepalives_interval": "10", "tcp_keepalives_count": "6"}
 
-_READER = """
-    select pg_catalog.concat_ws(', ', s.active_pid, nullif(a.application_name, ''),
+_READER = qualified("""
+    select pg_catalog.concat_ws(', ', s.active_pid, case when a.application_name <> '' then a.application_name end,
                                 'from ' || pg_catalog.host(a.client_addr))
       from pg_catalog.pg_replication_slots s left join pg_catalog.pg_stat_activity a on a.pid = s.active_pid
-     where s.slot_name = %s and s.active_pid is not null"""
+     where s.slot_name = %s and s.active_pid is not null""")
 
 
 @dataclass(frozen=True, slots=True)
-class Data:
-    """One message of the output plugin, whose change is at `lsn`."""
+class ReplicationData:
+    """One message of the output plugin; its change is at `lsn`."""
 
     lsn: int
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Keepalive:
+class ReplicationKeepalive:
     """The server has sent all that was committed before `lsn`."""
 
     lsn: int
 
 
 class Replication:
-    """The stream of one slot; what was confirmed is not sent again after a restart.
+    """The stream of one slot; confirmed changes are not sent again after a restart.
 
-    Text of values does not follow the settings of the role or database: the session sets its own.
+    The session sets its own text formats, whatever the settings of role and database are.
     """
 
     def __init__(self, dsn: str | None, slot: str, options: Mapping[str, str]) -> None:
-        """Connect and start. psycopg.Error as the server says, such as ObjectInUse for a slot that somebody reads.
-
-        `options` are those of the output plugin.
-        """
-        parameters = conninfo_to_dict(resolve(dsn))
-        # a reader that is busy with a batch answers nothing, and must not be taken for dead
+        """Connect and start with the output plugin's `options`; psycopg.errors.ObjectInUse if the slot is read."""
+        parameters = conninfo_to_dict(resolve_conninfo(dsn))
+        # no timeout: a reader that is busy with a batch does not answer
         settings = READ_SETTINGS | {"wal_sender_timeout": "0"}
         parameters["options"] = " ".join([*_given(_ALIVE), str(parameters.get("options") or ""), *_given(settings)])
         parameters.setdefault("fallback_application_name", f"gdq:slot {slot}"[:63])
@@ -81,7 +80,7 @@ class Replication:
         self._told_at = time.monotonic()
         self._wire = pq.PGconn.connect(conninfo.encode())
         if self._wire.status != pq.ConnStatus.OK:
-            # what a server says before the session has begun is in an encoding of its own
+            # before the session has begun the server's messages are in its own encoding
             raise psycopg.OperationalError(self._wire.error_message.decode(errors="replace").strip())
         try:
             self._start(options)
@@ -98,7 +97,7 @@ class Replication:
         self.close()
 
     def close(self) -> None:
-        """End the session; the slot stays, and is free for the next reader when the server answers in time."""
+        """End the session; if the server answers in time, the slot is free for the next reader at once."""
         try:
             if self._wire.status == pq.ConnStatus.OK:
                 self._wire.put_copy_end()
@@ -109,7 +108,7 @@ class Replication:
             self._wire.finish()
 
     def _drain(self, until: float) -> None:
-        """Read what the server has sent before it heard of the end."""
+        """Read the rest that the server sent before it received the end."""
         while time.monotonic() < until:
             waiting = self._wire.flush()
             size, _ = self._wire.get_copy_data(1)
@@ -122,7 +121,7 @@ class Replication:
 
     def _start(self, options: Mapping[str, str]) -> None:
         listed = ", ".join(f"\"{name}\" '{value.replace(chr(39), chr(39) * 2)}'" for name, value in options.items())
-        # the server goes on from what was confirmed when it is asked for less
+        # 0/0: the server starts at the confirmed position
         command = f'START_REPLICATION SLOT "{self.slot}" LOGICAL 0/0 ({listed})'
         result = self._wire.exec_(command.encode())
         if result.status != pq.ExecStatus.COPY_BOTH:
@@ -132,10 +131,10 @@ class Replication:
         """The socket: readable when the server has sent something."""
         return self._wire.socket
 
-    def receive(self, seconds: float) -> Data | Keepalive | None:
-        """The next message; None when none arrives within `seconds` (0: look only at what has arrived).
+    def receive(self, seconds: float) -> ReplicationData | ReplicationKeepalive | None:
+        """The next message; None if none arrives within `seconds` (0: return at once).
 
-        ConnectionLost when the connection or the stream is over, other psycopg.Error when the server cannot go on.
+        ConnectionLost if the connection or the stream is over, other psycopg.Error if the server cannot go on.
         """
         try:
             return self._receive(time.monotonic() + seconds)
@@ -143,12 +142,12 @@ class Replication:
             raise self._lost(error) from error.__cause__
 
     def _lost(self, error: psycopg.OperationalError) -> psycopg.OperationalError:
-        """ConnectionLost where the error is of libpq's, which has given the connection up."""
+        """ConnectionLost if libpq has given the connection up, else the error itself."""
         if self._wire.status == pq.ConnStatus.OK or isinstance(error, ConnectionLost):
             return error
         return ConnectionLost(str(error))
 
-    def _receive(self, until: float) -> Data | Keepalive | None:
+    def _receive(self, until: float) -> ReplicationData | ReplicationKeepalive | None:
         while True:
             size, view = self._wire.get_copy_data(1)
             if size > 0:
@@ -174,16 +173,16 @@ class Replication:
         """Like confirm(), for log without changes: reported with the next regular status, not at once."""
         self._confirmed = max(self._confirmed, lsn)
 
-    def _read(self, data: bytes) -> Data | Keepalive | None:
+    def _read(self, data: bytes) -> ReplicationData | ReplicationKeepalive | None:
         if data[:1] == b"w":
             lsn, _, _ = _DATA.unpack_from(data, 1)
-            return Data(lsn, data[1 + _DATA.size :])
+            return ReplicationData(lsn, data[1 + _DATA.size :])
         if data[:1] != b"k":
             raise GdqError(f"not a message of a replication stream: {data[:20]!r}")
         lsn, _, reply = _KEEPALIVE.unpack_from(data, 1)
         if reply:
             self._tell()
-        return Keepalive(lsn)
+        return ReplicationKeepalive(lsn)
 
     def _tell_in_time(self) -> None:
         if time.monotonic() - self._told_at >= _FEEDBACK_SECONDS:
@@ -204,7 +203,7 @@ class Replication:
         result = self._wire.get_result()
         if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
             severity = result.error_field(pq.DiagnosticField.SEVERITY_NONLOCALIZED)
-            if severity == b"ERROR":  # the session goes on: it is the slot's or the publication's own
+            if severity == b"ERROR":  # the session goes on: the error is about the slot or the publication
                 raise psycopg.errors.error_from_result(result)
             raise ConnectionLost(result.error_message.decode(errors="replace").strip())
         if size == -1:
@@ -213,38 +212,39 @@ class Replication:
 
 
 def _given(settings: Mapping[str, str]) -> list[str]:
-    """Settings as a session's command line has them."""
+    """Settings as options of a session's command line."""
     return [f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in settings.items()]
 
 
 def lsn_text(lsn: int) -> str:
-    """A place in the write-ahead log as PostgreSQL writes it."""
+    """An LSN as PostgreSQL writes it, such as 1/5A3C0."""
     return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
 
 
 def lsn_number(text: str) -> int:
-    """The number of a place in the write-ahead log that is written as PostgreSQL writes it."""
+    """The number of an LSN that PostgreSQL wrote."""
     high, _, low = text.partition("/")
     return (int(high, 16) << 32) + int(low, 16)
 
 
-def open_stream(
+def open_replication(
     connection: Connection[Any],
     dsn: str,
     slot: str,
     queue: str,
     *,
     messages: bool = True,
-    wait_seconds: float = WAIT_SECONDS,
+    wait_seconds: float = REPLICATION_WAIT_SECONDS,
     pause: Callable[[float], bool] | None = None,
 ) -> Replication:
-    """Start the stream of a slot of the queue's publication, with `messages` those of pg_logical_emit_message() too.
+    """Start the stream of a slot of the queue's publication.
 
-    `connection` tells what the server and the slot can do. While another reads the slot it is asked for again, for
-    `wait_seconds` or until `pause(seconds)`, which sleeps, returns True; GdqError then names the other's process. Other
-    errors as of Replication.
+    `messages`: also send those of pg_logical_emit_message(). `connection` serves to query the catalog. While another
+    process reads the slot, retry for `wait_seconds` or until `pause(seconds)`, which sleeps, returns True; then
+    GdqError names that process. Errors of refuse_synchronous(); other errors as for Replication.
     """
-    query = "select two_phase from pg_catalog.pg_replication_slots where slot_name = %s"
+    refuse_synchronous(connection, slot)
+    query = qualified("select two_phase from pg_catalog.pg_replication_slots where slot_name = %s")
     two_phase = connection.execute(query, [slot]).fetchone()
     options = {"proto_version": "4" if connection.info.server_version >= 160000 else "3"}
     options |= {"publication_names": f'"{publication_name(queue)}"', "streaming": "on"}
@@ -266,6 +266,22 @@ def open_stream(
             if delay < 0.1:
                 log.warning("slot %s is read by %s: waiting for up to %.0f s", slot, reader, wait_seconds)
         delay = min(delay * 2, _PAUSE_SECONDS_MAX)
+
+
+def refuse_synchronous(connection: Connection[Any], slot: str) -> None:
+    """GdqError if the reader of a slot would count as a synchronous standby, by `*` in synchronous_standby_names.
+
+    Every COMMIT of the server would wait for the reader: those of the application, and the reader's own.
+    """
+    row = connection.execute("show synchronous_standby_names").fetchone()
+    # ANY 2 (a, b): only the names are asked for
+    names = re.split(r"[(),]", str(row and row[0]))
+    if any(name.strip() in ("*", '"*"') for name in names):
+        raise GdqError(
+            f"synchronous_standby_names has *: the server takes the reader of slot {slot} for a synchronous standby,"
+            " and each COMMIT would wait for it",
+            hint="Name the standbys in synchronous_standby_names.",
+        )
 
 
 def _sleep(seconds: float) -> bool:

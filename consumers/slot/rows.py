@@ -1,4 +1,4 @@
-"""The changes of one table that came through a slot as Arrow, in the form of the queue's log rows."""
+"""Changes of one table from a slot as Arrow, in the form of the queue's log rows."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from gdq.batch import HEADER, WEIGHT, net_rows
-from gdq.consumers.slot.events import Described, TableNames, changes_of
-from gdq.consumers.slot.pgoutput import Row, Tuple
-from gdq.consumers.slot.transaction import Transaction
+from gdq.batch import BATCH_WEIGHT, LOG_HEADER, net_batch_rows
+from gdq.consumers.slot.catalog import CatalogTable, SlotCatalog
+from gdq.consumers.slot.events import slot_changes
+from gdq.consumers.slot.pgoutput import RowMessage, TupleData
+from gdq.consumers.slot.transaction import SlotTransaction
 from gdq.errors import GdqError, ResyncRequired
-from gdq.typed.arrow import Column, from_texts, schema_of
-from gdq.typed.pgtypes import AS_TEXT, ColumnType, Unsupported, column_type
+from gdq.typed.arrow import ArrowColumn, arrow_batch_of_texts, arrow_schema
+from gdq.typed.pgtypes import READ_AS_TEXT, ColumnType, OnUnsupported, column_type
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,101 +25,101 @@ _ROWS = 10_000
 _OPS = {"insert": "I", "update": "U", "delete": "D"}
 _SIDES = ("key_", "old_", "new_")
 
-Texts = dict[str, str | None]
+_Texts = dict[str, str | None]
 
 
 @dataclass(frozen=True, slots=True)
 class SlotRows:
     """The changes of `table` (`%I.%I`) in some transactions; `unsupported` and `as_text` as in SourceBatch.arrow()."""
 
-    transactions: Sequence[Transaction]
-    names: TableNames
+    transactions: Sequence[SlotTransaction]
+    catalog: SlotCatalog
     table: str
-    unsupported: Unsupported = "error"
+    unsupported: OnUnsupported = "error"
     as_text: Collection[str] = ()
 
     def arrow(self) -> pa.Table:
-        """All of them as one table."""
+        """All changes as one table."""
         import pyarrow as pa  # noqa: PLC0415
 
         columns = self._columns()
-        return pa.Table.from_batches(self._batches(columns), schema=schema_of(columns))
+        return pa.Table.from_batches(self._batches(columns), schema=arrow_schema(columns))
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The same, streamed."""
+        """As arrow(), streamed."""
         return self._batches(self._columns())
 
     def delta(self) -> pa.Table:
-        """The net change: row images with a signed count in WEIGHT. GdqError where the slot sends no old images."""
+        """The net change: row images with a signed count in BATCH_WEIGHT; GdqError if the slot sends no old images."""
         import pyarrow as pa  # noqa: PLC0415
 
         newest = self._newest()
-        if newest.relation.identity != "f":
-            raise GdqError(
-                f"changes of {self.table} have no old rows",
-                hint=f"ALTER TABLE {self.table} REPLICA IDENTITY FULL; it counts for changes from then on.",
-            )
         kinds = self._kinds(newest)
-        columns = [Column(name, kind) for name, kind in kinds.items()]
-        images: list[tuple[Texts, int]] = []
+        columns = [ArrowColumn(name, kind) for name, kind in kinds.items()]
+        images: list[tuple[_Texts, int]] = []
         for _, _, change, table in self._changes(newest):
             if change is None:
                 raise ResyncRequired(f"table {self.table} was truncated", hint="Copy the table anew.")
+            if not (newest.whole and (change.op == "insert" or (change.old is not None and table.whole))):
+                raise GdqError(
+                    f"changes of {self.table} have no old rows",
+                    hint=f"ALTER TABLE {self.table} REPLICA IDENTITY FULL, and its partitions too; it applies to"
+                    " changes from then on.",
+                )
             images += [(_texts(change.old, table), -1)] if change.old is not None else []
             images += [(_texts(change.new, table, change.old), 1)] if change.new is not None else []
         rows = [[image.get(name) for image, _ in images] for name in kinds]
-        schema = schema_of(columns).append(pa.field(WEIGHT, pa.int64()))
-        batch = from_texts(rows, columns)
+        schema = arrow_schema(columns).append(pa.field(BATCH_WEIGHT, pa.int64()))
+        batch = arrow_batch_of_texts(rows, columns)
         weights = pa.array([weight for _, weight in images], pa.int64())
-        return net_rows(pa.Table.from_arrays([*batch.columns, weights], schema=schema), list(kinds))
+        return net_batch_rows(pa.Table.from_arrays([*batch.columns, weights], schema=schema), list(kinds))
 
-    def _newest(self) -> Described:
-        """The table as its last change has it."""
+    def _newest(self) -> CatalogTable:
+        """The table as its last change describes it."""
         found = None
         for one in self.transactions:
-            for _, _, table in changes_of(one, self.names):
+            for _, _, table in slot_changes(one, self.catalog):
                 found = table if table is not None and table.name == self.table else found
         if found is None:
             raise GdqError(f"the batch has no changes of {self.table}")
         return found
 
-    def _kinds(self, table: Described) -> dict[str, ColumnType]:
+    def _kinds(self, table: CatalogTable) -> dict[str, ColumnType]:
+        names = [column.name for column in table.relation.columns]
         return {
-            column.name: self._kind(column.name, kind)
-            for column, kind in zip(table.relation.columns, table.types, strict=True)
+            name: READ_AS_TEXT
+            if name in self.as_text
+            else column_type(pg_type, column=name, unsupported=self.unsupported)
+            for name, pg_type in zip(names, table.types, strict=True)
         }
 
-    def _kind(self, name: str, pg_type: str) -> ColumnType:
-        chosen = name in self.as_text
-        kind = column_type(pg_type, column=name, unsupported="text" if chosen else self.unsupported)
-        return AS_TEXT if chosen else kind
-
-    def _columns(self) -> list[Column]:
+    def _columns(self) -> list[ArrowColumn]:
         newest = self._newest()
         kinds = self._kinds(newest)
-        keys = [Column(f"key_{name}", kinds[name], column=name) for name in newest.key]
+        named = dict.fromkeys([*newest.key, *(n for *_, table in self._changes(newest) for n in table.key)])
+        keys = [ArrowColumn(f"key_{name}", kinds[name], column=name) for name in named if name in kinds]
         return [
-            *HEADER,
+            *LOG_HEADER,
             *keys,
-            *(Column(side + name, kind, column=name) for side in _SIDES[1:] for name, kind in kinds.items()),
+            *(ArrowColumn(side + name, kind, column=name) for side in _SIDES[1:] for name, kind in kinds.items()),
         ]
 
-    def _changes(self, newest: Described) -> Iterator[tuple[Transaction, int, Row | None, Described]]:
-        """The changes of the table, None for a TRUNCATE. GdqError when a column had another type before."""
+    def _changes(self, newest: CatalogTable) -> Iterator[tuple[SlotTransaction, int, RowMessage | None, CatalogTable]]:
+        """The table's changes, None for a TRUNCATE; GdqError if a column changed its type."""
         types = dict(zip((c.name for c in newest.relation.columns), newest.types, strict=True))
         for one in self.transactions:
-            for lsn, change, table in changes_of(one, self.names):
+            for lsn, change, table in slot_changes(one, self.catalog):
                 if table is None or table.name != self.table:
                     continue
                 for column, kind in zip(table.relation.columns, table.types, strict=True):
                     if types.get(column.name, kind) != kind:
                         raise GdqError(f'column "{column.name}" of {self.table} has changed its type in the batch')
-                yield one, lsn, change if isinstance(change, Row) else None, table
+                yield one, lsn, change if isinstance(change, RowMessage) else None, table
 
-    def _batches(self, columns: list[Column]) -> Iterator[pa.RecordBatch]:
+    def _batches(self, columns: list[ArrowColumn]) -> Iterator[pa.RecordBatch]:
         rows = self._rows()
         while some := list(islice(rows, _ROWS)):
-            yield from_texts([[row.get(column.label) for row in some] for column in columns], columns)
+            yield arrow_batch_of_texts([[row.get(column.label) for row in some] for column in columns], columns)
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         for one, lsn, change, table in self._changes(self._newest()):
@@ -139,9 +140,11 @@ class SlotRows:
             }
 
 
-def _texts(row: Tuple, table: Described, old: Tuple | None = None, old_key: Tuple | None = None) -> Texts:
-    """The texts of a row; a large value that was not sent again is that of `old` or `old_key`, missing without it."""
-    texts: Texts = {}
+def _texts(
+    row: TupleData, table: CatalogTable, old: TupleData | None = None, old_key: TupleData | None = None
+) -> _Texts:
+    """The texts of a row; a large value that was not sent is taken from `old` or `old_key`, or left out."""
+    texts: _Texts = {}
     for number, (column, value) in enumerate(zip(table.relation.columns, row, strict=True)):
         before = old_key if old is None and column.identity else old
         held = before[number] if value.unchanged and before is not None else value

@@ -1,16 +1,16 @@
-"""A logical slot as a BatchSource: whole transactions in the order of their commits, with the queue's events.
+"""A logical slot as a BatchSource: whole transactions in commit order, as events of the queue's form.
 
-A batch is what was committed and has arrived, up to a number of changes. It ends with a commit of the database: what a
-handler writes on `connection`, together with the position. Only then is the server told, so that a batch whose reader
-dies comes again, and one that was committed does not, though the server may send it once more.
+A batch holds the committed transactions that have arrived, up to a number of changes. Finishing a batch commits one
+transaction with the handler's writes on `connection` and the position; the server hears of the position only after it.
+So a batch whose reader dies comes again, and a committed batch never does: if the server repeats it, it is skipped.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from contextlib import ExitStack, closing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -19,15 +19,26 @@ from psycopg import Connection
 from gdq.call import scalar
 from gdq.conninfo import connect, conninfo_of, take_utf8
 from gdq.consumers.slot.assembly import Assembly
-from gdq.consumers.slot.events import TableNames, events_of
-from gdq.consumers.slot.publication import narrowed
-from gdq.consumers.slot.replication import WAIT_SECONDS, Data, Keepalive, lsn_number, lsn_text, open_stream
+from gdq.consumers.slot.catalog import SlotCatalog
+from gdq.consumers.slot.events import slot_events
+from gdq.consumers.slot.publication import narrowed_publication
+from gdq.consumers.slot.replication import (
+    REPLICATION_WAIT_SECONDS,
+    ReplicationData,
+    ReplicationKeepalive,
+    lsn_number,
+    lsn_text,
+    open_replication,
+    refuse_synchronous,
+)
 from gdq.consumers.slot.rows import SlotRows
-from gdq.consumers.slot.slot import publication_name, slot_name
-from gdq.consumers.slot.transaction import Transaction
+from gdq.consumers.slot.slot import check_primary, publication_name, slot_name
+from gdq.consumers.slot.transaction import SlotTransaction
+from gdq.consumers.views.own_objects import check_own_tables
 from gdq.errors import GdqError, ResyncRequired
+from gdq.qualified_sql import qualified
 from gdq.source import MAX_EVENTS, Event, Position
-from gdq.typed.pgtypes import Unsupported
+from gdq.typed.pgtypes import OnUnsupported
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,29 +49,30 @@ _WAIT_SECONDS = 0.5
 _PUBLICATION_SECONDS = 10.0
 _FLUSH_SECONDS = 0.01
 
-# IF NOT EXISTS fails beside another that makes the same.
+# The lock: CREATE IF NOT EXISTS may fail if another session creates the same.
 _POSITION_TABLE = """
     select pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('gdq target', 0));
     create schema if not exists gdq_target;
     create table if not exists gdq_target.slot_position (
-      slot_name text primary key, lsn pg_lsn not null, updated_at timestamptz not null default now())"""
-# Only from where this reader has read on: the commit of one that was killed may still be under way. The commit must be
-# on disk before the slot forgets what is applied.
-_MOVE = """
+      slot_name pg_catalog.text primary key, lsn pg_catalog.pg_lsn not null,
+      updated_at pg_catalog.timestamptz not null default pg_catalog.now())"""
+# Only from the position that this reader started at: the commit of a killed reader may still be under way. The commit
+# must be on disk before the slot forgets the applied changes. It waits for no standby: the server may take this reader
+# for one, which confirms nothing before its commit.
+_MOVE = qualified("""
     insert into gdq_target.slot_position as p (slot_name, lsn)
     select %s, %s::pg_catalog.pg_lsn
-     where case when pg_catalog.current_setting('synchronous_commit') = 'off'
-                then pg_catalog.set_config('synchronous_commit', 'local', true) else '' end is not null
+     where pg_catalog.set_config('synchronous_commit', 'local', true) is not null
     on conflict (slot_name) do update set lsn = excluded.lsn, updated_at = pg_catalog.now()
-     where p.lsn = %s::pg_catalog.pg_lsn"""
-_SLOT = """
-    select s.wal_status is not distinct from 'lost', pg_catalog.to_jsonb(s) ->> 'invalidation_reason'
+     where p.lsn = %s::pg_catalog.pg_lsn""")
+_SLOT = qualified("""
+    select coalesce(s.wal_status = 'lost', false), pg_catalog.to_jsonb(s) ->> 'invalidation_reason'
       from pg_catalog.pg_replication_slots s
-     where s.slot_name = %s and s.plugin = 'pgoutput' and s.database = pg_catalog.current_database()"""
+     where s.slot_name = %s and s.plugin = 'pgoutput' and s.database = pg_catalog.current_database()""")
 
 
-def lost_slot(slot: str, reason: str | None) -> ResyncRequired:
-    """The error for a slot that the server has given up; `reason` is that of pg_replication_slots."""
+def lost_slot_error(slot: str, reason: str | None) -> ResyncRequired:
+    """The error for a slot that the server has invalidated; `reason`: its invalidation_reason."""
     return ResyncRequired(
         f"slot {slot} is lost ({reason or 'wal_removed'}): the server has removed log that was not read",
         hint="Drop it with gdq drop-slot, make it anew with gdq create-slot and load the tables."
@@ -69,9 +81,9 @@ def lost_slot(slot: str, reason: str | None) -> ResyncRequired:
 
 
 class SlotBatch:
-    """Some committed transactions, whole; reading again gives the same."""
+    """Some whole committed transactions; reading them again gives the same."""
 
-    def __init__(self, source: SlotSource, transactions: Sequence[Transaction], transaction: ExitStack) -> None:
+    def __init__(self, source: SlotSource, transactions: Sequence[SlotTransaction], transaction: ExitStack) -> None:
         self._source = source
         self._transactions = transactions
         self._transaction = transaction
@@ -80,12 +92,12 @@ class SlotBatch:
 
     @property
     def position(self) -> Position:
-        """Where the reader stands once the batch is finished: its `tick` and its snapshot are the LSN."""
+        """The reader's position once the batch is finished; its `tick` and its snapshot are the LSN."""
         return Position("slot", self._source.system, self.lsn, self._source.slot, lsn_text(self.lsn))
 
     @property
     def size(self) -> int:
-        """How many changes there are."""
+        """Number of changes in the batch."""
         return sum(one.rows for one in self._transactions)
 
     def tables(self) -> list[str]:
@@ -93,33 +105,33 @@ class SlotBatch:
         return sorted({event.table for event in self.events() if event.table is not None})
 
     def events(self) -> Iterator[Event]:
-        """All changes: transactions in the order of their commits, changes as they were made, streamed."""
+        """All changes, streamed: transactions in commit order, the changes of each in their own order."""
         for one in self._transactions:
-            yield from events_of(one, self._source.names)
+            yield from slot_events(one, self._source.catalog)
 
-    def arrow(self, table: str, *, unsupported: Unsupported = "error", as_text: Collection[str] = ()) -> pa.Table:
-        """The changes of one table, typed, in the columns of the queue's log rows.
+    def arrow(self, table: str, *, unsupported: OnUnsupported = "error", as_text: Collection[str] = ()) -> pa.Table:
+        """The changes of one table, typed, with the columns of the queue's log rows.
 
-        `old_` are NULL where the replica identity gives no old value, `new_` for large values that an update left as
-        they were. GdqError when a column has changed its type in the batch.
+        An `old_` column is NULL if the replica identity gives no old value, a `new_` column for a large value that an
+        update left unchanged. GdqError if a column changed its type within the batch.
         """
-        return SlotRows(self._transactions, self._source.names, table, unsupported, as_text).arrow()
+        return SlotRows(self._transactions, self._source.catalog, table, unsupported, as_text).arrow()
 
     def arrow_batches(
-        self, table: str, *, unsupported: Unsupported = "error", as_text: Collection[str] = ()
+        self, table: str, *, unsupported: OnUnsupported = "error", as_text: Collection[str] = ()
     ) -> Iterator[pa.RecordBatch]:
-        """The same, streamed."""
-        return SlotRows(self._transactions, self._source.names, table, unsupported, as_text).batches()
+        """As arrow(), streamed."""
+        return SlotRows(self._transactions, self._source.catalog, table, unsupported, as_text).batches()
 
-    def delta(self, table: str, *, unsupported: Unsupported = "error", as_text: Collection[str] = ()) -> pa.Table:
-        """The net change of one table: row images with a signed count in `_weight`, zeros left out.
+    def delta(self, table: str, *, unsupported: OnUnsupported = "error", as_text: Collection[str] = ()) -> pa.Table:
+        """The net change of one table: row images with a signed count in `_weight`, without zero counts.
 
         GdqError without REPLICA IDENTITY FULL, ResyncRequired after a TRUNCATE.
         """
-        return SlotRows(self._transactions, self._source.names, table, unsupported, as_text).delta()
+        return SlotRows(self._transactions, self._source.catalog, table, unsupported, as_text).delta()
 
     def commit(self) -> None:
-        """Commit the new position, together with everything written in the batch's transaction."""
+        """Commit the new position together with everything written in the batch's transaction."""
         if self.finished:
             return
         self._source.move(self.lsn)
@@ -137,15 +149,16 @@ class SlotSource:
                 for event in batch.events():
                     ...
 
-    The batches' transactions are those of `connection`, in the database of the slot. Given a connection it takes that
-    over: switched to autocommit; it must be idle and stays open at the end.
-    `max_events`: transactions are joined into one batch of at most this many changes; none is ever divided.
-    `wait_seconds`: how long to wait for another reader to leave the slot, as that of a killed program does after a
-    while; `pause(seconds)` sleeps meanwhile, and returns True to end that. `narrowed`: what the publication does not
-    send of what it was made for; looked at every 10 s, and logged as a warning when it changes.
+    The batches' transactions run on `connection`, in the slot's database. A given connection must be idle; it is
+    switched to autocommit and stays open at the end.
+    `max_events`: transactions are joined into batches of at most this many changes; none is ever divided.
+    `wait_seconds`: how long to wait for another reader to leave the slot (the server notices a killed one late);
+    `pause(seconds)` sleeps meanwhile, and returns True to stop waiting.
+    `narrowed`: the parts of its tables and operations that the publication does not send; checked every 10 s, a change
+    is logged as a warning.
 
-    GdqError where there is no such slot or publication, another reads it, or its position is not of this server's log;
-    ResyncRequired where the server has removed log that was not read.
+    GdqError if slot or publication is missing, another process reads the slot, or the position is not in this server's
+    log; ResyncRequired if the server has removed unread log.
     """
 
     def __init__(
@@ -155,7 +168,7 @@ class SlotSource:
         consumer: str,
         *,
         max_events: int = MAX_EVENTS,
-        wait_seconds: float = WAIT_SECONDS,
+        wait_seconds: float = REPLICATION_WAIT_SECONDS,
         pause: Callable[[float], bool] | None = None,
     ) -> None:
         self.slot = slot_name(queue, consumer)
@@ -163,15 +176,16 @@ class SlotSource:
         self.narrowed: list[str] = []
         self._looked_at = float("-inf")
         self._max_events = max_events
-        self._owned = not isinstance(source, Connection)
-        self.connection = (
-            source if isinstance(source, Connection) else connect(source, application_name=f"gdq:slot {self.slot}")
-        )
-        try:
+        with ExitStack() as opened:
+            if isinstance(source, Connection):
+                self.connection = source
+            else:
+                made = connect(source, application_name=f"gdq:slot {self.slot}")
+                self.connection = opened.enter_context(closing(made))
             self.connection.autocommit = True
             take_utf8(self.connection)
             self._begin()
-            self._replication = open_stream(
+            self._replication = open_replication(
                 self.connection,
                 conninfo_of(self.connection),
                 self.slot,
@@ -179,19 +193,13 @@ class SlotSource:
                 wait_seconds=wait_seconds,
                 pause=pause,
             )
-            try:
-                # the reader before may have moved it while we waited for its slot
-                self.stored = self._position()
-            except BaseException:
-                self._replication.close()
-                raise
-        except BaseException:
-            if self._owned:
-                self.connection.close()
-            raise
-        self.names = TableNames(self.connection)
+            opened.callback(self._replication.close)
+            # read again: the reader before may have moved it while we waited for the slot
+            self.stored = self._position()
+            self._opened = opened.pop_all()
+        self.catalog = SlotCatalog(self.connection)
         self._assembly = Assembly(self.slot)
-        self._ready: list[Transaction] = []
+        self._ready: list[SlotTransaction] = []
         self._sent = 0
 
     def __enter__(self) -> Self:
@@ -200,22 +208,19 @@ class SlotSource:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._replication.close()
+        self._opened.close()
         self._assembly.close()
         for one in self._ready:
             one.close()
-        if self._owned:
-            self.connection.close()
 
     def batches(
         self, *, once: bool = False, timeout: float | None = None, stop: Callable[[], bool] = lambda: False
-    ) -> Iterator[SlotBatch]:
-        """The batches from the reader's position on, each in a transaction of its own.
+    ) -> Generator[SlotBatch, None, None]:
+        """Yield the batches from the reader's position on, each in its own transaction.
 
-        Asking for the next batch finishes the one before and commits (batch.commit() does it earlier); an exception
-        rolls back and ends the stream: a new source brings the batch again. `once`: those that were committed up to
-        now, then end. `timeout`: end after this many seconds without a batch. `stop` is asked between batches and
-        while waiting.
+        Asking for the next batch finishes and commits the one before (batch.commit() does it earlier). An exception
+        rolls back and ends the stream; a new source gives the batch again. `once`: read what is committed now, then
+        end. `timeout`: end after this many seconds without a batch. `stop` is called between batches and while waiting.
         """
         goal = self._written() if once else None
         waiting_since = time.monotonic()
@@ -234,7 +239,7 @@ class SlotSource:
             waiting_since = time.monotonic()
 
     def move(self, lsn: int) -> None:
-        """Store the position in the transaction at hand. GdqError when another reader has moved it."""
+        """Store the position in the open transaction; GdqError if another reader has moved it."""
         moved = self.connection.execute(_MOVE, [self.slot, lsn_text(lsn), lsn_text(self.stored)])
         if moved.rowcount != 1:
             raise GdqError(
@@ -242,24 +247,23 @@ class SlotSource:
                 hint="Nothing of the batch was committed: start the reader again.",
             )
 
-    def committed(self, transactions: Sequence[Transaction]) -> None:
-        """Report the applied position to the server, unless a prepared transaction is open."""
-        if not self._assembly.prepared:
-            self._replication.confirm(transactions[-1].end_lsn)
+    def committed(self, transactions: Sequence[SlotTransaction]) -> None:
+        """Report the applied position to the server, but none past a PREPARE that waits for its end."""
+        self._replication.confirm(self._assembly.confirmable(transactions[-1].end_lsn))
 
-    def _gather(self, goal: int | None, until: float | None, stop: Callable[[], bool]) -> list[Transaction]:
+    def _gather(self, goal: int | None, until: float | None, stop: Callable[[], bool]) -> list[SlotTransaction]:
         """The transactions of the next batch: all that have arrived; waits for the first."""
         count = 0
         while count < self._max_events and not stop() and (goal is None or self._sent < goal):
             message = self._replication.receive(0 if self._ready else _WAIT_SECONDS)
-            if isinstance(message, Data):
+            if isinstance(message, ReplicationData):
                 count += self._took(self._assembly.take(message))
-            elif isinstance(message, Keepalive):
+            elif isinstance(message, ReplicationKeepalive):
                 self._sent = max(self._sent, message.lsn)
                 if not self._ready and self._assembly.empty:
-                    self._replication.seen(message.lsn)
+                    self._replication.seen(self._assembly.confirmable(message.lsn))
                 if not self._ready:
-                    self._look()  # where others write all the time there is never a moment without a message
+                    self._look()  # on a busy server there is never a moment without a message
             elif self._ready:
                 break
             else:
@@ -269,7 +273,7 @@ class SlotSource:
         taken, self._ready = self._ready, []
         return taken
 
-    def _took(self, committed: Transaction | None) -> int:
+    def _took(self, committed: SlotTransaction | None) -> int:
         """Keep a transaction for the next batch unless it was applied before; returns the number of its changes."""
         if committed is None:
             return 0
@@ -281,11 +285,15 @@ class SlotSource:
         return committed.rows
 
     def _look(self) -> None:
-        """Check every 10 s that the publication still sends what it was made for, and log a warning if not."""
+        """Check every 10 s that the publication still sends what it was made for, and log a warning if not.
+
+        GdqError if the server takes the reader for a synchronous standby by now.
+        """
         if time.monotonic() - self._looked_at < _PUBLICATION_SECONDS:
             return
         self._looked_at = time.monotonic()
-        found = narrowed(self.connection, self._publication)
+        refuse_synchronous(self.connection, self.slot)
+        found = narrowed_publication(self.connection, self._publication)
         if found is None:
             raise GdqError(
                 f"there is no publication {self._publication} any more: slot {self.slot} sends nothing without it",
@@ -301,38 +309,47 @@ class SlotSource:
         self.narrowed = found
 
     def _begin(self) -> None:
-        """Make the table of positions, and see whether the slot can be read."""
-        if scalar(self.connection, "select pg_catalog.to_regclass('gdq_target.slot_position')::text") is None:
+        """Create the table of positions if missing, and check that the slot can be read."""
+        check_primary(self.connection, "a reader of a slot")
+        if (
+            scalar(self.connection, qualified("select pg_catalog.to_regclass('gdq_target.slot_position')::text"))
+            is None
+        ):
             self.connection.execute(_POSITION_TABLE)
+        check_own_tables(self.connection, "slot_position", in_source=True)
         self.system = str(scalar(self.connection, "select system_identifier from pg_catalog.pg_control_system()"))
         slot = self.connection.execute(_SLOT, [self.slot]).fetchone()
         if slot is None:
             raise GdqError(f"there is no slot {self.slot}", hint="Make it with gdq create-slot.")
         if slot[0]:
-            raise lost_slot(self.slot, slot[1])
+            raise lost_slot_error(self.slot, slot[1])
         self._position()
         self._look()
 
     def _written(self) -> int:
-        """The end of the log as committed now.
+        """The LSN up to which the log holds all that is committed now.
 
-        Only what is on disk is sent: commits with synchronous_commit off are there after three wal_writer_delay.
+        The server sends only flushed log: commits with synchronous_commit off are flushed after 3 wal_writer_delay.
         """
-        query = "select extract(epoch from 3 * pg_catalog.current_setting('wal_writer_delay')::interval)::float8"
-        end = scalar(self.connection, "select pg_catalog.pg_current_wal_insert_lsn()::text")
+        query = qualified(
+            "select extract(epoch from 3 * pg_catalog.current_setting('wal_writer_delay')::interval)::float8"
+        )
+        end = scalar(self.connection, qualified("select pg_catalog.pg_current_wal_insert_lsn()::text"))
         until = time.monotonic() + scalar(self.connection, query)
-        flushed = "select pg_catalog.pg_current_wal_flush_lsn() >= %s::pg_catalog.pg_lsn"
+        flushed = qualified("select pg_catalog.pg_current_wal_flush_lsn() >= %s::pg_catalog.pg_lsn")
         while not scalar(self.connection, flushed, end) and time.monotonic() < until:
             time.sleep(_FLUSH_SECONDS)
-        return lsn_number(scalar(self.connection, "select pg_catalog.pg_current_wal_flush_lsn()::text"))
+        return lsn_number(scalar(self.connection, qualified("select pg_catalog.pg_current_wal_flush_lsn()::text")))
 
     def _position(self) -> int:
-        """The position that is stored for this slot, 0 when there is none."""
-        query = "select lsn::text from gdq_target.slot_position where slot_name = %s"
+        """The stored position of this slot; 0 if there is none."""
+        query = qualified("select lsn::text from gdq_target.slot_position where slot_name = %s")
         stored = scalar(self.connection, query, self.slot)
-        if stored and scalar(self.connection, "select %s::pg_catalog.pg_lsn > pg_catalog.pg_current_wal_lsn()", stored):
+        if stored and scalar(
+            self.connection, qualified("select %s::pg_catalog.pg_lsn > pg_catalog.pg_current_wal_lsn()"), stored
+        ):
             raise GdqError(
                 f"slot {self.slot} was read to {stored}, which this server has not written yet: diverged",
-                hint="The server has lost its tail or is another: drop the slot, make it anew and load the tables.",
+                hint="The server lost the end of its log, or is another. Create the slot again and load the tables.",
             )
         return lsn_number(stored) if stored else 0

@@ -1,4 +1,4 @@
-"""The messages of one transaction, kept until it is read: in memory, on disk when they are many."""
+"""The messages of one transaction, kept until it is read: in memory, or on disk if they are many."""
 
 from __future__ import annotations
 
@@ -9,28 +9,31 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from types import MappingProxyType
 
-from gdq.consumers.slot.pgoutput import Decoded, Relation, decode, subxid_of
+from gdq.consumers.slot.pgoutput import DecodedMessage, RelationMessage, decode_message, message_subxid
 
-# What one transaction holds in memory before it goes to a file.
+# Memory of one transaction before its messages go to a file.
 _MEMORY_BYTES = 8 * 1024 * 1024
 _FRAME = struct.Struct("!QII")
 
-Relations = Mapping[int, Relation]
-NO_RELATIONS: Relations = MappingProxyType({})
+KnownRelations = Mapping[int, RelationMessage]
+NO_RELATIONS: KnownRelations = MappingProxyType({})
 
 
-class Transaction:
-    """One transaction: its messages in order, with the tables as they were known at its start.
+class SlotTransaction:
+    """One transaction: its messages in order, and the tables as known at its start.
 
-    `xid` has 32 bits. `end_lsn` and `time` are of its commit, once it is known; `gid` of a prepared one.
+    `xid` has 32 bits. `end_lsn` and `time` belong to its commit, set when that arrives. `prepared_lsn`: the LSN of its
+    PREPARE if the server sent it then, else None. `described`: the tables described in a streamed one, each with the
+    number of the description, as the last one to arrive counts.
     """
 
-    def __init__(self, xid: int, relations: Relations, *, streamed: bool = False) -> None:
+    def __init__(self, xid: int, relations: KnownRelations, *, streamed: bool = False) -> None:
         self.xid = xid
         self.relations = relations
         self.streamed = streamed
         self.origin: str | None = None
-        self.gid = ""
+        self.prepared_lsn: int | None = None
+        self.described: dict[int, tuple[int, RelationMessage]] = {}
         self.end_lsn = 0
         self.time: datetime
         self._rows: Counter[int] = Counter()
@@ -39,7 +42,7 @@ class Transaction:
 
     def add(self, lsn: int, data: bytes) -> None:
         """Keep one message, whose change is at `lsn`."""
-        subxid = subxid_of(data) if self.streamed and data[:1] in b"RYIUDTM" else self.xid
+        subxid = message_subxid(data) if self.streamed and data[:1] in b"RYIUDTM" else self.xid
         self._spool.write(_FRAME.pack(lsn, subxid, len(data)))
         self._spool.write(data)
         if data[:1] in b"IUDTM":
@@ -47,7 +50,7 @@ class Transaction:
 
     @property
     def rows(self) -> int:
-        """How many changes count."""
+        """Number of changes that were not rolled back."""
         return sum(self._rows.values())
 
     def abort(self, subxid: int) -> None:
@@ -55,7 +58,7 @@ class Transaction:
         self._aborted.add(subxid)
         self._rows.pop(subxid, None)
 
-    def messages(self) -> Iterator[tuple[int, Decoded]]:
+    def messages(self) -> Iterator[tuple[int, DecodedMessage]]:
         """The messages that were not rolled back, each with its LSN; may be read again."""
         at = 0
         while True:
@@ -66,10 +69,10 @@ class Transaction:
             lsn, subxid, length = _FRAME.unpack(frame)
             data = self._spool.read(length)
             at += _FRAME.size + length
-            # tables are as a rolled back subtransaction told them, too: they are told once
+            # a table is described only once, so a description counts even in a rolled back subtransaction
             if subxid not in self._aborted or data[:1] in b"RY":
-                yield lsn, decode(data, streamed=self.streamed)
+                yield lsn, decode_message(data, streamed=self.streamed)
 
     def close(self) -> None:
-        """Forget the messages."""
+        """Free the messages."""
         self._spool.close()

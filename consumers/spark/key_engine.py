@@ -1,69 +1,79 @@
-"""Refreshes views that Spark does not join itself: its tasks run the view's statement for keys that changed.
+"""Refreshes views that Spark does not join itself: its tasks run the view's statement for the changed keys.
 
-A session in the source nets the changes and finds the keys, as for the engine postgres. Each task opens a connection of
-its own at the refresh's snapshot, runs the statement for its share of the keys and writes the rows into a staging table
-beside the target. What the plan gives as signed rows goes from that session to the target by COPY; counts and sums that
-are kept beside the target are changed there.
+A session in the source nets the changes and finds the keys, as for the engine postgres. Each task opens its own
+connection at the refresh's snapshot, runs the statement for its share of the keys and writes the rows into a staging
+table beside the target. If the plan gives signed rows, that session copies them to the target itself.
+Counts and sums kept beside the target are changed there.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from psycopg import Connection
 
-from gdq.consumers.spark.jobs import own_jobs, put, text_columns, worker_errors
-from gdq.consumers.spark.key_statements import READ, KeyStatements
+from gdq.call import scalar
+from gdq.consumers.spark.jobs import own_jobs, stage_job_rows, text_columns, worker_errors
+from gdq.consumers.spark.key_statements import ROWS_READ_COLUMN, KeyStatements
 from gdq.consumers.spark.session import SparkRun
-from gdq.consumers.views.computation import temporary
 from gdq.consumers.views.copy_engine import CopyEngine
 from gdq.consumers.views.difference import Difference, KeySet
-from gdq.consumers.views.engine import Effort
+from gdq.consumers.views.engine import EngineEffort
 from gdq.consumers.views.kept_state import KeptState, KeptSums
-from gdq.consumers.views.target import OutputType
-from gdq.plan.steps import Replace
+from gdq.consumers.views.netting import make_temporary_table
+from gdq.consumers.views.target import TargetColumn
+from gdq.plan.steps import ReplaceOutcome
 from gdq.sql_text import raw
 from gdq.typed.pgtypes import READ_SETTINGS
-from gdq.view.table_schema import apply_settings, describe
+from gdq.view.table_schema import apply_view_settings, describe_query
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gdq.consumers.views.computation import Computation
     from gdq.consumers.views.postgres_engine import PostgresEngine
     from gdq.plan.spark.keys import SparkKeyPlan
 
 
 @dataclass(frozen=True, slots=True)
 class _Staged:
-    """The staging table and its columns with the types that their text is read as; the keys whose rows it holds."""
+    """A staging table, the types that its text columns are read as, and the keys whose rows it holds."""
 
     table: str
-    columns: Sequence[OutputType]
+    columns: Sequence[TargetColumn]
     keys: tuple[KeySet, ...] | None
 
     @property
     def rows(self) -> str:
-        """The SELECT of the rows."""
+        """SELECT of the staged rows."""
         values = ", ".join(f"{column.name}::{column.type} as {column.name}" for column in self.columns)
-        return f"select {values} from {self.table} where {READ} is null"
+        return f"select {values} from {self.table} where {ROWS_READ_COLUMN} is null"
 
 
 @dataclass(slots=True)
-class SparkKeys:
-    """One refresh of one view. `inner` changes the target, and computes what Spark's tasks do not."""
+class SparkKeyEngine:
+    """Engine of one refresh of one view. `inner` changes the target and computes signed rows without Spark's tasks.
 
-    run: SparkRun
+    `start` gives the Spark session, which starts only if there is something to compute.
+    """
+
+    start: Callable[[], SparkRun]
     plan: SparkKeyPlan
     inner: PostgresEngine | CopyEngine
     _staged: _Staged | None = field(default=None, init=False)
     _read: int = field(default=0, init=False)
 
+    @property
+    def computation(self) -> Computation:
+        """As Engine.computation."""
+        return self.inner.computation
+
     def compute(self, s0: str | None, changed: Mapping[str, str]) -> None:
-        """Stage what Spark computes, all rows or those of changed keys; signed rows stay where they are made."""
+        """Let Spark stage all rows, or the rows of the changed keys. Signed rows are not staged."""
         if s0 is None:
             self._staged = self._load()
         elif not isinstance(self.inner, CopyEngine):
@@ -73,7 +83,7 @@ class SparkKeys:
             with made.computing():
                 outcome = made.outcome(changed, once=True)
                 difference = made.difference_of(outcome)
-                if not isinstance(outcome, Replace):
+                if not isinstance(outcome, ReplaceOutcome):
                     self.inner.difference = difference
                     return
                 queries = self._statements.of_keys(outcome, difference.keys)
@@ -81,25 +91,25 @@ class SparkKeys:
             self._staged = self._stage(columns, queries, difference.keys)
 
     def apply(self, s0: str | None, changed: Mapping[str, str]) -> int:
-        """Bring what was computed into the target; the rows deleted plus the rows inserted."""
+        """Write the result into the target; returns the rows deleted plus the rows inserted."""
         staged = self._staged
         if staged is None:
             return self.inner.apply(s0, changed)
         output = self.inner.rows.output
-        apply_settings(output, READ_SETTINGS | self._view.settings)
+        apply_view_settings(output, READ_SETTINGS | self._view.settings)
         self.inner.computation.task.tell("writing", 0)
         output.execute(raw(f"analyze {staged.table}"))
-        counted = f"select coalesce(sum({READ}::bigint), 0)::bigint from {staged.table} where {READ} is not null"
-        row = output.execute(raw(counted)).fetchone()
-        self._read = int(row[0]) if row else 0
+        read = ROWS_READ_COLUMN
+        counted = f"select coalesce(sum({read}::bigint), 0)::bigint from {staged.table} where {read} is not null"
+        self._read = scalar(output, counted)
         return self.inner.rows.change(self._difference(staged))
 
-    def effort(self) -> Effort:
+    def effort(self) -> EngineEffort:
         """The work of the refresh."""
         if self._staged is None:
             return self.inner.effort()
         if self._staged.keys is None:
-            return Effort("full", None, self._read)
+            return EngineEffort("full", None, self._read)
         effort = self.inner.computation.effort()
         return replace(effort, rows_read=(effort.rows_read or 0) + self._read)
 
@@ -110,11 +120,11 @@ class SparkKeys:
         if self.plan.state is None:
             return Difference("full", staged.rows, match=match)
         inner, kept = self.inner, KeptSums(self.plan.state, self.plan.state.loose)
-        make = partial(temporary, inner.rows.output)
+        make = partial(make_temporary_table, inner.rows.output)
         return KeptState(inner.rows, match, kept, make).load(staged.rows)
 
     def _target_keys(self, keys: tuple[KeySet, ...]) -> tuple[KeySet, ...]:
-        """Keys for the target's database: types of the source are known only there, so elsewhere they have its own."""
+        """The keys with the types of the target's columns if the target is in another database than the tables."""
         if not self._view.elsewhere:
             return keys
         kinds = {column.name: column.type for column in self.inner.rows.types}
@@ -124,7 +134,7 @@ class SparkKeys:
 
     @property
     def _statements(self) -> KeyStatements:
-        return KeyStatements(self.inner.computation, self.run)
+        return KeyStatements(self.inner.computation, self.start())
 
     @property
     def _view(self) -> Any:
@@ -134,11 +144,11 @@ class SparkKeys:
     def _source(self) -> Connection[Any]:
         return self.inner.computation.task.holder.connection
 
-    def _numbered(self, types: Sequence[OutputType]) -> list[OutputType]:
-        return [OutputType(f"c{n}", column.type) for n, column in enumerate(types, 1)]
+    def _numbered(self, types: Sequence[TargetColumn]) -> list[TargetColumn]:
+        return [TargetColumn(f"c{n}", column.type) for n, column in enumerate(types, 1)]
 
     def _load(self) -> _Staged:
-        """Stage all rows of the view, or its state, in as many parts as the tables' size is worth."""
+        """Stage all rows of the view, or its state; large tables are read by several tasks."""
         state = self.plan.state
         if state is None:
             columns = self._numbered(self.inner.rows.types)
@@ -150,9 +160,9 @@ class SparkKeys:
         kinds = {column.name: column.type for column in columns}
         return self._stage(columns, self._statements.whole(query, kinds, by), None)
 
-    def _state_columns(self, query: str) -> list[OutputType]:
-        """The state's columns, with the collations that its groups are put in order by."""
-        described = describe(self._source, query, self._view.settings)
+    def _state_columns(self, query: str) -> list[TargetColumn]:
+        """The state's columns; collatable ones carry the collation of their group expression."""
+        described = describe_query(self._source, query, self._view.settings)
         kinds = "select oid from pg_catalog.pg_type where oid = any (%s::oid[]) and typcollation <> 0"
         collatable = {oid for (oid,) in self._source.execute(kinds, [[oid for _, oid, _ in described]])}
         names = [name for name, oid, _ in described if oid in collatable]
@@ -161,21 +171,23 @@ class SparkKeys:
             asked = ", ".join(f"pg_catalog.pg_collation_for(q.{name})" for name in names)
             none = f"(select * from ({query}) as q limit 0)"
             with self._source.transaction(force_rollback=True):
-                apply_settings(self._source, self._view.settings | {"search_path": "pg_catalog"})
+                apply_view_settings(self._source, self._view.settings)
                 row = self._source.execute(raw(f"select {asked} from (values (1)) as v left join {none} as q on true"))
                 found = row.fetchone() or ()
         collations = dict(zip(names, found, strict=True))
         own = {name: f" collate {collation}" for name, collation in collations.items() if collation != '"default"'}
-        return [OutputType(name, kind + own.get(name, "")) for name, _, kind in described]
+        return [TargetColumn(name, kind + own.get(name, "")) for name, _, kind in described]
 
-    def _stage(self, columns: Sequence[OutputType], queries: Sequence[str], keys: tuple[KeySet, ...] | None) -> _Staged:
-        """Let each of Spark's tasks run a query of these columns and write its rows into a new staging table."""
-        view, run, place = self._view, self.run, self.inner.rows
+    def _stage(
+        self, columns: Sequence[TargetColumn], queries: Sequence[str], keys: tuple[KeySet, ...] | None
+    ) -> _Staged:
+        """Run each query, all with these columns, in a Spark task that writes its rows into a new staging table."""
+        view, run, place = self._view, self.start(), self.inner.rows
         self.inner.computation.task.tell("computing", 0)
         with worker_errors(delta=keys is not None), own_jobs(run.spark):
             names = [column.name for column in columns]
             data = self._statements.frame(queries, names, text_columns, counted=True)
             dsn = run.worker_dsn if view.target_dsn is None else view.target_dsn
             stage = place.target.stage(secrets.token_hex(4))
-            put(data, (place.output, place.target, stage), dsn)
+            stage_job_rows(data, (place.output, place.target, stage), dsn)
         return _Staged(stage, columns, keys)

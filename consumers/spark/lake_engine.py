@@ -1,7 +1,7 @@
-"""Lets Spark fill a Delta or Iceberg table: its tasks read, compute and write.
+"""Engine that fills a Delta or Iceberg table with Spark: its tasks read, compute and write.
 
-What PostgreSQL reads travels as text that is the same for equal values, and becomes the table's types last. A change
-is one MERGE, made by the connector of the table's format, whose jars the session must have.
+Values travel as text that is equal for equal values, and get the table's types last. A change is one MERGE by the
+connector of the table's format; the session needs its jars.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from psycopg import Connection
 
 from gdq.consumers.lake.files import ArrowDifference
 from gdq.consumers.lake.open import open_lake
-from gdq.consumers.lake.table import Lake
-from gdq.consumers.lake.types import LakeColumn, lake_column, lake_columns, schema_of
-from gdq.consumers.spark.jobs import own_jobs, text_columns, worker_errors
-from gdq.consumers.spark.join_engine import SparkViews
+from gdq.consumers.lake.table import LakeTable
+from gdq.consumers.lake.types import LakeColumn, lake_column, lake_columns, lake_schema
+from gdq.consumers.spark.jobs import own_jobs, spark_errors, text_columns, worker_errors
+from gdq.consumers.spark.join_engine import SparkJoinEngine
 from gdq.consumers.spark.key_statements import KeyStatements
-from gdq.consumers.spark.lake_merge import SparkDifference, TableWriter
-from gdq.consumers.spark.lake_rows import JoinedRows, KeyRows, RowSource
-from gdq.consumers.spark.lake_types import NO_VALUE, as_text, from_text
+from gdq.consumers.spark.lake_merge import SparkDifference, SparkTableWriter
+from gdq.consumers.spark.lake_rows import JoinedLakeRows, KeyLakeRows
+from gdq.consumers.spark.lake_types import NO_VALUE, lake_type_as_text, lake_type_from_text
 from gdq.consumers.spark.session import SparkRun
 from gdq.consumers.views.computation import Computation
-from gdq.consumers.views.engine import Effort, Task
-from gdq.consumers.views.target import StoredPosition, Target, TargetRows
+from gdq.consumers.views.engine import EngineEffort, EngineTask
+from gdq.consumers.views.target import StoredPosition, Target
+from gdq.consumers.views.target_rows import TargetRows
 from gdq.errors import GdqError, UnsupportedValue
 from gdq.plan.spark.keys import SparkKeyPlan
 from gdq.plan.spark.plan import SparkPlan
-from gdq.typed.arrow import Column
+from gdq.typed.arrow import ArrowColumn
 from gdq.view.lake_name import LakeKind
 from gdq.view.view import ViewInfo
 
@@ -40,24 +41,25 @@ if TYPE_CHECKING:
 
 _JARS = {"delta": "io.delta.tables.DeltaTable", "iceberg": "org.apache.iceberg.spark.SparkCatalog"}
 _TOLD = re.compile(re.escape(NO_VALUE) + r"(.*?)!")
-# Spark does not find the text of errors that a jar of another adds.
+# Spark has no message text for error classes that another project's jar adds.
 _UNKNOWN = re.compile(r"Cannot find main error class '(\w+)'")
 
 
 @dataclass(slots=True)
 class SparkLakeEngine:
-    """One refresh of one view whose lake table Spark fills."""
+    """Engine of one refresh of one view whose lake table Spark fills."""
 
-    task: Task
-    source: RowSource
-    writer: TableWriter
-    lake: Lake
+    task: EngineTask
+    source: JoinedLakeRows | KeyLakeRows
+    writer: SparkTableWriter
+    lake: LakeTable
     columns: Sequence[LakeColumn]
+    computation: Computation | None
     _stack: ExitStack
     _change: SparkDifference | None = field(default=None, init=False)
 
     def compute(self, s0: str | None, changed: Mapping[str, str]) -> None:
-        """Read and compute; the lake is not touched. Of changes the rows are kept by Spark, a full load is streamed."""
+        """Read and compute without touching the lake. Spark caches changed rows; a full load is streamed at commit."""
         self.task.tell("computing", 0)
         if s0 is not None and not changed:
             return
@@ -78,62 +80,64 @@ class SparkLakeEngine:
             keys = {n: self._typed(frame, only=[n]) for n, frame in found.keys.items()}
             self._change = SparkDifference(found.kind, self.columns, rows, keys)
 
-    def effort(self) -> Effort:
+    def effort(self) -> EngineEffort:
         """The work of the refresh."""
         return self.source.effort()
 
     def commit(self, stored: StoredPosition | None, new: StoredPosition) -> int:
-        """As Committing.commit()."""
+        """As CommittingEngine.commit()."""
         with _told(delta=False):
             if self._change is None:
-                return self.lake.commit(ArrowDifference("none", schema_of(self.columns)), stored, new)
+                return self.lake.commit(ArrowDifference("none", lake_schema(self.columns)), stored, new)
             return self.writer.commit(self._change, stored, new)
 
     def _typed(self, rows: DataFrame, *more: str, only: Sequence[int] = ()) -> DataFrame:
-        """Columns c1, c2, ... of text as the table's types, and `more` of the frame's."""
+        """Text columns c1, c2, ... cast to the table's types, plus the expressions `more`."""
         numbers = only or range(1, len(self.columns) + 1)
-        return rows.selectExpr(*(f"{from_text(self.columns[n - 1], f'c{n}')} as c{n}" for n in numbers), *more)
+        return rows.selectExpr(
+            *(f"{lake_type_from_text(self.columns[n - 1], f'c{n}')} as c{n}" for n in numbers), *more
+        )
 
 
 @contextmanager
-def spark_lake_engine(run: SparkRun, task: Task, computation: Computation | None) -> Iterator[SparkLakeEngine]:
-    """The engine for a refresh; the frames that it keeps go with the block. GdqError when Spark lacks the jars.
+def spark_lake_engine(run: SparkRun, task: EngineTask, computation: Computation | None) -> Iterator[SparkLakeEngine]:
+    """The engine for a refresh; its cached frames are freed after the block. GdqError if Spark lacks the jars.
 
-    `computation`: nets the changes and finds the keys of a view that Spark does not join.
+    `computation` nets the changes and finds the keys of a view that Spark does not join.
     """
     spark, view, plan = run.spark, task.view, task.plan
     assert view.lake is not None
     kind = view.lake.kind
     _check_jars(spark, kind)
 
-    def texts(connection: Connection[Any], columns: Sequence[tuple[str, int, str]]) -> list[Column]:
+    def texts(connection: Connection[Any], columns: Sequence[tuple[str, int, str]]) -> list[ArrowColumn]:
         plain = text_columns(connection, columns)
-        return [as_text(lake_column(*column, kind), own) for column, own in zip(columns, plain, strict=True)]
+        return [lake_type_as_text(lake_column(*column, kind), own) for column, own in zip(columns, plain, strict=True)]
 
     with own_jobs(spark), ExitStack() as stack:
-        source: RowSource
+        source: JoinedLakeRows | KeyLakeRows
         if isinstance(plan, SparkPlan):
-            # nothing is written there
+            # this target only names the view: the rows go to the lake
             place = TargetRows(task.holder.connection, Target(view.view_name, view.source, view.target), ())
-            source = JoinedRows(SparkViews(run, task, plan, place, texts), stack, len(task.columns))
+            source = JoinedLakeRows(SparkJoinEngine(lambda: run, task, plan, place, texts), stack, len(task.columns))
         else:
             assert isinstance(plan, SparkKeyPlan)
             assert computation is not None
-            source = KeyRows(KeyStatements(computation, run), plan, texts)
+            source = KeyLakeRows(KeyStatements(computation, run), plan, texts)
         lake = open_lake(view.lake, view.view_name, view.source)
         columns = lake_columns(task.columns, kind)
-        yield SparkLakeEngine(task, source, _writer(spark, view), lake, columns, stack)
+        yield SparkLakeEngine(task, source, _writer(spark, view), lake, columns, computation, stack)
 
 
-def _writer(spark: SparkSession, view: ViewInfo) -> TableWriter:
+def _writer(spark: SparkSession, view: ViewInfo) -> SparkTableWriter:
     assert view.lake is not None
     if view.lake.kind == "delta":
-        from gdq.consumers.spark.lake_delta import DeltaWriter  # noqa: PLC0415 (needs deltalake)
+        from gdq.consumers.spark.lake_delta import SparkDeltaWriter  # noqa: PLC0415 (needs deltalake)
 
-        return DeltaWriter(spark, view)
-    from gdq.consumers.spark.lake_iceberg import IcebergWriter  # noqa: PLC0415 (needs pyiceberg)
+        return SparkDeltaWriter(spark, view)
+    from gdq.consumers.spark.lake_iceberg import SparkIcebergWriter  # noqa: PLC0415 (needs pyiceberg)
 
-    return IcebergWriter(spark, view)
+    return SparkIcebergWriter(spark, view)
 
 
 def _check_jars(spark: SparkSession, kind: LakeKind) -> None:
@@ -141,9 +145,7 @@ def _check_jars(spark: SparkSession, kind: LakeKind) -> None:
     loader = machine.java.lang.Thread.currentThread().getContextClassLoader()
     try:
         loader.loadClass(_JARS[kind])
-    except Exception as error:
-        if not type(error).__module__.startswith("py4j."):
-            raise
+    except spark_errors() as error:
         name = {"delta": "Delta Lake", "iceberg": "Iceberg"}[kind]
         raise GdqError(
             f"Spark has no jar of {name}: it cannot fill {kind} targets",
@@ -153,7 +155,7 @@ def _check_jars(spark: SparkSession, kind: LakeKind) -> None:
 
 @contextmanager
 def _told(*, delta: bool) -> Iterator[None]:
-    """The errors of Spark in one line, and a value that the table cannot hold by the name of its column."""
+    """Turn Spark's errors into one line; UnsupportedValue names the column of a value that the table cannot hold."""
     with worker_errors(delta=delta):
         try:
             yield
@@ -167,7 +169,7 @@ def _told(*, delta: bool) -> Iterator[None]:
 
 
 def _copies(rows: DataFrame) -> DataFrame:
-    """Rows as often as their weight says."""
+    """Each row repeated by its weight."""
     if "w" not in rows.columns:
         return rows
     return rows.selectExpr("*", "explode(sequence(1, int(w)))")

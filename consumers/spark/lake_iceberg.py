@@ -1,8 +1,8 @@
-"""An Iceberg table that Spark fills, by MERGE of the connector iceberg-spark-runtime.
+"""An Iceberg table that Spark fills by MERGE of the connector iceberg-spark-runtime.
 
-A branch is made at the snapshot that was looked at, Spark writes onto that branch, and in one commit of the catalog
-the table's main branch becomes it, which fails when main is no longer where it was. Until then no reader sees any of
-it. The position is among the properties of the snapshot. A branch that a killed refresh has left goes at the next one.
+A commit creates a branch at the current snapshot, and Spark writes onto the branch. Then one commit of the catalog
+moves main to the branch; it fails if main has moved meanwhile. Readers see nothing before. The snapshot's properties
+hold the position. The next refresh removes a branch that a killed refresh left behind.
 """
 
 from __future__ import annotations
@@ -19,9 +19,14 @@ from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.update import AssertRefSnapshotId, RemoveSnapshotRefUpdate, SetSnapshotRefUpdate
 
 from gdq.consumers.lake.files import ArrowDifference
-from gdq.consumers.lake.iceberg import BRANCH, CATALOG, KEY, IcebergLake, alike
-from gdq.consumers.lake.table import check_state, commit_onto, pack
-from gdq.consumers.spark.lake_merge import SparkDifference, merge_into, own_session, quoted
+from gdq.consumers.lake.iceberg import (
+    ICEBERG_BRANCH,
+    ICEBERG_CATALOG,
+    ICEBERG_STATE_KEY,
+    IcebergLake,
+    has_iceberg_columns,
+)
+from gdq.consumers.spark.lake_merge import SparkDifference, merge_into, spark_quoted, writer_session
 from gdq.consumers.views.signals import Diverged
 from gdq.consumers.views.target import StoredPosition
 from gdq.errors import GdqError
@@ -31,46 +36,49 @@ from gdq.view.view import ViewInfo
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_POSITION = f"spark.sql.iceberg.snapshot-property.{KEY}"
+_POSITION = f"spark.sql.iceberg.snapshot-property.{ICEBERG_STATE_KEY}"
 
 
-class IcebergWriter:
+class SparkIcebergWriter:
     """Writes the target of one view."""
 
     def __init__(self, spark: SparkSession, view: ViewInfo) -> None:
         assert view.lake is not None
         self._lake = IcebergLake(view.lake, view.view_name, view.source)
         self._catalog, settings = _catalog(spark, view.lake)
-        self._session = own_session(spark, settings)
+        self._session = writer_session(spark, settings)
 
     def commit(self, change: SparkDifference, stored: StoredPosition | None, new: StoredPosition) -> int:
         lake = self._lake
 
         def attempt() -> int:
             with self._at(change, stored) as (table, before):
-                branch = f"{BRANCH}{secrets.token_hex(6)}"
+                branch = f"{ICEBERG_BRANCH}{secrets.token_hex(6)}"
                 table.manage_snapshots().create_branch(before, branch).commit()
-                self._session.conf.set(_POSITION, pack(new))
+                self._session.conf.set(_POSITION, new.text)
                 parts = (self._catalog, *lake.name.iceberg[1].split("."), f"branch_{branch}")
-                place = ".".join(map(quoted, parts))
+                place = ".".join(map(spark_quoted, parts))
                 rows = self._load(change, table, place) if change.kind == "full" else self._merge(change, table, place)
                 if not rows and change.kind != "full":
                     return lake.commit(ArrowDifference("none", change.schema), stored, new)
                 self._publish(table.refresh(), branch, before)
                 return rows
 
-        return commit_onto(lake.name, CommitFailedException, attempt)
+        return lake.commit_onto(CommitFailedException, attempt)
 
     @contextmanager
     def _at(self, change: SparkDifference, stored: StoredPosition | None) -> Iterator[tuple[Table, int]]:
-        """The table, and the snapshot at which it is what it was when the change was computed."""
+        """The table and its current snapshot, checked to be at the position that the change was computed from."""
         lake = self._lake
         with lake.opened(make=change.kind == "full") as (catalog, found):
-            check_state(lake.name, lake.view, lake.state_of(found), stored, change.kind)
+            lake.check(lake.state_of(found), stored, change.kind)
             table = found or lake.create(catalog, change.schema)
             if table.current_snapshot() is None:
-                # a branch begins at a snapshot
-                with table.transaction() as made, made.update_snapshot(snapshot_properties={KEY: ""}).fast_append():
+                # a branch needs a snapshot to start from
+                with (
+                    table.transaction() as made,
+                    made.update_snapshot(snapshot_properties={ICEBERG_STATE_KEY: ""}).fast_append(),
+                ):
                     pass
                 table.refresh()
             snapshot = table.current_snapshot()
@@ -93,40 +101,38 @@ class IcebergWriter:
         )
 
     def _load(self, change: SparkDifference, table: Table, place: str) -> int:
-        if not alike(table, change.schema):
+        if not has_iceberg_columns(table, change.schema):
             raise GdqError(
                 f"the columns of {self._lake.name} are others, and Spark cannot replace them with the rows at once",
-                hint="Drop the view and make it anew.",
+                hint="Drop the view and create it again.",
             )
-        change.rows.createOrReplaceGlobalTempView("gdq_rows")
-        rows = change.named(self._session.sql("select * from global_temp.gdq_rows"))
         from pyspark.sql.functions import lit  # noqa: PLC0415 (half a gigabyte of package)
 
-        rows.writeTo(place).overwrite(lit(True))
+        change.named_rows(self._session).writeTo(place).overwrite(lit(True))
         went = self._session.sql(f"select count(*) from {place.rpartition('.')[0]}").collect()[0][0]
         return int(went + self._session.sql(f"select count(*) from {place}").collect()[0][0])
 
     def _merge(self, change: SparkDifference, table: Table, place: str) -> int:
-        if not alike(table, change.schema):
+        if not has_iceberg_columns(table, change.schema):
             raise Diverged(f"the columns of {self._lake.name} are others")
         return merge_into(self._session, change, place)
 
 
 def _catalog(spark: SparkSession, name: LakeName) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """The catalog's name in Spark, and the settings that make it known. GdqError for one that Spark does not know."""
+    """The catalog's name in Spark and the settings that define it; GdqError for a catalog that Spark does not know."""
     where = name.iceberg[0]
-    # what another writer has just committed is there
+    # else Spark does not see what another writer has just committed
     fresh = (f"spark.sql.catalog.{where}.cache-enabled", "false")
     if not where.startswith("/"):
         if spark.conf.get(f"spark.sql.catalog.{where}", None) is None:
             hint = f"Start it with --conf spark.sql.catalog.{where}=..., the same as pyiceberg's."
             raise GdqError(f"Spark knows no catalog {where}", hint=hint)
         return where, (fresh,)
-    # as the library calls it: the name is part of what the catalog's database holds
+    # the catalog's database stores the name, so it must equal pyiceberg's
     options = {
         "": "org.apache.iceberg.spark.SparkCatalog",
         ".catalog-impl": "org.apache.iceberg.jdbc.JdbcCatalog",
-        ".uri": f"jdbc:sqlite:{Path(where) / CATALOG}",
+        ".uri": f"jdbc:sqlite:{Path(where) / ICEBERG_CATALOG}",
         ".warehouse": Path(where).as_uri(),
         ".cache-enabled": "false",
     }

@@ -1,4 +1,4 @@
-"""A difference as Spark has it, and the MERGE that writes it into a Delta or Iceberg table."""
+"""The change of a view as Spark frames, and the MERGE that writes it into a Delta or Iceberg table."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import pyarrow as pa
 
-from gdq.consumers.lake.types import LakeColumn, schema_of
-from gdq.consumers.spark.lake_types import ddl
+from gdq.consumers.lake.types import LakeColumn, lake_schema
+from gdq.consumers.spark.jobs import spark_errors
+from gdq.consumers.spark.lake_types import lake_type_ddl
 from gdq.consumers.spark.source import register
 from gdq.consumers.views.signals import Diverged
 from gdq.consumers.views.target import StoredPosition
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 _CONFLICT = re.compile(r"DELTA_CONCURRENT_|DELTA_METADATA_CHANGED|Concurrent\w+Exception|MetadataChangedException")
 
 
-class CommitConflict(Exception):  # noqa: N818 (says what happened)
-    """Another commit came before this one."""
+class SparkCommitConflict(Exception):  # noqa: N818 (says what happened)
+    """Another commit to the table came first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,8 @@ class SparkDifference:
     """A Difference (consumers.views.difference) as frames of the table's types; c1, c2, ... are the view's columns.
 
     kind full:    `rows` are all rows
-         replace: rows that have one of `keys` in each of these columns (number from 1) go, and `rows` come
-         signed:  each of `rows`, none twice, has `image`, a text that is its own, and `w`, as often as it comes
+         replace: delete the rows with one of `keys` in each of these columns (number from 1), insert `rows`
+         signed:  insert each row `w` times, or delete it if w < 0; no row comes twice, `image` is its text
     """
 
     kind: Literal["full", "replace", "signed"]
@@ -43,33 +44,35 @@ class SparkDifference:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of the table."""
-        return schema_of(self.columns)
+        """The table's columns."""
+        return lake_schema(self.columns)
 
     @property
     def values(self) -> str:
-        """The columns of a frame, for a list in SQL."""
+        """The frame's columns as a list in SQL."""
         return ", ".join(f"c{n}" for n in range(1, len(self.columns) + 1))
 
-    def named(self, rows: DataFrame) -> DataFrame:
-        """Rows under the names of the view's columns."""
-        return rows.selectExpr(*(f"c{n} as {quoted(column.name)}" for n, column in enumerate(self.columns, 1)))
+    def named_rows(self, session: SparkSession) -> DataFrame:
+        """The rows in another session, with the view's column names."""
+        self.rows.createOrReplaceGlobalTempView("gdq_rows")
+        rows = session.sql("select * from global_temp.gdq_rows")
+        return rows.selectExpr(*(f"c{n} as {spark_quoted(column.name)}" for n, column in enumerate(self.columns, 1)))
 
 
-class TableWriter(Protocol):
-    """Writes into one table of a format: DeltaWriter or IcebergWriter."""
+class SparkTableWriter(Protocol):
+    """Writes into one lake table: SparkDeltaWriter or SparkIcebergWriter."""
 
     def commit(self, change: SparkDifference, stored: StoredPosition | None, new: StoredPosition) -> int:
-        """As Committing.commit()."""
+        """As CommittingEngine.commit()."""
 
 
-# Kept from refresh to refresh: a catalog has connections of its own.
+# One session for all refreshes: a catalog opens its own connections.
 @lru_cache(maxsize=64)
-def own_session(spark: SparkSession, settings: tuple[tuple[str, str], ...]) -> SparkSession:
-    """A session for writers, whose settings and catalogs are nobody else's; it shares Spark's tasks and storage."""
+def writer_session(spark: SparkSession, settings: tuple[tuple[str, str], ...]) -> SparkSession:
+    """A session for writers with its own settings and catalogs; it shares Spark's tasks and storage."""
     session = spark.newSession()
     machine: Any = spark._jvm
-    # Spark looks for a source of that name in the active session and not in the one that it is to be known to
+    # to register a source Spark looks at the active session, not at the one that register() is given
     machine.SparkSession.setActiveSession(session._jsparkSession)
     try:
         register(session)
@@ -80,22 +83,22 @@ def own_session(spark: SparkSession, settings: tuple[tuple[str, str], ...]) -> S
     return session
 
 
-def quoted(name: str) -> str:
+def spark_quoted(name: str) -> str:
     """A name as an identifier of Spark."""
     return "`" + name.replace("`", "``") + "`"
 
 
-def copies_found(change: SparkDifference, table: str) -> str:
-    """The SELECT of the rows that go, by image, and how many copies of each `table` holds."""
-    same = same_row(change, "t", "s")
+def _copies_found_sql(change: SparkDifference, table: str) -> str:
+    """SELECT of the rows to delete, by image, with the number of copies that `table` holds."""
+    same = _same_row_sql(change, "t", "s")
     return f"select s.image, count(*) as copies from {table} t join gdq_signed s on s.w < 0 and {same} group by s.image"
 
 
-def same_row(change: SparkDifference, target: str, source: str) -> str:
-    """The condition that a row of the table equals one of the frame: 0 and -0 are two values, NaN and NULL are one."""
+def _same_row_sql(change: SparkDifference, target: str, source: str) -> str:
+    """Condition that a table's row equals a frame's row: 0 and -0 differ, NaN equals NaN, NULL equals NULL."""
     parts = []
     for n, column in enumerate(change.columns, 1):
-        left, right = f"{target}.{quoted(column.name)}", f"{source}.c{n}"
+        left, right = f"{target}.{spark_quoted(column.name)}", f"{source}.c{n}"
         if pa.types.is_floating(column.arrow):
             left, right = f"cast({left} as string)", f"cast({right} as string)"
         parts.append(f"{left} <=> {right}")
@@ -103,18 +106,18 @@ def same_row(change: SparkDifference, target: str, source: str) -> str:
 
 
 def merge_into(session: SparkSession, change: SparkDifference, table: str) -> int:
-    """Apply a change that is signed or replace to `table` by one MERGE; the rows deleted and inserted.
+    """Apply a change of kind signed or replace to `table` by one MERGE, or none without rows.
 
-    Nothing is done where that is none. Diverged when rows that should go are not there.
+    Returns the rows deleted plus the rows inserted. Diverged if rows to delete are missing.
     """
     if change.kind == "replace":
         went, source = _replaced(session, change, table)
         came = change.rows.count()
-        same = " and ".join(f"t.{quoted(change.columns[n - 1].name)} <=> s.c{n}" for n in change.keys)
+        same = " and ".join(f"t.{spark_quoted(change.columns[n - 1].name)} <=> s.c{n}" for n in change.keys)
     else:
         change.rows.createOrReplaceGlobalTempView("gdq_rows")
         session.sql("select * from global_temp.gdq_rows").createOrReplaceTempView("gdq_signed")
-        session.sql(copies_found(change, table)).createOrReplaceTempView("gdq_found")
+        session.sql(_copies_found_sql(change, table)).createOrReplaceTempView("gdq_found")
         went, came = _expected(session)
         left = "coalesce(f.copies, 0) + s.w"
         source = (
@@ -122,10 +125,10 @@ def merge_into(session: SparkSession, change: SparkDifference, table: str) -> in
             f"select false, {change.values} from (select s.*, explode(sequence(1, int({left}))) from gdq_signed s "
             f"left join gdq_found f on f.image = s.image where {left} > 0)"
         )
-        same = same_row(change, "t", "s")
+        same = _same_row_sql(change, "t", "s")
     if not went + came:
         return 0
-    names = ", ".join(quoted(column.name) for column in change.columns)
+    names = ", ".join(spark_quoted(column.name) for column in change.columns)
     values = ", ".join(f"s.c{n}" for n in range(1, len(change.columns) + 1))
     session.sql(
         f"merge into {table} t using ({source}) s on s.gone and {same} when matched then delete "
@@ -135,8 +138,8 @@ def merge_into(session: SparkSession, change: SparkDifference, table: str) -> in
 
 
 def _replaced(session: SparkSession, change: SparkDifference, table: str) -> tuple[int, str]:
-    """How many rows of `table` have the keys of a replace, and the source of its MERGE: those keys, and the rows."""
-    names = {n: f"t.{quoted(change.columns[n - 1].name)}" for n in change.keys}
+    """For a replace: the number of rows of `table` with its keys, and the MERGE's source (these keys, the new rows)."""
+    names = {n: f"t.{spark_quoted(change.columns[n - 1].name)}" for n in change.keys}
     joins = []
     for n, keys in change.keys.items():
         keys.distinct().createOrReplaceGlobalTempView(f"gdq_keys_{n}")
@@ -148,7 +151,7 @@ def _replaced(session: SparkSession, change: SparkDifference, table: str) -> tup
     change.rows.createOrReplaceGlobalTempView("gdq_rows")
     went = session.sql("select coalesce(sum(copies), 0) from gdq_held").collect()[0][0]
     listed = ", ".join(
-        f"c{n}" if n in change.keys else f"cast(null as {ddl(column)}) as c{n}"
+        f"c{n}" if n in change.keys else f"cast(null as {lake_type_ddl(column)}) as c{n}"
         for n, column in enumerate(change.columns, 1)
     )
     source = (
@@ -158,7 +161,7 @@ def _replaced(session: SparkSession, change: SparkDifference, table: str) -> tup
 
 
 def _expected(session: SparkSession) -> tuple[int, int]:
-    """The numbers of rows that go and come; Diverged when a row that goes is not in the table."""
+    """The numbers of rows to delete and to insert; Diverged if a row to delete is not in the table."""
     (row,) = session.sql(
         "select coalesce(sum(-least(s.w, 0)), 0), coalesce(sum(greatest(s.w, 0)), 0), "
         "coalesce(sum(least(-least(s.w, 0), coalesce(f.copies, 0))), 0) "
@@ -170,11 +173,11 @@ def _expected(session: SparkSession) -> tuple[int, int]:
 
 
 @contextmanager
-def conflicts() -> Iterator[None]:
-    """CommitConflict for Spark's error of a commit that another one came before."""
+def commit_conflicts() -> Iterator[None]:
+    """Turn Spark's error of a conflicting commit into SparkCommitConflict."""
     try:
         yield
-    except Exception as error:
-        if type(error).__module__.startswith(("pyspark.", "py4j.")) and _CONFLICT.search(str(error)):
-            raise CommitConflict(str(error).splitlines()[0]) from error
+    except spark_errors() as error:
+        if _CONFLICT.search(str(error)):
+            raise SparkCommitConflict(str(error).splitlines()[0]) from error
         raise

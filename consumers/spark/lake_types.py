@@ -1,31 +1,31 @@
-"""Types on the way through Spark into a lake table: values travel as text, which becomes the table's types last."""
+"""Types on the way through Spark into a lake table: values travel as text and get the table's types last."""
 
 from __future__ import annotations
 
 import pyarrow as pa
 
 from gdq.consumers.lake.types import LakeColumn
-from gdq.typed.arrow import Column
-from gdq.typed.pgtypes import ColumnType, base_name
+from gdq.typed.arrow import ArrowColumn
+from gdq.typed.pgtypes import ColumnType, base_type_name
 
-# Of a value that the table cannot hold the workers say this.
+# Start of the workers' error message for a value that the table cannot hold.
 NO_VALUE = "gdq cannot hold: "
 _YEARS = "^[0-9]{4}-"
 
 
-def as_text(column: LakeColumn, plain: Column) -> Column:
-    """The column as it travels: a text that PostgreSQL and Spark both read, equal for equal values."""
+def lake_type_as_text(column: LakeColumn, plain: ArrowColumn) -> ArrowColumn:
+    """The column as text that both PostgreSQL and Spark can parse, equal for equal values."""
     if column.arrow == pa.timestamp("us", "UTC"):
         text = f"({column.read})::text || '+00:00'"
-    elif column.arrow == pa.string() and base_name(column.type) != "numeric":
+    elif column.arrow == pa.string() and base_type_name(column.type) != "numeric":
         return plain
     else:
         text = f"({column.read})::text"
-    return Column(plain.source, ColumnType("string", "string", text))
+    return ArrowColumn(plain.source, ColumnType("string", "string", text))
 
 
-def ddl(column: LakeColumn) -> str:
-    """The type in Spark."""
+def lake_type_ddl(column: LakeColumn) -> str:
+    """Spark's name of the column's type."""
     kind = column.arrow
     if pa.types.is_decimal(kind):
         return f"decimal({kind.precision},{kind.scale})"
@@ -45,13 +45,13 @@ def ddl(column: LakeColumn) -> str:
     return names[kind]
 
 
-def from_text(column: LakeColumn, name: str) -> str:
-    """The expression that makes the table's value of a text; a text that it cannot hold is an error."""
+def lake_type_from_text(column: LakeColumn, name: str) -> str:
+    """Expression that turns a text into the table's value; raises an error for a value that the table cannot hold."""
     if column.arrow == pa.string():
         return name
     if column.arrow == pa.binary():
         return f"unhex(substr({name}, 3))"
-    value = f"try_cast({name} as {ddl(column)})"
+    value = f"try_cast({name} as {lake_type_ddl(column)})"
     if pa.types.is_date(column.arrow) or pa.types.is_timestamp(column.arrow):
         value = f"if({name} rlike '{_YEARS}', {value}, null)"
     text = f'column "{column.name}" of the view holds a value of {column.type} that a lake table cannot hold'

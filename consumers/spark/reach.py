@@ -1,7 +1,7 @@
-"""Which rows of its tables a refresh of a join has to read: those that the keys of the changed rows lead to.
+"""The rows that a refresh of a join has to read: those that join, step by step, with the changed rows.
 
-The keys are followed from table to table by statements of the holder's transaction, and go into the reading statements
-as arrays, which an index serves.
+Statements in the holder's transaction follow the keys from table to table. The reading statements get the keys as
+arrays, so that PostgreSQL can use an index.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from psycopg import sql
 from gdq.consumers.views.snapshot_holder import SnapshotHolder
 from gdq.plan.spark.parts import Branch, LeafRead
 from gdq.plan.spark.plan import SparkPlan
-from gdq.plan.table import WEIGHT
-from gdq.sql_text import quote, raw
+from gdq.plan.table import WEIGHT_COLUMN
+from gdq.sql_text import is_not_null, quote, raw
 from gdq.typed.pgtypes import READ_SETTINGS
-from gdq.view.table_schema import apply_settings
+from gdq.view.table_schema import apply_view_settings
 from gdq.view.view import ViewInfo
 
-# More keys than these are looked up for longer than reading the whole table takes.
+# With more keys, reading the whole table is faster than looking them up.
 _KEYS_MAX = 50_000
 _KEYS_EACH = 10_000
 
 
 @dataclass(slots=True)
 class Reach:
-    """The rows that a refresh reads. `images`: for every table that changed its log rows as signed images, for FROM."""
+    """Finds the rows that a refresh reads. `images`: each changed table's log rows as signed images, for FROM."""
 
     holder: SnapshotHolder
     view: ViewInfo
@@ -36,12 +36,12 @@ class Reach:
     images: Mapping[str, str]
 
     def conditions(self, branch: Branch) -> dict[str, list[str] | None]:
-        """For each leaf the conditions of the parts to read of its table; None: all of it; empty: nothing."""
+        """For each leaf, one condition per part of its table to read. None: read all; empty: read nothing."""
         leaves = {leaf.alias: leaf for leaf in branch.leaves}
         changed = [leaf.alias for leaf in branch.leaves if leaf.table in self.images]
         found: dict[str, list[tuple[str, ...] | None]] = {alias: [] for alias in leaves}
         with self.holder.connection.transaction(force_rollback=True):
-            apply_settings(self.holder.connection, READ_SETTINGS | self.view.settings)
+            apply_view_settings(self.holder.connection, READ_SETTINGS | self.view.settings)
             for start in changed:
                 reached = self._follow(branch, leaves, start)
                 for alias in leaves:
@@ -50,12 +50,14 @@ class Reach:
         return {alias: _parts(some) for alias, some in found.items()}
 
     def _follow(self, branch: Branch, leaves: Mapping[str, LeafRead], start: str) -> dict[str, tuple[str, ...]]:
-        """The conditions of every leaf that the changes of one lead to; leaves that need all rows are left out.
+        """Conditions for every leaf that the changes of `start` lead to; leaves that must be read whole are left out.
 
-        First to leaves that have a row wherever the change counts: over inner joins, and from a leaf of an outer, semi
-        or anti join to what it is joined with. Then from these to leaves that may have none, and on to what is joined
-        with those, but never back to another table that they are joined with: where they have no row it still counts.
-        A leaf of an outer or semi join is reached from itself too: of a key that changed there all rows count.
+        `a join b left join c`, a changes: first the rows of b that join with the changed rows of a, then the rows of c.
+        1. The certain steps go to leaves that have a row wherever the change counts: over inner joins, and from a leaf
+           of an outer, semi or anti join to the leaf it is joined to.
+        2. The uncertain steps go to leaves that may have no row, never back from them: without a row of c, rows of a
+           and b still count.
+        A leaf of an outer or semi join also reaches itself: all rows with a changed key count.
         """
         reached: dict[str, tuple[str, ...]] = {}
         optional = {alias for alias, leaf in leaves.items() if leaf.role != "inner"}
@@ -81,10 +83,7 @@ class Reach:
         return reached
 
     def _keys(self, leaf: LeafRead, expression: str, conditions: Sequence[str] | None) -> list[str] | None:
-        """The values of an expression over a leaf's changes, or over all its rows that meet the conditions, as arrays.
-
-        None when there are too many.
-        """
+        """Arrays of an expression's values over a leaf's changes, or its rows under `conditions`; None if too many."""
         connection = self.holder.connection
         relation = self.images[leaf.table] if conditions is None else self._any(leaf)
         parts = [f"({leaf.where})"] if leaf.where else []
@@ -95,13 +94,14 @@ class Reach:
         rows = connection.execute(
             sql.SQL(
                 "with q as materialized (select distinct k from (select {} as k from {} as {}{}) as q "
-                "where k is not null limit {}), n as (select k, row_number() over () as n from q) "
+                "where {} limit {}), n as (select k, row_number() over () as n from q) "
                 "select array_agg(k)::text, pg_typeof(array_agg(k))::text, count(*) from n group by (n - 1) / {}"
             ).format(
                 raw(expression),
                 raw(relation),
                 raw(quote(leaf.alias)),
                 raw(where),
+                raw(is_not_null("k")),
                 sql.Literal(_KEYS_MAX + 1),
                 sql.Literal(_KEYS_EACH),
             )
@@ -111,12 +111,12 @@ class Reach:
         return [f"{sql.Literal(array).as_string(None)}::{kind}" for array, kind, _ in rows]
 
     def _any(self, leaf: LeafRead) -> str:
-        """Every row that the table of a leaf has or had."""
+        """Relation of all rows that a leaf's table has or had since S0."""
         if leaf.table not in self.images:
             return leaf.table
         (table,) = (table for table in self.plan.tables if table.name == leaf.table)
         columns = ", ".join(quote(name) for name in table.logged)
-        gone = f"select {columns} from {self.images[leaf.table]} as d where {quote(WEIGHT)} < 0"
+        gone = f"select {columns} from {self.images[leaf.table]} as d where {quote(WEIGHT_COLUMN)} < 0"
         return f"(select {columns} from {leaf.table} union all {gone})"
 
 
@@ -125,7 +125,7 @@ def _among(expression: str, array: str) -> str:
 
 
 def _parts(found: Sequence[tuple[str, ...] | None]) -> list[str] | None:
-    """Conditions of parts that have no row in common: keys of one origin may be divided, others may meet."""
+    """Conditions of parts without common rows: arrays of one start are disjoint, arrays of several may overlap."""
     if len(found) == 1 and found[0] is not None:
         return list(found[0])
     conditions: list[str] = []

@@ -1,41 +1,58 @@
-"""Reads what the data source gdq gives: options become statements, of which each task of Spark runs one."""
+"""Batch reader of Spark's data source gdq: options become statements, and each of Spark's tasks runs one."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import Connection, sql
+from psycopg.conninfo import make_conninfo
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from gdq.conninfo import connect
-from gdq.consumers.spark.table_sql import base, block_ranges, key_condition, log_rows, signed_form, split_log_rows
+from gdq.conninfo import connect, resolve_conninfo
+from gdq.consumers.spark.options import option_number, required_option
+from gdq.consumers.spark.table_sql import (
+    block_ranges,
+    key_condition_sql,
+    log_rows_sql,
+    signed_form_sql,
+    split_log_rows_sql,
+    table_rows_sql,
+)
 from gdq.consumers.views.change_source import log_columns
 from gdq.consumers.views.snapshot_holder import READER_LOCK_TIMEOUT
-from gdq.errors import GdqError, by_sqlstate
-from gdq.typed.arrow import LOG_SETTINGS, Column, convert, schema_of, select_sql
-from gdq.typed.arrow import connect as connect_arrow
-from gdq.typed.pgtypes import AS_TEXT, READ_SETTINGS, ColumnType, column_type
+from gdq.errors import GdqError
+from gdq.typed.arrow import (
+    ARROW_LOG_SETTINGS,
+    ArrowColumn,
+    arrow_schema,
+    arrow_select_sql,
+    arrow_server_errors,
+    connect_arrow,
+    convert_arrow_batch,
+)
+from gdq.typed.pgtypes import READ_AS_TEXT, READ_SETTINGS, ColumnType, column_type
 from gdq.view.table_schema import load_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _PARTITION_BYTES = 64 * 2**20
-HEADER = (
-    Column("_change_type", ColumnType("string", "string", "{c}")),
-    Column("_commit_version", ColumnType("int64", "bigint", "{c}")),
-    Column("_commit_timestamp", ColumnType("timestamp[us, tz=UTC]", "timestamp", "{c}")),
-    Column("ev_id", ColumnType("int64", "bigint", "{c}")),
+CHANGE_HEADER = (
+    ArrowColumn("_change_type", ColumnType("string", "string", "{c}")),
+    ArrowColumn("_commit_version", ColumnType("int64", "bigint", "{c}")),
+    ArrowColumn("_commit_timestamp", ColumnType("timestamp[us, tz=UTC]", "timestamp", "{c}")),
+    ArrowColumn("ev_id", ColumnType("int64", "bigint", "{c}")),
 )
 
 
 @dataclass
-class Statement(InputPartition):
-    """One partition: a SELECT of the columns of the schema."""
+class ReaderStatement(InputPartition):
+    """One partition: a SELECT of the schema's columns."""
 
     query: str
 
@@ -45,23 +62,25 @@ class GdqReader(DataSourceReader):
 
     def __init__(self, options: Mapping[str, str], names: Sequence[str]) -> None:
         self.options = options
+        self.conninfo = reader_conninfo(options)
         if "statements" in options:
-            self.columns = [Column(*_column(part)) for part in json.loads(options["columns"])]
+            self.columns = [ArrowColumn(*_column(part)) for part in json.loads(options["columns"])]
         else:
-            with connect(conninfo(options), application_name="gdq:spark") as connection:
+            with connect(self.conninfo, application_name="gdq:spark") as connection:
                 self.columns = read_columns(connection, options, names)
 
-    def partitions(self) -> Sequence[Statement]:
+    def partitions(self) -> Sequence[ReaderStatement]:
         if "statements" in self.options:
-            return [Statement(query) for query in json.loads(self.options["statements"])]
-        return [Statement(select_sql(f"{relation} as r", self.columns)) for relation in _relations(self.options)]
+            return [ReaderStatement(query) for query in json.loads(self.options["statements"])]
+        relations = _relations(self.options, self.conninfo)
+        return [ReaderStatement(arrow_select_sql(f"{relation} as r", self.columns)) for relation in relations]
 
-    def read(self, partition: Statement) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+    def read(self, partition: ReaderStatement) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         settings = json.loads(self.options.get("settings", "{}"))
         if not settings:
-            settings = LOG_SETTINGS if "from" in self.options else READ_SETTINGS
+            settings = ARROW_LOG_SETTINGS if "from" in self.options else READ_SETTINGS
         yield from read_statement(
-            conninfo(self.options),
+            self.conninfo,
             partition.query,
             self.columns,
             settings,
@@ -70,7 +89,7 @@ class GdqReader(DataSourceReader):
         )
 
 
-def spark_schema(columns: Sequence[Column]) -> str:
+def spark_schema(columns: Sequence[ArrowColumn]) -> str:
     """The columns as a Spark schema in DDL."""
     return ", ".join(f"`{column.label.replace('`', '``')}` {column.type.spark}" for column in columns)
 
@@ -78,22 +97,19 @@ def spark_schema(columns: Sequence[Column]) -> str:
 def read_statement(
     conninfo: str,
     query: str,
-    columns: Sequence[Column],
+    columns: Sequence[ArrowColumn],
     settings: Mapping[str, str],
     snapshot: str | None,
     *,
     counter: str | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Run one SELECT in REPEATABLE READ, in the exported `snapshot` if given; its rows as record batches.
+    """Run one SELECT in REPEATABLE READ, under the exported `snapshot` if given, and yield record batches.
 
-    `counter`: as in read_statements(). psycopg.errors.LockNotAvailable when a statement waits for a table
-    that the snapshot's holder has locked.
+    `counter`: as in read_statements(). psycopg.errors.LockNotAvailable when the SELECT has to wait for a table.
     """
-    from adbc_driver_manager import Error  # noqa: PLC0415 (slow to load, and only needed in workers)
-
     try:
-        with connect_arrow(conninfo) as connection, connection.cursor() as cursor:
-            connection.rollback()  # connecting has read something already
+        with arrow_server_errors(), connect_arrow(conninfo) as connection, connection.cursor() as cursor:
+            connection.rollback()  # connecting has run a query already
             cursor.execute("set transaction isolation level repeatable read, read only")
             if snapshot is not None:
                 cursor.execute(f"set transaction snapshot '{snapshot}'")
@@ -103,27 +119,23 @@ def read_statement(
                 cursor.execute(f"select pg_catalog.set_config('{name}', {text}, true)")
             cursor.execute(query)
             for batch in cursor.fetch_record_batch():
-                yield convert(batch, columns)
+                yield convert_arrow_batch(batch, columns)
             if counter is not None:
                 cursor.execute(counter)
                 yield _counted(cursor.fetchone(), columns)
-    except Error as error:
-        details = {str(name): text.decode(errors="replace") for name, text in error.details or []}
-        message = details.get("PG_DIAG_MESSAGE_PRIMARY", str(error))
-        raise by_sqlstate(error.sqlstate, message) from error
-    except OSError as error:
-        # What goes wrong while rows stream comes without an SQLSTATE; the statement was fine, so it is a row.
+    except (OSError, ValueError) as error:  # the latter is Arrow's own
+        # An error while rows stream has no SQLSTATE. The statement itself was accepted, so the error is in a row.
         message = str(error)
         if "ERROR:  " not in message:
             raise
         raise psycopg.DataError(message.partition("ERROR:  ")[2].splitlines()[0]) from error
 
 
-def _counted(row: Sequence[Any] | None, columns: Sequence[Column]) -> pa.RecordBatch:
-    """The row of a counter: NULL but in the last column."""
+def _counted(row: Sequence[Any] | None, columns: Sequence[ArrowColumn]) -> pa.RecordBatch:
+    """The counter's row: its value in the last column, NULL in the others."""
     import pyarrow as pa  # noqa: PLC0415
 
-    schema = schema_of(columns)
+    schema = arrow_schema(columns)
     values = [None] * (len(columns) - 1) + [row[0] if row else 0]
     arrays = [pa.array([value], one.type) for value, one in zip(values, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
@@ -134,22 +146,25 @@ def _column(part: Sequence[str]) -> tuple[str, ColumnType]:
     return source, ColumnType(arrow, spark, read_sql)
 
 
-def conninfo(options: Mapping[str, str]) -> str:
-    """The connection string that the options name."""
+def reader_conninfo(options: Mapping[str, str]) -> str:
+    """The connection string for planning and for reading: from the options `dsn` or `service`, else as everywhere.
+
+    Call it once, in the process that plans: workers get its result, and may have another environment. Without a DSN it
+    names the server that libpq's variables name here; the password is left to each process.
+    """
     if "dsn" in options:
-        return options["dsn"]
-    return f"service={options['service']}" if "service" in options else ""
+        return resolve_conninfo(options["dsn"])
+    if "service" in options:
+        return make_conninfo(service=options["service"])
+    chosen = resolve_conninfo()
+    if chosen or "PGSERVICE" in os.environ:
+        return chosen or make_conninfo(service=os.environ["PGSERVICE"])
+    places = {"host": "PGHOST", "hostaddr": "PGHOSTADDR", "port": "PGPORT", "dbname": "PGDATABASE", "user": "PGUSER"}
+    return make_conninfo(**{key: os.environ[name] for key, name in places.items() if os.environ.get(name)})
 
 
-def option(options: Mapping[str, str], name: str) -> str:
-    """An option that must be there."""
-    if name not in options:
-        raise GdqError(f'the data source gdq needs the option "{name}"')
-    return options[name]
-
-
-def read_columns(connection: Connection[Any], options: Mapping[str, str], names: Sequence[str]) -> list[Column]:
-    """The columns of these names; GdqError when one is not there."""
+def read_columns(connection: Connection[Any], options: Mapping[str, str], names: Sequence[str]) -> list[ArrowColumn]:
+    """The columns with these names; GdqError if one is missing."""
     known = {column.label: column for column in table_columns(connection, options, names)}
     missing = [name for name in names if name not in known]
     if missing:
@@ -159,21 +174,41 @@ def read_columns(connection: Connection[Any], options: Mapping[str, str], names:
 
 def table_columns(
     connection: Connection[Any], options: Mapping[str, str], names: Sequence[str] | None = None
-) -> list[Column]:
-    """The columns that can be read, in order; only those in `names`, if given."""
-    as_text = {name.strip() for name in options.get("as_text", "").split(",")}
-    queue, table = option(options, "queue"), option(options, "table")
+) -> list[ArrowColumn]:
+    """The readable columns in order; with `names` only these."""
+    as_text = {name.strip() for name in options.get("as_text", "").split(",")} - {""}
+    queue, table = required_option(options, "queue"), required_option(options, "table")
     if "from" in options or "consumer" in options:
+        logged = log_columns(connection, queue, table)
+        _check_names(table, [c.name for c in logged], as_text, changes=True)
         return [
-            *HEADER,
+            *CHANGE_HEADER,
             *(
-                Column(c.name, _type(c.name, c.type, as_text, c.as_text, c.log_type))
-                for c in log_columns(connection, queue, table)
+                ArrowColumn(c.name, _type(c.name, c.type, as_text, c.as_text, c.log_type))
+                for c in logged
                 if names is None or c.name in names
             ),
         ]
     columns = load_schema(connection, queue, table).columns
-    return [Column(c.name, _type(c.name, c.type, as_text)) for c in columns if names is None or c.name in names]
+    _check_names(table, [c.name for c in columns], as_text, changes=False)
+    return [ArrowColumn(c.name, _type(c.name, c.type, as_text)) for c in columns if names is None or c.name in names]
+
+
+def _check_names(table: str, names: Sequence[str], as_text: set[str], *, changes: bool) -> None:
+    """GdqError for columns that Spark cannot tell apart, and for names of the option as_text that are no column's."""
+    unknown = sorted(as_text - {*names})
+    if unknown:
+        raise GdqError(
+            f'the option "as_text" of the data source gdq lists columns of {table}, which has no {", ".join(unknown)}'
+        )
+    seen = {column.label: "a column of the data source" for column in CHANGE_HEADER} if changes else {}
+    for name in names:
+        other = seen.setdefault(name.lower(), f"column {name}")
+        if other != f"column {name}":
+            raise GdqError(
+                f"table {table} has a column {name}, which Spark takes for {other}",
+                hint="Rename it, or leave it out of capture with exclude.",
+            )
 
 
 def _type(
@@ -181,36 +216,43 @@ def _type(
 ) -> ColumnType:
     if name in as_text:
         kind = column_type(pg_type, logged_as_text, log_type=log_type, column=name, unsupported="text")
-        return kind if kind.arrow == "string" else AS_TEXT
+        return kind if kind.arrow == "string" else READ_AS_TEXT
     return column_type(pg_type, logged_as_text, log_type=log_type, column=name)
 
 
 def change_relations(
     connection: Connection[Any], queue: str, table: str, interval: tuple[str, str], bytes_each: int
 ) -> list[str]:
-    """The changes of a table between two snapshots in signed long form, one relation for FROM each partition."""
-    rows = log_rows(connection, queue, table, *interval)
+    """Changes of a table between two snapshots in signed long form: one relation for FROM per partition."""
+    rows = log_rows_sql(connection, queue, table, *interval)
     columns = log_columns(connection, queue, table)
-    return [signed_form(part, columns) for part in split_log_rows(connection, queue, table, rows, bytes_each)]
+    return [signed_form_sql(part, columns) for part in split_log_rows_sql(connection, queue, table, rows, bytes_each)]
 
 
 def partition_bytes(options: Mapping[str, str]) -> int:
     """The most bytes that one partition reads."""
-    return int(options.get("partition_bytes", _PARTITION_BYTES))
+    return option_number(options, "partition_bytes", _PARTITION_BYTES)
 
 
-def _relations(options: Mapping[str, str]) -> list[str]:
-    """The relations, for FROM, that the partitions read."""
-    queue, table = option(options, "queue"), option(options, "table")
+def _relations(options: Mapping[str, str], conninfo: str) -> list[str]:
+    """The relations for FROM, one per partition."""
+    queue, table = required_option(options, "queue"), required_option(options, "table")
     size = partition_bytes(options)
-    with connect(conninfo(options), application_name="gdq:spark") as connection:
+    with connect(conninfo, application_name="gdq:spark") as connection:
         if "from" in options:
-            return change_relations(connection, queue, table, (options["from"], option(options, "to")), size)
+            return change_relations(connection, queue, table, (options["from"], required_option(options, "to")), size)
         schema = load_schema(connection, queue, table)
         table = schema.qualified
+        # children have logs of their own
+        rows = f"only {table}" if schema.has_children else table
         if "keys" in options:
             key = [(c.name, c.type) for c in schema.columns if c.key]
-            return [base(table, key_condition("t", key, json.loads(options["keys"])))]
+            width = len(next(iter(json.loads(options["keys"])), key))
+            if not key or width != len(key):
+                names = ", ".join(name for name, _ in key) or "none"
+                what = f"has keys of {width} values, the key of {table} is: {names}"
+                raise GdqError(f'the option "keys" of the data source gdq {what}')
+            return [table_rows_sql(rows, key_condition_sql("t", key, json.loads(options["keys"])))]
         if "snapshot" not in options:
-            return [base(table)]
-        return [base(table, condition) for condition in block_ranges(connection, table, size)]
+            return [table_rows_sql(rows)]
+        return [table_rows_sql(rows, condition) for condition in block_ranges(connection, table, size)]

@@ -1,4 +1,4 @@
-"""The Python Data Source `gdq` of Apache Spark: changes or rows of a captured table, typed, under one snapshot.
+"""Spark's Python data source `gdq`: changes or rows of a captured table, typed, under one snapshot.
 
     from gdq.consumers.spark.source import register
     register(spark)
@@ -6,8 +6,8 @@
          .option("from", s0).option("to", s1).load()
 
 Options:
-    dsn or service   the connection; neither: GDQ_DSN, DATABASE_URL or libpq's own variables. No password goes here:
-                     use PGPASSFILE, a connection service, or conninfo.without_password()
+    dsn or service   the connection; neither: GDQ_DSN, DATABASE_URL or libpq's own variables of the driver, for planning
+                     and for reading alike. No password goes here: use PGPASSFILE or a connection service
     queue, table     a captured table
     from, to         two snapshots: read the changes after `from` up to `to`, in signed long form: _change_type
                      (insert, delete, update_preimage, update_postimage), _commit_version (transaction id),
@@ -15,10 +15,9 @@ Options:
     snapshot         the name of an exported snapshot that every partition imports (see hold_snapshot()); the rows of a
                      table are read in one partition without it
     keys             JSON array of keys (arrays of text or null): only the rows with these
-    as_text          columns, comma-separated, to read as PostgreSQL's text: for what Spark has no type for
+    as_text          columns, comma-separated, to read as PostgreSQL's text: for types that Spark lacks
     partition_bytes  size of the part of a table or log segment that one partition reads (default 64 MB)
-
-    consumer         makes it a stream: spark.readStream, see gdq.consumers.spark.stream for this and its other options
+    consumer         for spark.readStream only: gdq.consumers.spark.stream explains the options of a stream
 
 Columns that a given .schema() leaves out are not read.
 """
@@ -33,10 +32,10 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from gdq.conninfo import connect
-from gdq.consumers.spark.reader import GdqReader, conninfo, spark_schema, table_columns
+from gdq.consumers.spark.options import check_options
+from gdq.consumers.spark.reader import GdqReader, reader_conninfo, spark_schema, table_columns
 from gdq.consumers.spark.stream import GdqStreamReader, stream_reader
-from gdq.errors import GdqError
-from gdq.typed.arrow import Column
+from gdq.typed.arrow import ArrowColumn
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -50,12 +49,12 @@ class GdqDataSource(DataSource):
         return "gdq"
 
     def schema(self) -> str:
-        with connect(conninfo(self.options), application_name="gdq:spark") as connection:
+        check_options(self.options, stream=any(name in self.options for name in ("consumer", "gaps", "max_events")))
+        with connect(reader_conninfo(self.options), application_name="gdq:spark") as connection:
             return spark_schema(table_columns(connection, self.options))
 
     def reader(self, schema: StructType) -> GdqReader:
-        if "consumer" in self.options:
-            raise GdqError('the option "consumer" belongs to spark.readStream')
+        check_options(self.options, stream=False)
         return GdqReader(dict(self.options), schema.names)
 
     def streamReader(self, schema: StructType) -> GdqStreamReader:  # noqa: N802 (Spark calls it so)
@@ -71,15 +70,15 @@ def read_statements(
     spark: SparkSession,
     dsn: str,
     statements: Sequence[str],
-    columns: Sequence[Column],
+    columns: Sequence[ArrowColumn],
     *,
     settings: Mapping[str, str],
     snapshot: str,
     counter: str | None = None,
 ) -> DataFrame:
-    """The rows of SELECTs that were made for `columns`, one partition each, as a DataFrame.
+    """DataFrame of the rows of several SELECTs, all with these columns, one partition each.
 
-    `counter`: a SELECT of a bigint, run after each of them; it comes in a row of its own, in the last column.
+    `counter`: a SELECT of one bigint that runs after each; its value is the last column of an extra row.
     """
     parts = [[c.source, c.type.arrow, c.type.spark, c.type.read_sql] for c in columns]
     reader = spark.read.format("gdq").schema(spark_schema(columns))

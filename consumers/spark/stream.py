@@ -1,4 +1,4 @@
-"""The data source `gdq` as a stream of Apache Spark: the changes of one captured table, batch by batch.
+"""Spark's data source `gdq` as a stream: the changes of one captured table, batch by batch.
 
     gdq register-consumer shop lake --tables public.orders
 
@@ -6,19 +6,19 @@
          .writeStream.option("checkpointLocation", folder).trigger(availableNow=True)...
 
 Rows are those of the batch reader's changes: _change_type, _commit_version, _commit_timestamp, ev_id, then the columns.
-A batch ends at a tick, so no transaction of the source is divided, and a batch that is read again is the same.
+A batch ends at a tick: it never divides a transaction, and reading it again gives the same rows.
 
 Options beside dsn or service, queue, table, as_text and partition_bytes of the batch reader:
-    consumer    a registered consumer that takes the table, of this stream alone: it holds what the checkpoint needs
-    from        a position (Batch.position, gdq position) to start at, without a checkpoint; default: the consumer's own
-    max_events  events up to which ticks are joined in one batch (Spark 4.2 or newer); default: all that there is
-    gaps        what becomes of truncate, ddl and resync events, which no row shows: "stop" the stream (default), or
-                "rows", each as a row whose _change_type is that word and which has an ev_id and no more
+    consumer    a registered consumer that takes the table and belongs to this stream alone: it keeps the changes that
+                the checkpoint needs
+    from        the position (Batch.position, gdq position) of a start without checkpoint; default: the consumer's
+    max_events  join ticks in one batch up to this number of events (Spark 4.2 or newer); default: all ticks
+    gaps        for truncate, ddl and resync events, which no row shows. "stop" (default): the stream ends with an
+                error. "rows": each is a row with only _change_type (truncate, ddl or resync) and ev_id
 
-The checkpoint's offset is the truth. The consumer is moved only to an offset whose batch Spark has recorded as done,
-which it tells when it has planned the next one: so it lags by one batch, and a restart finds what it needs. A position
-that the queue no longer knows, or whose changes are gone, ends the stream with an error that says so; nothing is passed
-over.
+The checkpoint's offset decides where the stream stands. Spark reports a batch as done when it has planned the next one;
+only then the consumer moves. So the consumer lags by one batch, and a restart finds all changes that it needs. The
+stream ends with an error if the queue no longer knows a position or has dropped its changes; it never skips any.
 """
 
 from __future__ import annotations
@@ -36,17 +36,9 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from gdq.call import scalar
 from gdq.conninfo import connect
 from gdq.consumer import application_name, seek
-from gdq.consumers.spark.reader import (
-    HEADER,
-    Statement,
-    change_relations,
-    conninfo,
-    option,
-    partition_bytes,
-    read_columns,
-    read_statement,
-)
-from gdq.consumers.spark.table_sql import log_rows
+from gdq.consumers.spark import reader
+from gdq.consumers.spark.options import check_options, option_number
+from gdq.consumers.spark.table_sql import log_rows_sql
 from gdq.consumers.views.change_source import log_columns
 from gdq.era import check_position, position
 from gdq.errors import (
@@ -56,12 +48,13 @@ from gdq.errors import (
     ResyncRequired,
     ServerError,
     TruncatedPosition,
-    mapped,
+    mapped_errors,
 )
+from gdq.qualified_sql import qualified
 from gdq.source import Position
 from gdq.sql_text import quote
-from gdq.ticker import INTERVAL_SECONDS, Housekeeping, take_tick
-from gdq.typed.arrow import LOG_SETTINGS, select_sql
+from gdq.ticker import TICK_INTERVAL_SECONDS, Housekeeping, take_tick
+from gdq.typed.arrow import ARROW_LOG_SETTINGS, arrow_select_sql
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -77,67 +70,62 @@ except ImportError:  # Spark 4.1
 
 LIMITS_BATCHES = ReadMaxRows is not None
 
-# A table that does not change gets an empty batch after this long, so that the consumer does not hold logs for ever.
+# A table without changes gets an empty batch after this time, so that the consumer moves on and logs can be dropped.
 _IDLE_SECONDS = 300.0
 
 _CURE = "copy the table, register the consumer anew, and start the stream with a new checkpoint"
 
-Offset = dict[str, Any]
-Result = TypeVar("Result")
+_Offset = dict[str, Any]
+_Result = TypeVar("_Result")
 
 
 class GdqStreamReader(DataSourceStreamReader):
-    """One stream. Spark keeps it in a process beside the driver, and sends copies to the tasks to read()."""
+    """Reader of one stream. Spark keeps it in a process beside the driver and sends copies to the tasks for read()."""
 
     def __init__(self, options: Mapping[str, str], names: Sequence[str]) -> None:
         self.options = options
-        self.queue, self.table = option(options, "queue"), option(options, "table")
-        self.consumer = option(options, "consumer")
+        check_options(options, stream=True)
+        self.queue, self.table, self.consumer = options["queue"], options["table"], options["consumer"]
         self.gaps = options.get("gaps", "stop")
-        if self.gaps not in {"stop", "rows"}:
-            raise GdqError(f'the option "gaps" is stop or rows, not {self.gaps}')
-        self.max_events = int(options["max_events"]) if "max_events" in options else None
-        if self.max_events is not None and (self.max_events < 1 or not LIMITS_BATCHES):
-            raise GdqError('the option "max_events" is a number above 0, and needs Spark 4.2 or newer')
+        self.max_events = option_number(options, "max_events", 0) or None
+        if self.max_events is not None and not LIMITS_BATCHES:
+            raise GdqError('the option "max_events" of the data source gdq needs Spark 4.2 or newer')
         self._connection: Connection[Any] | None = None
         self._housekeeping = Housekeeping(self.queue)
         self._at: Position | None = None  # the end of the last batch, as far as known
         self._moved_at = 0.0
         self._looked_at = 0.0
-        with connect(conninfo(options), application_name="gdq:spark") as connection:
-            self.columns = read_columns(connection, options, names)
+        self.conninfo = reader.reader_conninfo(options)
+        with connect(self.conninfo, application_name="gdq:spark") as connection:
+            self.columns = reader.read_columns(connection, options, names)
 
-    def initialOffset(self) -> Offset:  # noqa: N802 (Spark calls it so, as the others)
+    def initialOffset(self) -> _Offset:  # noqa: N802 (Spark calls it so, as the others)
         return self._call(self._initial)
 
-    def latestOffset(self) -> Offset:  # noqa: N802
-        """The newest tick: for Spark 4.1, which says neither from where nor how far."""
+    def latestOffset(self) -> _Offset:  # noqa: N802
+        """Offset of the newest tick. Spark 4.1 calls it without a start and a limit."""
+        return self._call(lambda connection: self._offset(connection, self._next(connection, self._at, None, None)))
 
-        def work(connection: Connection[Any]) -> Offset:
-            return self._offset(connection, self._next(connection, self._at, None, None))
-
-        return self._call(work)
-
-    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+    def partitions(self, start: _Offset, end: _Offset) -> Sequence[InputPartition]:
         if start == end:
             return []
         return self._call(lambda connection: self._partitions(connection, start, end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, Statement):
+        if not isinstance(partition, reader.ReaderStatement):
             raise TypeError(partition)
-        yield from read_statement(conninfo(self.options), partition.query, self.columns, LOG_SETTINGS, None)
+        yield from reader.read_statement(self.conninfo, partition.query, self.columns, ARROW_LOG_SETTINGS, None)
 
-    def commit(self, end: Offset) -> None:
-        """Let go of what the checkpoint needs no more: the batch up to `end` is recorded as done in it."""
+    def commit(self, end: _Offset) -> None:
+        """Move the consumer to `end`: the checkpoint has recorded this batch as done."""
         self._call(lambda connection: self._move_consumer(connection, _parse(end)))
 
     def stop(self) -> None:
         if self._connection is not None:
             self._connection.close()
 
-    def _call(self, work: Callable[[Connection[Any]], Result]) -> Result:
-        """Do the work on a connection that is kept; once more on a new one when that was lost meanwhile."""
+    def _call(self, work: Callable[[Connection[Any]], _Result]) -> _Result:
+        """Do `work` on the kept connection; if that is lost, once more on a new one."""
         kept = self._connection
         if kept is not None and not kept.closed:
             try:
@@ -146,10 +134,10 @@ class GdqStreamReader(DataSourceStreamReader):
                 if not kept.broken:
                     raise
         name = application_name(self.queue, self.consumer)
-        self._connection = connect(conninfo(self.options), autocommit=True, application_name=name)
+        self._connection = connect(self.conninfo, autocommit=True, application_name=name)
         return work(self._connection)
 
-    def _initial(self, connection: Connection[Any]) -> Offset:
+    def _initial(self, connection: Connection[Any]) -> _Offset:
         text = self.options.get("from") or position(connection, self.queue, self.consumer)
         start = Position.parse(text)
         with self._told():
@@ -159,21 +147,21 @@ class GdqStreamReader(DataSourceStreamReader):
     def _next(
         self, connection: Connection[Any], start: Position | None, max_events: int | None, last_tick: int | None
     ) -> Position:
-        """The end of the next batch; `start` itself when there is nothing to read. It takes ticks that are due.
+        """End of the next batch; `start` itself if there is nothing to read. Takes ticks that are due.
 
-        The first look takes one in any case: a stream that ends with what there is has all that was committed before.
+        The first call always takes a tick: a stream with trigger availableNow reads all that was committed before.
         """
         first = not self._looked_at
         if first and last_tick is None:
             take_tick(connection, self.queue)
-        time.sleep(max(self._looked_at + INTERVAL_SECONDS - time.monotonic(), 0))  # Spark asks a hundred times a second
+        time.sleep(max(self._looked_at + TICK_INTERVAL_SECONDS - time.monotonic(), 0))  # Spark calls 100 times a second
         self._looked_at = time.monotonic()
         self._housekeeping.step(connection)
         known = start or Position.parse(position(connection, self.queue, self.consumer))
         with self._told():
             end = self._stream_end(connection, known, max_events, last_tick)
             if end is None and start is None:
-                # where the checkpoint stands is not known, and no offset may lead back behind it
+                # Spark 4.1 did not say where the checkpoint stands, and an offset before it would go back
                 raise GdqError(f'consumer "{self.consumer}" of queue "{self.queue}" is paused')
             if end is None:
                 return known
@@ -184,7 +172,7 @@ class GdqStreamReader(DataSourceStreamReader):
         self._moved_at = time.monotonic()
         return end
 
-    def _partitions(self, connection: Connection[Any], start: Offset, end: Offset) -> list[InputPartition]:
+    def _partitions(self, connection: Connection[Any], start: _Offset, end: _Offset) -> list[InputPartition]:
         s0, s1 = _parse(start), _parse(end)
         with self._told():
             for known in (s0, s1):
@@ -193,37 +181,37 @@ class GdqStreamReader(DataSourceStreamReader):
             raise GdqError(f"the checkpoint belongs to another table than {self.table}: {_CURE}")
         if s0.tick > s1.tick:
             raise GdqError(
-                f"the stream starts at tick {s0.tick}, after the end of its first batch at tick {s1.tick}: its consumer"
-                f' "{self.consumer}" was moved, or the option "from"; move it back, or {_CURE}'
+                f"the stream starts at tick {s0.tick}, after the end of its first batch at tick {s1.tick}: consumer"
+                f' "{self.consumer}" or the option "from" was moved forward; move it back, or {_CURE}'
             )
         with self._told():
             gaps = self._gaps(connection, s0, s1)
             names = [column.label for column in self.columns]
-            if read_columns(connection, self.options, names) != self.columns:
+            if reader.read_columns(connection, self.options, names) != self.columns:
                 raise GdqError(
-                    f"columns of table {self.table} have other types since the stream was started: start it again"
+                    f"columns of table {self.table} have other types since the stream was started: restart the stream"
                 )
             relations = self._relations(connection, s0, s1)
             if gaps:
                 relations.append(self._gap_rows(connection, gaps))
         self._at = s1
-        return [Statement(select_sql(f"{relation} as r", self.columns)) for relation in relations]
+        return [reader.ReaderStatement(arrow_select_sql(f"{relation} as r", self.columns)) for relation in relations]
 
     def _relations(self, connection: Connection[Any], s0: Position, s1: Position) -> list[str]:
-        size = partition_bytes(self.options)
+        size = reader.partition_bytes(self.options)
         try:
-            return change_relations(connection, self.queue, self.table, (s0.snapshot, s1.snapshot), size)
+            return reader.change_relations(connection, self.queue, self.table, (s0.snapshot, s1.snapshot), size)
         except psycopg.errors.ObjectNotInPrerequisiteState as error:
             raise GdqError(f"{error.diag.message_primary}, which no batch can hold: {_CURE}") from error
 
     def _gaps(self, connection: Connection[Any], s0: Position, s1: Position) -> list[tuple[int, str]]:
-        """The events of a batch that no row shows, as number and kind; ResyncRequired unless they are wanted as rows.
+        """Events of a batch that no row shows, as (ev_id, kind); ResyncRequired unless the option `gaps` is "rows".
 
-        While capture is off there is no going on: what is written meanwhile comes to no log.
+        Also ResyncRequired while capture is off (no ev_id): writes at that time reach no log.
         """
         gaps = []
         for row in self._events(connection, s0, s1):
-            # a new name or a partition without rows changes nothing that is read here
+            # a renamed table or an empty new partition does not concern the stream
             if row["kind"] == "ddl" and not row["data"].keys() & {"new_version", "dropped"}:
                 continue
             if self.gaps == "rows" and row["ev_id"] is not None:
@@ -239,15 +227,15 @@ class GdqStreamReader(DataSourceStreamReader):
         return gaps
 
     def _events(self, connection: Connection[Any], s0: Position, s1: Position) -> list[dict[str, Any]]:
-        query = """select ev_id, kind, tbl, data
+        query = qualified("""select ev_id, kind, tbl, data
                      from gdq.delta_events(%s, %s::pg_snapshot, %s::pg_snapshot, array[%s::pg_catalog.regclass])
-                    where kind <> 'message'"""
-        with mapped(), connection.cursor(row_factory=dict_row) as cursor:
+                    where kind <> 'message'""")
+        with mapped_errors(), connection.cursor(row_factory=dict_row) as cursor:
             return cursor.execute(query, [self.queue, s0.snapshot, s1.snapshot, self.table]).fetchall()
 
     def _gap_rows(self, connection: Connection[Any], gaps: Sequence[tuple[int, str]]) -> str:
-        """The gaps as a relation of the columns of signed_form()."""
-        names = [column.label for column in HEADER]
+        """The gaps as a relation with the columns of signed_form_sql()."""
+        names = [column.label for column in reader.CHANGE_HEADER]
         kinds = ["text", "bigint", "timestamptz", "bigint"]
         for column in log_columns(connection, self.queue, self.table):
             names.append(column.name)
@@ -267,14 +255,14 @@ class GdqStreamReader(DataSourceStreamReader):
         """True if there is something to read between two positions."""
         with connection.transaction():
             connection.execute("set local enable_seqscan = off")
-            with mapped():
-                rows = log_rows(connection, self.queue, self.table, s0.snapshot, s1.snapshot)
+            with mapped_errors():
+                rows = log_rows_sql(connection, self.queue, self.table, s0.snapshot, s1.snapshot)
                 if connection.execute(f"select from ({rows}) as c limit 1").rowcount:
                     return True
                 return bool(self._events(connection, s0, s1))
 
     def _move_consumer(self, connection: Connection[Any], end: Position) -> None:
-        """Move the consumer forward to `end`, never back. While somebody else holds it, it stays for the next time."""
+        """Move the consumer forward to `end`, never back. If another session holds it, the next commit moves it."""
         with contextlib.suppress(psycopg.errors.LockNotAvailable), self._told(), connection.transaction():
             if Position.parse(position(connection, self.queue, self.consumer)).tick < end.tick:
                 seek(connection, self.queue, self.consumer, tick=end.tick)
@@ -286,16 +274,16 @@ class GdqStreamReader(DataSourceStreamReader):
         end = scalar(connection, query, self.queue, self.consumer, self.table, str(since), max_events, last_tick)
         return None if end is None else Position.parse(end)
 
-    def _offset(self, connection: Connection[Any], at: Position) -> Offset:
+    def _offset(self, connection: Connection[Any], at: Position) -> _Offset:
         return {"position": str(at), "table": self._table_oid(connection)}
 
     def _table_oid(self, connection: Connection[Any]) -> int:
-        """Tells tables apart in a checkpoint, whatever they are called; a dump ends the era anyway."""
-        return int(scalar(connection, "select %s::pg_catalog.regclass::oid::bigint", self.table) or 0)
+        """OID that identifies the table in a checkpoint, also after a rename; a restored dump ends the era anyway."""
+        return int(scalar(connection, qualified("select %s::pg_catalog.regclass::oid::bigint"), self.table) or 0)
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
-        """Say with what the server refuses a position how to go on: of an error in a task Spark shows one line."""
+        """Put the remedy into the message of a refused position: Spark shows only one line of a task's error."""
         try:
             yield
         except (TruncatedPosition, EraEnded, DivergedPosition) as error:
@@ -306,19 +294,19 @@ class GdqStreamReader(DataSourceStreamReader):
             raise type(error)(f"{error}; {error.hint}", hint=error.hint) from error
 
 
-def _parse(offset: Offset) -> Position:
+def _parse(offset: _Offset) -> Position:
     return Position.parse(offset["position"])
 
 
 def stream_reader(options: Mapping[str, str], names: Sequence[str]) -> GdqStreamReader:
-    """The reader for the Spark that is there."""
+    """The stream reader for the installed Spark version."""
     return GdqStreamReader(options, names) if not LIMITS_BATCHES else LimitedStreamReader(options, names)
 
 
 if LIMITS_BATCHES:
 
     class LimitedStreamReader(GdqStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
-        """With what Spark 4.2 brought: batches of a limited size, and an end that is fixed at the start."""
+        """Stream reader for Spark 4.2: batches of a limited size, and an end that is fixed at the start."""
 
         _last_tick: int | None = None
 
@@ -328,7 +316,7 @@ if LIMITS_BATCHES:
         def getDefaultReadLimit(self) -> Any:  # noqa: N802
             return ReadAllAvailable() if self.max_events is None else ReadMaxRows(self.max_events)
 
-        def latestOffset(self, start: Offset, limit: Any) -> Offset:  # type: ignore[override]  # noqa: N802
+        def latestOffset(self, start: _Offset, limit: Any) -> _Offset:  # type: ignore[override]  # noqa: N802
             most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
             at = _parse(start)
             end = self._call(lambda connection: self._next(connection, at, most, self._last_tick))

@@ -1,4 +1,4 @@
-"""SQL for what a task of Spark reads of a captured table: a part of its log rows, or rows by blocks or by keys."""
+"""SQL that Spark's tasks read a captured table with: a part of its log rows, or table rows by blocks or by keys."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from psycopg.rows import scalar_row
 
 from gdq.call import scalar
 from gdq.consumers.views.change_source import NEW_OPS, OLD_OPS, LogColumn
-from gdq.plan.table import WEIGHT
+from gdq.plan.table import WEIGHT_COLUMN
+from gdq.qualified_sql import qualified
 from gdq.sql_text import quote, raw
 
 BLOCK_BYTES = 8192
 
 
-def log_rows(connection: Connection[Any], queue: str, table: str, s0: str, s1: str) -> str:
-    """The SELECT of a table's log rows in (s0, s1]. TruncatedPosition when rows after s0 are gone."""
-    query = "select gdq.delta_sql(%s, %s::pg_catalog.regclass, %s::pg_snapshot, %s::pg_snapshot)"
+def log_rows_sql(connection: Connection[Any], queue: str, table: str, s0: str, s1: str) -> str:
+    """SELECT of a table's log rows in (s0, s1]; TruncatedPosition if rows after s0 are gone."""
+    query = qualified("select gdq.delta_sql(%s, %s::pg_catalog.regclass, %s::pg_snapshot, %s::pg_snapshot)")
     return str(scalar(connection, query, queue, table, s0, s1))
 
 
 def images_held(connection: Connection[Any], rows: Iterable[str]) -> int:
-    """The number of row images in log rows, SELECTs of log_rows(): an update has two."""
+    """Number of row images in SELECTs made by log_rows_sql(); an update has two images."""
     query = " union all ".join(
         f"select count(*) filter (where d.ev_op in {OLD_OPS}) + count(*) filter (where d.ev_op in {NEW_OPS}) as n "
         f"from ({some}) as d"
@@ -34,8 +35,8 @@ def images_held(connection: Connection[Any], rows: Iterable[str]) -> int:
         return int(cursor.execute(sql.SQL("select sum(n)::bigint from ({}) as n").format(raw(query))).fetchone() or 0)
 
 
-def signed_form(rows: str, columns: Sequence[LogColumn]) -> str:
-    """Log rows in signed long form: _change_type, _commit_version, _commit_timestamp, ev_id, the columns as logged."""
+def signed_form_sql(rows: str, columns: Sequence[LogColumn]) -> str:
+    """Log rows in signed long form: _change_type, _commit_version, _commit_timestamp, ev_id, then logged columns."""
     kinds = (
         (False, "case d.ev_op when 'D' then 'delete' else 'update_preimage' end", OLD_OPS),
         (True, "case d.ev_op when 'I' then 'insert' else 'update_postimage' end", NEW_OPS),
@@ -48,25 +49,25 @@ def signed_form(rows: str, columns: Sequence[LogColumn]) -> str:
     return f"(select i.* from ({rows}) as d cross join lateral ({' union all '.join(parts)}) as i)"
 
 
-def base(table: str, condition: str = "") -> str:
-    """The rows of a table with WEIGHT 1, for FROM; `condition` is over the alias t."""
+def table_rows_sql(table: str, condition: str = "") -> str:
+    """The rows of a table with WEIGHT_COLUMN 1, for FROM; `condition` is over the alias t."""
     where = f" where {condition}" if condition else ""
-    return f"(select 1 as {quote(WEIGHT)}, t.* from {table} as t{where})"
+    return f"(select 1 as {quote(WEIGHT_COLUMN)}, t.* from {table} as t{where})"
 
 
 def table_bytes(connection: Connection[Any], table: str) -> tuple[int, int]:
-    """Size of a table, of its largest partition and in all, in bytes."""
-    query = """select max(pg_catalog.pg_relation_size(r))::bigint, sum(pg_catalog.pg_relation_size(r))::bigint
+    """Bytes of a table's largest partition, and of all its partitions together."""
+    query = qualified("""select max(pg_catalog.pg_relation_size(r))::bigint, sum(pg_catalog.pg_relation_size(r))::bigint
                  from (select %(table)s::pg_catalog.regclass
-                       union select relid from pg_catalog.pg_partition_tree(%(table)s::pg_catalog.regclass)) as t(r)"""
+                       union select relid from pg_catalog.pg_partition_tree(%(table)s::pg_catalog.regclass)) as t(r)""")
     largest, total = connection.execute(query, {"table": table}).fetchone() or (0, 0)
     return int(largest), int(total)
 
 
 def block_ranges(connection: Connection[Any], table: str, bytes_each: int) -> list[str]:
-    """Conditions over t.ctid that divide a table into parts of about `bytes_each`; the last has no end.
+    """Conditions over t.ctid that divide a table into parts of about `bytes_each`; the last part is open-ended.
 
-    The partitions of a partitioned table share the ranges, so that reading them takes no right on each.
+    All partitions of a table share the ranges, so the reader needs no privilege on each partition.
     """
     size, _ = table_bytes(connection, table)
     return _ranges("t.ctid", size, bytes_each)
@@ -83,15 +84,15 @@ def _ranges(ctid: str, size: int, bytes_each: int) -> list[str]:
     return conditions
 
 
-def split_log_rows(connection: Connection[Any], queue: str, table: str, rows: str, bytes_each: int) -> list[str]:
-    """The SELECT of log_rows() in parts: each reads one log segment, or a range of its blocks of about `bytes_each`.
+def split_log_rows_sql(connection: Connection[Any], queue: str, table: str, rows: str, bytes_each: int) -> list[str]:
+    """The SELECT of log_rows_sql() in parts: each reads one log segment, or about `bytes_each` of its blocks.
 
-    Logs are only ever appended to, so their blocks hold the same rows for every reader.
+    Logs are append-only, so a block holds the same rows for every reader.
     """
-    query = """select pg_catalog.format('%%I.%%I', n.nspname, c.relname), pg_catalog.pg_relation_size(c.oid)
+    query = qualified("""select pg_catalog.format('%%I.%%I', n.nspname, c.relname), pg_catalog.pg_relation_size(c.oid)
                  from gdq.log_segments(%s, array[%s::pg_catalog.regclass]) s
                  join pg_catalog.pg_class c on c.oid = s join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-                order by 1"""
+                order by 1""")
     found = connection.execute(query, [queue, table]).fetchall()
     sizes = {f" from {name} where ": size for name, size in found if f" from {name} where " in rows}
     if sum(sizes.values()) <= bytes_each:
@@ -106,11 +107,11 @@ def split_log_rows(connection: Connection[Any], queue: str, table: str, rows: st
     return parts
 
 
-def key_condition(alias: str, columns: Sequence[tuple[str, str]], keys: Sequence[Sequence[str | None]]) -> str:
-    """The condition that columns (name and type) of `alias` are one of `keys`, values in PostgreSQL's text.
+def key_condition_sql(alias: str, columns: Sequence[tuple[str, str]], keys: Sequence[Sequence[str | None]]) -> str:
+    """Condition that columns (name and type) of `alias` equal one of `keys`, given in PostgreSQL's text.
 
-    Keys without NULL go as arrays, which an index on the first column serves; the others need a comparison that takes
-    NULL for a value.
+    Keys without NULL become arrays, so an index on the first column can be used; keys with NULL are compared by
+    `is not distinct from`.
     """
     whole = [key for key in keys if None not in key]
     partial = [key for key in keys if None in key]

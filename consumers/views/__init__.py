@@ -1,4 +1,4 @@
 """The kernel of a refresh: snapshot holder, change source, computation, difference and target, with two engines.
 
-It calls gdq.view, gdq.plan, gdq.typed and the ground floor; it knows no lake, no Spark, no slot and no refresh loop.
+It calls gdq.view, gdq.plan, gdq.typed and the top modules of gdq; it knows no lake, Spark, slot or refresh loop.
 """

@@ -1,7 +1,7 @@
-"""Change sources: where a refresh takes the changes of tables from, and the SQL of the queue's log rows.
+"""Change sources: they give a refresh the changes of its tables; and the SQL of the queue's log rows.
 
-A log row is a row of a captured table's log: one change, with an old image, a new image or both. Other sources give
-relations of the same columns.
+A log row is one change in a captured table's log, with an old image, a new image or both. Other sources give relations
+with the same columns.
 """
 
 from __future__ import annotations
@@ -9,29 +9,29 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from psycopg import Connection
 
 from gdq.consumers.views.signals import NeedsFull
 from gdq.consumers.views.snapshot_holder import SnapshotHolder
-from gdq.errors import TruncatedPosition, mapped
-from gdq.plan.table import WEIGHT
+from gdq.errors import TruncatedPosition, mapped_errors
+from gdq.plan.table import WEIGHT_COLUMN
+from gdq.qualified_sql import qualified
 from gdq.sql_text import quote
 from gdq.view.view import ViewInfo
 
 # The operations of log rows that have an old image, and those that have a new one.
 OLD_OPS, NEW_OPS = "('D', 'U', 'o')", "('I', 'U', 'n')"
 
-# Types whose equal values are the same to the bit, unless a collation says otherwise.
+# Types whose equal values are identical to the bit, unless a collation says otherwise.
 _EXACT = re.compile(
     r"smallint|integer|bigint|oid|boolean|uuid|date|text|character varying(\(\d+\))?|numeric\(\d+,\d+\)"
     r"|timestamp(\(\d\))? with(out)? time zone"
 )
 
-
-# What log rows do not show, and of each table with log rows their SELECT.
-_CHANGED = """
+# The first event that log rows do not show, or for each table the SELECT of its log rows.
+_CHANGED = qualified("""
 with event as materialized (
   select kind, tbl from gdq.delta_events(%(queue)s, %(s0)s::pg_snapshot, %(s1)s::pg_snapshot,
                                         %(tables)s::text[]::pg_catalog.regclass[])
@@ -39,58 +39,53 @@ with event as materialized (
 select t.name, e.kind, e.tbl, case when e.kind is null then
          gdq.delta_sql(%(queue)s, t.name::pg_catalog.regclass, %(s0)s::pg_snapshot, %(s1)s::pg_snapshot) end
   from pg_catalog.unnest(%(tables)s::text[]) with ordinality as t(name, i)
-  left join event e on true order by i"""
+  left join event e on true order by i""")
 
 
-class ChangeSource(Protocol):
-    """The changes of the tables of one view between two snapshots; methods in the order in which a refresh calls them.
+class ChangeSource:
+    """Gives the changes of one view's tables between two snapshots; the methods stand in a refresh's order of calls.
 
-    `holder` holds the second snapshot; `s0` is the first one, None in a full load.
+    `holder` holds the second snapshot; `s0` is the first one, None in a full load. A method that a source does not
+    define does nothing.
     """
 
     def begin(self) -> None:
-        """Prepare for a new snapshot, which is not taken yet. GdqError for a view that cannot use this source."""
+        """Prepare before the new snapshot is taken; GdqError for a view that cannot use this source."""
 
     def why_full(self, holder: SnapshotHolder) -> str | None:
-        """Why the source lacks changes since the stored position; None when it has them all."""
+        """Why the source lacks changes since the stored position; None if it has all."""
 
     def changed(self, holder: SnapshotHolder, s0: str | None) -> dict[str, str]:
-        """The tables that changed, and for each the SELECT of its log rows. NeedsFull when these miss a change."""
+        """The changed tables, each with the SELECT of its log rows; NeedsFull if log rows do not show every change."""
+        raise NotImplementedError
 
     def write(self, connection: Connection[Any]) -> None:
-        """Make the relations that the SELECTs read, in the transaction of `connection` that is going to read them."""
+        """Create the relations that the SELECTs read, in the transaction of `connection` that will read them."""
 
     def move(self, connection: Connection[Any]) -> None:
-        """Store what belongs to the position: with it, or after the commit of a target elsewhere."""
+        """Store the source's own position: with the target's, or after the commit of a target elsewhere."""
 
     def applied(self) -> None:
-        """Let go of the changes that are applied: the position is committed."""
+        """Release the applied changes: the target's position is committed."""
 
     def close(self) -> None:
-        """End the attempt, whose changes are applied or not; begin() may follow."""
+        """End the attempt, also a failed one; begin() may follow."""
 
 
-class QueueChangeSource:
-    """The log of a view's queue, whose rows are read where they are; a position is all that it needs."""
+class QueueChangeSource(ChangeSource):
+    """Change source of a queue: a refresh reads the log's rows in place and calls check_position() itself."""
 
     def __init__(self, view: ViewInfo) -> None:
         self._view = view
 
-    def begin(self) -> None:
-        """Nothing to do."""
-
-    def why_full(self, _holder: SnapshotHolder) -> str | None:
-        """None: check_position() says so of the log."""
-        return None
-
     def changed(self, holder: SnapshotHolder, s0: str | None) -> dict[str, str]:
-        """The tables with log rows in (s0, held snapshot]. NeedsFull after an event that log rows do not show."""
+        """The tables with log rows in (s0, held snapshot]; NeedsFull after an event that log rows do not show."""
         if s0 is None:
             return {}
         view, found = self._view, {}
         values = {"queue": view.queue_name, "tables": list(view.tables), "s0": s0, "s1": holder.snapshot}
         try:
-            with mapped():
+            with mapped_errors():
                 rows = holder.connection.execute(_CHANGED, values, prepare=True).fetchall()
         except TruncatedPosition as error:
             raise NeedsFull("the changes since the target's position are gone") from error
@@ -101,22 +96,10 @@ class QueueChangeSource:
                 found[table] = select
         return found
 
-    def write(self, connection: Connection[Any]) -> None:
-        """Nothing to do."""
-
-    def move(self, connection: Connection[Any]) -> None:
-        """Nothing to do."""
-
-    def applied(self) -> None:
-        """Nothing to do."""
-
-    def close(self) -> None:
-        """Nothing to do."""
-
 
 @dataclass(frozen=True, slots=True)
 class LogColumn:
-    """A column of a captured table and where its log holds it. `collation` when it is not the type's own."""
+    """A column of a captured table and its columns in the log. `collation`: set if it is not the type's default."""
 
     name: str
     type: str
@@ -129,11 +112,11 @@ class LogColumn:
 
     @property
     def is_exact(self) -> bool:
-        """Whether equal values of the column are the same to the bit."""
+        """True if equal values of the column are identical to the bit."""
         return self.collation is None and _EXACT.fullmatch(self.type) is not None
 
     def image(self, new: bool) -> str | None:
-        """The log column with the old or new value: for a key column of mode pk the key; None when there is none."""
+        """The log column with the old or new value (for a key column of mode pk the key); None if there is none."""
         return (self.log_new if new else self.log_old) or self.log_key
 
 
@@ -144,7 +127,7 @@ def log_columns(connection: Connection[Any], queue: str, table: str) -> list[Log
 
 def log_columns_of(connection: Connection[Any], queue: str, tables: Sequence[str]) -> dict[str, list[LogColumn]]:
     """The logged columns of captured tables, in one statement."""
-    query = """
+    query = qualified("""
         select w.name as of_table, l.name, l.type, l.log_type, l.as_text, l.log_key, l.log_old, l.log_new,
                case when a.attcollation <> t.typcollation
                     then pg_catalog.format('%%I.%%I', n.nspname, c.collname) end as collation
@@ -154,23 +137,23 @@ def log_columns_of(connection: Connection[Any], queue: str, tables: Sequence[str
           join pg_catalog.pg_type t on t.oid = a.atttypid
           left join pg_catalog.pg_collation c on c.oid = a.attcollation
           left join pg_catalog.pg_namespace n on n.oid = c.collnamespace
-         order by l.attnum"""
+         order by l.attnum""")
     found: dict[str, list[LogColumn]] = {table: [] for table in tables}
-    with mapped():
+    with mapped_errors():
         for of_table, *column in connection.execute(query, {"queue": queue, "tables": list(tables)}, prepare=True):
             found[of_table].append(LogColumn(*column))
     return found
 
 
-def weighted(rows: str, columns: Sequence[LogColumn]) -> str:
-    """Log rows as signed images: WEIGHT -1 or 1, then the table's columns in the table's own types, for FROM."""
+def weighted_log_rows(rows: str, columns: Sequence[LogColumn]) -> str:
+    """Log rows as signed images for FROM: WEIGHT_COLUMN -1 or 1, then the table's columns with their types."""
     images = [
         f", case when s.w < 0 then {_typed(c, new=False)} else {_typed(c, new=True)} end as {quote(c.name)}"
         for c in columns
         if c.image(new=True)
     ]
     return (
-        f"(select s.w as {quote(WEIGHT)}{''.join(images)} from ({rows}) as d, (values (-1), (1)) as s(w) "
+        f"(select s.w as {quote(WEIGHT_COLUMN)}{''.join(images)} from ({rows}) as d, (values (-1), (1)) as s(w) "
         f"where case when s.w < 0 then d.ev_op in {OLD_OPS} else d.ev_op in {NEW_OPS} end)"
     )
 

@@ -1,7 +1,7 @@
-"""Brings the difference of a refresh into a target in another PostgreSQL.
+"""Engine for targets in another PostgreSQL: computes the difference beside the tables and copies it to the target.
 
-It is computed beside the tables, in a session whose transaction stays open until the target has taken the rows; they
-go by COPY into the transaction of the target that deletes, inserts and moves the position.
+The computing session's transaction stays open until the target has the rows. COPY brings them into the target's
+transaction, which deletes, inserts and moves the position.
 """
 
 from __future__ import annotations
@@ -15,22 +15,24 @@ from typing import Any
 
 from psycopg import Connection
 
-from gdq.consumers.views.computation import Computation, temporary
-from gdq.consumers.views.difference import OUT, Difference, image_of
-from gdq.consumers.views.engine import Effort
-from gdq.consumers.views.target import TargetRows, run, text_elsewhere
+from gdq.consumers.views.computation import Computation
+from gdq.consumers.views.difference import NETTED_ROWS, Difference, row_image_sql
+from gdq.consumers.views.engine import EngineEffort
+from gdq.consumers.views.netting import make_temporary_table
+from gdq.consumers.views.target import run_target_sql, text_elsewhere
+from gdq.consumers.views.target_rows import TargetRows
 from gdq.typed.pgtypes import READ_SETTINGS
-from gdq.view.table_schema import apply_settings
+from gdq.view.table_schema import apply_view_settings
 
 _IN = "pg_temp.gdq_in"
 
-# The progress of a copy is reported each time that this many rows have gone.
+# Rows copied between two reports of progress.
 _REPORT_ROWS = 10_000
 
 
 @dataclass(slots=True)
 class CopyEngine:
-    """One refresh of one view whose target is in another PostgreSQL."""
+    """Engine of one refresh of one view whose target is in another PostgreSQL."""
 
     computation: Computation
     rows: TargetRows
@@ -38,19 +40,18 @@ class CopyEngine:
     _made: list[str] = field(default_factory=list, init=False)
 
     def compute(self, s0: str | None, changed: Mapping[str, str]) -> None:
-        """Compute what changes; the target's session is not touched."""
+        """Compute the difference; the target's session is not touched."""
         self.difference = self.computation.difference(s0, changed)
 
-    def effort(self) -> Effort:
-        """The work of the refresh."""
+    def effort(self) -> EngineEffort:
         return self.computation.effort()
 
     def apply(self, s0: str | None, changed: Mapping[str, str]) -> int:  # noqa: ARG002 (what changed is computed)
-        """Copy the rows into the target's transaction and change the target; the rows deleted and inserted."""
+        """Copy the rows into the target's transaction and change the target; returns the rows deleted plus inserted."""
         difference = self.difference
         if difference is None or difference.kind == "none":
             return 0
-        apply_settings(self.rows.output, READ_SETTINGS | self.computation.task.view.settings)
+        apply_view_settings(self.rows.output, READ_SETTINGS | self.computation.task.view.target_settings)
         self.computation.task.tell("writing", 0)
         rows, target = self.rows, self.rows.target
         if difference.kind == "full":
@@ -67,23 +68,23 @@ class CopyEngine:
         self._made.append(_IN)
         self._copy(difference, _IN)
         if signed:
-            self._made.append(OUT)
-            query = f"select *, {image_of(names)} as image from {_IN}"
-            temporary(rows.output, OUT.removeprefix("pg_temp."), query)
+            self._made.append(NETTED_ROWS)
+            query = f"select *, {row_image_sql(names)} as image from {_IN}"
+            make_temporary_table(rows.output, NETTED_ROWS.removeprefix("pg_temp."), query)
             return rows.change(difference)
-        # the keys have the column's type; a domain or an enum is known only where they come from
+        # the target's type of each column: it does not know the source's domains and enums
         kinds = {column.name: column.type for column in self.rows.types}
         keys = tuple(dataclasses.replace(key, array_type=f"{kinds[key.column]}[]") for key in difference.keys)
         return rows.change(dataclasses.replace(difference, rows=f"select {', '.join(names)} from {_IN}", keys=keys))
 
     def clear(self) -> None:
-        """Drop what was made, so that another view can be refreshed in the same transaction of the target."""
+        """Drop the temporary tables, so that another view can be refreshed in the target's same transaction."""
         if self._made:
-            run(self.rows.output, f"drop table {', '.join(self._made)}")
+            run_target_sql(self.rows.output, f"drop table {', '.join(self._made)}")
             self._made.clear()
 
     def _copy(self, difference: Difference, into: str) -> int:
-        # reading the rows may compute them
+        # the SELECT may still have to compute the rows
         full = difference.kind == "full"
         with nullcontext() if full else self.computation.computing():
             tell = partial(self.computation.task.tell, "writing")
@@ -91,9 +92,9 @@ class CopyEngine:
 
 
 def folded_columns(connection: Connection[Any], columns: Sequence[tuple[str, int, str]]) -> set[str]:
-    """Which of a view's columns (name, type oid, type) a target elsewhere, which has them as text, compares otherwise.
+    """Columns, of (name, type oid, type) each, that a target elsewhere keeps as text and so may compare differently.
 
-    Labels of an enum are equal when their texts are.
+    Enums are not among them: their labels are equal exactly when the texts are.
     """
     query = "select oid from pg_catalog.pg_type where oid = any (%s::oid[]) and typtype = 'e'"
     enums = {oid for (oid,) in connection.execute(query, [[oid for _, oid, _ in columns]])}
@@ -107,10 +108,9 @@ def copy_rows(
     into: str,
     copied_so_far: Callable[[int], None] = lambda _: None,
 ) -> int:
-    """Copy the rows of a SELECT in one session into a table (with columns, if not all) of another; how many.
+    """Copy a SELECT's rows from one session into `into`, a table or table (columns), of another; returns their number.
 
-    The rows go as the text that `source` writes, in its encoding. `copied_so_far` is called now and then with the
-    number of rows copied.
+    The rows travel as text in the encoding of `source`. `copied_so_far` gets the number of rows every 10,000 rows.
     """
     theirs = sink.info.parameter_status("client_encoding")
     own = source.info.parameter_status("client_encoding")

@@ -1,4 +1,4 @@
-"""The difference that one refresh makes in the rows of a view: what every engine computes and every target takes."""
+"""Difference: the changes of a view's rows in one refresh; every engine computes one, every target takes one."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from typing import Literal
 from gdq.sql_text import quote
 
 # The net signed rows of a view: c1, c2, ..., the row as one text `image`, and `net`.
-OUT = "pg_temp.gdq_out"
+NETTED_ROWS = "pg_temp.gdq_out"
 
 
 @dataclass(frozen=True, slots=True)
 class KeySet:
-    """The values of one key column whose rows are replaced.
+    """Values of one column of the view; the rows with these values are replaced.
 
-    `column` is the view's. `array` holds the values that are not NULL as PostgreSQL writes an array of them,
-    `array_type` is its type; `null`: NULL is one of the values too. For a target elsewhere the values have the column's
-    own type.
+    `array`: the non-NULL values as the text of a PostgreSQL array of type `array_type`; `null`: NULL is a value too.
+    For a target in another database the values have the column's own type.
     """
 
     column: str
@@ -31,13 +30,13 @@ class KeySet:
 class Difference:
     """The changes of a view's rows in one refresh.
 
-    kind none:    nothing
+    kind none:    no change
          full:    `rows` are all rows of the view
-         replace: the rows that match all of `keys` go, and `rows` come
-         signed:  each of `rows`, none twice, comes as often as its weight says; below zero as many equal ones go
-    `rows`: a SELECT for the session that computed it, good until its transaction ends, of the view's columns under
-    their names and, when signed, of the net `weight` after them, a bigint that is not 0. `match`: columns by which
-    rows of the target are looked for, best indexed there; none when there are no such.
+         replace: delete the rows that match all of `keys`, insert `rows`
+         signed:  insert each row `weight` times, or delete as many equal rows if weight < 0; no row comes twice
+    `rows`: a SELECT of the view's columns by name, for signed followed by the bigint column `weight`, never 0. It works
+    in the session that computed it, until the transaction ends. `match`: columns to find the target's rows by, best
+    with an index; may be empty.
     """
 
     kind: Literal["none", "full", "replace", "signed"]
@@ -47,6 +46,6 @@ class Difference:
     weight: str = "w"
 
 
-def image_of(columns: Sequence[str], prefix: str = "") -> str:
-    """The SQL of a row's columns as one text: rows of types without an equality compare by it, NULL is not ''."""
+def row_image_sql(columns: Sequence[str], prefix: str = "") -> str:
+    """SQL of a row's columns as one text, to compare rows of types without an equality; NULL differs from ''."""
     return f"row({', '.join(prefix + quote(name) for name in columns)})::text"

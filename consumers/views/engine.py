@@ -8,25 +8,25 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from psycopg import Connection
 
+from gdq.consumers.views.difference import KeySet
 from gdq.consumers.views.snapshot_holder import SnapshotHolder
-from gdq.consumers.views.target import StoredPosition
+from gdq.consumers.views.target import StoredPosition, TargetColumn
 from gdq.view.view import ViewInfo
 
 if TYPE_CHECKING:
+    from gdq.plan.postgres import PostgresPlan
     from gdq.view.view import Plan
 
-Kind = Literal["none", "incremental", "by-key", "full"]
+EffortKind = Literal["none", "incremental", "by-key", "full"]
 
 # The phases of a refresh. A full load in the database of the tables computes and writes in one statement: writing.
-Phase = Literal["netting", "computing", "writing"]
+EnginePhase = Literal["netting", "computing", "writing"]
 
-# Called with the phase that a refresh has come to, and with the number of rows written so far where these pass through
-# this process.
-Tell = Callable[[Phase, int], None]
+# Called with the phase of a refresh, and with the rows written so far if they pass through this process, else 0.
+TellPhase = Callable[[EnginePhase, int], None]
 
-
-# What pg_stat_xact_all_tables shows, of some tables with their partitions.
-ROWS_READ = """
+# The counters behind pg_stat_xact_all_tables, for given tables with their partitions.
+ROWS_READ_SQL = """
 select coalesce(sum(pg_catalog.pg_stat_get_xact_tuples_returned(t.oid)
                     + pg_catalog.pg_stat_get_xact_tuples_fetched(t.oid)
                     + (select coalesce(sum(pg_catalog.pg_stat_get_xact_tuples_fetched(i.indexrelid)), 0)
@@ -37,13 +37,13 @@ select coalesce(sum(pg_catalog.pg_stat_get_xact_tuples_returned(t.oid)
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """One refresh of one view, as its engine needs to know it.
+class EngineTask:
+    """One refresh of one view, described for its engine.
 
-    `columns`: name, type oid and type of each column of the view. `choose`: called with the number of netted changes;
-    raises NeedsFull where a full load is expected to cost less. `tell`: reports a phase. `write`: makes the relations
-    that the SELECTs of log rows read. `grouped`: the target's transaction belongs to several views. `joined`: an
-    earlier view of the group has given that transaction the held snapshot.
+    `columns`: name, type oid and type of each view column. `choose` gets the number of netted changes and raises
+    NeedsFull if a full load is expected to cost less. `tell` reports a phase. `write` creates the relations that the
+    SELECTs of log rows read. `grouped`: the target's transaction serves several views. `joined`: an earlier view of the
+    group, computed in that transaction, has given it the held snapshot.
     """
 
     view: ViewInfo
@@ -51,56 +51,79 @@ class Task:
     columns: Sequence[tuple[str, int, str]]
     holder: SnapshotHolder
     choose: Callable[[int], None]
-    tell: Tell
+    tell: TellPhase
     write: Callable[[Connection[Any]], None]
     grouped: bool = False
     joined: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
-    """The work of one refresh: what was computed, the netted changes used, and the rows of tables read for them."""
+class EngineEffort:
+    """The work of one refresh: the way of computing, the netted changes used, and the rows read from tables."""
 
-    kind: Kind
+    kind: EffortKind
     delta_rows: int | None = None
     rows_read: int | None = None
 
 
 def rows_read(connection: Connection[Any], tables: Sequence[str]) -> int:
-    """Rows of these tables that this session has read; it may hold those of transactions before this one."""
-    row = connection.execute(ROWS_READ, [tables, tables], prepare=True).fetchone()
+    """Rows of these tables that this session has read, perhaps also in earlier transactions."""
+    row = connection.execute(ROWS_READ_SQL, [tables, tables], prepare=True).fetchone()
     return int(row[0]) if row else 0
 
 
-class Engine(Protocol):
-    """An engine computes what a refresh changes in a view, and changes the target.
+class NettedChanges(Protocol):
+    """What the session that computed a refresh still holds: the changes of the tables and of the view, netted.
 
-    `s0`: the snapshot that the target stands for, None in a full load; `changed`: the tables that changed since, and
-    the SELECTs of their log rows.
+    `made`: its temporary tables. `replaced`: the keys of the view's rows that were replaced. `types`: the view's
+    columns.
     """
 
+    connection: Connection[Any]
+    plan: PostgresPlan
+    types: Sequence[TargetColumn]
+    made: list[str]
+    replaced: tuple[KeySet, ...]
+
+
+class Engine(Protocol):
+    """An engine computes the changes of a view in one refresh and applies them to the target.
+
+    `s0`: the snapshot of the target's rows, None in a full load. `changed`: the tables changed since s0, each with the
+    SELECT of its log rows. `computation`: what still holds the netted changes, for an audit.
+    """
+
+    @property
+    def computation(self) -> NettedChanges | None: ...
+
     def compute(self, s0: str | None, changed: Mapping[str, str]) -> None:
-        """Do what takes long and leaves the target alone. NeedsFull when the recorded changes are not enough."""
+        """Compute without touching the target; NeedsFull if the recorded changes are not enough."""
 
     def apply(self, s0: str | None, changed: Mapping[str, str]) -> int:
-        """Change the target in the open transaction of its connection; the rows deleted plus the rows inserted."""
+        """Change the target in its connection's open transaction; returns the rows deleted plus the rows inserted."""
 
-    def effort(self) -> Effort:
-        """The work of the refresh, asked within its transaction."""
+    def effort(self) -> EngineEffort:
+        """The work of the refresh; call it before the transaction ends."""
 
 
 @runtime_checkable
-class Committing(Protocol):
-    """An engine whose target takes rows and position in one commit of its own: a lake table."""
+class CommittingEngine(Protocol):
+    """An engine whose target, a lake table, takes rows and position in one commit of its own.
+
+    `computation`: as for Engine.
+    """
+
+    @property
+    def computation(self) -> NettedChanges | None: ...
 
     def compute(self, s0: str | None, changed: Mapping[str, str]) -> None:
         """As Engine.compute()."""
 
     def commit(self, stored: StoredPosition | None, new: StoredPosition) -> int:
-        """Change the target and move its position in one commit; the rows deleted and inserted.
+        """Change the target and its position in one commit; returns the rows deleted plus the rows inserted.
 
-        RefreshConflict unless the position is still `stored`, Diverged when the rows are not those of that position.
+        RefreshConflict unless the position is still `stored`, Diverged if the rows do not match that position.
         """
 
-    def effort(self) -> Effort:
-        """The work of the refresh, asked within its transaction."""
+    def effort(self) -> EngineEffort:
+        """As Engine.effort()."""

@@ -1,55 +1,38 @@
-"""The state beside the target of a view: what is kept of its groups, and the rows of the view that follow from it.
+"""The state beside a view's target: counts and sums per group, or counts per combination of values.
 
-A state holds, for every group or every combination of values, how many rows it has and what is added up.
+The view's rows follow from the state.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import psycopg
 
-from gdq.consumers.views.computation import Make, net
 from gdq.consumers.views.difference import Difference
+from gdq.consumers.views.netting import MakeTable, net_signed_rows
 from gdq.consumers.views.signals import Diverged, NeedsFull
-from gdq.consumers.views.target import TargetRows, run, try_index
+from gdq.consumers.views.target import run_target_sql, try_target_index
+from gdq.consumers.views.target_rows import TargetRows
 from gdq.plan.kept_state import StatePlan
 from gdq.plan.spark.parts import Detail
 
 _SUMS, _BEFORE = "pg_temp.gdq_sums", "pg_temp.gdq_before"
 
 
-class Kept(Protocol):
-    """The contents of a state: the columns `keys` and `numbers`; the view's rows follow by the keys `groups`."""
-
-    @property
-    def keys(self) -> Sequence[str]: ...
-    @property
-    def numbers(self) -> Sequence[str]: ...
-    @property
-    def groups(self) -> Sequence[str]: ...
-
-    def sums(self, rows: str) -> str:
-        """The SELECT of what signed rows (c1, c2, ..., w) add to the state."""
-
-    def shown(self, state: str, touched: str) -> str:
-        """The SELECT of the view's rows from the table `state`, joined as s with the groups in `touched`."""
-
-
 def image_of_keys(loose: Sequence[str]) -> str:
-    """A hash of how key columns are written. With it as a key too, equal keys of different text are kept apart."""
+    """SQL of a hash of key columns' text. As a further key it keeps equal keys of different text (1.0, 1.00) apart."""
     text = f"row({', '.join(loose)})::pg_catalog.text"
     return f'pg_catalog.hashtextextended({text} collate pg_catalog."C", 0)'
 
 
 @dataclass(frozen=True, slots=True)
 class KeptSums:
-    """The counts and sums of a GROUP BY. `loose`: groups of which equal values may be written differently.
+    """Counts and sums of a GROUP BY. `loose`: group columns whose equal values may have different texts (1.0, 1.00).
 
-    Such a group has a row of the state for each spelling, so that a spelling that no row has any more goes: a view may
-    show what it says of the value, scale(1.00).
+    The state has one row per text of such a group, so a text disappears with its last row: a view may show the text,
+    for example by scale().
     """
 
     plan: StatePlan
@@ -65,7 +48,7 @@ class KeptSums:
 
     @property
     def groups(self) -> Sequence[str]:
-        # with LIMIT a row may come for another one's sake
+        # with LIMIT, a change of one group may add or remove another group's row
         return () if self.plan.order or self.plan.extremes else self.plan.group_columns
 
     def sums(self, rows: str) -> str:
@@ -74,7 +57,7 @@ class KeptSums:
         return self.plan.sums(f"(select *, {image_of_keys(self.loose)} as image from {rows} as r)", also=["image"])
 
     def whole(self) -> str:
-        """The SELECT of the state from the tables."""
+        """SELECT of the whole state from the tables."""
         return self.sums(self.plan.rows()) if self.loose else self.plan.whole()
 
     def shown(self, state: str, touched: str) -> str:
@@ -84,10 +67,10 @@ class KeptSums:
         return f"select {', '.join(self.plan.visible)} from {state} as s{touched}{where}{self.plan.order}"
 
     def _merged(self, state: str, touched: str) -> str:
-        """The state with one row for each group, in a spelling that does not depend on the order of its rows."""
+        """The state with one row per group, in a text that does not depend on the order of the rows."""
         groups, numbers = self.plan.group_columns, self.plan.numbers
         within = ", ".join(f"s.{name}" for name in groups)
-        # not the first of array_agg(): of arrays that is none
+        # (array_agg())[1] does not work for arrays
         spelled = [f"first_value(s.{name}) over (partition by {within} order by s.image) as {name}" for name in groups]
         rows = f"select {', '.join([*spelled, *(f's.{name}' for name in numbers)])} from {state} as s{touched}"
         names = [*groups, *(f"sum({name})::{'numeric' if name[0] == 's' else 'bigint'} as {name}" for name in numbers)]
@@ -96,7 +79,7 @@ class KeptSums:
 
 @dataclass(frozen=True, slots=True)
 class KeptValues:
-    """The values of a GROUP BY, with how often they occur; `loose`: keys, as of KeptSums."""
+    """Values of a GROUP BY, each with its number of rows; `loose`: key columns, as in KeptSums."""
 
     plan: Detail
     loose: Sequence[str] = ()
@@ -127,7 +110,7 @@ class KeptValues:
         return f"select {', '.join(self.plan.visible)} from {state} as s{touched} group by {groups}{having}"
 
     def _respelled(self, state: str, touched: str) -> str:
-        """The state with one spelling of every value of a group, which does not depend on the order of its rows."""
+        """The state with one text per value of a group, which does not depend on the order of the rows."""
         groups = [f"s.{name}" for name in self.groups]
         names = ["s.n"]
         for name in self.plan.columns:
@@ -139,37 +122,45 @@ class KeptValues:
         return f"(select {', '.join(names)} from {state} as s{touched})"
 
 
+# What a state keeps: columns `keys` and `numbers`, and the keys `groups` that identify a view's row. sums(rows) is the
+# SELECT of the additions to the state from signed rows (c1, c2, ..., w). shown(state, touched) is the SELECT of the
+# view's rows from the table `state` as s; `touched` is a join with the changed groups or "".
+KeptContents = KeptSums | KeptValues
+
+
 @dataclass(frozen=True, slots=True)
 class KeptState:
-    """The state of one view, in the transaction of the target's `rows`; `make` makes temporary tables there."""
+    """The state of one view, changed in the transaction of `rows`; `make` creates temporary tables there."""
 
     rows: TargetRows
     match: Sequence[str]
-    kept: Kept
-    make: Make
+    kept: KeptContents
+    make: MakeTable
 
     def load(self, sums: str) -> Difference:
-        """Make the state afresh from a SELECT of its columns; all rows of the view."""
+        """Recreate the state from a SELECT of its columns; returns all rows of the view."""
         table, columns = self.rows.target.state, self.kept.keys
-        run(self.rows.output, f"drop table if exists {table}")
-        run(self.rows.output, f"create table {table} as {sums}")
-        run(self.rows.output, f"alter table {table} add check (n {'>' if columns else '>='} 0)")
+        self.rows.target.hold(self.rows.output)
+        run_target_sql(self.rows.output, f"drop table if exists {table}")
+        run_target_sql(self.rows.output, f"create table {table} as {sums}")
+        run_target_sql(self.rows.output, f"alter table {table} add check (n {'>' if columns else '>='} 0)")
         if columns:
             listed = ", ".join(f"(array[{column}])" for column in columns)
-            try_index(self.rows.output, f"create unique index on {table} ({listed})")
-        run(self.rows.output, f"analyze {table}")
+            try_target_index(self.rows.output, f"create unique index on {table} ({listed})")
+        run_target_sql(self.rows.output, f"analyze {table}")
         return Difference("full", self.kept.shown(table, ""), match=tuple(self.match))
 
     def add(self, sums: str, after: Sequence[str] = (), refused: str = "") -> Difference:
-        """Add a SELECT of the state's columns to it; the difference between the old and new rows of what it touches.
+        """Add a SELECT of the state's columns to the state; returns the change of the view's rows.
 
-        `after`: statements that follow in the state what is no sum. NeedsFull when the condition `refused` holds for
-        a sum.
+        `after`: statements that then update columns other than counts and sums (minimum, maximum). NeedsFull if
+        the condition `refused` holds for an added row.
         """
         columns, numbers, groups = self.kept.keys, self.kept.numbers, self.kept.groups
+        self.rows.target.hold(self.rows.output)
         some = " or ".join(f"{name} <> 0" for name in numbers)
         self.make("gdq_sums", f"select * from ({sums}) as s where {some}")
-        if refused and run(self.rows.output, f"select from {_SUMS} where {refused} limit 1"):
+        if refused and run_target_sql(self.rows.output, f"select from {_SUMS} where {refused} limit 1"):
             raise NeedsFull("NaN or infinity came into or went from a sum")
         touched = ""
         if groups:
@@ -182,7 +173,7 @@ class KeptState:
         listed = ", ".join([*columns, *numbers])
         values = ", ".join(f"d.{name}" for name in [*columns, *numbers])
         try:
-            run(
+            run_target_sql(
                 self.rows.output,
                 f"merge into {table} as s using {_SUMS} as d on {_same(columns)} {gone}"
                 f"when matched then update set {added} when not matched then insert ({listed}) values ({values})",
@@ -190,11 +181,11 @@ class KeptState:
         except psycopg.errors.CheckViolation as error:
             raise Diverged(f"{table} counts fewer rows than the delta takes away") from error
         for statement in after:
-            run(self.rows.output, statement)
+            run_target_sql(self.rows.output, statement)
         now = f"select *, 1 as w from ({shown}) as a({names})"
-        return net(self.make, self.rows.types, f"{now} union all select * from {_BEFORE}", self.match)
+        return net_signed_rows(self.make, self.rows.types, f"{now} union all select * from {_BEFORE}", self.match)
 
 
 def _same(columns: Sequence[str]) -> str:
-    """The condition that s and d are one group; arrays with a NULL each are equal."""
+    """Condition that s and d are the same group; compared as arrays, because array[NULL] = array[NULL] is true."""
     return " and ".join(f"array[s.{column}] = array[d.{column}]" for column in columns) or "true"

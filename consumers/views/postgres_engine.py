@@ -1,7 +1,6 @@
-"""Brings the difference of a refresh into a target in PostgreSQL, in one transaction with the position.
+"""Engine for targets in the tables' own database: computes and writes in one transaction, with the position.
 
-In the database of the tables the difference is computed in that same transaction, and the counts and sums of a GROUP BY
-are kept beside the target.
+The counts and sums of a GROUP BY are kept in a state table beside the target.
 """
 
 from __future__ import annotations
@@ -11,36 +10,35 @@ from dataclasses import dataclass
 
 from gdq.consumers.views.computation import Computation
 from gdq.consumers.views.difference import Difference
-from gdq.consumers.views.engine import Effort
+from gdq.consumers.views.engine import EngineEffort
 from gdq.consumers.views.kept_state import KeptState, KeptSums
 from gdq.consumers.views.signals import NeedsFull
-from gdq.consumers.views.target import TargetRows
+from gdq.consumers.views.target_rows import TargetRows
 from gdq.plan.kept_state import StatePlan
-from gdq.plan.steps import Signed
+from gdq.plan.steps import SignedOutcome
 
 
 @dataclass(slots=True)
 class PostgresEngine:
-    """One refresh of one view in the transaction of the target, in which it is computed too."""
+    """Engine of one refresh of one view, which computes in the target's transaction."""
 
     computation: Computation
     rows: TargetRows
 
     def compute(self, s0: str | None, changed: Mapping[str, str]) -> None:
-        """NeedsFull for a view that has no delta; all else is done in one transaction."""
+        """Raise NeedsFull for a plan without incremental steps; apply() does all work."""
         plan = self.computation.plan
         if s0 is not None and changed and plan.full and not plan.checked:
             raise NeedsFull(plan.full)
 
-    def effort(self) -> Effort:
-        """The work of the refresh."""
+    def effort(self) -> EngineEffort:
         return self.computation.effort()
 
     def apply(self, s0: str | None, changed: Mapping[str, str]) -> int:
-        """Load the target in full, or bring it from s0 to the held snapshot; the rows deleted and inserted.
+        """Load the target in full, or bring it from s0 to the held snapshot; returns the rows deleted plus inserted.
 
-        NeedsFull when that takes a full load, Diverged when the target lacks rows that should go. Must come first in
-        its transaction.
+        Must come first in its transaction. NeedsFull if the changes are not enough, Diverged if rows to delete are
+        missing in the target.
         """
         if s0 is not None and not changed:
             self.computation.join()
@@ -54,7 +52,7 @@ class PostgresEngine:
         return rows
 
     def clear(self) -> None:
-        """Drop what was made, so that another view can be refreshed in the same transaction."""
+        """As Computation.clear()."""
         self.computation.clear()
 
     def _write(self, difference: Difference) -> int:
@@ -64,12 +62,12 @@ class PostgresEngine:
     def _difference(self, changed: Mapping[str, str]) -> Difference:
         state = self.computation.plan.state
         outcome = self.computation.outcome(changed, once=state is None or not state.extremes)
-        if state is not None and isinstance(outcome, Signed):
+        if state is not None and isinstance(outcome, SignedOutcome):
             return self._add_to_state(state, outcome.rows)
         return self.computation.difference_of(outcome)
 
     def _load(self) -> int:
-        """Fill the target, made if missing, with all rows of the view; the rows deleted and inserted."""
+        """Fill the target with all rows of the view; returns the rows deleted plus inserted."""
         state = self.computation.plan.state
         if state is None:
             return self._write(self.computation.full())
@@ -78,7 +76,7 @@ class PostgresEngine:
         return self._write(self._kept(state).load(KeptSums(state, state.loose).whole()))
 
     def _add_to_state(self, state: StatePlan, rows: str) -> Difference:
-        """Add signed rows of groups and arguments to the state; the difference between the groups' old and new rows."""
+        """Add signed rows of groups and arguments to the state; returns the change of the view's rows."""
         sums, after = KeptSums(state, state.loose).sums(rows), state.follow_extremes(self.rows.target.state, rows)
         return self._kept(state).add(sums, after, state.unnumbered)
 

@@ -1,4 +1,4 @@
-"""Signals: how a part of a refresh tells the refresh loop to begin again. No user sees one of them."""
+"""Signals: exceptions by which a part of a refresh makes the refresh loop start again. Users never see one."""
 
 # ruff: noqa: N818 (a signal's name says what happened)
 
@@ -6,7 +6,7 @@ from __future__ import annotations
 
 
 class _Signal(Exception):
-    """Ends one attempt of a refresh. The loop answers it, or raises a GdqError when no further attempt would help."""
+    """Ends one attempt of a refresh. The loop starts another, or raises a GdqError if no attempt would help."""
 
 
 class NeedsFull(_Signal):
@@ -14,12 +14,11 @@ class NeedsFull(_Signal):
 
 
 class Diverged(_Signal):
-    """The target does not hold the rows that its position stands for; the view must be reloaded in full."""
+    """The target's rows do not match its position; the view must be reloaded in full."""
 
 
 class TableWanted(_Signal):
     """A TRUNCATE or ALTER TABLE waits for the snapshot holder, and a reader of the refresh waits behind that statement.
 
-    The server sees no deadlock there. The holder must end, so that the statement gets its turn; then the refresh begins
-    again.
+    The server sees no deadlock. The holder must end so that the statement can run; then the refresh starts again.
     """

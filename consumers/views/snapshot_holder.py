@@ -13,20 +13,23 @@ from psycopg import sql
 
 from gdq.conninfo import connect
 from gdq.consumers.views.signals import TableWanted
-from gdq.errors import GdqError, mapped
+from gdq.errors import GdqError, mapped_errors
+from gdq.qualified_sql import qualified
+from gdq.sql_text import PIN_TRANSACTION
 
 _LOCK_TRIES = 5
 
-# A reader can only block behind a statement (TRUNCATE, ALTER) that waits for the snapshot holder: then it gives up.
+# A reader only ever waits behind a statement (TRUNCATE, ALTER) that itself waits for the snapshot holder: give up then.
 READER_LOCK_TIMEOUT = "1s"
 
-_SEGMENTS = """
+_SEGMENTS = qualified("""
 select pg_catalog.format('%%I.%%I', n.nspname, c.relname)
   from gdq.log_segments(%s, %s::text[]::pg_catalog.regclass[]) s
-  join pg_catalog.pg_class c on c.oid = s join pg_catalog.pg_namespace n on n.oid = c.relnamespace
- order by 1"""
+  join pg_catalog.pg_class c on c.oid operator(pg_catalog.=) s::pg_catalog.oid
+  join pg_catalog.pg_namespace n on n.oid operator(pg_catalog.=) c.relnamespace
+ order by 1""")
 
-# The first statement after the locks takes the snapshot. The batches are asked for only to see that they are open.
+# The first statement after the locks takes the snapshot. batch_tables() raises StaleBatch for a batch that is not open.
 _SNAPSHOT = f"""
 select pg_catalog.pg_current_snapshot()::text, pg_catalog.pg_export_snapshot(), array({_SEGMENTS}),
        (select count(*) from rows from (pg_catalog.unnest(%s::bigint[]), pg_catalog.unnest(%s::uuid[])) b(id, token),
@@ -38,8 +41,8 @@ select pg_catalog.pg_current_snapshot()::text, pg_catalog.pg_export_snapshot(), 
 class SnapshotHolder:
     """An open REPEATABLE READ transaction that holds ACCESS SHARE on everything its readers read.
 
-    `snapshot` is the pg_snapshot that all of them see, `exported` the name under which they import it, `locked` the
-    relations, as SQL lists them.
+    `snapshot`: the pg_snapshot that all readers see; `exported`: the name to import it by; `locked`: the locked
+    relations as a list in SQL.
     """
 
     connection: psycopg.Connection[Any]
@@ -48,7 +51,7 @@ class SnapshotHolder:
     locked: str
 
     def join(self, connection: psycopg.Connection[Any]) -> None:
-        """Give a transaction that has just begun the held snapshot and the holder's locks. TableWanted."""
+        """Give a transaction that has just begun the held snapshot and the holder's locks; may raise TableWanted."""
         exported = sql.Literal(self.exported).as_string(connection)
         try:
             connection.execute(
@@ -71,10 +74,9 @@ def hold_snapshot(
 ) -> Iterator[SnapshotHolder]:
     """Lock the tables and their log segments, take and export a snapshot, and hold it until the block ends.
 
-    `source`: a connection string, or a connection that is not in a transaction and serves no other purpose.
-
-    Locks come before the snapshot: a TRUNCATE or rewrite after it would make a table read as empty. `batches`: ids and
-    tokens of begin_refresh(), checked under the locks: StaleBatch when another refresh has taken over.
+    `source`: a connection string, or a connection outside a transaction that serves no other purpose. `batches`: ids
+    and tokens of begin_refresh(), checked under the locks: StaleBatch if another refresh has taken over.
+    Locks come before the snapshot: a table truncated or rewritten after the snapshot would read as empty.
     """
     with ExitStack() as stack:
         if isinstance(source, str):
@@ -87,25 +89,26 @@ def hold_snapshot(
             segments = _segments(connection, queue, tables)
             names = ", ".join([*tables, *segments])
             begin = "begin isolation level repeatable read read only"
-            connection.execute(f"{begin}; lock table {names} in access share mode", prepare=False)
-            with mapped():
+            lock = f"lock table {names} in access share mode"
+            connection.execute(f"{begin}; {PIN_TRANSACTION}; {lock}", prepare=False)
+            with mapped_errors():
                 row = connection.execute(_SNAPSHOT, values, prepare=True).fetchone()
             if row is not None and set(row[2]) <= set(segments):
                 yield SnapshotHolder(connection, row[0], row[1], names)
                 return
-            # A table got a new version between the list and the locks.
+            # a table got a new version, with new segments, after they were listed
             connection.rollback()
     raise GdqError(f"the logs of {', '.join(tables)} changed {_LOCK_TRIES} times while they were being locked")
 
 
 @contextlib.contextmanager
 def _ended(connection: psycopg.Connection[Any]) -> Iterator[None]:
-    """The transaction that the block begins ends with it; the connection is as it was."""
+    """End the block's transaction with the block, and restore the connection's autocommit."""
     autocommit = connection.autocommit
     try:
         yield
         if not connection.closed:
-            # it has written nothing; after a rollback psycopg would forget what the server has prepared and planned
+            # commit, though nothing was written: on rollback psycopg would forget its prepared statements
             connection.commit()
     finally:
         if not connection.closed:
@@ -114,6 +117,6 @@ def _ended(connection: psycopg.Connection[Any]) -> Iterator[None]:
 
 
 def _segments(connection: psycopg.Connection[Any], queue: str, tables: Sequence[str]) -> list[str]:
-    with mapped():
+    with mapped_errors():
         row = connection.execute(f"select array({_SEGMENTS})", [queue, list(tables)], prepare=True).fetchone()
     return row[0] if row else []

@@ -1,7 +1,7 @@
 """The command `gdq`: a module for each noun, whose commands parse, call one function of the library, and print.
 
-Shared by all: base (options, output, connections), lazy_group, progress. A command may call every package of gdq and
-gdq.consumers; nothing calls gdq.cli but the script `gdq`, python -m gdq and python -m gdq.consumers.refresh.
+Shared modules: base (options, output, connections), lazy_group, progress, terminal. A command may call every package of
+gdq and gdq.consumers. Only the script `gdq`, python -m gdq and python -m gdq.consumers.refresh call gdq.cli.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import click
 
 from gdq import __version__
 from gdq.cli.lazy_group import LazyGroup
+from gdq.cli.terminal import printable
 
-# Where each command stands: the function create_queue of gdq/cli/queue.py is `gdq create-queue`.
+# The module of each command: the function create_queue_command of gdq/cli/queue.py is `gdq create-queue`.
 MODULES = {
     "compare": ["compare"],
     "consumer": ["register-consumer", "unregister-consumer", "consumers", "members", "seek", "set-tables", "resynced"],
@@ -31,15 +32,23 @@ MODULES = {
     "slot": ["create-slot", "drop-slot", "slots"],
     "status": ["status"],
     "table": ["add-table", "alter-table", "remove-table", "tables", "apply-ddl"],
-    "view": ["create-view", "views", "view-history", "drop-view", "explain-view"],
+    "view": ["create-view", "alter-view", "views", "view-history", "drop-view", "explain-view"],
 }
 
 
+class _Lines(logging.Formatter):
+    """Formats a record for a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record), lines=True)
+
+
 class _Logfmt(logging.Formatter):
-    """One line of key=value pairs, for a log collector."""
+    """Formats a record as one line of key=value pairs, for a log collector."""
 
     def format(self, record: logging.LogRecord) -> str:
         message = super().format(record).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        message = printable(message)
         return f'time={self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z")} level={record.levelname.lower()} msg="{message}"'
 
 
@@ -50,15 +59,15 @@ class _Logfmt(logging.Formatter):
 )
 @click.version_option(__version__, prog_name="gdq")
 @click.option("-v", "--verbose", is_flag=True, help="Log more.")
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
+@click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def main(verbose: bool, quiet: bool, debug: bool) -> None:  # noqa: ARG001 (read from the context)
     """A queue of row changes inside PostgreSQL, and the consumers that read it.
 
-    Exit codes: 0 done or already so, 1 failed, 2 wrong usage, 3 checked and found wanting.
+    Exit codes: 0 done or already done, 1 failed, 2 wrong usage, 3 a check found a problem.
     """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s") if sys.stderr.isatty() else _Logfmt())
+    handler.setFormatter(_Lines("%(levelname)s: %(message)s") if sys.stderr.isatty() else _Logfmt())
     level = logging.DEBUG if verbose else logging.ERROR if quiet else logging.INFO
     logger = logging.getLogger("gdq")
     logger.handlers[:] = [handler]

@@ -1,4 +1,4 @@
-"""What all commands share: the connection option, output, errors, and how long they go on."""
+"""Shared parts of all commands: common options, connections, output, errors, and stopping by signal."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import re
 import select
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from types import FrameType
@@ -21,19 +23,35 @@ import psycopg
 from psycopg import Connection
 
 from gdq.call import try_while_locked
-from gdq.conninfo import connect, resolve
-from gdq.errors import GdqError, ResyncRequired, from_server, notice_line
+from gdq.cli.terminal import printable
+from gdq.conninfo import connect, end_commit_waits, resolve_conninfo
+from gdq.errors import GdqError, ResyncRequired, error_from_server, notice_line
 from gdq.installer.version import check_version
 from gdq.source import iso_utc
 
-# The errors that a user reads as one line, without a traceback.
-EXPECTED = (psycopg.Error, GdqError)
+# Errors that are shown as one line, without a traceback.
+EXPECTED_ERRORS = (psycopg.Error, GdqError)
 
-T = TypeVar("T")
-Command = TypeVar("Command", bound=Callable[..., Any])
+# The extra of gdq that brings each optional package.
+_EXTRAS = {
+    "sqlglot": "views",
+    "pyarrow": "arrow",
+    "adbc_driver_manager": "arrow",
+    "adbc_driver_postgresql": "arrow",
+    "pyspark": "spark",
+    "deltalake": "lake",
+    "pyiceberg": "lake",
+    "prometheus_client": "metrics",
+}
+
+# Seconds after a signal that a COMMIT may wait for a synchronous standby.
+_COMMIT_SECONDS = 1.0
+
+_T = TypeVar("_T")
+CommandFunction = TypeVar("CommandFunction", bound=Callable[..., Any])
 
 
-class Failure(click.ClickException):
+class CommandFailure(click.ClickException):
     """A failed command: one line, then the server's detail and hint."""
 
     def __init__(self, message: str, detail: str | None = None, hint: str | None = None) -> None:
@@ -43,60 +61,79 @@ class Failure(click.ClickException):
 
     def show(self, file: IO[Any] | None = None) -> None:
         stream = file or sys.stderr
-        click.echo(f"Error: {self.message}", file=stream)
+        click.echo(printable(f"Error: {self.message}"), file=stream)
         if self.detail:
-            click.echo(f"Detail: {self.detail}", file=stream)
+            click.echo(printable(f"Detail: {self.detail}", lines=True), file=stream)
         if self.hint:
-            click.echo(f"Hint: {self.hint}", file=stream)
+            click.echo(printable(f"Hint: {self.hint}"), file=stream)
 
 
-class Wanting(Failure):
-    """Checked and found wanting: the command did its work, the answer is no."""
+class FoundWanting(CommandFailure):
+    """A check found a problem: the command worked, and the answer is no."""
 
     exit_code = 3
 
 
-def failure(error: Exception) -> Failure:
-    """An error of gdq or of psycopg as what the user reads."""
+def is_expected(error: Exception) -> bool:
+    """True if the user reads the error as one line: an error of gdq or psycopg, or a missing package of an extra."""
+    return isinstance(error, EXPECTED_ERRORS) or _missing_extra(error) is not None
+
+
+def _missing_extra(error: Exception) -> str | None:
+    """The extra of gdq that brings the module that could not be imported; None for other errors."""
+    return _EXTRAS.get((error.name or "").partition(".")[0]) if isinstance(error, ModuleNotFoundError) else None
+
+
+def command_failure(error: Exception) -> CommandFailure:
+    """The CommandFailure that shows an expected error to the user."""
     if isinstance(error, psycopg.Error):
-        own = from_server(error)
+        own = error_from_server(error)
         if own is None:
             diag = error.diag
             message = diag.message_primary or str(error).partition("\n")[0]
-            hint = diag.message_hint
-            if error.sqlstate == "3F000" and hint is None:
+            hint = diag.message_hint or _noted_hint(error)
+            if error.sqlstate == "3F000" and hint is None and '"gdq"' in message:
                 hint = "Is gdq installed in this database? gdq install"
-            return Failure(message, diag.message_detail, hint)
+            return CommandFailure(message, diag.message_detail, hint)
         error = own
     if isinstance(error, GdqError):
-        kind = Wanting if isinstance(error, ResyncRequired) else Failure
+        kind = FoundWanting if isinstance(error, ResyncRequired) else CommandFailure
         return kind(str(error), error.detail, error.hint)
-    return Failure(str(error))
+    extra = _missing_extra(error)
+    if extra is not None:
+        return CommandFailure(f"this needs the Python package {error.name}", hint=f"pip install 'gdq[{extra}]'")  # type: ignore[attr-defined]
+    return CommandFailure(str(error))
 
 
-def dsn_option(command: Command) -> Command:
-    """-d/--dsn, on every command that connects."""
+def _noted_hint(error: Exception) -> str | None:
+    """The hint that gdq has added to an error of psycopg as a note."""
+    notes: list[str] = getattr(error, "__notes__", [])
+    return next((note.removeprefix("Hint: ") for note in notes if note.startswith("Hint: ")), None)
+
+
+def dsn_option(command: CommandFunction) -> CommandFunction:
+    """-d/--dsn, for every command that connects."""
     return click.option(
         "-d",
         "--dsn",
         metavar="CONNINFO",
         callback=_check_dsn,
-        help="Connection string or URI. Else GDQ_DSN, DATABASE_URL, then libpq's PG* variables.",
+        help="Connection string or URI. Default: GDQ_DSN, DATABASE_URL, then libpq's PG* variables.",
     )(command)
 
 
-def json_option(command: Command) -> Command:
-    """--json, on every listing."""
+def json_option(command: CommandFunction) -> CommandFunction:
+    """--json, for every listing."""
     return click.option("--json", "as_json", is_flag=True, help="Print a JSON array of objects.")(command)
 
 
-def json_object_option(command: Command) -> Command:
-    """--json, where a command prints one thing."""
+def json_object_option(command: CommandFunction) -> CommandFunction:
+    """--json, for commands that print one object."""
     return click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")(command)
 
 
-def slot_wait_option(command: Command) -> Command:
-    """--slot-wait, where a command reads a logical slot."""
+def slot_wait_option(command: CommandFunction) -> CommandFunction:
+    """--slot-wait, for commands that read a logical slot."""
     return click.option(
         "--slot-wait",
         type=click.FloatRange(min=0),
@@ -107,34 +144,34 @@ def slot_wait_option(command: Command) -> Command:
     )(command)
 
 
-def sql_option(command: Command) -> Command:
-    """--sql, where a command can print what it would run."""
-    return click.option("--sql", "as_sql", is_flag=True, help="Print the SQL for psql; connect to nothing.")(command)
+def sql_option(command: CommandFunction) -> CommandFunction:
+    """--sql, for commands that can print their SQL."""
+    return click.option("--sql", "as_sql", is_flag=True, help="Print the SQL for psql, without connecting.")(command)
 
 
 def talk(message: str) -> None:
-    """Say on stderr what was done; stdout is for data."""
+    """Print a message on stderr, since stdout is for data; not with --quiet."""
     context = click.get_current_context(silent=True)
     if context is None or not context.find_root().params.get("quiet"):
-        click.echo(message, err=True)
+        click.echo(printable(message, lines=True), err=True)
 
 
-def names(text: str | None) -> list[str] | None:
-    """A comma-separated list of names; one with a comma in it is put in double quotes, as in CSV."""
+def split_names(text: str | None) -> list[str] | None:
+    """The names in a comma-separated list; a name with a comma is put in double quotes, as in CSV."""
     if text is None:
         return None
     return [name.strip() for name in next(csv.reader([text], skipinitialspace=True), [])]
 
 
-def table_names(text: str | None) -> list[str] | None:
-    """A comma-separated list of tables as SQL has them: quoted where their names need it."""
+def split_table_names(text: str | None) -> list[str] | None:
+    """The tables in a comma-separated list, written as in SQL: quoted if necessary."""
     if text is None:
         return None
     return [name.strip() for name in re.findall(r'(?:"[^"]*"|[^,"])+', text)]
 
 
 def connect_checked(dsn: str | None, application_name: str = "gdq", *, any_version: bool = False) -> Connection[Any]:
-    """An autocommit connection to a database whose gdq this one can work with: check_version()."""
+    """An autocommit connection to a database with a compatible gdq, by check_version()."""
     connection = connect(dsn, application_name=application_name, autocommit=True)
     try:
         if not any_version:
@@ -146,19 +183,21 @@ def connect_checked(dsn: str | None, application_name: str = "gdq", *, any_versi
 
 
 @contextlib.contextmanager
-def session(dsn: str | None, *, autocommit: bool = False, any_version: bool = False) -> Iterator[Connection[Any]]:
-    """A connection whose NOTICE and WARNING lines go to stderr; committed at the end unless `autocommit`."""
+def command_session(
+    dsn: str | None, *, autocommit: bool = False, any_version: bool = False
+) -> Iterator[Connection[Any]]:
+    """A connection whose NOTICE and WARNING lines go to stderr; commits at the end unless `autocommit`."""
     with connect_checked(dsn, any_version=any_version) as connection:
         connection.autocommit = autocommit
         connection.add_notice_handler(lambda diag: talk(notice_line(diag)))
         yield connection
 
 
-def retry_locked(dsn: str | None, action: Callable[[Connection[Any]], T], *, any_version: bool = False) -> T:
-    """The result of `action` in a transaction; tried again while writers hold what it must lock."""
-    with session(dsn, autocommit=True, any_version=any_version) as connection:
+def retry_locked(dsn: str | None, action: Callable[[Connection[Any]], _T], *, any_version: bool = False) -> _T:
+    """The result of `action` in a transaction; retried while writers hold its locks."""
+    with command_session(dsn, autocommit=True, any_version=any_version) as connection:
 
-        def in_transaction() -> T:
+        def in_transaction() -> _T:
             with connection.transaction():
                 return action(connection)
 
@@ -166,7 +205,7 @@ def retry_locked(dsn: str | None, action: Callable[[Connection[Any]], T], *, any
 
 
 def print_rows(rows: Sequence[Any], columns: Sequence[str], *, as_json: bool) -> None:
-    """Print dataclasses as aligned text under a header, or as a JSON array of objects."""
+    """Print dataclasses as aligned text with a header, or as a JSON array of objects."""
     records = [{name: getattr(row, name) for name in columns} for row in rows]
     if as_json:
         lines = (json.dumps(record, default=json_value, ensure_ascii=False) for record in records)
@@ -182,20 +221,21 @@ def list_rows(
     dsn: str | None, listing: Callable[..., Sequence[Any]], *arguments: Any, columns: Sequence[str], as_json: bool
 ) -> None:
     """Print the rows that a listing function of the library returns for a connection and these arguments."""
-    with session(dsn) as connection:
+    with command_session(dsn) as connection:
         rows = listing(connection, *arguments)
     print_rows(rows, columns, as_json=as_json)
 
 
-def fields(row_type: type) -> list[str]:
+def field_names(row_type: type) -> list[str]:
     """The column names of a row's dataclass."""
     return [field.name for field in dataclasses.fields(row_type)]
 
 
-class Stop:
-    """Whether SIGTERM or SIGINT asked to end. The first one lets the work at hand finish, the second one does not.
+class StopSignals:
+    """True once SIGTERM or SIGINT came. The first signal lets the current work finish.
 
-    The second raises KeyboardInterrupt where the program is, so that the open transaction is rolled back.
+    The second one raises KeyboardInterrupt, so that the open transaction is rolled back. Work that waits for a
+    synchronous standby after its COMMIT counts as finished.
     """
 
     def __init__(self) -> None:
@@ -203,15 +243,22 @@ class Stop:
         self._reader, self._writer = os.pipe()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._handle)
+        threading.Thread(target=self._end_commit_waits, daemon=True).start()
 
     def __call__(self) -> bool:
         return self._asked
 
     def sleep(self, seconds: float) -> bool:
-        """Sleep, or wake when asked to stop; True when asked."""
+        """Sleep until the time is over or a signal comes; True if a signal came."""
         if not self._asked:
             select.select([self._reader], [], [], seconds)
         return self._asked
+
+    def _end_commit_waits(self) -> None:
+        select.select([self._reader], [], [])
+        while True:
+            time.sleep(_COMMIT_SECONDS)
+            end_commit_waits()
 
     def _handle(self, _number: int, _frame: FrameType | None) -> None:
         if self._asked:
@@ -222,14 +269,14 @@ class Stop:
 
 def _check_dsn(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
     try:
-        resolve(value)
+        resolve_conninfo(value)
     except psycopg.ProgrammingError as error:
         raise click.BadParameter(str(error).strip()) from error
     return value
 
 
 def json_value(value: Any) -> Any:
-    """What JSON has no form for: intervals in seconds, times in UTC."""
+    """JSON value of types that JSON lacks: intervals in seconds, times in UTC."""
     if isinstance(value, timedelta):
         return value.total_seconds()
     if isinstance(value, datetime):
@@ -244,7 +291,7 @@ def _cell(value: Any) -> str:
         case dict():
             return json.dumps(value, ensure_ascii=False)
         case list():
-            return ",".join(map(str, value))
+            return printable(",".join(map(str, value)))
         case datetime():
             return str(json_value(value))
-    return str(value)
+    return printable(str(value))

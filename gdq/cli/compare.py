@@ -1,4 +1,4 @@
-"""`gdq compare`: queue and slot beside each other on the user's own tables."""
+"""`gdq compare`: runs a queue and a slot side by side on the user's own tables."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from pathlib import Path
 
 import click
 
-from gdq.cli.base import Failure, Stop, dsn_option, json_object_option, session, table_names, talk
-from gdq.cli.progress import shown
-from gdq.consumers.compare import attach, run, table
-from gdq.consumers.compare.page import page
+from gdq.cli import base
+from gdq.cli.progress import shown_progress
+from gdq.consumers.compare import attach
+from gdq.consumers.compare.figure_text import figures_text
+from gdq.consumers.compare.page import compare_page
 from gdq.consumers.compare.recommend import recommend
+from gdq.consumers.compare.run import remove_leftovers, run_compare
 
 
 @click.command()
@@ -30,13 +32,13 @@ from gdq.consumers.compare.recommend import recommend
     "--report",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     metavar="FILE.html",
-    help="Write a page.",
+    help="Also write the result as a page.",
 )
-@click.option("--replica-identity-full", is_flag=True, help="Have the slot send old rows: set, and restored after.")
-@click.option("--clean-up", is_flag=True, help="Only remove what a run that was killed has left.")
-@json_object_option
-@dsn_option
-def compare(
+@click.option("--replica-identity-full", is_flag=True, help="Let the slot send old rows; restored afterwards.")
+@click.option("--clean-up", is_flag=True, help="Only remove the remains of a killed run.")
+@base.json_object_option
+@base.dsn_option
+def compare_command(
     tables: str | None,
     seconds: float,
     report: Path | None,
@@ -46,29 +48,29 @@ def compare(
     as_json: bool,
     dsn: str | None,
 ) -> None:
-    """Put a queue and a slot on tables for a while, measure both on the work that runs, and say which to take.
+    """Attach a queue and a slot to tables for a while, measure both under the running load, and recommend one.
 
-    It writes nothing to the tables; the application works as ever, with triggers on them. All is removed at the end,
-    whatever happens. Needs wal_level logical and a role that may make publications, slots and queues: docs/compare.md.
+    It writes nothing to the tables; the application goes on, with triggers on its tables. Everything is removed at the
+    end. Needs wal_level logical and a role that may create publications, slots and queues: docs/compare.md.
 
     \b
     Example: gdq compare --tables public.orders,public.customer --seconds 120 --report compare.html
     """
     if clean_up:
         if tables is not None or report is not None or replica_identity_full or as_json:
-            raise click.UsageError("--clean-up only removes what was left, and takes no other option but --dsn")
+            raise click.UsageError("--clean-up takes no other option but --dsn")
         _clean_up(dsn)
         return
-    names = table_names(tables)
+    names = base.split_table_names(tables)
     if not names:
         raise click.UsageError("name the tables: --tables T1,T2")
     if not math.isfinite(seconds):
         raise click.BadParameter(f"{seconds} is no number of seconds", param_hint="--seconds")
     if report is not None and not report.absolute().parent.is_dir():
         raise click.BadParameter(f"no folder {report.absolute().parent}", param_hint="--report")
-    stop = Stop()
-    with shown(as_json=as_json) as told:
-        figures = run.compare(
+    stop = base.StopSignals()
+    with shown_progress(as_json=as_json) as told:
+        figures = run_compare(
             dsn,
             names,
             seconds,
@@ -80,17 +82,17 @@ def compare(
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(figures) | {"recommendation": dataclasses.asdict(found)}, indent=1))
     else:
-        click.echo(table.text(figures, found.text, [f"{reason.side}: {reason.text}" for reason in found.reasons]))
+        click.echo(figures_text(figures, found.text, [f"{reason.side}: {reason.text}" for reason in found.reasons]))
     if report is not None:
         try:
-            report.write_text(page(figures, found), encoding="utf-8")
+            report.write_text(compare_page(figures, found), encoding="utf-8")
         except OSError as error:
-            raise Failure(f"the page cannot be written to {report}: {error.strerror}") from error
-        talk(f"wrote {report}")
+            raise base.CommandFailure(f"the page cannot be written to {report}: {error.strerror}") from error
+        base.talk(f"wrote {report}")
 
 
 def _clean_up(dsn: str | None) -> None:
-    with session(dsn, autocommit=True) as connection:
-        attach.lock(connection)
-        found = run.tidy(connection)
-    talk(f"removed {', '.join(found)}" if found else "already gone: no run has left anything")
+    with base.command_session(dsn, autocommit=True) as connection:
+        attach.lock_attach(connection)
+        found = remove_leftovers(connection)
+    base.talk(f"removed {', '.join(found)}" if found else "already gone: no run has left anything")

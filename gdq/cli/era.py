@@ -1,23 +1,23 @@
-"""Commands for what a restore or a failover asks for."""
+"""Commands for use after a restore or a failover."""
 
 from __future__ import annotations
 
 import click
 
 import gdq
-from gdq.cli.base import Wanting, dsn_option, json_option, print_rows, retry_locked, session, talk
+from gdq.cli.base import FoundWanting, command_session, dsn_option, json_option, print_rows, retry_locked, talk
 from gdq.errors import DivergedPosition, EraEnded, TruncatedPosition
 
 
 @click.command()
 @click.argument("queue", required=False)
-@click.option("--keep", is_flag=True, help="Consumers go on where the dump has them; see docs/operations.md.")
+@click.option("--keep", is_flag=True, help="Consumers go on at their positions in the dump; see docs/operations.md.")
 @json_option
 @dsn_option
-def rebase(queue: str | None, keep: bool, as_json: bool, dsn: str | None) -> None:
-    """Start a new era of queues that were restored from a dump; of all without QUEUE.
+def rebase_command(queue: str | None, keep: bool, as_json: bool, dsn: str | None) -> None:
+    """Start a new era of a queue, or of all queues, that were restored from a dump.
 
-    Capture is made anew and every consumer is told to read its tables afresh.
+    Recreates capture, and every consumer must copy its tables again.
     """
     rows = retry_locked(dsn, lambda connection: gdq.rebase(connection, queue, keep=keep))
     if rows or as_json:
@@ -30,9 +30,9 @@ def rebase(queue: str | None, keep: bool, as_json: bool, dsn: str | None) -> Non
 @click.argument("queue")
 @click.argument("consumer")
 @dsn_option
-def position(queue: str, consumer: str, dsn: str | None) -> None:
-    """Print where a consumer stands, as text to be kept outside the server."""
-    with session(dsn) as connection:
+def position_command(queue: str, consumer: str, dsn: str | None) -> None:
+    """Print a consumer's position, as text to keep outside the server."""
+    with command_session(dsn) as connection:
         click.echo(gdq.position(connection, queue, consumer))
 
 
@@ -40,11 +40,11 @@ def position(queue: str, consumer: str, dsn: str | None) -> None:
 @click.argument("queue")
 @click.argument("position")
 @dsn_option
-def check_position(queue: str, position: str, dsn: str | None) -> None:
-    """Check that the server knows a position; exit code 3 when it does not."""
-    with session(dsn) as connection:
+def check_position_command(queue: str, position: str, dsn: str | None) -> None:
+    """Check that the server knows a position; exit code 3 if it does not."""
+    with command_session(dsn) as connection:
         try:
             gdq.check_position(connection, queue, position)
         except (DivergedPosition, EraEnded, TruncatedPosition) as error:
-            raise Wanting(str(error), error.detail, error.hint) from error
+            raise FoundWanting(str(error), error.detail, error.hint) from error
     talk("known")

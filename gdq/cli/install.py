@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from gdq.cli.base import dsn_option, retry_locked, session, sql_option, talk
+from gdq.cli.base import command_session, dsn_option, retry_locked, sql_option, talk
 from gdq.consumers.slot.slot import slot_info
 from gdq.installer import install as installer
 
@@ -12,10 +12,10 @@ from gdq.installer import install as installer
 @click.command()
 @dsn_option
 @sql_option
-def install(dsn: str | None, as_sql: bool) -> None:
+def install_command(dsn: str | None, as_sql: bool) -> None:
     """Install gdq in the database, or upgrade it."""
     if as_sql:
-        click.echo(installer.script(), nl=False)
+        click.echo(installer.install_script(), nl=False)
         return
     result = installer.install(dsn)
     for notice in result.notices:
@@ -32,8 +32,8 @@ def install(dsn: str | None, as_sql: bool) -> None:
 @dsn_option
 @sql_option
 @click.option("--yes", is_flag=True, help="Do not ask.")
-def uninstall(dsn: str | None, as_sql: bool, yes: bool) -> None:
-    """Remove gdq with all queues and logs; the tables stay as they are, and so do slots, which are named."""
+def uninstall_command(dsn: str | None, as_sql: bool, yes: bool) -> None:
+    """Remove gdq with all queues and logs. The tables stay as they are; slots stay too, and their names are printed."""
     if as_sql:
         click.echo(installer.uninstall_script(), nl=False)
         return
@@ -44,7 +44,7 @@ def uninstall(dsn: str | None, as_sql: bool, yes: bool) -> None:
         if retry_locked(dsn, installer.uninstall, any_version=True)
         else "already gone: gdq is not installed here"
     )
-    with session(dsn, autocommit=True) as connection:
+    with command_session(dsn, autocommit=True) as connection:
         slots = [one.slot_name for one in slot_info(connection)]
     if slots:
         talk(f"slots are still there and keep the write-ahead log: drop them with gdq drop-slot: {', '.join(slots)}")
@@ -52,11 +52,11 @@ def uninstall(dsn: str | None, as_sql: bool, yes: bool) -> None:
 
 @click.command("create-event-triggers")
 @dsn_option
-def create_event_triggers(dsn: str | None) -> None:
-    """Make the event triggers that keep capture in step with DDL.
+def create_event_triggers_command(dsn: str | None) -> None:
+    """Create the event triggers that keep capture in step with DDL.
 
-    Most servers let only a superuser make them: connect as one, after `gdq install`.
+    Most servers allow this only to a superuser: connect as one, after `gdq install`.
     """
-    with session(dsn) as connection:
+    with command_session(dsn) as connection:
         made = installer.create_event_triggers(connection)
     talk("created event triggers" if made else "already on: the event triggers of gdq")

@@ -1,4 +1,4 @@
-"""Commands for the messages of an application."""
+"""The command for messages of an application: insert-event."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 from psycopg.types.json import Jsonb
 
 import gdq
-from gdq.cli.base import dsn_option, session
+from gdq.cli.base import command_session, dsn_option
 
 
 @click.command("insert-event")
@@ -20,7 +20,9 @@ from gdq.cli.base import dsn_option, session
 @click.option("--extra", multiple=True, metavar="TEXT", help="Up to four more texts, in order.")
 @click.option("--text", "as_text", is_flag=True, help="DATA is any text, not JSON.")
 @dsn_option
-def insert_event(*, queue: str, kind: str, data: str, extra: tuple[str, ...], as_text: bool, dsn: str | None) -> None:
+def insert_event_command(
+    *, queue: str, kind: str, data: str, extra: tuple[str, ...], as_text: bool, dsn: str | None
+) -> None:
     """Put a message into a queue and print its number. DATA is JSON; - reads it from stdin.
 
     \b
@@ -33,7 +35,7 @@ def insert_event(*, queue: str, kind: str, data: str, extra: tuple[str, ...], as
             json.loads(text)
         except ValueError as error:
             raise click.BadParameter(f"no JSON: {error}; for other text give --text", param_hint="DATA") from None
-        value = Jsonb(text, dumps=str)  # as it is: numbers must not go through a float
-    with session(dsn) as connection:
+        value = Jsonb(text, dumps=str)  # unchanged: numbers must not go through a float
+    with command_session(dsn) as connection:
         number = gdq.insert_event(connection, queue, kind, value, *extra)
     click.echo(number)

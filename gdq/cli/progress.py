@@ -1,4 +1,4 @@
-"""What `gdq refresh` shows on a terminal while it works: a line for each view with its phase, rows and time."""
+"""Progress of `gdq refresh` on a terminal: a line for each view with its phase, rows and time."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
     from rich.progress import Progress, TaskID
 
-    Told = Callable[[str, str, int], None]
+    _Told = Callable[[str, str, int], None]
 
-# So many views are shown; the oldest goes first.
+# At most this many views are shown; the oldest is removed first.
 _SHOWN = 8
 
 
-def shown(*, as_json: bool) -> AbstractContextManager[Told]:
-    """What a Refresher tells its progress: shown where all output goes to a terminal, unless it is JSON or --quiet."""
+def shown_progress(*, as_json: bool) -> AbstractContextManager[_Told]:
+    """The progress function of a Refresher; it shows nothing with JSON, --quiet or output that is not a terminal."""
     context = click.get_current_context(silent=True)
     quiet = context is not None and context.find_root().params.get("quiet")
     if as_json or quiet or not (sys.stdout.isatty() and sys.stderr.isatty()):
@@ -28,8 +28,8 @@ def shown(*, as_json: bool) -> AbstractContextManager[Told]:
     return _Screen()
 
 
-class _Screen(AbstractContextManager["Told"]):
-    """Lines below the cursor, gone when the block ends."""
+class _Screen(AbstractContextManager["_Told"]):
+    """Lines below the cursor, removed after the block."""
 
     def __init__(self) -> None:
         from rich.console import Console  # noqa: PLC0415
@@ -41,7 +41,7 @@ class _Screen(AbstractContextManager["Told"]):
         self._tasks: dict[str, TaskID] = {}
         self._last: str | None = None
 
-    def __enter__(self) -> Told:
+    def __enter__(self) -> _Told:
         self._progress.start()
         return self._tell
 
@@ -58,7 +58,7 @@ class _Screen(AbstractContextManager["Told"]):
     def _begin(self, view: str, doing: str) -> None:
         if self._last is not None:
             self._progress.stop_task(self._tasks[self._last])
-        if view in self._tasks:  # begun again
+        if view in self._tasks:  # the refresh started again
             self._progress.remove_task(self._tasks.pop(view))
         if len(self._tasks) == _SHOWN:
             self._progress.remove_task(self._tasks.pop(next(iter(self._tasks))))

@@ -1,4 +1,4 @@
-"""The commands for a queue as a whole: making and dropping it, its settings, and whether it is paused."""
+"""The commands for whole queues: create, drop, list, change, pause and resume them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import click
 
 import gdq
-from gdq.cli.base import dsn_option, json_option, list_rows, retry_locked, session, talk
+from gdq.cli.base import command_session, dsn_option, json_option, list_rows, retry_locked, talk
 
-# The list shows what was chosen; how things are going is in `gdq status`.
+# The list shows the settings; `gdq status` shows the state.
 _QUEUE_COLUMNS = (
     "queue_name", "tables", "consumers", "last_tick", "tick_age", "events_since_tick",
     "ticker_max_count", "ticker_max_lag", "ticker_idle_period", "rotation_period", "rotation_bytes", "retention",
@@ -26,12 +26,12 @@ QUEUE_SETTINGS = (
     "max_bytes",
 )
 
-# An existing queue keeps the logs that it has.
+# unlogged cannot be changed later: an existing queue keeps its logs.
 NEW_QUEUE_SETTINGS = (*QUEUE_SETTINGS, "unlogged")
 
 
-def settings_of(pairs: tuple[str, ...], known: tuple[str, ...] = QUEUE_SETTINGS) -> dict[str, Any]:
-    """KEY=VALUE arguments as the settings of a queue."""
+def _settings_of(pairs: tuple[str, ...], known: tuple[str, ...] = QUEUE_SETTINGS) -> dict[str, Any]:
+    """The settings of a queue from KEY=VALUE arguments."""
     settings: dict[str, Any] = dict(pair.partition("=")[::2] for pair in pairs)
     for name, value in settings.items():
         if name not in known or not value:
@@ -43,14 +43,14 @@ def settings_of(pairs: tuple[str, ...], known: tuple[str, ...] = QUEUE_SETTINGS)
 @click.argument("queue")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help=f"One of {', '.join(NEW_QUEUE_SETTINGS)}.")
 @dsn_option
-def create_queue(queue: str, settings: tuple[str, ...], dsn: str | None) -> None:
+def create_queue_command(queue: str, settings: tuple[str, ...], dsn: str | None) -> None:
     """Create a queue.
 
     \b
     Example: gdq create-queue orders --set ticker_max_lag='1 s' --set retention='1 day'
     """
-    pairs = settings_of(settings, NEW_QUEUE_SETTINGS)
-    with session(dsn) as connection:
+    pairs = _settings_of(settings, NEW_QUEUE_SETTINGS)
+    with command_session(dsn) as connection:
         made = gdq.create_queue(connection, queue, **pairs)
     talk(f"created queue {queue}" if made else f"already there: queue {queue}")
 
@@ -59,23 +59,23 @@ def create_queue(queue: str, settings: tuple[str, ...], dsn: str | None) -> None
 @click.argument("queue")
 @click.argument("settings", nargs=-1, required=True, metavar="KEY=VALUE...")
 @dsn_option
-def set_queue(queue: str, settings: tuple[str, ...], dsn: str | None) -> None:
+def set_queue_command(queue: str, settings: tuple[str, ...], dsn: str | None) -> None:
     """Change settings of a queue: those of create-queue. max_bytes=0 takes the limit away.
 
     \b
     Example: gdq set-queue orders retention='2 days' max_bytes=20000000000
     """
-    values = settings_of(settings)
-    with session(dsn) as connection:
+    values = _settings_of(settings)
+    with command_session(dsn) as connection:
         changed = gdq.set_queue(connection, queue, **values)
     talk(f"changed queue {queue}" if changed else f"already so: queue {queue}")
 
 
 @click.command("drop-queue")
 @click.argument("queue")
-@click.option("--force", is_flag=True, help="Also with tables, consumers and views.")
+@click.option("--force", is_flag=True, help="Even with tables, consumers and views.")
 @dsn_option
-def drop_queue(queue: str, force: bool, dsn: str | None) -> None:
+def drop_queue_command(queue: str, force: bool, dsn: str | None) -> None:
     """Drop a queue with its logs."""
     dropped = retry_locked(dsn, lambda connection: gdq.drop_queue(connection, queue, force=force))
     talk(f"dropped queue {queue}" if dropped else f"already gone: queue {queue}")
@@ -84,7 +84,7 @@ def drop_queue(queue: str, force: bool, dsn: str | None) -> None:
 @click.command("queues")
 @json_option
 @dsn_option
-def queues(as_json: bool, dsn: str | None) -> None:
+def queues_command(as_json: bool, dsn: str | None) -> None:
     """List queues with their settings and the age of the last tick."""
     list_rows(dsn, gdq.queue_info, columns=_QUEUE_COLUMNS, as_json=as_json)
 
@@ -93,9 +93,9 @@ def queues(as_json: bool, dsn: str | None) -> None:
 @click.argument("queue")
 @click.argument("consumer", required=False)
 @dsn_option
-def pause(queue: str, consumer: str | None, dsn: str | None) -> None:
-    """Stop ticks and batches of a queue, or the batches of one consumer; capture goes on."""
-    with session(dsn) as connection:
+def pause_command(queue: str, consumer: str | None, dsn: str | None) -> None:
+    """Pause a queue, which stops its ticks and batches, or one consumer; capture goes on."""
+    with command_session(dsn) as connection:
         new = gdq.pause(connection, queue, consumer)
     talk(f"{'paused' if new else 'already paused:'} {_named(queue, consumer)}")
 
@@ -104,9 +104,9 @@ def pause(queue: str, consumer: str | None, dsn: str | None) -> None:
 @click.argument("queue")
 @click.argument("consumer", required=False)
 @dsn_option
-def resume(queue: str, consumer: str | None, dsn: str | None) -> None:
-    """Let a paused queue or consumer go on."""
-    with session(dsn) as connection:
+def resume_command(queue: str, consumer: str | None, dsn: str | None) -> None:
+    """Resume a paused queue or consumer."""
+    with command_session(dsn) as connection:
         paused = gdq.resume(connection, queue, consumer)
     talk(f"{'resumed' if paused else 'not paused:'} {_named(queue, consumer)}")
 

@@ -1,4 +1,4 @@
-"""The commands that load Apache Spark where a view wants it: refresh, verify-view."""
+"""The commands that may load Apache Spark: refresh, verify-view."""
 
 from __future__ import annotations
 
@@ -11,20 +11,9 @@ from typing import Any
 import click
 from psycopg import Connection
 
-from gdq.cli.base import (
-    EXPECTED,
-    Failure,
-    Stop,
-    Wanting,
-    connect_checked,
-    dsn_option,
-    failure,
-    fields,
-    json_option,
-    print_rows,
-    slot_wait_option,
-)
-from gdq.cli.progress import shown
+from gdq.cli import base
+from gdq.cli.progress import shown_progress
+from gdq.cli.terminal import printable
 from gdq.consumers.refresh.follow import Follower
 from gdq.consumers.refresh.refresher import Refresher, RefreshResult, refresh_groups
 from gdq.consumers.refresh.verify import verify_view as verify
@@ -35,10 +24,10 @@ _INTERRUPTED = "interrupted: the refresh at hand was rolled back"
 
 @click.command()
 @click.argument("view", nargs=-1)
-@click.option("--full", is_flag=True, help="Load afresh instead of applying the changes.")
-@click.option("--group", "groups", multiple=True, metavar="NAME", help="The views of a group that is stored.")
-@click.option("--together", is_flag=True, help="Refresh the named views as one, as if they were a group.")
-@click.option("--follow", is_flag=True, help="Go on refreshing whenever something changed, until SIGTERM or Ctrl-C.")
+@click.option("--full", is_flag=True, help="Reload all rows instead of applying the changes.")
+@click.option("--group", "groups", multiple=True, metavar="NAME", help="The views of this stored group.")
+@click.option("--together", is_flag=True, help="Refresh the named views together, as if they were a group.")
+@click.option("--follow", is_flag=True, help="Refresh again after every change, until SIGTERM or Ctrl-C.")
 @click.option(
     "--source",
     type=click.Choice(["queue", "slot"]),
@@ -46,18 +35,18 @@ _INTERRUPTED = "interrupted: the refresh at hand was rolled back"
     show_default=True,
     help="slot: read the changes from each view's logical slot (gdq create-slot QUEUE VIEW TABLES).",
 )
-@slot_wait_option
+@base.slot_wait_option
 @click.option(
     "--interval",
     type=click.FloatRange(min=0),
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="With --follow: refresh a view at most so often.",
+    help="With --follow: refresh a view at most once in this time.",
 )
-@dsn_option
-@json_option
-def refresh(
+@base.dsn_option
+@base.json_option
+def refresh_command(
     *,
     view: tuple[str, ...],
     full: bool,
@@ -70,15 +59,15 @@ def refresh(
     dsn: str | None,
     as_json: bool,
 ) -> None:
-    """Bring views up to the present; without VIEW and --group all, a view over another's target after that.
+    """Bring views up to the present; all views without VIEW and --group. A view over another's target comes after it.
 
-    The views of a group are refreshed at one snapshot and move in one transaction, also when one of them is named.
-    With --follow one line, or with --json one object, for each refresh.
+    The views of a group are refreshed at one snapshot in one transaction, also if only one of them is named.
+    --follow prints one line, or with --json one object, for each refresh.
     """
     if together and (follow or groups or not view):
-        raise click.UsageError("--together takes the names of views, and goes with neither --group nor --follow")
+        raise click.UsageError("--together needs the names of views, without --group and --follow")
     if source == "slot" and not (view or groups):
-        raise click.UsageError("--source slot takes the names of views, or --group: each view has a slot of its own")
+        raise click.UsageError("--source slot needs the names of views, or --group: each view has its own slot")
     if follow:
         if full:
             raise click.UsageError("--follow applies changes: leave --full out")
@@ -86,10 +75,10 @@ def refresh(
         return
     results: list[RefreshResult] = []
     failed = interrupted = False
-    terminate = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the server is told to stop too
+    terminate = signal.signal(signal.SIGTERM, signal.default_int_handler)  # cancels the server's statement too
     try:
         with (
-            shown(as_json=as_json) as progress,
+            shown_progress(as_json=as_json) as progress,
             Refresher(dsn, progress=progress, slot_wait_seconds=slot_wait) as refresher,
         ):
             if together:
@@ -100,9 +89,9 @@ def refresh(
         interrupted = True
     finally:
         signal.signal(signal.SIGTERM, terminate)
-    print_rows(results, fields(RefreshResult), as_json=as_json)
+    base.print_rows(results, base.field_names(RefreshResult), as_json=as_json)
     if interrupted:
-        raise Failure(_INTERRUPTED)
+        raise base.CommandFailure(_INTERRUPTED)
     if failed:
         sys.exit(1)
 
@@ -116,15 +105,15 @@ def _refresh(
     full: bool,
     slot: bool,
 ) -> bool:
-    """Refresh one after the other, which adds to `results`; whether one has failed, which stops no other."""
+    """Refresh the groups in turn and add to `results`; True if one failed. A failure does not stop the others."""
     failed = False
     for unit in refresh_groups(refresher.control, names, groups):
-        # a view that is named is loaded in full, the others of its group follow with their changes
+        # --full loads only the named views in full; the others of the group apply their changes
         afresh = [name for name in unit.names if name in names or unit.group_name in groups or not (names or groups)]
         try:
             results += refresher.refresh_group(unit, full=afresh if full else (), slot=slot)
-        except EXPECTED as error:
-            failure(error).show()
+        except base.EXPECTED_ERRORS as error:
+            base.command_failure(error).show()
             failed = True
     return failed
 
@@ -145,11 +134,11 @@ def _follow(
         else:
             why = f" ({result.reason})" if result.reason else ""
             done = f"{result.rows_changed} rows changed in {result.seconds:.2f} s"
-            click.echo(f"{result.view_name}: {result.action}{why}, {done}")
+            click.echo(printable(f"{result.view_name}: {result.action}{why}, {done}"))
 
     def failed(what: str, error: Exception) -> None:
-        told = failure(error)
-        Failure(f"{what}: {told.message}", told.detail, told.hint).show()
+        told = base.command_failure(error)
+        base.CommandFailure(f"{what}: {told.message}", told.detail, told.hint).show()
 
     def work(connection: Connection[Any]) -> None:
         with Refresher(connection, slot_wait_seconds=slot_wait) as refresher:
@@ -158,22 +147,22 @@ def _follow(
             )
             follower.run(stop)
 
-    stop = Stop()
+    stop = base.StopSignals()
     try:
-        reconnecting(lambda: connect_checked(dsn, "gdq:refresh"), work, stop.sleep)
+        reconnecting(lambda: base.connect_checked(dsn, "gdq:refresh"), work, stop.sleep)
     except KeyboardInterrupt:
-        raise Failure(_INTERRUPTED) from None
+        raise base.CommandFailure(_INTERRUPTED) from None
 
 
 @click.command("verify-view")
 @click.argument("name")
-@dsn_option
-@json_option
-def verify_view(name: str, dsn: str | None, as_json: bool) -> None:
-    """Refresh a view and compare it with its query at the same snapshot; exit code 3 when they differ."""
+@base.dsn_option
+@base.json_option
+def verify_view_command(name: str, dsn: str | None, as_json: bool) -> None:
+    """Refresh a view and compare it with its query at the same snapshot; exit code 3 if they differ."""
     with Refresher(dsn) as refresher:
         result = verify(refresher, name)
-    print_rows([result], ("view_name", "rows", "missing", "unexpected"), as_json=as_json)
+    base.print_rows([result], ("view_name", "rows", "missing", "unexpected"), as_json=as_json)
     if not result.equal:
-        hint = f"gdq refresh --full {name} loads it afresh."
-        raise Wanting(f"view {name} differs from its query", hint=hint)
+        hint = f"gdq refresh --full {name} reloads it."
+        raise base.FoundWanting(f"view {name} differs from its query", hint=hint)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import click
 
 import gdq
-from gdq.cli.base import Command, dsn_option, fields, json_option, list_rows, session, talk
+from gdq.cli.base import CommandFunction, command_session, dsn_option, field_names, json_option, list_rows, talk
 
 
-def _chosen(command: Command) -> Command:
+def _chosen(command: CommandFunction) -> CommandFunction:
     """The options that choose dead letters: --id, --older-than, --all."""
     command = click.option("--all", "everything", is_flag=True, help="All of them.")(command)
     age = "Only events dead for longer than this, such as '7 days'."
@@ -22,9 +22,9 @@ def _chosen(command: Command) -> Command:
 @click.argument("consumer", required=False)
 @json_option
 @dsn_option
-def retries(queue: str, consumer: str | None, as_json: bool, dsn: str | None) -> None:
-    """List the events that wait to come again."""
-    list_rows(dsn, gdq.retry_info, queue, consumer, columns=fields(gdq.RetryInfo), as_json=as_json)
+def retries_command(queue: str, consumer: str | None, as_json: bool, dsn: str | None) -> None:
+    """List the events that wait for a retry."""
+    list_rows(dsn, gdq.retry_info, queue, consumer, columns=field_names(gdq.RetryInfo), as_json=as_json)
 
 
 @click.command("set-retry-limit")
@@ -32,9 +32,9 @@ def retries(queue: str, consumer: str | None, as_json: bool, dsn: str | None) ->
 @click.argument("consumer")
 @click.argument("limit", type=click.IntRange(min=0))
 @dsn_option
-def set_retry_limit(queue: str, consumer: str, limit: int, dsn: str | None) -> None:
-    """Set how often an event is retried before it becomes a dead letter; 10 unless set."""
-    with session(dsn) as connection:
+def set_retry_limit_command(queue: str, consumer: str, limit: int, dsn: str | None) -> None:
+    """Set the number of retries after which an event becomes a dead letter (default 10)."""
+    with command_session(dsn) as connection:
         gdq.set_retry_limit(connection, queue, consumer, limit)
     talk(f"events of {consumer} on {queue} are retried {limit} times")
 
@@ -44,9 +44,9 @@ def set_retry_limit(queue: str, consumer: str, limit: int, dsn: str | None) -> N
 @click.argument("consumer", required=False)
 @json_option
 @dsn_option
-def dead_letters(queue: str, consumer: str | None, as_json: bool, dsn: str | None) -> None:
+def dead_letters_command(queue: str, consumer: str | None, as_json: bool, dsn: str | None) -> None:
     """List the events that consumers gave up, oldest first."""
-    list_rows(dsn, gdq.dead_letters, queue, consumer, columns=fields(gdq.DeadLetterInfo), as_json=as_json)
+    list_rows(dsn, gdq.dead_letters, queue, consumer, columns=field_names(gdq.DeadLetterInfo), as_json=as_json)
 
 
 @click.command("replay-dead-letters")
@@ -54,12 +54,12 @@ def dead_letters(queue: str, consumer: str | None, as_json: bool, dsn: str | Non
 @click.argument("consumer")
 @_chosen
 @dsn_option
-def replay_dead_letters(
+def replay_dead_letters_command(
     queue: str, consumer: str, *, ids: tuple[int, ...], older_than: str | None, everything: bool, dsn: str | None
 ) -> None:
-    """Hand dead letters to their consumer again, in its next batch."""
+    """Give dead letters to their consumer again, in its next batch."""
     _need_choice(ids, older_than, everything)
-    with session(dsn) as connection:
+    with command_session(dsn) as connection:
         number = gdq.replay_dead_letters(connection, queue, consumer, ids or None, older_than=older_than)
     talk(f"replayed {number} of {consumer} on {queue}")
 
@@ -69,12 +69,12 @@ def replay_dead_letters(
 @click.argument("consumer")
 @_chosen
 @dsn_option
-def purge_dead_letters(
+def purge_dead_letters_command(
     queue: str, consumer: str, *, ids: tuple[int, ...], older_than: str | None, everything: bool, dsn: str | None
 ) -> None:
-    """Forget dead letters."""
+    """Delete dead letters."""
     _need_choice(ids, older_than, everything)
-    with session(dsn) as connection:
+    with command_session(dsn) as connection:
         number = gdq.purge_dead_letters(connection, queue, consumer, ids or None, older_than=older_than)
     talk(f"purged {number} of {consumer} on {queue}")
 

@@ -1,4 +1,4 @@
-"""The commands that read a queue or keep it going: ticker, tick, consume, peek."""
+"""The commands that read a queue or tick it: ticker, tick, consume, peek."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import click
@@ -16,51 +17,41 @@ from psycopg import Connection
 
 import gdq.consumer
 import gdq.ticker
-from gdq.cli.base import (
-    Failure,
-    Stop,
-    connect_checked,
-    dsn_option,
-    fields,
-    json_option,
-    print_rows,
-    session,
-    slot_wait_option,
-)
-from gdq.consumers.debezium.envelope import printer
+from gdq.cli import base
+from gdq.consumers.debezium.envelope import debezium_printer
 from gdq.consumers.printer import print_sequences
 from gdq.consumers.slot.source import SlotSource
 from gdq.errors import GdqError
-from gdq.retry import Outcome, handle_each, settle
-from gdq.source import Event
+from gdq.retry import RetryOutcome, handle_each_event, settle_outcomes
+from gdq.source import MAX_EVENTS, Event
 
 log = logging.getLogger(__name__)
 
-SECONDS = click.FloatRange(min=0)
-DEAD_AFTER_SECONDS = 300.0
+_SECONDS = click.FloatRange(min=0)
+_DEAD_AFTER_SECONDS = 300.0
 
 
 @click.command()
-@click.option("--once", is_flag=True, help="End when nothing is due.")
+@click.option("--once", is_flag=True, help="Do what is due now, then exit.")
 @click.option("--interval", type=click.FloatRange(min=0.001), default=0.05, show_default=True, metavar="SECONDS")
-@dsn_option
-def ticker(once: bool, interval: float, dsn: str | None) -> None:
+@base.dsn_option
+def ticker_command(once: bool, interval: float, dsn: str | None) -> None:
     """Take ticks and maintain the logs of all queues, until SIGTERM."""
     if once:
-        with session(dsn, autocommit=True) as connection:
+        with base.command_session(dsn, autocommit=True) as connection:
             gdq.tick_all(connection)
             gdq.maintain_all(connection)
         return
-    stop = Stop()
-    gdq.ticker.run(lambda: connect_checked(dsn, "gdq ticker"), interval_seconds=interval, stop=stop.sleep)
+    stop = base.StopSignals()
+    gdq.ticker.run_ticker(lambda: base.connect_checked(dsn, "gdq ticker"), interval_seconds=interval, stop=stop.sleep)
 
 
 @click.command()
 @click.argument("queue")
-@dsn_option
-def tick(queue: str, dsn: str | None) -> None:
+@base.dsn_option
+def tick_command(queue: str, dsn: str | None) -> None:
     """Take a tick now and print its number."""
-    with session(dsn, autocommit=True) as connection:
+    with base.command_session(dsn, autocommit=True) as connection:
         number = gdq.take_tick(connection, queue)
     click.echo(number)
 
@@ -70,22 +61,30 @@ def tick(queue: str, dsn: str | None) -> None:
 @click.argument("consumer")
 @click.argument("handler", default="printer", metavar="[HANDLER]")
 @click.option("--once", is_flag=True, help="Process everything committed so far, then exit (forces a tick).")
-@click.option("--json", "as_json", is_flag=True, help="Print events as JSON lines: what happens without a handler.")
-@click.option("--member", metavar="M", help="Work as this member of the consumer, beside the others.")
+@click.option("--json", "as_json", is_flag=True, help="Print events as JSON lines; the default without a handler.")
+@click.option("--member", metavar="M", help="Work as this member of the consumer, beside other members.")
 @click.option(
     "--dead-after",
-    type=SECONDS,
-    default=DEAD_AFTER_SECONDS,
+    type=_SECONDS,
+    default=_DEAD_AFTER_SECONDS,
     show_default=True,
     metavar="SECONDS",
-    help="Take over a batch another member has held longer than this.",
+    help="Take over a batch whose member was not heard of for this long.",
+)
+@click.option(
+    "--max-events",
+    type=click.IntRange(min=1),
+    default=MAX_EVENTS,
+    show_default=True,
+    metavar="N",
+    help="Join ticks into batches of at most this many events; a single tick is never divided.",
 )
 @click.option("--each", is_flag=True, help="HANDLER takes one event: handler(connection, event).")
 @click.option(
     "--retry-errors",
-    type=SECONDS,
+    type=_SECONDS,
     metavar="SECONDS",
-    help="With --each: when HANDLER fails, retry the event after this time.",
+    help="With --each: if HANDLER fails, retry the event after this time.",
 )
 @click.option(
     "--source",
@@ -94,7 +93,7 @@ def tick(queue: str, dsn: str | None) -> None:
     show_default=True,
     help="Read the queue, or the consumer's logical slot (gdq create-slot).",
 )
-@slot_wait_option
+@base.slot_wait_option
 @click.option(
     "--format",
     "form",
@@ -104,8 +103,8 @@ def tick(queue: str, dsn: str | None) -> None:
     help="Print events in gdq's form, or in Debezium's envelope (docs/from-debezium.md).",
 )
 @click.option("--tombstones", is_flag=True, help="With --format debezium: a record without a value after each delete.")
-@dsn_option
-def consume(
+@base.dsn_option
+def consume_command(
     queue: str,
     consumer: str,
     handler: str,
@@ -114,6 +113,7 @@ def consume(
     as_json: bool,
     member: str | None,
     dead_after: float,
+    max_events: int,
     each: bool,
     retry_errors: float | None,
     source: str,
@@ -126,12 +126,12 @@ def consume(
     sequences of each batch.
 
     HANDLER is module:function or a name in gdq.consumers. It is called as handler(connection, events) in the
-    transaction that finishes the batch: what it writes there is written exactly once. What it returns is put aside: a
+    transaction that finishes the batch, so its writes there happen exactly once. To put events aside it returns a
     list of gdq.Retry(reason, delay=timedelta, event=event) and gdq.DeadLetter(reason, event=event).
 
-    With --each it is called as handler(connection, event), in a savepoint of its own: raising gdq.Retry or
-    gdq.DeadLetter undoes what it did for that event and puts it aside. Other errors roll the batch back, unless
-    --retry-errors puts the event aside then too.
+    With --each it is called as handler(connection, event), in a savepoint: raising gdq.Retry or gdq.DeadLetter undoes
+    its writes for that event and puts the event aside. Other errors roll the batch back; with --retry-errors they put
+    the event aside too.
 
     \b
     Examples: gdq consume orders mirror shop.mirror:apply
@@ -146,8 +146,12 @@ def consume(
     _check_format(form, tombstones=tombstones, other=as_json or handler != "printer")
     function = _debezium(queue, source, tombstones) if form == "debezium" else _load_handler(handler)
     on_error = None if retry_errors is None else timedelta(seconds=retry_errors)
-    longest = timedelta(seconds=dead_after)
-    stop = Stop()
+    sequences = handler == "printer" and form == "gdq"
+    hand_over = partial(
+        _hand_over, handler=handler, function=function, each=each, on_error=on_error, sequences=sequences
+    )
+    cooperation: Any = {"member": member, "dead_after": timedelta(seconds=dead_after)}
+    stop = base.StopSignals()
 
     def work(connection: Connection[Any]) -> None:
         with contextlib.ExitStack() as opened:
@@ -155,28 +159,45 @@ def consume(
                 reader: SlotSource | gdq.Consumer = (
                     SlotSource(connection, queue, consumer, wait_seconds=slot_wait, pause=stop.sleep)
                     if source == "slot"
-                    else gdq.Consumer(connection, queue, consumer, member=member, dead_after=longest)
+                    else gdq.Consumer(connection, queue, consumer, max_events=max_events, **cooperation)
                 )
             except GdqError:
                 if stop():
-                    return  # while it waited for the slot
+                    return  # a signal came while it waited for the slot
                 raise
             opened.enter_context(reader)
-            for batch in reader.batches(once=once, stop=stop):
-                with _handler_errors(handler):
-                    _hand_over(connection, batch, handler, function, on_error=on_error, each=each)
-                    if handler == "printer" and form == "gdq" and isinstance(batch, gdq.Batch):
-                        print_sequences(batch.sequences())
+            _take_batches(reader, hand_over, once=once, stop=stop)
 
     name = gdq.consumer.application_name(queue, consumer, member)
     try:
-        gdq.ticker.reconnecting(lambda: connect_checked(dsn, name), work, stop.sleep)
+        gdq.ticker.reconnecting(lambda: base.connect_checked(dsn, name), work, stop.sleep)
     except KeyboardInterrupt:
-        raise Failure("interrupted: the batch at hand was rolled back") from None
+        raise base.CommandFailure("interrupted: the batch at hand was rolled back") from None
+
+
+def _take_batches(
+    reader: SlotSource | gdq.Consumer,
+    hand_over: Callable[[Connection[Any], gdq.SourceBatch], None],
+    *,
+    once: bool,
+    stop: Callable[[], bool],
+) -> None:
+    """Hand over all batches; a member whose batch was taken over is rolled back and goes on with the next batch."""
+    while True:
+        try:
+            with contextlib.closing(reader.batches(once=once, stop=stop)) as batches:
+                for batch in batches:
+                    hand_over(reader.connection, batch)
+        except gdq.StaleBatch as error:
+            if isinstance(reader, SlotSource) or reader.member is None:
+                raise
+            log.warning("%s: going on with the next batch", error)
+        else:
+            return
 
 
 def _check_format(form: str, *, tombstones: bool, other: bool) -> None:
-    """UsageError where options of another format are given; `other`: a handler or --json is."""
+    """UsageError for options of another format; `other`: a handler or --json is given."""
     if form == "debezium" and other:
         raise click.UsageError("--format debezium prints the events itself and takes no handler and no --json")
     if tombstones and form != "debezium":
@@ -185,59 +206,66 @@ def _check_format(form: str, *, tombstones: bool, other: bool) -> None:
 
 def _debezium(queue: str, source: str, tombstones: bool) -> Callable[[Any, Any], Any]:
     """The handler that prints Debezium's envelope."""
-    return printer(queue, has_lsn=source == "slot", tombstones=tombstones)
+    return debezium_printer(queue, has_lsn=source == "slot", tombstones=tombstones)
 
 
 def _hand_over(
     connection: Connection[Any],
     batch: gdq.SourceBatch,
+    *,
     handler: str,
     function: Callable[[Any, Any], Any],
-    *,
     each: bool,
     on_error: timedelta | None,
+    sequences: bool,
 ) -> None:
-    """Hand the events of a batch to the handler, and put aside what it returns; Failure where that cannot be done."""
-    if not isinstance(batch, gdq.Batch):
-        if function(connection, batch.events()):
-            raise Failure(f"handler {handler} puts events aside: a slot has no retries")
-    elif each:
-        handle_each(batch, batch.events(), function, on_error=on_error)
-    else:
-        settle(batch, function(connection, batch.events()) or ())
+    """Hand the events of a batch to the handler, and put aside its outcomes; CommandFailure if a slot gets some.
+
+    `sequences`: print those of the batch too.
+    """
+    with _handler_errors(handler):
+        if not isinstance(batch, gdq.Batch):
+            if function(connection, batch.events()):
+                raise base.CommandFailure(f"handler {handler} puts events aside: a slot has no retries")
+        elif each:
+            handle_each_event(batch, batch.events(), function, on_error=on_error)
+        else:
+            settle_outcomes(batch, function(connection, batch.events()) or ())
+        if sequences and isinstance(batch, gdq.Batch):
+            print_sequences(batch.sequences())
 
 
 @click.command()
 @click.argument("queue")
 @click.argument("consumer", required=False)
 @click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="At most this many events.")
-@json_option
-@dsn_option
-def peek(queue: str, consumer: str | None, limit: int, as_json: bool, dsn: str | None) -> None:
-    """Show the events that a consumer gets next, without consuming them.
+@base.json_option
+@base.dsn_option
+def peek_command(queue: str, consumer: str | None, limit: int, as_json: bool, dsn: str | None) -> None:
+    """Show the next events of a consumer without consuming them.
 
-    Without CONSUMER: from the consumer that is furthest behind. Takes a tick, so that all that is committed shows.
+    Without CONSUMER: those of the consumer that is furthest behind. Takes a tick first, to show all committed events.
     """
-    with session(dsn, autocommit=True) as connection:
+    with base.command_session(dsn, autocommit=True) as connection:
         events = gdq.peek(connection, queue, consumer, limit=limit)
-    print_rows(events, fields(Event), as_json=as_json)
+    base.print_rows(events, base.field_names(Event), as_json=as_json)
 
 
 @contextlib.contextmanager
 def _handler_errors(name: str) -> Iterator[None]:
-    """Log an error of the handler's own with its traceback and end; those of gdq and the server pass through."""
+    """Log the handler's own errors with traceback and raise CommandFailure; gdq's and the server's pass through."""
     try:
         yield
     except (psycopg.Error, GdqError, OSError):
         raise
-    except Outcome as outcome:
-        raise Failure(
+    except RetryOutcome as outcome:
+        raise base.CommandFailure(
             f"handler {name} raised {type(outcome).__name__}: {outcome}",
             hint="A handler of batches returns it, with event=; with --each it may be raised.",
         ) from outcome
     except Exception as error:
         log.exception("handler %s failed, the batch is rolled back", name)
-        raise Failure(f"handler {name}: {type(error).__name__}: {error}") from error
+        raise base.CommandFailure(f"handler {name}: {type(error).__name__}: {error}") from error
 
 
 def _load_handler(name: str) -> Callable[[Any, Any], Any]:
@@ -246,14 +274,14 @@ def _load_handler(name: str) -> Callable[[Any, Any], Any]:
     if not function:
         module, function = f"gdq.consumers.{module}", "consume"
     elif "" not in sys.path:
-        sys.path.insert(0, "")  # an installed command does not look in the current folder
+        sys.path.insert(0, "")  # for an installed command the current folder is not on the path
     try:
         loaded = getattr(importlib.import_module(module), function)
     except (ModuleNotFoundError, AttributeError) as error:
-        raise Failure(
+        raise base.CommandFailure(
             f"no handler {name}: {error}", hint="HANDLER is module:function, or a name in gdq.consumers."
         ) from error
     if not callable(loaded):
-        raise Failure(f"handler {name} is not a function")
+        raise base.CommandFailure(f"handler {name} is not a function")
     handler: Callable[[Any, Any], Any] = loaded
     return handler

@@ -1,11 +1,11 @@
-"""Commands for the slots of consumers that read the write-ahead log instead of the queue."""
+"""Commands for logical slots: consumers and views with a slot read the write-ahead log instead of the queue."""
 
 from __future__ import annotations
 
 import click
 from psycopg.errors import DuplicateObject, ObjectInUse
 
-from gdq.cli.base import Failure, dsn_option, fields, json_option, print_rows, session, talk
+from gdq.cli.base import CommandFailure, command_session, dsn_option, field_names, json_option, print_rows, talk
 from gdq.consumers.slot import slot
 
 
@@ -13,18 +13,18 @@ from gdq.consumers.slot import slot
 @click.argument("queue")
 @click.argument("consumer")
 @click.argument("tables", nargs=-1, metavar="[SCHEMA.TABLE]...")
-@click.option("--two-phase", is_flag=True, help="Have prepared transactions sent when they are prepared.")
+@click.option("--two-phase", is_flag=True, help="Send prepared transactions when they are prepared.")
 @dsn_option
-def create_slot(queue: str, consumer: str, tables: tuple[str, ...], two_phase: bool, dsn: str | None) -> None:
+def create_slot_command(queue: str, consumer: str, tables: tuple[str, ...], two_phase: bool, dsn: str | None) -> None:
     """Create a logical slot for a consumer, read by `gdq consume --source slot`; or for the view of that name, read by
     `gdq refresh --source slot`.
 
-    The tables are published as gdq_QUEUE, and named with the first slot only. Old images take REPLICA IDENTITY FULL.
-    Needs wal_level logical and a role with REPLICATION. The slot keeps the server's write-ahead log until it is read
-    or dropped.
+    Name the tables with a queue's first slot only: they are published as gdq_QUEUE. Old images need REPLICA IDENTITY
+    FULL. Needs wal_level logical and a role with REPLICATION. The slot keeps the server's write-ahead log until it is
+    read or dropped.
     """
     name = slot.slot_name(queue, consumer)
-    with session(dsn, autocommit=True) as connection:
+    with command_session(dsn, autocommit=True) as connection:
         try:
             slot.create_slot(connection, queue, consumer, tables, two_phase=two_phase)
         except DuplicateObject:
@@ -39,14 +39,14 @@ def create_slot(queue: str, consumer: str, tables: tuple[str, ...], two_phase: b
 @click.argument("queue")
 @click.argument("consumer")
 @dsn_option
-def drop_slot(queue: str, consumer: str, dsn: str | None) -> None:
-    """Drop the slot of a consumer, and the queue's publication with the last one."""
-    with session(dsn, autocommit=True) as connection:
+def drop_slot_command(queue: str, consumer: str, dsn: str | None) -> None:
+    """Drop a consumer's slot, and with the last slot the queue's publication."""
+    with command_session(dsn, autocommit=True) as connection:
         try:
             known = slot.drop_slot(connection, queue, consumer)
         except ObjectInUse as error:
             hint = "End its reader first; if its program is gone, pg_terminate_backend() ends it."
-            raise Failure(str(error.diag.message_primary), hint=hint) from error
+            raise CommandFailure(str(error.diag.message_primary), hint=hint) from error
     name = slot.slot_name(queue, consumer)
     talk(f"dropped slot {name}" if known else f"already gone: slot {name}")
 
@@ -54,8 +54,10 @@ def drop_slot(queue: str, consumer: str, dsn: str | None) -> None:
 @click.command("slots")
 @json_option
 @dsn_option
-def slots(as_json: bool, dsn: str | None) -> None:
-    """List the slots of gdq with the write-ahead log that they keep, and what their publication leaves out."""
-    with session(dsn, autocommit=True) as connection:
+def slots_command(as_json: bool, dsn: str | None) -> None:
+    """List gdq's slots with the write-ahead log that they keep, and with changes that their publication leaves out."""
+    with command_session(dsn, autocommit=True) as connection:
         rows = slot.slot_info(connection)
-    print_rows(rows, fields(slot.SlotInfo), as_json=as_json)
+        if slot.is_standby(connection):
+            talk("this server is a standby: the slots of its primary are listed there, not here")
+    print_rows(rows, field_names(slot.SlotInfo), as_json=as_json)

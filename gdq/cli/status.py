@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -13,8 +14,10 @@ from psycopg import Connection
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
-from gdq.cli.base import Stop, connect_checked, dsn_option, json_value, session
+from gdq.cli.base import StopSignals, command_session, connect_checked, dsn_option, json_value
+from gdq.cli.terminal import printable
 from gdq.monitor.status import Status
 from gdq.monitor.status import status as read
 from gdq.ticker import reconnecting
@@ -24,33 +27,33 @@ _TABLES_SHOWN = 10
 
 @click.command()
 @click.argument("queue", required=False)
-@click.option("--watch", is_flag=True, help="Show it again and again until Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Show the status again and again until Ctrl-C.")
 @click.option(
     "--interval",
     type=click.FloatRange(min=0.1),
     default=2.0,
     show_default=True,
     metavar="SECONDS",
-    help="With --watch.",
+    help="With --watch: time between two looks.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object with queues, consumers, tables and views.")
 @dsn_option
-def status(queue: str | None, watch: bool, interval: float, as_json: bool, dsn: str | None) -> None:
-    """Show depth, rate and lag of queues, and how fresh views are.
+def status_command(queue: str | None, watch: bool, interval: float, as_json: bool, dsn: str | None) -> None:
+    """Show depth, rate and lag of queues, and the age of views.
 
     Of the tables those in resync and those with the largest logs.
     """
     if watch:
         _watch(queue, interval, as_json, dsn)
         return
-    with session(dsn) as connection:
+    with command_session(dsn) as connection:
         found = read(connection, queue)
     _print(found, as_json)
 
 
 def _watch(queue: str | None, interval: float, as_json: bool, dsn: str | None) -> None:
-    """Read and show until a signal comes; a lost connection is made anew."""
-    stop = Stop()
+    """Read and show until a signal comes; reconnect if the connection is lost."""
+    stop = StopSignals()
     shown = Live(auto_refresh=False, screen=False) if sys.stdout.isatty() and not as_json else None
 
     def work(connection: Connection[Any]) -> None:
@@ -63,21 +66,15 @@ def _watch(queue: str | None, interval: float, as_json: bool, dsn: str | None) -
                 shown.update(_tables(found), refresh=True)
             stop.sleep(interval)
 
-    def run() -> None:
+    with shown or nullcontext():
         reconnecting(lambda: connect_checked(dsn, "gdq status"), work, stop.sleep)
-
-    if shown is None:
-        run()
-    else:
-        with shown:
-            run()
 
 
 def _print(found: Status, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(found), default=json_value, ensure_ascii=False))
         return
-    # a pipe has no width, and nothing may be cut off there
+    # a pipe has no width: nothing may be cut off
     Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(_tables(found))
 
 
@@ -86,26 +83,28 @@ def _tables(found: Status) -> Group:
     for queue in found.queues:
         events, unread = found.unread(queue.queue_name)
         rate = "" if queue.events_per_second is None else f"{queue.events_per_second:,.1f}"
-        queues.add_row(
+        _add_row(
+            queues,
             queue.queue_name,
             f"{events:,}",
-            size(unread),
+            _size(unread),
             rate,
-            age(queue.tick_age),
-            size(queue.log_bytes),
+            _age(queue.tick_age),
+            _size(queue.log_bytes),
             *map(str, (queue.segments, queue.tables, queue.tables_resync, queue.open_writers)),
         )
     consumers = _table(
         "queue", "consumer", "lag", "events", "bytes", "batch open", "retries", "dead", "resync", "last seen"
     )
     for consumer in found.consumers:
-        consumers.add_row(
+        _add_row(
+            consumers,
             consumer.queue_name,
             consumer.consumer_name,
-            age(consumer.lag),
+            _age(consumer.lag),
             "" if consumer.unread_events is None else f"{consumer.unread_events:,}",
-            size(consumer.unread_bytes),
-            age(consumer.batch_age),
+            _size(consumer.unread_bytes),
+            _age(consumer.batch_age),
             *map(str, (consumer.retries, consumer.dead_letters, consumer.tables_resync)),
             "" if consumer.last_seen is None else f"{consumer.last_seen:%Y-%m-%d %H:%M:%S}",
         )
@@ -113,14 +112,19 @@ def _tables(found: Status) -> Group:
     shown = sorted(found.tables, key=lambda table: (table.state == "ok", -table.log_bytes))
     wanting = sum(table.state != "ok" for table in shown)
     for table in shown[: max(wanting, _TABLES_SHOWN)]:
-        sizes = (size(table.log_bytes), str(table.segments))
-        tables.add_row(table.queue_name, table.table_name, table.mode, *sizes, table.state, table.reason or "")
+        sizes = (_size(table.log_bytes), str(table.segments))
+        _add_row(tables, table.queue_name, table.table_name, table.mode, *sizes, table.state, table.reason or "")
     views = _table("queue", "view", "group", "age", "last action", "rows changed", "error")
     for view in found.views:
         rows = "" if view.rows_changed is None else f"{view.rows_changed:,}"
-        done = (age(view.age), view.last_action or "", rows, view.error or "")
-        views.add_row(view.queue_name, view.view_name, view.group_name or "", *done)
+        wrong = f"differs from its query: {view.diverged}" if view.diverged else view.error or ""
+        done = (_age(view.age), view.last_action or "", rows, wrong)
+        _add_row(views, view.queue_name, view.view_name, view.group_name or "", *done)
     return Group(*(part for part in (queues, consumers, tables, views) if part.row_count or part is queues))
+
+
+def _add_row(grid: Table, *cells: str) -> None:
+    grid.add_row(*(Text(printable(cell)) for cell in cells))
 
 
 def _table(*columns: str) -> Table:
@@ -132,8 +136,8 @@ def _table(*columns: str) -> Table:
     return grid
 
 
-def size(count: int) -> str:
-    """Bytes as people read them."""
+def _size(count: int) -> str:
+    """Bytes with a unit, such as 1.2 MB."""
     number = float(count)
     for unit in ("B", "kB", "MB", "GB"):
         if number < 1000:
@@ -142,8 +146,8 @@ def size(count: int) -> str:
     return f"{number:,.1f} TB"
 
 
-def age(span: timedelta | None) -> str:
-    """A span of time as people read it."""
+def _age(span: timedelta | None) -> str:
+    """A span of time with units."""
     if span is None:
         return ""
     seconds = span.total_seconds()

@@ -1,41 +1,68 @@
-"""Commands for views: registering, listing, explaining and dropping them."""
+"""Commands for views: create, list, explain and drop them."""
 
 from __future__ import annotations
 
 import json
-from typing import IO
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import IO, Any
 
 import click
 
-from gdq.cli.base import Wanting, dsn_option, fields, json_object_option, json_option, list_rows, session, talk
+from gdq.cli import base
+from gdq.cli.terminal import printable
+from gdq.conninfo import target_conninfo
 from gdq.consumers.lake.open import open_lake
 from gdq.consumers.slot.slot import slot_of_view
 from gdq.consumers.views.target import Target
 from gdq.errors import PlanError
 from gdq.queue import check_tables
+from gdq.sql_text import pinned
 from gdq.view import view
 from gdq.view.view import EngineChoice, ViewInfo
 
 _VIEW_COLUMNS = (
-    "view_name",
-    "queue_name",
-    "group_name",
-    "tables",
-    "target",
-    "last_refresh",
-    "last_action",
-    "last_reason",
-    "rows_changed",
-    "error",
-)
+    "view_name", "queue_name", "group_name", "tables", "target", "last_refresh", "last_action", "last_reason",
+    "rows_changed", "error", "diverged",
+)  # fmt: skip
 
-
-engine_option = click.option(
+_engine_option = click.option(
     "--engine",
     type=click.Choice(["auto", "spark", "postgres"]),
     default="auto",
     show_default=True,
-    help="What refreshes the view; auto: postgres.",
+    help="The engine that refreshes the view; auto: postgres.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditShare:
+    """The value of --audit: a share of refreshes, None for as many as a hundredth of their work allows."""
+
+    share: float | None
+
+
+class _AuditShare(click.ParamType[AuditShare]):
+    """auto, off, or a share of refreshes."""
+
+    name = "share"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> AuditShare:
+        if isinstance(value, AuditShare):
+            return value
+        if value in ("auto", "off"):
+            return AuditShare(None if value == "auto" else 0.0)
+        return AuditShare(click.FloatRange(0, 1).convert(value, param, ctx))
+
+
+_audit_option = click.option(
+    "--audit",
+    type=_AuditShare(),
+    metavar="auto|off|SHARE",
+    help="How many refreshes compare some rows with the query; auto: as many as a hundredth of their work allows.",
+)
+_audit_keys_option = click.option(
+    "--audit-keys", type=click.IntRange(1, 1000), metavar="N", help="How many keys such a refresh compares; first: 20."
 )
 
 
@@ -50,9 +77,11 @@ engine_option = click.option(
     help="The table that refreshes fill: SCHEMA.TABLE, or delta:, parquet: or iceberg: and a place.",
 )
 @click.option("--target-dsn", metavar="CONNINFO", help="Database of the target, without a password; default: this one.")
-@engine_option
-@dsn_option
-def create_view(
+@_engine_option
+@_audit_option
+@_audit_keys_option
+@base.dsn_option
+def create_view_command(
     *,
     name: str,
     queue: str,
@@ -60,61 +89,98 @@ def create_view(
     target: str,
     target_dsn: str | None,
     engine: EngineChoice,
+    audit: AuditShare | None,
+    audit_keys: int | None,
     dsn: str | None,
 ) -> None:
     """Register a materialized view that is refreshed from a queue."""
     # the checks write temporary objects, after which a transaction can take no tick
-    with session(dsn, autocommit=True) as connection:
+    with base.command_session(dsn, autocommit=True) as connection:
         check_tables(connection, queue)
-        plan = view.create_view(connection, name, queue, file.read(), target, target_dsn=target_dsn, engine=engine)
-    talk(f"already there: view {name}" if plan is None else f"created view {name}: {plan.strategy}")
+        plan = view.create_view(
+            connection,
+            name,
+            queue,
+            file.read(),
+            target,
+            target_dsn=target_dsn,
+            engine=engine,
+            audit_share=None if audit is None else audit.share,
+            audit_keys=audit_keys,
+        )
+    base.talk(f"already there: view {name}" if plan is None else f"created view {name}: {plan.strategy}")
 
 
 @click.command()
-@dsn_option
-@json_option
-def views(dsn: str | None, as_json: bool) -> None:
-    """List views and how their last refresh went."""
-    list_rows(dsn, view.view_info, columns=_VIEW_COLUMNS, as_json=as_json)
+@base.dsn_option
+@base.json_option
+def views_command(dsn: str | None, as_json: bool) -> None:
+    """List views with the outcome of their last refresh."""
+    base.list_rows(dsn, view.view_info, columns=_VIEW_COLUMNS, as_json=as_json)
 
 
 @click.command("view-history")
 @click.argument("name")
 @click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="At most this many refreshes.")
-@dsn_option
-@json_option
-def view_history(name: str, limit: int, dsn: str | None, as_json: bool) -> None:
+@base.dsn_option
+@base.json_option
+def view_history_command(name: str, limit: int, dsn: str | None, as_json: bool) -> None:
     """List the refreshes of a view, newest first."""
-    list_rows(dsn, view.view_history, name, limit, columns=fields(view.ViewRun), as_json=as_json)
+    base.list_rows(dsn, view.view_history, name, limit, columns=base.field_names(view.ViewRun), as_json=as_json)
+
+
+@click.command("alter-view")
+@click.argument("name")
+@click.option("--owner", metavar="ROLE", help="The role with whose rights the view is refreshed.")
+@_audit_option
+@_audit_keys_option
+@base.dsn_option
+def alter_view_command(
+    name: str, owner: str | None, audit: AuditShare | None, audit_keys: int | None, dsn: str | None
+) -> None:
+    """Give a view to another role, or change its audits. The target needs the same owner: ALTER TABLE ... OWNER TO."""
+    if owner is None and audit is None and audit_keys is None:
+        raise click.UsageError("give --owner, --audit or --audit-keys")
+    with base.command_session(dsn) as connection:
+        if owner is not None:
+            view.set_view_owner(connection, name, owner)
+        if audit is not None or audit_keys is not None:
+            (info,) = view.view_info(connection, name)
+            view.set_view_audit(connection, name, info.audit_share if audit is None else audit.share, audit_keys)
+    if owner is not None:
+        base.talk(f"view {name} belongs to {owner}")
+    if audit is not None or audit_keys is not None:
+        base.talk(f"changed the audits of view {name}")
 
 
 @click.command("drop-view")
 @click.argument("name")
 @click.option("--keep-target", is_flag=True, help="Leave the target table and its rows.")
-@dsn_option
-def drop_view(name: str, keep_target: bool, dsn: str | None) -> None:
-    """Forget a view, and drop its target. Its slot stays, if it has one, and is named."""
-    with session(dsn) as connection:
+@base.dsn_option
+def drop_view_command(name: str, keep_target: bool, dsn: str | None) -> None:
+    """Delete a view and drop its target. A slot of the view stays; its name is printed."""
+    with base.command_session(dsn) as connection:
         known = {info.view_name: info for info in view.view_info(connection)}
         if name not in known:
-            talk(f"already gone: view {name}")
+            base.talk(f"already gone: view {name}")
             return
         if not keep_target:
             _drop_target(known[name], dsn)
         view.drop_view(connection, name)
         slot = slot_of_view(connection, known[name].queue_name, name)
-    talk(f"dropped view {name}")
+    base.talk(f"dropped view {name}")
     if slot is not None:
         drop = f"gdq drop-slot {known[name].queue_name} {name}"
-        talk(f"slot {slot} is still there and keeps the write-ahead log: drop it with {drop}")
+        base.talk(f"slot {slot} is still there and keeps the write-ahead log: drop it with {drop}")
 
 
 def _drop_target(info: ViewInfo, dsn: str | None) -> None:
     if info.lake is not None:
         open_lake(info.lake, info.view_name, info.source).drop()
         return
-    with session(info.target_dsn or dsn) as connection:
-        Target(info.view_name, info.source, info.target).drop(connection)
+    place = nullcontext(dsn) if info.target_dsn is None else target_conninfo(info.target_dsn)
+    with place as own, base.command_session(own) as connection:
+        Target(info.view_name, info.source, info.target, in_source=not info.elsewhere).drop(connection)
 
 
 @click.command("explain-view")
@@ -126,10 +192,10 @@ def _drop_target(info: ViewInfo, dsn: str | None) -> None:
     is_flag=True,
     help="With --sql: for a target in another database; for a lake table with --engine postgres.",
 )
-@engine_option
-@dsn_option
-@json_object_option
-def explain_view(
+@_engine_option
+@base.dsn_option
+@base.json_object_option
+def explain_view_command(
     *,
     name: str | None,
     queue: str | None,
@@ -139,22 +205,23 @@ def explain_view(
     dsn: str | None,
     as_json: bool,
 ) -> None:
-    """Show how a view is refreshed and why; exit code 3 when it cannot be refreshed from changes."""
+    """Show how a view is refreshed and why; exit code 3 if it cannot be refreshed from changes."""
     if (name is None) == (file is None) or (file is None) != (queue is None):
         raise click.UsageError("give the NAME of a view, or --queue and --sql")
     if elsewhere and file is None:
-        raise click.UsageError("--elsewhere goes with --sql")
-    with session(dsn) as connection:
+        raise click.UsageError("--elsewhere needs --sql")
+    with base.command_session(dsn) as connection:
         try:
             if file is not None:
                 plan = view.explain_view(connection, str(queue), file.read(), engine=engine, elsewhere=elsewhere)
             else:
                 (info,) = view.view_info(connection, name)
-                plan = view.load_plan(connection, view.with_canonical_sql(connection, info))
+                with pinned(connection):
+                    plan = view.load_plan(connection, view.with_canonical_sql(connection, info))
         except PlanError as error:
             if as_json:
                 click.echo(json.dumps({"strategy": None, "code": error.code, "reason": str(error)}))
-            raise Wanting(str(error), error.detail, error.hint) from error
-    click.echo(json.dumps(plan.as_dict(), indent=1) if as_json else str(plan))
+            raise base.FoundWanting(str(error), error.detail, error.hint) from error
+    click.echo(json.dumps(plan.as_dict(), indent=1) if as_json else printable(str(plan), lines=True))
     if plan.strategy == "full":
-        raise Wanting("the view is loaded in full at every refresh that finds changes", None, None)
+        raise base.FoundWanting("the view is loaded in full at every refresh that finds changes", None, None)

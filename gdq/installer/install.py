@@ -1,6 +1,6 @@
 """Install, upgrade and remove gdq's schemas: Alembic revisions for tables, repeatable files for functions.
 
-One transaction holds everything. The same statements are run online by install() and printed by script().
+One transaction holds everything. The same statements are run online by install() and printed by install_script().
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
 
-from gdq.call import try_while_locked
+from gdq.call import call, scalar, try_while_locked
 from gdq.conninfo import connect
 from gdq.errors import InstallError, notice_line
 from gdq.installer import version
+from gdq.qualified_sql import qualified
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -42,12 +43,13 @@ begin
 end
 $lock$"""
 
-# The files run in name order, so a body may name a function that comes later. What a revision tells the installer is a
-# NOTICE and comes through; the server's own remarks about the functions do not.
+# The files run in name order, so a body may name a function that comes later. Notices of revisions reach the user, the
+# server's own notices about functions do not.
 _SETTINGS = """set local search_path = pg_catalog, pg_temp;
-set local check_function_bodies = off"""
-# Whoever waits for a strong lock stops everybody behind, and the DDL guard waits 100 ms. So an upgrade gives up sooner,
-# and tries again. It has got the lock above by then, and other installs wait for it.
+set local check_function_bodies = off;
+set local standard_conforming_strings = on"""
+# A session that waits for a strong lock blocks all sessions behind it, and the DDL guard waits 100 ms. So an upgrade
+# gives up sooner and tries again. It holds the lock above meanwhile, so other installs wait.
 _LOCK_TIMEOUT = "set local lock_timeout = '80ms'"
 _PATIENCE_SECONDS = 60.0
 _QUIET = "set local client_min_messages = warning"
@@ -59,14 +61,21 @@ begin
 end
 $roles$"""
 
-# What is generated for the queues that there are.
+# After GRANT, since it is for the functions that roles may call.
+_PIN_SETTINGS = """do $pin$
+begin
+  perform gdq.pin_settings();
+end
+$pin$"""
+
+# Regenerates the functions of the existing queues.
 _WRITERS = """do $writers$
 begin
   perform gdq.replace_writers();
 end
 $writers$"""
 
-# The last step, since it keeps DDL of these tables out.
+# The last step, since it blocks DDL on these tables.
 _RENEW = """do $renew$
 begin
   perform gdq.renew_capture(nullif(pg_catalog.current_setting('gdq.sound_tables', true), '')::integer[]);
@@ -76,9 +85,9 @@ $renew$"""
 
 @dataclass(frozen=True, slots=True)
 class InstallResult:
-    """What install() found and did. `changed`: something was written; `event_triggers`: the DDL guard is on.
+    """Result of install(). `changed`: something was written; `event_triggers`: they exist.
 
-    `notices`: lines of the server for the person who installs.
+    `notices`: the server's messages for the user.
     """
 
     revision: str
@@ -88,13 +97,13 @@ class InstallResult:
 
 
 def install(dsn: str | None = None, *, patience: float = _PATIENCE_SECONDS) -> InstallResult:
-    """Install or upgrade gdq in one transaction; safe when several run at once, and beside writers and consumers.
+    """Install or upgrade gdq in one transaction; safe beside writers, consumers and other installs.
 
-    Writers never wait for it. Consumers, tickers and DDL wait for its end once it has its locks, never while it waits
-    for them: it tries again for `patience` seconds while somebody holds what a revision changes.
+    Writers never wait for it. Consumers, tickers and DDL wait only while it has its locks, not while it waits for them:
+    if others hold a lock, it tries again for `patience` seconds.
     Writes: schemas gdq and gdq_log; the roles gdq_capture, gdq_admin, gdq_consumer and gdq_reader and the event
-    triggers where it may make them. Functions that changed are made anew, with the GRANTs that users made on them.
-    InstallError when a newer gdq installed the schema, or gdq is busy; psycopg.Error when the server refuses.
+    triggers if it may create them. Changed functions are recreated and keep the users' GRANTs.
+    InstallError if a newer gdq installed the schema, or gdq is busy; psycopg.Error if the server refuses.
     """
     try:
         return try_while_locked(lambda: _install(dsn), patience, pause_max=0.3)
@@ -121,40 +130,43 @@ def _install(dsn: str | None) -> InstallResult:
         _run(raw, _LOCK, _LOCK_TIMEOUT, _SETTINGS, _sql("check_owner"), _PREFLIGHT)
         config = _config()
         head, before = _head(config), _revision(raw)
-        changed = before != head or version.mark_of(raw) != version.mark()
+        changed = before != head or version.installed_mark(raw) != version.version_mark()
         if changed:
             config.attributes["connection"] = connection
-            if raw.execute("select from pg_proc where pronamespace = 'gdq'::regnamespace limit 1").rowcount:
+            if raw.execute(
+                qualified("select from pg_catalog.pg_proc where pronamespace = 'gdq'::regnamespace limit 1")
+            ).rowcount:
                 # what changes is known when it has been done once
                 _run(raw, "savepoint gdq_trial")
                 _replace(raw, config, before)
                 new = raw.execute(_sql("signatures")).fetchone()
                 _run(raw, "rollback to savepoint gdq_trial", "release savepoint gdq_trial")
-                raw.execute("select set_config('gdq.signatures', %s, true)", new)
+                raw.execute(qualified("select set_config('gdq.signatures', %s, true)"), new)
                 # a very old one knows no faults
                 with contextlib.suppress(psycopg.ProgrammingError), raw.transaction():
                     raw.execute(_sql("sound_tables"))
                 notices.clear()
             _replace(raw, config, before)
         _run(raw, _QUIET, _sql("event_triggers"))
-        row = raw.execute("select gdq.event_triggers_on()").fetchone()
-        return InstallResult(head, changed, bool(row and row[0]), tuple(notices))
+        event_triggers = bool(scalar(raw, "select gdq.event_triggers_on()"))
+        return InstallResult(head, changed, event_triggers, tuple(notices))
 
 
 def _holders(dsn: str | None) -> str:
-    """Who has locked tables of gdq now, as "pid 12 (gdq ticker) holds"."""
-    query = """select distinct a.pid, coalesce(nullif(a.application_name, ''), a.usename)
+    """The sessions that hold locks on gdq's tables, as text: "pid 12 (gdq ticker) holds"."""
+    query = qualified("""
+        select distinct a.pid, case when a.application_name <> '' then a.application_name else a.usename end
                  from pg_catalog.pg_locks l join pg_catalog.pg_class c on c.oid = l.relation
                  join pg_catalog.pg_stat_activity a on a.pid = l.pid and a.datname = pg_catalog.current_database()
                 where c.relnamespace = pg_catalog.to_regnamespace('gdq') and l.granted and c.relkind <> 'i'
-                  and l.database = a.datid and l.pid <> pg_catalog.pg_backend_pid() order by 1"""
+                  and l.database = a.datid and l.pid <> pg_catalog.pg_backend_pid() order by 1""")
     with connect(dsn) as connection:
         pids = [f"pid {pid} ({name})" for pid, name in connection.execute(query)]
     return f"{', '.join(pids)} {'holds' if len(pids) == 1 else 'hold'}" if pids else "somebody held"
 
 
-def script() -> str:
-    """The SQL of a first install, for psql: one transaction with the refusals of install(). Connects to nothing."""
+def install_script() -> str:
+    """The SQL of a first install, for psql: one transaction with the checks of install(). Does not connect."""
     buffer = io.StringIO()
     _upgrade(_config(buffer), None, offline=True)
     begin = (_LOCK, _SETTINGS, _sql("check_owner"), _PREFLIGHT, _sql("fresh"), _sql("drop_functions"))
@@ -162,25 +174,26 @@ def script() -> str:
 
 
 def uninstall(connection: psycopg.Connection[Any]) -> bool:
-    """Drop everything of gdq; the user's tables lose its triggers and nothing else. False when there was nothing.
+    """Drop everything of gdq; the user's tables lose only its triggers. False if gdq was not installed.
 
-    The roles stay when another database of the cluster uses them, or somebody is a member.
-    psycopg.errors.LockNotAvailable when writers hold a captured table for a second: nothing is changed, try again.
+    The roles stay if another database of the cluster uses them, or if they have members.
+    psycopg.errors.LockNotAvailable if writers hold a captured table for a second: nothing is changed, try again.
     """
-    row = connection.execute("select to_regnamespace('gdq') is null and to_regnamespace('gdq_log') is null").fetchone()
+    known = scalar(
+        connection, qualified("select coalesce(to_regnamespace('gdq'), to_regnamespace('gdq_log')) is not null")
+    )
     _run(connection, _LOCK, _SETTINGS, _sql("check_owner"), _sql("uninstall"))
-    return not (row and row[0])
+    return bool(known)
 
 
 def uninstall_script() -> str:
-    """The SQL that uninstall() runs, for psql. Connects to nothing."""
+    """The SQL that uninstall() runs, for psql. Does not connect."""
     return _transaction((_LOCK, _SETTINGS, _sql("check_owner"), _sql("uninstall")))
 
 
 def create_event_triggers(connection: psycopg.Connection[Any]) -> bool:
-    """Make the event triggers that follow DDL, which most servers let only a superuser do; False when they were on."""
-    row = connection.execute("select gdq.create_event_triggers()").fetchone()
-    return bool(row and row[0])
+    """Create the event triggers that follow DDL, on most servers only as a superuser; False if they existed."""
+    return bool(call(connection, "create_event_triggers"))
 
 
 def _config(buffer: io.StringIO | None = None) -> Config:
@@ -204,7 +217,7 @@ def _head(config: Config) -> str:
 
 def _replace(connection: psycopg.Connection[Any], config: Config, before: str | None) -> None:
     """Bring tables to the newest revision and replace the functions."""
-    # functions go first: one may hold on to the row type of a table that a revision changes
+    # drop functions first: one may depend on the row type of a table that a revision changes
     _run(connection, _sql("drop_functions"))
     kept = dict(connection.execute(_sql("used_functions")).fetchall())
     _upgrade(config, before)
@@ -226,22 +239,21 @@ def _upgrade(config: Config, before: str | None, *, offline: bool = False) -> No
 
 
 def _revision(connection: psycopg.Connection[Any]) -> str | None:
-    row = connection.execute("select pg_catalog.to_regclass('gdq.schema_version') is not null").fetchone()
-    if not (row and row[0]):
+    if not scalar(connection, "select pg_catalog.to_regclass('gdq.schema_version') is not null"):
         return None
-    row = connection.execute("select version_num from gdq.schema_version").fetchone()
-    return row[0] if row else None
+    revision: str | None = scalar(connection, "select version_num from gdq.schema_version")
+    return revision
 
 
 def _function_statements() -> tuple[str, ...]:
-    """The statements that make all functions, the mark for the next install, rights, and generated objects."""
+    """The statements that create all functions, the mark for the next install, privileges and generated objects."""
     texts = (
         *version.function_texts(),
         _WRITERS,
         _sql("restore_grants"),
-        f"comment on schema gdq is '{version.mark()}'",
+        f"comment on schema gdq is '{version.version_mark()}'",
     )
-    return (_QUIET, *texts, _LOUD, _GRANT_ROLES, _RENEW)
+    return (_QUIET, *texts, _LOUD, _GRANT_ROLES, _PIN_SETTINGS, _RENEW)
 
 
 def _run(connection: psycopg.Connection[Any], *statements: str) -> None:
@@ -256,7 +268,7 @@ def _transaction(statements: tuple[str, ...]) -> str:
 
 @contextlib.contextmanager
 def _named_users(kept: dict[str, str]) -> Iterator[None]:
-    """Say what stands in the way of a function that cannot be replaced; `kept`: functions and what depends on them."""
+    """InstallError naming the object that prevents a function's change; `kept`: functions and their dependents."""
     try:
         yield
     except psycopg.errors.InvalidFunctionDefinition as error:

@@ -40,17 +40,17 @@ SQL_FOLDERS = (
 
 
 def function_files() -> list[Path]:
-    """The files that make the functions, in the order in which they run: by folder, then by name."""
+    """The files that create the functions, in the order in which they run: by folder, then by name."""
     return [path for folder in SQL_FOLDERS for path in sorted((_FOLDER / "sql" / folder).glob("*.sql"))]
 
 
 def function_texts() -> list[str]:
-    """The SQL of the files that make the functions, in the order in which they run."""
+    """The SQL of the files that create the functions, in the order in which they run."""
     return [path.read_text(encoding="utf-8") for path in function_files()]
 
 
 @cache
-def mark() -> str:
+def version_mark() -> str:
     """The comment that this gdq puts on schema gdq."""
     digest = hashlib.sha256("\0".join(function_texts()).encode()).hexdigest()
     return (
@@ -59,7 +59,7 @@ def mark() -> str:
     )
 
 
-def mark_of(connection: psycopg.Connection[Any]) -> str | None:
+def installed_mark(connection: psycopg.Connection[Any]) -> str | None:
     """The comment on schema gdq; None without one, or without the schema."""
     query = "select pg_catalog.obj_description(pg_catalog.to_regnamespace('gdq'), 'pg_namespace')"
     row = connection.execute(query).fetchone()
@@ -67,14 +67,14 @@ def mark_of(connection: psycopg.Connection[Any]) -> str | None:
 
 
 def check_version(connection: psycopg.Connection[Any]) -> None:
-    """Compare the database's gdq with this one, in one small query.
+    """Compare the database's gdq with this one by one small query.
 
-    InstallError when the database has an older one: functions that this gdq calls may be missing. When it has a newer
-    one, as in an upgrade that goes from machine to machine, or other functions of the same revision, a warning is
-    logged. Nothing when gdq is not installed: what is called next says so.
+    InstallError if the database's is older: functions that this gdq calls may be missing. If it is newer, as during an
+    upgrade of several machines, or has other functions of the same revision, a warning is logged. Does nothing if gdq
+    is not installed: the next call fails with a clear error.
     """
-    found = mark_of(connection)
-    if found is None or found == mark():
+    found = installed_mark(connection)
+    if found is None or found == version_mark():
         return
     match = re.search(r"Revision (\w+), functions", found)
     revision = match[1] if match else "unknown"

@@ -21,7 +21,7 @@ PATIENCE = timedelta(minutes=1)
 Severity = Literal["error", "warning", "note"]
 _RANK: dict[Severity, int] = {"error": 0, "warning": 1, "note": 2}
 
-# Each try waits for a lock for 100 ms at most; between tries everybody else goes first.
+# Each attempt waits at most 100 ms for a lock; between attempts other sessions go first.
 _LOCK_TRIES = 6
 _LOCK_TIMEOUT = "100ms"
 
@@ -33,6 +33,7 @@ _TABLE_CODES = frozenset(
         "capture_function",
         "trigger_disabled",
         "trigger_touched",
+        "altered_unseen",
         "trigger_missing",
         "partition_not_captured",
     }
@@ -53,7 +54,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """What fix() did to one object. `done` is False when the object stays as it was, or is left to maintain()."""
+    """A repair of one object by fix(). `done` is False if the object is unchanged, or left to maintain()."""
 
     object: str
     done: bool
@@ -67,9 +68,9 @@ def doctor(connection: Connection[Any], queue: str | None = None, patience: time
 
 
 def fix(connection: Connection[Any], findings: list[Finding]) -> Iterator[Repair]:
-    """Repair the fixable ones of `findings`, each in a transaction of its own. Needs an idle connection.
+    """Repair the fixable ones of `findings`, each in its own transaction. Needs an idle connection.
 
-    Whatever waits for a lock that the application may need gives up after 100 ms, and tries again a few times.
+    A repair that waits for a lock gives up after 100 ms, so that the application goes on, and tries again a few times.
     """
     connection.autocommit = True
     fixable = [finding for finding in findings if finding.fixable]
@@ -94,7 +95,7 @@ def _event_triggers(connection: Connection[Any]) -> Repair:
 
 
 def _drop_triggers(connection: Connection[Any]) -> Iterator[Repair]:
-    """Triggers that are left over or were renamed, where the session owns their table."""
+    """Leftover and renamed triggers on tables that the session owns."""
     strays = connection.execute(
         """select gdq.table_name(relid), name from gdq.stray_triggers(null) where own
            union all

@@ -1,4 +1,4 @@
-"""The numbers of gdq.status for Prometheus."""
+"""The status of queues, consumers, tables and views as metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
@@ -27,7 +29,7 @@ _STATEMENT_TIMEOUT = "10s"
 
 
 @dataclass(frozen=True, slots=True)
-class Measure:
+class _Measure:
     """One metric: the rows of a Status to measure, and the function that gets a row's value, None for no value."""
 
     name: str
@@ -38,22 +40,18 @@ class Measure:
 
     @property
     def counts(self) -> bool:
-        """Whether the metric only grows."""
+        """True if the metric only grows."""
         return self.name.endswith("_total")
 
 
-def _seconds(name: str) -> Callable[[Any], float | None]:
+def _number(name: str, missing: float | None = None) -> Callable[[Any], float | None]:
+    """The value of a row's number, or of its span of time in seconds; `missing` for None."""
+
     def value(row: Any) -> float | None:
-        span = getattr(row, name)
-        return None if span is None else float(span.total_seconds())
-
-    return value
-
-
-def _number(name: str) -> Callable[[Any], float | None]:
-    def value(row: Any) -> float | None:
-        number = getattr(row, name)
-        return None if number is None else float(number)
+        found = getattr(row, name)
+        if isinstance(found, timedelta):
+            return found.total_seconds()
+        return missing if found is None else float(found)
 
     return value
 
@@ -62,38 +60,32 @@ def _rows_changed(row: Any) -> float | None:
     return None if row.last_action is None else float(row.rows_changed or 0)
 
 
-def _queue(name: str, text: str, value: Callable[[Any], float | None]) -> Measure:
-    return Measure(f"gdq_queue_{name}", text, "queues", ("queue",), value)
+def _measure(of: str, name: str, text: str, value: Callable[[Any], float | None]) -> _Measure:
+    """A metric of queues, or of what belongs to a queue."""
+    labels = ("queue",) if of == "queue" else ("queue", of)
+    return _Measure(f"gdq_{of}_{name}", text, f"{of}s", labels, value)
 
 
-def _consumer(name: str, text: str, value: Callable[[Any], float | None]) -> Measure:
-    return Measure(f"gdq_consumer_{name}", text, "consumers", ("queue", "consumer"), value)
-
-
-def _table(name: str, text: str, value: Callable[[Any], float | None]) -> Measure:
-    return Measure(f"gdq_table_{name}", text, "tables", ("queue", "table"), value)
-
-
-def _view(name: str, text: str, value: Callable[[Any], float | None]) -> Measure:
-    return Measure(f"gdq_view_{name}", text, "views", ("queue", "view"), value)
-
+_queue, _consumer, _table, _view = (partial(_measure, of) for of in ("queue", "consumer", "table", "view"))
 
 MEASURES = (
     _queue(
         "events_total", "Event numbers given out, those of rolled back transactions included.", _number("last_event")
     ),
-    _queue("tick_age_seconds", "Age of the last tick.", _seconds("tick_age")),
+    _queue("tick_age_seconds", "Age of the last tick.", _number("tick_age")),
     _queue("log_bytes", "Bytes of the log segments that hold rows, with indexes.", _number("log_bytes")),
     _queue("log_segments", "Log segments that hold rows.", _number("segments")),
     _queue("tables", "Captured tables.", _number("tables")),
     _queue("tables_resync", "Captured tables whose changes are missing in part.", _number("tables_resync")),
     _queue("consumers", "Registered consumers.", _number("consumers")),
     _queue("open_writers", "Transactions that have changed captured tables and are not over.", _number("open_writers")),
-    _consumer("lag_seconds", "Age of the oldest change that is not finished, at most.", _seconds("lag")),
+    _consumer("lag_seconds", "Age of the oldest change that is not finished, at most.", _number("lag")),
     _consumer("unread_events", "Event numbers given out that are not finished.", _number("unread_events")),
     _consumer("unread_bytes", "Bytes of the logs that are not finished, without indexes.", _number("unread_bytes")),
     _consumer(
-        "batch_age_seconds", "Since the oldest open batch was opened; 0 without one.", lambda row: _age(row.batch_age)
+        "batch_age_seconds",
+        "Since the oldest open batch was opened; 0 without one.",
+        _number("batch_age", missing=0.0),
     ),
     _consumer(
         "last_seen_timestamp_seconds",
@@ -110,10 +102,10 @@ MEASURES = (
     ),
     _table("log_bytes", "Bytes of the table's log segments that hold rows, with indexes.", _number("log_bytes")),
     _table("resync", "1 while changes of the table are missing.", lambda row: float(row.state != "ok")),
-    _view("age_seconds", "Since the start of the last refresh that was finished.", _seconds("age")),
+    _view("age_seconds", "Since the start of the last refresh that was finished.", _number("age")),
     _view("rows_changed", "Rows deleted and inserted by the last refresh; 0 when it failed.", _rows_changed),
     _view("delta_rows", "Netted changes that the last refresh worked on.", _number("delta_rows")),
-    Measure(
+    _Measure(
         "gdq_view_kind",
         "1 for what the last refresh computed: none, incremental, by-key or full; unknown when it failed.",
         "views",
@@ -121,24 +113,28 @@ MEASURES = (
         lambda row: None if row.last_action is None else 1.0,
     ),
     _view("failed", "1 while the last refresh is one that failed.", lambda row: float(row.last_action == "failed")),
+    _view(
+        "diverged",
+        "1 from an audit that found rows different from the query until the view is loaded in full.",
+        lambda row: float(row.diverged is not None),
+    ),
+    _view("audits_total", "Audits that compared rows.", _number("audits")),
+    _view("audits_skipped_total", "Audits that were given up, being too dear.", _number("audits_skipped")),
+    _view("audits_failed_total", "Audits that found rows different from the query.", _number("audits_failed")),
 )
 
-UP = ("gdq_up", "1 when the last look at the database succeeded.")
-SCRAPE = ("gdq_scrape_seconds", "How long the last look took.")
-FAILURES = (
+UP_METRIC = ("gdq_up", "1 when the last look at the database succeeded.")
+SCRAPE_METRIC = ("gdq_scrape_seconds", "How long the last look took.")
+FAILURES_METRIC = (
     "gdq_scrape_failures_total",
     "Looks that failed and connections that were lost since the program started.",
 )
 
 
-def _age(span: Any) -> float:
-    return 0.0 if span is None else float(span.total_seconds())
-
-
 class StatusCollector:
-    """Reads the status anew for each scrape, over a connection of its own that is made again when it was lost.
+    """Reads the status for each scrape, on its own connection; reconnects if the connection was lost.
 
-    `connect` gives an autocommit connection. It may be a pooler's: nothing is set for longer than a transaction.
+    `connect` gives an autocommit connection, also behind a pooler: no setting outlives a transaction.
     """
 
     def __init__(self, connect: Callable[[], psycopg.Connection[Any]], queue: str | None = None) -> None:
@@ -149,16 +145,16 @@ class StatusCollector:
         self._lock = threading.Lock()
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics; when the database cannot be read only `gdq_up` 0, the time it took and the failures."""
+        """All metrics; if the database cannot be read only `gdq_up` 0, the scrape's time and the number of failures."""
         start = time.monotonic()
         with self._lock:
             found = self._read()
             failures = self._failures
-        yield GaugeMetricFamily(*UP, value=float(found is not None))
-        yield GaugeMetricFamily(*SCRAPE, value=time.monotonic() - start)
-        yield CounterMetricFamily(*FAILURES, value=failures)
+        yield GaugeMetricFamily(*UP_METRIC, value=float(found is not None))
+        yield GaugeMetricFamily(*SCRAPE_METRIC, value=time.monotonic() - start)
+        yield CounterMetricFamily(*FAILURES_METRIC, value=failures)
         if found is not None:
-            yield from families(found)
+            yield from _families(found)
 
     def close(self) -> None:
         """Close the connection; the next scrape makes a new one."""
@@ -167,7 +163,7 @@ class StatusCollector:
             self._connection = None
 
     def _read(self) -> Status | None:
-        """The status. A connection that the server has dropped shows only when it is used: then once more."""
+        """The status. A lost connection is noticed only when it is used: then try once more."""
         for last_try in (False, True):
             fresh = self._connection is None
             try:
@@ -185,7 +181,7 @@ class StatusCollector:
         raise AssertionError
 
 
-def families(found: Status) -> Iterator[Metric]:
+def _families(found: Status) -> Iterator[Metric]:
     """A status as metrics."""
     for measure in MEASURES:
         kind = CounterMetricFamily if measure.counts else GaugeMetricFamily
@@ -198,8 +194,8 @@ def families(found: Status) -> Iterator[Metric]:
         yield family
 
 
-def registry(collector: StatusCollector) -> CollectorRegistry:
-    """A registry of nothing but gdq's metrics."""
+def metrics_registry(collector: StatusCollector) -> CollectorRegistry:
+    """A registry with only gdq's metrics."""
     made = CollectorRegistry()
     made.register(cast("Collector", collector))
     return made

@@ -22,7 +22,7 @@ class Status:
     views: list[ViewInfo]
 
     def unread(self, queue_name: str) -> tuple[int, int]:
-        """Depth of a queue in events and bytes: what its slowest consumer has not finished."""
+        """Depth of a queue in events and bytes: the part that its slowest consumer has not finished."""
         rows = [consumer for consumer in self.consumers if consumer.queue_name == queue_name]
         return (
             max((consumer.unread_events or 0 for consumer in rows), default=0),

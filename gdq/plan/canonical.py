@@ -1,9 +1,10 @@
-"""The canonical SQL of a view: as PostgreSQL itself prints it, every name resolved and every star spelled out."""
+"""The canonical SQL of a view, as PostgreSQL prints it: every name resolved and every star spelled out."""
 
 from __future__ import annotations
 
 import logging
-import re
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import psycopg
@@ -14,37 +15,57 @@ from sqlglot.errors import SqlglotError
 
 from gdq.call import scalar
 from gdq.errors import PlanError
-from gdq.plan.query import Dialect, parse, render
-from gdq.sql_text import quote, raw
+from gdq.plan.query import QueryDialect, parse_statement, render_sql
+from gdq.plan.query_tree import TreeNode, parse_tree, walk_tree
+from gdq.plan.table import TableSchema
+from gdq.plan.tree_meaning import meaning
+from gdq.plan.whitelist import (
+    ServerFunction,
+    called_function,
+    compared_operators,
+    equality_operators,
+    is_fixed,
+)
+from gdq.sql_text import pin_transaction, quote, raw
+from gdq.typed.pgtypes import READ_SETTINGS
 
-# What a parse tree names functions by, and what has no function of its own but depends on the moment or the session.
-_FUNCTION = re.compile(r":(?:funcid|opfuncid|aggfnoid|winfnoid) (\d+)")
-_TEXT_CAST = re.compile(r"\{COERCEVIAIO .*?:resulttype (\d+)")
-_RELATION = re.compile(r":relid (\d+)")
-_MOMENT = re.compile(r"\{SQLVALUEFUNCTION|\{NEXTVALUEEXPR|\{CURRENTOFEXPR")
+# Names of system columns, which a view may have and a table may not.
+_SYSTEM_NAMES = {"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"}
+# Nodes without a function that depend on the moment or the session.
+_MOMENT = {"SQLVALUEFUNCTION", "NEXTVALUEEXPR", "CURRENTOFEXPR"}
+# SQL is printed in a form that all sessions with these settings read alike; names follow search_path.
+_READ_SETTINGS = "; ".join(
+    f"set local {name} = '{value}'" for name, value in READ_SETTINGS.items() if name not in ("search_path", "timezone")
+)
+_PRINT_SETTINGS = f"{_READ_SETTINGS}; set local search_path = pg_catalog, pg_temp"
 
 
-def canonical(connection: Connection[Any], query: str) -> str:
-    """The canonical SQL of `query`, checked; nothing is left behind in the database.
+def canonical_sql(connection: Connection[Any], query: str) -> str:
+    """The canonical SQL of `query`, checked; writes nothing that stays.
 
-    PlanError for what is no single SELECT, for functions that may give another value each time, and for SQL that the
-    planner's parser does not read as PostgreSQL does; psycopg.Error for wrong SQL.
+    PlanError if `query` is not a single SELECT, uses a function that is not immutable, or is parsed differently by the
+    planner than by PostgreSQL; psycopg.Error for wrong SQL.
     """
     _refuse_others(query)
     with connection.transaction(force_rollback=True):
-        text, tree = _printed(connection, query.strip().rstrip(";"))
+        printed = _printed(connection, query.strip().rstrip(";"))
+        connection.execute(raw(_READ_SETTINGS))
+        pin_transaction(connection)  # the session's search_path was for the user's text alone
+        text, tree = _without_views(connection, *printed)
+        if not tree.nodes("targetList"):
+            raise PlanError("no-column", "the view has no column")
+        _refuse_system_names(tree)
         _refuse_catalogs(connection, tree)
         _refuse_volatile(connection, tree)
         try:
-            read = parse(text)
+            read = parse_statement(text)
             if read.find(exp.Lock):
                 raise PlanError("locking", "a view locks no rows", hint="Leave FOR UPDATE or FOR SHARE out.")
-            rendered = render(read)
-            connection.execute("drop view pg_temp.gdq_check")
-            again, _ = _printed(connection, rendered)
+            rendered = render_sql(read)
+            again, read_again = _printed(connection, rendered)
         except (SqlglotError, psycopg.Error) as error:
             raise PlanError("expression", f"the planner cannot read the view's SQL: {_first_line(error)}") from error
-        if again != text:
+        if again != text or meaning(read_again) != meaning(tree):
             raise PlanError(
                 "expression",
                 "an expression of the view is not read as PostgreSQL reads it",
@@ -53,20 +74,84 @@ def canonical(connection: Connection[Any], query: str) -> str:
     return " ".join(text.split()) if "'" not in text and '"' not in text else text
 
 
-def tables_of(text: str) -> list[str]:
+def canonical_tables(text: str) -> list[str]:
     """The tables that canonical SQL reads, quoted and qualified, each once."""
-    found = parse(text).find_all(exp.Table)
+    found = [table for table in parse_statement(text).find_all(exp.Table) if isinstance(table.this, exp.Identifier)]
     return list(dict.fromkeys(f"{quote(table.db)}.{quote(table.name)}" for table in found if table.db))
 
 
+def read_tree(connection: Connection[Any], query: str) -> TreeNode:
+    """The server's tree of a query; makes a temporary view and rolls it back. psycopg.Error for wrong SQL."""
+    with connection.transaction(force_rollback=True):
+        connection.execute(sql.SQL("create temp view gdq_check as {}").format(raw(query)))
+        return _tree(connection)
+
+
+def load_functions(connection: Connection[Any], tree: TreeNode) -> dict[int, ServerFunction]:
+    """The functions that a tree calls, by their numbers."""
+    numbers = {called_function(node) for node in walk_tree(tree)} - {0}
+    query = """select p.oid::bigint, pg_catalog.format('%%s', p.oid::pg_catalog.regprocedure), n.nspname, p.proname,
+                      p.provolatile::text
+                 from pg_catalog.pg_proc p join pg_catalog.pg_namespace n on n.oid = p.pronamespace
+                where p.oid = any (%s::pg_catalog.oid[])"""
+    rows = connection.execute(query, [list(numbers)]).fetchall()
+    return {number: ServerFunction(*values) for number, *values in rows}
+
+
+def refuse_inheritance(text: str, tables: Sequence[TableSchema]) -> None:
+    """PlanError for canonical SQL over a table with inheritance children, or over ONLY a partitioned table.
+
+    The log of a table holds the table's own rows and those of its partitions: a query of the table gives other rows.
+    """
+    only = _read_only(text)
+    for table in tables:
+        if table.has_children:
+            raise PlanError(
+                "inheritance",
+                f"{table.qualified} has inheritance children, and its log holds none of their rows",
+                hint="Make it a partitioned table, or let the view read the children.",
+            )
+        if table.partitioned and (table.schema, table.name) in only:
+            raise PlanError(
+                "inheritance", f"ONLY {table.qualified} has no rows: it is partitioned", hint="Leave ONLY out."
+            )
+
+
+# cached for a process that refreshes again and again
+@lru_cache(maxsize=256)
+def _read_only(text: str) -> frozenset[tuple[str, str]]:
+    """Schema and name of the tables after ONLY."""
+    return frozenset(
+        (table.db, table.name) for table in parse_statement(text).find_all(exp.Table) if table.args.get("only")
+    )
+
+
+def strange_operators(connection: Connection[Any], tree: TreeNode) -> dict[int, str]:
+    """Operators of a tree by which rows cannot be found again, by their numbers.
+
+    That is = of a type whose values cannot be grouped by it, such as box, and an equality outside of pg_catalog, such
+    as that of citext, where values are grouped.
+    """
+    query = """
+        select o.oid::bigint, pg_catalog.format('%%s', o.oid::pg_catalog.regoperator)
+          from pg_catalog.pg_operator o
+         where o.oid = any (%s::pg_catalog.oid[]) and o.oprnamespace <> 'pg_catalog'::pg_catalog.regnamespace
+            or o.oid = any (%s::pg_catalog.oid[]) and o.oprname = '='
+               and not exists (select from pg_catalog.pg_amop a join pg_catalog.pg_am m on m.oid = a.amopmethod
+                                where a.amopopr = o.oid
+                                  and (m.amname, a.amopstrategy) in (('btree', 3), ('hash', 1)))"""
+    numbers = [list(equality_operators(tree)), list(compared_operators(tree))]
+    return dict(connection.execute(query, numbers).fetchall())
+
+
 def _refuse_others(query: str) -> None:
-    """PlanError unless the text is one SELECT; set operations and WITH are."""
-    # sqlglot prints a warning for what it keeps as an opaque command; that is refused here anyway.
+    """PlanError unless the text is one SELECT, set operation or WITH ... SELECT."""
+    # sqlglot logs a warning for statements that it does not know; they are refused here anyway
     logger = logging.getLogger("sqlglot")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        statements = [found for found in sqlglot.parse(query, dialect=Dialect) if found is not None]
+        statements = [found for found in sqlglot.parse(query, dialect=QueryDialect) if found is not None]
     except SqlglotError as error:
         line = str(error).splitlines()[0] if str(error) else "unreadable"
         raise PlanError("syntax", f"the view's SQL cannot be read: {line}") from error
@@ -78,42 +163,111 @@ def _refuse_others(query: str) -> None:
         raise PlanError("not-a-select", f"a view is a SELECT, not {statements[0].key.upper()}")
 
 
-def _printed(connection: Connection[Any], query: str) -> tuple[str, str]:
-    """What pg_get_viewdef() prints for a query, without the search_path, and its parse tree."""
-    try:
-        connection.execute(sql.SQL("create temp view gdq_check as {}").format(raw(query)))
-    except psycopg.errors.DuplicateColumn as error:
-        raise PlanError("duplicate-column", f"the view has two columns of one name: {_first_line(error)}") from error
+def _printed(connection: Connection[Any], query: str) -> tuple[str, TreeNode]:
+    """A query's text by pg_get_viewdef(), with all names qualified, and its tree."""
     with connection.transaction(force_rollback=True):
-        connection.execute("set local search_path = pg_catalog")
+        try:
+            connection.execute(sql.SQL("create temp view gdq_check as {}").format(raw(query)))
+        except psycopg.errors.DuplicateColumn as error:
+            raise PlanError(
+                "duplicate-column", f"the view has two columns of one name: {_first_line(error)}"
+            ) from error
+        connection.execute(raw(_PRINT_SETTINGS))
         text = scalar(connection, "select pg_catalog.pg_get_viewdef('pg_temp.gdq_check'::regclass)")
-        rule = "select ev_action::text from pg_catalog.pg_rewrite where ev_class = 'pg_temp.gdq_check'::regclass"
-        tree = scalar(connection, rule)
-    return str(text).strip().rstrip(";"), str(tree)
+        return str(text).strip().rstrip(";"), _tree(connection)
 
 
-def _refuse_catalogs(connection: Connection[Any], tree: str) -> None:
-    """PlanError when the parse tree reads a table of the server itself, which no queue captures."""
+def _without_views(connection: Connection[Any], text: str, tree: TreeNode) -> tuple[str, TreeNode]:
+    """Text and tree of a query with the queries of ordinary views in the views' places, as the views are now.
+
+    PlanError if the query would not mean the same.
+    """
+    views: dict[str, TreeNode] = {}
+    texts: dict[tuple[str, str], str] = {}
+    waiting = [tree]
+    while waiting:
+        read = {node.text("relid") for node in walk_tree(waiting.pop()) if node.kind == "RANGETBLENTRY"}
+        for number, schema, name, query, action in _views(connection, read - views.keys()):
+            views[number] = parse_tree(action)
+            texts[schema, name] = query.strip().rstrip(";")
+            waiting.append(views[number])
+    if not views:
+        return text, tree
+    try:
+        text, found = _printed(connection, render_sql(_expanded(parse_statement(text), texts)))
+    except (SqlglotError, psycopg.Error) as error:
+        raise PlanError("expression", f"the planner cannot read a view's SQL: {_first_line(error)}") from error
+    if meaning(found) != meaning(tree, views):
+        raise PlanError("expression", "a view in the query is not read as PostgreSQL reads it")
+    return text, found
+
+
+def _views(connection: Connection[Any], numbers: Collection[str]) -> list[tuple[str, str, str, str, str]]:
+    """The ordinary views among relations: number, schema, name, SQL and tree."""
+    query = """
+        select c.oid::text, n.nspname, c.relname, pg_catalog.pg_get_viewdef(c.oid), r.ev_action::text
+          from pg_catalog.pg_class c
+          join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+          join pg_catalog.pg_rewrite r on r.ev_class = c.oid and r.rulename = '_RETURN'
+         where c.relkind = 'v' and c.oid = any (%s::pg_catalog.oid[]) and c.oid >= 16384"""
+    with connection.transaction(force_rollback=True):
+        connection.execute(raw(_PRINT_SETTINGS))
+        return connection.execute(query, [[number for number in numbers if number]]).fetchall()
+
+
+def _expanded(node: exp.Expr, views: Mapping[tuple[str, str], str]) -> exp.Expr:
+    """A query with the queries of views, by schema and name, in their places."""
+    for table in list(node.find_all(exp.Table)):
+        query = views.get((table.db, table.name))
+        if query is None or not isinstance(table.this, exp.Identifier):
+            continue
+        own = table.args.get("alias") or exp.TableAlias(this=exp.to_identifier(table.name, quoted=True))
+        inner = _expanded(parse_statement(query), views)
+        table.replace(exp.Subquery(this=inner, alias=own.copy(), joins=table.args.get("joins")))
+    return node
+
+
+def _tree(connection: Connection[Any]) -> TreeNode:
+    rule = "select ev_action::text from pg_catalog.pg_rewrite where ev_class = 'pg_temp.gdq_check'::regclass"
+    return parse_tree(str(scalar(connection, rule)))
+
+
+def _refuse_system_names(tree: TreeNode) -> None:
+    """PlanError for a column whose name no column of a table, and so of a target, may have."""
+    for entry in tree.nodes("targetList"):
+        name = entry.text("resname")
+        if name in _SYSTEM_NAMES and entry.text("resjunk") != "true":
+            hint = "Give the column another name with AS."
+            raise PlanError("system-column-name", f"a table cannot have a column {name}", hint=hint)
+
+
+def _refuse_catalogs(connection: Connection[Any], tree: TreeNode) -> None:
+    """PlanError if the tree reads a system table, which no queue captures."""
     query = """select c.oid::regclass::text from pg_catalog.pg_class c
                 where c.oid = any (%s::oid[]) and c.oid < 16384 limit 1"""
-    found = connection.execute(query, [_RELATION.findall(tree)]).fetchone()
+    found = connection.execute(
+        query, [[int(number) for node in walk_tree(tree) if (number := node.text("relid"))]]
+    ).fetchone()
     if found is not None:
         raise PlanError("unknown-table", f"table {found[0]} cannot be captured")
 
 
-def _refuse_volatile(connection: Connection[Any], tree: str) -> None:
-    """PlanError when the parse tree holds a function that is not immutable."""
-    if _MOMENT.search(tree):
+def _refuse_volatile(connection: Connection[Any], tree: TreeNode) -> None:
+    """PlanError if the tree holds a function that may give another result for the same arguments."""
+    nodes = list(walk_tree(tree))
+    if any(node.kind in _MOMENT for node in nodes):
         raise PlanError("nondeterministic", "the view depends on the moment or the session", hint="Write the value.")
-    functions = [int(number) for number in _FUNCTION.findall(tree)]
-    casts = [int(number) for number in _TEXT_CAST.findall(tree)]
-    query = """select pg_catalog.format('%%s', p.oid::regprocedure) from pg_catalog.pg_proc p
-                where p.provolatile <> 'i'
-                  and (p.oid = any (%s::oid[])
-                       or p.oid in (select t.typinput from pg_catalog.pg_type t where t.oid = any (%s::oid[])))
-                limit 1"""
-    found = connection.execute(query, [functions, casts]).fetchone()
-    if found is not None:
+    if any(node.kind == "TABLESAMPLECLAUSE" and node.get("repeatable") is None for node in nodes):
+        raise PlanError("nondeterministic", "TABLESAMPLE takes other rows each time", hint="Write REPEATABLE.")
+    functions = load_functions(connection, tree)
+    called = [(node, functions[called_function(node)]) for node in nodes if called_function(node) in functions]
+    found = [one.signature for node, one in called if one.volatility != "i" and not is_fixed(node, one)]
+    casts = [int(node.text("resulttype")) for node in nodes if node.kind == "COERCEVIAIO"]
+    query = """select pg_catalog.format('%%s', p.oid::pg_catalog.regprocedure)
+                 from pg_catalog.pg_type t join pg_catalog.pg_proc p on p.oid = t.typinput
+                where p.provolatile <> 'i' and t.oid = any (%s::pg_catalog.oid[])"""
+    found += [signature for (signature,) in connection.execute(query, [casts]).fetchall()]
+    if found:
         raise PlanError(
             "nondeterministic",
             f"{found[0]} is not immutable: it may give another value each time",

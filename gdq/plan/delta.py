@@ -1,18 +1,17 @@
-"""Plans how the rows of any query follow from the changes of its tables.
+"""Plans how the rows of any query follow from the changes of its tables, by two rules.
 
-Two rules cover the language. Signed deltas (L): of projections, filters, UNION ALL and inner joins, where with all
-tables at their new state the change of a join is the sum, over the sets of tables that changed, of the join of their
-deltas with the other tables, with alternating sign. Recompute by key (K): for everything else the keys are collected
-that the changes touch (group, partition, join or correlation key), and the rows of those keys as they are now take the
-place of those that there were. Both go into each other: the delta of a query in FROM is a delta like that of a table.
+    L, signed deltas, for projections, filters, UNION ALL and inner joins. With a and b at their new state:
+       delta(a join b) = delta(a) join b + a join delta(b) - delta(a) join delta(b)
+    K, recompute by key, for everything else: replace the rows of all touched keys (group, partition, join key, ...)
 
-The plan is SQL of PostgreSQL over these relations, besides the tables themselves as they are now:
+The rules combine: the delta of a query in FROM is used like the delta of a table. The plan is SQL of PostgreSQL over
+the tables as they are now and these relations:
 
-    gdq_delta_<n>   the net change of a table: its rows with __gdq_weight, how many came or (below zero) went
+    gdq_delta_<n>   the net change of a table: its rows with __gdq_weight, the number inserted or (below zero) deleted
     gdq_old_<n>     a table as it was before
     gdq_any_<n>     every row that a table has or had
     gdq_rows_<n>    the signed rows that a step made: c1, c2, ... and w
-    gdq_keys_<n>    an array of keys that a step collected, gdq_null_<n> whether NULL was among them
+    gdq_keys_<n>    an array of keys that a step collected; gdq_null_<n> is true if NULL was among them
 """
 
 from __future__ import annotations
@@ -24,35 +23,35 @@ from functools import reduce
 from sqlglot import exp
 
 from gdq.errors import PlanError
-from gdq.plan.gate import following
-from gdq.plan.graph import Graph, Key, build_graph, choose_key
+from gdq.plan.gate import touched_keys_sql
+from gdq.plan.graph import Graph, GraphKey, build_graph, choose_graph_key
 from gdq.plan.leaf import Leaf, is_correlated, output_names
 from gdq.plan.own_key import replaced_by_own_key
-from gdq.plan.query import Query, conjuncts, joins_of, leaves_of, named, render, subqueries_of, value, where_of
-from gdq.plan.relation_sql import Bounds, Relations, State, alias_node, among
-from gdq.plan.shape import dividing, group_all, is_grouped
-from gdq.plan.steps import Recompute, Replace, Signed, Step
-from gdq.plan.table import WEIGHT
-from gdq.plan.whole import inputs, outside, require_order, whole_reason
-from gdq.sql_text import quote
+from gdq.plan.query import Query, aliased, conjuncts, joins_of, leaves_of, render_sql, subqueries_of, value_of, where_of
+from gdq.plan.relation_sql import RelationBounds, RelationSql, RelationState, alias_node, among_keys
+from gdq.plan.shape import dividing_expressions, group_all, is_grouped
+from gdq.plan.steps import PlanStep, RecomputeOutcome, ReplaceOutcome, SignedOutcome
+from gdq.plan.table import WEIGHT_COLUMN
+from gdq.plan.whole import parts_after_where, require_limit_order, whole_inputs, whole_reason
+from gdq.sql_text import is_null, quote
 
-# Each table that changed doubles the terms of a join.
+# Each changed table doubles the terms of a join.
 _CHANGED_MAX = 6
 
 
 class DeltaPlanner:
-    """Plans the steps for one set of tables that changed. `numbers`: tables (qualified) and their number."""
+    """Plans the steps for one set of changed tables. `numbers`: the number of each table (qualified name)."""
 
     def __init__(self, query: Query, numbers: dict[str, int], changed: Iterable[str]) -> None:
         self.query = query
-        self.steps: list[Step] = []
-        self.relations = Relations(query, numbers, changed)
+        self.steps: list[PlanStep] = []
+        self.relations = RelationSql(query, numbers, changed)
         self._numbers = itertools.count(1)
         self._aliases = itertools.count(1)
         self._deltas: dict[str, str | None] = {}
 
-    def outcome(self, *, replace: bool = True) -> Signed | Replace | Recompute | None:
-        """How the rows of the whole query change; None when they do not. `replace`: Replace will do."""
+    def outcome(self, *, replace: bool = True) -> SignedOutcome | ReplaceOutcome | RecomputeOutcome | None:
+        """How the rows of the whole query change, None if they do not. `replace`: a ReplaceOutcome is allowed."""
         root = self.query.root
         if not self.relations.is_changed(root):
             return None
@@ -65,16 +64,16 @@ class DeltaPlanner:
             reason = whole_reason(root)
             if reason is not None:
                 rows = self._reaching(root)
-                return None if rows is None else Recompute(rows, reason)
+                return None if rows is None else RecomputeOutcome(rows, reason)
         if replace and isinstance(root, exp.Select):
             replaced = self._replaced(root)
             if replaced is not None:
                 return replaced
         rows = self.delta(root)
-        return None if rows is None else Signed(rows)
+        return None if rows is None else SignedOutcome(rows)
 
     def delta(self, query: exp.Query) -> str | None:
-        """The relation with the signed rows by which a query changes; None when it does not."""
+        """The relation of signed rows by which a query changes; None if it does not change."""
         if not self.relations.is_changed(query):
             return None
         if isinstance(query, exp.SetOperation):
@@ -86,7 +85,7 @@ class DeltaPlanner:
             return self._whole(query)
         by = self._dividing(query)
         if by is None:
-            return self.core(query, [value(item) for item in query.expressions])
+            return self.core(query, [value_of(item) for item in query.expressions])
         keys = self._part_keys(query, by)
         if keys is None:
             return None
@@ -94,15 +93,12 @@ class DeltaPlanner:
         return self._difference(len(query.expressions), new, old)
 
     def _part_keys(self, select: exp.Select, by: Sequence[exp.Expr]) -> list[tuple[exp.Expr, str]] | None:
-        """What divides the rows of a SELECT, or as much of it as does, with the keys of the parts that changed.
-
-        None when none did.
-        """
+        """Some or all of the expressions `by`, each with the keys of the changed parts; None without changes."""
         found = self._choose(select)
         if found is not None and not found[1].padded:
             graph, key, changed = found
             start = "{}.{}".format(*map(quote, key.starts[0]))
-            same = next((expression for expression in by if render(expression) == start), None)
+            same = next((expression for expression in by if render_sql(expression) == start), None)
             if same is not None:
                 return [(same, self._key_step(graph, key, changed))]
         touched = self.core(select, by, select.expressions)
@@ -111,13 +107,13 @@ class DeltaPlanner:
         return [(expression, self._keys(f"select c{n} from {touched}")) for n, expression in enumerate(by, 1)]
 
     def _reaching(self, select: exp.Select) -> str | None:
-        """The relation of what changed in the rows that a SELECT is computed of; None when nothing did."""
+        """The relation of changes in a SELECT's input rows; None without changes."""
         self._refuse_having(select)
-        return self.core(select, inputs(self.query, select), outside(select))
+        return self.core(select, whole_inputs(self.query, select), parts_after_where(select))
 
     def _whole(self, select: exp.Select) -> str | None:
-        """The change of a SELECT in FROM that depends on all of its rows: it is computed as it is and as it was."""
-        require_order(self.query, select)
+        """The change of a SELECT in FROM that depends on all of its rows: computed at the new and at the old state."""
+        require_limit_order(self.query, select)
         rows = self._reaching(select)
         if rows is None:
             return None
@@ -128,10 +124,7 @@ class DeltaPlanner:
         return self._difference(len(select.expressions), new, old)
 
     def core(self, select: exp.Select, items: Sequence[exp.Expr], beside: Sequence[exp.Expr] = ()) -> str | None:
-        """The signed change of FROM and WHERE of a SELECT, of which `items` are computed; None when there is none.
-
-        A row also counts as changed when a subquery in `beside` may give another value for it.
-        """
+        """The signed change of `items` over a SELECT's FROM and WHERE, or None; subqueries in `beside` count too."""
         joins = list(joins_of(self.query.tree(select)))
         conditions = [*where_of(select), *conjuncts(*(join.on for join in joins))]
         nested = [query for part in [*conditions, *items, *beside] for query in subqueries_of(part)]
@@ -140,18 +133,18 @@ class DeltaPlanner:
             return self._core_by_key(select, items)
         return self._core_by_sign(select, items, conditions)
 
-    def _replaced(self, select: exp.Select) -> Replace | None:
-        """The plan that deletes from the target by key, where its columns hold the key: the old rows need no query."""
+    def _replaced(self, select: exp.Select) -> ReplaceOutcome | None:
+        """The plan that deletes from the target by key, if the view shows the key: then no query finds the old rows."""
         select = self._separated(select)
-        names = {render(value(item)): item.alias for item in reversed(select.expressions)}
+        names = {render_sql(value_of(item)): item.alias for item in reversed(select.expressions)}
         by = self._dividing(select)
         if by is not None:
-            by = [expression for expression in by if render(expression) in names]
+            by = [expression for expression in by if render_sql(expression) in names]
             keys = self._part_keys(select, by) if by else None
             if keys is None:
                 return None
             sql = self._recomputed(select, keys, "new")
-            return Replace(tuple((names[render(expression)], key) for expression, key in keys), sql)
+            return ReplaceOutcome(tuple((names[render_sql(expression)], key) for expression, key in keys), sql)
         found = self._choose(select)
         if found is None or found[1].padded:
             return None
@@ -161,11 +154,11 @@ class DeltaPlanner:
         if column is None:
             return None
         touched_keys = self._key_step(graph, key, changed)
-        items = [value(item) for item in select.expressions]
-        return Replace(((column, touched_keys),), self._restricted_core(select, items, key, touched_keys, "new"))
+        items = [value_of(item) for item in select.expressions]
+        return ReplaceOutcome(((column, touched_keys),), self._restricted_core(select, items, key, touched_keys, "new"))
 
-    def _choose(self, select: exp.Select) -> tuple[Graph, Key, list[str]] | None:
-        """Graph, key and changed leaves of a SELECT whose FROM and WHERE go by key; None when they go by sign."""
+    def _choose(self, select: exp.Select) -> tuple[Graph, GraphKey, list[str]] | None:
+        """Graph, key and changed leaves of a SELECT whose FROM and WHERE follow rule K; None for rule L."""
         joins = list(joins_of(self.query.tree(select)))
         parts = [*where_of(select), *conjuncts(*(join.on for join in joins)), *select.expressions]
         nested = [query for part in parts for query in subqueries_of(part)] + self._laterals(select)
@@ -176,10 +169,9 @@ class DeltaPlanner:
         changed = [alias for alias, leaf in graph.leaves.items() if self.relations.leaf_changed(leaf)]
         self._refuse_hidden(select, graph)
         tested = [test.this for query, test in graph.negated if self.relations.is_changed(query)]
-        return graph, choose_key(graph, changed, tested), changed
+        return graph, choose_graph_key(graph, changed, tested), changed
 
     def _laterals(self, select: exp.Select) -> list[exp.Query]:
-        """The LATERAL queries of a FROM."""
         leaves = leaves_of(self.query.tree(select))
         return [leaf.query for leaf in leaves if leaf.lateral and leaf.query is not None]
 
@@ -192,11 +184,13 @@ class DeltaPlanner:
         new, old = (self._restricted_core(select, items, key, keys, state) for state in ("new", "old"))
         return self._difference(len(items), new, old)
 
-    def _restricted_core(self, select: exp.Select, items: Sequence[exp.Expr], key: Key, keys: str, state: State) -> str:
+    def _restricted_core(
+        self, select: exp.Select, items: Sequence[exp.Expr], key: GraphKey, keys: str, state: RelationState
+    ) -> str:
         bare = select.copy()
         for clause in ("group", "having", "distinct", "order", "windows", "limit", "offset"):
             bare.set(clause, None)
-        bare.set("expressions", [named(item, f"c{n}") for n, item in enumerate(items, 1)])
+        bare.set("expressions", [aliased(item, f"c{n}") for n, item in enumerate(items, 1)])
         return self.relations.at(bare, state, {alias: [(name, keys)] for alias, name in key.bound.items()})
 
     def _core_by_sign(
@@ -214,7 +208,7 @@ class DeltaPlanner:
         terms = []
         for size in range(1, len(changed) + 1):
             for some in itertools.combinations(changed, size):
-                weights = " * ".join(f"{quote(alias)}.{quote(WEIGHT)}" for alias in some)
+                weights = " * ".join(f"{quote(alias)}.{quote(WEIGHT_COLUMN)}" for alias in some)
                 sign = "" if size % 2 else "-"
                 parts = [
                     f"{deltas[leaf.alias]} as {quote(leaf.alias)}"
@@ -227,7 +221,7 @@ class DeltaPlanner:
         return self.step(" union all ".join(terms))
 
     def _beside(self, leaf: Leaf, deltas: dict[str, str], conditions: Iterable[exp.Expr]) -> str:
-        """A leaf at its new state in FROM; a query only for the keys by which the deltas beside it are joined."""
+        """A leaf at its new state for FROM; a query is restricted to the join keys of the deltas beside it."""
         if leaf.query is None or leaf.lateral:
             return self.relations.relation(leaf, "new")
         bounds = []
@@ -241,14 +235,14 @@ class DeltaPlanner:
                     bounds.append((own.name, keys))
         return self.relations.relation(leaf, "new", bounds)
 
-    def _key_step(self, graph: Graph, key: Key, changed: Iterable[str]) -> str:
-        """The step that follows the changes of all leaves to the key."""
+    def _key_step(self, graph: Graph, key: GraphKey, changed: Iterable[str]) -> str:
+        """Name of the step that follows the changes of all leaves to the key."""
         parts = []
         for alias in changed:
             delta = self._leaf_delta(graph.leaves[alias])
             if delta is None:
                 continue
-            parts.append(following(self.relations, graph, key, alias, delta))
+            parts.append(touched_keys_sql(self.relations, graph, key, alias, delta))
         for nested, _ in graph.negated:
             if self.relations.is_changed(nested):
                 self._refuse_nulls(nested)
@@ -256,7 +250,7 @@ class DeltaPlanner:
         return self._keys(" union all ".join(parts) or "select null::text where false")
 
     def _refuse_nulls(self, nested: exp.Query) -> None:
-        """The check that no NULL came into or went from the query of a NOT IN: that changes every row."""
+        """Add a check that no NULL entered or left the query of a NOT IN, which would change every row."""
         inner = {table.alias for table in nested.find_all(exp.Table)} | {
             subquery.alias for subquery in nested.find_all(exp.Subquery)
         }
@@ -265,9 +259,9 @@ class DeltaPlanner:
         rows = self.delta(nested)
         if rows is not None:
             columns = range(1, len(output_names(nested)) + 1)
-            some = " or ".join(f"c{n} is null" for n in columns)
+            some = " or ".join(is_null(f"c{n}") for n in columns)
             sql = f"select exists (select from {rows} where {some})"
-            self.steps.append(Step("check", f"check {rows}", sql, "a NULL came into or went from a NOT IN"))
+            self.steps.append(PlanStep("check", f"check {rows}", sql, "a NULL came into or went from a NOT IN"))
 
     def _set_operation(self, query: exp.SetOperation) -> str | None:
         width = len(output_names(query))
@@ -281,12 +275,12 @@ class DeltaPlanner:
             listed = ", ".join([*columns, "w"])
             return self.step(" union all ".join(f"select {listed} from {rows}" for rows in deltas))
         keys = [self._keys(" union all ".join(f"select {column} from {rows}" for rows in deltas)) for column in columns]
-        where = " and ".join(among(column, key) for column, key in zip(columns, keys, strict=True))
+        where = " and ".join(among_keys(column, key) for column, key in zip(columns, keys, strict=True))
         new, old = (self._operated(query, state, columns, where) for state in ("new", "old"))
         return self._difference(width, new, old)
 
-    def _operated(self, query: exp.Query, state: State, columns: Sequence[str], where: str) -> str:
-        """A set operation with every SELECT in it restricted, which PostgreSQL does not do itself for EXCEPT."""
+    def _operated(self, query: exp.Query, state: RelationState, columns: Sequence[str], where: str) -> str:
+        """A set operation with the condition in every SELECT: PostgreSQL does not push it down into EXCEPT."""
         if isinstance(query, exp.SetOperation):
             word = query.key.upper() + ("" if query.args.get("distinct") else " ALL")
             left, right = (self._operated(side, state, columns, where) for side in (query.this, query.expression))
@@ -294,7 +288,7 @@ class DeltaPlanner:
         return f"select * from ({self.relations.at(query, state)}) as q({', '.join(columns)}) where {where}"
 
     def _separated(self, select: exp.Select) -> exp.Select:
-        """DISTINCT over aggregates, taken apart into a DISTINCT over a query."""
+        """A SELECT DISTINCT over aggregates rewritten as DISTINCT over a query; others unchanged."""
         if not select.args.get("distinct") or not is_grouped(select):
             return select
         if select.args["distinct"].args.get("on"):
@@ -306,31 +300,31 @@ class DeltaPlanner:
         outer = exp.Select(distinct=exp.Distinct())
         for name in output_names(inner):
             column = exp.Column(this=exp.to_identifier(name, quoted=True), table=exp.to_identifier(alias, quoted=True))
-            outer.append("expressions", named(column, name))
+            outer.append("expressions", aliased(column, name))
         outer.set("from_", exp.From(this=exp.Subquery(this=inner, alias=alias_node(alias))))
         return outer
 
     def _dividing(self, select: exp.Select) -> list[exp.Expr] | None:
-        """dividing(); a subquery whose tables changed cannot be among it: its old values are not in the rows' delta."""
+        """dividing_expressions(); PlanError if a changed subquery is in it, whose old values the rows' delta lacks."""
         self._refuse_having(select)
-        by = dividing(select)
+        by = dividing_expressions(select)
         if any(self.relations.is_changed(query) for key in by or () for query in subqueries_of(key)):
             raise PlanError("no-key", "the rows of the view are divided by a subquery whose tables changed")
         return by
 
-    def _recomputed(self, select: exp.Select, by: Sequence[tuple[exp.Expr, str]], state: State) -> str:
-        """The rows of a SELECT for some keys, its columns named c1, c2, ..."""
+    def _recomputed(self, select: exp.Select, by: Sequence[tuple[exp.Expr, str]], state: RelationState) -> str:
+        """SQL of a SELECT's rows for some keys, with columns c1, c2, ..."""
         graph = build_graph(self.query, select)
         self._refuse_having(select)
-        bounds: Bounds = {}
+        bounds: RelationBounds = {}
         clause = select.args.get("where")
         parts: list[exp.Expr] = [exp.Paren(this=clause.this.copy())] if clause is not None else []
         for expression, keys in by:
             if isinstance(expression, exp.Column) and expression.table in graph.kept:
                 for alias, name in graph.closure([(expression.table, expression.name)]).items():
                     bounds.setdefault(alias, []).append((name, keys))
-            else:  # said of the item of FROM as well, it would be thought to leave hardly any row
-                parts.append(exp.Var(this=among(self.relations.at(expression), keys)))
+            else:  # not also on the item of FROM: PostgreSQL would estimate that hardly any row is left
+                parts.append(exp.Var(this=among_keys(self.relations.at(expression), keys)))
         bare = select.copy()
         if parts:
             where = reduce(lambda one, more: exp.And(this=one, expression=more), parts)
@@ -338,27 +332,27 @@ class DeltaPlanner:
         if not (select.args.get("distinct") and select.args["distinct"].args.get("on")):
             bare.set("order", None)
         group_all(bare)
-        bare.set("expressions", [named(i, f"c{n}") for n, i in enumerate(select.expressions, 1)])
+        bare.set("expressions", [aliased(i, f"c{n}") for n, i in enumerate(select.expressions, 1)])
         return self.relations.at(bare, state, bounds)
 
     def _refuse_having(self, select: exp.Select) -> None:
-        """PlanError for a changed subquery that the rows of FROM and WHERE do not show, nor the select list."""
+        """PlanError for a changed subquery in HAVING, or in ORDER BY that decides about rows."""
         names = ("having", "order") if select.args.get("limit") or select.args.get("distinct") else ("having",)
         clauses = (select.args.get(name) for name in names)
         if any(clause is not None and self.relations.is_changed(clause) for clause in clauses):
             raise PlanError("having-subquery", "a subquery in HAVING whose tables changed is loaded in full")
 
     def _refuse_hidden(self, select: exp.Select, graph: Graph) -> None:
-        """PlanError when a changed table is read where the graph does not follow it."""
+        """PlanError if a changed table is read in a place that the graph does not follow."""
         self._refuse_having(select)
-        seen = {alias for leaf in graph.leaves.values() if leaf.query for alias in _tables_in(leaf.query)}
+        seen = {table.alias for leaf in graph.leaves.values() if leaf.query for table in leaf.query.find_all(exp.Table)}
         for table in select.find_all(exp.Table):
             leaf = self.query.leaves[table.alias]
             if self.relations.leaf_changed(leaf) and table.alias not in graph.leaves and table.alias not in seen:
                 raise PlanError("subquery", "a subquery whose tables changed is loaded in full")
 
     def _leaf_delta(self, leaf: Leaf) -> str | None:
-        """The signed rows by which a leaf changes, for FROM, columns by their names."""
+        """The signed rows by which a leaf changes, for FROM, with the leaf's column names."""
         if leaf.table is not None:
             return f"pg_temp.gdq_delta_{self.relations.numbers[leaf.table.qualified]}"
         if leaf.query is None:
@@ -370,7 +364,7 @@ class DeltaPlanner:
                 )
             rows = self.delta(leaf.query)
             names = ", ".join(f"c{n} as {quote(name)}" for n, name in enumerate(leaf.columns, 1))
-            listed = f"(select {names}, w as {quote(WEIGHT)} from {rows})"
+            listed = f"(select {names}, w as {quote(WEIGHT_COLUMN)} from {rows})"
             self._deltas[leaf.alias] = None if rows is None else listed
         return self._deltas[leaf.alias]
 
@@ -382,9 +376,9 @@ class DeltaPlanner:
         )
 
     def step(self, sql: str) -> str:
-        """A step that makes a relation; its name."""
+        """Add a step that makes a relation; returns the relation's name."""
         name = f"pg_temp.gdq_rows_{next(self._numbers)}"
-        self.steps.append(Step("delta", name, sql))
+        self.steps.append(PlanStep("delta", name, sql))
         return name
 
     def _keys(self, sql: str) -> str:
@@ -392,9 +386,5 @@ class DeltaPlanner:
         if known is not None:
             return known
         name = f"gdq_keys_{next(self._numbers)}"
-        self.steps.append(Step("keys", name, sql))
+        self.steps.append(PlanStep("keys", name, sql))
         return name
-
-
-def _tables_in(query: exp.Query) -> list[str]:
-    return [table.alias for table in query.find_all(exp.Table)]

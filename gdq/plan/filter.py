@@ -1,7 +1,7 @@
-"""What a row of a table must meet to matter to a view, whichever of its items of FROM it stands for.
+"""The filter on a table's changed rows: a condition without which a row cannot matter to the view.
 
-A row that meets the conditions of none of them is in no FROM and WHERE, before nor after: its changes need not be
-netted, written down or followed.
+A row that meets the conditions of none of the table's items in FROM is in no result, before or after. So its changes
+need not be netted, stored or followed.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Iterable
 
 from sqlglot import exp
 
-from gdq.plan.query import Query, conjuncts, joins_of, leaves_of, render, where_of
+from gdq.plan.query import Query, conjuncts, joins_of, leaves_of, render_sql, where_of
 from gdq.plan.table import TableSchema
 
 # The alias of the row in the condition.
-ROW = "gdq_row"
+FILTER_ROW = "gdq_row"
 
-# What cannot fail, whatever the row holds: images that are gone again are asked too.
+# Expressions that never raise an error: the condition is also evaluated for images of rows that are gone.
 _HARMLESS = (
     exp.And,
     exp.Or,
@@ -35,8 +35,8 @@ _HARMLESS = (
 )
 
 
-def filter_of(query: Query, table: TableSchema) -> str:
-    """The condition on rows of `table` under the alias ROW, as SQL; empty when any row may matter."""
+def row_filter(query: Query, table: TableSchema) -> str:
+    """SQL condition on rows of `table` under the alias FILTER_ROW; empty if any row may matter."""
     wanted = [leaf.alias for leaf in query.leaves.values() if leaf.table is table]
     found: dict[str, list[exp.Expr]] = {alias: [] for alias in wanted}
     for select in query.root.find_all(exp.Select):
@@ -45,7 +45,7 @@ def filter_of(query: Query, table: TableSchema) -> str:
         here = {leaf.alias for leaf in leaves_of(tree)}
         own = [alias for alias in wanted if alias in here]
         if not own or any(join.kind != "inner" for join in joins):
-            continue  # a row that is joined keeps another one from being padded
+            continue  # in an outer join, a row that fails a condition may still matter: it changes the padding
         parts = [*where_of(select), *conjuncts(*(join.on for join in joins))]
         for alias in own:
             found[alias] += filter(None, (_about(part, alias) for part in parts))
@@ -56,7 +56,7 @@ def filter_of(query: Query, table: TableSchema) -> str:
 
 
 def _about(part: exp.Expr, alias: str) -> exp.Expr | None:
-    """What a condition says of one leaf alone: itself, or of an OR what each of its sides says; None for nothing."""
+    """The part of a condition about one leaf alone: the condition, or an OR of both sides' parts; None if empty."""
     part = part.unnest()
     if isinstance(part, exp.Or):
         sides = [_all(_about(one, alias) for one in conjuncts(side)) for side in (part.this, part.expression)]
@@ -83,5 +83,5 @@ def _is_harmless(node: exp.Expr) -> bool:
 def _of_row(part: exp.Expr) -> str:
     part = part.copy()
     for column in part.find_all(exp.Column):
-        column.set("table", exp.to_identifier(ROW, quoted=True))
-    return render(part)
+        column.set("table", exp.to_identifier(FILTER_ROW, quoted=True))
+    return render_sql(part)

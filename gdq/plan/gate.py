@@ -1,8 +1,8 @@
-"""Which keys the changes of an item of FROM touch, and what must hold for a changed row to matter to the view at all.
+"""The keys that a changed row touches, and the gate: conditions without which the row cannot matter to the view.
 
-A row that changed in a table of a subquery matters only to rows of the queries around it that pass their other
-conditions, and it must pass those of its own query. Only what the row itself and tables without changes tell is asked:
-to look that up costs an index scan for each changed row, where tables in two states cost more than the keys are worth.
+A changed row of a subquery's table must meet its query's conditions, and matters only to rows around it that meet
+theirs. The gate uses only conditions over the row itself and over unchanged tables: such a look-up costs an index scan
+per changed row, while changed tables, read in two states, cost more than the saved keys are worth.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from collections.abc import Collection, Iterable
 
 from sqlglot import exp
 
-from gdq.plan.graph import Graph, Key
-from gdq.plan.leaf import ITEMS
-from gdq.plan.query import conjuncts, joins_of, leaves_of, render, subqueries_of, where_of
-from gdq.plan.relation_sql import Relations
+from gdq.plan.graph import Graph, GraphKey
+from gdq.plan.leaf import LEAF_NODES
+from gdq.plan.query import conjuncts, joins_of, leaves_of, render_sql, subqueries_of, where_of
+from gdq.plan.relation_sql import RelationSql
 from gdq.sql_text import quote
 
-# More tables than these cost more to look up than the keys that they save.
+# With more tables the look-ups cost more than the keys that they save.
 _TABLES_MAX = 6
 
 
-def following(relations: Relations, graph: Graph, key: Key, alias: str, delta: str) -> str:
-    """The SELECT of the values of a key that changes of the leaf `alias` may touch, along the links of the graph.
+def touched_keys_sql(relations: RelationSql, graph: Graph, key: GraphKey, alias: str, delta: str) -> str:
+    """SELECT of the key values that changes of the leaf `alias` may touch, along the links of the graph.
 
-    `delta`: the relation with those changes, for FROM.
+    `delta`: the relation of these changes, for FROM.
     """
     path = graph.path(alias, key.bound) or []
     end = alias
@@ -40,13 +40,15 @@ def following(relations: Relations, graph: Graph, key: Key, alias: str, delta: s
     return f"select {quote(end)}.{quote(key.bound[end])} as k from {listed}" + (f" where {where}" if where else "")
 
 
-def _gate(relations: Relations, graph: Graph, alias: str, beside: Collection[str]) -> tuple[list[str], list[str]]:
-    """More items of FROM and conditions, as SQL, which a row of the leaf `alias` must meet to change anything.
+def _gate(relations: RelationSql, graph: Graph, alias: str, beside: Collection[str]) -> tuple[list[str], list[str]]:
+    """Further items of FROM and conditions, as SQL, that a row of the leaf `alias` must meet to change anything.
 
-    `beside`: the leaves that are in FROM already. A row may meet them more than once.
+    `beside`: the leaves that are already in FROM. A row may match more than once.
     """
-    if any(alias in {table.alias for table in nested.find_all(*ITEMS, exp.Lateral)} for nested, _ in graph.negated):
-        return [], []  # a NOT IN depends on rows that no condition ties to the one that changed
+    if any(
+        alias in {table.alias for table in nested.find_all(*LEAF_NODES, exp.Lateral)} for nested, _ in graph.negated
+    ):
+        return [], []  # a NOT IN depends on rows without any condition that ties them to the changed one
     blocks = _blocks(relations, graph, alias)
     if not blocks:
         return [], []
@@ -63,8 +65,8 @@ def _gate(relations: Relations, graph: Graph, alias: str, beside: Collection[str
     return items, [relations.at(part, "any") for part in parts]
 
 
-def _blocks(relations: Relations, graph: Graph, alias: str) -> list[exp.Select]:
-    """The SELECT whose FROM has a leaf, and those around it, as far as all their joins are inner ones."""
+def _blocks(relations: RelationSql, graph: Graph, alias: str) -> list[exp.Select]:
+    """The SELECT whose FROM has the leaf and the SELECTs around it, up to the first with another join than inner."""
     found: list[exp.Select] = []
     block = next(
         (
@@ -81,9 +83,9 @@ def _blocks(relations: Relations, graph: Graph, alias: str) -> list[exp.Select]:
 
 
 def _conditions(
-    relations: Relations, graph: Graph, blocks: Iterable[exp.Select], known: Collection[str]
+    relations: RelationSql, graph: Graph, blocks: Iterable[exp.Select], known: Collection[str]
 ) -> list[exp.Expr]:
-    """The conditions of SELECTs over known leaves whose truth did not change for a row, each once."""
+    """Conditions of SELECTs over known leaves, without changed subqueries, each once."""
     parts = [link.condition for link in graph.links if link.starts <= set(known)]
     for block in blocks:
         parts += [*where_of(block), *conjuncts(*(join.on for join in joins_of(relations.query.tree(block))))]
@@ -91,12 +93,12 @@ def _conditions(
     for part in parts:
         nested = subqueries_of(part)
         if _aliases(part) <= set(known) and not any(relations.is_changed(query) for query in nested):
-            found[render(part)] = part
+            found[render_sql(part)] = part
     return list(found.values())
 
 
 def _reached(here: Iterable[str], parts: Iterable[exp.Expr]) -> set[str]:
-    """The leaves that conditions tie to those that are here, directly or over others."""
+    """The leaves that conditions connect with `here`, directly or over others."""
     reached = set(here)
     groups = [_aliases(part) for part in parts]
     while more := {one for group in groups if group & reached for one in group} - reached:
@@ -105,7 +107,7 @@ def _reached(here: Iterable[str], parts: Iterable[exp.Expr]) -> set[str]:
 
 
 def _without_bare(here: Collection[str], parts: list[exp.Expr]) -> list[exp.Expr]:
-    """The conditions but for those of leaves that nothing but one equality is asked of."""
+    """The conditions without leaves that have only equalities to one other leaf: these do not filter."""
     while True:
         bare = {
             alias
@@ -119,13 +121,13 @@ def _without_bare(here: Collection[str], parts: list[exp.Expr]) -> list[exp.Expr
 
 
 def _aliases(part: exp.Expr) -> set[str]:
-    """The leaves that a condition is about, those of queries in it left out."""
-    inner = {table.alias for query in subqueries_of(part) for table in query.find_all(*ITEMS, exp.Lateral)}
+    """The leaves of a condition, without those of its subqueries."""
+    inner = {table.alias for query in subqueries_of(part) for table in query.find_all(*LEAF_NODES, exp.Lateral)}
     return {column.table for column in part.find_all(exp.Column)} - inner
 
 
 def _is_link(part: exp.Expr) -> bool:
-    """Whether a condition only says that two columns are equal."""
+    """True if a condition is an equality of two columns of different leaves."""
     return (
         isinstance(part, exp.EQ)
         and isinstance(part.this.unnest(), exp.Column)

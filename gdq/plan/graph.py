@@ -1,9 +1,11 @@
-"""Which columns of a SELECT are bound to which, and from that the key by which a part of it can be recomputed.
+"""Graph of a SELECT: links and bounds between its leaves, and from them the key by which it is recomputed in part.
 
-A link is a condition between two items of FROM, at any depth: by links a change of one item is followed to the rows of
-another, as long as that one must have rows. A bound (a.x -> b.y) says more: where only rows with a.x in some set are
-wanted, no row of b outside of that set at b.y matters. That holds both ways in an inner join, from the kept to the
-padded side of an outer join, and from an outer query to a subquery that is correlated with it.
+    select ... from a join b on a.x = b.y       link: a change of b leads to the rows of a with a.x = b.y
+                                                bound: if only a.x in S is wanted, only b.y in S is read
+
+A link is a condition between two items of FROM, at any depth. A change is followed along it to an item that must have
+a matching row. A bound (a.x -> b.y) holds both ways in an inner join, from the kept to the padded side of an outer
+join, and from an outer query to a correlated subquery.
 """
 
 from __future__ import annotations
@@ -17,28 +19,28 @@ from sqlglot import exp
 from gdq.errors import PlanError
 from gdq.plan.leaf import Leaf
 from gdq.plan.query import (
-    Join,
+    FromJoin,
+    FromTree,
     Query,
-    Tree,
     conjuncts,
     joins_of,
     leaves_of,
-    render,
+    render_sql,
     selects_of,
     subqueries_of,
     where_of,
 )
 from gdq.plan.shape import aggregates_of, windows_of
 
-ColumnOf = tuple[str, str]
+_ColumnOf = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
-    """A condition that ties two leaves, `left` and `right` by their aliases.
+class GraphLink:
+    """A condition between two leaves, `left` and `right` by their aliases.
 
-    `starts`: leaves from which the link may be followed: where a row that contributes to the view guarantees a matching
-    row on the other side. True from a subquery outwards and from the padded side of an outer join, never the reverse.
+    `starts`: leaves from which the link may be followed: a row of such a leaf that contributes to the view guarantees
+    a matching row on the other side. So from a subquery outwards and from the padded side of an outer join, not back.
     """
 
     left: str
@@ -48,13 +50,13 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
-    """What a SELECT is recomputed by. `starts`: the columns that must be in the set, two for the sides of a FULL JOIN.
+class GraphKey:
+    """The key to recompute a SELECT by. `starts`: its columns, two for the sides of a FULL JOIN.
 
-    `bound`: all columns that may be restricted with them, one for each leaf, in their order of distance.
+    `bound`: all columns to restrict to the key's values, one per leaf, nearest first.
     """
 
-    starts: tuple[ColumnOf, ...]
+    starts: tuple[_ColumnOf, ...]
     bound: dict[str, str]
     padded: bool
 
@@ -63,22 +65,22 @@ class Key:
 class Graph:
     """Leaves, links and bounds of a SELECT and of the subqueries in its expressions.
 
-    `read`: the columns of a leaf that the view reads. `padding`: how many outer joins may pad a leaf with NULL;
-    `kept`: the leaves of the SELECT that none does. `negated`: leaves of a NOT IN, and of what is like
-    it, by the alias of the column that it tests.
+    `read`: the columns of each leaf that the view reads. `padding`: number of outer joins that may pad a leaf with
+    NULL. `kept`: leaves of the SELECT with padding 0. `full`: pairs of equal columns of FULL JOINs. `negated`: the
+    queries of NOT IN and similar tests, each with the test.
     """
 
     select: exp.Select
     leaves: dict[str, Leaf] = field(default_factory=dict)
-    links: list[Link] = field(default_factory=list)
-    bounds: dict[ColumnOf, list[ColumnOf]] = field(default_factory=dict)
+    links: list[GraphLink] = field(default_factory=list)
+    bounds: dict[_ColumnOf, list[_ColumnOf]] = field(default_factory=dict)
     kept: list[str] = field(default_factory=list)
     padding: dict[str, int] = field(default_factory=dict)
     read: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    full: list[tuple[ColumnOf, ColumnOf]] = field(default_factory=list)
+    full: list[tuple[_ColumnOf, _ColumnOf]] = field(default_factory=list)
     negated: list[tuple[exp.Query, exp.Expr]] = field(default_factory=list)
 
-    def closure(self, starts: Iterable[ColumnOf]) -> dict[str, str]:
+    def closure(self, starts: Iterable[_ColumnOf]) -> dict[str, str]:
         """Every leaf that is bound to the columns `starts`, with its column."""
         found: dict[str, str] = {}
         waiting = deque(starts)
@@ -89,10 +91,10 @@ class Graph:
                 waiting += self.bounds.get((alias, name), [])
         return found
 
-    def path(self, start: str, ends: Iterable[str]) -> list[Link] | None:
-        """The shortest chain of links from a leaf to one of `ends`; None when there is none."""
+    def path(self, start: str, ends: Iterable[str]) -> list[GraphLink] | None:
+        """The shortest chain of links from a leaf to one of `ends`; None if there is none."""
         goal = set(ends)
-        came: dict[str, tuple[str, Link] | None] = {start: None}
+        came: dict[str, tuple[str, GraphLink] | None] = {start: None}
         waiting = deque([start])
         while waiting:
             alias = waiting.popleft()
@@ -107,7 +109,7 @@ class Graph:
 
 
 def build_graph(query: Query, select: exp.Select) -> Graph:
-    """The graph of `select`. Its subqueries' leaves are in it; queries in FROM are leaves."""
+    """The graph of `select`, with the leaves of its subqueries; a query in FROM is one leaf."""
     graph = Graph(select)
     tree = query.tree(select)
     graph.leaves |= _own(tree)
@@ -123,15 +125,15 @@ def build_graph(query: Query, select: exp.Select) -> Graph:
     return graph
 
 
-def choose_key(graph: Graph, changed: Iterable[str], tested: Iterable[exp.Expr] = ()) -> Key:
-    """The key from which all changed leaves are reached in the fewest steps. PlanError when there is none.
+def choose_graph_key(graph: Graph, changed: Iterable[str], tested: Iterable[exp.Expr] = ()) -> GraphKey:
+    """The key that all changed leaves lead to in the fewest steps; PlanError if there is none.
 
-    `tested`: what the NOT INs test whose queries changed. A row with NULL there depends on whether the query has rows
-    at all, so such rows must be found by the key.
+    `tested`: left sides of the NOT INs whose queries changed; the key must be exactly these. For a NULL there the
+    result depends on whether the query has rows at all, and only that key finds the rows with NULL.
     """
     changed = list(changed)
     wanted = {(one.table, one.name) if isinstance(one, exp.Column) else ("", "") for one in tested}
-    best: tuple[tuple[int, int, int], Key] | None = None
+    best: tuple[tuple[int, int, int], GraphKey] | None = None
     for starts, padded, rank in _candidates(graph):
         if wanted and {*starts} != wanted:
             continue
@@ -142,16 +144,18 @@ def choose_key(graph: Graph, changed: Iterable[str], tested: Iterable[exp.Expr] 
         steps = sum(len(path) for path in paths if path is not None)
         score = (steps, -len(bound), rank)
         if best is None or score < best[0]:
-            best = (score, Key(starts, bound, padded))
+            best = (score, GraphKey(starts, bound, padded))
     if best is None:
         raise PlanError("no-key", "no column ties the tables that changed to the rows of the view")
     return best[1]
 
 
-def _candidates(graph: Graph) -> Iterator[tuple[tuple[ColumnOf, ...], bool, int]]:
-    """Starts of a key, whether they are the sides of a FULL JOIN, and how good they are beside equal ones."""
+def _candidates(graph: Graph) -> Iterator[tuple[tuple[_ColumnOf, ...], bool, int]]:
+    """Possible keys: starts, True if they are the sides of a FULL JOIN, and a rank (less is better)."""
     for left, right in graph.full:
-        yield (left, right), True, 0
+        # a column that its own side may pad is NULL in rows that a change of another value removes
+        if graph.padding[left[0]] == graph.padding[right[0]] == 1:
+            yield (left, right), True, 0
     if graph.full:
         return
     for alias in graph.kept:
@@ -167,7 +171,7 @@ def _candidates(graph: Graph) -> Iterator[tuple[tuple[ColumnOf, ...], bool, int]
                 yield ((alias, name),), False, 2
 
 
-def _back(came: dict[str, tuple[str, Link] | None], alias: str) -> Iterator[Link]:
+def _back(came: dict[str, tuple[str, GraphLink] | None], alias: str) -> Iterator[GraphLink]:
     step = came[alias]
     while step is not None:
         alias, link = step
@@ -175,8 +179,8 @@ def _back(came: dict[str, tuple[str, Link] | None], alias: str) -> Iterator[Link
         step = came[alias]
 
 
-def _count_padding(graph: Graph, tree: Tree | None) -> None:
-    """How many outer joins may pad each leaf with NULL."""
+def _count_padding(graph: Graph, tree: FromTree | None) -> None:
+    """Count for each leaf the outer joins that may pad it with NULL."""
     for leaf in leaves_of(tree):
         graph.padding[leaf.alias] = 0
     for join in joins_of(tree):
@@ -184,25 +188,25 @@ def _count_padding(graph: Graph, tree: Tree | None) -> None:
             graph.padding[alias] += 1
 
 
-def _refuse_padded_full(tree: Tree | None) -> None:
-    """A FULL JOIN that another outer join pads: the rows of its key are not all there are."""
+def _refuse_padded_full(tree: FromTree | None) -> None:
+    """PlanError for a FULL JOIN that another outer join pads: its key does not find all rows."""
     for join in joins_of(tree):
         sides = _sides(join)
         if any(inner.kind == "full" for side in sides for inner in joins_of(side)):
             raise PlanError("full-join-nested", "a FULL JOIN inside another outer join is loaded in full")
 
 
-def _sides(join: Join) -> list[Tree]:
-    """The sides of a join that it may pad with NULL."""
+def _sides(join: FromJoin) -> list[FromTree]:
+    """The sides that a join may pad with NULL."""
     return {"left": [join.right], "right": [join.left], "full": [join.left, join.right], "inner": []}[join.kind]
 
 
-def _nullable(join: Join) -> set[str]:
+def _nullable(join: FromJoin) -> set[str]:
     return {leaf.alias for side in _sides(join) for leaf in leaves_of(side)}
 
 
-def _add_joins(query: Query, graph: Graph, tree: Tree | None, inner: set[str]) -> None:
-    """The conditions of all ONs of a FROM. `inner`: aliases of the subquery that it belongs to."""
+def _add_joins(query: Query, graph: Graph, tree: FromTree | None, inner: set[str]) -> None:
+    """Add the ON conditions of a FROM. `inner`: the leaves of the subquery with this FROM, empty for the SELECT."""
     for join in joins_of(tree):
         nullable = _nullable(join)
         for part in conjuncts(join.on):
@@ -216,7 +220,7 @@ def _add_joins(query: Query, graph: Graph, tree: Tree | None, inner: set[str]) -
                     graph.full.append((left, right))
             starts = inner or {*ends.aliases}
             if join.kind != "inner":
-                # a row of the kept side counts without one of the other
+                # a row of the kept side counts also without a match
                 starts = set() if join.kind == "full" else starts & nullable
             _link(graph, ends, part, starts, nullable)
             if join.kind != "full":
@@ -224,7 +228,7 @@ def _add_joins(query: Query, graph: Graph, tree: Tree | None, inner: set[str]) -
 
 
 def _add_conditions(query: Query, graph: Graph, parts: Iterable[exp.Expr], inner: set[str] | None) -> None:
-    """Conjuncts of a WHERE; `inner`: the aliases of the subquery that it belongs to, None for the SELECT itself."""
+    """Add conjuncts of a WHERE. `inner`: the leaves of the subquery with this WHERE, None for the SELECT itself."""
     for part in parts:
         queries = subqueries_of(part)
         if queries:
@@ -239,7 +243,7 @@ def _add_conditions(query: Query, graph: Graph, parts: Iterable[exp.Expr], inner
 
 
 def _add_subquery(query: Query, graph: Graph, nested: exp.Query) -> None:
-    """The leaves, links and bounds of a subquery and of those in it."""
+    """Add leaves, links and bounds of a subquery and its nested ones."""
     for select in selects_of(nested):
         tree = query.tree(select)
         own = _own(tree)
@@ -251,20 +255,20 @@ def _add_subquery(query: Query, graph: Graph, nested: exp.Query) -> None:
         _add_items(query, graph, select)
 
 
-def _own(tree: Tree | None) -> dict[str, Leaf]:
-    """The leaves of a FROM that stand by themselves."""
+def _own(tree: FromTree | None) -> dict[str, Leaf]:
+    """The leaves of a FROM that are not LATERAL."""
     return {leaf.alias: leaf for leaf in leaves_of(tree) if not leaf.lateral}
 
 
-def _add_laterals(query: Query, graph: Graph, tree: Tree | None) -> None:
-    """The LATERAL queries of a FROM: like subqueries in expressions, they follow the row that they are computed for."""
+def _add_laterals(query: Query, graph: Graph, tree: FromTree | None) -> None:
+    """Add the LATERAL queries of a FROM, which depend on the row around them like subqueries in expressions."""
     for leaf in leaves_of(tree):
         if leaf.lateral and leaf.query is not None:
             _add_subquery(query, graph, leaf.query)
 
 
 def _add_items(query: Query, graph: Graph, select: exp.Select) -> None:
-    """The subqueries of a select list."""
+    """Add the subqueries of a select list."""
     for item in select.expressions:
         for nested in subqueries_of(item):
             _add_subquery(query, graph, nested)
@@ -272,7 +276,7 @@ def _add_items(query: Query, graph: Graph, select: exp.Select) -> None:
 
 
 def _add_membership(query: Query, graph: Graph, part: exp.Expr, nested: exp.Query) -> None:
-    """The equality that IN (SELECT ...) is; a NOT IN binds nothing, since a NULL in it matters to all."""
+    """Add IN (SELECT ...) as an equality; NOT IN gives no bound, since a NULL in its query concerns all rows."""
     test = next((found for found in part.find_all(exp.In) if _is_of(found, nested)), None)
     if test is None:
         return
@@ -288,7 +292,7 @@ def _add_membership(query: Query, graph: Graph, part: exp.Expr, nested: exp.Quer
     own = set(_own(query.tree(nested)))
     for left, item in zip(outer, nested.expressions, strict=True):
         right = item.unalias()
-        if aggregates_of(right) or (grouped is not None and render(right) not in grouped):
+        if aggregates_of(right) or (grouped is not None and render_sql(right) not in grouped):
             continue
         equal = exp.EQ(this=left.copy(), expression=right.copy())
         ends = _ends(graph, equal)
@@ -299,7 +303,7 @@ def _add_membership(query: Query, graph: Graph, part: exp.Expr, nested: exp.Quer
 
 
 def _is_cut(select: exp.Select) -> bool:
-    """Whether the rows of a SELECT depend on each other, so that one may come or go with another."""
+    """True if a SELECT's rows depend on each other, by LIMIT, DISTINCT ON or window functions."""
     distinct = select.args.get("distinct")
     cut = select.args.get("limit") or select.args.get("offset") or (distinct is not None and distinct.args.get("on"))
     return bool(cut) or any(windows_of(item) for item in select.expressions)
@@ -309,7 +313,7 @@ def _group_columns(select: exp.Select) -> set[str] | None:
     group = select.args.get("group")
     if group is None:
         return set() if any(aggregates_of(item) for item in select.expressions) else None
-    return {render(item) for item in group.expressions}
+    return {render_sql(item) for item in group.expressions}
 
 
 def _is_of(node: exp.Expr, nested: exp.Query) -> bool:
@@ -319,11 +323,11 @@ def _is_of(node: exp.Expr, nested: exp.Query) -> bool:
 @dataclass(frozen=True, slots=True)
 class _Ends:
     aliases: tuple[str, str]
-    columns: tuple[ColumnOf | None, ColumnOf | None]
+    columns: tuple[_ColumnOf | None, _ColumnOf | None]
 
 
 def _ends(graph: Graph, part: exp.Expr) -> _Ends | None:
-    """The two leaves that a condition ties, with their columns where it says that those are equal."""
+    """The two leaves of a condition, with their columns if it is an equality of two columns."""
     aliases = list(dict.fromkeys(column.table for column in part.find_all(exp.Column)))
     if len(aliases) != 2 or subqueries_of(part) or any(alias not in graph.leaves for alias in aliases):
         return None
@@ -336,17 +340,17 @@ def _ends(graph: Graph, part: exp.Expr) -> _Ends | None:
 
 
 def _link(graph: Graph, ends: _Ends, part: exp.Expr, starts: set[str], here: Iterable[str] = ()) -> None:
-    """Add a link, unless it may hold for the NULLs of a padded leaf: then a row that comes also takes one away.
+    """Add a link, unless its condition may be true for the NULLs of a padded leaf.
 
-    `starts`: where it may be followed from, other leaves among them; `here`: the leaves that the join of this condition
-    pads itself, which is after it was tested.
+    In that case a new row of the leaf also removes a padded row, which the link would not find. `starts`: leaves it may
+    be followed from (others are ignored); `here`: leaves padded by the condition's own join, after the test.
     """
     starts = starts & {*ends.aliases}
     if not starts:
         return
     plain = all(column is not None for column in ends.columns)
     if plain or not any(graph.padding[alias] - (alias in here) for alias in ends.aliases):
-        graph.links.append(Link(*ends.aliases, part, frozenset(starts)))
+        graph.links.append(GraphLink(*ends.aliases, part, frozenset(starts)))
 
 
 def _bind(graph: Graph, ends: _Ends, into: set[str] | None) -> None:

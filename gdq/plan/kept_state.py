@@ -1,8 +1,9 @@
 """Plans a view that is a GROUP BY at its top whose counts and sums can be kept by adding and subtracting.
 
-Beside the target a table holds, for every group, how many rows it has and for every argument of an aggregate how many
-values are not NULL and their sum. What the view shows is computed from that: HAVING, expressions over aggregates,
-ORDER BY with LIMIT.
+    select a, sum(b) from t group by a      state: c1 (a), n (rows), n1 (rows with b not NULL), s1 (sum of b)
+
+The state is a table beside the target, with one row per group. The view's rows follow from it: HAVING, expressions over
+aggregates, ORDER BY with LIMIT.
 """
 
 from __future__ import annotations
@@ -16,20 +17,21 @@ from sqlglot import exp
 from gdq.errors import PlanError
 from gdq.plan.leaf import output_names
 from gdq.plan.number import Number, column_number, number_of
-from gdq.plan.query import Query, leaves_of, render, subqueries_of, value
+from gdq.plan.query import Query, leaves_of, render_sql, subqueries_of, value_of
 from gdq.plan.shape import aggregates_of
-from gdq.plan.text_types import query_types, text_form
+from gdq.plan.text_types import query_column_types, text_form
+from gdq.sql_text import is_not_null
 
-# The type of a sum of these; of all else it is numeric.
+# Types of sums of these types; the sum of any other type is numeric.
 _INTEGERS = {"smallint": "bigint", "integer": "bigint"}
 
-# What EXTRACT gives of these has no digits after the point.
+# Fields for which EXTRACT gives whole numbers.
 _WHOLE_FIELDS = {"YEAR", "QUARTER", "MONTH", "WEEK", "DAY", "DOW", "DOY", "HOUR", "MINUTE"}
 
 
 @dataclass(frozen=True, slots=True)
-class Argument:
-    """What an aggregate is over. `summed`: its sum is kept beside the count; `number` is its type then."""
+class StateArgument:
+    """An aggregate's argument. `summed`: the state keeps its sum, not only its count; `number` is its type then."""
 
     expression: exp.Expr
     number: Number | None
@@ -37,45 +39,45 @@ class Argument:
 
 
 @dataclass(frozen=True, slots=True)
-class Extreme:
-    """A min or max over all rows: `column` holds it in the state."""
+class StateExtreme:
+    """A min or max over all rows; `column` is its column in the state."""
 
     kind: Literal["min", "max"]
     expression: exp.Expr
     column: str
 
     def follow(self, state: str, rows: str, value: str, source: str) -> str:
-        """The statement that brings it to the present by signed rows with the column `value`.
+        """The statement that updates the state's value from signed rows with the column `value`.
 
-        When the value itself went it is looked up in `source`, FROM and WHERE of the query: by an index where there
-        is one, else by reading all.
+        If the extreme value itself was deleted, the new one is looked up in `source`, the query's FROM and WHERE: by
+        an index if there is one, else by reading all rows.
         """
         compare, better = ("<=", "least") if self.kind == "min" else (">=", "greatest")
-        held = f"s.{self.column}"
+        held, counts = f"s.{self.column}", is_not_null(f"r.{value}")
         return (
             f"with net as materialized (select r.{value} as x, sum(r.w) as w from {rows} as r "
-            f"where r.{value} is not null group by r.{value}, r.{value}::text having sum(r.w) <> 0) "
+            f"where {counts} group by r.{value}, r.{value}::text having sum(r.w) <> 0) "
             f"update {state} as s set {self.column} = "
             f"case when exists (select from net where w < 0 and x {compare} {held}) "
-            f"then (select {self.kind}({render(self.expression)}) {source}) "
+            f"then (select {self.kind}({render_sql(self.expression)}) {source}) "
             f"else {better}({held}, (select {self.kind}(x) from net where w > 0)) end where exists (select from net)"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class StatePlan:
-    """The state of a view and what it shows.
+    """The state of a view, and the view's rows in terms of the state.
 
-    `groups`, `arguments` and `extremes` are what FROM and WHERE are asked for. `visible` are the view's columns as
-    expressions over the state s, `having` and `order` (with LIMIT) what else its rows depend on, empty when there is
-    none. `keys`: the columns of the view that are groups, with the number of the group. `loose`: the state's columns
-    with groups of which equal values may be written differently, as far as the planner knows.
+    `groups`, `arguments` and `extremes` are computed from each row of FROM and WHERE. `visible`: the view's columns as
+    expressions over the state s; `having` and `order` (with LIMIT) likewise, or empty. `keys`: the view's columns that
+    are groups, each with the group's number. `loose`: the state's group columns whose equal values may have different
+    texts (1.0 and 1.00), as far as the planner knows.
     """
 
     select: exp.Select
     groups: tuple[exp.Expr, ...]
-    arguments: tuple[Argument, ...]
-    extremes: tuple[Extreme, ...]
+    arguments: tuple[StateArgument, ...]
+    extremes: tuple[StateExtreme, ...]
     visible: tuple[str, ...]
     having: str
     order: str
@@ -84,17 +86,17 @@ class StatePlan:
 
     @property
     def items(self) -> list[exp.Expr]:
-        """What is computed for every row of FROM and WHERE: groups, arguments, what extremes are of."""
+        """Expressions computed for every row of FROM and WHERE: groups, arguments, arguments of extremes."""
         arguments, extremes = ([p.expression for p in parts] for parts in (self.arguments, self.extremes))
         return [*self.groups, *arguments, *extremes]
 
     @property
     def source(self) -> str:
-        """FROM and WHERE."""
+        """SQL of FROM and WHERE."""
         bare = self.select.copy()
         for clause in ("group", "having", "order", "limit", "expressions"):
             bare.set(clause, None)
-        return render(bare).removeprefix("SELECT").strip()
+        return render_sql(bare).removeprefix("SELECT").strip()
 
     @property
     def group_columns(self) -> list[str]:
@@ -103,40 +105,37 @@ class StatePlan:
 
     @property
     def numbers(self) -> list[str]:
-        """The state's numbers: rows, and for each argument values and sum."""
+        """The state's number columns: n rows, and for each argument its count and perhaps its sum."""
         names = ["n"]
         for n, argument in enumerate(self.arguments, 1):
             names += [f"n{n}", f"s{n}"] if argument.summed else [f"n{n}"]
         return names
 
-    def _valued(self) -> list[tuple[Extreme, str]]:
-        """The extremes and the columns of rows with their values."""
+    def _valued(self) -> list[tuple[StateExtreme, str]]:
+        """The extremes, each with the column of rows() that has its values."""
         first = len(self.groups) + len(self.arguments) + 1
         return [(extreme, f"c{n}") for n, extreme in enumerate(self.extremes, first)]
 
     def rows(self) -> str:
         """All rows of FROM and WHERE with weight 1, for FROM."""
-        items = "".join(f"{render(item)} as c{n}, " for n, item in enumerate(self.items, 1))
+        items = "".join(f"{render_sql(item)} as c{n}, " for n, item in enumerate(self.items, 1))
         return f"(select {items}1 as w {self.source})"
 
     def whole(self) -> str:
-        """The SELECT of the state from the tables."""
+        """SELECT of the whole state from the tables."""
         extremes = "".join(f", {extreme.kind}({value}) as {extreme.column}" for extreme, value in self._valued())
         return self.sums(self.rows(), extremes)
 
     def follow_extremes(self, state: str, rows: str) -> list[str]:
-        """The statements that bring the extremes in the table `state` to the present by signed rows."""
+        """The statements that update the extremes in the table `state` from signed rows."""
         return [extreme.follow(state, rows, value, self.source) for extreme, value in self._valued()]
 
     def sums(self, rows: str, extremes: str = "", also: Sequence[str] = ()) -> str:
-        """The SELECT of the sums over signed rows (c1, c2, ..., w): what is added to the state.
-
-        `also`: columns of the rows that are grouped by too.
-        """
+        """SELECT of the sums over signed rows (c1, c2, ..., w), to add to the state. `also`: further group columns."""
         columns, sums = [*self.group_columns, *also], ["coalesce(sum(w), 0)::bigint as n"]
         for n, argument in enumerate(self.arguments, 1):
             name = f"c{len(self.groups) + n}"
-            sums.append(f"coalesce(sum(case when {name} is null then 0 else w end), 0)::bigint as n{n}")
+            sums.append(f"coalesce(sum(case when {is_not_null(name)} then w else 0 end), 0)::bigint as n{n}")
             if argument.summed:
                 sums.append(f"coalesce(sum({name}::numeric * w), 0) as s{n}")
         group = f" group by {', '.join(columns)}" if columns else ""
@@ -144,14 +143,14 @@ class StatePlan:
 
     @property
     def unnumbered(self) -> str:
-        """The condition on sums that NaN or infinity was among what they add, which stays for ever; empty if never."""
+        """Condition that a sum is NaN or infinity, which subtraction cannot undo; empty if no sum can be."""
         sums = [
             f"s{n}" for n, a in enumerate(self.arguments, 1) if a.summed and a.number and a.number.type == "numeric"
         ]
         return " or ".join(f"{name} in ('NaN', 'Infinity', '-Infinity')" for name in sums)
 
     def no_number(self, rows: str) -> str:
-        """A SELECT of true when signed rows hold NaN or infinity, which stay in a sum for ever; empty when none can."""
+        """SELECT that is true if signed rows hold NaN or infinity for a sum; empty if none can."""
         found = [
             f"c{len(self.groups) + n}::numeric in ('NaN', 'Infinity', '-Infinity')"
             for n, a in enumerate(self.arguments, 1)
@@ -167,7 +166,7 @@ def plan_state(query: Query) -> StatePlan | None:
         return None
     having = root.args.get("having")
     group = root.args.get("group")
-    outputs = [value(item) for item in root.expressions]
+    outputs = [value_of(item) for item in root.expressions]
     parts = [*outputs, *([having.this] if having is not None else [])]
     if group is None and not any(aggregates_of(part) for part in parts):
         return None
@@ -179,7 +178,7 @@ def plan_state(query: Query) -> StatePlan | None:
         return None
     if extra or any(isinstance(g, exp.Rollup | exp.Cube | exp.GroupingSets) or subqueries_of(g) for g in groups):
         return None
-    builder = _Builder(query, groups)
+    builder = _Sums(query, groups)
     try:
         visible = tuple(builder.shown(output) for output in outputs)
         condition = builder.shown(having.this) if having is not None else ""
@@ -201,7 +200,7 @@ def plan_state(query: Query) -> StatePlan | None:
     )
 
 
-def _order(select: exp.Select, builder: _Builder) -> str:
+def _order(select: exp.Select, builder: _Sums) -> str:
     limit = select.args.get("limit")
     if limit is None:
         return ""
@@ -213,38 +212,51 @@ def _order(select: exp.Select, builder: _Builder) -> str:
         words += "" if nulls is None else " nulls first" if nulls else " nulls last"
         parts.append(builder.shown(item.this) + words)
     listed = f" order by {', '.join(parts)}" if parts else ""
-    return f"{listed} limit {render(limit.expression if isinstance(limit, exp.Limit) else limit.args['count'])}"
+    return f"{listed} limit {render_sql(limit.expression if isinstance(limit, exp.Limit) else limit.args['count'])}"
 
 
-class _Builder:
-    """Rewrites expressions over groups and aggregates into expressions over the state."""
+class GroupRewriter:
+    """Rewrites expressions over groups and aggregates into expressions over a kept state s with columns c1, c2, ..."""
 
-    def __init__(self, query: Query, groups: tuple[exp.Expr, ...]) -> None:
-        self.arguments: dict[str, Argument] = {}
-        self.extremes: dict[tuple[str, str], Extreme] = {}
-        self._query = query
-        self._groups = groups
+    def __init__(self, groups: Sequence[exp.Expr]) -> None:
+        self._groups = tuple(groups)
 
     def shown(self, expression: exp.Expr) -> str:
         """An expression over the state s. PlanError for an aggregate that no state keeps."""
         holder = exp.Paren(this=expression.copy())
-        self._replace(holder, holder.this)
+        self._replace(holder.this)
         if holder.find(exp.Column):
-            raise PlanError("column-not-grouped", f"{render(expression)} is not in GROUP BY")
-        return render(holder.this)
+            raise PlanError("column-not-grouped", f"{render_sql(expression)} is not in GROUP BY")
+        return render_sql(holder.this)
 
-    def _replace(self, holder: exp.Expr, node: exp.Expr) -> None:
-        for number, group in enumerate(self._groups, 1):
-            if node == group:
-                node.replace(exp.Var(this=f"s.c{number}"))
-                return
-        if node in aggregates_of(node):
-            node.replace(exp.Var(this=f"({self._aggregate(node)})"))
+    def _replace(self, node: exp.Expr) -> None:
+        if node in self._groups:
+            node.replace(exp.Var(this=f"s.c{self._groups.index(node) + 1}"))
+            return
+        if aggregates_of(node) == [node]:
+            node.replace(exp.Var(this=self._aggregate(node)))
             return
         for child in list(node.iter_expressions()):
-            self._replace(holder, child)
+            self._replace(child)
 
-    def _aggregate(self, call: exp.Expr) -> str:
+    def _aggregate(self, node: exp.Expr) -> str:
+        """SQL over the state for an aggregate call, perhaps with FILTER."""
+        raise NotImplementedError
+
+
+class _Sums(GroupRewriter):
+    """Collects the arguments and extremes that the state must keep for the rewritten aggregates."""
+
+    def __init__(self, query: Query, groups: tuple[exp.Expr, ...]) -> None:
+        super().__init__(groups)
+        self.arguments: dict[str, StateArgument] = {}
+        self.extremes: dict[tuple[str, str], StateExtreme] = {}
+        self._query = query
+
+    def _aggregate(self, node: exp.Expr) -> str:
+        return f"({self._kept(node)})"
+
+    def _kept(self, call: exp.Expr) -> str:
         condition = None
         if isinstance(call, exp.Filter):
             condition, call = call.expression.this, call.this
@@ -252,10 +264,10 @@ class _Builder:
         if shown:
             return shown
         if not isinstance(call, exp.Count | exp.Sum | exp.Avg) or call.expressions:
-            raise PlanError("aggregate", f"{render(call)} is recomputed for the groups that changed")
+            raise PlanError("aggregate", f"{render_sql(call)} is recomputed for the groups that changed")
         argument = call.this
         if _is_arranged(argument):
-            raise PlanError("aggregate", f"{render(call)} is recomputed for the groups that changed")
+            raise PlanError("aggregate", f"{render_sql(call)} is recomputed for the groups that changed")
         if isinstance(argument, exp.Star):
             if condition is None:
                 return "s.n"
@@ -263,7 +275,7 @@ class _Builder:
         summed = not isinstance(call, exp.Count)
         number = self._number(argument) if summed else None
         if summed and (number is None or (isinstance(call, exp.Avg) and not number.fixed)):
-            raise PlanError("aggregate", f"{render(call)} is recomputed: its digits follow its values")
+            raise PlanError("aggregate", f"{render_sql(call)} is recomputed: its digits follow its values")
         n = self._place(_when(condition, argument), number, summed=summed)
         if isinstance(call, exp.Count):
             return f"s.n{n}"
@@ -273,16 +285,16 @@ class _Builder:
         return f"case when s.n{n} > 0 then s.s{n}::{kind} end"
 
     def _extreme(self, call: exp.Expr, condition: exp.Expr | None) -> str:
-        """A min or max over all rows; of groups those are recomputed."""
+        """The state's column for a min or max over all rows; empty for others."""
         if self._groups or not isinstance(call, exp.Min | exp.Max) or call.expressions or _is_arranged(call.this):
             return ""
         argument = _when(condition, call.this)
         kind: Literal["min", "max"] = "min" if isinstance(call, exp.Min) else "max"
-        known = Extreme(kind, argument, f"e{len(self.extremes) + 1}")
-        return f"s.{self.extremes.setdefault((kind, render(argument)), known).column}"
+        known = StateExtreme(kind, argument, f"e{len(self.extremes) + 1}")
+        return f"s.{self.extremes.setdefault((kind, render_sql(argument)), known).column}"
 
     def _truth(self, call: exp.Expr, condition: exp.Expr | None) -> str:
-        """bool_and and bool_or, by the number of values and of true ones."""
+        """SQL of bool_and or bool_or from the counts of all values and of true ones; empty for others."""
         name = call.name.lower() if isinstance(call, exp.Anonymous) else ""
         every = isinstance(call, exp.LogicalAnd) or name in ("bool_and", "every")
         if not every and not isinstance(call, exp.LogicalOr) and name != "bool_or":
@@ -296,11 +308,11 @@ class _Builder:
         return f"case when s.n{values} > 0 then s.n{true} {f'= s.n{values}' if every else '> 0'} end"
 
     def _place(self, argument: exp.Expr, number: Number | None, *, summed: bool) -> int:
-        """The number of an argument in the state; the same one for equal arguments."""
-        sql = render(argument)
+        """Number of an argument in the state; equal arguments share one."""
+        sql = render_sql(argument)
         known = self.arguments.get(sql)
         both = summed or (known is not None and known.summed)
-        self.arguments[sql] = Argument(argument, number or (known.number if known else None), both)
+        self.arguments[sql] = StateArgument(argument, number or (known.number if known else None), both)
         return list(self.arguments).index(sql) + 1
 
     def _number(self, argument: exp.Expr) -> Number | None:
@@ -323,17 +335,17 @@ class _Builder:
 
 
 def _is_arranged(argument: exp.Expr | None) -> bool:
-    """Whether an aggregate is over distinct or ordered values."""
+    """True if an aggregate is over distinct or ordered values."""
     return argument is None or isinstance(argument, exp.Distinct | exp.Order)
 
 
 def _when(condition: exp.Expr | None, argument: exp.Expr) -> exp.Expr:
-    """The argument of an aggregate with FILTER."""
+    """An aggregate's argument with its FILTER as CASE."""
     return argument if condition is None else exp.Case(ifs=[exp.If(this=condition.copy(), true=argument.copy())])
 
 
 def _is_vague(query: Query, group: exp.Expr) -> bool:
-    """Whether groups cannot be told apart by an index on array[group], or show any of several spellings."""
+    """True if an index on array[group] cannot tell groups apart, or a group shows any of several equal texts."""
     for node in group.find_all(exp.Column):
         leaf = query.leaves[node.table]
         column = leaf.table.column(node.name) if leaf.table is not None else None
@@ -343,17 +355,17 @@ def _is_vague(query: Query, group: exp.Expr) -> bool:
 
 
 def _has_one_text(query: Query, group: exp.Expr) -> bool:
-    """Whether equal values of an expression are always written alike."""
+    """True if equal values of an expression always have the same text."""
     if isinstance(group, exp.Extract):
         return group.name.upper() in _WHOLE_FIELDS
     leaf = query.leaves[group.table] if isinstance(group, exp.Column) else None
     if leaf is not None and isinstance(leaf.query, exp.Select):
-        return _has_one_text(query, value(leaf.query.expressions[leaf.columns.index(group.name)]))
-    return text_form(group, query_types(query)) != ""
+        return _has_one_text(query, value_of(leaf.query.expressions[leaf.columns.index(group.name)]))
+    return text_form(group, query_column_types(query)) != ""
 
 
 def _without_zeros(argument: exp.Expr) -> exp.Expr:
-    """CASE ... ELSE 0 as CASE ... alone: the zero adds no digit that a sum would show."""
+    """CASE ... ELSE 0 without the ELSE: the zero adds no digits to a sum."""
     node = argument.unnest()
     default = node.args.get("default") if isinstance(node, exp.Case) else None
     zero = default.unnest() if default is not None else None

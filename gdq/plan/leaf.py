@@ -1,4 +1,4 @@
-"""The items of FROM: tables, queries, LATERAL queries, and what reads no table at all, VALUES and functions."""
+"""The items of FROM: tables, queries, LATERAL queries, and VALUES and functions, which read no table."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from sqlglot import exp
 from gdq.errors import PlanError
 from gdq.plan.table import TableSchema
 
-ITEMS = (exp.Table, exp.Subquery, exp.Values, exp.Unnest)
+LEAF_NODES = (exp.Table, exp.Subquery, exp.Values, exp.Unnest)
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One item of a FROM: a table, a query, or `fixed`, which reads no table: VALUES or a function.
+    """One item of a FROM: a table, a query, or `fixed`: VALUES or a function, which read no table.
 
-    `columns` are the names by which its columns are known. `lateral`: it reads columns of items before it.
+    `columns`: the names of its columns. `lateral`: it reads columns of items before it.
     """
 
     alias: str
@@ -31,7 +31,7 @@ class Leaf:
 def leaf_of(
     node: exp.Expr, alias: str, columns: tuple[str, ...], tables: Mapping[tuple[str, str], TableSchema]
 ) -> Leaf:
-    """The leaf that a node of a FROM is; `columns` as its alias lists them. PlanError for what is none."""
+    """The leaf for a node of FROM; `columns` as its alias lists them. PlanError for an unknown kind of item."""
     lateral = isinstance(node, exp.Lateral)
     inner = node.this if isinstance(node, exp.Lateral) else node
     if isinstance(inner, exp.Subquery) and isinstance(inner.this, exp.Query):
@@ -51,7 +51,7 @@ def leaf_of(
 
 
 def _fixed(node: exp.Expr, inner: exp.Expr, alias: str, columns: tuple[str, ...]) -> Leaf:
-    """VALUES, or a function, whose columns PostgreSQL always names."""
+    """The leaf for VALUES, or for a function, whose columns PostgreSQL always names."""
     given = node.args.get("alias")
     inner = inner.copy()
     inner.set("joins", None)
@@ -74,6 +74,6 @@ def output_names(query: exp.Query) -> tuple[str, ...]:
 
 
 def is_correlated(query: exp.Expr) -> bool:
-    """Whether a part of a query, its columns resolved, reads columns of what is around it."""
-    inner = {node.alias for node in query.find_all(*ITEMS, exp.Lateral)}
+    """True if a part of a query, with resolved columns, reads columns of a query around it."""
+    inner = {node.alias for node in query.find_all(*LEAF_NODES, exp.Lateral)}
     return any(column.table not in inner for column in query.find_all(exp.Column))

@@ -1,7 +1,7 @@
-"""Infers which numbers an expression can give, so that sums of it can be kept by adding and subtracting.
+"""Infers the number type of an expression, so that its sums can be kept by adding and subtracting.
 
-The rules are those of PostgreSQL's numeric: + and - give the larger scale, * the sum of the scales. What is not listed
-here has no known number type, and its sums are recomputed.
+The rules are those of PostgreSQL's numeric: + and - give the larger scale, * the sum of the scales. Other expressions
+have no known number type, and their sums are recomputed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _INT4_MAX, _INT8_MAX = 2**31 - 1, 2**63 - 1
 class Number:
     """Values of an exact number type: `type` is smallint, integer, bigint or numeric.
 
-    `whole` and `scale` are the digits before and after the point at most. `fixed`: every value has exactly that scale.
+    `whole` and `scale`: the largest number of digits before and after the point. `fixed`: all values have that scale.
     """
 
     type: str
@@ -31,7 +31,7 @@ class Number:
 
 
 def column_number(pg_type: str) -> Number | None:
-    """The number type of a column, None when it is none or has no bound."""
+    """The number type of a column's type; None if it is not an exact number with a limit."""
     if pg_type in _INTEGER_DIGITS:
         return Number(pg_type, _INTEGER_DIGITS[pg_type])
     match = _NUMERIC.fullmatch(pg_type)
@@ -41,11 +41,11 @@ def column_number(pg_type: str) -> Number | None:
     return Number("numeric", precision - scale if scale < precision else 0, max(scale, 0))
 
 
-Lookup = Callable[[exp.Column], Number | None]
+_Lookup = Callable[[exp.Column], Number | None]
 
 
-def number_of(expression: exp.Expr, columns: Lookup) -> Number | None:
-    """The number type of `expression`, None when it is not known. `columns` knows those of its columns."""
+def number_of(expression: exp.Expr, columns: _Lookup) -> Number | None:
+    """The number type of `expression`, None if unknown. `columns` gives the number types of columns."""
     number: Number | None = None
     match expression:
         case exp.Column():
@@ -67,8 +67,8 @@ def number_of(expression: exp.Expr, columns: Lookup) -> Number | None:
     return number
 
 
-def _cast(cast: exp.Cast, columns: Lookup) -> Number | None:
-    """A cast to a type without a bound keeps the digits of what is cast."""
+def _cast(cast: exp.Cast, columns: _Lookup) -> Number | None:
+    """The number type of a cast; a cast to numeric without precision keeps the argument's digits."""
     name = _type_name(cast.to)
     inner = cast.this.unnest()
     if inner.is_string:
@@ -81,7 +81,7 @@ def _cast(cast: exp.Cast, columns: Lookup) -> Number | None:
 
 
 def _type_name(kind: exp.DataType) -> str:
-    """A type as format_type() prints it, for the few that count here."""
+    """A type as format_type() prints it, for exact number types; empty or wrong for others."""
     names = {
         exp.DType.SMALLINT: "smallint",
         exp.DType.INT: "integer",
@@ -104,7 +104,7 @@ def _literal(text: str) -> Number | None:
     return Number("integer" if int(whole) <= _INT4_MAX else "bigint", digits)
 
 
-def _arithmetic(expression: exp.Binary, columns: Lookup) -> Number | None:
+def _arithmetic(expression: exp.Binary, columns: _Lookup) -> Number | None:
     left, right = number_of(expression.this, columns), number_of(expression.expression, columns)
     if left is None or right is None:
         return None
@@ -119,7 +119,7 @@ def _arithmetic(expression: exp.Binary, columns: Lookup) -> Number | None:
     return Number(kind, max(left.whole, right.whole) + 1, max(left.scale, right.scale), fixed)
 
 
-def _common(expressions: list[exp.Expr], columns: Lookup) -> Number | None:
+def _common(expressions: list[exp.Expr], columns: _Lookup) -> Number | None:
     numbers = [number_of(e, columns) for e in expressions if not isinstance(e, exp.Null)]
     known = [number for number in numbers if number is not None]
     if not known or len(known) != len(numbers):

@@ -1,9 +1,9 @@
-"""Recompute by the table's own key: for a projection of one table that reads columns which the log does not hold.
+"""Recompute by the table's own key: for a projection of one table that reads columns missing in the log.
 
-    select id, note from orders     -- orders is captured in mode pk: its log holds id alone
+    select id, note from orders     -- orders is captured in mode pk: its log holds only id
 
-The log names the rows that changed. The rows of the view with these keys give way to those that the table has now, so
-nothing but the key is wanted from the log. The view must show the whole key.
+Only the keys of changed rows are needed from the log: the view's rows with these keys are replaced by the table's
+current rows. The view must show the whole key.
 """
 
 from __future__ import annotations
@@ -13,44 +13,46 @@ from collections.abc import Callable, Sequence
 from sqlglot import exp
 
 from gdq.errors import PlanError
-from gdq.plan.query import Query, named, value
-from gdq.plan.relation_sql import Relations
-from gdq.plan.shape import dividing
-from gdq.plan.steps import Replace
+from gdq.plan.query import Query, aliased, value_of
+from gdq.plan.relation_sql import RelationSql
+from gdq.plan.shape import dividing_expressions
+from gdq.plan.steps import ReplaceOutcome
 from gdq.plan.table import TableColumn, TableSchema
 from gdq.plan.whole import whole_reason
 from gdq.sql_text import quote
 
 
 def missing_columns(query: Query, table: TableSchema) -> list[TableColumn]:
-    """The columns that a query reads of a table and whose values the table's log does not hold."""
+    """The columns that a query reads of a table but the table's log does not hold."""
     aliases = {leaf.alias for leaf in query.leaves.values() if leaf.table is table}
     read = {column.name for column in query.root.find_all(exp.Column) if column.table in aliases}
-    return [column for column in table.columns if column.name in read and not _is_logged(table, column)]
+    return [column for column in table.unlogged if column.name in read]
 
 
 def own_key(query: Query, table: TableSchema) -> dict[str, str]:
-    """Each column of the table's key and the view's column that shows it.
+    """Each column of the table's key with the view's column that shows it.
 
-    Empty where rows of the view cannot be replaced by that key alone: the view is no projection of this table, or does
-    not show the whole key, or the key's collation takes different values for equal.
+    Empty if that key alone cannot replace rows: the view is no projection of this table, does not show the whole key,
+    or the key's collation treats different values as equal.
     """
     root = query.root
     if not isinstance(root, exp.Select) or [leaf.table for leaf in query.leaves.values()] != [table]:
         return {}
-    if whole_reason(root) is not None or dividing(root) is not None:
+    if whole_reason(root) is not None or dividing_expressions(root) is not None:
         return {}
-    shown = {value(item).name: item.alias for item in reversed(root.expressions) if isinstance(value(item), exp.Column)}
+    shown = {
+        value_of(item).name: item.alias for item in reversed(root.expressions) if isinstance(value_of(item), exp.Column)
+    }
     keys = [column for column in table.columns if column.key]
-    if any(column.folded or column.name not in shown or not _is_logged(table, column) for column in keys):
+    if any(column.folded or column.name not in shown or column in table.unlogged for column in keys):
         return {}
     return {column.name: shown[column.name] for column in keys}
 
 
-def replaced_by_own_key(relations: Relations, collect: Callable[[str], str]) -> Replace | None:
-    """The plan that replaces the rows of the keys that the log names; None where the log holds all columns.
+def replaced_by_own_key(relations: RelationSql, collect: Callable[[str], str]) -> ReplaceOutcome | None:
+    """The plan that replaces the rows with the log's keys; None if the log holds all columns.
 
-    `collect`: adds a step that collects keys by a SELECT, and gives their name.
+    `collect` adds a step that collects keys by a SELECT, and returns the keys' name.
     """
     query = relations.query
     leaf = next(iter(query.leaves.values()), None)
@@ -60,14 +62,14 @@ def replaced_by_own_key(relations: Relations, collect: Callable[[str], str]) -> 
     keys = {name: collect(f"select d.{quote(name)} as k from {delta} as d") for name in leaf.table.key}
     select = query.root.copy()
     select.set("order", None)
-    select.set("expressions", [named(item, f"c{n}") for n, item in enumerate(query.root.expressions, 1)])
+    select.set("expressions", [aliased(item, f"c{n}") for n, item in enumerate(query.root.expressions, 1)])
     columns = own_key(query, leaf.table)
     rows = relations.at(select, "new", {leaf.alias: list(keys.items())})
-    return Replace(tuple((columns[name], step) for name, step in keys.items()), rows)
+    return ReplaceOutcome(tuple((columns[name], step) for name, step in keys.items()), rows)
 
 
-def refusal(table: TableSchema, missing: Sequence[TableColumn]) -> PlanError:
-    """The error for columns of a table that the view needs and the table's log does not hold."""
+def missing_columns_error(table: TableSchema, missing: Sequence[TableColumn]) -> PlanError:
+    """The error for columns that the view needs but the table's log does not hold."""
     listed = ", ".join(quote(column.name) for column in missing)
     pk = table.mode == "pk"
     return PlanError(
@@ -78,7 +80,3 @@ def refusal(table: TableSchema, missing: Sequence[TableColumn]) -> PlanError:
         if pk
         else "Capture these columns too, or let a view of rows of this table alone select its key.",
     )
-
-
-def _is_logged(table: TableSchema, column: TableColumn) -> bool:
-    return column.images or (table.mode == "pk" and column.key)

@@ -1,7 +1,7 @@
-"""The planner of the engine postgres: any SELECT in, and for each set of changed tables the statements of a refresh.
+"""The planner of the engine postgres: for any SELECT and any set of changed tables, the statements of a refresh.
 
-A pure function of the view's canonical SQL and the schema of its tables, like gdq.plan; the rules are those of
-gdq.plan.delta and gdq.plan.kept_state.
+A pure function of the view's canonical SQL and its table schemas; the rules are in gdq.plan.delta and
+gdq.plan.kept_state.
 """
 
 from __future__ import annotations
@@ -16,30 +16,31 @@ from typing import Literal
 from sqlglot import exp
 
 from gdq.errors import PlanError
-from gdq.plan.constants import LEVELS, fix_changed, fix_unchanged
+from gdq.plan.constants import CONSTANT_LEVELS, fix_changed_subqueries, fix_unchanged_subqueries
 from gdq.plan.delta import DeltaPlanner
-from gdq.plan.filter import ROW, filter_of
+from gdq.plan.filter import FILTER_ROW, row_filter
 from gdq.plan.kept_state import StatePlan, plan_state
 from gdq.plan.leaf import is_correlated, output_names
-from gdq.plan.own_key import missing_columns, own_key, refusal
+from gdq.plan.own_key import missing_columns, missing_columns_error, own_key
 from gdq.plan.query import Query, parse_query
-from gdq.plan.steps import Recompute, Replace, Signed, Step
+from gdq.plan.steps import PlanStep, RecomputeOutcome, ReplaceOutcome, SignedOutcome
 from gdq.plan.table import TableSchema
+from gdq.plan.whitelist import UNREAD, UNSETTLED, QueryReading, Settled
 from gdq.sql_text import quote
 
-How = Literal["state", "replace", "signed"]
+_How = Literal["state", "replace", "signed"]
 
-# Raised when the same SQL is planned to another state or target than before: those are filled afresh.
+# Increase it if the same SQL gets another state or target than before: targets are then reloaded.
 _VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
 class UsedTable:
-    """A table of the view, the columns that the view reads and those of its key (none: it has no key).
+    """A table of the view, with the columns that the view reads and the columns of its key (may be empty).
 
-    `looked_up`: columns by which correlated subqueries find its rows, one at a time. `passing`: what a row must meet to
-    matter, see gdq.plan.filter. `keys_only`: the log lacks other columns, so the delta holds the keys of the rows that
-    changed, see gdq.plan.own_key.
+    `looked_up`: columns by which correlated subqueries look up single rows. `passing`: condition for rows that may
+    matter to the view (gdq.plan.filter). `keys_only`: the log lacks other columns, so the delta holds only the keys of
+    changed rows (gdq.plan.own_key).
     """
 
     name: str
@@ -50,35 +51,35 @@ class UsedTable:
     keys_only: bool = False
 
     def matter(self, images: str) -> str:
-        """Of the table's rows in `images`, for FROM, those that may matter."""
-        return f"(select * from {images} as {ROW} where {self.passing})" if self.passing else images
+        """The rows in `images`, for FROM, that may matter to the view."""
+        return f"(select * from {images} as {FILTER_ROW} where {self.passing})" if self.passing else images
 
     @property
     def logged(self) -> tuple[str, ...]:
-        """The columns of its delta."""
+        """The columns of the table's delta."""
         return self.key if self.keys_only else tuple(dict.fromkeys([*self.columns, *self.key]))
 
 
 @dataclass(frozen=True, slots=True)
 class ChangePlan:
-    """What a refresh does when certain tables changed: the steps, and how the target's rows follow from them.
+    """A refresh after changes of certain tables: the steps, and how the target's rows follow from them.
 
-    `outcome` None: the rows do not change. Signed for a view with a state: the changes of what its groups are made of.
+    `outcome` None: the rows do not change. With a state, SignedOutcome holds the changes of the groups' input rows.
     """
 
-    steps: tuple[Step, ...]
-    outcome: Signed | Replace | Recompute | None
+    steps: tuple[PlanStep, ...]
+    outcome: SignedOutcome | ReplaceOutcome | RecomputeOutcome | None
 
 
 @dataclass(frozen=True, slots=True)
 class PostgresPlan:
     """How one view is refreshed inside PostgreSQL.
 
-    `query` is its canonical SQL, `columns` its columns, none where that was not taken apart; `tables` are numbered from
-    1 in the names of relations. `state`: the counts and sums that are kept, None when rows are recomputed or added up
-    otherwise. `full`: the reason why it can only be loaded in full. `aggregates`: columns that may be sums of floats.
-    `match`: columns by which rows of the target are found. `elsewhere`: the target is not in the tables' database.
-    `checked`: with `full`, changes that do not reach the view's rows need nothing all the same.
+    `query`: its canonical SQL. `columns`: its columns, empty if the SQL cannot be parsed. `tables`: numbered from 1 in
+    the names of relations. `state`: the counts and sums that are kept, or None. `full`: why the view can only be loaded
+    in full. `aggregates`: columns that may be sums of floats. `match`: columns by which rows of the target are found.
+    `elsewhere`: the target is in another database than the tables. `checked`: with `full`, a check shows whether
+    changes reach the view's rows, so that the others need no load. `functions` and `settled`: as for QueryReading.
     """
 
     query: str
@@ -91,46 +92,62 @@ class PostgresPlan:
     schemas: tuple[TableSchema, ...]
     elsewhere: bool = False
     checked: bool = False
+    functions: str = ""
+    settled: Settled = UNSETTLED
 
     @property
     def strategy(self) -> str:
-        """state, incremental or full."""
+        """The strategy: state, incremental or full."""
         return "full" if self.full else "state" if self.state else "incremental"
 
     def plan_changes(self, changed: Collection[str], *, replace: bool = True) -> ChangePlan:
-        """The refresh when these tables (quoted and qualified) changed. PlanError when it takes a full load.
+        """The refresh after changes of these tables (quoted, qualified); PlanError if it takes a full load.
 
-        `replace`: rows may be found by their keys alone; else they are always signed.
+        `replace`: rows may be deleted by their keys; else they are always signed.
         """
         names = tuple(table.name for table in self.tables)
-        how: How = "state" if self.state is not None else "replace" if replace else "signed"
+        how: _How = "state" if self.state is not None else "replace" if replace else "signed"
         return _plan_changes(self.query, self.schemas, names, frozenset(changed), how)
 
     def reaches(self, table: str) -> bool:
-        """Whether a look at the changes of a table tells if they reach the rows of a view that is loaded in full."""
+        """True if a check can show whether a table's changes reach the rows of a view that is loaded in full."""
         try:
-            return isinstance(self.plan_changes([table]).outcome, Recompute)
+            return isinstance(self.plan_changes([table]).outcome, RecomputeOutcome)
         except PlanError:
             return False
 
     def fingerprint(self) -> str:
-        """Changes when the plan does: a target that was filled by another plan is filled afresh."""
+        """Hash of the plan: a target that was filled by a plan with another hash is reloaded."""
         tables = [(table.name, table.columns, table.key) for table in self.tables]
-        kept = [self.state.loose] if self.state is not None and self.state.loose else []
-        text = json.dumps([_VERSION, self.query, tables, self.strategy, *kept])
+        more: list[object] = [self.state.loose] if self.state is not None and self.state.loose else []
+        more += [self._unlogged] if self._unlogged else []
+        more += [self.functions] if self.functions else []
+        text = json.dumps([_VERSION, self.query, tables, self.strategy, *more])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
+    @property
+    def _unlogged(self) -> list[tuple[str, str, str, int]]:
+        """The columns that the view may read and the log does not hold: DDL on these need not leave an event."""
+        read = {table.name: table.columns for table in self.tables}
+        return [
+            (schema.qualified, column.name, column.type, column.number)
+            for schema in self.schemas
+            for column in schema.unlogged
+            if self.full or column.name in read[schema.qualified]
+        ]
+
     def alone(self) -> dict[str, str]:
-        """For every table what a refresh does when it changed alone: state, replace, signed, or why a full load."""
+        """The rule for every table if it changed alone: state, replace, signed, or full with the reason."""
         return {table.name: self._rule([table.name]) for table in self.tables}
 
     def as_dict(self) -> dict[str, object]:
-        """The plan as plain values that json takes."""
+        """The plan as plain values for JSON."""
         return {
             "engine": "postgres",
             "strategy": self.strategy,
             "reason": self.full,
             "elsewhere": self.elsewhere,
+            "not_audited": self.settled.reason,
             "tables": [
                 {"name": t.name, "columns": list(t.columns), "key": list(t.key), "rule": rule}
                 for t, rule in zip(self.tables, self.alone().values(), strict=True)
@@ -143,20 +160,21 @@ class PostgresPlan:
         lines = [f"strategy: {self.strategy}"] + ([f"reason: {self.full}"] if self.full else [])
         if self.elsewhere:
             lines.append("target: elsewhere; rows are computed beside the tables and copied there, no state is kept")
+        lines += [] if self.full and not self.checked else self.settled.lines(self.columns)
         lines += [f"table {name}: {rule}" for name, rule in self.alone().items()]
         if self.state is not None:
             lines.append(f"state: {', '.join([*self.state.group_columns, *self.state.numbers])}")
         return "\n".join([*lines, *(f"{step.kind} {step.name}: {step.sql}" for step in self._steps())])
 
-    def _steps(self) -> list[Step]:
-        """The steps when all tables changed; none when that takes a full load."""
+    def _steps(self) -> list[PlanStep]:
+        """The steps if all tables changed; empty if that takes a full load."""
         try:
             changes = self.plan_changes([table.name for table in self.tables])
         except PlanError:
             return []
         steps = list(changes.steps)
-        if isinstance(changes.outcome, Replace):
-            steps.append(Step("delta", "target", changes.outcome.sql))
+        if isinstance(changes.outcome, ReplaceOutcome):
+            steps.append(PlanStep("delta", "target", changes.outcome.sql))
         return steps
 
     def _rule(self, changed: Collection[str]) -> str:
@@ -164,55 +182,67 @@ class PostgresPlan:
             outcome = self.plan_changes(changed).outcome
         except PlanError as error:
             return f"full: {error}"
-        if isinstance(outcome, Recompute):
+        if isinstance(outcome, RecomputeOutcome):
             return f"full: {outcome.reason}"
         if self.state is not None:
             return "state"
-        return "replace" if isinstance(outcome, Replace) else "signed"
+        return "replace" if isinstance(outcome, ReplaceOutcome) else "signed"
 
 
-def plan_postgres(canonical: str, tables: Sequence[TableSchema], *, elsewhere: bool = False) -> PostgresPlan:
-    """The plan of a view by its canonical SQL. PlanError when the log lacks a column that the view reads.
+def plan_postgres(
+    canonical: str, tables: Sequence[TableSchema], *, elsewhere: bool = False, reading: QueryReading = UNREAD
+) -> PostgresPlan:
+    """The plan of a view by its canonical SQL; PlanError if the log lacks a column that the view reads.
 
-    What cannot be refreshed from changes has a plan too: `full` says why. `elsewhere`: the target is not in the
-    database of the tables, so nothing is kept beside it: groups are recomputed.
+    A view that cannot be refreshed from changes has a plan too: `full` says why. `elsewhere`: the target is in another
+    database than the tables, so no state is kept and groups are recomputed.
     """
-    return _plan(canonical, tuple(tables), elsewhere)
+    plan = _plan(canonical, tuple(tables), elsewhere)
+    if reading.refused is not None and not (plan.full and not plan.checked):
+        # what the planner read is not to be believed: not even which columns count
+        plan = _whole(canonical, tuple(tables), reading.refused, elsewhere)
+    return replace(plan, functions=reading.functions, settled=reading.settled)
 
 
-# Whoever refreshes again and again plans once.
+def _whole(canonical: str, tables: tuple[TableSchema, ...], reason: str, elsewhere: bool) -> PostgresPlan:
+    """The plan of a view that is loaded in full, whatever its SQL may be."""
+    used = tuple(UsedTable(t.qualified, tuple(c.name for c in t.columns), t.key) for t in tables)
+    return PostgresPlan(canonical, (), used, None, reason, (), (), tables, elsewhere)
+
+
+# cached for a process that refreshes again and again
 @lru_cache(maxsize=256)
 def _plan_changes(
     canonical: str,
     tables: tuple[TableSchema, ...],
     names: tuple[str, ...],
     changed: frozenset[str],
-    how: How,
+    how: _How,
 ) -> ChangePlan:
     first: PlanError | None = None
-    for kinds, held in [(kinds, held) for kinds in LEVELS for held in (True, False)]:
+    for kinds, held in [(kinds, held) for kinds in CONSTANT_LEVELS for held in (True, False)]:
         query = parse_query(canonical, tables)
         planner = DeltaPlanner(query, {name: n for n, name in enumerate(names, 1)}, changed)
         try:
-            if kinds and not fix_changed(planner, kinds):
+            if kinds and not fix_changed_subqueries(planner, kinds):
                 continue
             if held:
-                fix_unchanged(planner)
+                fix_unchanged_subqueries(planner)
             outcome = _outcome(planner, how)
-            # rows that come may be selected in other sessions too
-            if not isinstance(outcome, Replace) or "pg_temp." not in outcome.sql:
+            # Spark's tasks select the rows of a ReplaceOutcome in other sessions, which lack the temporary relations
+            if not isinstance(outcome, ReplaceOutcome) or "pg_temp." not in outcome.sql:
                 return ChangePlan(tuple(planner.steps), outcome)
         except PlanError as error:
             first = first or error
     raise first or AssertionError("the first level plans or fails")
 
 
-def _outcome(planner: DeltaPlanner, how: How) -> Signed | Replace | Recompute | None:
+def _outcome(planner: DeltaPlanner, how: _How) -> SignedOutcome | ReplaceOutcome | RecomputeOutcome | None:
     state = plan_state(planner.query) if how == "state" else None
     if state is None:
         return planner.outcome(replace=how == "replace")
     rows = planner.core(state.select, state.items)
-    return None if rows is None else Signed(rows)
+    return None if rows is None else SignedOutcome(rows)
 
 
 @lru_cache(maxsize=256)
@@ -220,8 +250,7 @@ def _plan(canonical: str, tables: tuple[TableSchema, ...], elsewhere: bool) -> P
     try:
         query = parse_query(canonical, tables)
     except PlanError as error:
-        whole = tuple(UsedTable(t.qualified, tuple(c.name for c in t.columns), t.key) for t in tables)
-        return PostgresPlan(canonical, (), whole, None, str(error), (), (), tuple(tables), elsewhere)
+        return _whole(canonical, tables, str(error), elsewhere)
     used = tuple(_used(query, table) for table in tables if table.qualified in query.tables(query.root))
     columns = output_names(query.root)
     folded = _folded(query, used, tables)
@@ -239,9 +268,9 @@ def _plan(canonical: str, tables: tuple[TableSchema, ...], elsewhere: bool) -> P
 
 
 def _folded(query: Query, used: Sequence[UsedTable], tables: Sequence[TableSchema]) -> str | None:
-    """Why rows cannot be looked for by their values: a collation takes different ones for equal; None when they can.
+    """Why rows cannot be found by their values: a collation treats different values as equal; None if they can.
 
-    The log and the target hold values without their collation, so keys of them would miss what is spelled otherwise.
+    The log and the target hold values without the collation, so their keys would miss equal values of other spelling.
     """
     if query.root.find(exp.Collate):
         return "a view with COLLATE is loaded in full [collation]"
@@ -259,7 +288,7 @@ def _used(query: Query, table: TableSchema) -> UsedTable:
     columns = [column for column in table.columns if column.name in names]
     missing = missing_columns(query, table)
     if missing and not own_key(query, table):
-        raise refusal(table, missing)
+        raise missing_columns_error(table, missing)
     looked_up = [
         side.name
         for select in query.root.find_all(exp.Select)
@@ -269,12 +298,12 @@ def _used(query: Query, table: TableSchema) -> UsedTable:
         if isinstance(side, exp.Column) and side.table in aliases
     ]
     names_read = tuple(column.name for column in columns)
-    passing = "" if missing else filter_of(query, table)
+    passing = "" if missing else row_filter(query, table)
     return UsedTable(table.qualified, names_read, table.key, tuple(dict.fromkeys(looked_up)), passing, bool(missing))
 
 
 def _match(query: Query, plan: PostgresPlan) -> tuple[str, ...]:
-    """Columns of the view by which its rows are looked for when they change: keys of a replace, groups, base keys."""
+    """Columns of the view by which changed rows are found: groups, keys of a replace, or keys of the tables."""
     if plan.state is not None:
         return tuple(name for name, _ in plan.state.keys)
     for tables in [[table.name for table in plan.tables], *([table.name] for table in plan.tables)]:
@@ -282,7 +311,7 @@ def _match(query: Query, plan: PostgresPlan) -> tuple[str, ...]:
             outcome = plan.plan_changes(tables).outcome
         except PlanError:
             continue
-        if isinstance(outcome, Replace):
+        if isinstance(outcome, ReplaceOutcome):
             return tuple(name for name, _ in outcome.keys)
     if not isinstance(query.root, exp.Select):
         return ()

@@ -1,8 +1,7 @@
 """Reads the canonical SQL of a view, as pg_get_viewdef() prints it, into a tree that the planner can take apart.
 
-In that text every name is resolved: tables have their schema, columns their table, stars are spelled out. What is left
-to do here is to put CTEs where they are used, to give every item of FROM an alias of its own in the whole view, and to
-turn USING into ON.
+That text has every name resolved: tables have their schema, columns their table, stars are spelled out. This module
+then puts CTEs in the places where they are used, gives every item of FROM a unique alias, and turns USING into ON.
 """
 
 from __future__ import annotations
@@ -22,21 +21,21 @@ from gdq.errors import PlanError
 from gdq.plan.leaf import Leaf, is_correlated, leaf_of
 from gdq.plan.table import TableSchema
 
-JoinKind = Literal["inner", "left", "right", "full"]
-_KINDS: dict[str, JoinKind] = {"LEFT": "left", "RIGHT": "right", "FULL": "full"}
+_JoinKind = Literal["inner", "left", "right", "full"]
+_KINDS: dict[str, _JoinKind] = {"LEFT": "left", "RIGHT": "right", "FULL": "full"}
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
+class FromJoin:
     """Two parts of a FROM and the condition between them."""
 
-    kind: JoinKind
-    left: Tree
-    right: Tree
+    kind: _JoinKind
+    left: FromTree
+    right: FromTree
     on: exp.Expr | None
 
 
-Tree = Leaf | Join
+FromTree = Leaf | FromJoin
 
 
 @dataclass(slots=True)
@@ -47,11 +46,11 @@ class Query:
     leaves: dict[str, Leaf] = field(default_factory=dict)
 
     def leaf(self, node: exp.Expr) -> Leaf:
-        """The leaf that a node of a FROM stands for."""
+        """The leaf for a node of FROM."""
         return self.leaves[node.alias]
 
-    def tree(self, select: exp.Select) -> Tree | None:
-        """FROM as a tree of joins; None when there is none."""
+    def tree(self, select: exp.Select) -> FromTree | None:
+        """FROM as a tree of joins; None without FROM."""
         clause = select.args.get("from_")
         if clause is None:
             return None
@@ -65,21 +64,21 @@ class Query:
         found = (self.leaves[table.alias].table for table in node.find_all(exp.Table))
         return {table.qualified for table in found if table is not None}
 
-    def _tree(self, node: exp.Expr) -> Tree:
-        tree = self._tree(node.this) if is_parenthesis(node) else self.leaf(node)
+    def _tree(self, node: exp.Expr) -> FromTree:
+        tree = self._tree(node.this) if _is_parenthesis(node) else self.leaf(node)
         for join in node.args.get("joins") or ():
             tree = self._join(tree, join)
         return tree
 
-    def _join(self, left: Tree, join: exp.Join) -> Join:
+    def _join(self, left: FromTree, join: exp.Join) -> FromJoin:
         kind = _KINDS.get(join.side.upper(), "inner")
-        return Join(kind, left, self._tree(join.this), join.args.get("on"))
+        return FromJoin(kind, left, self._tree(join.this), join.args.get("on"))
 
 
 def parse_query(sql: str, tables: Sequence[TableSchema]) -> Query:
-    """The canonical SQL of a view over `tables`, normalized. PlanError for what cannot be taken apart."""
+    """A view's canonical SQL over `tables`, parsed and normalized; PlanError if that is not possible."""
     try:
-        root = parse(sql)
+        root = parse_statement(sql)
     except SqlglotError as error:
         raise PlanError("expression", "the planner cannot read the view's SQL") from error
     if not isinstance(root, exp.Query):
@@ -92,8 +91,8 @@ def parse_query(sql: str, tables: Sequence[TableSchema]) -> Query:
     return query
 
 
-class Dialect(Postgres):
-    """PostgreSQL's SQL, functions that sqlglot knows under another name left as they are written."""
+class QueryDialect(Postgres):
+    """PostgreSQL's dialect, but without renaming functions that sqlglot knows under another name."""
 
     class Parser(PostgresParser):
         FUNCTIONS = {  # noqa: RUF012
@@ -103,23 +102,23 @@ class Dialect(Postgres):
         }
 
 
-def parse(sql: str) -> exp.Expr:
-    """The tree of one statement. sqlglot.errors.SqlglotError for what it cannot read."""
-    return sqlglot.parse_one(sql, dialect=Dialect)
+def parse_statement(sql: str) -> exp.Expr:
+    """The tree of one statement; sqlglot.errors.SqlglotError if it cannot be parsed."""
+    return sqlglot.parse_one(sql, dialect=QueryDialect)
 
 
-def render(node: exp.Expr) -> str:
-    """PostgreSQL's SQL of a node, on one line, with every name quoted."""
+def render_sql(node: exp.Expr) -> str:
+    """A node as PostgreSQL's SQL on one line, with every name quoted."""
     return node.sql(dialect="postgres", identify=True, comments=False)
 
 
-def is_parenthesis(node: exp.Expr) -> bool:
-    """Whether a node of FROM is no item but joins in parentheses."""
+def _is_parenthesis(node: exp.Expr) -> bool:
+    """True if a node of FROM is not an item but joins in parentheses."""
     items = exp.Table | exp.Subquery | exp.Values | exp.Unnest
     return isinstance(node, exp.Subquery) and not node.alias and isinstance(node.this, items)
 
 
-def value(item: exp.Expr) -> exp.Expr:
+def value_of(item: exp.Expr) -> exp.Expr:
     """The expression of an item of a select list, without its name."""
     inner = item.unalias()
     if isinstance(inner, exp.Subquery) and inner.alias:
@@ -128,13 +127,13 @@ def value(item: exp.Expr) -> exp.Expr:
     return inner
 
 
-def named(item: exp.Expr, name: str) -> exp.Alias:
+def aliased(item: exp.Expr, name: str) -> exp.Alias:
     """An item of a select list under another name."""
-    return exp.Alias(this=value(item).copy(), alias=exp.to_identifier(name, quoted=True))
+    return exp.Alias(this=value_of(item).copy(), alias=exp.to_identifier(name, quoted=True))
 
 
 def conjuncts(*conditions: exp.Expr | None) -> list[exp.Expr]:
-    """The parts of conditions that all must hold."""
+    """The AND-connected parts of conditions."""
     parts: list[exp.Expr] = []
     for condition in conditions:
         inner = condition.unnest() if condition is not None else None
@@ -151,23 +150,23 @@ def where_of(select: exp.Select) -> list[exp.Expr]:
     return conjuncts(clause.this) if clause is not None else []
 
 
-def leaves_of(tree: Tree | None) -> list[Leaf]:
+def leaves_of(tree: FromTree | None) -> list[Leaf]:
     """The leaves of a tree from left to right."""
     if tree is None:
         return []
     return [tree] if isinstance(tree, Leaf) else [*leaves_of(tree.left), *leaves_of(tree.right)]
 
 
-def joins_of(tree: Tree | None) -> Iterator[Join]:
+def joins_of(tree: FromTree | None) -> Iterator[FromJoin]:
     """All joins of a tree."""
-    if isinstance(tree, Join):
+    if isinstance(tree, FromJoin):
         yield tree
         yield from joins_of(tree.left)
         yield from joins_of(tree.right)
 
 
 def subqueries_of(node: exp.Expr) -> list[exp.Query]:
-    """The queries directly inside an expression, those inside of them left out."""
+    """The queries directly inside an expression, without nested ones."""
     if isinstance(node, exp.Query) and not isinstance(node, exp.Subquery):
         return [node]
     found: list[exp.Query] = []
@@ -177,14 +176,14 @@ def subqueries_of(node: exp.Expr) -> list[exp.Query]:
 
 
 def selects_of(query: exp.Query) -> list[exp.Select]:
-    """The SELECTs of a set operation; a SELECT's is itself."""
+    """The SELECTs of a set operation, or the SELECT itself."""
     if isinstance(query, exp.SetOperation):
         return [*selects_of(query.this), *selects_of(query.expression)]
     return [query] if isinstance(query, exp.Select) else selects_of(query.this)
 
 
 def _inlined(node: exp.Expr, known: Mapping[str, tuple[exp.Expr, Sequence[exp.Identifier]]]) -> exp.Expr:
-    """A copy of a query in which CTEs stand where they are used."""
+    """A copy of a query with each CTE put in the places where it is used."""
     node = node.copy()
     clause = node.args.get("with_")
     if clause is not None:
@@ -217,14 +216,14 @@ def _without_parentheses(node: exp.Expr) -> exp.Query:
     if not isinstance(node, exp.Query):
         raise PlanError("not-a-select", "a view is a SELECT")
     for inner in list(node.find_all(exp.Subquery)):
-        # (SELECT ...) UNION ...: the parentheses say nothing more than the tree does
+        # (SELECT ...) UNION ...: the tree shows the order without the parentheses
         if isinstance(inner.parent, exp.SetOperation) and not inner.alias and isinstance(inner.this, exp.Query):
             inner.replace(inner.this)
     return node
 
 
 def _ask_for_nothing(query: exp.Expr) -> None:
-    """Empty the select list of an EXISTS of its columns, which its star stands for: they are not read."""
+    """Replace the plain columns in an EXISTS's select list by 1: they come from a star, and are not read."""
     deciding = ("group", "having", "distinct", "limit", "offset", "windows")
     if not isinstance(query, exp.Select) or any(query.args.get(clause) for clause in deciding):
         return
@@ -233,13 +232,14 @@ def _ask_for_nothing(query: exp.Expr) -> None:
 
 
 class _Namer:
-    """Gives leaves their aliases, resolves columns to them, and USING to ON."""
+    """Gives leaves unique aliases, resolves columns to leaves, and turns USING into ON."""
 
     def __init__(self, query: Query, tables: Mapping[tuple[str, str], TableSchema]) -> None:
         self._query = query
         self._tables = tables
         self._numbers = itertools.count(1)
         self._scopes: dict[int, dict[str, str]] = {}
+        self._merged: dict[int, set[str]] = {}
 
     def run(self) -> None:
         root = self._query.root
@@ -253,13 +253,15 @@ class _Namer:
             self._scopes[id(select)] = self._name_leaves(select)
         for column in list(root.find_all(exp.Column)):
             self._resolve(column)
-        for join in list(root.find_all(exp.Join)):
+        joins = list(root.find_all(exp.Join))
+        self._merged = {id(join): {name.name for name in join.args.get("using") or ()} for join in joins}
+        for join in joins:
             self._expand_using(join)
         for lateral in list(root.find_all(exp.Lateral)):
             self._settle_lateral(lateral)
 
     def _settle_lateral(self, node: exp.Lateral) -> None:
-        """Make a LATERAL query that reads nothing of what is before it an ordinary one."""
+        """Turn a LATERAL query that reads no columns of items before it into an ordinary one."""
         leaf = self._query.leaf(node)
         if leaf.query is not None and not is_correlated(leaf.query):
             self._query.leaves[leaf.alias] = replace(leaf, lateral=False)
@@ -269,8 +271,8 @@ class _Namer:
         items = []
         for number, item in enumerate(select.expressions, 1):
             if item.find(exp.Star) and not item.find(exp.Count):
-                raise PlanError("whole-row", f"{render(item)} stands for a whole row")
-            items.append(named(item, item.alias_or_name or f"column{number}"))
+                raise PlanError("whole-row", f"{render_sql(item)} stands for a whole row")
+            items.append(aliased(item, item.alias_or_name or f"column{number}"))
         select.set("expressions", items)
 
     def _name_leaves(self, select: exp.Select) -> dict[str, str]:
@@ -308,9 +310,9 @@ class _Namer:
                 break
             select = select.find_ancestor(exp.Select)
         else:
-            raise PlanError("column-unresolved", f"{render(column)} belongs to no single table")
+            raise PlanError("column-unresolved", f"{render_sql(column)} belongs to no single table")
         if column.name not in self._query.leaves[alias].columns:
-            raise PlanError("system-column", f"{render(column)} is no column that is logged")
+            raise PlanError("system-column", f"{render_sql(column)} is no column that is logged")
         name = exp.to_identifier(column.name, quoted=True)
         column.replace(exp.Column(this=name, table=exp.to_identifier(alias, quoted=True)))
 
@@ -321,19 +323,32 @@ class _Namer:
         if not using:
             return
         owner = join.parent
-        before = _leaf_nodes(owner) if owner is not None and not isinstance(owner, exp.Select) else []
-        left = [n for n in before if n.alias not in {m.alias for m in _leaf_nodes(join.this)}]
+        if owner is None or isinstance(owner, exp.Select):
+            raise PlanError("column-unresolved", "USING is loaded in full; write ON")
+        joins = owner.args.get("joins") or []
+        before = joins[: next(n for n, one in enumerate(joins) if one is join)]
         pairs = []
         for name in using:
-            sides = [
-                next((n.alias for n in nodes if name.name in self._query.leaves[n.alias].columns), "")
-                for nodes in (left, _leaf_nodes(join.this))
-            ]
+            sides = self._source(owner, before, name.name), self._source(join.this, None, name.name)
             if not all(sides):
                 raise PlanError("column-unresolved", f"USING ({name.name}) is loaded in full; write ON")
             pairs.append(exp.EQ(this=_column(sides[0], name.name), expression=_column(sides[1], name.name)))
         join.set("using", None)
         join.set("on", exp.and_(*pairs))
+
+    def _source(self, node: exp.Expr, joins: list[exp.Join] | None, name: str) -> str:
+        """The leaf from which a column of an item with these joins (None: with all) comes; empty if it has none."""
+        joins = (node.args.get("joins") or []) if joins is None else joins
+        if joins:
+            *before, last = joins
+            right = self._source(last.this, None, name)
+            left = self._source(node, before, name)
+            # of two equal columns USING shows that of the side that is never padded
+            merged = name in self._merged.get(id(last), ())
+            return right if (merged and last.side.upper() == "RIGHT") or not left else left
+        if _is_parenthesis(node):
+            return self._source(node.this, None, name)
+        return node.alias if name in self._query.leaves[node.alias].columns else ""
 
 
 def _column(alias: str, name: str) -> exp.Column:
@@ -341,15 +356,15 @@ def _column(alias: str, name: str) -> exp.Column:
 
 
 def _leaf_nodes(node: exp.Expr) -> list[exp.Expr]:
-    """The items of FROM under a node, joins and parentheses taken apart."""
-    found = _leaf_nodes(node.this) if is_parenthesis(node) else [node]
+    """The items of FROM under a node, across joins and parentheses."""
+    found = _leaf_nodes(node.this) if _is_parenthesis(node) else [node]
     for join in node.args.get("joins") or ():
         found += _leaf_nodes(join.this)
     return found
 
 
 def _expand_windows(select: exp.Select) -> None:
-    """Put what a WINDOW clause says where it is used."""
+    """Put the definitions of a WINDOW clause in the places where they are used."""
     named = {window.name: window for window in select.args.get("windows") or ()}
     for window in list(select.find_all(exp.Window)) if named else ():
         known = named.get(window.text("alias"))
@@ -357,9 +372,9 @@ def _expand_windows(select: exp.Select) -> None:
             continue
         if known.text("alias"):
             raise PlanError("window-named", "a window that is made from another one is loaded in full")
-        for part, value_of in known.args.items():
-            if value_of and part != "this" and not window.args.get(part):
-                copied = [one.copy() for one in value_of] if isinstance(value_of, list) else value_of
+        for part, value in known.args.items():
+            if value and part != "this" and not window.args.get(part):
+                copied = [one.copy() for one in value] if isinstance(value, list) else value
                 window.set(part, copied.copy() if isinstance(copied, exp.Expr) else copied)
         window.set("alias", None)
     select.set("windows", None)

@@ -1,4 +1,4 @@
-"""What the clauses of a SELECT do to its rows: which of them group, and by what its rows are divided into parts."""
+"""The shape of a SELECT: its groups, aggregates and windows, and the expressions that divide its rows into parts."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Iterable, Iterator
 from sqlglot import exp
 
 from gdq.errors import PlanError
-from gdq.plan.query import render, value
+from gdq.plan.query import render_sql, value_of
+from gdq.plan.whitelist import AGGREGATES
 
 
-def dividing(select: exp.Select) -> list[exp.Expr] | None:
-    """The expressions that divide the rows of a SELECT into parts computed apart; None when each row is one.
+def dividing_expressions(select: exp.Select) -> list[exp.Expr] | None:
+    """The expressions that divide a SELECT's rows into parts computed apart; None if each row is a part.
 
-    Not of one that plan_whole says to depend on all rows. PlanError when there are none.
+    Not for a SELECT with a whole_reason(). PlanError if there are no such expressions.
     """
     windows = [window for item in select.expressions for window in windows_of(item)]
     distinct = select.args.get("distinct")
@@ -28,7 +29,7 @@ def dividing(select: exp.Select) -> list[exp.Expr] | None:
         raise PlanError("window-no-partition", "a window without a common PARTITION BY is loaded in full")
     if distinct:
         on = distinct.args.get("on")
-        own = list(on.expressions) if on is not None else [value(item) for item in select.expressions]
+        own = list(on.expressions) if on is not None else [value_of(item) for item in select.expressions]
         keys = _common(own if keys is None else keys, own)
     if not keys:
         raise PlanError("no-key", "no expression divides the rows of the view")
@@ -36,10 +37,9 @@ def dividing(select: exp.Select) -> list[exp.Expr] | None:
 
 
 def is_grouped(select: exp.Select) -> bool:
-    """Whether a SELECT has a GROUP BY or aggregates."""
-    having = select.args.get("having")
-    items = [*select.expressions, *([having.this] if having is not None else [])]
-    return select.args.get("group") is not None or any(aggregates_of(item) for item in items)
+    """True if a SELECT has a GROUP BY, HAVING or aggregates."""
+    clauses = (select.args.get("group"), select.args.get("having"))
+    return any(clause is not None for clause in clauses) or any(aggregates_of(item) for item in select.expressions)
 
 
 def group_of(select: exp.Select) -> list[exp.Expr]:
@@ -54,9 +54,9 @@ def group_of(select: exp.Select) -> list[exp.Expr]:
 
 
 def group_all(select: exp.Select) -> None:
-    """Group by all columns that stand outside of aggregates: where the primary key is grouped by they may.
+    """Add all columns outside of aggregates to GROUP BY.
 
-    PostgreSQL knows that of a table, not of a query over it.
+    PostgreSQL allows them if a table's primary key is grouped by, but not if a query takes the table's place.
     """
     group = select.args.get("group")
     if group is None:
@@ -78,7 +78,7 @@ def _from_of(select: exp.Select) -> list[exp.Expr]:
 
 
 def _bare_columns(node: exp.Expr, grouped: set[exp.Expr]) -> Iterator[exp.Column]:
-    """The columns of an expression outside of aggregates and of what is grouped by."""
+    """The columns of an expression outside of aggregates and of grouped expressions."""
     if node in grouped or (not isinstance(node, exp.Query | exp.Window) and aggregates_of(node) == [node]):
         return
     if isinstance(node, exp.Column):
@@ -88,7 +88,7 @@ def _bare_columns(node: exp.Expr, grouped: set[exp.Expr]) -> Iterator[exp.Column
 
 
 def windows_of(node: exp.Expr) -> list[exp.Window]:
-    """The window functions in an expression, those of inner queries left out."""
+    """The window functions in an expression, without those of inner queries."""
     if isinstance(node, exp.Window):
         return [node]
     if isinstance(node, exp.Query):
@@ -101,7 +101,7 @@ def aggregates_of(node: exp.Expr) -> list[exp.Expr]:
     if isinstance(node, exp.Query | exp.Window):
         inner = [] if isinstance(node, exp.Query) else _window_parts(node)
         return [call for part in inner for call in aggregates_of(part)]
-    if isinstance(node, exp.Filter | exp.WithinGroup) or is_aggregate(node):
+    if isinstance(node, exp.Filter | exp.WithinGroup) or _is_aggregate(node):
         return [node]
     found: list[exp.Expr] = []
     for child in node.iter_expressions():
@@ -109,30 +109,21 @@ def aggregates_of(node: exp.Expr) -> list[exp.Expr]:
     return found
 
 
-def is_aggregate(node: exp.Expr) -> bool:
-    """Whether a node is a call of an aggregate. An unknown function counts as one when PostgreSQL has it as one."""
-    return isinstance(node, exp.AggFunc) or (isinstance(node, exp.Anonymous) and node.name.lower() in _AGGREGATES)
-
-
-_AGGREGATES = {
-    "variance", "bit_and", "bit_or", "bit_xor", "bool_and", "bool_or", "every", "json_agg", "jsonb_agg",
-    "json_object_agg",
-    "jsonb_object_agg", "range_agg", "range_intersect_agg", "xmlagg", "regr_count", "any_value", "mode",
-    "json_agg_strict", "jsonb_agg_strict", "json_object_agg_strict", "json_object_agg_unique",
-    "json_object_agg_unique_strict", "jsonb_object_agg_strict", "jsonb_object_agg_unique",
-    "jsonb_object_agg_unique_strict", "regr_avgx", "regr_avgy", "regr_intercept", "regr_r2", "regr_slope", "regr_sxx",
-    "regr_sxy", "regr_syy", "covar_pop", "covar_samp", "corr",
-}  # fmt: skip
+def _is_aggregate(node: exp.Expr) -> bool:
+    """True if a node calls an aggregate of PostgreSQL: such a name has no schema, and sqlglot need not know it."""
+    if isinstance(node.parent, exp.Dot):
+        return False
+    return isinstance(node, exp.AggFunc) or (isinstance(node, exp.Anonymous) and node.name.lower() in AGGREGATES)
 
 
 def _window_parts(window: exp.Window) -> list[exp.Expr]:
-    """What a window function is over, which may hold aggregates of the query itself."""
+    """The arguments, PARTITION BY and ORDER BY of a window function; they may hold aggregates of the query itself."""
     call = window.this.this if isinstance(window.this, exp.Filter | exp.IgnoreNulls | exp.RespectNulls) else window.this
     order = window.args.get("order")
     return [*call.iter_expressions(), *(window.args.get("partition_by") or []), *([order] if order else [])]
 
 
 def _common(some: Iterable[exp.Expr], others: Iterable[exp.Expr]) -> list[exp.Expr]:
-    """The expressions of `some` that are among `others` too."""
-    listed = {render(other) for other in others}
-    return [one for one in some if render(one) in listed]
+    """The expressions that are in both lists."""
+    listed = {render_sql(other) for other in others}
+    return [one for one in some if render_sql(one) in listed]

@@ -1,4 +1,4 @@
-"""What a plan of gdq.plan.delta consists of: its steps, and how the rows of the target follow from them."""
+"""The parts of a plan of gdq.plan.delta: its steps, and how the target's rows follow from them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One statement. kind delta: makes the relation `name`; keys: collects the array `name`; check: true ends the plan.
+class PlanStep:
+    """One statement. kind delta: makes the relation `name`; keys: collects the array `name`; check: tests a condition.
 
-    `reason`: why a check that is true means a full load.
+    `reason`: why the view is loaded in full if the check is true.
     """
 
     kind: Literal["delta", "keys", "check"]
@@ -20,23 +20,23 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Signed:
-    """The view's rows change by those of the relation `rows`, each as often as its weight says."""
+class SignedOutcome:
+    """The view's rows change by the signed rows of the relation `rows`."""
 
     rows: str
 
 
 @dataclass(frozen=True, slots=True)
-class Replace:
-    """All rows of the view with these keys, (column, name of the keys) each, give way to what `sql` selects."""
+class ReplaceOutcome:
+    """All rows of the view with these keys, (column, name of the keys) each, are replaced by the rows of `sql`."""
 
     keys: tuple[tuple[str, str], ...]
     sql: str
 
 
 @dataclass(frozen=True, slots=True)
-class Recompute:
-    """The view is loaded in full, for this reason, when the relation `rows` holds any; else it does not change."""
+class RecomputeOutcome:
+    """The view is loaded in full, for this reason, if the relation `rows` is not empty; else it does not change."""
 
     rows: str
     reason: str

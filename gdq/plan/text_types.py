@@ -1,4 +1,4 @@
-"""Which types Spark may compare by PostgreSQL's text, and what PostgreSQL may compute of joined rows anywhere."""
+"""Types that Spark may compare by PostgreSQL's text, and expressions that give the same in any database."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sqlglot import exp
 
 from gdq.errors import PlanError
 from gdq.plan.number import column_number, number_of
-from gdq.plan.query import Query, render
+from gdq.plan.query import Query, render_sql
 
 _KINDS = {
     r"smallint|integer|bigint|oid": "integer",
@@ -35,12 +35,12 @@ _CAST_KINDS = {
 }
 _PLAIN = ("integer", "numeric", "boolean", "date", "timestamptz", "timestamp", "double precision", "real")
 
-# What a text means is the same for these wherever they are computed: no collation plays a part.
+# Expressions that need no collation, so that they give the same for texts in any database.
 _BY_BYTES: tuple[type[exp.Expr], ...] = (
     exp.Paren, exp.Coalesce, exp.DPipe, exp.Literal, exp.Null, exp.Boolean, exp.Is, exp.Not, exp.And, exp.Or, exp.Case,
     exp.If, exp.EQ, exp.NEQ, exp.NullSafeEQ, exp.NullSafeNEQ,
 )  # fmt: skip
-# What is computed of several tables after the join, by operators of PostgreSQL itself.
+# Expressions that PostgreSQL may compute over several tables after the join, if all types are plain.
 _AFTER: tuple[type[exp.Expr], ...] = (
     *_BY_BYTES, exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Mod, exp.Neg, exp.Abs, exp.Round, exp.GT, exp.GTE, exp.LT,
     exp.LTE, exp.Between, exp.In, exp.Tuple, exp.Greatest, exp.Least, exp.Nullif, exp.Cast, exp.DataType,
@@ -48,13 +48,13 @@ _AFTER: tuple[type[exp.Expr], ...] = (
 )  # fmt: skip
 
 
-def kind_of(side: exp.Expr, type_of: Callable[[exp.Column], str]) -> str:
-    """The kind of type of an expression, empty when its values have no one text. `type_of`: the type of a column."""
+def text_kind(side: exp.Expr, type_of: Callable[[exp.Column], str]) -> str:
+    """The kind of an expression's type, empty for types that Spark cannot compare. `type_of`: a column's type."""
     if isinstance(side, exp.Column):
         found = type_of(side)
         return next((kind for pattern, kind in _KINDS.items() if re.fullmatch(pattern, found)), "")
     if isinstance(side, exp.Cast):
-        inner = kind_of(side.this.unnest(), type_of)
+        inner = text_kind(side.this.unnest(), type_of)
         return _CAST_KINDS.get(side.to.this, "") if inner else ""
     number = number_of(side, lambda column: column_number(type_of(column)))
     if number is None:
@@ -63,16 +63,16 @@ def kind_of(side: exp.Expr, type_of: Callable[[exp.Column], str]) -> str:
 
 
 def text_form(side: exp.Expr, type_of: Callable[[exp.Column], str]) -> str:
-    """The kind of type of an expression, with numeric's scale; empty when equal values may have different texts."""
-    kind = kind_of(side, type_of)
+    """The kind of an expression's type, with numeric's scale; empty if equal values may have different texts."""
+    kind = text_kind(side, type_of)
     if kind != "numeric":
         return kind
     number = number_of(side, lambda column: column_number(type_of(column)))
     return f"numeric({number.scale})" if number is not None and number.fixed else ""
 
 
-def query_types(query: Query) -> Callable[[exp.Column], str]:
-    """The types of a query's columns; empty for those of no table, and where a collation takes texts for equal."""
+def query_column_types(query: Query) -> Callable[[exp.Column], str]:
+    """The types of a query's columns; empty for columns of no table, or if a collation treats texts as equal."""
 
     def type_of(column: exp.Column) -> str:
         table = query.leaves[column.table].table
@@ -82,8 +82,8 @@ def query_types(query: Query) -> Callable[[exp.Column], str]:
     return type_of
 
 
-def check_after(node: exp.Expr, kinds: Sequence[str]) -> None:
-    """PlanError unless an expression gives the same in the database of the target as in that of the tables."""
+def check_after_join(node: exp.Expr, kinds: Sequence[str]) -> None:
+    """PlanError unless an expression gives the same in the target's database as in the tables' database."""
     bare = [one for one in node.walk() if not isinstance(one, exp.Var | exp.Identifier)]
     if all(isinstance(one, _BY_BYTES) for one in bare):
         return
@@ -91,4 +91,4 @@ def check_after(node: exp.Expr, kinds: Sequence[str]) -> None:
         casts = [one.to.this for one in bare if isinstance(one, exp.Cast)]
         if all(kind in _CAST_KINDS or kind in (exp.DType.DOUBLE, exp.DType.FLOAT) for kind in casts):
             return
-    raise PlanError("spark-expression", f"Spark takes no expression over several tables like {render(node)}")
+    raise PlanError("spark-expression", f"Spark takes no expression over several tables like {render_sql(node)}")

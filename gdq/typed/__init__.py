@@ -1,5 +1,5 @@
-"""Typed reading: what each PostgreSQL type becomes in JSON, Python, Arrow and Spark, and reading a SELECT so.
+"""Typed reading: the types of JSON, Python, Arrow and Spark for each PostgreSQL type, and reading a SELECT as these.
 
-pgtypes is the table of types and needs nothing; arrow and batch_rows load pyarrow. They call the ground floor of gdq;
+pgtypes is the table of types and needs nothing; arrow and batch_rows load pyarrow. They call the top modules of gdq;
 gdq.batch, gdq.view and consumers call them.
 """

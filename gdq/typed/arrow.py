@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -11,7 +12,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from gdq.conninfo import conninfo_of
-from gdq.errors import GdqError, UnsupportedValue, by_sqlstate
+from gdq.errors import GdqError, UnsupportedValue, error_by_sqlstate
 from gdq.sql_text import quote
 from gdq.typed.pgtypes import READ_SETTINGS, ColumnType
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from adbc_driver_postgresql.dbapi import Connection
 
 # Log rows: a BRIN range is never worth a sequential scan or starting workers, but the planner thinks so.
-LOG_SETTINGS = READ_SETTINGS | {"enable_seqscan": "off", "max_parallel_workers_per_gather": "0"}
+ARROW_LOG_SETTINGS = READ_SETTINGS | {"enable_seqscan": "off", "max_parallel_workers_per_gather": "0"}
 
 # The driver adds the distance of the epochs without looking: infinity and the last years of PostgreSQL's range come out
 # below its first day, in 4714 BC, where no value can be.
@@ -29,10 +30,10 @@ _FIRST_MICROSECOND = _FIRST_DAY * 86_400_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """One column of a typed SELECT: its name there, how to read it, and its name in Arrow if that is another one.
+class ArrowColumn:
+    """One column of a typed SELECT: its name there, how to read it, and its name in Arrow if different.
 
-    `column`: the column of the user's table that it comes from, for errors. `log_type`: its type in the log.
+    `column`: the column of the user's table, for errors. `log_type`: its type in the log.
     """
 
     source: str
@@ -46,24 +47,38 @@ class Column:
         return self.name or self.source
 
 
-def select_sql(relation: str, columns: Sequence[Column]) -> str:
+def arrow_select_sql(relation: str, columns: Sequence[ArrowColumn]) -> str:
     """A SELECT that reads `columns` from a subquery or table so that read() gets exact values."""
     expressions = ", ".join(f"{column.type.sql(quote(column.source))} as {quote(column.label)}" for column in columns)
     return f"select {expressions} from {relation}"
 
 
-def schema_of(columns: Sequence[Column]) -> pa.Schema:
+def arrow_schema(columns: Sequence[ArrowColumn]) -> pa.Schema:
     """The Arrow schema that read() gives for these columns."""
     import pyarrow as pa  # noqa: PLC0415 (an extra, and slow to load)
 
     return pa.schema([pa.field(column.label, arrow_type(column.type)) for column in columns])
 
 
-class Reader:
-    """Reads in the database of `beside`, on a connection that is kept: making one costs as much as thousands of rows.
+# Timeouts that a connection string has in its options win; the rest does not.
+_TIMEOUTS_OFF = "-c statement_timeout=0 -c lock_timeout=0 -c idle_in_transaction_session_timeout=0"
+_PINNED = " ".join(
+    f"-c {setting}"
+    for setting in (
+        *("quote_all_identifiers=off", "search_path=pg_catalog", "standard_conforming_strings=on", "jit=off"),
+        *("default_transaction_isolation=read\\ committed", "default_transaction_deferrable=off"),
+    )
+)
+_NO_TRANSACTION_TIMEOUT = """
+select pg_catalog.set_config(s.name, '0', false) from pg_catalog.pg_settings s
+ where s.name operator(pg_catalog.=) 'transaction_timeout' and s.setting operator(pg_catalog.<>) '0'"""
 
-    A read while another is under way has a connection of its own, and so has the one after an error. Between reads the
-    connection is in no transaction. To be closed at the end.
+
+class ArrowReader:
+    """Reads from the database of `beside` on a kept connection, since a new one costs as much as thousands of rows.
+
+    A read during another read, or after an error, gets a new connection. Between reads the connection is outside a
+    transaction. Close the reader at the end.
     """
 
     def __init__(self, beside: psycopg.Connection[Any]) -> None:
@@ -78,22 +93,21 @@ class Reader:
 
     @contextlib.contextmanager
     def read(
-        self, query: str, columns: Sequence[Column], settings: dict[str, str] = LOG_SETTINGS
+        self, query: str, columns: Sequence[ArrowColumn], settings: dict[str, str] = ARROW_LOG_SETTINGS
     ) -> Iterator[Iterator[pa.RecordBatch]]:
-        """Run `query`, made by select_sql(); its rows as record batches, streamed.
+        """Run `query`, made by arrow_select_sql(); its rows as record batches, streamed.
 
-        Errors of the server are raised as psycopg's, values that Arrow cannot hold as UnsupportedValue naming the
-        column.
+        Server errors are raised as psycopg's; UnsupportedValue names the column of a value that Arrow cannot hold.
         """
         whole = False
 
         def batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
             nonlocal whole
             for batch in reader:
-                yield convert(batch, columns)
+                yield convert_arrow_batch(batch, columns)
             whole = True
 
-        with _server_errors():
+        with arrow_server_errors():
             connection = self._begun(settings)
             try:
                 with connection.cursor() as cursor:
@@ -114,10 +128,10 @@ class Reader:
         if kept is not None:
             try:
                 return _with_settings(kept, settings)
-            except Error:  # the server has ended it meanwhile
+            except Error:  # the server has ended the connection
                 with contextlib.suppress(Error):
                     kept.close()
-        return _with_settings(connect(conninfo_of(self._beside)), settings)
+        return _with_settings(connect_arrow(conninfo_of(self._beside)), settings)
 
 
 def _with_settings(connection: Connection, settings: dict[str, str]) -> Connection:
@@ -128,42 +142,44 @@ def _with_settings(connection: Connection, settings: dict[str, str]) -> Connecti
     return connection
 
 
-def connect(conninfo: str) -> Connection:
-    """A connection of the Arrow driver that reads types right.
+def connect_arrow(conninfo: str) -> Connection:
+    """A connection of the Arrow driver whose session follows no setting of its role or database.
 
-    It learns the types of the server when it connects, from names that come quoted where quote_all_identifiers is on:
-    then it knows none, and gives raw bytes. Startup options mend that, but poolers refuse them, so only then.
+    The driver learns the types by name when it connects, so settings that change names or the meaning of names come as
+    startup options. A pooler refuses these: then the connection is made without.
     """
-    import pyarrow as pa  # noqa: PLC0415
     from adbc_driver_postgresql import dbapi  # noqa: PLC0415
 
     # the driver takes all text for UTF8
     conninfo = make_conninfo(conninfo, client_encoding="UTF8")
-    connection = dbapi.connect(conninfo)
+    parameters = conninfo_to_dict(conninfo)
+    own = parameters.pop("options", None) or os.environ.get("PGOPTIONS", "")
+    options = f"{_TIMEOUTS_OFF} {own} {_PINNED}"
+    try:
+        connection = dbapi.connect(make_conninfo("", **parameters, options=options))
+    except dbapi.Error:
+        return dbapi.connect(conninfo)
     try:
         with connection.cursor() as cursor:
-            cursor.execute("select 'text'::pg_catalog.text")
-            knows_types = cursor.fetch_arrow_table().schema.field(0).type == pa.string()
+            # not known to all versions, so no startup option
+            cursor.execute(_NO_TRANSACTION_TIMEOUT)
+            cursor.fetchall()
+        connection.commit()
     except BaseException:
         connection.close()
         raise
-    if knows_types:
-        return connection
-    connection.close()
-    parameters = conninfo_to_dict(conninfo)
-    options = f"{parameters.pop('options', None) or ''} -c quote_all_identifiers=off"
-    return dbapi.connect(make_conninfo("", **parameters, options=options))
+    return connection
 
 
-def convert(batch: pa.RecordBatch, columns: Sequence[Column]) -> pa.RecordBatch:
-    """A batch as the driver gave it, as a batch of the schema of `columns`. UnsupportedValue for what does not fit."""
+def convert_arrow_batch(batch: pa.RecordBatch, columns: Sequence[ArrowColumn]) -> pa.RecordBatch:
+    """A batch of the driver converted to the schema of `columns`; UnsupportedValue for a value that does not fit."""
     import pyarrow as pa  # noqa: PLC0415
 
     arrays = [_convert_array(array, column) for array, column in zip(batch.columns, columns, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema_of(columns))
+    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))
 
 
-def _convert_array(array: pa.Array, column: Column) -> pa.Array:
+def _convert_array(array: pa.Array, column: ArrowColumn) -> pa.Array:
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.compute as pc  # noqa: PLC0415
 
@@ -183,31 +199,28 @@ def _convert_array(array: pa.Array, column: Column) -> pa.Array:
         _refuse(column, "a value such as NaN that its Arrow type cannot hold", error)
 
 
-def from_texts(texts: Sequence[Sequence[str | None]], columns: Sequence[Column]) -> pa.RecordBatch:
-    """A batch of the schema of `columns`, made of PostgreSQL's text of each column's values.
+def arrow_batch_of_texts(texts: Sequence[Sequence[str | None]], columns: Sequence[ArrowColumn]) -> pa.RecordBatch:
+    """A batch of the schema of `columns` from PostgreSQL's texts, written with READ_SETTINGS.
 
-    The text must have been written with READ_SETTINGS. UnsupportedValue for what does not fit.
+    UnsupportedValue for a value that does not fit.
     """
     import pyarrow as pa  # noqa: PLC0415
 
     arrays = [_text_array(pa.array(values, pa.string()), column) for values, column in zip(texts, columns, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema_of(columns))
+    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))
 
 
-def _text_array(text: pa.Array, column: Column) -> pa.Array:
+def _text_array(text: pa.Array, column: ArrowColumn) -> pa.Array:
     import pyarrow as pa  # noqa: PLC0415
 
     try:
-        return text_array(text, arrow_type(column.type))
+        return arrow_array_of_texts(text, arrow_type(column.type))
     except pa.ArrowInvalid as error:
         _refuse(column, "a value that its Arrow type cannot hold", error)
 
 
-def text_array(text: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Values of the type `wanted` for PostgreSQL's text of them, written with READ_SETTINGS.
-
-    pyarrow.ArrowInvalid for a value that the type cannot hold.
-    """
+def arrow_array_of_texts(text: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """PostgreSQL's texts (READ_SETTINGS) converted to type `wanted`; pyarrow.ArrowInvalid if a value does not fit."""
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.compute as pc  # noqa: PLC0415
 
@@ -219,7 +232,7 @@ def text_array(text: pa.Array, wanted: pa.DataType) -> pa.Array:
     return text.cast(wanted)
 
 
-def _refuse(column: Column, what: str, cause: Exception | None = None) -> NoReturn:
+def _refuse(column: ArrowColumn, what: str, cause: Exception | None = None) -> NoReturn:
     name = column.column or column.label
     raise UnsupportedValue(
         f'column "{name}" holds {what} ({column.type.arrow})', hint=f"Read it as text: as_text={[name]!r}."
@@ -227,7 +240,7 @@ def _refuse(column: Column, what: str, cause: Exception | None = None) -> NoRetu
 
 
 def arrow_type(kind: ColumnType) -> pa.DataType:
-    """The Arrow type of a column as pyarrow has it."""
+    """The pyarrow type of a column."""
     import pyarrow as pa  # noqa: PLC0415
 
     if kind.decimal is not None:
@@ -237,7 +250,7 @@ def arrow_type(kind: ColumnType) -> pa.DataType:
 
 
 @contextlib.contextmanager
-def _server_errors() -> Iterator[None]:
+def arrow_server_errors() -> Iterator[None]:
     """Raise the driver's errors as psycopg's class for their SQLSTATE, or as gdq's own."""
     from adbc_driver_manager import Error  # noqa: PLC0415
 
@@ -246,4 +259,4 @@ def _server_errors() -> Iterator[None]:
     except Error as error:
         details = {str(name): text.decode(errors="replace") for name, text in error.details or []}
         message = details.get("PG_DIAG_MESSAGE_PRIMARY", str(error))
-        raise by_sqlstate(error.sqlstate, message, hint=details.get("PG_DIAG_MESSAGE_HINT")) from error
+        raise error_by_sqlstate(error.sqlstate, message, hint=details.get("PG_DIAG_MESSAGE_HINT")) from error

@@ -1,10 +1,8 @@
-"""What a PostgreSQL column becomes in JSON, Python, Arrow and Spark, and the SQL that reads it so.
+"""The JSON, Python, Arrow and Spark types for each PostgreSQL type, and the SQL that reads a column as these.
 
 Pure data and functions: needs neither a connection nor pyarrow. docs/types.md is printed from TYPES.
-
-Every Arrow type here has exactly one Spark type, so what is read into Arrow goes into Spark unchanged. A number or a
-time that one of the two cannot hold is refused, or read as PostgreSQL's text where the caller says so
-(unsupported="text"); it never becomes another value.
+Every Arrow type here has exactly one Spark type, so Arrow values go into Spark unchanged. A number or time that one of
+the two cannot hold is refused, or read as PostgreSQL's text with unsupported="text"; it never becomes another value.
 """
 
 from __future__ import annotations
@@ -15,18 +13,23 @@ from typing import Literal
 
 from gdq.errors import UnsupportedValue
 
-Unsupported = Literal["error", "text"]
+OnUnsupported = Literal["error", "text"]
 
-# A session that reads values as text sets these first: the same text then comes out whatever the role or database
-# has as its defaults, and equals the text in events.
+# Settings of a session that reads values as text: the text is then the same as in events, whatever the defaults of the
+# role or database are.
 READ_SETTINGS = {
+    "array_nulls": "on",
     "bytea_output": "hex",
     "datestyle": "ISO, YMD",
     "extra_float_digits": "1",
     "intervalstyle": "postgres",
     "lc_monetary": "C",
-    "search_path": "pg_catalog",
+    "quote_all_identifiers": "off",
+    "row_security": "off",
+    "search_path": "pg_catalog, pg_temp",
+    "standard_conforming_strings": "on",
     "timezone": "UTC",
+    "transform_null_equals": "off",
     "xmlbinary": "base64",
 }
 
@@ -39,8 +42,8 @@ FIRST_USER_OID = 16384
 class ColumnType:
     """How one column is read: its Arrow type (as pyarrow prints it), its Spark type (DDL) and the reading expression.
 
-    `read_sql` is a format string with the place {c} for the quoted column. Arrow gets the value of that expression
-    cast to `arrow`: decimals are read as text and cast, since no driver reads numeric as a decimal.
+    `read_sql`: a format string with {c} for the quoted column. Its value is cast to `arrow`: decimals are read as text,
+    since no driver reads numeric as a decimal.
     """
 
     arrow: str
@@ -61,7 +64,7 @@ class ColumnType:
 
 @dataclass(frozen=True, slots=True)
 class TypeRow:
-    """One line of the table in docs/types.md. `by_option`: read as text only with unsupported="text"."""
+    """One line of the table in docs/types.md. `by_option`: readable only as text, with unsupported="text"."""
 
     postgres: str
     json: str
@@ -71,7 +74,7 @@ class TypeRow:
 
 
 _TEXT = "({c})::text"
-AS_TEXT = ColumnType("string", "string", _TEXT)
+READ_AS_TEXT = ColumnType("string", "string", _TEXT)
 
 _TIMESTAMP_NOTE = "infinity and times after 294247-01-10 are an error"
 
@@ -111,10 +114,10 @@ TYPES = (
     TypeRow("character varying", "text", "str", ColumnType("string", "string", "{c}")),
     # A cast to text would cut the blanks that pad it.
     TypeRow("character", "text", "str", ColumnType("string", "string", "{c}", "with its padding")),
-    TypeRow('"char"', "text", "str", AS_TEXT),
-    TypeRow("name", "text", "str", AS_TEXT),
+    TypeRow('"char"', "text", "str", READ_AS_TEXT),
+    TypeRow("name", "text", "str", READ_AS_TEXT),
     TypeRow("bytea", "text, hex", "str", ColumnType("binary", "binary", "{c}")),
-    TypeRow("uuid", "text", "str", AS_TEXT),
+    TypeRow("uuid", "text", "str", READ_AS_TEXT),
     TypeRow("date", "text, ISO", "str", ColumnType("date32[day]", "date", "{c}", "infinity is an error")),
     TypeRow(
         "timestamp without time zone",
@@ -131,11 +134,11 @@ TYPES = (
     TypeRow("time without time zone", "text", "str", ColumnType("string", "string", _TEXT), by_option=True),
     TypeRow("time with time zone", "text", "str", ColumnType("string", "string", _TEXT), by_option=True),
     TypeRow("interval", "text", "str", ColumnType("string", "string", _TEXT), by_option=True),
-    TypeRow("json", "text", "str", AS_TEXT),
-    TypeRow("jsonb", "text", "str", AS_TEXT),
+    TypeRow("json", "text", "str", READ_AS_TEXT),
+    TypeRow("jsonb", "text", "str", READ_AS_TEXT),
     # The cast of inet to text adds a /32 that its output does not have.
     TypeRow("inet", "text", "str", ColumnType("string", "string", "pg_catalog.textin(pg_catalog.inet_out({c}))")),
-    TypeRow("any other type of PostgreSQL, any array", "text", "str", AS_TEXT),
+    TypeRow("any other type of PostgreSQL, any array", "text", "str", READ_AS_TEXT),
     TypeRow(
         "enum, composite, extension type, user range",
         "text",
@@ -151,7 +154,7 @@ LOGGED_AS_TEXT = _ROWS["enum, composite, extension type, user range"].column
 _TYPMOD = re.compile(r"\((-?\d+)(?:,(-?\d+))?\)")
 
 
-def base_name(pg_type: str) -> str:
+def base_type_name(pg_type: str) -> str:
     """A type's name as format_type() gives it, without its typmod: `timestamp(3) with time zone` loses the `(3)`."""
     name = _TYPMOD.sub("", pg_type)
     return _ALIASES.get(name, name)
@@ -163,36 +166,36 @@ def column_type(
     *,
     log_type: str | None = None,
     column: str = "",
-    unsupported: Unsupported = "error",
+    unsupported: OnUnsupported = "error",
 ) -> ColumnType:
     """How to read a column of type `pg_type` (format_type() with typmod, search_path pg_catalog).
 
-    `as_text`: the log holds the column as text already (a user type). `log_type`: the type in the log, for a domain,
-    whose own name says nothing. `column` is named in the error. UnsupportedValue when Arrow or Spark has no type that
-    holds every value, unless `unsupported` is "text".
+    `as_text`: the log holds the column as text already (a user type). `log_type`: the type in the log, needed for
+    domains. `column`: name for the error. UnsupportedValue if Arrow or Spark has no type that holds every value, unless
+    `unsupported` is "text".
     """
     if as_text:
         return LOGGED_AS_TEXT
-    if log_type is not None and base_name(pg_type) != base_name(log_type):
+    if log_type is not None and base_type_name(pg_type) != base_type_name(log_type):
         pg_type = log_type
-    name = base_name(pg_type)
+    name = base_type_name(pg_type)
     if name.endswith("[]"):
-        return AS_TEXT
+        return READ_AS_TEXT
     if name == "numeric" and (decimal := _decimal(pg_type)) is not None:
         return decimal
     row = _ROWS.get(name)
     if row is None:
-        return AS_TEXT
+        return READ_AS_TEXT
     if row.by_option and unsupported == "error":
         raise UnsupportedValue(
             f'column "{column}" has type {pg_type}, which Arrow and Spark have no type for',
-            hint='Read it as text: unsupported="text".',
+            hint=f'Read it as text: unsupported="text" in Python, the option as_text="{column}" in Spark.',
         )
     return row.column
 
 
 def _decimal(pg_type: str) -> ColumnType | None:
-    """The decimal that holds every finite value of numeric(p,s); None without a typmod or when 38 digits are few.
+    """The decimal that holds every finite value of numeric(p,s); None without a typmod or if 38 digits are too few.
 
     PostgreSQL's scale may be negative (p digits followed by -s zeros) or above the precision; Spark's may not.
     """
@@ -208,7 +211,7 @@ def _decimal(pg_type: str) -> ColumnType | None:
     return ColumnType(f"decimal128({digits}, {scale})", f"decimal({digits},{scale})", _TEXT, note)
 
 
-def markdown() -> str:
+def types_markdown() -> str:
     """The table of docs/types.md."""
     lines = ["| PostgreSQL | JSON | Python | Arrow | Spark | |", "|---|---|---|---|---|---|"]
     for row in TYPES:
@@ -222,4 +225,4 @@ def markdown() -> str:
 
 
 if __name__ == "__main__":
-    print(markdown(), end="")
+    print(types_markdown(), end="")

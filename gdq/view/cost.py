@@ -1,4 +1,4 @@
-"""Whether the changes of a view or a full load cost less, by what its past refreshes took."""
+"""Choice between an incremental refresh and a full load of a view, by the seconds of its past refreshes."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from typing import Any
 from psycopg import Connection
 
 from gdq.call import scalar
+from gdq.qualified_sql import qualified
 from gdq.view.view import ViewRun
 
-# Full loads are taken for what the last few took; changes are not given up for a difference that may be chance: of
-# three equal refreshes the slowest took 1.4 times the quickest in the median (python -m bench.keys).
+# The last few full loads count. The margin excludes chance: of three equal refreshes the slowest took 1.4 times as long
+# as the quickest in the median (python -m bench.keys).
 _FULL_RUNS = 5
 _MARGIN = 1.5
 
-# A refresh expected to take no longer is not worth a choice. On Spark starting jobs alone takes seconds, more or less.
+# A refresh expected to take at most this long needs no choice. On Spark the start of jobs alone takes seconds.
 _SECONDS_MIN = 1.0
 _SECONDS_MIN_SPARK = 15.0
 
-# After this many full loads by choice in a row the changes are tried again: an index may have come. The pause is longer
-# where a try would cost more than an eighth of the full loads before it, up to the part of the history that is read.
+# After this many chosen full loads in a row an incremental refresh is tried again: there may be a new index. The pause
+# is longer if a try costs more than an eighth of the full loads before it; at most the read part of the history.
 _TRY_AGAIN = 8
 _TRY_AGAIN_MAX = 80
 
@@ -30,17 +31,17 @@ BY_COST = "full expected to cost less"
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """Whether to load in full, and why as the history shows it; empty when nothing is known."""
+class CostChoice:
+    """The choice of choose(): `full` for a full load, and `why` by the history, empty if that says nothing."""
 
     full: bool
     why: str
 
 
-def choose(runs: Sequence[ViewRun], delta_rows: int, held: int, *, on_spark: bool = False) -> Choice:
-    """Whether a refresh with `delta_rows` netted changes works from them or loads in full.
+def choose_by_cost(runs: Sequence[ViewRun], delta_rows: int, held: int, *, on_spark: bool = False) -> CostChoice:
+    """Choose between a refresh from `delta_rows` netted changes and a full load.
 
-    `runs`: the view's history, newest first. `held`: about how many rows its tables hold now.
+    `runs`: the view's history, newest first. `held`: the estimated number of rows in its tables.
     """
     done = [run for run in runs if run.action in ("full", "delta", "none") and run.work_seconds is not None]
     loads = [float(run.work_seconds or 0) for run in _loads(done, delta_rows, held)][:_FULL_RUNS]
@@ -48,34 +49,35 @@ def choose(runs: Sequence[ViewRun], delta_rows: int, held: int, *, on_spark: boo
         (run.delta_rows, float(run.work_seconds or 0)) for run in done if run.action == "delta" and run.delta_rows
     ]
     if not loads or not deltas:
-        return Choice(False, "")
+        return CostChoice(False, "")
     full, expected = median(loads), _expected(deltas, delta_rows)
     why = f"{delta_rows} changes: {expected:.2g} s expected, full {full:.2g} s"
     if expected <= max(full * _MARGIN, _SECONDS_MIN_SPARK if on_spark else _SECONDS_MIN):
-        return Choice(False, f"delta, {why}")
+        return CostChoice(False, f"delta, {why}")
     pause = min(max(_TRY_AGAIN, round(_TRY_AGAIN * (expected - full) / max(full, 0.001))), _TRY_AGAIN_MAX)
     recent = [run for run in done if run.action != "none"][:pause]
     if len(recent) == pause and all((run.reason or "").startswith(BY_COST) for run in recent):
-        return Choice(False, f"delta tried again, {why}")
-    return Choice(True, f"{BY_COST}, {why}")
+        return CostChoice(False, f"delta tried again, {why}")
+    return CostChoice(True, f"{BY_COST}, {why}")
 
 
 def rows_held(connection: Connection[Any], tables: Sequence[str]) -> int:
-    """About how many rows these tables and their partitions hold, by the server's statistics; 0 without any."""
-    query = """
+    """Estimated rows in these tables and their partitions, by the server's statistics; 0 without statistics."""
+    query = qualified("""
         select coalesce(sum(greatest(pg_catalog.pg_stat_get_live_tuples(c.oid), c.reltuples::bigint, 0)), 0)::bigint
           from pg_catalog.pg_class c
-         where c.relkind <> 'p' and c.oid in (
-                 select n::pg_catalog.regclass from pg_catalog.unnest(%s::text[]) n
-                 union select p.relid from pg_catalog.unnest(%s::text[]) n,
-                                           pg_catalog.pg_partition_tree(n::pg_catalog.regclass) p)"""
+         where c.relkind <> 'p' and c.oid = any (array(
+                 select n::pg_catalog.regclass::oid from pg_catalog.unnest(%s::text[]) n
+                 union select p.relid::oid from pg_catalog.unnest(%s::text[]) n,
+                                           pg_catalog.pg_partition_tree(n::pg_catalog.regclass) p))""")
     return int(scalar(connection, query, list(tables), list(tables)) or 0)
 
 
 def _loads(done: Sequence[ViewRun], delta_rows: int, held: int) -> Iterator[ViewRun]:
-    """The full loads but those of smaller tables: since them changed, and they read, less than half of `held`.
+    """The full loads that tell the cost of one now, that is without those of much smaller tables.
 
-    What changed before a full load is not known: no more than what that read.
+    A load counts if it read at least half of `held`, or if at most half of `held` changed since. The changes before a
+    later full load are unknown; at most they are the rows that it read.
     """
     changed = delta_rows
     for run in done:
@@ -89,9 +91,10 @@ def _loads(done: Sequence[ViewRun], delta_rows: int, held: int) -> Iterator[View
 
 
 def _expected(deltas: Sequence[tuple[int, float]], rows: int) -> float:
-    """Seconds that a number of changes should take, on the line through the refreshes next to it in size.
+    """Expected seconds for a number of changes, interpolated between the refreshes nearest in size.
 
-    The fixed cost is that of the smallest; a smaller one costs no more than the next larger one did.
+    Above the largest refresh the cost grows in proportion, from a fixed part that is the cheapest refresh. Below the
+    smallest refresh the cost is that refresh's.
     """
     by_size: dict[int, list[float]] = {}
     for size, seconds in deltas:

@@ -1,4 +1,4 @@
-"""Groups of views that are refreshed at one snapshot, their targets moved in one transaction.
+"""Groups of views that are refreshed at one snapshot, with one transaction for all targets.
 
 The functions take a connection to the source and leave the transaction to the caller.
 """
@@ -17,7 +17,7 @@ from gdq.call import call, rows
 
 @dataclass(frozen=True, slots=True)
 class GroupInfo:
-    """One group with its views, and when and how its last refresh ended."""
+    """One group with its views, and the time and error of its last refresh."""
 
     group_name: str
     queue_name: str | None
@@ -28,24 +28,24 @@ class GroupInfo:
 
 
 def create_group(connection: Connection[Any], name: str, views: Sequence[str]) -> bool:
-    """Store a group of views; False when the very same one existed.
+    """Store a group of views; False if the same group existed.
 
-    psycopg.errors.FeatureNotSupported for views that do not go together, DuplicateObject for one that is in another
-    group, UndefinedObject for one that is not there.
+    psycopg.errors.FeatureNotSupported for views that cannot be refreshed together, DuplicateObject for a view of
+    another group, UndefinedObject for an unknown view.
     """
     return bool(call(connection, "create_group", name, list(views)))
 
 
 def alter_group(connection: Connection[Any], name: str, *, add: Sequence[str] = (), remove: Sequence[str] = ()) -> bool:
-    """Put views into a group, take others out; False when nothing changed. Errors as for create_group()."""
+    """Add views to a group and remove others; False if nothing changed. Errors as for create_group()."""
     return bool(call(connection, "alter_group", name, list(add), list(remove)))
 
 
 def drop_group(connection: Connection[Any], name: str) -> bool:
-    """Forget a group, not its views; False when there was none."""
+    """Delete a group, not its views; False if there was none."""
     return bool(call(connection, "drop_group", name))
 
 
 def group_info(connection: Connection[Any], name: str | None = None) -> list[GroupInfo]:
-    """All groups, or one. psycopg.errors.UndefinedObject when there is no such group."""
+    """All groups, or one; psycopg.errors.UndefinedObject if there is no such group."""
     return rows(connection, GroupInfo, "select * from gdq.group_info(%s)", name)

@@ -1,6 +1,6 @@
 """Names of lake tables, the targets outside PostgreSQL: delta:PLACE, parquet:PLACE, iceberg:PLACE.
 
-Pure functions: what writes them is in consumers/lake*.py and needs the extra "lake".
+Pure functions; the code that writes lake tables is in consumers/lake and needs the extra "lake".
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from urllib.parse import urlsplit
 
 from gdq.errors import GdqError
 
-# Spark refuses them in the columns of a Delta table; Iceberg writers rename the columns of files otherwise.
+# Spark refuses these characters in columns of a Delta table. Iceberg writers rename columns that are not plain.
 _NOT_IN_DELTA = set(" ,;{}()\n\t=")
+# Libraries take a folder for a URI, where these begin a fragment, a query and an escape.
+_NOT_IN_PLACE = set("#?%")
 _PLAIN = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 
 LakeKind = Literal["delta", "parquet", "iceberg"]
@@ -36,15 +38,15 @@ class LakeName:
 
     @property
     def iceberg(self) -> tuple[str, str]:
-        """The folder or the catalog's name, and the table's name in it."""
+        """The folder or the catalog's name, and the table's name."""
         where, _, table = self.place.rpartition("/")
         return where, table
 
 
 def lake_name(target: str) -> LakeName | None:
-    """`target` as the name of a lake table, None when it is none. GdqError for a place that cannot be one.
+    """`target` as the name of a lake table, None if it is not one; GdqError for an invalid place.
 
-    Relative paths become absolute: refreshes run in other folders.
+    Relative paths become absolute, since refreshes run in other folders.
     """
     word, colon, place = target.partition(":")
     kind: LakeKind | None = next((one for one in get_args(LakeKind) if one == word), None)
@@ -52,6 +54,11 @@ def lake_name(target: str) -> LakeName | None:
         return None
     if not place or "\n" in place:
         raise GdqError(f"target {target!r} names no place", hint=f"Write {kind}:/folder.")
+    if "://" not in place and _NOT_IN_PLACE & set(place):
+        raise GdqError(
+            f"target {target!r} has a character that readers of lake tables take for a part of a URI",
+            hint=f"Choose a folder without {' '.join(sorted(_NOT_IN_PLACE))}.",
+        )
     if "://" in place:
         _check_uri(kind, place)
         name = LakeName(kind, place.rstrip("/"))
@@ -69,8 +76,8 @@ def lake_name(target: str) -> LakeName | None:
     return name
 
 
-def check_columns(kind: LakeKind, names: Sequence[str]) -> None:
-    """GdqError for columns that such a table cannot have: readers do not tell them apart, or refuse them."""
+def check_lake_columns(kind: LakeKind, names: Sequence[str]) -> None:
+    """GdqError for columns that such a table cannot have: readers confuse or refuse them."""
     if not names:
         raise GdqError(f"a {kind} table cannot be without columns", hint="Select one.")
     folded = [name.lower() for name in names]

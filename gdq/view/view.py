@@ -1,4 +1,4 @@
-"""Views that are refreshed from a queue: making, listing and dropping them, and planning their refresh.
+"""Views that are refreshed from a queue: create, list and drop them, and plan their refresh.
 
 The functions take a connection to the source and leave the transaction to the caller.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import uuid
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,12 +18,16 @@ from psycopg.conninfo import conninfo_to_dict
 
 from gdq.call import call, rows, scalar
 from gdq.errors import GdqError, PlanError
-from gdq.sql_text import quote
-from gdq.view.lake_name import LakeKind, LakeName, check_columns, lake_name
-from gdq.view.table_schema import apply_settings, describe, load_schemas
+from gdq.sql_text import PINNED_SETTINGS, pinned, quote
+from gdq.view.lake_name import LakeKind, LakeName, check_lake_columns, lake_name
+from gdq.view.table_schema import apply_view_settings, describe_query, load_schemas
 
-# Settings of the session that made the view and that its SQL may depend on: every refresh uses them.
-_KEPT_SETTINGS = ("search_path", "timezone", "datestyle")
+# Settings of the session that created a view: its SQL may depend on them, so every refresh uses them.
+_KEPT_SETTINGS = ("timezone", "datestyle")
+_TARGET_HINT = "Write schema.table, delta:/folder, parquet:/folder or iceberg:/folder/NAMESPACE.TABLE."
+
+# A session beside the one that holds the tables' locks waits only for statements that wait for these locks.
+_READER_LOCK_TIMEOUT = "1s"
 
 if TYPE_CHECKING:
     from gdq.plan.postgres import PostgresPlan
@@ -35,11 +40,12 @@ EngineChoice = Literal["auto", "spark", "postgres"]
 
 @dataclass(frozen=True, slots=True)
 class ViewRun:
-    """One refresh of a view. `action`: full, delta, none or failed; None while it is at work or when it was killed.
+    """One refresh of a view. `action`: full, delta, none or failed; None while it runs or if it was killed.
 
-    `kind`: none, incremental, by-key or full, what was computed. `delta_rows`: netted changes that it worked on,
-    `rows_read`: rows of the tables that it read, None where that is not known. `work_seconds`: computing and writing
-    alone. `choice`: why that was expected to cost less. `group_name`: the group that was refreshed.
+    `kind`: the way of computing (none, incremental, by-key, full). `delta_rows`: netted changes used; `rows_read`: rows
+    read from the tables; None if unknown. `work_seconds`: for computing and writing alone. `choice`: why this kind was
+    expected to cost less. `group_name`: the group that was refreshed. `audit`: passed, failed or skipped, None without
+    an audit; `audit_keys`: the keys compared; `audit_reason`: why it was skipped, or what it found.
     """
 
     started_at: datetime
@@ -55,16 +61,23 @@ class ViewRun:
     work_seconds: float | None
     choice: str | None
     group_name: str | None = None
+    audit: str | None = None
+    audit_keys: int | None = None
+    audit_seconds: float | None = None
+    audit_reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ViewInfo:
-    """One view, how fresh it is, and the outcome of its last refresh.
+    """One view, its age, and the outcome of its last refresh.
 
-    `age`: since the start of the last refresh that succeeded, so what the target stands for is at most as old; None
-    before the first. `last_action`: full, delta, none or failed; `kind`: none, incremental, by-key or full, what that
-    refresh computed, and `delta_rows`: the netted changes that it worked on. `group_name`: the group of views that it
-    is refreshed with.
+    `age`: time since the start of the last successful refresh, an upper bound for the age of the target's rows; None
+    before the first. `last_action`: full, delta, none or failed; `kind` (none, incremental, by-key, full) and
+    `delta_rows` as for ViewRun, for that refresh. `group_name`: the group that the view is refreshed with. `owner`: the
+    role with whose rights it is refreshed; `acts_as`: the same, if the refreshing session is another role's.
+    `audit_share` and `audit_keys`: as for set_view_audit(). `audit_credit`: the seconds that audits may take by now;
+    `audit_need`: that the next one is expected to take. `audits`, `audits_skipped`, `audits_failed`: their numbers.
+    `diverged`: what an audit found different, until a full load.
     """
 
     view_name: str
@@ -84,41 +97,65 @@ class ViewInfo:
     kind: str | None
     delta_rows: int | None
     group_name: str | None
+    owner: str | None
+    audit_share: float | None
+    audit_keys: int
+    audit_credit: float
+    audit_need: float
+    last_audit: datetime | None
+    audits: int
+    audits_skipped: int
+    audits_failed: int
+    diverged: str | None
+    acts_as: str | None = field(default=None, kw_only=True)
 
     @property
     def kind_name(self) -> str:
-        """The kind, unknown before the first refresh and after one that failed."""
+        """The kind, or "unknown" before the first refresh and after a failed one."""
         return self.kind or "unknown"
 
     @property
     def source(self) -> str:
-        """Drawn when the view was made: tells its position in a target from that of another view of the same name."""
+        """Random mark that distinguishes the view's position in a target from that of another view of this name."""
         return str(self.options["source"])
 
     @property
     def target_dsn(self) -> str | None:
-        """Where the target is; None: in the source's own database."""
+        """Connection string of the target's database; None for the source's own database."""
         return self.options.get("target_dsn")
 
     @property
     def elsewhere(self) -> bool:
-        """Whether the target is not in the source's own database."""
+        """True if the target is not in the source's own database."""
         return self.target_dsn is not None or self.lake is not None
 
     @property
     def lake(self) -> LakeName | None:
-        """The lake table that is the target, None when that is a table of PostgreSQL."""
+        """The lake table that is the target; None for a PostgreSQL table."""
         return lake_name(self.target)
 
     @property
     def engine(self) -> str:
-        """What refreshes the view: spark or postgres."""
+        """The engine that refreshes the view: spark or postgres."""
         return str(self.options.get("engine", "spark"))
 
     @property
     def settings(self) -> dict[str, str]:
-        """Session settings under which the view's SQL is run."""
-        return {name: str(self.options[name]) for name in _KEPT_SETTINGS}
+        """Session settings for the view's canonical SQL, which names everything outside pg_catalog with its schema.
+
+        With `acts_as` the view's code runs as that role, the view's owner.
+        """
+        return _safe_settings(self.options) | self.role
+
+    @property
+    def target_settings(self) -> dict[str, str]:
+        """The settings for the session of the target: another database does not know the owner's role."""
+        return _safe_settings(self.options) | ({} if self.elsewhere else self.role)
+
+    @property
+    def role(self) -> dict[str, str]:
+        """The setting by which a session acts as the view's owner; empty if it does so already."""
+        return {} if self.acts_as is None else {"role": self.acts_as}
 
 
 def create_view(
@@ -130,13 +167,15 @@ def create_view(
     *,
     target_dsn: str | None = None,
     engine: EngineChoice = "auto",
+    audit_share: float | None = None,
+    audit_keys: int | None = None,
 ) -> Plan | None:
-    """Register the view `query` over tables that `queue` captures; its first refresh fills `target`.
+    """Register the view `query` over tables that `queue` captures; the first refresh fills `target`.
 
-    `target` is a table name, with a schema, or the name of a lake table (gdq.lake); `target_dsn` a connection string
-    without a password, None for the source's own database. `engine`: what refreshes it; auto takes postgres. The
-    session's search_path and TimeZone are kept for all refreshes. Returns the plan, None when the very same
-    view existed. Writes the view and a consumer for its tables. PlanError for a query that the engine cannot refresh,
+    `target`: SCHEMA.TABLE, or delta:, parquet: or iceberg: and a place. `target_dsn`: connection string without a
+    password, None for the source's own database. `engine`: auto takes postgres. The session's TimeZone is stored for
+    all refreshes. `audit_share` and `audit_keys`: as for set_view_audit(). Returns the plan, None if the same view
+    existed. Writes the view and a consumer for its tables. PlanError for a query that the engine cannot refresh,
     GdqError for a bad target.
     """
     _check_target_dsn(target_dsn)
@@ -148,67 +187,99 @@ def create_view(
     settings: dict[str, str] = {
         setting: scalar(connection, "select pg_catalog.current_setting(%s)", setting) for setting in _KEPT_SETTINGS
     }
-    # Dates are read in the order of the session, and written so that they can be read back.
+    # dates keep the session's order of day and month; ISO output can be read back
     settings["datestyle"] = f"ISO, {settings['datestyle'].rpartition(' ')[2]}"
     options = _options(plan, settings) | {"source": str(uuid.uuid4())}
     if target_dsn is not None:
         options["target_dsn"] = target_dsn
     if lake is None:
-        qualified = qualified_target(connection, target)
+        qualified = _qualified_target(connection, target)
     else:
         qualified = str(lake)
-        settings = {setting: options[setting] for setting in _KEPT_SETTINGS}
-        check_columns(lake.kind, [column for column, _, _ in describe(connection, plan.query, settings)])
+        described = describe_query(connection, plan.query, _safe_settings(options))
+        check_lake_columns(lake.kind, [column for column, _, _ in described])
     with connection.transaction():
-        # The consumer comes first: its tick wants a transaction that has written nothing.
+        # before any other write: the consumer's tick needs a transaction that has written nothing
         tables = [table.name for table in plan.tables]
         created = call(connection, "create_view", name, queue, plan.query, qualified, tables, json.dumps(options))
+        if created and (audit_share, audit_keys) != (None, None):
+            set_view_audit(connection, name, audit_share, audit_keys)
     return plan if created else None
 
 
 def drop_view(connection: Connection[Any], name: str) -> bool:
-    """Forget a view with its history and consumer; False when there was none. The target is left alone."""
+    """Delete a view with its history and consumer, but not its target; False if there was none."""
     return bool(call(connection, "drop_view", name))
 
 
+def set_view_owner(connection: Connection[Any], name: str, role: str) -> None:
+    """Give a view to another role, with whose rights it is then refreshed; its target needs the same owner.
+
+    psycopg.errors.UndefinedObject for an unknown view or role, InsufficientPrivilege unless the session is an
+    administrator's and may act as the role.
+    """
+    call(connection, "set_view_owner", name, role)
+
+
+def set_view_audit(connection: Connection[Any], name: str, share: float | None, keys: int | None = None) -> None:
+    """Set how often refreshes of a view are audited, and how many keys an audit compares (None: as before).
+
+    `share`: of the refreshes; 0: none, None: as many as a hundredth of their work allows.
+    psycopg.errors.UndefinedObject if there is no such view, psycopg.errors.CheckViolation for bad numbers.
+    """
+    call(connection, "set_view_audit", name, share, keys)
+
+
 def view_info(connection: Connection[Any], name: str | None = None) -> list[ViewInfo]:
-    """All views, or one. psycopg.errors.UndefinedObject when there is no such view."""
+    """All views, or one; psycopg.errors.UndefinedObject if there is no such view."""
     return rows(connection, ViewInfo, "select * from gdq.view_info(%s)", name)
 
 
 def view_history(connection: Connection[Any], name: str, limit: int | None = None) -> list[ViewRun]:
-    """A view's refreshes, newest first, at most `limit`. psycopg.errors.UndefinedObject when there is no such view."""
+    """A view's refreshes, newest first, at most `limit`; psycopg.errors.UndefinedObject if there is no such view."""
     return rows(connection, ViewRun, "select * from gdq.view_history(%s, %s)", name, limit)
 
 
 def view_changed(connection: Connection[Any], name: str) -> bool:
-    """Whether a refresh of the view would find something to do; cheap. psycopg.errors.UndefinedObject as above."""
+    """True if a refresh of the view would find changes; cheap. psycopg.errors.UndefinedObject as for view_info()."""
     return bool(call(connection, "view_changed", name))
 
 
-def load_plan(connection: Connection[Any], view: ViewInfo) -> Plan:
-    """The view's plan by the schema and the capture of its tables as they are now. PlanError when there is none."""
+def load_plan(connection: Connection[Any], view: ViewInfo, reader: Connection[Any] | None = None) -> Plan:
+    """The view's plan by the current schema and capture of its tables; PlanError if there is none.
+
+    `reader`: a session for temporary views if `connection` is read only; psycopg.errors.LockNotAvailable if a statement
+    that waits for locks of `connection` is in its way.
+    """
     if not view.tables:
         raise PlanError("unknown-table", f"the table of view {view.view_name} is no longer captured")
+    from gdq.plan.canonical import refuse_inheritance  # noqa: PLC0415 (loads sqlglot)
+
     schemas = load_schemas(connection, view.queue_name, view.tables)
+    refuse_inheritance(view.definition, schemas)
+    from gdq.view.query_reading import read_query  # noqa: PLC0415 (loads sqlglot)
+
+    settings = view.settings if reader is None else view.settings | {"lock_timeout": _READER_LOCK_TIMEOUT}
+    reading = read_query(reader or connection, view.definition, schemas, settings)
     if view.engine == "spark":
         from gdq.view.spark_plan import load_on_spark  # noqa: PLC0415 (loads sqlglot)
 
-        return load_on_spark(view.definition, schemas, view.options.get("refused"), elsewhere=view.elsewhere)
+        return load_on_spark(view.definition, schemas, reading, view.options.get("refused"), elsewhere=view.elsewhere)
     from gdq.plan.postgres import plan_postgres  # noqa: PLC0415 (loads sqlglot)
 
-    return plan_postgres(view.definition, schemas, elsewhere=view.elsewhere)
+    return plan_postgres(view.definition, schemas, elsewhere=view.elsewhere, reading=reading)
 
 
 def with_canonical_sql(connection: Connection[Any], view: ViewInfo) -> ViewInfo:
-    """`view` with its definition as create_view() stores it: older versions stored the user's own SQL for Spark.
+    """`view` with its canonical SQL as definition: older versions stored the user's own SQL for Spark.
 
-    `connection` may write: a temporary view is made and taken back. PlanError when it can no longer be planned.
+    Creates a temporary view and rolls it back. PlanError if the view can no longer be planned.
     """
     if view.engine == "postgres" or "planner" in view.options or not view.tables:
         return view
     with connection.transaction():
-        apply_settings(connection, view.settings)
+        kept = {name: str(view.options[name]) for name in _KEPT_SETTINGS}
+        apply_view_settings(connection, kept | {"search_path": str(view.options["search_path"])})
         plan = explain_view(
             connection,
             view.queue_name,
@@ -217,19 +288,22 @@ def with_canonical_sql(connection: Connection[Any], view: ViewInfo) -> ViewInfo:
             elsewhere=view.elsewhere,
             lake=view.lake is not None,
         )
-    return replace(view, definition=plan.query, options=view.options | _options(plan, view.settings))
+    return replace(view, definition=plan.query, options=view.options | _options(plan, kept))
+
+
+def _safe_settings(options: Mapping[str, Any]) -> dict[str, str]:
+    """The settings for a view's canonical SQL, from the view's stored options."""
+    return {name: str(options[name]) for name in _KEPT_SETTINGS} | PINNED_SETTINGS
 
 
 def _options(plan: Plan, settings: dict[str, str]) -> dict[str, str]:
-    """What is stored beside the canonical SQL of a view: its settings, and what its engine needs to plan it again."""
+    """The stored options of a view: its settings, and its engine's data for planning it again."""
     from gdq.plan.spark.keys import SparkKeyPlan  # noqa: PLC0415 (loads sqlglot)
     from gdq.plan.spark.plan import SparkPlan  # noqa: PLC0415
 
-    # Canonical SQL names what is not in pg_catalog with its schema: nothing may come before that.
-    options = settings | {"search_path": ", ".join(filter(None, ["pg_catalog", settings["search_path"]]))}
     if isinstance(plan, SparkKeyPlan):
-        return options | {"planner": "tables", "refused": plan.refused}
-    return options | ({"planner": "tables"} if isinstance(plan, SparkPlan) else {"engine": "postgres"})
+        return settings | {"planner": "tables", "refused": plan.refused}
+    return settings | ({"planner": "tables"} if isinstance(plan, SparkPlan) else {"engine": "postgres"})
 
 
 def explain_view(
@@ -241,39 +315,47 @@ def explain_view(
     elsewhere: bool = False,
     lake: bool = False,
 ) -> Plan:
-    """The plan that create_view() would make; nothing is written. PlanError as there.
+    """The plan that create_view() would make; writes nothing. PlanError as for create_view().
 
-    `elsewhere`: for a target that is not in the database of the tables; `lake`: for a lake table.
+    `elsewhere`: for a target outside the tables' database; `lake`: for a lake table.
     """
-    from gdq.plan.canonical import canonical, tables_of  # noqa: PLC0415 (loads sqlglot)
+    from gdq.plan.canonical import (  # noqa: PLC0415 (loads sqlglot)
+        canonical_sql,
+        canonical_tables,
+        refuse_inheritance,
+    )
     from gdq.plan.postgres import plan_postgres  # noqa: PLC0415
+    from gdq.view.query_reading import read_query  # noqa: PLC0415
 
-    text = canonical(connection, query)
-    tables = tables_of(text)
+    text = canonical_sql(connection, query)
+    tables = canonical_tables(text)
     if not tables:
         raise PlanError("no-table", "the view reads no table")
-    schemas = load_schemas(connection, queue, tables)
-    if engine == "spark":
-        from gdq.view.spark_plan import plan_on_spark  # noqa: PLC0415
+    with pinned(connection):
+        schemas = load_schemas(connection, queue, tables)
+        refuse_inheritance(text, schemas)
+        reading = read_query(connection, text, schemas, {})
+        if engine == "spark":
+            from gdq.view.spark_plan import plan_on_spark  # noqa: PLC0415
 
-        return plan_on_spark(connection, text, schemas, elsewhere=elsewhere, lake=lake)
-    return plan_postgres(text, schemas, elsewhere=elsewhere)
+            return plan_on_spark(connection, text, schemas, reading, elsewhere=elsewhere, lake=lake)
+    return plan_postgres(text, schemas, elsewhere=elsewhere, reading=reading)
 
 
-def qualified_target(connection: Connection[Any], target: str) -> str:
-    """`target`, schema.table as in SQL, in PostgreSQL's own spelling. GdqError when it is no such name."""
+def _qualified_target(connection: Connection[Any], target: str) -> str:
+    """`target`, a schema.table as in SQL, with both names quoted; GdqError for other names."""
     try:
         with connection.transaction():
             parts: list[str] = scalar(connection, "select pg_catalog.parse_ident(%s)", target)
     except psycopg.errors.InvalidParameterValue as error:
-        raise GdqError(f"{target!r} is no table name", hint="Write schema.table.") from error
+        raise GdqError(f"target {target!r} is no table name", hint=_TARGET_HINT) from error
     if len(parts) != 2:
-        raise GdqError(f"target {target!r}: write schema.table")
+        raise GdqError(f"target {target!r} names no schema and table", hint=_TARGET_HINT)
     return f"{quote(parts[0])}.{quote(parts[1])}"
 
 
 def _check_lake(kind: LakeKind, target_dsn: str | None, engine: EngineChoice) -> None:
-    """GdqError for what does not go with a lake table."""
+    """GdqError for options that a lake table does not allow."""
     if target_dsn is not None:
         raise GdqError("a lake table is in no database", hint="Leave the target's dsn out.")
     if engine == "spark" and kind == "parquet":

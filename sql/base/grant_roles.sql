@@ -1,7 +1,7 @@
--- grant_roles(): makes the roles gdq_admin, gdq_consumer and gdq_reader, where the caller may, and gives them their
--- rights in this database. Install calls it; call it again when the roles were made later. gdq_admin may read the logs,
--- as typed reads and refreshes do. Runs with the caller's rights.
--- Writes: roles of the cluster, ACLs. Errors: 42501 unless the caller owns gdq.
+-- grant_roles(): makes the roles gdq_admin, gdq_consumer and gdq_reader, if the caller may, and gives them their rights
+-- in this database. An install calls it; call it again when the roles were made later. gdq_admin may read the logs,
+-- since typed reads and refreshes do. Runs with the caller's rights. Writes: roles of the cluster, ACLs. Errors: 42501
+-- unless the caller owns gdq.
 create or replace function gdq.grant_roles() returns void
 language plpgsql volatile security invoker set search_path = pg_catalog, pg_temp
 as $$
@@ -18,7 +18,7 @@ begin
     exception
       when insufficient_privilege then
         raise notice 'role % was not made: % may not create roles', role, current_user
-          using hint = 'Have somebody make it, then: select gdq.grant_roles(). '
+          using hint = 'Have it made by a role with CREATEROLE, then: select gdq.grant_roles(). '
                        'Or grant EXECUTE on functions to roles of your own.';
         continue;
       when duplicate_object or unique_violation then
@@ -30,9 +30,11 @@ begin
     end loop;
     execute format('grant usage on schema gdq to %I', role);
     if role = 'gdq_admin' then
-      -- what changes the schema's ACL takes this lock, and truncation changes the row of a log that nobody reads
+      -- every change of the schema's ACL takes this lock; the lock on each log keeps truncation, which changes the
+      -- log's row in pg_class, from colliding with GRANT
       perform pg_advisory_xact_lock(gdq.lock_key('capture', 0));
       grant usage on schema gdq_log to gdq_admin;
+      grant select on gdq.pin to gdq_admin;  -- a refresh locks it with the logs
       alter default privileges in schema gdq_log grant select on tables to gdq_admin;
       for log in select c.oid from pg_class c
                   where c.relnamespace = 'gdq_log'::regnamespace and c.relkind = 'r'
@@ -46,21 +48,21 @@ end
 $$;
 comment on function gdq.grant_roles() is 'Makes the roles of gdq and gives them their rights in this database.';
 
--- granted(role): the functions of gdq that a role may execute; all others are for its owner alone. An administrator has
--- no more than the public ones: with the private ones that write capture functions it could become the owner.
--- Writes: nothing.
+-- granted(role): the functions of gdq that a role may execute; all others are for the owner of gdq alone. An
+-- administrator may execute only public functions: with the private ones that write capture functions it could become
+-- the owner. Writes: nothing.
 create or replace function gdq.granted(role name) returns setof regprocedure
 language sql stable security definer set search_path = pg_catalog, pg_temp
 as $$
   select p.oid
     from pg_proc p,
          (values
-           -- information without data
+           -- information about queues, without their data
            ('{gdq_reader,gdq_consumer,gdq_admin}'::name[],
             '{queue_info,table_info,sequence_info,consumer_info,member_info,
               view_info,view_history,group_info,
               doctor,event_triggers_on}'::text[]),
-           -- consumers, each the own one of a role: see check_consumer_role()
+           -- consumers: check_consumer_role() allows a role its own
            ('{gdq_consumer,gdq_admin}',
             '{register_consumer,unregister_consumer,register_member,unregister_member,
               next_batch,touch_batch,get_batch,get_events,finish_batch,take_messages,
@@ -71,7 +73,7 @@ as $$
               force_tick,tick_pause,ticker,check_tables,check_logs,maintain}'),
            ('{gdq_consumer,gdq_admin}',
             '{seek,resynced,set_tables,pause,resume}'),
-           -- the whole of a queue, typed reads of its logs, refreshes
+           -- administration of queues, typed reads of their logs, refreshes
            ('{gdq_admin}',
             '{create_queue,set_queue,drop_queue,rebase,set_consumer_role,
               add_table,alter_table_options,remove_table,add_sequence,remove_sequence,
@@ -79,7 +81,7 @@ as $$
               apply_ddl,begin_ddl,end_ddl,insert_event,insert_events,
               batch_sql,delta_sql,delta_events,stream_end,log_segments,summarise_logs,
               row_fits,row_is_whole,segment_is,table_name,
-              create_view,drop_view,lock_view,view_changed,
+              create_view,drop_view,set_view_owner,set_view_audit,note_audit,lock_view,view_changed,
               check_group,create_group,alter_group,drop_group,
               begin_refresh,add_tick,set_position,start_view_run,finish_view_run}')) g(roles, names)
    where p.pronamespace = 'gdq'::regnamespace and role = any (g.roles) and p.proname = any (g.names)

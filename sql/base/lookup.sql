@@ -1,8 +1,8 @@
--- Lookups that nearly every function begins with: which queue, which table, which era, for which role, and in what kind
--- of transaction.
+-- Lookups and checks with which nearly every function begins: of the queue, the table, the era, the role and the
+-- transaction.
 
--- find_queue(queue): the id of a queue. No function that begins with it can touch a queue that waits for its rebase.
--- Writes: nothing. Errors: 42704 when there is none of that name; GDQ07.
+-- find_queue(queue): the id of a queue. Every function that begins with it refuses a queue that was restored and not
+-- rebased. Writes: nothing. Errors: 42704 when there is none of that name; GDQ07.
 create or replace function gdq.find_queue(queue text) returns integer
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -21,7 +21,7 @@ end
 $$;
 comment on function gdq.find_queue(text) is 'Id of a queue by name; error 42704 when there is none.';
 
--- find_table(queue, tbl): the id of a captured table of a queue. Writes: nothing. Errors: 42704.
+-- find_table(queue, tbl): the id of a captured table of a queue. Writes: nothing. Errors: 42704, GDQ07.
 create or replace function gdq.find_table(queue text, tbl regclass) returns integer
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -40,7 +40,8 @@ $$;
 comment on function gdq.find_table(text, regclass) is
   'Id of a captured table of a queue; error 42704 when the queue does not capture it.';
 
--- table_name(relid): %I.%I of a table whatever the search_path; NULL when it is gone. Writes: nothing.
+-- table_name(relid): the schema-qualified, quoted name of a table, whatever the search_path; NULL when it is gone.
+-- Writes: nothing.
 create or replace function gdq.table_name(relid oid) returns text
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp set quote_all_identifiers = off
 as $$
@@ -54,7 +55,7 @@ end
 $$;
 comment on function gdq.table_name(oid) is 'Schema-qualified, quoted name of a table; NULL when it is gone.';
 
--- last_table_name(table_id): the name that a captured table was last known by; it may be gone. Writes: nothing.
+-- last_table_name(table_id): the last known name of a captured table, which may be gone. Writes: nothing.
 create or replace function gdq.last_table_name(table_id integer) returns text
 language sql stable security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -62,7 +63,7 @@ as $$
                     where r.table_id = last_table_name.table_id order by r.rename_id desc limit 1),
                   (select ct.table_name from gdq.captured_table ct where ct.table_id = last_table_name.table_id))
 $$;
-comment on function gdq.last_table_name(integer) is 'The name that a captured table was last known by.';
+comment on function gdq.last_table_name(integer) is 'The last known name of a captured table.';
 
 -- current_version(table_id): id of the newest version of a captured table. Writes: nothing.
 create or replace function gdq.current_version(table_id integer) returns bigint
@@ -72,7 +73,8 @@ as $$
 $$;
 comment on function gdq.current_version(integer) is 'Id of the newest version of a captured table.';
 
--- era_of(queue_id): the era that a queue is in; NULL when its rows were restored from a dump. Writes: nothing.
+-- era_of(queue_id): the era that a queue is in; NULL when the queue was restored from a dump and not rebased. Writes:
+-- nothing.
 create or replace function gdq.era_of(queue_id integer) returns gdq.era
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -85,10 +87,11 @@ begin
      where own);
 end
 $$;
-comment on function gdq.era_of(integer) is 'The era that a queue is in; NULL when it was restored from a dump.';
+comment on function gdq.era_of(integer) is
+  'The era that a queue is in; NULL when it was restored from a dump and not rebased.';
 
--- require_era(queue_id): error when a queue (NULL: any queue) was restored from a dump and not rebased.
--- Writes: nothing. Errors: GDQ07.
+-- require_era(queue_id): error when a queue (NULL: any queue) was restored from a dump and not rebased. Writes:
+-- nothing. Errors: GDQ07.
 create or replace function gdq.require_era(queue_id integer) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -98,7 +101,7 @@ begin
   if queue_id is null then
     select r.queue_name into restored from gdq.restored_queues() r limit 1;
   else
-    -- era_of(), in one query: every call of a consumer asks
+    -- era_of() in the same query: every call of a consumer comes here
     select q.queue_name into restored
       from gdq.queue q
      where q.queue_id = require_era.queue_id
@@ -153,9 +156,10 @@ end
 $$;
 comment on function gdq.refuse_paused(integer) is 'Error 55000 when a queue is paused.';
 
--- require_read_committed(what): error unless the transaction is READ COMMITTED, on the primary.
--- Ticks, positions and truncation checks need a fresh snapshot per statement: in REPEATABLE READ they would see
--- neither a row committed since nor another worker's position. A standby's snapshot lists no running transactions.
+-- require_read_committed(what): error unless the transaction is READ COMMITTED, on the primary; what: the caller's
+-- task, for the message.
+-- Ticks, positions and truncation checks need a fresh snapshot per statement: in REPEATABLE READ they would see neither
+-- a row committed since nor another worker's position. A standby's snapshot lists no running transactions.
 -- Writes: nothing. Errors: GDQ04.
 create or replace function gdq.require_read_committed(what text) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -175,9 +179,11 @@ comment on function gdq.require_read_committed(text) is
   'Error GDQ04 unless the transaction is READ COMMITTED on the primary.';
 
 -- lock_key(class, id): the advisory lock key of one thing.
---   class tick: a queue's tick order; position: a queue's registrations against its truncations; capture: the capture
+--   class: tick: a queue's tick order; position: a queue's registrations against its truncations; capture: the capture
 --   functions of one table (id: its oid); control: rotation of the control tables (id: 0); token: events put aside
---   under a batch's token against the end of the batch; view: the refreshes of one view.
+--   under a batch's token against the end of the batch; view: the refreshes of one view; drop: dropping logs
+--   against maintenance, which has looked for them (id: 0); alarm: shared by transactions that alter captured tables
+--   (id: 0).
 -- Keys have a prefix of gdq's own ("gdq" in the top bytes). Writes: nothing.
 create or replace function gdq.lock_key(class text, id oid) returns bigint
 language plpgsql immutable security definer set search_path = pg_catalog, pg_temp
@@ -189,18 +195,20 @@ begin
                      when 'capture' then 3
                      when 'control' then 4
                      when 'token' then 5
-                     when 'view' then 6 end::bigint << 32)
+                     when 'view' then 6
+                     when 'drop' then 7
+                     when 'alarm' then 8 end::bigint << 32)
        | id::bigint;
 end
 $$;
 comment on function gdq.lock_key(text, oid) is
-  'Advisory lock key of a queue''s ticks or positions, or of a table''s capture functions.';
+  'The advisory lock key of one thing, such as a queue''s ticks or a table''s capture functions.';
 
 -- invoker(): the role that the session acts as: that of SET ROLE, else the login's. It is not current_user, which
 -- inside the functions of gdq is their owner. Code that a session calls acts as that role too, as always in PostgreSQL.
--- But VACUUM, ANALYZE, REINDEX and REFRESH run code of a table's owner in the session of somebody else, and that code
--- must not get the rights of the session: PostgreSQL refuses some commands there, by which such a call is found.
--- Writes: nothing. Errors: 42501.
+-- But VACUUM, ANALYZE, REINDEX and REFRESH run code of a table's owner in another role's session, and that code must
+-- not get the session's rights. PostgreSQL refuses some commands there, which shows such a call. Writes: nothing.
+-- Errors: 42501.
 create or replace function gdq.invoker() returns name
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$

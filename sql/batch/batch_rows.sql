@@ -1,10 +1,11 @@
 -- batch_rows(batch_id, token, tbl, version, columns, as_text): the rows of batch_sql(), for a role that may use the
--- consumer and not read the logs. The caller names the columns and their types, as table_columns().log_type has them:
+-- consumer but may not read the logs. The caller names the columns and their types, as table_columns().log_type has
+-- them:
 --   select * from gdq.batch_rows(7, '...', 'shop.t')
 --     as r(ev_id bigint, ev_txid bigint, ev_time timestamptz, ev_op text, old_id integer, new_id integer)
---   columns: only these, in this order; NULL: all that batch_sql() has.
---   as_text: of these, the ones to give as text, as get_batch() renders it, whatever the settings of the session.
--- All rows are held at the server, on disk when they are many, until the last one is read. Not sorted.
+--   columns: only these, in this order; NULL: all that batch_sql() has. as_text: those of columns that are given as
+--   text, rendered as get_batch() renders them, whatever the settings of the session.
+-- The server holds all rows, on disk when they are many, until the last one is read. Not sorted.
 -- Writes: nothing. Errors: as batch_sql(); 42703 for an unknown column; 42804 for other types; 42501 for a batch of
 -- another role's consumer.
 create or replace function gdq.batch_rows(batch_id bigint, token uuid, tbl regclass, version bigint default null,
@@ -42,4 +43,4 @@ begin
 end
 $$;
 comment on function gdq.batch_rows(bigint, uuid, regclass, bigint, text[], text[]) is
-  'Typed rows of one table in an open batch, for who may not read the logs.';
+  'Typed rows of one table in an open batch, for a role that may not read the logs.';

@@ -1,7 +1,9 @@
 -- batch_sql(batch_id, token, tbl, version): the typed SELECT of one table's rows in an open batch: ev_id, ev_txid,
--- ev_time, ev_op (I, U, D; o and n: the two halves of a split update), then the logged columns: those of the newest
--- version, or of the one given, and then only its rows (see batch_versions). Not sorted. Run it with enable_seqscan
--- and max_parallel_workers_per_gather off. Writes: nothing. Errors: GDQ01, 42704, 55000 (see table_changes_sql).
+-- ev_time, ev_op (I, U, D; o and n: the two halves of a split update), then the logged columns. Not sorted. Run it with
+-- enable_seqscan and max_parallel_workers_per_gather off.
+--   version: only rows of this version, with its columns (see batch_versions); NULL: all rows, with the columns of the
+--   newest version.
+-- Writes: nothing. Errors: GDQ01, GDQ07, 42501, 42704, 55000 (see table_changes_sql).
 create or replace function gdq.batch_sql(batch_id bigint, token uuid, tbl regclass, version bigint default null)
   returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp

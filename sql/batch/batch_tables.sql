@@ -1,5 +1,5 @@
--- batch_tables(batch_id, token): the captured tables whose logs may hold rows of the batch.
--- Writes: nothing. Errors: GDQ01.
+-- batch_tables(batch_id, token): the captured tables whose logs may hold rows of an open batch. Writes: nothing.
+-- Errors: GDQ01, GDQ07, 42501.
 create or replace function gdq.batch_tables(batch_id bigint, token uuid) returns table (tbl regclass, table_name text)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -14,4 +14,4 @@ begin
      order by 2;
 end
 $$;
-comment on function gdq.batch_tables(bigint, uuid) is 'The captured tables whose logs may hold rows of the batch.';
+comment on function gdq.batch_tables(bigint, uuid) is 'The captured tables whose logs may hold rows of an open batch.';

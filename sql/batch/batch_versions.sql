@@ -1,7 +1,7 @@
--- batch_versions(batch_id, token, tbl): the versions of a table that an open batch holds rows of, oldest first: DDL
--- between them changed its columns, and each is read by batch_sql() with its own.
--- Result: version, columns (those of table_columns(), as a jsonb array).
--- Writes: nothing. Errors: GDQ01, 42704.
+-- batch_versions(batch_id, token, tbl): the versions of a table that an open batch holds rows of, oldest first. DDL
+-- between two versions changed the table's columns; batch_sql() reads each version with its own columns.
+-- Result: version; columns: those of table_columns(), as a jsonb array. Writes: nothing. Errors: GDQ01, GDQ07, 42501,
+-- 42704.
 create or replace function gdq.batch_versions(batch_id bigint, token uuid, tbl regclass)
   returns table (version bigint, columns jsonb)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp

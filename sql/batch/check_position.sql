@@ -1,16 +1,17 @@
--- check_position(queue, position): whether the server still knows a position that was kept outside it. A server that
--- lost its tail, by the promotion of a standby that lagged or a restore to an earlier time, may give the number of a
--- lost tick again, but not its nonce. Ticks since the slowest consumer are always there, so among them a missing one is
--- lost; of older ones nobody can tell. So a consumer checks its position before it reads on.
--- Result: true. Writes: nothing. Errors: 22023 for text that is no position; GDQ08 when the server lost it, and what
--- its holder has read may never have happened here; GDQ07 when it is of an era that has ended; GDQ02 when it is older
--- than what is kept; 42704.
+-- check_position(queue, position): checks whether the server still knows a position that was kept outside it; a
+-- consumer that keeps its own position calls it before it reads on.
+-- A server that has lost its latest transactions, by the promotion of a standby that lagged or by a restore to an
+-- earlier time, may give the number of a lost tick again, but not its nonce. Ticks since the slowest consumer's are
+-- always kept, so a missing one of these was lost; an older one may just have been deleted.
+-- Result: true. Writes: nothing. Errors: 22023 for text that is no position; GDQ08 when the server has lost the
+-- position, so that changes read before it may never have happened here, and for a position of another queue or server;
+-- GDQ07 for a position of an era that has ended; GDQ02 for a position older than the ticks that are kept; 42704.
 create or replace function gdq.check_position(queue text, "position" text) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   queue_of integer := gdq.find_queue(queue);
-  part text[] := regexp_match("position", '^queue/([0-9a-f-]{36})/(\d{1,18})/([0-9a-f-]{36})/(\d+:\d+:[\d,]*)$');
+  part text[] := regexp_match("position", E'^queue/([0-9a-f-]{36})/(\\d{1,18})/([0-9a-f-]{36})/(\\d+:\\d+:[\\d,]*)$');
   era gdq.era := gdq.era_of(queue_of);
   ended timestamptz;
   nonce text;
@@ -48,4 +49,4 @@ begin
 end
 $$;
 comment on function gdq.check_position(text, text) is
-  'True when the server knows a position that was kept outside; error GDQ08 when it lost it.';
+  'True when the server knows a position that was kept outside it; error GDQ08 when it has lost it.';

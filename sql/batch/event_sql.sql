@@ -52,9 +52,9 @@ $$;
 comment on function gdq.skip_origin_sql(integer, text, text) is
   'A SELECT of changes without those of the origins that a subscription skips.';
 
--- control_events_sql(subscription_id, s0, s1): queue_events_sql() of all tables that a subscription takes or that were
--- removed from under it, without what the subscription's copies hold already; NULL when there is nothing.
--- Writes: nothing. Errors: GDQ01.
+-- control_events_sql(subscription_id, s0, s1): queue_events_sql() of all tables that a subscription takes, or took
+-- until they were removed, without events that the subscription's copies hold already; NULL for none. Writes: nothing.
+-- Errors: GDQ01.
 create or replace function gdq.control_events_sql(subscription_id integer, s0 pg_snapshot, s1 pg_snapshot) returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -63,7 +63,7 @@ begin
   if not exists (select from gdq.subscription s, gdq.event_segments(s.queue_id) segment
                   where s.subscription_id = control_events_sql.subscription_id and gdq.holds_rows(segment))
      and not exists (select from gdq.log_loss) then
-    return null;  -- as with most batches: the tables need not be listed
+    return null;  -- the usual case: the tables need not be listed
   end if;
   return (
     select gdq.queue_events_sql(s.queue_id,
@@ -80,9 +80,10 @@ comment on function gdq.control_events_sql(integer, pg_snapshot, pg_snapshot) is
   'SELECT of the truncate, ddl, resync and message events that a subscription takes.';
 
 -- queue_events_sql(queue_id, relids, s0, s1, messages, copies_of): SELECT of the truncate, ddl and resync rows of the
--- event log in (s0, s1] that concern these tables, as events; NULL for none. The loss of unlogged logs is among them
--- also when it was found after s1.
---   messages: with the messages of the queue. copies_of: a subscription; what its copies hold already is left out.
+-- event log in (s0, s1] that concern these tables, as events; NULL for none. The loss of unlogged logs is among them,
+-- even when it was found after s1.
+--   messages: true: also the messages of the queue. copies_of: a subscription, or NULL; events that its copies hold
+--   already are left out.
 -- Writes: nothing. Errors: GDQ01.
 create or replace function gdq.queue_events_sql(queue_id integer, relids oid[], s0 pg_snapshot, s1 pg_snapshot,
   messages boolean, copies_of integer default null) returns text
@@ -96,10 +97,7 @@ begin
                      select ev_id, ev_txid, ev_time,
                             ev_kind as op,
                             case when ev_kind <> 'message' then
-                              coalesce(gdq.table_name(ev_table),
-                                       (select gdq.last_table_name(ct.table_id) from gdq.captured_table ct
-                                         where ct.queue_id = %1$s and ct.relid = ev_table),
-                                       ev_data->>'table') end as tbl,
+                              coalesce(%1$s, gdq.table_name(ev_table), ev_data->>'table') end as tbl,
                             null::jsonb as key,
                             null::jsonb as old,
                             case ev_kind
@@ -108,15 +106,19 @@ begin
                                 jsonb_build_object('type', ev_type, 'data', ev_data)
                                 || jsonb_strip_nulls(jsonb_build_object('extra1', ev_extra1, 'extra2', ev_extra2,
                                                                         'extra3', ev_extra3, 'extra4', ev_extra4))
+                              when 'resync' then
+                                ev_data || case when gdq.table_name(ev_table) <> %1$s then
+                                             jsonb_build_object('now', gdq.table_name(ev_table)) else '{}' end
                               else ev_data end as new,
                             case ev_kind when 'truncate' then ev_data->>'origin' end as origin
                        from (%2$s) e
-                      where case ev_kind
+                      -- a row without a number is an announcement, whatever a capture role wrote as its kind
+                      where ev_id is not null
+                        and case ev_kind
                               when 'message' then %3$L
-                              when 'active' then false
                               else ev_table is null or ev_table = any (%4$L::oid[]) end
                             %5$s $sql$,
-                     queue_id, string_agg(rows_sql, ' union all '), messages, relids,
+                     gdq.event_name_sql(queue_id, s1), string_agg(rows_sql, ' union all '), messages, relids,
                      gdq.not_copied_sql(copies_of, s0)) as part
               from gdq.event_segments(queue_id) s, gdq.changes_sql(s, '*', s0, s1) rows_sql
              where gdq.holds_rows(s)
@@ -128,9 +130,8 @@ $$;
 comment on function gdq.queue_events_sql(integer, oid[], pg_snapshot, pg_snapshot, boolean, integer) is
   'SELECT of a queue''s event log between two snapshots, as events.';
 
--- version_events_sql(version_id, s0, s1): SELECT of one version's rows in (s0, s1] as get_batch() gives them; NULL when
--- there are none. Rows written after an ALTER that capture had not followed are resync events. Writes: nothing.
--- Errors: GDQ01.
+-- version_events_sql(version_id, s0, s1): SELECT of one version's rows in (s0, s1] as get_batch() gives them; NULL for
+-- none. Rows written after an ALTER that capture had not followed become resync events. Writes: nothing. Errors: GDQ01.
 create or replace function gdq.version_events_sql(version_id bigint, s0 pg_snapshot, s1 pg_snapshot) returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -146,8 +147,7 @@ begin
     return null;
   end if;
   select * into strict v from gdq.table_version tv where tv.version_id = version_events_sql.version_id;
-  select coalesce(gdq.table_name(ct.relid), gdq.last_table_name(ct.table_id)) into tbl
-    from gdq.captured_table ct where ct.table_id = v.table_id;
+  tbl := gdq.name_sql(v.table_id, s1);
   if v.split then
     rows_sql := gdq.joined_updates_sql(v.columns, rows_sql);
     if gdq.version_mode(v.columns) = 'pk' then
@@ -158,7 +158,7 @@ begin
   events := format($sql$
     select ev_id, ev_txid, ev_time,
            case ev_op when 'I' then 'insert' when 'U' then 'update' else 'delete' end as op,
-           %1$L::text as tbl,
+           %1$s as tbl,
            case when ev_op = 'D' then %2$s else %3$s end as key,
            case when ev_op <> 'I' then %4$s end as old,
            case when ev_op <> 'D' then %5$s end as new,
@@ -171,7 +171,7 @@ begin
   return format($sql$
     select ev_id, ev_txid, ev_time,
            'resync' as op,
-           %1$L::text as tbl,
+           %1$s as tbl,
            null::jsonb as key,
            null::jsonb as old,
            jsonb_build_object('kind', 'gap', 'reason', 'written after an ALTER that capture had not followed') as new,
@@ -187,8 +187,8 @@ $$;
 comment on function gdq.version_events_sql(bigint, pg_snapshot, pg_snapshot) is
   'SELECT of one version''s log rows between two snapshots, as events.';
 
--- json_images(columns): SQL expressions for the images of a log row as jsonb objects: key and old_key, old_image and
--- new_image; a NULL where the version logs no such image. Writes: nothing.
+-- json_images(columns): SQL expressions for the images of a log row as jsonb objects: key, old_key, old_image and
+-- new_image; the expression is a NULL where the version logs no such image. Writes: nothing.
 create or replace function gdq.json_images(columns jsonb,
   out key text, out old_key text, out old_image text, out new_image text)
 language plpgsql immutable security definer set search_path = pg_catalog, pg_temp
@@ -220,11 +220,11 @@ end
 $$;
 comment on function gdq.json_images(jsonb) is 'SQL expressions for the images of a log row as jsonb.';
 
--- json_value(log_type): a template, with %1$I for the name of a log column of a type, of the SQL expression that
--- jsonb_build_object makes JSON of; textin(numeric_out(%1$I)) for numeric. bool, smallint, integer, text and finite
--- floats are JSON's own; all else is PostgreSQL's text, since JSON would lose it (numeric scale, bigint beyond 2^53,
--- NaN, -0, infinity). Rendered by output functions, never by casts, and not by to_jsonb(): one jsonb within the other
--- costs a quarter more. Writes: nothing.
+-- json_value(log_type): a template of the SQL expression that jsonb_build_object turns into JSON for a log column of a
+-- type, with %1$I for the column's name; for numeric: textin(numeric_out(%1$I)). bool, smallint, integer, text and
+-- finite floats become JSON's own types. All others become PostgreSQL's text, since JSON would lose something (numeric
+-- scale, bigint beyond 2^53, NaN, -0, infinity). Output functions render the text, never casts, and not to_jsonb(): one
+-- jsonb within the other costs a quarter more. Writes: nothing.
 create or replace function gdq.json_value(log_type text) returns text
 language plpgsql immutable security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -245,4 +245,5 @@ begin
             from pg_type t join pg_proc p on p.oid = t.typoutput where t.oid = log_type::regtype);
 end
 $$;
-comment on function gdq.json_value(text) is 'SQL expression for a log column of a type, for JSON.';
+comment on function gdq.json_value(text) is
+  'Template of the SQL expression that renders a log column of a type for JSON.';

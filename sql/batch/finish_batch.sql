@@ -1,10 +1,11 @@
--- finish_batch(batch_id, token): moves the consumer past the batch. In the transaction that applied the batch to the
--- same database this makes it exactly once. From then on the events that were put aside wait
--- to come again, and the retries that the batch brought are settled (their states: retry/retry_event.sql). With members
--- the position moves once all older batches are finished too. Other workers of the consumer wait from here to the end
--- of the transaction. Result: true; false when this token had finished it already.
--- Writes: position, batch_end, dead_letter. Errors: GDQ01 for a stale token, GDQ04; 42501 for a batch of another role's
--- consumer.
+-- finish_batch(batch_id, token): finishes a batch: its consumer moves past it. In the transaction that applied the
+-- batch to the same database this gives exactly-once processing. Events that were put aside then wait for their retry,
+-- and the retries that the batch brought are settled (their states: retry/retry_event.sql). With members, the position
+-- moves once all older batches are finished too. Other workers of the consumer wait from here to the end of the
+-- transaction.
+-- Result: true; false when this token had finished the batch already.
+-- Writes: position, batch_end, dead_letter. Errors: GDQ01 for a stale token; GDQ04; GDQ07; 42501 for a batch of another
+-- role's consumer; 55000 for a batch of a refresh.
 create or replace function gdq.finish_batch(batch_id bigint, token uuid) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -14,7 +15,7 @@ declare
   pos gdq.position;
 begin
   perform gdq.require_read_committed('finish_batch');
-  -- before the subscription: who puts an event aside at this moment must not hold up other workers
+  -- before the row lock: other workers must not wait for a worker that is putting an event aside
   perform pg_advisory_xact_lock(gdq.token_key(token));
   b := gdq.named_batch(batch_id);
   perform from gdq.subscription s where s.subscription_id = b.subscription_id for no key update;
@@ -31,7 +32,7 @@ begin
       values (b.subscription_id, b.batch_no, b.batch_id, finish_batch.token);
   end if;
   if b.batch_no = pos.batch_no + 1 then
-    -- on over what other members have finished already
+    -- the position also passes later batches that other members have finished already
     loop
       select bb.* into later from gdq.batch bb join gdq.batch_end e on e.batch_id = bb.batch_id
        where bb.subscription_id = b.subscription_id and bb.batch_no = b.batch_no + 1;
@@ -45,10 +46,10 @@ begin
 end
 $$;
 comment on function gdq.finish_batch(bigint, uuid) is
-  'Moves the consumer past the batch; false when this token had finished it already.';
+  'Finishes a batch: its consumer moves past it; false when this token had finished it already.';
 
--- end_retries(b, token): what finish_batch() does about retries: dead letters of the batch come into being. Result:
--- whether the batch brought or put aside any, and so has to be noted in batch_end. Writes: dead_letter.
+-- end_retries(b, token): does the part of finish_batch() about retries: stores the dead letters of a batch. Result:
+-- whether the batch brought or put aside any events, and so needs a row in batch_end. Writes: dead_letter.
 create or replace function gdq.end_retries(b gdq.batch, token uuid) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
@@ -68,4 +69,4 @@ begin
 end
 $$;
 comment on function gdq.end_retries(gdq.batch, uuid) is
-  'Makes the dead letters of a batch; whether it had to do with retries.';
+  'Stores the dead letters of a batch; whether it brought or put aside any events.';

@@ -1,9 +1,9 @@
--- get_batch(batch_id, token): the events of an open batch in ev_id order. For one row that is version order.
--- op: insert, update, delete, truncate, ddl, resync or message; key, old and new as the mode logs them; old and new are
--- NULL where there is no such image. new of a message: {"type": ..., "data": ...}, with extra1 to extra4 where given.
--- origin is NULL unless the table is captured with its origin. Whole transactions only; reading again gives the
--- same rows.
--- Writes: nothing. Errors: GDQ01 for a stale token or a finished batch, also while reading.
+-- get_batch(batch_id, token): the events of an open batch, of whole transactions only, in ev_id order; for one row that
+-- is the order of its versions. Reading again gives the same events.
+-- Result: op: insert, update, delete, truncate, ddl, resync or message. key, old and new: as the mode logs them; old
+-- and new are NULL where there is no such image. new of a message: {"type": ..., "data": ...}, with extra1 to extra4
+-- where given. origin: NULL unless the table is captured with its origin.
+-- Writes: nothing. Errors: GDQ01 for a stale token or a finished batch, also while reading; GDQ07; 42501.
 create or replace function gdq.get_batch(batch_id bigint, token uuid)
   returns table (ev_id bigint, ev_txid bigint, ev_time timestamptz, op text, tbl text,
                  key jsonb, old jsonb, new jsonb, origin text)

@@ -1,8 +1,8 @@
 -- get_events(batch_id, token): all events of an open batch, for a consumer that handles one event after the other:
 -- first those of get_retries(), then those of get_batch(), each in its order.
--- Result: as get_batch(), and how often the event was put aside; no rows for a batch NULL, so that a client can ask for
--- the next batch and for its events in one round trip. Writes: nothing. Errors: GDQ01 for a stale token or a finished
--- batch, also while reading; GDQ04.
+-- Result: the columns of get_batch(), and retries: how often the event was put aside. No rows when batch_id is NULL, so
+-- that a client can ask for the next batch and its events in one round trip. Writes: nothing. Errors: GDQ01 for a stale
+-- token or a finished batch, also while reading; GDQ04; GDQ07; 42501.
 create or replace function gdq.get_events(batch_id bigint, token uuid)
   returns table (ev_id bigint, ev_txid bigint, ev_time timestamptz, op text, tbl text,
                  key jsonb, old jsonb, new jsonb, origin text, retries integer)
@@ -28,4 +28,4 @@ begin
   return query execute 'select *, 0 from (' || events || ') e order by ev_id, op';
 end
 $$;
-comment on function gdq.get_events(bigint, uuid) is 'All events of an open batch, those that come again first.';
+comment on function gdq.get_events(bigint, uuid) is 'All events of an open batch, retries first.';

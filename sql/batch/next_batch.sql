@@ -1,14 +1,15 @@
 -- next_batch(queue, consumer, max_events, member, dead_after): opens the next batch of a consumer, or hands out the
--- open one again. A batch ends at a tick; up to 1,000 ticks are joined while they hold at most max_events events by
--- number. Events that are due again come with it (gdq.get_retries). Who calls it holds the batch from then on: an older
--- token is stale.
---   member: who asks, for a consumer that has members; each has at most one batch, and they are worked on in parallel,
---   so commit before you begin. dead_after: a batch that a member has held for longer is handed to the one who asks.
--- Result: one row (batch_id, token, tick_from, tick_to, snapshot_from, snapshot_to); none when there is nothing new,
--- when the queue or the consumer is paused, or when unlogged logs were found empty: commit that, and ask again. The two
--- ticks are one when the batch holds nothing but retries.
--- Writes: batch, batch_token, retry_delivery; what note_losses() writes. Errors: 42704, GDQ04; 55000 for the consumer
--- of a view, or with members when none is named; GDQ03 when tables must be copied anew first, see resynced().
+-- open one again under a new token. From then on the caller holds the batch, and an older token is stale.
+--   max_events: a batch ends at a tick; up to 1,000 ticks are joined while they hold at most this many events by
+--   number; a single tick may hold more. Retries that are due come with the batch, at most as many (gdq.get_retries).
+--   member: the member that asks, for a consumer that has members. Each member has at most one batch, and members work
+--   at the same time, so commit before you begin the work. dead_after: a batch that another member has held for longer
+--   is handed out again.
+-- Result: one row (batch_id, token, tick_from, tick_to, snapshot_from, snapshot_to). No row when there is nothing new,
+-- when the queue or the consumer is paused, or when unlogged logs were found empty: commit that, and ask again.
+-- tick_from = tick_to when the batch holds nothing but retries.
+-- Writes: batch, batch_token, retry_delivery; what note_losses() writes. Errors: 42704, 42501, GDQ04; 55000 for the
+-- consumer of a view, or with members when none is named; GDQ03 when tables must be copied anew first, see resynced().
 create or replace function gdq.next_batch(queue text, consumer text, max_events integer default 50000,
   member text default null, dead_after interval default '5 minutes')
   returns table (batch_id bigint, token uuid, tick_from bigint, tick_to bigint,
@@ -42,8 +43,8 @@ $$;
 comment on function gdq.next_batch(text, text, integer, text, interval) is
   'Opens the next batch of a consumer or of one of its members, or hands out the open one under a new token.';
 
--- create_batch(subscription_id, max_events): a new batch after the one opened last: up to a tick, with the retries that
--- are due, at most max_events of them; or with those alone. NULL when there is neither. The caller holds the
+-- create_batch(subscription_id, max_events): opens a new batch after the one opened last, up to a tick, with at most
+-- max_events of the retries that are due; or with retries alone. NULL when there is neither. The caller has locked the
 -- subscription. Writes: batch, retry_delivery.
 create or replace function gdq.create_batch(subscription_id integer, max_events integer) returns gdq.batch
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -93,10 +94,10 @@ begin
 end
 $$;
 comment on function gdq.create_batch(integer, integer) is
-  'A new batch of a subscription, or NULL when there is nothing for it.';
+  'Opens a new batch of a subscription; NULL when there is nothing for it.';
 
 -- held_batch(subscription_id, member, dead_after): the open batch that a worker must take up before a new one: its own,
--- else the oldest that nobody has, or whose member was not heard of for dead_after. Writes: nothing.
+-- else the oldest that no member holds, or whose member was not heard of for dead_after. Writes: nothing.
 create or replace function gdq.held_batch(subscription_id integer, member text, dead_after interval) returns gdq.batch
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -111,7 +112,7 @@ begin
    where b.subscription_id = held_batch.subscription_id and b.batch_no > pos.batch_no
      and not exists (select from gdq.batch_end e where e.batch_id = b.batch_id)
      and (held_batch.member is null or holder.member = held_batch.member
-          or holder.granted_at <= clock_timestamp() - held_batch.dead_after
+          or gdq.is_past(holder.granted_at, held_batch.dead_after)
           or not exists (select from gdq.member m
                           where m.subscription_id = held_batch.subscription_id and m.member_name = holder.member))
    order by holder.member is distinct from held_batch.member, b.batch_no limit 1;

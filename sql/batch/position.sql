@@ -1,5 +1,5 @@
--- position(queue, consumer): where a consumer stands, as text for check_position().
--- Writes: nothing. Errors: 42704, 42501, GDQ07.
+-- position(queue, consumer): the position of a consumer as text, to be kept outside the server; check_position() reads
+-- it. Writes: nothing. Errors: 42704, 42501, GDQ07.
 create or replace function gdq.position(queue text, consumer text) returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -9,10 +9,10 @@ begin
   return gdq.position_text(gdq.find_queue(queue), pos.tick_id, pos.snapshot);
 end
 $$;
-comment on function gdq.position(text, text) is 'Where a consumer stands, as text to be kept outside the server.';
+comment on function gdq.position(text, text) is 'The position of a consumer as text, to be kept outside the server.';
 
--- position_text(queue_id, tick_id, snapshot): a position as text, to be kept outside the server: kind, era, tick, nonce
--- and snapshot. Opaque to whoever keeps it. NULL when the tick is gone. Writes: nothing.
+-- position_text(queue_id, tick_id, snapshot): a position as text: kind, era, tick, nonce and snapshot. A client only
+-- keeps it, and never takes it apart. NULL when the tick is gone. Writes: nothing.
 create or replace function gdq.position_text(queue_id integer, tick_id bigint, snapshot pg_snapshot) returns text
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$

@@ -1,20 +1,21 @@
--- add_table(queue, tbl, mode, key, include, columns, exclude, allow_rls, ...): captures a table from now on.
---   mode full: both images of every change; columns or exclude choose the logged columns.
---   mode pk: the key, and the old and new values of the columns in include.
+-- add_table(queue, tbl, mode, key, include, columns, exclude, allow_rls, ...): captures the changes of a table from now
+-- on. A partitioned table is captured at its root, with all partitions that it has and will have.
+--   mode: full: both images of every change; columns or exclude choose the logged columns. pk: the key, and the old and
+--   new values of the columns in include.
 --   key: the identifying columns when they are not the primary key; they need a unique index and NOT NULL.
---   "where": a condition on the row, see parse_filter(); a row that comes to match is an
---   insert, a row that no longer matches a delete.
+--   "where": a condition on the row, see parse_filter(); an update that makes a row match is an insert, one after which
+--   it no longer matches a delete.
 --   operations: the operations to capture: some of insert, update, delete, truncate.
---   granularity: row, or statement for bulk loads: an UPDATE is then logged as deletes and inserts.
+--   granularity: row; or statement, for bulk loads: an UPDATE is then logged as deletes and inserts.
 --   always: capture with session_replication_role = replica too; the caller needs the rights of the table's owner.
---   allow_rls: capture a table with row level security, which consumers pass by; else such a table is refused.
---   origin: log the session's setting gdq.origin with every change, so that consumers can leave out what they wrote.
+--   allow_rls: capture a table with row level security, although consumers then read all its rows; else it is refused.
+--   origin: log the session's setting gdq.origin with every change, so that a consumer can skip its own changes.
 --   pin_search_path: for sessions that change their search_path for every request.
---   format typed: a log column for each column, of its type; json: the whole row in one value, whatever the mode, so
---   that DDL which nobody follows cannot make a write fail. NULL: typed where the event triggers follow DDL, else json.
--- A partitioned table is captured at its root, with all partitions that it has and will have.
--- Writes: control rows, log segments, functions, triggers. Errors: as refuse_table(); 22023 for options that do not go
--- together; 54000 when an image cannot fit; 55P03 when writers hold the table: nothing is changed, try again.
+--   format: typed: a log column for each column, of its type. json: the whole row in one value, whatever the mode, so
+--   that DDL which capture does not see cannot make a write fail. NULL: typed where the event triggers follow DDL, else
+--   json.
+-- Writes: control rows, log segments, functions, triggers. Errors: as refuse_table(); 42704; 22023 and 42703 for the
+-- options; 54000 when an image cannot fit; 55P03 when writers hold the table: nothing is changed, try again; GDQ04.
 create or replace function gdq.add_table(queue text, tbl regclass, mode text default 'full', key text[] default null,
   include text[] default null, columns text[] default null, exclude text[] default null,
   allow_rls boolean default false, "where" text default null,
@@ -32,6 +33,7 @@ declare
   log_format text := coalesce(format, case when gdq.event_triggers_on() then 'typed' else 'json' end);
 begin
   perform gdq.require_read_committed('add_table');
+  perform gdq.take_turn();
   perform gdq.refuse_table(queue_of, tbl, allow_rls, log_format);
   perform gdq.refuse_partitions(tbl);
   perform gdq.check_options(tbl, mode, include, columns, exclude, operations, granularity, always, "where", log_format);
@@ -63,7 +65,7 @@ begin
   perform gdq.check_key(id, described);
   perform gdq.arm(gdq.create_version(id, described, 3), 0);
   insert into gdq.captured_leaf (table_id, leaf) select id, p.relid from pg_partition_tree(tbl) p where p.relid <> tbl;
-  perform gdq.note_catalog(id);
+  perform gdq.witness(array[id]);
   perform gdq.warn_wide(tbl, mode, (select array_agg((c->>'attnum')::smallint) from jsonb_array_elements(described) c));
 end
 $$;
@@ -71,8 +73,23 @@ comment on function gdq.add_table(text, regclass, text, text[], text[], text[], 
                                   boolean, boolean, boolean, text) is
   'Captures the changes of a table from now on, in mode full or pk.';
 
--- warn_wide(tbl, mode, logged): WARNING when full images will copy large out-of-line values. logged: attribute numbers
--- of the logged columns. Writes: nothing.
+-- take_turn(): waits for other transactions that capture a table, another one perhaps, until they end: two that make
+-- capture functions at once would both change the rights of the schema gdq_log. Called before add_table() has locked
+-- anything that a writer could wait for. Writes: a lock. Errors: 55P03 after 20 s.
+create or replace function gdq.take_turn() returns void
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '20s'
+as $$
+begin
+  perform pg_advisory_xact_lock(gdq.lock_key('capture', 0));
+exception when lock_not_available then
+  raise exception 'another transaction that captures a table has been open for 20 s'
+    using errcode = 'lock_not_available', hint = 'Nothing was changed. Try again when it has ended.';
+end
+$$;
+comment on function gdq.take_turn() is 'Waits for other transactions that capture a table.';
+
+-- warn_wide(tbl, mode, logged): WARNING when full images will copy large out-of-line values. logged: the attribute
+-- numbers of the logged columns. Writes: nothing.
 create or replace function gdq.warn_wide(tbl regclass, mode text, logged smallint[]) returns void
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$

@@ -1,11 +1,11 @@
 -- alter_table_options(queue, tbl, options): captures a table with other options from now on, without removing it: its
--- logs, what is unread in them and the tables that consumers have chosen stay.
---   options: a jsonb object of options of add_table(), lists as arrays: {"exclude": ["note"], "where": null}. Those
+-- logs with their unread changes stay, and consumers go on taking it.
+--   options: a jsonb object of options of add_table(), lists as arrays: {"exclude": ["note"], "where": null}. Options
 --   that it does not name stay as they are; null stands for the default.
--- It waits for the writers of the moment and goes into the stream between them and those that come after, as a ddl
--- event with the tag alter_table_options and a version of the table; rows of either side are read with the options of
--- their time. Where consumers would need what no event has brought or will bring, a resync follows: columns that are
--- logged from now on, another row filter, more operations, another key in mode pk.
+-- The function waits for writers that are at work. It puts a ddl event with the tag alter_table_options and a new
+-- version of the table between their changes and later ones; each side is read with the options of its time. A resync
+-- follows where consumers need values that no event brings: of columns that are logged from now on, or after another
+-- row filter, more operations, or another key in mode pk.
 -- Result: true; false when the table has these options already.
 -- Writes: captured_table, a version, triggers, capture functions, the event log, resync.
 -- Errors: as add_table(); 0A000 for origin, which cannot be switched off; 55000 while capture of the table is off;
@@ -52,10 +52,10 @@ begin
   described := gdq.describe_table(id);
   perform gdq.check_key(id, described);
   version := gdq.create_version(id, described, 3);
-  perform gdq.arm(version, 0);
   if 'truncate' = any (wanted.operations) then
     perform gdq.replace_capture(t.queue_id, t.relid, 't', gdq.truncate_body(t.queue_id, t.relid, wanted.origin));
   end if;
+  perform gdq.arm(version, 0);
   perform gdq.note_ddl(id, 'alter_table_options', jsonb_build_object(
     'options', options,
     'old_version', old_version.version_id,
@@ -66,7 +66,7 @@ begin
   if missed is not null then
     perform gdq.note_resync(t.queue_id, t.relid, 'gap', 'other options of capture: ' || missed);
   end if;
-  perform gdq.note_catalog(id);
+  perform gdq.witness(array[id]);
   perform gdq.warn_wide(tbl, wanted.mode, (select array_agg((c->>'attnum')::smallint)
                                              from jsonb_array_elements(described) c));
   return true;
@@ -75,11 +75,10 @@ $$;
 comment on function gdq.alter_table_options(text, regclass, jsonb) is
   'Captures a table with other options from now on; false when it has them already.';
 
--- lock_writers(t): waits for the writers of a captured table, and keeps others out until this transaction ends.
--- Replacing a trigger by itself changes nothing, takes that lock, and needs only the right to put triggers on the
--- table. A trigger that fires always would lose that setting, but the rights of the table's owner are there then:
--- LOCK TABLE.
--- Writes: triggers. Errors: 42501, 55P03.
+-- lock_writers(t): waits for the writers of a captured table, and keeps others out until this transaction ends. Making
+-- a trigger anew as it was takes the lock for that, and needs only the right to put triggers on the table. A trigger
+-- with option always would lose that setting; but the option needs the rights of the table's owner, so LOCK TABLE is
+-- allowed there. Writes: triggers. Errors: 42501, 55P03.
 create or replace function gdq.lock_writers(t gdq.captured_table) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -94,8 +93,8 @@ $$;
 comment on function gdq.lock_writers(gdq.captured_table) is
   'Waits for the writers of a captured table, and keeps others out.';
 
--- missed_by_options(t, wanted, old_columns, new_columns): why consumers must copy a table whose options change: they
--- would need values that no event has brought. NULL when they need no copy. Writes: nothing.
+-- missed_by_options(t, wanted, old_columns, new_columns): the reason why consumers must copy a table whose options
+-- change, since they need values that no event has brought. NULL when they need no copy. Writes: nothing.
 create or replace function gdq.missed_by_options(t gdq.captured_table, wanted gdq.captured_table, old_columns jsonb,
                                                  new_columns jsonb) returns text
 language sql stable security definer set search_path = pg_catalog, pg_temp
@@ -114,22 +113,17 @@ as $$
          then 'another key' end), '')
 $$;
 comment on function gdq.missed_by_options(gdq.captured_table, gdq.captured_table, jsonb, jsonb) is
-  'Why consumers must copy a table whose options change.';
+  'The reason why consumers must copy a table whose options change.';
 
 -- replace_triggers(t, wanted): makes the triggers of a captured table anew, with other operations, granularity or
--- always. Triggers are dropped with their functions, as only the table's owner may drop them alone. The caller arms
--- the functions in the same transaction, and nobody can write meanwhile.
--- Writes: functions, triggers. Errors: 42501, 55P03.
+-- always. Triggers are dropped with their functions, as only the table's owner may drop them alone. The caller arms the
+-- functions in the same transaction, and no session can write meanwhile. Writes: functions, triggers. Errors: 42501,
+-- 55P03.
 create or replace function gdq.replace_triggers(t gdq.captured_table, wanted gdq.captured_table) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
-declare
-  op text;
 begin
-  -- i first: without it the DDL guard, which looks on, has nothing to switch off
-  foreach op in array array['i', 'u', 'd', 't'] loop
-    execute format('drop function if exists gdq_log.%I() cascade', gdq.capture_name(t.queue_id, t.relid, op));
-  end loop;
+  perform gdq.drop_capture(t.queue_id, t.relid);
   perform gdq.create_capture(t.queue_id, t.relid, wanted.operations, wanted.granularity, wanted.always, wanted.origin);
 end
 $$;

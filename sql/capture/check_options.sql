@@ -1,6 +1,6 @@
--- check_options(tbl, ...): error when options of capture do not go together or do not fit a table. The options are
--- those of add_table().
--- Writes: nothing. Errors: 22023; 42501 for always on a table of others.
+-- check_options(tbl, ...): error when options of add_table() do not go together or do not fit a table. Writes: nothing.
+-- Errors: 22023; 0A000 for granularity statement where statement triggers miss changes; 42501 for always on a table of
+-- another owner.
 create or replace function gdq.check_options(tbl regclass, mode text, include text[], columns text[], exclude text[],
   operations text[], granularity text, always boolean, "where" text, format text) returns void
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
@@ -34,7 +34,8 @@ begin
       using errcode = 'invalid_parameter_value', hint = 'Leave columns out to log them all.';
   elsif operations is null or not operations <@ known or not operations && array_remove(known, 'truncate') then
     raise exception 'operations: % is no list of operations to capture', coalesce(operations::text, 'null')
-      using errcode = 'invalid_parameter_value', hint = 'Some of insert, update, delete, and truncate beside them.';
+      using errcode = 'invalid_parameter_value',
+            hint = 'Give some of insert, update and delete; truncate only with one of these.';
   elsif granularity is null or granularity not in ('row', 'statement') then
     raise exception 'unknown granularity "%"', granularity
       using errcode = 'invalid_parameter_value', hint = 'granularity is row or statement.';

@@ -1,6 +1,6 @@
 -- column_numbers(tbl, names, what): the attribute numbers of named columns, in the order given; NULL for NULL. what:
--- the option, for the messages.
--- Writes: nothing. Errors: 42703 for a name that the table does not have; 22023 for a column that no trigger sees.
+-- the option that names them, for the messages. Writes: nothing. Errors: 42703 for a name that the table does not have;
+-- 22023 for a column that triggers cannot see.
 create or replace function gdq.column_numbers(tbl regclass, names text[], what text) returns smallint[]
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$

@@ -1,8 +1,8 @@
--- create_capture(queue_id, tbl, operations, granularity, always, origin): the capture functions of a table, doing
--- nothing yet, and its triggers. CREATE TRIGGER takes the lock that waits for the writers of the moment, so it comes
--- before anything is read about the table. Functions are made for all operations: by their names the DDL guard finds
--- the table.
--- Writes: four functions, triggers on the table and its partitions. Errors: 42501, 55P03.
+-- create_capture(queue_id, tbl, operations, granularity, always, origin): makes the capture functions of a table, which
+-- do nothing yet, and its triggers. CREATE TRIGGER takes the lock that waits for writers at work, so it comes before
+-- anything is read about the table. Functions are made for all operations, as the DDL guard finds the table by their
+-- names.
+-- Writes: four functions, their owners, triggers on the table and its partitions. Errors: 42501, 55P03.
 create or replace function gdq.create_capture(queue_id integer, tbl regclass, operations text[], granularity text,
                                               always boolean, origin boolean)
   returns void
@@ -11,21 +11,19 @@ as $$
 declare
   op text;
 begin
-  -- two sessions that hand functions over at once would meet in the schema's ACL
-  perform pg_advisory_xact_lock(gdq.lock_key('capture', 0));
   foreach op in array array['i', 'u', 'd', 't'] loop
     perform gdq.replace_capture(queue_id, tbl, op,
       case op when 't' then gdq.truncate_body(queue_id, tbl, origin) else E'begin\n  return null;\nend' end);
-    perform gdq.own_capture(format('gdq_log.%I()', gdq.capture_name(queue_id, tbl, op))::regprocedure);
   end loop;
+  perform gdq.own_functions(queue_id, tbl);
   perform gdq.create_triggers(queue_id, tbl, tbl, operations, granularity, always);
 end
 $$;
 comment on function gdq.create_capture(integer, regclass, text[], text, boolean, boolean) is
   'Makes the capture functions and triggers of a table.';
 
--- create_trigger(name, event, rel, level, function, always): one capture trigger; event as in "after insert", level
--- from REFERENCING to FOR EACH. Writes: the trigger. Errors: 42501, 55P03.
+-- create_trigger(name, event, rel, level, function, always): makes one capture trigger. event: as in "after insert";
+-- level: the clauses from REFERENCING to FOR EACH. Writes: the trigger. Errors: 42501, 55P03.
 create or replace function gdq.create_trigger(name text, event text, rel oid, level text, function text, always boolean)
   returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -40,13 +38,13 @@ end
 $$;
 comment on function gdq.create_trigger(text, text, oid, text, text, boolean) is 'Makes one capture trigger.';
 
--- create_triggers(queue_id, root, rel, operations, granularity, always): the capture triggers of a captured root on rel
--- and the partitions under it.
---   AFTER, and a name that sorts first: before RI triggers and the application's own. The name holds the root's oid:
---   ATTACH PARTITION fails when root and leaf have row triggers of one name.
+-- create_triggers(queue_id, root, rel, operations, granularity, always): puts the capture triggers of a captured root
+-- on the table rel and the partitions under it.
+--   They are AFTER triggers with a name that sorts first, so they fire before RI triggers and the application's own.
+--   The name contains the root's oid: ATTACH PARTITION fails when root and leaf have row triggers of one name.
 --   PostgreSQL clones row triggers to partitions, but not statement triggers, and a statement fires only those of the
 --   table that it names: they are put on every partition.
---   always: they fire for a replication role too, which only the owner of a table can say.
+--   always: the triggers fire for a replication role too, which only the owner of a table can set.
 -- Writes: triggers. Errors: 42501, 55P03.
 create or replace function gdq.create_triggers(queue_id integer, root oid, rel oid, operations text[], granularity text,
                                                always boolean) returns void
@@ -79,9 +77,9 @@ $$;
 comment on function gdq.create_triggers(integer, oid, oid, text[], text, boolean) is
   'Puts the capture triggers of a captured root on a table and its partitions.';
 
--- create_truncate_triggers(queue_id, root, rel, always): TRUNCATE triggers of one captured root on rel and the
--- partitions under it. PostgreSQL clones row triggers to partitions, but not these. Writes: triggers. Errors: 42501,
--- 55P03.
+-- create_truncate_triggers(queue_id, root, rel, always): puts the TRUNCATE triggers of a captured root on the table rel
+-- and the partitions under it. PostgreSQL clones row triggers to partitions, but not these. Only tables with partitions
+-- get a BEFORE trigger, see create_truncate(). Writes: triggers. Errors: 42501, 55P03.
 create or replace function gdq.create_truncate_triggers(queue_id integer, root oid, rel oid, always boolean)
   returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -89,12 +87,13 @@ as $$
 declare
   r record;
 begin
-  -- from the top: the DDL guard looks on, and finds the partitions below by itself
-  for r in select rel as relid, 0 as level,
-                  exists (select from pg_class c where c.oid = root and c.relkind = 'p') as partitioned
-            union all
-           select p.relid, p.level, true from pg_partition_tree(rel) p where p.level > 0
-            order by level loop
+  -- parents first: the DDL guard fires for each trigger, and finds the partitions below by itself
+  for r in select c.oid as relid, c.relkind = 'p' as partitioned
+             from (select rel as relid, 0 as level
+                    union all
+                   select p.relid, p.level from pg_partition_tree(rel) p where p.level > 0) tree
+             join pg_class c on c.oid = tree.relid
+            order by tree.level loop
     perform gdq.create_trigger(format('!gdq_%s_%s_t', root, queue_id), 'after truncate', r.relid, 'for each statement',
                                gdq.capture_name(queue_id, root, 't'), always);
     if r.partitioned then
@@ -106,3 +105,32 @@ end
 $$;
 comment on function gdq.create_truncate_triggers(integer, oid, oid, boolean) is
   'Puts the TRUNCATE triggers of a captured root on a table and its partitions.';
+
+-- drop_capture(queue_id, relid): drops the capture functions of a table, and so its triggers, which needs no ownership
+-- of the table. A DROP that waits for the table has locked the function, which newer minor releases (15.20) lock to
+-- replace it. So each try is shorter than the 100 ms that the DDL guard waits for the function: DDL of the table has
+-- precedence.
+-- Writes: drops triggers and functions. Errors: 55P03 after half a second.
+create or replace function gdq.drop_capture(queue_id integer, relid oid) returns void
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '50ms'
+as $$
+declare
+  op text;
+  give_up constant timestamptz := clock_timestamp() + interval '500 ms';
+begin
+  loop
+    begin
+      -- i first: the DDL guard fires for these drops, and without function i it has nothing to switch off
+      foreach op in array array['i', 'u', 'd', 't'] loop
+        execute format('drop function if exists gdq_log.%I() cascade', gdq.capture_name(queue_id, relid, op));
+      end loop;
+      return;
+    exception when lock_not_available then
+      if clock_timestamp() > give_up then
+        raise;
+      end if;
+    end;
+  end loop;
+end
+$$;
+comment on function gdq.drop_capture(integer, oid) is 'Drops the capture functions of a table, and so its triggers.';

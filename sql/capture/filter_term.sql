@@ -1,6 +1,6 @@
--- filter_term(tbl, kinds, value_of, n): one term of a row filter, see parse_filter(): the one that begins at token n.
--- Result: parts and columns, as parse_filter(); next, the token after the term.
--- Writes: nothing. Errors: as parse_filter().
+-- filter_term(tbl, kinds, value_of, n): parses the term of a row filter that begins at token n; see parse_filter().
+-- Result: parts and columns, as parse_filter(); next: the token after the term. Writes: nothing. Errors: as
+-- parse_filter().
 create or replace function gdq.filter_term(tbl regclass, kinds text[], value_of text[], n integer, out parts jsonb,
                                            out columns jsonb, out next integer)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
@@ -70,10 +70,10 @@ begin
   columns := jsonb_build_object(a.attnum, jsonb_build_object('name', a.attname, 'type', a.atttypid::bigint));
 end
 $$;
-comment on function gdq.filter_term(regclass, text[], text[], integer) is 'One term of a row filter.';
+comment on function gdq.filter_term(regclass, text[], text[], integer) is 'Parses one term of a row filter.';
 
--- filter_column(tbl, name): a column that a row filter names. Writes: nothing.
--- Errors: 42703; 22023 for a column that no trigger sees or whose type is not one of pg_catalog's.
+-- filter_column(tbl, name): the column that a row filter names. Writes: nothing. Errors: 42703; 22023 for a column that
+-- triggers cannot see, or of a type that is not built in.
 create or replace function gdq.filter_column(tbl regclass, name text) returns pg_attribute
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -91,10 +91,10 @@ begin
   return a;
 end
 $$;
-comment on function gdq.filter_column(regclass, text) is 'A column that a row filter may use.';
+comment on function gdq.filter_column(regclass, text) is 'The column that a row filter names.';
 
--- filter_constant_sql(kind, value, a): a constant of a row filter as a literal of its column's type, checked by
--- casting it here once, and in the form that reads the same under all settings. Writes: nothing. Errors: 22023.
+-- filter_constant_sql(kind, value, a): a constant of a row filter as a literal of its column's type. It is cast once
+-- here, which checks it, and written so that it reads the same under all settings. Writes: nothing. Errors: 22023.
 create or replace function gdq.filter_constant_sql(kind text, value text, a pg_attribute) returns text
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
   set datestyle = 'ISO, YMD' set timezone = 'UTC' set extra_float_digits = 1 set bytea_output = hex
@@ -105,7 +105,7 @@ declare
 begin
   select * into strict t from pg_type where oid = a.atttypid;
   if kind <> 'string' and t.typcategory <> (case kind when 'number' then 'N' else 'B' end) then
-    raise exception 'row filter: column "%" is of type %, which % is no constant of',
+    raise exception 'row filter: column "%" is of type %, and % is no constant of that type',
       a.attname, format_type(a.atttypid, null), value
       using errcode = 'invalid_parameter_value', hint = gdq.filter_hint();
   elsif t.typcategory = 'D' and value ~* 'now|today|tomorrow|yesterday' then
@@ -123,8 +123,8 @@ $$;
 comment on function gdq.filter_constant_sql(text, text, pg_attribute) is
   'A constant of a row filter as a literal of its column''s type.';
 
--- filter_constant(kinds, value_of, n): the constant that begins at token n, with its sign; next is the token after it.
--- Writes: nothing. Errors: 22023.
+-- filter_constant(kinds, value_of, n): the constant that begins at token n, with its sign; next: the token after the
+-- constant. Writes: nothing. Errors: 22023.
 create or replace function gdq.filter_constant(kinds text[], value_of text[], n integer, out kind text,
                                               out value text, out next integer)
 language plpgsql immutable security definer set search_path = pg_catalog, pg_temp
@@ -148,9 +148,9 @@ end
 $$;
 comment on function gdq.filter_constant(text[], text[], integer) is 'One constant of a row filter.';
 
--- filter_operand_sql(a): a column of a row filter in SQL, as an operand of a comparison. Text compares by its bytes: a
--- collation of the application's could raise, or be changed. Writes: nothing. Errors: 22023 for a type that is not
--- compared.
+-- filter_operand_sql(a): a column of a row filter in SQL, as an operand of a comparison. Text is compared by its bytes:
+-- a collation of the application's could raise an error, or be changed. Writes: nothing. Errors: 22023 for a type that
+-- cannot be compared here.
 create or replace function gdq.filter_operand_sql(a pg_attribute) returns jsonb
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -166,4 +166,5 @@ begin
   return jsonb_build_array(a.attnum);
 end
 $$;
-comment on function gdq.filter_operand_sql(pg_attribute) is 'A column of a row filter in SQL, to be compared.';
+comment on function gdq.filter_operand_sql(pg_attribute) is
+  'A column of a row filter in SQL, as an operand of a comparison.';

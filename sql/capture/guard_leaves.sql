@@ -1,7 +1,6 @@
--- guard_leaves(table_id, tag): brings new partitions of a captured table under capture, and records which came or
--- went, and whether they had rows. tag: that of the command, for the ddl event; NULL: no ddl event, as the resync
--- that goes with it tells enough.
--- Writes: triggers, captured_leaf, a ddl event, resync and the event log.
+-- guard_leaves(table_id, tag): brings new partitions of a captured table under capture, and records which partitions
+-- came or went, and whether new ones had rows. tag: that of the command, for the ddl event; NULL: no ddl event, as the
+-- resync of rearm() says enough. Writes: triggers, captured_leaf, a ddl event, resync and the event log.
 create or replace function gdq.guard_leaves(table_id integer, tag text) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -12,7 +11,7 @@ declare
   detached oid[];
 begin
   select * into strict t from gdq.captured_table ct where ct.table_id = guard_leaves.table_id;
-  -- from the top, so that what is under an attached partition comes after it
+  -- parents first, so that the partitions under an attached one come after it
   attached := array(select p.relid from pg_partition_tree(t.relid) p join pg_class c on c.oid = p.relid
                      where p.relid <> t.relid and c.relkind in ('r', 'p')
                        and not exists (select from gdq.captured_leaf l
@@ -25,7 +24,7 @@ begin
   if attached = '{}' and detached = '{}' then
     return;
   end if;
-  -- the guard meets its own CREATE TRIGGER while it is at the partitions, of which it has told by then
+  -- guard_leaf() below fires the DDL guard again by its own CREATE TRIGGER; this event has been written by then
   if tag <> 'CREATE TRIGGER' then
     perform gdq.note_ddl(t.table_id, tag, jsonb_strip_nulls(jsonb_build_object(
       'attached', (select jsonb_agg(gdq.table_name(a)) from unnest(attached) a),
@@ -38,11 +37,51 @@ begin
     delete from gdq.captured_leaf l where l.table_id = t.table_id and l.leaf = rel;
     perform gdq.note_once(t.queue_id, t.relid, 'gap',
                           format('partition %s was detached or dropped', gdq.leaf_name(rel)));
+    -- its changes came through the root; rearm() captures it by itself again
+    if gdq.capture_state(t.queue_id, rel) = 'covered' then
+      perform gdq.note_resync(t.queue_id, rel, 'disarmed', format('detached from %s', gdq.table_name(t.relid)));
+    end if;
   end loop;
 end
 $$;
 comment on function gdq.guard_leaves(integer, text) is
-  'Brings new partitions of a captured table under capture and records what came or went.';
+  'Brings new partitions of a captured table under capture and records which came or went.';
+
+-- guard_children(table_id): records a gap when an inheritance child with rows has come or gone, since queries of the
+-- captured parent read its rows. Writes: resync and the event log.
+create or replace function gdq.guard_children(table_id integer) returns void
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  t gdq.captured_table;
+  child record;
+begin
+  -- nearly always there is and was no child
+  select ct.* into t
+    from gdq.captured_table ct join gdq.witness w using (table_id, relid) join pg_class c on c.oid = ct.relid
+   where ct.table_id = guard_children.table_id and c.relkind = 'r'
+     and (exists (select from pg_inherits i where i.inhparent = ct.relid)
+          or exists (select from gdq.witness k where k.table_id = ct.table_id and k.relid <> ct.relid));
+  if t.table_id is null then
+    return;
+  end if;
+  for child in
+    select coalesce(r.relid, w.relid) as relid, case when w.relid is null then 'came' else 'left' end as how
+      from gdq.catalog_rows(array[t.table_id]) r
+      full join (select k.relid from gdq.witness k where k.table_id = t.table_id) w using (relid)
+     where r.relid is null or w.relid is null
+     order by 1
+  loop
+    if coalesce(pg_relation_size(child.relid), 1) > 0 then
+      perform gdq.note_once(t.queue_id, t.relid, 'gap',
+                            format('inheritance child %s %s, with rows', gdq.leaf_name(child.relid), child.how));
+    end if;
+    perform gdq.witness(array[t.table_id], array[child.relid]);
+  end loop;
+end
+$$;
+comment on function gdq.guard_children(integer) is
+  'Records a gap when an inheritance child with rows has come or gone.';
 
 -- guard_leaf(table_id, leaf): brings a new partition of a captured table under capture, and records a gap if it has
 -- rows already. Writes: triggers, captured_leaf, resync and the event log.
@@ -53,7 +92,7 @@ declare
   t gdq.captured_table;
 begin
   select * into strict t from gdq.captured_table ct where ct.table_id = guard_leaf.table_id;
-  -- the guard meets its own CREATE TRIGGER before all triggers are there
+  -- create_triggers() below fires the guard again before all triggers exist; ready tells it
   insert into gdq.captured_leaf (table_id, leaf, ready) values (t.table_id, guard_leaf.leaf, false)
     on conflict do nothing;
   if pg_relation_size(leaf) > 0 then
@@ -80,7 +119,7 @@ end
 $$;
 comment on function gdq.guard_leaf(integer, oid) is 'Brings a new partition of a captured table under capture.';
 
--- leaf_name(leaf): the name of a partition, also of one that the command at hand drops. Writes: nothing.
+-- leaf_name(leaf): the name of a partition, also of one that the current command drops. Writes: nothing.
 create or replace function gdq.leaf_name(leaf oid) returns text
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$

@@ -1,8 +1,8 @@
--- leave_typed(): gives one table of format typed the format json, where the event triggers are off: no unseen ALTER
--- can make a write fail then. The next call takes the next table. Nothing is missed: it waits for the writers of the
--- moment. A table with columns, exclude or where, which format json does not have, is switched off.
--- Result: whether there was such a table.
--- Writes: captured_table, a version, capture functions, resync, the event log.
+-- leave_typed(): changes the format of one table from typed to json, if the event triggers are off: an ALTER that
+-- capture does not see can then no longer make a write fail. The next call takes the next table. It waits for the
+-- writers at work, so no change is missed. Capture of a table with columns, exclude or where, which format json does
+-- not have, is switched off.
+-- Result: whether there was such a table. Writes: captured_table, a version, capture functions, resync, the event log.
 create or replace function gdq.leave_typed() returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms'
 as $$
@@ -10,6 +10,7 @@ declare
   t gdq.captured_table;
   old_version bigint;
   version bigint;
+  altered boolean;
 begin
   if gdq.event_triggers_on() then
     return false;
@@ -21,10 +22,12 @@ begin
       return true;
     end if;
     begin
-      -- takes the lock that waits for writers: one that ran the old function could else meet its log dropped
+      altered := exists (select from gdq.unwitnessed(array[t.table_id]) u where u.what is not null);
+      -- takes the lock that waits for writers: a writer in the old function could else find its log dropped
       perform gdq.create_triggers(t.queue_id, t.relid, t.relid, t.operations, t.granularity, t.always);
       perform pg_advisory_xact_lock(gdq.lock_key('capture', t.relid));
-      if exists (select from gdq.table_check k where k.table_id = t.table_id and k.files <> gdq.table_files(t.relid))
+      if altered
+         or exists (select from gdq.unwitnessed(array[t.table_id], null, 'CREATE TRIGGER') u where u.what is not null)
          or not gdq.version_fits(gdq.current_version(t.table_id), gdq.describe_table(t.table_id)) then
         perform gdq.switch_off(t.queue_id, t.relid, 'it was altered while the event triggers were off');
         return true;
@@ -37,24 +40,27 @@ begin
         'reason', 'the event triggers of gdq are missing or off',
         'old_version', old_version,
         'new_version', version));
-      perform gdq.note_catalog(t.table_id);
+      perform gdq.witness(array[t.table_id]);
       raise warning 'table % is captured in format json from now on: the event triggers of gdq are missing or off',
         gdq.table_name(t.relid);
       return true;
     exception when lock_not_available or deadlock_detected or internal_error then
-      null;  -- busy: the next time
+      null;  -- the table is locked: the next call tries again
     end;
   end loop;
   return false;
 end
 $$;
-comment on function gdq.leave_typed() is 'Where the event triggers are off, gives a table the format that needs none.';
+comment on function gdq.leave_typed() is
+  'Changes the format of one table from typed to json, if the event triggers are off.';
 
--- typed_only(t): why a table cannot do without the event triggers; NULL when it can, in format json. Writes: nothing.
+-- typed_only(t): the reason why a table cannot be captured without the event triggers; NULL when format json can.
+-- Writes: nothing.
 create or replace function gdq.typed_only(t gdq.captured_table) returns text
 language sql immutable security definer set search_path = pg_catalog, pg_temp
 as $$
   select 'the event triggers of gdq are missing or off, and columns, exclude or where need format typed'
    where t.column_attnums is not null or t.exclude_attnums is not null or t.row_filter is not null
 $$;
-comment on function gdq.typed_only(gdq.captured_table) is 'Why a table cannot do without the event triggers.';
+comment on function gdq.typed_only(gdq.captured_table) is
+  'The reason why a table cannot be captured without the event triggers.';

@@ -1,12 +1,12 @@
--- new_options(t, options): a captured table with these options instead of its own: those of alter_table_options().
--- Writes: nothing. Errors: 22023, 42703.
+-- new_options(t, options): a captured table with these options of alter_table_options() in place of its own. Writes:
+-- nothing. Errors: 22023, 42703.
 create or replace function gdq.new_options(t gdq.captured_table, options jsonb) returns gdq.captured_table
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   known constant text[] := '{key,include,columns,exclude,where,
                              allow_rls,always,format,granularity,mode,operations,origin,pin_search_path}';
-  -- by default the others are NULL
+  -- the default of all other options is NULL
   defaults constant jsonb := jsonb_build_object(
     'mode', 'full',
     'operations', array['insert', 'update', 'delete', 'truncate'],
@@ -30,9 +30,9 @@ begin
   end if;
   select coalesce(jsonb_object_agg(o.key, coalesce(nullif(o.value, 'null'), defaults->o.key, 'null')), '{}') into given
     from jsonb_each(options) o;
-  -- the options that are columns of captured_table as they stand
+  -- options that are stored in captured_table as they are given
   t := jsonb_populate_record(t, given - '{key,include,columns,exclude,where,operations}'::text[]);
-  -- in the order that add_table() stores; what is unknown is refused with the rest
+  -- in the order that add_table() stores; check_options() refuses unknown ones
   t.operations := array(select o from unnest(case when given ? 'operations' then gdq.option_list(given, 'operations')
                                                   else t.operations end) o
                          group by o order by array_position('{insert,update,delete,truncate}', o), o);
@@ -48,8 +48,8 @@ end
 $$;
 comment on function gdq.new_options(gdq.captured_table, jsonb) is 'A captured table with other options.';
 
--- option_columns(tbl, options, name, own): the attribute numbers of the columns that an option lists; own where it is
--- not among the options. Writes: nothing. Errors: 22023, 42703.
+-- option_columns(tbl, options, name, own): the attribute numbers of the columns that an option lists; own when the
+-- option is not given. Writes: nothing. Errors: 22023, 42703.
 create or replace function gdq.option_columns(tbl regclass, options jsonb, name text, own smallint[]) returns smallint[]
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -60,7 +60,7 @@ $$;
 comment on function gdq.option_columns(regclass, jsonb, text, smallint[]) is
   'The attribute numbers of the columns that an option of capture lists.';
 
--- option_list(options, name): the list that an option has, NULL for null. Writes: nothing. Errors: 22023.
+-- option_list(options, name): the value of an option that is a list; NULL for null. Writes: nothing. Errors: 22023.
 create or replace function gdq.option_list(options jsonb, name text) returns text[]
 language plpgsql immutable security definer set search_path = pg_catalog, pg_temp
 as $$

@@ -1,7 +1,7 @@
--- A row filter is a condition on one row that runs inside the application's writes, so it is made only of what cannot
--- raise there: comparisons of a column with a constant of the column's own type. It is not a WHEN clause, which would
--- block DROP COLUMN and ALTER TYPE. The text is taken apart into tokens and put together again from pieces that are
--- written here; only names and constants are the user's own, and both are quoted.
+-- A row filter is a condition on one row. It runs inside the application's writes and must not raise an error there, so
+-- it may only compare columns with constants of the column's own type. It is not a WHEN clause, which would block DROP
+-- COLUMN and ALTER TYPE. The text is split into tokens and put together again from pieces that are written here; only
+-- names and constants are the user's own, and both are quoted.
 --
 --   condition  = operand { ( "and" | "or" ) operand }
 --   operand    = [ "not" ] ( "(" condition ")" | term )
@@ -12,10 +12,9 @@
 --   comparison = "=" | "<>" | "!=" | "<" | "<=" | ">" | ">="
 --   constant   = string | [ "+" | "-" ] number | "true" | "false"
 
--- parse_filter(tbl, condition): a row filter as captured_table keeps it; NULL for NULL.
--- Result: text; parts, SQL with columns by attribute number, which a rename leaves alone; columns, their names and
--- types.
--- Writes: nothing. Errors: 22023 for what the grammar does not have, 42703, 54000.
+-- parse_filter(tbl, condition): parses a row filter into the form that captured_table stores; NULL for NULL.
+-- Result: an object of text; parts: SQL, with columns by attribute number, which a rename does not change; columns:
+-- their names and types. Writes: nothing. Errors: 22023 for text that the grammar above does not allow, 42703, 54000.
 create or replace function gdq.parse_filter(tbl regclass, condition text) returns jsonb
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -24,7 +23,7 @@ declare
   value_of text[];
   n integer := 1;
   depth integer := 0;
-  -- what may come next: an operand, or what follows one
+  -- true: an operand must come next; false: the token after an operand
   operand boolean := true;
   parts jsonb := '[]';
   columns jsonb := '{}';
@@ -67,7 +66,7 @@ begin
     perform gdq.refuse_filter(value_of, n);
   end if;
   parsed := jsonb_build_object('text', condition, 'parts', parts, 'columns', columns);
-  -- once here, so that whatever was not thought of fails now and not in a write
+  -- run once here, so that an unforeseen error comes now and not in a write
   execute (select format('select %s from (select %s) r',
                          gdq.filter_sql(parsed, jsonb_object_agg(c.key, c.value->>'name'), 'r'),
                          string_agg(format('null::%s as %I', format_type((c.value->>'type')::oid, null),
@@ -77,10 +76,10 @@ begin
 end
 $$;
 comment on function gdq.parse_filter(regclass, text) is
-  'A row filter as captured_table keeps it; error 22023 for what the grammar does not have.';
+  'Parses a row filter; error 22023 for text that its grammar does not allow.';
 
--- filter_tokens(condition): the tokens of a row filter in order; kind is name, string, number or the token itself, in
--- lower case for a word without quotes. Writes: nothing. Errors: 22023 for a character that begins no token, 54000.
+-- filter_tokens(condition): the tokens of a row filter in order. kind: name, string, number, or the token itself; words
+-- without quotes are folded to lower case. Writes: nothing. Errors: 22023 for a character that begins no token, 54000.
 create or replace function gdq.filter_tokens(condition text) returns table (kind text, value text)
 language plpgsql immutable security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -94,15 +93,15 @@ begin
       using errcode = 'program_limit_exceeded', hint = 'Capture all rows and let the consumer choose.';
   end if;
   loop
-    rest := regexp_replace(rest, '^[ \t\n\r\f\v]+', '');
+    rest := regexp_replace(rest, E'^[ \\t\\n\\r\\f\\v]+', '');
     exit when rest = '';
     -- a word begins with a letter, _ or anything beyond ASCII; digits and $ may follow
     select f.form, substring(rest from f.pattern) into form, part
       from (values ('quoted name', '^"(?:[^"]|"")+"'),
                    ('string', $re$^'(?:[^']|'')*'$re$),
-                   ('number', '^(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?'),
-                   ('word', '^[^\x01-\x40\x5b-\x5e\x60\x7b-\x7f]'
-                            '[^\x01-\x23\x25-\x2f\x3a-\x40\x5b-\x5e\x60\x7b-\x7f]*'),
+                   ('number', E'^(?:[0-9]+(?:\\.[0-9]*)?|\\.[0-9]+)(?:[eE][+-]?[0-9]+)?'),
+                   ('word', E'^[^\\x01-\\x40\\x5b-\\x5e\\x60\\x7b-\\x7f]'
+                            '[^\\x01-\\x23\\x25-\\x2f\\x3a-\\x40\\x5b-\\x5e\\x60\\x7b-\\x7f]*'),
                    ('sign', '^(?:<=|>=|<>|!=|[=<>(),+-])')) f(form, pattern)
      where rest ~ f.pattern;
     case form
@@ -133,16 +132,16 @@ end
 $$;
 comment on function gdq.filter_tokens(text) is 'The tokens of a row filter.';
 
--- filter_hint(): what a row filter may be, as the hint of its errors. Writes: nothing.
+-- filter_hint(): the hint of a row filter's errors, which says what it may contain. Writes: nothing.
 create or replace function gdq.filter_hint() returns text
 language sql immutable security definer set search_path = pg_catalog, pg_temp
 as $$
   select 'A row filter compares columns with constants: = <> < <= > >=, IN (...), IS [NOT] NULL, AND, OR, NOT, '
          'boolean columns.'::text
 $$;
-comment on function gdq.filter_hint() is 'What a row filter may be.';
+comment on function gdq.filter_hint() is 'The hint of a row filter''s errors.';
 
--- refuse_filter(values, n): error at one token of a row filter. Writes: nothing. Errors: 22023.
+-- refuse_filter(value_of, n): error at token n of a row filter. Writes: nothing. Errors: 22023.
 create or replace function gdq.refuse_filter(value_of text[], n integer) returns void
 language plpgsql immutable security definer set search_path = pg_catalog, pg_temp
 as $$

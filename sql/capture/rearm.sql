@@ -1,8 +1,8 @@
--- rearm(table_id): switches capture of a table on again after it was off, then records up to where changes were
--- missed. Steps that may be refused or take time come first. Then the triggers: making them waits for the writers of
--- the moment, so that no write is half seen, and later writers wait until this transaction ends.
--- Result: whether capture is on. If not, a new reason is recorded; without one (no lock in 100 ms, a race) try again.
--- Writes: triggers, functions, perhaps a version; resync and the event log.
+-- rearm(table_id): switches capture of a table on again after it was off, and records that changes before this point
+-- were missed. Steps that may be refused or take time come first. Then the triggers: making them waits for writers at
+-- work, so that no write is half captured, and later writers wait until this transaction ends.
+-- Result: whether capture is on. When it is not, a new reason is recorded; without a new one (no lock in 100 ms, a
+-- race) try again. Writes: triggers, functions, perhaps a version; resync and the event log.
 create or replace function gdq.rearm(table_id integer) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms'
 as $$
@@ -32,6 +32,8 @@ begin
     version := gdq.create_version(table_id, described, 3);
   end if;
   perform gdq.create_triggers(t.queue_id, t.relid, t.relid, t.operations, t.granularity, t.always);
+  perform gdq.own_functions(t.queue_id, t.relid);
+  perform gdq.revoke_logs(table_id);
   perform pg_advisory_xact_lock(gdq.lock_key('capture', t.relid));
   if gdq.capture_state(t.queue_id, t.relid) <> 'disarmed'
      or not gdq.version_fits(version, gdq.describe_table(table_id))
@@ -44,8 +46,9 @@ begin
   if fault is not null then
     raise exception '%', fault;
   end if;
+  perform gdq.replace_capture(t.queue_id, t.relid, 't', gdq.truncate_body(t.queue_id, t.relid, t.origin));
   perform gdq.arm(version, (select lr.current_slot from gdq.log_ring lr where lr.version_id = version));
-  perform gdq.note_catalog(table_id);
+  perform gdq.witness(array[table_id]);
   perform gdq.note_resync(t.queue_id, t.relid, 'armed', 'changes before this point were missed');
   return true;
 exception
@@ -61,4 +64,4 @@ exception
     return false;
 end
 $$;
-comment on function gdq.rearm(integer) is 'Switches capture of a table on again and records what was missed.';
+comment on function gdq.rearm(integer) is 'Switches capture of a table on again and records that changes were missed.';

@@ -24,7 +24,7 @@ begin
   perform gdq.check_options(t.relid, wanted.mode, wanted.include_attnums::text[], wanted.column_attnums::text[],
                             wanted.exclude_attnums::text[], wanted.operations, wanted.granularity, wanted.always,
                             wanted.row_filter->>'text', wanted.format);
-  -- a view is planned with these options; the others make no difference to it
+  -- a view is planned with these options; the other ones do not matter to it
   if (wanted.mode, wanted.key_attnums, wanted.include_attnums, wanted.column_attnums, wanted.exclude_attnums,
       wanted.operations, wanted.granularity, wanted.row_filter)
      is distinct from (t.mode, t.key_attnums, t.include_attnums, t.column_attnums, t.exclude_attnums,

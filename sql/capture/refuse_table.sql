@@ -1,5 +1,5 @@
--- refuse_table(queue_id, tbl, allow_rls, format): error when triggers cannot record every change of a table.
--- Writes: nothing. Errors: 42809, 0A000, 42501, 42710, 55000, each with the reason and the cure.
+-- refuse_table(queue_id, tbl, allow_rls, format): error when triggers cannot record every change of a table. Writes:
+-- nothing. Errors: 42P01, 42809, 0A000, 42501, 42710, 55000, each with the reason and the cure.
 create or replace function gdq.refuse_table(queue_id integer, tbl regclass, allow_rls boolean, format text) returns void
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -47,7 +47,8 @@ begin
     raise exception 'table % is already captured by this queue%', name,
       case when other = tbl then '' else ' through ' || gdq.table_name(other) end
       using errcode = 'duplicate_object',
-            hint = format('Remove %s first, or use another queue.', gdq.table_name(other));
+            hint = format('To change how it is captured use gdq alter-table or gdq.alter_table_options(). '
+                          'Or remove %s first, or use another queue.', gdq.table_name(other));
   end if;
   select pg_get_userbyid(c.relowner) into owner;
   if not has_table_privilege(tbl, 'TRIGGER') then

@@ -1,9 +1,10 @@
--- remove_table(queue, tbl, force): stops capturing a table and drops its logs. Every consumer that takes it is told by
--- an event in order: ddl, when it has read all changes; else force is needed, and the event is a resync. tbl may be the
--- oid of a table that is gone.
--- Writes: drops triggers, functions, logs; deletes control rows; subscription_resync and the event log.
--- Errors: 42704; 55006 when a consumer has not read all changes and force is not given; 55P03 when writers or readers
--- hold the table or a log: nothing is changed, try again.
+-- remove_table(queue, tbl, force): stops capturing a table and drops its logs. Every consumer that takes the table gets
+-- an event about it, in order: ddl when all consumers have read all changes; else force is needed, and the event is a
+-- resync. tbl: also the oid of a table that is gone.
+-- Writes: drops triggers, functions, logs, perhaps a capture role; deletes control rows; subscription_resync and the
+-- event log. Errors: 42704;
+-- 55006 when a consumer has not read all changes and force is not given; 55P03 when writers or readers hold the table
+-- or a log: nothing is changed, try again; GDQ04.
 create or replace function gdq.remove_table(queue text, tbl regclass, force boolean default false) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
   set lock_timeout = '500ms' set client_min_messages = warning
@@ -11,21 +12,19 @@ as $$
 declare
   id integer := gdq.find_table(queue, tbl);
   queue_of integer := gdq.find_queue(queue);
-  gone boolean := gdq.capture_state(queue_of, tbl) in ('dropped', 'covered');
+  gone boolean := gdq.capture_state(queue_of, tbl) = 'dropped';
   unread text;
-  op text;
   s record;
 begin
   perform gdq.require_read_committed('remove_table');
-  -- tells the DDL guard that what follows is no accident
+  -- with state dropped, the DDL guard ignores the drops that follow
   insert into gdq.resync (queue_id, relid, kind, reason) values (queue_of, tbl, 'dropped', 'remove_table');
   begin
-    -- dropping the functions takes the triggers along, and needs no ownership of the table
-    foreach op in array array['i', 'u', 'd', 't'] loop
-      execute format('drop function if exists gdq_log.%I() cascade', gdq.capture_name(queue_of, tbl, op));
-    end loop;
+    -- maintenance must not look for the logs meanwhile
+    perform pg_advisory_xact_lock(gdq.lock_key('drop', 0));
+    perform gdq.drop_capture(queue_of, tbl);
     perform pg_advisory_xact_lock(gdq.lock_key('capture', tbl));
-    -- nobody can write to the table by now
+    -- dropping the triggers has locked the table: no session can write to it
     unread := gdq.unread_by(id);
     if unread is not null and not force then
       raise exception 'changes of table % have not been read by %', coalesce(gdq.table_name(tbl), tbl::text), unread
@@ -45,14 +44,16 @@ begin
   end;
   delete from gdq.resync r where r.queue_id = queue_of and r.relid = tbl;
   delete from gdq.captured_table ct where ct.table_id = id;
+  perform gdq.drop_capture_roles();
 end
 $$;
 comment on function gdq.remove_table(text, regclass, boolean) is
   'Stops capturing a table, drops its logs and tells its consumers.';
 
--- tell_removed(table_id, kind): tells every consumer of a table, in order, that the table leaves the queue. Events of
--- the table that a consumer has not come to yet stay its own.
---   kind: resync when changes are dropped unread, else ddl; NULL: they were told when the table was dropped.
+-- tell_removed(table_id, kind): writes the event that tells every consumer of a table, in order, that the table leaves
+-- the queue. Events of the table that a consumer has not read yet are still delivered.
+--   kind: resync when changes are dropped unread, else ddl; NULL: none, since an event told it when the table was
+--   dropped.
 -- Writes: the event log, subscription_resync.
 create or replace function gdq.tell_removed(table_id integer, kind text) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -75,7 +76,7 @@ begin
   end if;
 end
 $$;
-comment on function gdq.tell_removed(integer, text) is 'Tells the consumers of a table that it leaves the queue.';
+comment on function gdq.tell_removed(integer, text) is 'Writes the event that a table leaves the queue.';
 
 -- unread_by(table_id): the names of the consumers that have not read every row in a table's logs; NULL when none.
 -- Writes: nothing.

@@ -1,14 +1,14 @@
--- Quiet logs: batches must not look at the logs of a thousand tables when three of them change. So a log that has been
--- empty for long is quiet: its capture functions announce each change by a row of kind "active" in the queue's event
--- log, see capture_body(), and a batch looks only at logs that are not quiet or were announced in its own interval. A
--- log that has rows again goes back to busy and pays nothing.
+-- Quiet logs: batches must not read the logs of a thousand tables when three of them change. So a log that has long
+-- been empty is quiet: its capture functions announce each change by a row of kind "active" in the queue's event log,
+-- see capture_body(). A batch reads only logs that are not quiet, or were announced in its own interval. A log that has
+-- rows again becomes busy, and its functions announce nothing.
 --   busy -> cooling    empty for a rotation period (a minute at least): the functions announce from now on
---   cooling -> quiet   nobody can still run the functions that do not announce, and the log is empty after that
+--   cooling -> quiet   no transaction can still run functions that do not announce, and the log is empty after that
 --   any -> busy        the log holds rows
 
--- update_activity(): gives every log the activity that fits it: busy, cooling or quiet. A quiet log that holds rows is
--- found by its announcements of the last minutes, and now and then by looking at all of them.
--- Result: whether it replaced capture functions: those of 20 tables at most. Writes: as set_activity().
+-- update_activity(): sets the activity of every log: busy, cooling or quiet. It finds quiet logs that hold rows by
+-- their announcements of the last 10 seconds, and in one call of 50, at random, by looking at all logs.
+-- Result: whether it replaced capture functions; those of 20 tables at most. Writes: as set_activity().
 create or replace function gdq.update_activity() returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -25,7 +25,7 @@ begin
       (select k.snapshot from gdq.tick k where k.tick_id = (select gdq.retained_tick(q.queue_id, interval '10 s'))),
       pg_current_snapshot());
     for t in select ct.table_id, r.activity,
-                    r.switched_at <= clock_timestamp() - greatest(q.rotation_period, interval '1 minute') as idle
+                    gdq.is_past(r.switched_at, greatest(q.rotation_period, interval '1 minute')) as idle
                from gdq.captured_table ct
                join gdq.log_ring r on r.version_id = (select max(v.version_id) from gdq.table_version v
                                                        where v.table_id = ct.table_id)
@@ -39,7 +39,7 @@ begin
       elsif t.activity = 'busy' and t.idle then
         replaced := replaced + gdq.set_activity(t.table_id, 'cooling')::integer;
       elsif t.activity = 'cooling' and not gdq.writes_unannounced(t.table_id) then
-        -- looked at again: what such a writer has logged is there once it has ended
+        -- measured again: rows of a writer that has just ended are in the log now
         if gdq.log_bytes(t.table_id) = 0 then
           perform gdq.set_activity(t.table_id, 'quiet');
         end if;
@@ -49,11 +49,10 @@ begin
   return replaced > 0;
 end
 $$;
-comment on function gdq.update_activity() is
-  'Makes logs quiet that have long been empty, and busy again that hold rows.';
+comment on function gdq.update_activity() is 'Sets the activity of every log: busy, cooling or quiet.';
 
--- set_activity(table_id, activity): arms the capture functions of a table as its log's new activity asks, unless DDL or
--- capture's being off forbids. Result: whether it was done. Writes: log_ring, the capture functions.
+-- set_activity(table_id, activity): sets the activity of a table's log and arms its capture functions to match, unless
+-- DDL or switched-off capture forbids it. Result: whether it was done. Writes: log_ring, the capture functions.
 create or replace function gdq.set_activity(table_id integer, activity text) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms'
 as $$
@@ -79,9 +78,9 @@ exception when lock_not_available or internal_error then
   return false;  -- DDL in an old snapshot is switching capture off, without the advisory lock
 end
 $$;
-comment on function gdq.set_activity(integer, text) is 'Makes the log of a table busy, cooling or quiet.';
+comment on function gdq.set_activity(integer, text) is 'Sets the activity of a table''s log: busy, cooling or quiet.';
 
--- log_bytes(table_id): size of a table's log in all its versions. Writes: nothing.
+-- log_bytes(table_id): bytes of a captured table's log in all its versions, without indexes. Writes: nothing.
 create or replace function gdq.log_bytes(table_id integer) returns bigint
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -90,8 +89,8 @@ as $$
 $$;
 comment on function gdq.log_bytes(integer) is 'Bytes of a captured table''s log.';
 
--- writes_unannounced(table_id): whether a transaction may still be running the capture functions that do not announce.
--- Every write takes ROW EXCLUSIVE on its table first, and whoever takes it after the functions were replaced runs the
+-- writes_unannounced(table_id): whether a transaction may still run the capture functions that do not announce. Every
+-- write first locks its table ROW EXCLUSIVE, and a transaction that does so after the functions were replaced runs the
 -- new ones. Writes: nothing.
 create or replace function gdq.writes_unannounced(table_id integer) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -106,4 +105,4 @@ begin
 end
 $$;
 comment on function gdq.writes_unannounced(integer) is
-  'Whether a transaction may still be running capture functions that do not announce.';
+  'Whether a transaction may still run capture functions that do not announce.';

@@ -1,5 +1,7 @@
--- batch_gaps(batch_id, token, of_table): the truncate, ddl and resync events of one table in an open batch: what its
--- row images do not show. Writes: nothing. Errors: GDQ01; 42704 for a table that the consumer does not take.
+-- batch_gaps(batch_id, token, of_table): the truncate, ddl and resync events of one table in an open batch, in order.
+-- batch_rows() and batch_sql() give the table's row changes only.
+-- Result: one row for each event; data: its details. Writes: nothing. Errors: GDQ01 for a stale token or a finished
+-- batch; 42704 for a table that the consumer does not take; 42501; GDQ07.
 create or replace function gdq.batch_gaps(batch_id bigint, token uuid, of_table regclass)
   returns table (ev_id bigint, kind text, tbl text, data jsonb)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off

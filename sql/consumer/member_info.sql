@@ -1,5 +1,7 @@
--- member_info(queue, consumer): one row a member (NULL: of all queues and consumers), with the open batch that it holds
--- and since when, and when it was last handed one. Writes: nothing. Errors: 42704.
+-- member_info(queue, consumer): one row for each member of a consumer, with the open batch that the member holds.
+-- Without arguments: the members of all consumers.
+-- Result: batch_id: the oldest open batch that the member holds, NULL when it holds none; held_for: the time since that
+-- batch was handed to the member, or since the member's last touch_batch(). Writes: nothing. Errors: 42704.
 create or replace function gdq.member_info(queue text default null, consumer text default null)
   returns table (queue_name text, consumer_name text, member_name text, batch_id bigint, held_for interval)
 language sql volatile security definer set search_path = pg_catalog, pg_temp

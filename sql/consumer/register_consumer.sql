@@ -1,10 +1,10 @@
--- register_consumer(queue, consumer, at_tick, tables, skip_origin): a consumer that gets every change after a tick.
---   at_tick: an existing tick; NULL: a tick taken now. tables: the captured tables that it takes; NULL: all, also those
---   that are added later. It belongs to the session's role, which must be allowed to read these tables.
---   skip_origin: it gets no changes of these origins, see add_table().
--- Result: true; false when it was registered already (and is left as it is).
--- Writes: consumer, subscription, subscription_table, position, tick. Errors: 42704; GDQ02 when the tick's changes may
--- be gone already; GDQ04; 42501.
+-- register_consumer(queue, consumer, at_tick, tables, skip_origin): registers a consumer, which gets every change after
+-- a tick. The consumer belongs to the session's role, which must be allowed to read the consumer's tables.
+--   at_tick: an existing tick; NULL: a tick taken now. tables: the captured tables that the consumer takes; NULL: all,
+--   also tables that are added later. skip_origin: origins whose changes the consumer does not get, see add_table().
+-- Result: true; false when the consumer was registered already; it is then left as it is.
+-- Writes: consumer, subscription, subscription_table, position, tick. Errors: 42704; 22023 for a bad name; GDQ02 when
+-- changes after the tick may be gone already; GDQ04; 42501.
 create or replace function gdq.register_consumer(queue text, consumer text, at_tick bigint default null,
   tables regclass[] default null,
   skip_origin text[] default null)
@@ -21,7 +21,7 @@ begin
   if consumer is null or octet_length(consumer) not between 1 and 63 then
     raise exception 'a consumer name has 1 to 63 bytes' using errcode = 'invalid_parameter_value';
   end if;
-  -- Truncation takes the same lock: a position is either seen by it, or checked against what it has truncated.
+  -- Truncation takes the same lock: it sees the new position, or has raised the horizon that start_tick() checks.
   perform pg_advisory_xact_lock(gdq.lock_key('position', queue_of));
   if exists (select from gdq.subscription s join gdq.consumer c using (consumer_id)
               where s.queue_id = queue_of and c.consumer_name = consumer) then
@@ -43,4 +43,4 @@ begin
 end
 $$;
 comment on function gdq.register_consumer(text, text, bigint, regclass[], text[]) is
-  'Registers a consumer on a queue from a tick or from now on; false when it was registered.';
+  'Registers a consumer on a queue, from a tick or from now on; false when it was registered already.';

@@ -1,8 +1,8 @@
--- register_member(queue, consumer, member): makes a consumer cooperative, or adds a member to it. Members share the
--- consumer's stream: each is handed batches of its own and works on them beside the others, so order is kept within a
--- batch and not across batches. Rows are held from the oldest unfinished batch on.
--- Result: true; false when it was registered already. Writes: member. Errors: 42704, 22023; 55006 for the consumer of a
--- view.
+-- register_member(queue, consumer, member): adds a member to a consumer, which then hands its batches to members only.
+-- Each member gets batches of its own and works on them beside the other members, so order is kept within a batch and
+-- not across batches. Log rows are kept from the oldest unfinished batch on.
+-- Result: true; false when the member was registered already. Writes: member. Errors: 42704; 22023 for a bad name;
+-- 42501; 55006 for the consumer of a view.
 create or replace function gdq.register_member(queue text, consumer text, member text) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -23,4 +23,5 @@ begin
   return found;
 end
 $$;
-comment on function gdq.register_member(text, text, text) is 'Adds a member to a consumer; false when it was there.';
+comment on function gdq.register_member(text, text, text) is
+  'Adds a member to a consumer; false when it was registered already.';

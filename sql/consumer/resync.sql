@@ -1,7 +1,8 @@
--- Consumers that must copy a table anew: the fence, the position moved on, what is forgotten.
+-- What happens to a consumer that must copy a table anew, or is moved: its open batches become stale, its position
+-- moves, and states that nobody needs any more are deleted.
 
--- fence(subscription_id): makes the tokens of open batches stale: what they were read as is no longer what they hold.
--- The caller has locked the subscription. Writes: batch_token.
+-- fence(subscription_id): makes the tokens of a subscription's open batches stale, since these batches would now give
+-- other events than their workers have read. The caller has locked the subscription. Writes: batch_token.
 create or replace function gdq.fence(subscription_id integer) returns void
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -12,7 +13,7 @@ $$;
 comment on function gdq.fence(integer) is 'Makes the tokens of a subscription''s open batches stale.';
 
 -- move_position(subscription_id, target): puts a subscription at a tick and leaves its open batches behind, also those
--- that members hold. The caller has locked it. Writes: position, batch_token.
+-- that members hold. The caller has locked the subscription. Writes: position, batch_token.
 create or replace function gdq.move_position(subscription_id integer, target gdq.tick) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -29,8 +30,9 @@ $$;
 comment on function gdq.move_position(integer, gdq.tick) is
   'Puts a subscription at a tick and leaves its open batches behind.';
 
--- trim_resync(): deletes states that a newer one of the same table has replaced, and those of removed tables that no
--- position and no seek can come back to. Writes: subscription_resync.
+-- trim_resync(): deletes rows of subscription_resync that are no longer needed: those that a newer row of the same
+-- table has replaced, and those of removed tables when the consumer and every possible seek have passed the removal.
+-- Writes: subscription_resync.
 create or replace function gdq.trim_resync() returns void
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -47,4 +49,4 @@ as $$
      and pg_visible_in_snapshot(r.txid::text::xid8, h.snapshot)
      and pg_visible_in_snapshot(r.txid::text::xid8, p.snapshot)
 $$;
-comment on function gdq.trim_resync() is 'Deletes states of tables that are no longer needed.';
+comment on function gdq.trim_resync() is 'Deletes rows of subscription_resync that are no longer needed.';

@@ -1,13 +1,14 @@
--- resynced(queue, consumer, tbl, snapshot): the consumer has copied a table anew, as of a snapshot: it goes on past
--- whatever asked for that (a resync event, max_bytes). Changes that are visible in the snapshot are not delivered
--- again, nor are those that wait to be retried; other tables are untouched. To be called in the transaction that stored
--- the copy.
---   tbl: a table that the consumer takes, or one removed from the queue; NULL: messages, which nobody can copy: the
---   consumer only says that it knows. snapshot: pg_current_snapshot() of the transaction that read the table, on the
---   primary, not before the consumer's position.
--- A batch that is open becomes stale: next_batch() hands it out again, without what the copy holds.
--- Writes: subscription_resync, batch_token. Errors: 42704; 22023; 55006 for the consumer of a view; GDQ02 when changes
--- after the snapshot are gone or passed; GDQ03 when the snapshot has missed changes itself; GDQ04.
+-- resynced(queue, consumer, tbl, snapshot): notes that a consumer has copied a table anew as of a snapshot, so that the
+-- consumer goes on after a resync event or after max_bytes cut it off. Changes that are visible in the snapshot do not
+-- come again, nor do retries of such changes; other tables are untouched. Call it in the transaction that stored the
+-- copy.
+--   tbl: a table that the consumer takes, or one removed from the queue. NULL: messages, which cannot be copied; the
+--   call then says that the consumer knows of the loss.
+--   snapshot: pg_current_snapshot() of the transaction that read the table, on the primary, not before the consumer's
+--   position.
+-- An open batch becomes stale: next_batch() hands it out again, without the changes that the copy holds.
+-- Writes: subscription_resync, batch_token. Errors: 42704; 22023; 42501; 55006 for the consumer of a view; GDQ02 when
+-- the consumer has read past the snapshot; GDQ03 when capture missed changes after the snapshot, or is off; GDQ04.
 create or replace function gdq.resynced(queue text, consumer text, tbl regclass, snapshot pg_snapshot) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -21,7 +22,7 @@ begin
   id := gdq.lock_subscription(queue, consumer);
   pos := gdq.position_of(id);
   if snapshot is null or not gdq.snapshot_le(snapshot, pg_current_snapshot()) then
-    raise exception 'snapshot % is not one of this server''s past', coalesce(snapshot::text, 'NULL')
+    raise exception 'snapshot % is not a past snapshot of this server', coalesce(snapshot::text, 'NULL')
       using errcode = 'invalid_parameter_value',
       hint = 'It is pg_current_snapshot() of the transaction that read the table.';
   elsif tbl is not null and not exists (select from gdq.subscribed_tables(id) t where t.relid = tbl)
@@ -46,8 +47,8 @@ $$;
 comment on function gdq.resynced(text, text, regclass, pg_snapshot) is
   'Notes that a consumer has copied a table anew as of a snapshot; it goes on from there.';
 
--- refuse_gap(queue_id, tbl, snapshot): error when a copy read at a snapshot lacks changes that no event will bring:
--- capture was off then, or missed something since. Writes: nothing. Errors: GDQ03.
+-- refuse_gap(queue_id, tbl, snapshot): error when changes of a table after a snapshot were not captured, so that a copy
+-- at the snapshot misses changes that no event will bring. Writes: nothing. Errors: GDQ03.
 create or replace function gdq.refuse_gap(queue_id integer, tbl regclass, snapshot pg_snapshot) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -62,7 +63,7 @@ begin
     raise exception 'table % has another gap since snapshot %: %', gdq.table_name(tbl), snapshot, gap.reason
       using errcode = 'GDQ03', hint = 'Copy it again.';
   elsif gdq.capture_state(queue_id, tbl) = 'disarmed' then
-    raise exception 'capture of table % is off, what follows the snapshot would be missed', gdq.table_name(tbl)
+    raise exception 'capture of table % is off: changes after the snapshot would be missed', gdq.table_name(tbl)
       using errcode = 'GDQ03',
             hint = 'gdq.maintain() or a ticker switches it on, gdq.table_info() says why it is off. '
                    'Then copy the table again.';

@@ -1,11 +1,12 @@
--- seek(queue, consumer, at_tick, at_time, to_now): moves a consumer, forward or back, to one of: a tick; the last tick
--- at or before a time, so that every change committed after it comes; a tick taken now. What is passed over forward is
--- never delivered; what lies between is delivered again after a seek back. Tables that the consumer had copied at a
--- later snapshot come again too after a seek back, not after one forward. Open batches and their tokens become stale.
--- Events that wait to be retried go on waiting, but for those that a seek back brings again.
+-- seek(queue, consumer, at_tick, at_time, to_now): moves a consumer forward or back to a tick. Give one of the three:
+--   at_tick: this tick. at_time: the last tick at or before this time, so that every change committed after the time
+--   comes. to_now: a tick taken now.
+-- A seek forward skips changes: they are never delivered. A seek back delivers changes again, also those of tables that
+-- the consumer had copied at a later snapshot; a seek forward leaves such copies alone. Open batches and their tokens
+-- become stale. Events that wait for a retry go on waiting, except those that a seek back brings again.
 -- Result: the tick. Writes: position, batch_token, subscription_resync; retry_delivery and batch_end; a tick for
--- to_now. Errors: 42704; 22023; GDQ02 when changes after the place may be gone; 55006 for the consumer of a view; 55P03
--- while a worker holds the consumer: nothing is changed, try again; GDQ04.
+-- to_now. Errors: 42704; 22023; 42501; GDQ02 when changes after the tick may be gone; 55006 for the consumer of a view;
+-- 55P03 while a worker holds the consumer: nothing is changed, try again; GDQ04.
 create or replace function gdq.seek(queue text, consumer text, at_tick bigint default null,
   at_time timestamptz default null, to_now boolean default false) returns bigint
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '500ms'
@@ -22,9 +23,9 @@ begin
     raise exception 'seek wants one of at_tick, at_time and to_now' using errcode = 'invalid_parameter_value';
   elsif at_time > clock_timestamp() then
     raise exception 'time % lies in the future', at_time
-      using errcode = 'invalid_parameter_value', hint = 'to_now => true passes over all that there is.';
+      using errcode = 'invalid_parameter_value', hint = 'to_now => true skips all changes up to now.';
   end if;
-  -- Truncation takes the same lock: it sees the new position, or the position is checked against what it has emptied.
+  -- Truncation takes the same lock: it sees the new position, or has raised the horizon that start_tick() checks.
   perform pg_advisory_xact_lock(gdq.lock_key('position', queue_of));
   target := gdq.start_tick(queue, case when to_now then gdq.make_tick(queue_of)
                                        when at_time is not null then gdq.tick_at(queue_of, at_time)
@@ -36,7 +37,7 @@ begin
   perform gdq.lock_idle_subscription(queue, consumer);
   pos := gdq.position_of(id);
   perform gdq.move_position(id, target);
-  -- What a seek back brings again is complete for every table, also for one that was copied or cut in between.
+  -- a seek back brings all changes of every table again, also of one that was copied or cut in between
   insert into gdq.subscription_resync (subscription_id, relid, kind, snapshot)
     select id, r.relid, 'copied', target.snapshot
       from (select distinct on (sr.relid) sr.relid, sr.snapshot from gdq.subscription_resync sr
@@ -50,9 +51,9 @@ comment on function gdq.seek(text, text, bigint, timestamptz, boolean) is
   'Moves a consumer forward or back to a tick, a time, or now.';
 
 -- settle_retries(subscription_id, since): settles, after a seek to the snapshot since, the waiting retries whose events
--- come again with the batches that follow: they would come twice, and late. A settled retry is written as if a batch
--- had brought it and was finished. Which events come again is asked of the logs, since the changes of a table that was
--- removed do not. The caller has moved the subscription. Writes: retry_delivery, batch_end.
+-- the next batches bring again; else these events would come twice, and late. A settled retry is written as if a batch
+-- had brought it and was finished. The logs tell which events come again: those of a removed table do not. The caller
+-- has moved the subscription. Writes: retry_delivery, batch_end.
 create or replace function gdq.settle_retries(subscription_id integer, since pg_snapshot) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
@@ -86,10 +87,10 @@ begin
 end
 $$;
 comment on function gdq.settle_retries(integer, pg_snapshot) is
-  'Events that a seek back brings again no longer wait to be retried.';
+  'Settles the waiting retries whose events come again after a seek back.';
 
--- lock_idle_subscription(queue, consumer): lock_subscription(), but gives up after 500 ms: its caller holds a lock of
--- the whole queue. Result: its id. Writes: a row lock. Errors: 42704, 55P03, GDQ04.
+-- lock_idle_subscription(queue, consumer): lock_subscription() that gives up after 500 ms, since its caller holds a
+-- lock of the whole queue. Result: the subscription's id. Writes: a row lock. Errors: 42704, 42501, 55P03, GDQ04.
 create or replace function gdq.lock_idle_subscription(queue text, consumer text) returns integer
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '500ms'
 as $$

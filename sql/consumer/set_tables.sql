@@ -1,10 +1,10 @@
--- set_tables(queue, consumer, tables): changes which tables a consumer takes; NULL: all, also those that are added
--- later. A table that is new to it gives the changes from now on: to have its rows, copy it at a snapshot after this
--- has committed and call resynced(). One that it no longer takes gives nothing more, not even what is in an open batch,
--- which becomes stale. Messages it goes on to have, or not to have.
--- Result: true; false when it takes just these already. Writes: subscription, subscription_table, subscription_resync,
--- subscription_messages, batch_token. Errors: 42704; 42501 as for next_batch(); 55006 for the consumer of a view; 55P03
--- while a worker holds the consumer; GDQ04.
+-- set_tables(queue, consumer, tables): changes which tables a consumer takes; NULL: all, also tables that are added
+-- later. A new table gives its changes from now on: for its rows, copy it at a snapshot after this commit and call
+-- resynced(). A table that is taken away gives nothing more, not even events of an open batch; open batches become
+-- stale. Whether the consumer gets messages does not change.
+-- Result: true; false when the consumer takes just these tables already. Writes: subscription, subscription_table,
+-- subscription_resync, subscription_messages, batch_token. Errors: 42704; 42501 as for next_batch(); 55006 for the
+-- consumer of a view; 55P03 while a worker holds the consumer; GDQ04.
 create or replace function gdq.set_tables(queue text, consumer text, tables regclass[]) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '500ms'
 as $$
@@ -15,7 +15,7 @@ declare
   taken integer[];
 begin
   perform gdq.refuse_view_consumer(queue_of, consumer, 'it takes what its query reads');
-  -- Truncation takes the same lock: what it emptied of a table lies before now, what it will empty it holds for this
+  -- Truncation takes the same lock: rows that it emptied before lie before now, and from now on it keeps rows for this
   -- consumer.
   perform pg_advisory_xact_lock(gdq.lock_key('position', queue_of));
   perform gdq.lock_idle_subscription(queue, consumer);

@@ -1,6 +1,6 @@
--- start_tick(queue, tick_id): a tick from which every change is still there. The caller holds lock_key('position'):
--- what was truncated before is in the horizon, and what comes will see the position. Writes: nothing.
--- Errors: 42704 for a tick that never was; GDQ02 when changes after it may be gone.
+-- start_tick(queue, tick_id): the tick of that number, if every change after it is still in the logs. The caller holds
+-- lock_key('position'), so the horizon shows every truncation before, and later truncations see the caller's position.
+-- Writes: nothing. Errors: 42704 for a tick that never was; GDQ02 when changes after the tick may be gone.
 create or replace function gdq.start_tick(queue text, tick_id bigint) returns gdq.tick
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$

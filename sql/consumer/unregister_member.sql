@@ -1,6 +1,6 @@
--- unregister_member(queue, consumer, member): forgets a member. A batch that it holds goes to the next who asks.
--- Without members left the consumer is an ordinary one again. Result: true; false when there was none.
--- Writes: deletes from member. Errors: 42704.
+-- unregister_member(queue, consumer, member): removes a member from a consumer. A batch that the member holds goes to
+-- the next member that asks. A consumer without members is an ordinary one again.
+-- Result: true; false when there was none. Writes: deletes from member. Errors: 42704, 42501.
 create or replace function gdq.unregister_member(queue text, consumer text, member text) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -11,4 +11,4 @@ begin
 end
 $$;
 comment on function gdq.unregister_member(text, text, text) is
-  'Forgets a member of a consumer; false when there was none.';
+  'Removes a member from a consumer; false when there was none.';

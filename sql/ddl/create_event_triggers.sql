@@ -1,9 +1,8 @@
 -- create_event_triggers(): makes the event triggers that keep capture in step with DDL. Runs with the caller's rights:
--- most servers let only a superuser make them. ENABLE ALWAYS, since DDL of a replication role must be seen too. Named
--- so that they fire before the application's own, which may write to the table that has just changed.
--- Result: true; false when they were on already.
--- Writes: the event triggers !gdq_ddl, !gdq_drop, !gdq_rewrite and !gdq_capture_role.
--- Errors: 42501 when the caller may not make event triggers.
+-- most servers let only a superuser make them. They are ENABLE ALWAYS, since DDL of a replication role must be seen
+-- too. By their names they fire before the application's own, which may write to the table that was just altered.
+-- Result: true; false when they were on already. Writes: the event triggers !gdq_ddl, !gdq_drop, !gdq_rewrite and
+-- !gdq_capture_role. Errors: 42501 when the caller may not make event triggers.
 create or replace function gdq.create_event_triggers() returns boolean
 language plpgsql volatile security invoker set search_path = pg_catalog, pg_temp set client_min_messages = warning
 as $$

@@ -1,6 +1,6 @@
--- guard_columns(table_id, tag): gives a table whose columns have changed a new version and capture functions to match,
--- and tells consumers of that and of a new name.
--- Writes: table_version, log_ring, log_segment, one segment, the capture functions, table_rename, a ddl event.
+-- guard_columns(table_id, tag): gives a table whose columns have changed a new log version and capture functions to
+-- match. A ddl event tells consumers of that, and of a new name of the table.
+-- Writes: table_version, log_ring, log_segment, one segment, the capture functions, table_rename, a ddl event, resync.
 -- Errors: any; the caller switches off.
 create or replace function gdq.guard_columns(table_id integer, tag text) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -15,7 +15,7 @@ begin
   select * into strict t from gdq.captured_table ct where ct.table_id = guard_columns.table_id;
   select * into strict old_version
     from gdq.table_version v where v.table_id = t.table_id order by v.version_id desc limit 1;
-  -- also when nothing else has changed: the index that made the key unique may have gone
+  -- checked even when no column has changed: the index that made the key unique may have been dropped
   perform gdq.check_key(t.table_id, columns);
   if gdq.version_fits(old_version.version_id, columns) then
     if renamed <> '{}' then
@@ -27,7 +27,7 @@ begin
   if (select count(*) from pg_locks l where l.pid = pg_backend_pid())
        > current_setting('max_locks_per_transaction')::bigint
          * (current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint) / 5 then
-    raise exception 'one transaction with that many changes of tables would fill the lock table';
+    raise exception 'a transaction that alters this many captured tables would fill the lock table';
   end if;
   perform pg_advisory_xact_lock(gdq.lock_key('capture', t.relid));
   version := gdq.create_version(t.table_id, columns, 1);
@@ -36,17 +36,33 @@ begin
     'old_version', old_version.version_id,
     'new_version', version,
     'old_columns', gdq.column_list(old_version.columns),
-    'new_columns', gdq.column_list(columns)));
+    'new_columns', gdq.column_list(columns)) || gdq.replaced_columns(old_version.columns, columns));
   perform gdq.note_values(t.queue_id, t.relid, old_version.columns, columns);
 end
 $$;
 comment on function gdq.guard_columns(integer, text) is
   'Gives a table whose columns have changed a new log version and capture functions to match.';
 
--- note_values(queue_id, relid, old_columns, new_columns): a gap when old rows show other values from now on for which
--- there is no event. A rewrite is seen by rewrite_guard(); here is what needs none: a column added with a default (no
--- look at atthasmissing, which a rewrite for another reason clears, and a partitioned table does not have), a type that
--- reads the same bytes as another value (oid and integer; timestamp and timestamptz in UTC).
+-- replaced_columns(old, new): {"replaced_columns": [names]} of the columns that were dropped and added again under
+-- their names, which the lists of columns do not show; {} for none. Writes: nothing.
+create or replace function gdq.replaced_columns(old jsonb, new jsonb) returns jsonb
+language sql immutable security definer set search_path = pg_catalog, pg_temp
+as $$
+  select case when count(*) = 0 then '{}'
+              else jsonb_build_object('replaced_columns', jsonb_agg(n.name order by n.attnum)) end
+    from jsonb_to_recordset(new) n(attnum int, name text)
+    join jsonb_to_recordset(old) o(attnum int, name text) using (name)
+   where o.attnum <> n.attnum
+     and not exists (select from jsonb_to_recordset(new) k(attnum int) where k.attnum = o.attnum)
+$$;
+comment on function gdq.replaced_columns(jsonb, jsonb) is
+  'The columns that were dropped and added again under their names.';
+
+-- note_values(queue_id, relid, old_columns, new_columns): records a gap when existing rows show other values from now
+-- on without an event. rewrite_guard() sees rewrites; this finds changes without one: a column added with a default, or
+-- a type that reads the same bytes as another value (oid and integer; timestamp and timestamptz in UTC). A default
+-- counts with or without atthasmissing, which a rewrite for another reason clears and a partitioned table does not
+-- have.
 -- Writes: resync and the event log.
 create or replace function gdq.note_values(queue_id integer, relid oid, old_columns jsonb, new_columns jsonb)
   returns void
@@ -74,4 +90,4 @@ begin
 end
 $$;
 comment on function gdq.note_values(integer, oid, jsonb, jsonb) is
-  'Records that new columns or types show other values in old rows.';
+  'Records a gap when existing rows show other values because of new columns or types.';

@@ -1,65 +1,76 @@
--- guard_types(): records what ALTER TYPE does to stored values: a gap for every captured table with a column of the
--- type. RENAME VALUE of an enum and ADD or DROP ATTRIBUTE of a composite change how values read without touching the
--- tables that hold them. Harmless forms of the command are known by their text; where the text is not plain to see
--- (inside a function) a gap is recorded. Catalogs are read through the snapshot: a table made after that of a
--- REPEATABLE READ transaction is missed.
--- Writes: resync and the event log.
-create or replace function gdq.guard_types() returns void
+-- altered_types(event, tag): the types whose stored values read otherwise since the command. RENAME VALUE of an enum
+-- and ADD or DROP ATTRIBUTE of a composite do that without touching the tables that hold them, and so do ADD and DROP
+-- COLUMN for columns of the table's row type. The text of the command shows harmless forms; where the text cannot be
+-- seen, as inside a function, the types are taken for altered. Catalogs are read in the transaction's snapshot: a table
+-- made after the snapshot of a REPEATABLE READ transaction is missed. Writes: nothing.
+create or replace function gdq.altered_types(event text, tag text) returns oid[]
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
-  if current_query() ~* ('^\s*alter\s+type\s+[\w.$"]+\s+'
-                         '(add\s+value|rename\s+to|rename\s+attribute|set\s+schema|owner\s+to)\s[^;]*;?\s*$') then
-    return;
+  if event = 'sql_drop' then
+    return gdq.row_types(array(select o.objid from pg_event_trigger_dropped_objects() o
+                                where o.classid = 'pg_class'::regclass and o.objsubid <> 0));
+  elsif tag = 'ALTER TYPE'
+        and current_query() !~* (E'^\\s*alter\\s+type\\s+[\\w.$"]+\\s+('
+                                 'add\\s+value|rename\\s+to|rename\\s+attribute|set\\s+schema|owner\\s+to'
+                                 ')\\s[^;]*;?\\s*$') then
+    return array(select case when c.classid = 'pg_class'::regclass
+                             then (select k.reltype from pg_class k where k.oid = c.objid)
+                             else c.objid end
+                   from pg_event_trigger_ddl_commands() c);
+  elsif tag = 'ALTER TABLE' and current_query() !~* E'^\\s*alter\\s+table\\s(?!.*(\\madd\\M|;\\s*\\S))' then
+    return gdq.row_types(gdq.locked_tables('AccessExclusiveLock'));
   end if;
-  perform gdq.note_types(array(select case when c.classid = 'pg_class'::regclass
-                                           then (select k.reltype from pg_class k where k.oid = c.objid)
-                                           else c.objid end
-                                 from pg_event_trigger_ddl_commands() c), 'ALTER TYPE');
+  return '{}';
 end
 $$;
-comment on function gdq.guard_types() is 'Records that ALTER TYPE changed how stored values read.';
+comment on function gdq.altered_types(text, text) is 'The types whose stored values read otherwise since a command.';
 
--- guard_row_types(relations, tag): records what a command does to stored values of the row types of these relations:
--- a gap for every captured table with such a column. The command is ADD or DROP COLUMN of a table, or changes an
--- attribute's type with CASCADE. Nearly always there is no such column, which an index of pg_depend tells.
--- Writes: resync and the event log.
-create or replace function gdq.guard_row_types(relations oid[], tag text) returns void
+-- row_types(relations): the row types of these relations that columns have. Nearly always there is none, which an index
+-- of pg_depend tells. Writes: nothing.
+create or replace function gdq.row_types(relations oid[]) returns oid[]
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
-declare
-  types oid[] := array(select c.reltype from pg_class c join pg_type t on t.oid = c.reltype
-                        where c.oid = any (relations)
-                          and exists (select from pg_depend d
-                                       where d.refclassid = 'pg_type'::regclass and d.refobjid in (t.oid, t.typarray)
-                                         and d.classid in ('pg_class'::regclass, 'pg_type'::regclass)
-                                         and d.deptype = 'n'));
 begin
-  if types <> '{}' then
-    perform gdq.note_types(types, tag);
-  end if;
+  return array(select c.reltype from pg_class c join pg_type t on t.oid = c.reltype
+                where c.oid = any (relations)
+                  and exists (select from pg_depend d
+                               where d.refclassid = 'pg_type'::regclass and d.refobjid in (t.oid, t.typarray)
+                                 and d.classid in ('pg_class'::regclass, 'pg_type'::regclass)
+                                 and d.deptype = 'n'));
 end
 $$;
-comment on function gdq.guard_row_types(oid[], text) is 'Records that stored values of row types read otherwise.';
+comment on function gdq.row_types(oid[]) is 'The row types of these relations that columns have.';
 
--- note_types(types, tag): a gap for every captured table with a column of these types or of one made of them.
--- Writes: resync and the event log.
-create or replace function gdq.note_types(types oid[], tag text) returns void
+-- note_types(types, tag): records a gap for every captured table with a column of these types, or of a type made of
+-- them. Result: whether all is recorded. Writes: as note_or_disarm().
+create or replace function gdq.note_types(types oid[], tag text) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   r record;
-  made oid[] := gdq.types_made_of(types);
+  made oid[];
+  recorded boolean := true;
 begin
+  if coalesce(types, '{}') = '{}' then
+    return true;
+  end if;
+  made := gdq.types_made_of(types);
   for r in select distinct a.attrelid as rel, q
              from pg_attribute a join pg_class c on c.oid = a.attrelid, gdq.queue_ids() q
             where a.atttypid = any (made) and not a.attisdropped and c.relkind in ('r', 'p')
               and gdq.capture_function(q, a.attrelid, 'i') is not null loop
-    perform gdq.note_once(r.q, r.rel, 'gap', tag || ': stored values read otherwise now, without events');
+    if gdq.note_or_disarm(r.q, r.rel, 'gap', tag || ': stored values read otherwise now, without events') then
+      perform gdq.witness_types(r.rel);
+    else
+      recorded := false;
+    end if;
   end loop;
+  return recorded;
 end
 $$;
-comment on function gdq.note_types(oid[], text) is 'Records that stored values of these types read otherwise.';
+comment on function gdq.note_types(oid[], text) is
+  'Records a gap for tables whose stored values of these types read otherwise.';
 
 -- types_made_of(types): these types and every type that is made of them: arrays, domains, composites, ranges.
 -- Writes: nothing.

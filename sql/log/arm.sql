@@ -1,12 +1,12 @@
--- Capture functions that are in place: arm() replaces them, disarm() makes them do nothing.
+-- Replacing capture functions: arm() makes them write to a log, disarm() makes them do nothing.
 
--- arm(version_id, slot): points the capture functions of a table at one slot of one version's log. No lock on the
--- captured table is taken and writers read nothing: a writer that still runs the old function writes to the old
--- segment, which batches read too. Functions that render user types as text pin the settings that text output follows;
--- with the option pin_search_path others pin the search_path, for sessions that change it for every request: they would
--- have the function planned anew each time. While the log is not busy the functions announce each change, see
--- update_activity().
--- Writes: replaces three functions; the caller holds lock_key('capture', relid).
+-- arm(version_id, slot): points the capture functions of a table at one slot of one version's log. It takes no lock on
+-- the captured table, and writers need not notice: one that still runs the old function writes to the old segment,
+-- which batches read too.
+-- Functions that render user types as text pin the settings that text output follows. With the option pin_search_path
+-- all pin the search_path, for sessions that change it for every request: such a change has an unpinned function
+-- planned anew. While the log is not busy, the functions announce each change, see update_activity().
+-- Writes: replaces three functions; log_ring. The caller holds lock_key('capture', relid).
 create or replace function gdq.arm(version_id bigint, slot integer) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -44,16 +44,17 @@ begin
     perform gdq.replace_capture(t.queue_id, t.relid, op,
                                 gdq.capture_body(version_id, slot, op, t.event_slot), settings);
   end loop;
+  perform gdq.witness_functions(version_id);
 end
 $$;
 comment on function gdq.arm(bigint, integer) is
   'Points the capture functions of a table at one slot of one version''s log.';
 
--- disarm(queue_id, relid): makes the capture functions of a table do nothing. Unlike dropping the triggers it needs
--- no right and no lock on the table, and works in an old snapshot: functions are looked up outside MVCC. A rotation
--- may be replacing the same function at this moment; it is waited for, since writes would fail otherwise.
--- Result: whether the queue has capture functions for the table. Writes: replaces the functions that exist.
--- Errors: any after 10 s, or half of the session's statement_timeout.
+-- disarm(queue_id, relid): makes the capture functions of a table do nothing. Unlike dropping the triggers, it needs no
+-- right and no lock on the table, and works in an old snapshot, since functions are looked up outside MVCC. It waits
+-- for a rotation that is replacing the same function, since the application's writes would fail otherwise.
+-- Result: whether the queue has capture functions for the table. Writes: replaces the functions that exist. Errors: any
+-- after 10 s, or half of the session's statement_timeout.
 create or replace function gdq.disarm(queue_id integer, relid oid) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -69,7 +70,7 @@ begin
     found_any := true;
     loop
       begin
-        -- held to the end of this transaction, it keeps rotations away; not waited for, as its holder may be stuck
+        -- to its end this transaction keeps rotations away by the lock; it does not wait, as the holder may be stuck
         perform pg_try_advisory_xact_lock(gdq.lock_key('capture', relid));
         perform gdq.replace_capture(queue_id, relid, op, E'begin\n  return null;\nend');
         exit;
@@ -85,9 +86,9 @@ end
 $$;
 comment on function gdq.disarm(integer, oid) is 'Makes the capture functions of a table do nothing.';
 
--- replace_capture(queue_id, relid, op, body, settings): CREATE OR REPLACE of one capture function; an existing one
--- keeps its owner. settings: SET clauses.
--- Writes: pg_proc. The caller holds lock_key('capture', relid): two replacements at once would fail.
+-- replace_capture(queue_id, relid, op, body, settings): makes or replaces one capture function; an existing one keeps
+-- its owner. settings: SET clauses. Writes: pg_proc. The caller holds lock_key('capture', relid): two replacements at
+-- once would fail.
 create or replace function gdq.replace_capture(queue_id integer, relid oid, op text, body text,
                                                settings text default '')
   returns void
@@ -95,32 +96,10 @@ language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
   execute format('create or replace function gdq_log.%I() returns trigger language plpgsql security definer%s as %L',
-    gdq.capture_name(queue_id, relid, op), settings, body);
+    gdq.capture_name(queue_id, relid, op),
+    -- a truncate event holds the name of the partition
+    settings || case op when 't' then ' set quote_all_identifiers = off' else '' end,
+    body);
 end
 $$;
-comment on function gdq.replace_capture(integer, oid, text, text, text) is 'CREATE OR REPLACE of one capture function.';
-
--- own_capture(function): hands a generated function over to the capture role, where the installer has it. The role may
--- create in gdq_log only while this runs, so nobody ever sees it hold that right. EXECUTE is taken from PUBLIC, but for
--- trigger functions: CREATE TABLE ... PARTITION OF and ATTACH clone the triggers of a root and check EXECUTE of whoever
--- does that. Nobody else can use it: a trigger function cannot be called, and naming one takes USAGE on gdq_log.
--- Writes: owner and ACL of the function.
-create or replace function gdq.own_capture(function regprocedure) returns void
-language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
-as $$
-begin
-  if exists (select from pg_proc p where p.oid = function and p.prorettype = 'trigger'::regtype) then
-    execute format('grant execute on function %s to public', function);
-  else
-    execute format('revoke execute on function %s from public', function);
-  end if;
-  if gdq.capture_owner() = 'gdq_capture' then
-    -- two sessions that hand functions over at once would meet in the schema's ACL
-    perform pg_advisory_xact_lock(gdq.lock_key('capture', 0));
-    grant create on schema gdq_log to gdq_capture;
-    execute format('alter function %s owner to gdq_capture', function);
-    revoke create on schema gdq_log from gdq_capture;
-  end if;
-end
-$$;
-comment on function gdq.own_capture(regprocedure) is 'Hands a generated function over to the capture role.';
+comment on function gdq.replace_capture(integer, oid, text, text, text) is 'Makes or replaces one capture function.';

@@ -1,19 +1,19 @@
 -- The text of capture functions: from the options of a table to one static INSERT. The calls, from the outside in:
---   capture_body()           the body: declaration, what is logged, the announcement of a quiet log
+--   capture_body()           the body: declaration, inserts, the announcement of a quiet log
 --     row_inserts()          granularity row: one INSERT, inside the row filter
 --     statement_inserts()    granularity statement: INSERT ... SELECT from the transition tables
 --       log_insert()         one INSERT into the current segment
 --         log_values()       the values of one image
 -- Installs and gdq.doctor() compare this text letter by letter with the functions that are there.
 
--- capture_body(version_id, slot, op, event_slot): the PL/pgSQL body of one capture function. op is i, u or d.
---   Without options it is one static, fully qualified INSERT into the current segment and nothing else: INSERT and
---   DELETE go to the table of single images, an UPDATE to that of pairs; where both images may not fit a page it is two
---   single images, o and n, under one number. Whether an UPDATE changed the key is left to the reader: a branch would
---   cost the writer more than the key's old value does.
+-- capture_body(version_id, slot, op, event_slot): the PL/pgSQL body of one capture function. op: i, u or d.
+--   Without options it is one static, fully qualified INSERT into the current segment and nothing else. INSERT and
+--   DELETE go to the table of single images, an UPDATE to the table of pairs; where both images may not fit a page, an
+--   UPDATE is two single images, o and n, under one number. The reader finds out whether an UPDATE changed the key: a
+--   branch would cost the writer more than the key's old value does.
 --   event_slot: the slot of the event log in which the function announces its change, see update_activity(); NULL: it
---   announces nothing. The announcement is an event of kind "active", written in the transaction of the change. Nobody
---   can keep a change from being announced: the session has no state that a writer could forge.
+--   announces nothing. The announcement is an event of kind "active", written in the transaction of the change. No
+--   writer can prevent it: it depends on no state of the session.
 -- Writes: nothing.
 create or replace function gdq.capture_body(version_id bigint, slot integer, op text, event_slot integer) returns text
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
@@ -41,9 +41,9 @@ $$;
 comment on function gdq.capture_body(bigint, integer, text, integer) is
   'PL/pgSQL body of one capture function: one static INSERT into the current segment.';
 
--- row_inserts(t, v, slot, op, number): what a capture function of granularity row does with one change. With a row
--- filter an UPDATE of a row that only matched before is a D, of a row that only matches now an I. number: SQL for the
--- number of the change. Writes: nothing.
+-- row_inserts(t, v, slot, op, number): the statements by which a capture function of granularity row logs one change.
+-- With a row filter, an UPDATE is a D when only the old row matches, an I when only the new row does. number: SQL for
+-- the number of the change. Writes: nothing.
 create or replace function gdq.row_inserts(t gdq.captured_table, v gdq.table_version, slot integer, op text,
                                            number text) returns text
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
@@ -82,12 +82,12 @@ begin
 end
 $$;
 comment on function gdq.row_inserts(gdq.captured_table, gdq.table_version, integer, text, text) is
-  'What a capture function of granularity row does with one change.';
+  'The statements by which a capture function of granularity row logs one change.';
 
--- statement_inserts(t, v, slot, op, number): what a capture function of granularity statement does: one INSERT ...
--- SELECT from a transition table; for an UPDATE all old images as D, then all new ones as I. Which old image belongs to
--- which new one is unknown, and in this order they can be applied one after the other even where keys were exchanged.
--- number: SQL for the number of a change. Writes: nothing.
+-- statement_inserts(t, v, slot, op, number): the statements by which a capture function of granularity statement logs
+-- one statement: INSERT ... SELECT from a transition table; for an UPDATE all old images as D, then all new ones as I.
+-- Which old image belongs to which new one is unknown; in this order they can be applied one after the other even where
+-- rows exchanged their keys. number: SQL for the number of a change. Writes: nothing.
 create or replace function gdq.statement_inserts(t gdq.captured_table, v gdq.table_version, slot integer, op text,
                                                  number text) returns text
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
@@ -105,12 +105,11 @@ begin
 end
 $$;
 comment on function gdq.statement_inserts(gdq.captured_table, gdq.table_version, integer, text, text) is
-  'What a capture function of granularity statement does with one statement.';
+  'The statements by which a capture function of granularity statement logs one statement.';
 
--- log_insert(t, v, slot, op, number, source): the INSERT of one change into the current segment, up to its end or a
--- WHERE.
--- op: I, D, U, or S for an UPDATE whose images are two rows under one number. number: SQL for that number. source: a
--- transition table; NULL where the row is NEW or OLD. Writes: nothing.
+-- log_insert(t, v, slot, op, number, source): the INSERT of one change into the current segment, to which a WHERE may
+-- be added. op: I, D, U, or S for an UPDATE whose images are two rows under one number. number: SQL for that number.
+-- source: a transition table; NULL where the row is NEW or OLD. Writes: nothing.
 create or replace function gdq.log_insert(t gdq.captured_table, v gdq.table_version, slot integer, op text, number text,
                                           source text) returns text
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
@@ -142,20 +141,20 @@ $$;
 comment on function gdq.log_insert(gdq.captured_table, gdq.table_version, integer, text, text, text) is
   'The INSERT of one change into the current segment of a log.';
 
--- log_values(v, source): the values of one image of a version in a capture function, as text that goes on after a
--- comma: one for each logged column, or in format json the whole row as one text. source: OLD, NEW or the alias of a
+-- log_values(v, source): the values of one image of a version in a capture function, as text that begins with a comma:
+-- one for each logged column, or in format json the whole row as one text. source: OLD, NEW or the alias of a
 -- transition table. Writes: nothing.
 create or replace function gdq.log_values(v gdq.table_version, source text) returns text
 language sql immutable security definer set search_path = pg_catalog, pg_temp
 as $$
   select case when v.shape is null then gdq.image_values(v.columns, source)
-              else format(', pg_catalog.textin(pg_catalog.record_out(%s))', source) end
+              -- .* since the alias of a transition table may be the name of a column too
+              else format(', pg_catalog.textin(pg_catalog.record_out(%s.*))', source) end
 $$;
 comment on function gdq.log_values(gdq.table_version, text) is 'The values of one image in a capture function.';
 
--- image_values(columns, source): the values of one image in format typed, as log_values(). User types become text by
--- their output function, which is named only where it is one of pg_catalog: another schema may not be open to the
--- capture role. Writes: nothing.
+-- image_values(columns, source): log_values() in format typed. User types become text by their output function, which
+-- is named only where it is one of pg_catalog: another schema may not be open to the capture role. Writes: nothing.
 create or replace function gdq.image_values(columns jsonb, source text) returns text
 language sql immutable security definer set search_path = pg_catalog, pg_temp set quote_all_identifiers = on
 as $$
@@ -170,7 +169,7 @@ as $$
 $$;
 comment on function gdq.image_values(jsonb, text) is 'The values of one image in a capture function of format typed.';
 
--- origin_sql(): SQL expression of where a change comes from: the setting gdq.origin of the session, NULL when it is not
+-- origin_sql(): SQL expression of the origin of a change: the setting gdq.origin of the session, NULL when it is not
 -- set. Operators are qualified: nullif() would use the session's own. Writes: nothing.
 create or replace function gdq.origin_sql() returns text
 language sql immutable security definer set search_path = pg_catalog, pg_temp
@@ -180,8 +179,8 @@ as $$
 $$;
 comment on function gdq.origin_sql() is 'SQL expression of the origin of a change.';
 
--- detached_sql(relid): SQL condition, true in a trigger of a relation that is no partition of a captured root any more:
--- a partition that was detached keeps the triggers. Writes: nothing.
+-- detached_sql(relid): SQL condition for a trigger function, true when its relation is no longer a partition of a
+-- captured root: a detached partition keeps the triggers. Writes: nothing.
 create or replace function gdq.detached_sql(relid oid) returns text
 language sql immutable security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -191,10 +190,10 @@ as $$
                 format($sql$a.relid::pg_catalog.oid operator(pg_catalog.=) %s::pg_catalog.oid$sql$, relid))
 $$;
 comment on function gdq.detached_sql(oid) is
-  'SQL condition, true in a trigger of a partition that was detached from a root.';
+  'SQL condition for a trigger function, true when its relation was detached from a root.';
 
--- filter_sql(row_filter, names, source): a row filter as a SQL expression on OLD, NEW or the alias of a transition
--- table; names from describe_filter(). NULL for no filter. Writes: nothing.
+-- filter_sql(row_filter, names, source): a row filter as a SQL expression; NULL for no filter. names: from
+-- describe_filter(). source: OLD, NEW or the alias of a transition table. Writes: nothing.
 create or replace function gdq.filter_sql(row_filter jsonb, names jsonb, source text) returns text
 language sql immutable security definer set search_path = pg_catalog, pg_temp set quote_all_identifiers = on
 as $$

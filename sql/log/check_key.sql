@@ -1,5 +1,6 @@
--- check_key(table_id, described): error when the key of a captured table cannot identify its rows.
--- Writes: nothing. Errors: 0A000 pk mode without a key; 22023 a key without a unique index, nullable or not logged.
+-- check_key(table_id, described): error when the key of a captured table cannot identify its rows. described: from
+-- describe_table(). Writes: nothing. Errors: 0A000 for mode pk without a key, or with one that is checked at the end of
+-- the transaction; 22023 for a key without a unique index, nullable or not logged.
 create or replace function gdq.check_key(table_id integer, described jsonb) returns void
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -12,12 +13,26 @@ begin
     raise exception 'table % has no primary key, which mode pk logs', t.table_name
       using errcode = 'feature_not_supported',
       hint = 'Use mode full, or name the columns of a unique index with key.';
+  elsif t.mode = 'pk' and t.key_attnums is null
+        and exists (select from pg_index i where i.indrelid = t.relid and i.indisprimary and not i.indimmediate) then
+    raise exception 'the primary key of % is DEFERRABLE: two rows may have one key for a while, and mode pk logs keys',
+      t.table_name
+      using errcode = 'feature_not_supported',
+      hint = 'Use mode full, or name the columns of another unique index with key.';
   end if;
   select string_agg(quote_ident(a.attname), ', ' order by a.attnum) into bad
     from pg_attribute a where a.attrelid = t.relid and a.attnum = any (t.key_attnums) and not a.attnotnull;
   if bad is not null then
     raise exception 'key column % of % may be null', bad, t.table_name
       using errcode = 'invalid_parameter_value', hint = 'ALTER COLUMN ... SET NOT NULL first, or leave key out.';
+  end if;
+  select string_agg(quote_ident(a.attname), ', ' order by a.attnum) into bad
+    from pg_attribute a
+    join pg_constraint n on n.conrelid = a.attrelid and n.contype = 'n' and n.conkey = array[a.attnum]
+   where a.attrelid = t.relid and a.attnum = any (t.key_attnums) and not n.convalidated;
+  if bad is not null then
+    raise exception 'key column % of % may be null: its NOT NULL is NOT VALID', bad, t.table_name
+      using errcode = 'invalid_parameter_value', hint = 'ALTER TABLE ... VALIDATE CONSTRAINT first, or leave key out.';
   end if;
   if t.key_attnums is not null and not exists (
        select from pg_index i

@@ -1,13 +1,13 @@
--- create_version(table_id, columns, slots): a new version of a captured table's log with its first segments.
--- columns: from describe_table(). slots: the slots of its ring to make now (one inside the DDL of an application, which
--- may hold hundreds of locks already; maintain() adds the others). Result: the version's id.
--- Errors: 54000 when an image cannot fit a page or the log would have too many columns.
--- Writes: inserts into table_version, log_ring, log_segment; creates the segments.
+-- create_version(table_id, columns, slots): creates a new version of a captured table's log with its first segments.
+--   columns: from describe_table(). slots: how many slots of its ring to make now: all 3, or one inside the DDL of an
+--   application, which may hold hundreds of locks already; maintain() adds the others.
+-- Result: the version's id. Writes: inserts into table_version, log_ring, log_segment; creates the segments. Errors:
+-- 54000 when an image cannot fit a page or the log would have too many columns.
 create or replace function gdq.create_version(table_id integer, columns jsonb, slots integer) returns bigint
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
-  -- what a heap page of 8 kB holds, less tuple header, null bitmap and the four ev_ columns
+  -- bytes in a heap page of 8 kB, less tuple header, null bitmap and the four ev_ columns
   page constant integer := 8000;
   t gdq.captured_table;
   id bigint;
@@ -20,10 +20,12 @@ begin
   stamps := 4 + t.origin::integer;
   select count(*), 64 + count(*) / 8 + 24 * t.origin::integer + coalesce(sum(c.width), 0) into n, width
     from jsonb_to_recordset(columns) c(width int);
-  if shape is not null and n > 800 then
-    raise exception 'table % has % columns, of which a SELECT of both images holds 800',
-      gdq.last_table_name(table_id), n
-      using errcode = 'program_limit_exceeded', hint = 'Capture it in mode pk.';
+  if gdq.columns_to_read(columns) > 1664 then
+    raise exception 'table % cannot be captured: readers need a SELECT of % columns, and one holds 1664',
+      gdq.last_table_name(table_id), gdq.columns_to_read(columns)
+      using errcode = 'program_limit_exceeded',
+            hint = case when shape is null then 'Leave columns out with exclude, or capture in pk mode.'
+                        else 'Capture it in mode pk.' end;
   elsif shape is null and (n + stamps > 1600 or width > page) then
     raise exception
       'table % cannot be captured: one row image may take % columns and % bytes in a page, which holds 1600 and %',
@@ -46,6 +48,17 @@ $$;
 comment on function gdq.create_version(integer, jsonb, integer) is
   'Creates a new version of a captured table''s log with its first segments.';
 
+-- columns_to_read(columns): how many columns the widest SELECT of a version's readers has: five that begin with ev_,
+-- then both images of every column, or the typed columns as table_changes_sql() gives them. Writes: nothing.
+create or replace function gdq.columns_to_read(columns jsonb) returns integer
+language sql immutable security definer set search_path = pg_catalog, pg_temp
+as $$
+  select 5 + greatest(2 * count(*), count(c.log_key) + count(c.log_old) + count(c.log_new))::integer
+    from jsonb_to_recordset(columns) c(log_key text, log_old text, log_new text)
+$$;
+comment on function gdq.columns_to_read(jsonb) is
+  'How many columns the widest SELECT of a version''s readers has.';
+
 -- version_fits(version_id, columns): whether the capture functions of a version fit a table with these columns, as from
 -- describe_table(), and with the columns of its row filter as they are now.
 -- Writes: nothing. Errors: as describe_filter().
@@ -59,8 +72,8 @@ as $$
 $$;
 comment on function gdq.version_fits(bigint, jsonb) is 'Whether the capture functions of a version fit these columns.';
 
--- create_row_type(version_id): makes the type that takes the row text of a version apart, if the version is of format
--- json. Writes: a type in gdq_log.
+-- create_row_type(version_id): creates the type that splits the row text of a version into columns, if the version is
+-- of format json. Writes: a type in gdq_log.
 create or replace function gdq.create_row_type(version_id bigint) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -73,7 +86,8 @@ begin
   end if;
 end
 $$;
-comment on function gdq.create_row_type(bigint) is 'Makes the type that takes the row text of a version apart.';
+comment on function gdq.create_row_type(bigint) is
+  'Creates the type that splits the row text of a version into columns.';
 
 -- drop_row_type(version_id): drops the type that create_row_type() made, if there is one. Writes: a type in gdq_log.
 create or replace function gdq.drop_row_type(version_id bigint) returns void
@@ -85,4 +99,4 @@ begin
   end if;
 end
 $$;
-comment on function gdq.drop_row_type(bigint) is 'Drops the type that takes the row text of a version apart.';
+comment on function gdq.drop_row_type(bigint) is 'Drops the type that splits the row text of a version into columns.';

@@ -1,5 +1,5 @@
--- describe_table(table_id): describe_columns() of a captured table with its own options and in its format.
--- Writes: nothing.
+-- describe_table(table_id): describe_columns() of a captured table, with the table's options and in its format. Writes:
+-- nothing.
 create or replace function gdq.describe_table(table_id integer) returns jsonb
 language sql stable security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -9,28 +9,30 @@ as $$
                               ct.column_attnums, ct.exclude_attnums) columns
    where ct.table_id = describe_table.table_id
 $$;
-comment on function gdq.describe_table(integer) is 'describe_columns() of a captured table with its own options.';
+comment on function gdq.describe_table(integer) is 'describe_columns() of a captured table, with the table''s options.';
 
--- describe_columns(relid, mode, key, include, columns, exclude): what the log of a table holds, from the catalog of
--- the moment. Arguments after mode are attribute numbers or NULL (key NULL: the primary key; columns NULL: all).
+-- describe_columns(relid, mode, key, include, columns, exclude): the logged columns of a table, from the catalogs as
+-- they are now. Arguments after mode are attribute numbers or NULL (key NULL: the primary key; columns NULL: all).
 -- Result: a jsonb array in column order of objects
 --   attnum, name, type (with typmod), log_type, as_text, output (text output function when it is one of pg_catalog and
 --   the column is no domain: another schema may not be open to the capture role), key, suffix (of its columns in the
---   log: row_, old_ and new_), log_key, log_old, log_new (its columns in what readers are given; NULL where it has
---   none), width (bytes of one image in the worst case, in the page).
--- Two equal results mean that the same capture function fits: this is the fingerprint that DDL is compared by.
---   A pg_catalog type is logged as itself without typmod (a typmod would fail writes once the source is widened), a
---   domain as its base type, any other type as the text of its output function (a dependency on the type would block
---   the application's DROP, a cast could run its owner's code), and so a type that is never stored out of line
---   (tsquery): two images of it might not fit. Any other value of variable length takes 24 bytes of the page at most:
---   what is longer is moved out. Virtual generated columns are never computed for triggers and are left out.
---   The settings that names and types are printed by are pinned. Writes: nothing.
+--   log: row_, old_ and new_), log_key, log_old, log_new (its columns as readers get them; NULL for none), width (bytes
+--   that one image takes in the page in the worst case).
+-- Two equal results mean that the same capture function fits; DDL is noticed by a different result.
+--   A pg_catalog type is logged as itself without typmod, since a typmod would fail writes once the source is widened.
+--   A domain is logged as its base type. Any other type is logged as the text of its output function: a dependency on
+--   the type would block the application's DROP, and a cast could run its owner's code. So is a type that is never
+--   stored out of line (tsquery), as two images of it might not fit. Any other value of variable length takes at most
+--   24 bytes of the page, as longer ones are moved out. Virtual generated columns are never computed for triggers and
+--   are left out.
+--   The settings by which names and types are printed are pinned.
+-- Writes: nothing.
 create or replace function gdq.describe_columns(relid oid, mode text, key smallint[], include smallint[],
                                                 columns smallint[], exclude smallint[]) returns jsonb
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp set quote_all_identifiers = off
 as $$
 begin
-  -- PL/pgSQL keeps the plan: the DDL guard calls this often
+  -- in PL/pgSQL, which keeps the plan: the DDL guard calls this often
   return (
   with recursive key_of as (
     select coalesce(key, (select array_agg(k order by n)
@@ -76,10 +78,11 @@ begin
 end
 $$;
 comment on function gdq.describe_columns(oid, text, smallint[], smallint[], smallint[], smallint[]) is
-  'The logged columns of a table as the catalog has them now; equal results mean that DDL changed none of them.';
+  'The logged columns of a table as the catalogs are now; equal results mean that DDL changed none of them.';
 
--- describe_filter(table_id): the names that the columns of a captured table's row filter have now, by attribute number;
--- NULL for no filter. Writes: nothing. Errors: 42P10 when one was dropped or has another type: the filter fits no more.
+-- describe_filter(table_id): the current names of the columns of a captured table's row filter, by attribute number;
+-- NULL for no filter. Writes: nothing. Errors: 42P10 when a column was dropped or has another type, so that the filter
+-- no longer fits.
 create or replace function gdq.describe_filter(table_id integer) returns jsonb
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -103,4 +106,4 @@ begin
   return names;
 end
 $$;
-comment on function gdq.describe_filter(integer) is 'Names of the columns of a row filter as they are now.';
+comment on function gdq.describe_filter(integer) is 'The current names of the columns of a row filter.';

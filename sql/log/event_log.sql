@@ -1,6 +1,7 @@
--- The event log of a queue: one row per event, and what is noted there: DDL, losses, tables to be copied anew.
+-- The event log of a queue: one row for each event. These functions write events of DDL, of lost changes, and of tables
+-- that must be copied anew.
 
--- log_event(queue_id, kind, relid, data): one row in a queue's event log, numbered by the queue's sequence.
+-- log_event(queue_id, kind, relid, data): writes one event into a queue's event log, numbered by the queue's sequence.
 -- kind: truncate, ddl, resync or message. Result: its ev_id. Writes: the event log.
 create or replace function gdq.log_event(queue_id integer, kind text, relid oid, data jsonb) returns bigint
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -14,9 +15,9 @@ end
 $$;
 comment on function gdq.log_event(integer, text, oid, jsonb) is 'Writes one event into a queue''s event log.';
 
--- note_resync(queue_id, relid, kind, reason): records that capture of a table has a gap, was switched off or on
--- again, and puts an event into the stream, which consumers meet in order.
--- Writes: inserts into resync, and a resync event into the event log.
+-- note_resync(queue_id, relid, kind, reason): records that capture of a table has a gap, or was switched off or on
+-- again, and writes a resync event, which consumers get in order. Writes: inserts into resync, and a resync event into
+-- the event log.
 create or replace function gdq.note_resync(queue_id integer, relid oid, kind text, reason text) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -28,9 +29,9 @@ $$;
 comment on function gdq.note_resync(integer, oid, text, text) is
   'Records a gap of capture and puts a resync event into the event log.';
 
--- note_once(queue_id, relid, kind, reason): note_resync() unless this transaction has noted the same already. A look
--- at resync could fail a SERIALIZABLE transaction: there the note is written again.
--- Writes: resync and the event log.
+-- note_once(queue_id, relid, kind, reason): note_resync() unless this transaction has noted the same already. In a
+-- SERIALIZABLE transaction the note is always written, since reading resync could make the transaction fail. Writes:
+-- resync and the event log.
 create or replace function gdq.note_once(queue_id integer, relid oid, kind text, reason text) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -47,8 +48,7 @@ comment on function gdq.note_once(integer, oid, text, text) is
   'note_resync() unless this transaction has noted the same already.';
 
 -- note_ddl(table_id, tag, data): writes a ddl event of a captured table: tag, table (its name after the command),
--- object, statement (its first 10,000 characters), and what data adds. Result: its ev_id.
--- Writes: the event log.
+-- object, statement (its first 10,000 characters), and the members of data. Result: its ev_id. Writes: the event log.
 create or replace function gdq.note_ddl(table_id integer, tag text, data jsonb) returns bigint
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -65,7 +65,7 @@ end
 $$;
 comment on function gdq.note_ddl(integer, text, jsonb) is 'Writes a ddl event of a captured table.';
 
--- note_dropped(table_id, tag): records that a captured table is gone. Writes: resync, a ddl event.
+-- note_dropped(table_id, tag): records that a captured table was dropped. Writes: resync, a ddl event.
 create or replace function gdq.note_dropped(table_id integer, tag text) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -81,38 +81,25 @@ begin
       from gdq.table_version v where v.version_id = gdq.current_version(t.table_id)));
 end
 $$;
-comment on function gdq.note_dropped(integer, text) is 'Records that a captured table is gone.';
+comment on function gdq.note_dropped(integer, text) is 'Records that a captured table was dropped.';
 
--- note_rename(table_id): records the name of a captured table when it is another than before.
--- Result: {"old_table": the name before}, {} when it is the same. Writes: table_rename.
-create or replace function gdq.note_rename(table_id integer) returns jsonb
-language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
-as $$
-declare
-  before text := gdq.last_table_name(table_id);
-  after text := (select gdq.table_name(ct.relid) from gdq.captured_table ct where ct.table_id = note_rename.table_id);
-begin
-  if before is not distinct from after or after is null then
-    return '{}';
-  end if;
-  insert into gdq.table_rename (table_id, table_name) values (table_id, after);
-  return jsonb_build_object('old_table', before);
-end
-$$;
-comment on function gdq.note_rename(integer) is 'Records the name of a captured table when it is another than before.';
-
--- ddl_object(relid): the names of what the DDL command at hand is about, which may be a type or a parent of the
--- captured table. Given a relation: its name if the command drops it. NULL outside an event trigger. Writes: nothing.
+-- ddl_object(relid): the names of the objects of the current DDL command, which may be a type or a parent of the
+-- captured table. With relid: the name of this relation if the command drops it. NULL outside an event trigger. Writes:
+-- nothing.
 create or replace function gdq.ddl_object(relid oid default null) returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
   begin
-    return (select string_agg(distinct o.object_identity, ', ') from pg_event_trigger_dropped_objects() o
+    -- object_identity was made under the session's quote_all_identifiers
+    return (select string_agg(distinct case when o.classid <> 'pg_class'::regclass then o.object_identity
+                                            else (select string_agg(quote_ident(part), '.' order by n)
+                                                    from unnest(o.address_names) with ordinality a(part, n)) end, ', ')
+              from pg_event_trigger_dropped_objects() o
              where case when relid is null then o.original
                         else o.classid = 'pg_class'::regclass and o.objid = relid and o.objsubid = 0 end);
   exception when event_trigger_protocol_violated then
-    -- a DROP COLUMN is on sql_drop by its column, all else is at the command's end
+    -- outside sql_drop: the objects of the command's end
     return (select string_agg(distinct c.object_identity, ', ')
               from pg_event_trigger_ddl_commands() c where relid is null);
   end;
@@ -120,25 +107,26 @@ exception when event_trigger_protocol_violated then
   return null;
 end
 $$;
-comment on function gdq.ddl_object(oid) is 'What the DDL command at hand names.';
+comment on function gdq.ddl_object(oid) is 'The names of the objects of the current DDL command.';
 
--- column_list(columns): a version's columns as a ddl event shows them: name, type and key of each. Writes: nothing.
+-- column_list(columns): the columns of a version as a ddl event shows them: name, type and key of each. Writes:
+-- nothing.
 create or replace function gdq.column_list(columns jsonb) returns jsonb
 language sql immutable security definer set search_path = pg_catalog, pg_temp
 as $$
   select coalesce(jsonb_agg(jsonb_build_object('name', name, 'type', type, 'key', key) order by attnum), '[]')
     from jsonb_to_recordset(columns) c(attnum int, name text, type text, key boolean)
 $$;
-comment on function gdq.column_list(jsonb) is 'A version''s columns as a ddl event shows them.';
+comment on function gdq.column_list(jsonb) is 'The columns of a version as a ddl event shows them.';
 
--- Logs of an unlogged queue are emptied by a crash, by a promotion and by a restore, and nothing in them tells. A row
--- of log_marker, which is unlogged too, goes with them: where it is missing, changes may be lost. Writers may have
--- filled the logs again before anybody looks, so whoever hands out changes looks first.
+-- A crash, a promotion or a restore empties the logs of an unlogged queue, and nothing in them shows that. The row of
+-- the queue in log_marker, which is unlogged too, is lost with them: where it is missing, changes may be lost. Writers
+-- may fill the logs again before that is noticed, so every function that hands out changes checks first.
 
--- note_losses(queue): finds queues (NULL: all) whose unlogged logs were emptied, and has every consumer of them resync:
--- by an event for each table, now, and in every batch that ends before now, as its rows may be gone. The marker is set
--- again in the same transaction.
--- Result: the number of queues found. Writes: log_marker, log_loss, resync, the event log. Errors: 42704.
+-- note_losses(queue): finds queues (NULL: all) whose unlogged logs were emptied, and has all their consumers resync: by
+-- an event for each table now, and by one in every batch that ends before now, as rows of such a batch may be lost. The
+-- marker is set again in the same transaction.
+-- Result: the number of queues found. Writes: log_marker, log_loss, resync, the event log. Errors: 42704, GDQ07.
 create or replace function gdq.note_losses(queue text default null) returns integer
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -146,7 +134,7 @@ declare
   q record;
   found_empty integer := 0;
 begin
-  -- every batch asks, and mostly there is nothing
+  -- every batch comes here, and mostly nothing is lost
   if not exists (select from gdq.queue qq
                   where qq.unlogged
                     and not exists (select from gdq.log_marker m where m.queue_id = qq.queue_id)) then
@@ -155,7 +143,7 @@ begin
   for q in select qq.queue_id from gdq.queue qq
             where qq.unlogged and (queue is null or qq.queue_id = gdq.find_queue(queue))
               and not exists (select from gdq.log_marker m where m.queue_id = qq.queue_id) order by 1 loop
-    -- of two that look at once one waits here
+    -- of two sessions at once, one waits here
     insert into gdq.log_marker (queue_id) values (q.queue_id) on conflict do nothing;
     continue when not found;
     insert into gdq.log_loss (queue_id) values (q.queue_id);
@@ -169,8 +157,9 @@ $$;
 comment on function gdq.note_losses(text) is
   'Records the losses of queues whose unlogged logs were emptied, and has their consumers resync.';
 
--- not_copied_sql(subscription_id, s0): conditions (and ... and ...) on rows of the event log that leave out what a copy
--- of their table holds, for each table that the subscription has copied later than s0; NULL for none. Writes: nothing.
+-- not_copied_sql(subscription_id, s0): conditions (and ... and ...) on rows of the event log that leave out events
+-- which a copy of their table holds already; one for each table that the subscription has copied later than s0; NULL
+-- for none. Writes: nothing.
 create or replace function gdq.not_copied_sql(subscription_id integer, s0 pg_snapshot) returns text
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -180,11 +169,11 @@ as $$
    where c.relid is not null and not gdq.snapshot_le(c.snapshot, s0)
 $$;
 comment on function gdq.not_copied_sql(integer, pg_snapshot) is
-  'Conditions that leave out of the event log what a subscription''s copies hold.';
+  'Conditions that leave out events which a subscription''s copies hold already.';
 
 -- loss_events_sql(queue_id, relids, s1, copies_of): SELECT of the resync events that a batch up to s1 must show because
--- the logs of these tables were found empty after s1; NULL for none. They come first. copies_of: the subscription whose
--- copies count: a table that it copied after the loss needs no event. Writes: nothing.
+-- the logs of these tables were found empty after s1; NULL for none. Their ev_id is 0, so they come first. copies_of: a
+-- subscription, or NULL; a table that it copied after the loss needs no event. Writes: nothing.
 create or replace function gdq.loss_events_sql(queue_id integer, relids oid[], s1 pg_snapshot,
                                                copies_of integer default null) returns text
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
@@ -217,10 +206,10 @@ $$;
 comment on function gdq.loss_events_sql(integer, oid[], pg_snapshot, integer) is
   'SELECT of the resync events of logs that were found empty after a batch''s end.';
 
--- loss_reason(): the reason that is recorded of emptied logs. Writes: nothing.
+-- loss_reason(): the reason in the resync events of emptied logs. Writes: nothing.
 create or replace function gdq.loss_reason() returns text
 language sql immutable security definer set search_path = pg_catalog, pg_temp
 as $$
   select 'crash: the unlogged logs of the queue were emptied'::text
 $$;
-comment on function gdq.loss_reason() is 'The reason that is recorded of emptied logs.';
+comment on function gdq.loss_reason() is 'The reason in the resync events of emptied logs.';

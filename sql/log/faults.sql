@@ -1,16 +1,16 @@
--- Faults: what is wrong with the capture functions and triggers of a table, or with the table itself.
+-- Faults of the capture functions and triggers of a table, or of the table itself.
 
--- function_faults(table_id): the capture functions of an armed table that are not what arm() makes, by name. The body
--- is compared letter by letter: another one may have missed or invented changes. own: gdq may replace it.
--- Writes: nothing.
+-- function_faults(table_id): the capture functions of an armed table that differ from those that arm() makes, by name.
+-- The body is compared letter by letter: another one may have missed or invented changes. own: gdq may replace the
+-- function. Writes: nothing.
 create or replace function gdq.function_faults(table_id integer) returns table (name text, fault text, own boolean)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
-  -- a change may be announced in a segment that the event log has left since
-  announced_in constant text := 'insert into gdq_log\.q\d+_s([012]) \(ev_txid, ev_kind, ev_table\)';
+  -- a function may announce changes in an earlier segment of the event log
+  announced_in constant text := E'insert into gdq_log\\.q\\d+_s([012]) \\(ev_txid, ev_kind, ev_table\\)';
 begin
-  -- PL/pgSQL keeps the plan: this is called for each table
+  -- in PL/pgSQL, which keeps the plan: this is called for each table
   return query
   select gdq.capture_name(ct.queue_id, ct.relid, op), found.fault, p.oid is null or pg_has_role(p.proowner, 'usage')
     from gdq.captured_table ct
@@ -19,12 +19,14 @@ begin
     left join pg_proc p on p.pronamespace = 'gdq_log'::regnamespace
                        and p.proname = gdq.capture_name(ct.queue_id, ct.relid, op)
                        and p.pronargs = 0
-    left join pg_language l on l.oid = p.prolang,
+    left join pg_language l on l.oid = p.prolang
+   cross join lateral (
+     select case op when 't' then gdq.capture_owner() else gdq.capture_role(ct.relid) end) o(right_owner),
          lateral (select case
            when p.oid is null then
              'is missing'
-           when pg_get_userbyid(p.proowner) <> gdq.capture_owner() then
-             format('belongs to %s, not to %s', p.proowner::regrole, gdq.capture_owner())
+           when pg_get_userbyid(p.proowner) <> right_owner then
+             format('belongs to %s, not to %s', p.proowner::regrole, right_owner)
            when not p.prosecdef or l.lanname <> 'plpgsql' then
              'is not SECURITY DEFINER in PL/pgSQL'
            when p.prosrc <> case
@@ -36,11 +38,12 @@ begin
    where ct.table_id = function_faults.table_id and found.fault is not null;
 end
 $$;
-comment on function gdq.function_faults(integer) is 'Capture functions of a table that are not what they should be.';
+comment on function gdq.function_faults(integer) is
+  'Capture functions of a table that differ from those that arm() makes.';
 
--- capture_fault(table_id): why capture of a table cannot be complete as its catalogs are now; NULL when it can. Rows
--- that escape the triggers could not be recorded later, so such a table is off until that has changed.
--- Writes: nothing.
+-- capture_fault(table_id): the reason why capture of a table cannot be complete as its catalogs are now; NULL when it
+-- can. Changes that escape the triggers could not be recorded later, so capture of such a table is off until that is
+-- mended. Writes: nothing.
 create or replace function gdq.capture_fault(table_id integer) returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -59,7 +62,7 @@ begin
     from pg_class c
    where c.oid = any (rels) and ((c.relkind = 'r' and c.relpersistence <> 'p') or c.relkind = 'f') limit 1;
   if fault is null then
-    -- its rows are no part of the table any more, but its triggers still fire; what broke off fired no event trigger
+    -- its rows are no longer part of the table, but its triggers still fire; no event trigger saw the broken-off DETACH
     select format('partition %s is half detached: ALTER TABLE ... DETACH PARTITION ... FINALIZE',
                   gdq.table_name(i.inhrelid)) into fault
       from pg_inherits i
@@ -67,7 +70,7 @@ begin
   end if;
   fault := coalesce(fault, gdq.json_fault(table_id));
   if fault is null then
-    -- a child that only one session sees is no part of what others read
+    -- temporary children are left out: other sessions do not read them
     select format('inheritance child %s is not captured', gdq.table_name(i.inhrelid)) into fault
       from pg_inherits i join pg_class p on p.oid = i.inhparent join pg_class c on c.oid = i.inhrelid
      where i.inhparent = t.relid and p.relkind = 'r' and c.relpersistence <> 't'
@@ -81,11 +84,11 @@ begin
 end
 $$;
 comment on function gdq.capture_fault(integer) is
-  'Why capture of a table cannot be complete as its catalogs are now; NULL when it can.';
+  'The reason why capture of a table cannot be complete as its catalogs are now; NULL when it can.';
 
--- trigger_fault(table_id): what is wrong with the capture triggers of a table and its partitions: one is missing,
--- disabled, replaced by something else, or renamed, so that a new one would double it; NULL for nothing. A partition
--- without a TRUNCATE trigger for lack of rights has a gap on record and is no fault. Writes: nothing.
+-- trigger_fault(table_id): the fault of the capture triggers of a table and its partitions; NULL for none. A trigger is
+-- missing, disabled, or runs another function; or it was renamed, so that a new one would log changes twice. A
+-- partition without a TRUNCATE trigger for lack of rights is no fault: its gap is on record. Writes: nothing.
 create or replace function gdq.trigger_fault(table_id integer) returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -130,11 +133,11 @@ begin
 end
 $$;
 comment on function gdq.trigger_fault(integer) is
-  'What is wrong with the capture triggers of a table and its partitions; NULL for nothing.';
+  'The fault of the capture triggers of a table and its partitions; NULL for none.';
 
--- statement_fault(tbl): why statement triggers would not see every change of a table; NULL when they do. A statement
--- fires only the triggers of the table that it names, and those of a parent would hold the rows of its children.
--- Writes: nothing.
+-- statement_fault(tbl): the reason why statement triggers would miss changes of a table; NULL when they see all. A
+-- statement fires only the triggers of the table that it names, and those of a parent would hold the rows of its
+-- children. Writes: nothing.
 create or replace function gdq.statement_fault(tbl oid) returns text
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -153,10 +156,10 @@ begin
 end
 $$;
 comment on function gdq.statement_fault(oid) is
-  'Why statement triggers would not see every change of a table; NULL when they do.';
+  'The reason why statement triggers would miss changes of a table; NULL when they see all.';
 
--- json_fault(table_id): why format json cannot capture a table as it is now; NULL when it can. The columns of all
--- partitions must come in one order, as the text of a row does not tell it. Writes: nothing.
+-- json_fault(table_id): the reason why format json cannot capture a table as it is now; NULL when it can. All
+-- partitions must have their columns in one order, since the text of a row does not show the order. Writes: nothing.
 create or replace function gdq.json_fault(table_id integer) returns text
 language sql stable security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -170,4 +173,5 @@ as $$
     from gdq.captured_table ct join orders root using (relid), orders leaf
    where ct.table_id = json_fault.table_id and leaf.names <> root.names limit 1
 $$;
-comment on function gdq.json_fault(integer) is 'Why format json cannot capture a table as it is now; NULL when it can.';
+comment on function gdq.json_fault(integer) is
+  'The reason why format json cannot capture a table as it is now; NULL when it can.';

@@ -1,17 +1,17 @@
--- Format json: the log holds every row as one value, the text that PostgreSQL gives of the whole row. Its capture
--- functions name no column, so that no DDL of the table, followed or not, can make a write fail. Row text, because it
--- runs only the output functions of the types: row_to_json() would run the casts that users define, lose the bounds of
--- arrays and the texts of composites. Readers take it apart with the columns of the version that the log belongs to.
+-- Format json: the log holds every row as one value, PostgreSQL's text of the whole row, as in (7,"a b",). The capture
+-- functions name no column, so that no DDL of the table, followed or not, can make a write fail. Row text runs only the
+-- output functions of the types: row_to_json() would run the casts that users define, and lose the bounds of arrays and
+-- the texts of composites. Readers split the text by the columns of the version that the log belongs to.
 
--- json_columns(columns): the columns that describe_columns() gave, as format json logs them. A type whose text can be
--- read back under any setting, whatever was dropped since, stays; any other becomes text. field: the column in the
+-- json_columns(columns): the result of describe_columns() as format json logs the columns. A type stays if its text can
+-- be read back under any setting, whatever objects were dropped since; any other becomes text. field: the column in the
 -- version's row type. Writes: nothing.
 create or replace function gdq.json_columns(columns jsonb) returns jsonb
 language sql immutable security definer set search_path = pg_catalog, pg_temp
 as $$
   select coalesce(jsonb_agg(c || jsonb_build_object('field', 'c' || (c->>'attnum'), 'output', null, 'width', 0)
-           || case when c->>'log_type' = any ('{boolean,smallint,integer,bigint,real,double precision,numeric,oid,
-                                                text,character varying,character,bpchar,name,"\"char\"",bytea,uuid,
+           || case when c->>'log_type' = any (E'{boolean,smallint,integer,bigint,real,double precision,numeric,oid,
+                                                text,character varying,character,bpchar,name,"\\"char\\"",bytea,uuid,
                                                 date,timestamp without time zone,timestamp with time zone,
                                                 time without time zone,time with time zone,json,jsonb,inet,cidr}')
                    then '{}'::jsonb
@@ -36,4 +36,4 @@ begin
            where ct.table_id = table_shape.table_id and ct.format = 'json' having count(*) > 0);
 end
 $$;
-comment on function gdq.table_shape(integer) is 'In format json, the columns that the text of a row has.';
+comment on function gdq.table_shape(integer) is 'The columns in the text of a row in format json.';

@@ -1,12 +1,13 @@
--- The rows of a log: SQL that reads them as images of rows, in either capture format.
+-- SQL that reads the rows of a log as images of table rows, in both capture formats.
 
--- changes_sql(segment, columns, s0, s1): a SELECT of columns (text) for the rows of one segment in (s0, s1]: written by
--- transactions that count as finished in s1 and did not in s0. Plain bigint arithmetic, so that BRIN serves it: the
--- window between the two xmax, and the list of those that were open at s0 and have ended since. Its cost follows the
--- window, not the age of the oldest transaction. (Slony and PgQ cut batches by snapshots likewise.)
--- NULL when the segment has no such row: all of them are there by now. Such a segment is let go again, by rolling a
--- subtransaction back; readers that never pause would else keep consumed segments from ever being truncated.
--- Writes: a lock, see pin_segment(). Errors: GDQ01.
+-- changes_sql(segment, columns, s0, s1): a SELECT of columns (text) for the rows of one segment in (s0, s1]: those of
+-- transactions that count as finished in s1 and not in s0. NULL when the segment has no such row, since all of them are
+-- there by now.
+-- The conditions are plain bigint arithmetic, so that BRIN serves them: the window between the two xmax, and the list
+-- of transactions that were open at s0 and have ended since. The cost follows the window, not the age of the oldest
+-- transaction. (Slony and PgQ cut batches by snapshots likewise.)
+-- A segment without rows is unlocked again by rolling a subtransaction back: else readers that never pause would keep
+-- consumed segments from ever being truncated. Writes: a lock, see pin_segment(). Errors: GDQ01.
 create or replace function gdq.changes_sql(segment regclass, columns text, s0 pg_snapshot, s1 pg_snapshot) returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
   set enable_seqscan = off set quote_all_identifiers = off
@@ -39,11 +40,10 @@ $$;
 comment on function gdq.changes_sql(regclass, text, pg_snapshot, pg_snapshot) is
   'SELECT of one log segment''s rows between two snapshots.';
 
--- images_sql(segment, s0, s1): the rows of one change log segment in (s0, s1], whichever table of its slot it is:
--- ev_id, ev_txid, ev_time, ev_op, ev_origin, then old_<suffix> and new_<suffix> of every logged column, NULL for an
--- image that the row does not have; NULL when there is no such row. In mode pk an UPDATE that changed the key becomes a
--- D and an I.
--- Writes: a lock, see pin_segment(). Errors: GDQ01.
+-- images_sql(segment, s0, s1): SELECT of the rows of one change log segment in (s0, s1], in one shape for both tables
+-- of a slot: ev_id, ev_txid, ev_time, ev_op, ev_origin, then old_<suffix> and new_<suffix> of every logged column, NULL
+-- for an image that the row does not have. NULL when there are no rows. In mode pk an UPDATE that changed the key
+-- becomes a D and an I. Writes: a lock, see pin_segment(). Errors: GDQ01.
 create or replace function gdq.images_sql(segment regclass, s0 pg_snapshot, s1 pg_snapshot) returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -82,8 +82,8 @@ $$;
 comment on function gdq.images_sql(regclass, pg_snapshot, pg_snapshot) is
   'SELECT of one change log segment''s rows between two snapshots, in one shape for both tables of a slot.';
 
--- json_images_sql(version_id, changes): the rows of a segment in format json as images_sql() gives them. changes: a
--- SELECT of ev_*, old_text and new_text. A row that does not fit the version has no images and the operation !.
+-- json_images_sql(version_id, changes): SELECT of the rows of a segment in format json as images_sql() gives them.
+-- changes: a SELECT of ev_*, old_text and new_text. A row that does not fit the version has no images and ev_op !.
 -- Writes: nothing.
 create or replace function gdq.json_images_sql(version_id bigint, changes text) returns text
 language sql stable security definer set search_path = pg_catalog, pg_temp set quote_all_identifiers = off
@@ -106,10 +106,11 @@ as $$
     changes)
     from gdq.table_version v where v.version_id = json_images_sql.version_id
 $$;
-comment on function gdq.json_images_sql(bigint, text) is 'Takes the rows of a segment in format json apart.';
+comment on function gdq.json_images_sql(bigint, text) is
+  'SELECT of the rows of a segment in format json, split into columns.';
 
--- joined_updates_sql(columns, rows_sql): the SELECT rows_sql of log rows, in which the two halves of a split UPDATE, o
--- with the old image and n with the new one, are one row U again. Writes: nothing.
+-- joined_updates_sql(columns, rows_sql): the SELECT rows_sql of log rows, with the two halves of a split UPDATE (o with
+-- the old image, n with the new one) joined to one row U. Writes: nothing.
 create or replace function gdq.joined_updates_sql(columns jsonb, rows_sql text) returns text
 language sql immutable security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -129,9 +130,9 @@ $$;
 comment on function gdq.joined_updates_sql(jsonb, text) is
   'A SELECT of log rows with the halves of split UPDATEs joined.';
 
--- key_changes_sql(columns, pairs): the rows of a SELECT of pairs of images, but each UPDATE that changed the key as a D
--- and an I, both under its number. Keys are compared as images, which tells 1.0 from 1.00 and runs no operator of the
--- application's. Writes: nothing.
+-- key_changes_sql(columns, pairs): the SELECT pairs of pairs of images, with each UPDATE that changed the key replaced
+-- by a D and an I, both under its number. Keys are compared as images, which distinguishes 1.0 from 1.00 and runs no
+-- operator of the application's. Writes: nothing.
 create or replace function gdq.key_changes_sql(columns jsonb, pairs text) returns text
 language sql immutable security definer set search_path = pg_catalog, pg_temp set quote_all_identifiers = off
 as $$
@@ -148,20 +149,21 @@ as $$
     string_agg(quote_ident('new_' || suffix), ', ' order by attnum) filter (where key))
     from jsonb_to_recordset(columns) c(attnum int, suffix text, key boolean)
 $$;
-comment on function gdq.key_changes_sql(jsonb, text) is 'Makes a D and an I of every UPDATE that changed the key.';
+comment on function gdq.key_changes_sql(jsonb, text) is 'Replaces every UPDATE that changed the key by a D and an I.';
 
--- image_columns(columns, prefix): the log columns of one image, as text that goes on after a comma. Every name is
--- quoted: a column may be called like a word that PL/pgSQL reserves and SQL does not (begin, if). Writes: nothing.
+-- image_columns(columns, prefix): the names of the log columns of one image, as text that begins with a comma. Every
+-- name is quoted: a column may have the name of a word that PL/pgSQL reserves and SQL does not (begin, if). Writes:
+-- nothing.
 create or replace function gdq.image_columns(columns jsonb, prefix text) returns text
 language sql immutable security definer set search_path = pg_catalog, pg_temp set quote_all_identifiers = on
 as $$
   select coalesce(string_agg(format(', %I', prefix || suffix), '' order by attnum), '')
     from jsonb_to_recordset(columns) c(attnum int, suffix text)
 $$;
-comment on function gdq.image_columns(jsonb, text) is 'The log columns of one image.';
+comment on function gdq.image_columns(jsonb, text) is 'The names of the log columns of one image.';
 
--- log_columns(v): the log columns of one image of a version, without their prefix: in format json the text of the row.
--- Writes: nothing.
+-- log_columns(v): the log columns of one image of a version, without their prefix; in format json the one column of the
+-- row's text. Writes: nothing.
 create or replace function gdq.log_columns(v gdq.table_version) returns jsonb
 language plpgsql immutable security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -171,7 +173,8 @@ end
 $$;
 comment on function gdq.log_columns(gdq.table_version) is 'The log columns of one image of a version.';
 
--- row_type(version_id): name of the type that takes the row text of a version in format json apart. Writes: nothing.
+-- row_type(version_id): the name of the type that splits the row text of a version in format json into columns; NULL in
+-- format typed. Writes: nothing.
 create or replace function gdq.row_type(version_id bigint) returns text
 language sql stable security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -179,7 +182,7 @@ as $$
     from gdq.table_version v
    where v.version_id = row_type.version_id and v.shape is not null
 $$;
-comment on function gdq.row_type(bigint) is 'Name of the type that takes the row text of a version apart.';
+comment on function gdq.row_type(bigint) is 'Name of the type that splits the row text of a version into columns.';
 
 -- version_mode(columns): the mode that a version of a table was captured in. Writes: nothing.
 create or replace function gdq.version_mode(columns jsonb) returns text

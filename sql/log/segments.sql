@@ -1,4 +1,4 @@
--- Segments of logs: the tables that rows are written to: which there are, which may hold rows, and making them.
+-- Segments of logs, the tables to which log rows are written: listing them, pinning them, and creating them.
 
 -- event_segments(queue_id): the segments of a queue's event log; none when the queue is being dropped. Writes: nothing.
 create or replace function gdq.event_segments(queue_id integer) returns setof regclass
@@ -15,8 +15,8 @@ end
 $$;
 comment on function gdq.event_segments(integer) is 'The segments of a queue''s event log.';
 
--- queue_segments(queue_id): the segments of a queue's event log, and of its change logs that are not quiet, which
--- hold rows. Writes: nothing.
+-- queue_segments(queue_id): the segments that hold rows, of a queue's event log and of its change logs that are not
+-- quiet. Writes: nothing.
 create or replace function gdq.queue_segments(queue_id integer) returns setof regclass
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -34,8 +34,8 @@ end
 $$;
 comment on function gdq.queue_segments(integer) is 'The log segments of a queue that hold rows, quiet logs aside.';
 
--- version_segments(version_id): the segments that a batch reads of one version: all that hold rows, whichever slot
--- was current. A writer with an old snapshot or an old function may have written to any of them. Writes: nothing.
+-- version_segments(version_id): the segments of one version that a batch reads: all that hold rows, whichever slot is
+-- written now. A writer with an old snapshot or an old function may have written to any of them. Writes: nothing.
 create or replace function gdq.version_segments(version_id bigint) returns setof regclass
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -48,9 +48,10 @@ end
 $$;
 comment on function gdq.version_segments(bigint) is 'The segments of a version that hold rows.';
 
--- pin_segment(segment): keeps a segment from truncation until the transaction ends. Truncation never waits, so this
--- waits at most for one under way. In REPEATABLE READ the position that let it be truncated may be invisible; but
--- then pg_class shows another file than the segment has. Result: its filenode. Writes: a lock. Errors: GDQ01.
+-- pin_segment(segment): keeps a segment from truncation until the transaction ends. Truncation never waits, so
+-- pin_segment() waits at most for one that is under way. In REPEATABLE READ the position that allowed a truncation may
+-- be invisible; but then pg_class, read in that snapshot, shows another file than the segment has now. Result: its
+-- filenode. Writes: a lock. Errors: GDQ01 when the segment was truncated or dropped.
 create or replace function gdq.pin_segment(segment regclass) returns oid
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -78,8 +79,8 @@ comment on function gdq.pin_segment(regclass) is
   'Keeps a log segment from truncation until the transaction ends; its filenode.';
 
 -- segment_is(segment, filenode): true, or error GDQ01 when the segment has been truncated since a batch was cut from
--- it. pg_relation_filenode() is fresh in any snapshot, and as a one-time filter this runs after the reader has its
--- lock: an emptied segment can never read as one without rows. Writes: nothing.
+-- it. pg_relation_filenode() is current in any snapshot, and as a one-time filter this runs after the reader has its
+-- lock: an emptied segment can never read as one without rows. Writes: nothing. Errors: GDQ01.
 create or replace function gdq.segment_is(segment regclass, filenode oid) returns boolean
 language plpgsql stable parallel unsafe security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -94,8 +95,8 @@ $$;
 comment on function gdq.segment_is(regclass, oid) is
   'True, or error GDQ01 when a segment was truncated since a batch was cut from it.';
 
--- holds_rows(segment): whether a reader must look at a segment: it holds rows, or did in the transaction's snapshot,
--- which pin_segment() then reports. Writes: nothing.
+-- holds_rows(segment): whether a reader must read a segment: it holds rows, or did in the transaction's snapshot, which
+-- pin_segment() then reports as truncated. Writes: nothing.
 create or replace function gdq.holds_rows(segment regclass) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -103,14 +104,14 @@ begin
   if coalesce(pg_relation_size(segment), 0) > 0 then
     return true;
   elsif current_setting('transaction_isolation') = 'read committed' then
-    return false;  -- a look into pg_class costs more with every truncation while somebody holds a snapshot
+    return false;  -- reading pg_class costs more with every truncation while a session holds an old snapshot
   end if;
   return (select c.relfilenode from pg_class c where c.oid = segment) is distinct from pg_relation_filenode(segment);
 end
 $$;
 comment on function gdq.holds_rows(regclass) is 'Whether a segment holds rows, or did in the transaction''s snapshot.';
 
--- active_tables(queue_id): the tables of a queue with a log that is not quiet. Writes: nothing.
+-- active_tables(queue_id): the tables of a queue whose log is not quiet. Writes: nothing.
 create or replace function gdq.active_tables(queue_id integer) returns setof integer
 language plpgsql volatile rows 10 security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -123,7 +124,7 @@ begin
      where ct.queue_id = active_tables.queue_id;
 end
 $$;
-comment on function gdq.active_tables(integer) is 'Tables of a queue with a log that is not quiet.';
+comment on function gdq.active_tables(integer) is 'Tables of a queue whose log is not quiet.';
 
 -- announced_tables(queue_id, s0, s1): the tables that announced changes in (s0, s1]. Writes: a lock, see pin_segment().
 -- Errors: GDQ01.
@@ -147,8 +148,8 @@ $$;
 comment on function gdq.announced_tables(integer, pg_snapshot, pg_snapshot) is
   'Tables that announced changes between two snapshots.';
 
--- changed_tables(subscription_id, s0, s1): the tables of a subscription whose logs may hold rows in (s0, s1]; none
--- that does is left out. Writes: a lock, see pin_segment(). Errors: GDQ01.
+-- changed_tables(subscription_id, s0, s1): the tables of a subscription whose logs may hold rows in (s0, s1]; it may
+-- name too many tables, but never too few. Writes: a lock, see pin_segment(). Errors: GDQ01.
 create or replace function gdq.changed_tables(subscription_id integer, s0 pg_snapshot, s1 pg_snapshot)
   returns setof gdq.captured_table
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -172,7 +173,7 @@ $$;
 comment on function gdq.changed_tables(integer, pg_snapshot, pg_snapshot) is
   'Tables of a subscription whose logs may hold rows between two snapshots.';
 
--- events_given_out(queue_id): last_event(), or NULL when the queue is just being dropped. Writes: nothing.
+-- events_given_out(queue_id): last_event(), or NULL while the queue is being dropped. Writes: nothing.
 create or replace function gdq.events_given_out(queue_id integer) returns bigint
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -187,11 +188,12 @@ $$;
 comment on function gdq.events_given_out(integer) is
   'Last event number given out by a queue; NULL while it is being dropped.';
 
--- create_segment(version_id, slot): the log tables of one slot of a version, each with its BRIN index: s<slot> for rows
--- with one image (INSERT, DELETE), u<slot> for both images of an UPDATE. Two tables, because a third of a capture
--- function's time goes by the number of columns of the table that it writes to, null or not.
--- The settings are pinned because this also runs inside the application's DDL, whose session may have others.
--- BRIN on ev_txid with minmax_multi: plain minmax would read the whole log when one long transaction is interleaved.
+-- create_segment(version_id, slot): creates the log tables of one slot of a version, each with its BRIN index: s<slot>
+-- for rows with one image (INSERT, DELETE), u<slot> for both images of an UPDATE. Two tables, because a third of a
+-- capture function's time grows with the number of columns of the table that it writes to, null or not.
+-- The settings are pinned because this also runs inside the application's DDL, whose session may have others. BRIN uses
+-- minmax_multi: plain minmax would read the whole log when one long transaction is interleaved.
+-- The owner of the table's capture functions may insert into them.
 -- Writes: creates gdq_log.t<table>_v<version>_s<slot> and _u<slot>, inserts into log_segment.
 create or replace function gdq.create_segment(version_id bigint, slot integer) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -204,8 +206,12 @@ declare
   images text;
 begin
   select * into strict v from gdq.table_version tv where tv.version_id = create_segment.version_id;
-  select ct.origin, q.unlogged into strict kept
-    from gdq.captured_table ct join gdq.queue q using (queue_id) where ct.table_id = v.table_id;
+  select ct.origin, q.unlogged, pg_get_userbyid(p.proowner) as writer into strict kept
+    from gdq.captured_table ct
+    join gdq.queue q using (queue_id)
+   cross join lateral (select gdq.capture_function(ct.queue_id, ct.relid, 'i') as number offset 0) f
+    left join pg_proc p on p.oid = f.number
+   where ct.table_id = v.table_id;
   for s in select pair, prefixes, format('t%s_v%s_%s%s', v.table_id, v.version_id, letter, slot) as name
              from (values (false, 's', array['row_']), (true, 'u', array['old_', 'new_'])) kind(pair, letter, prefixes)
             where not (pair and v.split) loop
@@ -225,6 +231,9 @@ begin
       $sql$,
       s.name || '_txid',
       s.name);
+    if kept.writer <> current_user then
+      execute format('grant insert on gdq_log.%I to %I', s.name, kept.writer);
+    end if;
     insert into gdq.log_segment values (v.version_id, slot, s.pair, format('gdq_log.%I', s.name)::regclass);
   end loop;
 end

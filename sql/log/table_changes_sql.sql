@@ -1,10 +1,10 @@
 -- table_changes_sql(table_id, s0, s1, version): the typed SELECT of a captured table's rows in (s0, s1], with the
--- columns of its newest version; a column that an older version did not have is NULL there. After ev_op comes ev_origin
--- where the table is captured with its origin. Not sorted.
+-- columns of its newest version; a column that an older version does not have is NULL in its rows. ev_origin follows
+-- ev_op where the table is captured with its origin. Not sorted.
 --   version: only the rows of this version, with its own columns.
 -- Writes: a lock, see pin_segment(). Errors: 55000 when the interval holds rows of a version in which a column had
--- another type or the table another mode; 42704 for a version that is not one of the table's; GDQ01. Its rows may raise
--- GDQ03, see row_is_whole().
+-- another type or the table another mode; 42704 for a version that is not one of the table's; GDQ01. Running the SELECT
+-- may raise GDQ03, see row_is_whole().
 create or replace function gdq.table_changes_sql(table_id integer, s0 pg_snapshot, s1 pg_snapshot,
                                                  version bigint default null) returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -40,7 +40,7 @@ begin
       if retyped is not null or gdq.version_mode(v.columns) <> gdq.version_mode(target.columns) then
         raise exception 'table % %', gdq.last_table_name(table_id),
           case when retyped is not null then format('changed the type of %s inside the interval', retyped)
-               else 'is captured in another mode since a point inside the interval' end
+               else 'changed to another mode of capture inside the interval' end
           using errcode = 'object_not_in_prerequisite_state',
                 hint = 'Read the batch version by version: gdq.batch_versions(), in Python batch.versions(table).';
       end if;
@@ -71,12 +71,11 @@ $$;
 comment on function gdq.table_changes_sql(integer, pg_snapshot, pg_snapshot, bigint) is
   'Typed SELECT of a captured table''s log rows between two snapshots.';
 
--- aligned_columns(old, new): the columns of a log as readers of one version of a table (new) get them, and the SQL that
--- reads each from images of another version (old), as images_sql() gives them. old, new: columns of a table_version.
--- Result: place, from 1 in the order of the SELECT; name, of the table's column; log_column, such as old_name; value:
--- SQL, a NULL of the type for a column that the old version does not have; retyped: the old version has it with another
--- type.
--- Writes: nothing.
+-- aligned_columns(old, new): for each log column of one version of a table (new), the SQL that reads it from images of
+-- another version (old), as images_sql() gives them. old, new: columns of a table_version.
+-- Result: place: from 1, in the order of the SELECT; name: of the table's column; log_column: such as old_name; value:
+-- SQL, a NULL of the type for a column that the old version does not have; retyped: whether the old version has it with
+-- another type. Writes: nothing.
 create or replace function gdq.aligned_columns(old jsonb, new jsonb)
   returns table (place bigint, name text, log_column text, value text, retyped boolean)
 language plpgsql immutable security definer set search_path = pg_catalog, pg_temp
@@ -102,7 +101,8 @@ $$;
 comment on function gdq.aligned_columns(jsonb, jsonb) is
   'How the log columns of one version of a table are read from the rows of another.';
 
--- row_is_whole(ev_op, ev_id): true, or error GDQ03 for a row that does not fit its version. Writes: nothing.
+-- row_is_whole(ev_op, ev_id): true, or error GDQ03 for a row that does not fit its version. Writes: nothing. Errors:
+-- GDQ03.
 create or replace function gdq.row_is_whole(ev_op text, ev_id bigint) returns boolean
 language plpgsql immutable security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -116,7 +116,7 @@ end
 $$;
 comment on function gdq.row_is_whole(text, bigint) is 'True, or error GDQ03 for a row that does not fit its version.';
 
--- row_fits(row_text, row_type): whether the text of a row can be taken apart as this type. It cannot when the table was
+-- row_fits(row_text, row_type): whether the text of a row can be read as this type. It cannot when the table was
 -- altered and capture has not followed yet. For PostgreSQL 15, which has no pg_input_is_valid(). Writes: nothing.
 create or replace function gdq.row_fits(row_text text, row_type text) returns boolean
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
@@ -128,4 +128,4 @@ exception when others then
   return false;
 end
 $$;
-comment on function gdq.row_fits(text, text) is 'Whether the text of a row can be taken apart as this type.';
+comment on function gdq.row_fits(text, text) is 'Whether the text of a row can be read as this type.';

@@ -1,8 +1,9 @@
--- enforce_max_bytes(): where the logs of a queue are larger than its max_bytes, and would be after what is consumed is
--- emptied, lets go of what retention keeps, and then of what the slowest consumer holds: its position moves to the last
--- tick, and each of its tables must be copied anew. One step a call: emptying comes first. Nothing is done that would
--- free nothing: what is in the segments that are written now, or after the last tick, is nobody's lag. A consumer that
--- a worker holds in a transaction is passed over: that transaction's locks would keep the log anyway.
+-- enforce_max_bytes(): frees log space of a queue whose logs are larger than its max_bytes, and would still be after
+-- all consumed segments are emptied. It first ends what retention keeps. If that is not enough, it cuts off the slowest
+-- consumer: its position moves to the last tick, and each of its tables must be copied anew.
+-- One step a call, since emptying comes first. Nothing is done that would free no segment: rows in the segments that
+-- are written now, or after the last tick, are no consumer's lag. A consumer that a worker has locked is passed over:
+-- the worker's transaction would keep the log anyway.
 -- Result: whether it did a step. Writes: queue, position, batch_token, subscription_resync; a WARNING into the server's
 -- log.
 create or replace function gdq.enforce_max_bytes() returns boolean
@@ -30,10 +31,11 @@ begin
   return false;
 end
 $$;
-comment on function gdq.enforce_max_bytes() is 'Lets go of what the slowest consumer holds where logs pass max_bytes.';
+comment on function gdq.enforce_max_bytes() is
+  'Frees log space where logs pass max_bytes: ends retention, then cuts off the slowest consumer.';
 
--- consumed_bytes(queue_id): bytes of the segments that are not written now and that nobody needs any more. Writes:
--- nothing.
+-- consumed_bytes(queue_id): bytes of the log segments of a queue that are not written now and whose rows nobody needs
+-- any more. Writes: nothing.
 create or replace function gdq.consumed_bytes(queue_id integer) returns bigint
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -42,9 +44,9 @@ as $$
    where s.queue_id = consumed_bytes.queue_id
      and gdq.segment_is_consumed(s.segment, gdq.held_snapshot(s.queue_id, s.table_id))
 $$;
-comment on function gdq.consumed_bytes(integer) is 'Bytes of the log segments that nobody needs any more.';
+comment on function gdq.consumed_bytes(integer) is 'Bytes of the log segments whose rows nobody needs any more.';
 
--- cut_retention(q, last): ends the retention of what came before the last tick, if only that keeps any segment.
+-- cut_retention(q, last): ends the retention of everything before the tick last, if retention alone keeps any segment.
 -- Result: the bytes of such segments. Writes: queue.
 create or replace function gdq.cut_retention(q gdq.queue, last gdq.tick) returns bigint
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -63,11 +65,12 @@ begin
   return greatest(consumed, 0);
 end
 $$;
-comment on function gdq.cut_retention(gdq.queue, gdq.tick) is 'Ends the retention of what came before the last tick.';
+comment on function gdq.cut_retention(gdq.queue, gdq.tick) is 'Ends the retention of everything before a tick.';
 
--- cut_slowest(q, last): moves the slowest subscription that holds rows of a segment that is not written now to the last
--- tick, and notes that its tables must be copied anew, and messages, if it loses any. Result: whether there was one.
--- Writes: position, batch_token, subscription_resync.
+-- cut_slowest(q, last): moves the slowest subscription that keeps a segment, which is not written now, from being
+-- emptied, to the tick last. It notes that the tables of the subscription must be copied anew, and that messages are
+-- lost if there were any. Result: whether there was such a subscription. Writes: position, batch_token,
+-- subscription_resync.
 create or replace function gdq.cut_slowest(q gdq.queue, last gdq.tick) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -109,8 +112,7 @@ $$;
 comment on function gdq.cut_slowest(gdq.queue, gdq.tick) is
   'Moves the slowest subscription of a queue to the last tick; its tables must be copied anew.';
 
--- holds_messages(queue_id, s0, s1): whether a queue has messages, which belong to no table, in (s0, s1]. Writes:
--- nothing.
+-- holds_messages(queue_id, s0, s1): whether the event log of a queue has messages in (s0, s1]. Writes: nothing.
 create or replace function gdq.holds_messages(queue_id integer, s0 pg_snapshot, s1 pg_snapshot) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
@@ -127,7 +129,7 @@ $$;
 comment on function gdq.holds_messages(integer, pg_snapshot, pg_snapshot) is
   'Whether a queue has messages between two snapshots.';
 
--- queue_bytes(queue_id): what the logs of a queue take on disk, with indexes and out-of-line values. Writes: nothing.
+-- queue_bytes(queue_id): bytes of the logs of a queue on disk, with indexes and out-of-line values. Writes: nothing.
 create or replace function gdq.queue_bytes(queue_id integer) returns bigint
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$

@@ -1,8 +1,11 @@
--- maintain(): the work of all queues beside ticks: switches capture of one table on again where it was off, or else
--- completes, rotates, summarises and drops logs, enforces max_bytes, and empties at most one consumed segment, since a
--- late writer of that segment waits until this transaction ends; when nothing of that is due, looks for DDL that no
--- event trigger saw. Call it in a transaction of its own, again while it returns true.
--- Result: whether more is due. Writes: as the functions that it calls. Errors: GDQ04, GDQ07.
+-- maintain(): does the work of all queues that is due, besides ticks. A call looks at all logs, unless the one before
+-- has left consumed segments to be emptied. A call ends after a step whose locks others may
+-- wait for: capture of one table switched on again; logs completed, rotated or made quiet or busy; logs of old versions
+-- dropped; max_bytes enforced; one consumed segment emptied. When none of these is due, it looks for DDL that no event
+-- trigger saw.
+-- Call it in a transaction of its own, and again while it returns true. It returns false while another session drops
+-- logs.
+-- Result: whether more may be due. Writes: as the functions that it calls. Errors: GDQ04, GDQ07.
 create or replace function gdq.maintain() returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set client_min_messages = warning
 as $$
@@ -10,23 +13,28 @@ declare
   t record;
   s record;
   cleared boolean := false;
+  found text := '';
 begin
   perform gdq.require_read_committed('maintain');
-  -- positions of another cluster would let unread rows go
+  -- with positions of another cluster, unread rows would be deleted
   perform gdq.require_era(null);
-  if gdq.note_losses() > 0 then
+  -- several sessions may do this side by side, but none while another drops logs
+  if not pg_try_advisory_xact_lock_shared(gdq.lock_key('drop', 0)) then
+    return false;
+  end if;
+  if gdq.note_losses() > 0 or gdq.empty_found() then
     return true;
   end if;
   for t in select ct.table_id
              from (select distinct r.queue_id, r.relid from gdq.resync r where r.kind = 'disarmed' offset 0) off
              join gdq.captured_table ct using (queue_id, relid)
             where gdq.capture_state(ct.queue_id, ct.relid) = 'disarmed' loop
-    -- its lock on the table makes writers wait, so nothing else is done in this transaction
+    -- rearm() locks the table and writers wait, so nothing else is done in this transaction
     if gdq.rearm(t.table_id) then
       return true;
     end if;
   end loop;
-  -- these two hold locks that DDL of the application waits for, so they end here too
+  -- these hold locks that DDL of the application waits for, so the transaction ends after them too
   if gdq.complete_rings() or gdq.rotate_logs() > 0 or gdq.update_activity() then
     return true;
   end if;
@@ -39,25 +47,34 @@ begin
   end if;
   perform gdq.rotate_control();
   perform gdq.trim_resync();
+  perform gdq.trim_alarms();
   for s in select * from gdq.idle_segments() loop
-    cleared := gdq.truncate_segment(s.queue_id, s.table_id, s.segment);
-    exit when cleared;
+    if not cleared then
+      cleared := gdq.truncate_segment(s.queue_id, s.table_id, s.segment);
+    elsif s.table_id is not null then
+      found := concat_ws(',', nullif(found, ''), s.segment::oid);
+    end if;
   end loop;
+  perform gdq.set_found(found);
   if cleared then
     return true;
   end if;
-  -- where event triggers are on there is hardly anything to find: every table within a minute of tickers' calls
+  if gdq.check_owners(extract(second from clock_timestamp())::integer % 60) then
+    return true;
+  end if;
+  -- event triggers leave hardly anything to find: with them a call checks a sixtieth of the tables
   return gdq.check_tables(null, case when gdq.event_triggers_on() then
                                        extract(second from clock_timestamp())::integer % 60 end) > 0
       or gdq.leave_typed();
 end
 $$;
 comment on function gdq.maintain() is
-  'Rotates, summarises and empties logs; at most one segment a call: call again while it returns true.';
+  'Rotates, summarises and empties logs, one step a call: call again while it returns true.';
 
--- drop_old_versions(): drops the logs of versions that are no longer written and hold no rows, and forgets captured
--- tables that are gone once every consumer has passed their end. Never waits for a log.
--- Result: whether it dropped any; a few at a time, since each takes locks. Writes: drops segments and functions,
+-- drop_old_versions(): drops the logs of table versions that are no longer written and hold no rows. It also forgets
+-- captured tables that were dropped, once every consumer has passed the end of their changes. Never waits for a lock on
+-- a log.
+-- Result: whether it dropped any; at most 20 a call, since each takes locks. Writes: drops segments and functions,
 -- deletes control rows.
 create or replace function gdq.drop_old_versions() returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set client_min_messages = warning
@@ -88,13 +105,18 @@ begin
                                                     where r.queue_id = ct.queue_id and r.relid = ct.relid)::text::xid8,
                                                   gdq.held_snapshot(ct.queue_id, ct.table_id))))
             order by tv.version_id loop
+    if not pg_try_advisory_xact_lock(gdq.lock_key('drop', 0)) then
+      return dropped > 0;
+    end if;
+    -- before this session had the lock, another one may have dropped it
+    continue when not exists (select from gdq.table_version tv where tv.version_id = v.version_id);
     begin
       for s in select ls.segment from gdq.log_segment ls where ls.version_id = v.version_id loop
         execute format('lock table only %s in access exclusive mode nowait', gdq.table_name(s));
       end loop;
       continue when exists (select from gdq.version_segments(v.version_id));
       if v.newest then
-        -- it locks a partition that is captured through its root now, so nothing else is done in this transaction
+        -- remove_table() may lock a partition that is captured through its root now, so the transaction ends here
         perform gdq.remove_table((select q.queue_name from gdq.queue q where q.queue_id = v.queue_id), v.relid,
                                  force => true);
         return true;
@@ -116,9 +138,9 @@ $$;
 comment on function gdq.drop_old_versions() is
   'Drops the logs of versions that are no longer written and hold no rows.';
 
--- complete_rings(): gives versions that DDL made with one segment their others; a few at a time, since each takes
--- locks.
--- Result: whether it did any. Writes: creates segments.
+-- complete_rings(): creates the missing segments of versions that DDL made with one segment; at most 40 a call, since
+-- each takes locks.
+-- Result: whether it created any. Writes: creates segments.
 create or replace function gdq.complete_rings() returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -135,7 +157,9 @@ begin
             where v.version_id = gdq.current_version(ct.table_id)
               and not exists (select from gdq.log_segment s where s.version_id = v.version_id and s.slot = slot.slot)
             order by 1, 2 limit 40 loop
-    if pg_try_advisory_xact_lock(gdq.lock_key('capture', r.relid)) then
+    -- another session may have made it before this one had the lock
+    if pg_try_advisory_xact_lock(gdq.lock_key('capture', r.relid))
+       and not exists (select from gdq.log_segment s where s.version_id = r.version_id and s.slot = r.slot) then
       perform gdq.create_segment(r.version_id, r.slot);
       made := true;
     end if;
@@ -144,4 +168,4 @@ begin
 end
 $$;
 comment on function gdq.complete_rings() is
-  'Gives versions that DDL made with one segment their others; false when there were none.';
+  'Creates the missing segments of versions that DDL made with one; false when there were none.';

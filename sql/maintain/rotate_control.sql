@@ -1,7 +1,8 @@
--- rotate_control(patient, bytes_max): keeps small the control tables whose rows come with every tick and batch:
--- switches one that has grown past bytes_max (256 kB) to its other slot, and empties the slot that it left. Where there
--- are many readers, a slot is seldom free by chance, so readers are waited for in every tenth call (patient): for
--- 100 ms, in which consumers wait too.
+-- rotate_control(patient, bytes_max): keeps those control tables small that get rows with every tick and batch. Each
+-- has two slots: a table whose written slot has grown past bytes_max (256 kB) switches to the other slot, and a later
+-- call empties the slot that was left.
+--   patient: waits 100 ms for readers of a slot, and consumers wait meanwhile. One call in ten does, at random: with
+--   many readers a slot is seldom free by chance.
 -- Result: how many slots were emptied. Writes: the control tables that rotate. Errors: GDQ04.
 create or replace function gdq.rotate_control(patient boolean default random() < 0.1, bytes_max bigint default 262144)
   returns integer
@@ -24,17 +25,40 @@ begin
       perform nextval(format('gdq.%I', kind || '_slot')::regclass);
     end if;
   end loop;
+  perform gdq.empty_truncation(bytes_max);
   return cleared;
 end
 $$;
 comment on function gdq.rotate_control(boolean, bigint) is
-  'Switches control tables that have grown to their other slot and empties the one that they left.';
+  'Switches control tables that have grown to their other slot, and empties the slots that were left.';
+
+-- empty_truncation(bytes_max): empties the notes of TRUNCATE of each queue, see create_truncate(), when they have grown
+-- past bytes_max and no transaction that wrote any is under way: a transaction needs only its own. Writes:
+-- gdq_log.q<queue>_truncation.
+create or replace function gdq.empty_truncation(bytes_max bigint) returns void
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  notes regclass;
+begin
+  for notes in select n from gdq.queue q, to_regclass(format('gdq_log.q%s_truncation', q.queue_id)) n
+                where pg_relation_size(n) >= greatest(bytes_max, 1) loop
+    begin
+      execute format('lock table only %s in access exclusive mode nowait', notes);
+      execute format('truncate only %s', notes);
+    exception when lock_not_available then
+      null;
+    end;
+  end loop;
+end
+$$;
+comment on function gdq.empty_truncation(bigint) is 'Empties the notes of TRUNCATE statements when nobody needs them.';
 
 -- clear_control(kind, slot, patient): empties the slot of a control table that is not written, once at most 1,000 of
--- its rows are needed: those are carried forward to the slot that is. The slot is locked first, so nobody can have rows
--- in it that are not committed, and every later reader takes its snapshot after this transaction's end. Whoever reads
--- in an older snapshot has locked gdq.pin, which is waited for (patient: 100 ms) or gives way to.
--- Result: whether it was emptied. Writes: the control table. Errors: GDQ04.
+-- its rows are needed: these are copied into the written slot first. The slot is locked before, so it holds no
+-- uncommitted rows, and every later reader takes its snapshot after this transaction's end. A reader with an older
+-- snapshot has locked gdq.pin: clear_control() waits for that lock (patient: 100 ms) or gives up.
+-- Result: whether the slot was emptied. Writes: the control table. Errors: GDQ04.
 create or replace function gdq.clear_control(kind text, slot integer, patient boolean) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms'
 as $$
@@ -61,33 +85,33 @@ exception when lock_not_available then
 end
 $$;
 comment on function gdq.clear_control(text, integer, boolean) is
-  'Empties the slot of a control table that is not written, carrying forward what is needed.';
+  'Empties the slot of a control table that is not written, and keeps the rows that are needed.';
 
--- needed_control_sql(kind, slot): a SELECT of the rows in one slot of a control table that must be carried forward: the
--- comment before each says which. What tells the state of a retry is kept as long as the retry (retry_event.sql draws
--- the states). Writes: nothing.
+-- needed_control_sql(kind, slot): a SELECT of the rows in one slot of a control table that are still needed; the
+-- comment before each says which. Rows that tell the state of a retry are kept as long as the retry (its states:
+-- retry/retry_event.sql). Writes: nothing.
 create or replace function gdq.needed_control_sql(kind text, slot integer) returns text
 language sql immutable security definer set search_path = pg_catalog, pg_temp
 as $$
   select format(case kind
-    -- from the oldest tick that is needed
+    -- ticks from the oldest one that is needed
     when 'tick' then $sql$
       select r.*
         from (select q.queue_id, gdq.oldest_tick(q.queue_id) as tick_id from gdq.queue q) o
         join gdq.%I r on r.queue_id = o.queue_id and r.tick_id >= o.tick_id $sql$
-    -- from the last values of sequences at or before that tick
+    -- values of sequences from the last ones at or before that tick
     when 'sequence_tick' then $sql$
       select r.*
         from (select q.queue_id, (select st.tick_id from gdq.sequences_at(q.queue_id, gdq.oldest_tick(q.queue_id)) st)
                      as tick_id
                 from gdq.queue q) o
         join gdq.%I r on r.queue_id = o.queue_id and r.tick_id >= coalesce(o.tick_id, 0) $sql$
-    -- the latest of each subscription
+    -- the latest position of each subscription
     when 'position' then $sql$
       select r.*
         from gdq.latest_positions() p
         join gdq.%I r on r.subscription_id = p.subscription_id and r.batch_no = p.batch_no $sql$
-    -- the open ones, and the one finished last, of which a second finish_batch() must say so
+    -- open batches, and the one finished last: a second finish_batch() of it must return false
     when 'batch' then $sql$
       select r.*
         from gdq.latest_positions() p
@@ -119,12 +143,12 @@ as $$
               or exists (select from gdq.batch b
                           where b.batch_id = r.batch_id
                             and not gdq.is_finished(b.subscription_id, b.batch_no, b.batch_id))) $sql$
-    -- of retries that are kept
+    -- deliveries of retries that are kept
     when 'retry_delivery' then $sql$
       select r.*
         from gdq.%I r
        where exists (select from gdq.retry_event e where e.retry_id = r.retry_id) $sql$
-    -- of batches that members finished before an older one, and of those that put aside or brought a retry that is kept
+    -- ends of batches that members finished before an older one, or that put aside or brought a retry that is kept
     when 'batch_end' then $sql$
       select r.*
         from gdq.latest_positions() p
@@ -137,8 +161,8 @@ $$;
 comment on function gdq.needed_control_sql(text, integer) is
   'SELECT of the rows in one slot of a control table that are still needed.';
 
--- oldest_tick(queue_id): the oldest tick of a queue that is needed: a position names it, or retention (a minute at
--- least, for those who register at a tick that they have just seen) reaches back to it. Writes: nothing.
+-- oldest_tick(queue_id): the oldest tick of a queue that a position names or that the retention reaches back to. The
+-- retention counts as a minute at least, so that a consumer can register at a tick that was just seen. Writes: nothing.
 create or replace function gdq.oldest_tick(queue_id integer) returns bigint
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$

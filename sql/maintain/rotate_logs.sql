@@ -1,7 +1,7 @@
--- rotate_logs(): switches every log that is due to its next segment, if that is empty: CREATE OR REPLACE of the capture
--- functions, no lock on any captured table. DDL of a table excludes its rotation by an advisory lock; rotation gives
--- way.
--- Result: how many logs were switched. Writes: capture and event functions, log_ring, event_ring, BRIN summaries.
+-- rotate_logs(): switches every log that is due to its next segment, if that segment is empty. A switch replaces the
+-- capture functions and needs no lock on a captured table. DDL of a table excludes its rotation by an advisory lock;
+-- rotation does not wait for it.
+-- Result: how many logs were switched. Writes: capture and event functions, log_ring, event_ring.
 create or replace function gdq.rotate_logs() returns integer
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms'
 as $$
@@ -16,7 +16,7 @@ begin
              join gdq.log_ring lr on lr.version_id = gdq.current_version(ct.table_id)
             cross join lateral gdq.slot_size(lr.version_id, lr.current_slot) cur
             where cur.heap > 0 and (gdq.slot_size(lr.version_id, (lr.current_slot + 1) % 3)).heap = 0
-              and (lr.switched_at <= clock_timestamp() - q.rotation_period or cur.total >= q.rotation_bytes) loop
+              and (gdq.is_past(lr.switched_at, q.rotation_period) or cur.total >= q.rotation_bytes) loop
     if pg_try_advisory_xact_lock(gdq.lock_key('capture', r.relid))
        and gdq.current_version(r.table_id) = r.version_id and gdq.capture_state(r.queue_id, r.relid) = 'armed' then
       begin
@@ -38,7 +38,7 @@ begin
                                        to_regclass(format('gdq_log.q%s_s%s', q.queue_id, er.next_slot)) as next) log
             where pg_relation_size(log.written) > 0
               and pg_relation_size(log.next) = 0
-              and (er.switched_at <= clock_timestamp() - q.rotation_period
+              and (gdq.is_past(er.switched_at, q.rotation_period)
                    or pg_total_relation_size(log.written) >= q.rotation_bytes) loop
     if pg_try_advisory_xact_lock(gdq.lock_key('tick', r.queue_id)) then
       perform gdq.arm_event_log(r.queue_id, r.next_slot);
@@ -53,8 +53,8 @@ end
 $$;
 comment on function gdq.rotate_logs() is 'Switches every log that is due to its next segment.';
 
--- slot_size(version_id, slot): bytes of the log tables of one slot, without and with indexes and out-of-line values;
--- NULL when the slot has not been made yet. Writes: nothing.
+-- slot_size(version_id, slot): bytes of the log tables of one slot. Result: heap: without indexes and out-of-line
+-- values; total: with them; both NULL when the slot has not been made yet. Writes: nothing.
 create or replace function gdq.slot_size(version_id bigint, slot integer, out heap bigint, out total bigint)
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -63,7 +63,8 @@ as $$
 $$;
 comment on function gdq.slot_size(bigint, integer) is 'Bytes of the log tables of one slot.';
 
--- idle_segments(): the segments that hold rows and are not written now, those of quiet logs aside. Writes: nothing.
+-- idle_segments(): the log segments that hold rows and are not written now, except those of quiet logs (see
+-- capture/update_activity.sql). Writes: nothing.
 create or replace function gdq.idle_segments() returns table (queue_id integer, table_id integer, segment regclass)
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -85,10 +86,10 @@ as $$
 $$;
 comment on function gdq.idle_segments() is 'The log segments that hold rows and are not written now.';
 
--- truncate_segment(queue_id, table_id, segment): empties a log segment whose rows nobody needs any more. Never waits:
--- a writer that has not committed, or a reader, holds the segment, and it is left for the next time. The check runs
--- again under the lock, with a snapshot taken after it: a late writer may have committed in between.
--- Result: whether it was emptied. Writes: TRUNCATE of the segment; horizon. Errors: GDQ04.
+-- truncate_segment(queue_id, table_id, segment): empties a log segment whose rows nobody needs any more. Never waits: a
+-- segment that an uncommitted writer or a reader has locked is left for the next call. The check runs again under the
+-- lock with a fresh snapshot, since a late writer may have committed in between.
+-- Result: whether the segment was emptied. Writes: TRUNCATE of the segment; horizon. Errors: GDQ04.
 create or replace function gdq.truncate_segment(queue_id integer, table_id integer, segment regclass) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -117,3 +118,52 @@ end
 $$;
 comment on function gdq.truncate_segment(integer, integer, regclass) is
   'Empties a log segment whose rows nobody needs any more; never waits.';
+
+-- empty_found(): empties the next of the log segments that an earlier call of maintain() in this session found and had
+-- no turn for. Looking at all logs for each segment would take hours where thousands of tables are written. What was
+-- found counts for five seconds, so that other work of maintain() is not put off for longer. Only a hint: each segment
+-- is checked as truncate_segment() does. Result: whether a segment was emptied. Writes: as truncate_segment().
+create or replace function gdq.empty_found() returns boolean
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  hint constant text[] := regexp_match(current_setting('gdq.found_segments', true), '^([0-9]{1,12}):([0-9,]*)$');
+  place record;
+  rest text;
+begin
+  if hint is null or hint[2] = '' then
+    return false;
+  end if;
+  if abs(extract(epoch from clock_timestamp()) - hint[1]::bigint) < 5 then
+    rest := hint[2];
+    while rest <> '' loop
+      select ct.queue_id, ct.table_id, ls.segment into place
+        from gdq.log_segment ls
+        join gdq.table_version v using (version_id)
+        join gdq.captured_table ct using (table_id)
+        join gdq.log_ring r using (version_id)
+       where ls.segment = split_part(rest, ',', 1)::bigint::oid and ls.slot <> r.current_slot
+         and pg_relation_size(ls.segment) > 0;
+      rest := substr(rest, length(split_part(rest, ',', 1)) + 2);
+      if place.segment is not null and gdq.truncate_segment(place.queue_id, place.table_id, place.segment) then
+        perform set_config('gdq.found_segments', hint[1] || ':' || rest, false);
+        return true;
+      end if;
+    end loop;
+  end if;
+  perform set_config('gdq.found_segments', '', false);
+  return false;
+end
+$$;
+comment on function gdq.empty_found() is
+  'Empties the next of the log segments that an earlier call of maintain() in this session found.';
+
+-- set_found(segments): leaves the numbers of log segments, with commas, for the next calls of maintain() in this
+-- session. Writes: a setting of the session.
+create or replace function gdq.set_found(segments text) returns void
+language sql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+  select set_config('gdq.found_segments', floor(extract(epoch from clock_timestamp())) || ':' || segments, false)
+$$;
+comment on function gdq.set_found(text) is
+  'Leaves log segments to be emptied for the next calls of maintain() in this session.';

@@ -1,6 +1,6 @@
--- summarise_logs(): brings the BRIN index of growing segments up to date, which autovacuum, off for logs, does not. A
--- segment that somebody holds is left for the next time. Sizes are taken of segments only: those of other tables would
--- wait for their DDL. Writes: BRIN summaries.
+-- summarise_logs(): brings the BRIN indexes of log segments of 1 MB and more up to date, since autovacuum is off for
+-- logs. A locked segment is left for the next call. Sizes are taken of segments only: pg_relation_size() of another
+-- table would wait for that table's DDL. Writes: BRIN summaries.
 create or replace function gdq.summarise_logs() returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms'
 as $$

@@ -1,11 +1,12 @@
--- consumer_info(queue): one row a subscription of a queue (NULL: of all queues): how far it is behind, what it takes
--- and whose it is. Looks on as queue_info() does.
--- Result: lag: how old the oldest change that the consumer has not finished is at most; 0 when no number was given out
--- after its position. unread_events: by number, so events that were rolled back and those of tables that the consumer
--- does not take count too. unread_bytes: of the logs that it takes, to a page. last_seen: when it last took or finished
--- a batch. batch_age: since its oldest open batch was opened, NULL when none is. tables: NULL when it takes all.
--- resync: the tables that it must copy anew, now or once it comes to the event that says so; reason: the latest one.
--- retries: events that wait to come again. Writes: nothing. Errors: 42704.
+-- consumer_info(queue): one row for each consumer of a queue (NULL: of all queues): how far it is behind, what it takes
+-- and which role owns it. Waits for no lock longer than 100 ms, as queue_info().
+-- Result: lag: the greatest age that the oldest unfinished change can have; 0 when no event number was given out after
+-- the position. unread_events: event numbers given out after the position; rolled-back events and those of other tables
+-- count too. unread_bytes: bytes of the logs that the consumer takes, to a page. last_seen: when it last took or
+-- finished a batch. batch_age: time since its oldest open batch was opened; NULL when none is. tables: NULL when it
+-- takes all. resync: the tables that it must copy anew, now or when it comes to their resync event; reason: why.
+-- retries: events that wait for a retry.
+-- Writes: nothing. Errors: 42704.
 create or replace function gdq.consumer_info(queue text default null)
   returns table (queue_name text, consumer_name text, lag interval, unread_events bigint, unread_bytes bigint,
                  last_seen timestamptz, batch_age interval, last_tick bigint, retries bigint, dead_letters bigint,
@@ -69,4 +70,4 @@ begin
 end
 $$;
 comment on function gdq.consumer_info(text) is
-  'Consumers with their lag in time, events and bytes, what they take and whose they are.';
+  'Consumers with their lag in time, events and bytes, their tables and the role that owns them.';

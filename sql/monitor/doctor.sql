@@ -1,9 +1,10 @@
--- doctor(queue, patience): the faults of capture and delivery, or what will become one, one row each: severity: error
--- (capture is or may be incomplete, writes are in danger, or nothing moves), warning or note (good to know, and nothing
--- that must be mended); code; object; cause and cure, a line each; fixable: gdq doctor --fix mends it. queue NULL: all.
--- patience: problems younger than this are not found. A check that fails, because an object that it looks at is just
--- being dropped, is a finding of its own; nothing is waited for longer than 100 ms.
--- Writes: nothing. Errors: 42704.
+-- doctor(queue, patience): finds faults of capture and delivery, present or coming; queue NULL: in all queues.
+-- patience: problems younger than this are not reported.
+-- Result: one row for each finding. severity: error (capture is or may be incomplete, writes are in danger, or nothing
+-- moves), warning, or note (good to know, nothing to mend). code, object; cause and cure: a line each. fixable: gdq
+-- doctor --fix mends it.
+-- A check that fails, as when an object is being dropped, is a finding check_failed. No lock is waited for longer than
+-- 100 ms. Writes: nothing. Errors: 42704.
 create or replace function gdq.doctor(queue text default null, patience interval default '1 min')
   returns table (severity text, code text, object text, cause text, cure text, fixable boolean)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms'
@@ -11,9 +12,10 @@ as $$
 declare
   wanted integer;
   part text;
-  parts text[] := array['event_triggers', 'tables', 'strays', 'flow', 'logs', 'writers', 'replication', 'server'];
+  parts text[] := array['event_triggers', 'tables', 'strays', 'flow', 'logs', 'writers', 'replication', 'views',
+                         'server'];
 begin
-  -- what the other checks would find there is of the other cluster
+  -- in a restored queue the other checks would report numbers of the old cluster
   return query
     select 'error', 'restored', r.queue_name,
            format('queue "%s" was restored from a dump: its ticks, positions and logs are of another cluster',
@@ -37,12 +39,13 @@ begin
 end
 $$;
 comment on function gdq.doctor(text, interval) is
-  'What is wrong or about to be: severity, code, object, cause, cure, and whether gdq doctor --fix mends it.';
+  'Faults of capture and delivery: severity, code, object, cause, cure, and whether gdq doctor --fix mends them.';
 
--- doctor_event_triggers(queue_id, patience): the part of doctor() about event triggers: gdq's own that do not fire,
--- which tables of format json do without, and those of the application that fire for DDL of gdq too: one that fails
--- there keeps capture from following; one that fires before those of gdq sees a table whose capture functions do not
--- fit it yet. Those of extensions are left aside. Writes: nothing.
+-- doctor_event_triggers(queue_id, patience): the findings of doctor() about event triggers. Those of gdq must fire,
+-- unless all tables have format json. Event triggers of the application are reported when they fire for DDL of gdq too,
+-- since one that fails there keeps capture from following; or when they fire before those of gdq, since their writes
+-- then meet capture functions that do not fit the altered table yet. Event triggers of extensions are left out. Writes:
+-- nothing.
 create or replace function gdq.doctor_event_triggers(queue_id integer, patience interval)
   returns table (severity text, code text, object text, cause text, cure text, fixable boolean)
 language sql volatile security definer set search_path = pg_catalog, pg_temp
@@ -67,7 +70,7 @@ as $$
   select case when e.outranks then 'warning' else 'note' end, 'event_trigger_of_application', e.evtname::text,
          format('event trigger %I (%s, owner %s) fires %s', e.evtname, e.evtevent, pg_get_userbyid(e.evtowner),
                 case when e.outranks then
-                  'before those of gdq: a write of its to the table that was just altered fails or is not captured'
+                  'before those of gdq: its writes to the table that was just altered fail or are not captured'
                      else 'for DDL of gdq too: if it fails there, capture cannot follow' end),
          case when e.outranks then 'Give it a name that sorts after !gdq_.'
               else 'Let it return at once for objects of schema gdq_log, or give it a list of tags.' end, false
@@ -79,7 +82,7 @@ as $$
            where t.evtevent in ('ddl_command_start', 'ddl_command_end', 'sql_drop', 'table_rewrite')) e
    where e.evtname not in ('!gdq_ddl', '!gdq_drop', '!gdq_rewrite', '!gdq_capture_role')
      and e.evtenabled <> 'D'
-     -- the tags are of what gdq issues while it follows DDL
+     -- the tags of the commands that gdq issues while it follows DDL
      and (e.outranks
           or (e.evtevent <> 'table_rewrite'
               and (e.evttags is null
@@ -89,10 +92,10 @@ as $$
                       where d.classid = 'pg_event_trigger'::regclass and d.objid = e.oid and d.deptype = 'e')
    order by 1, 3
 $$;
-comment on function gdq.doctor_event_triggers(integer, interval) is 'The part of doctor() about event triggers.';
+comment on function gdq.doctor_event_triggers(integer, interval) is 'Findings of doctor() about event triggers.';
 
--- doctor_server(queue_id, patience): the part of doctor() about the server: sequences near their end, dead rows and old
--- rows in gdq's tables. Writes: nothing.
+-- doctor_server(queue_id, patience): the findings of doctor() about the server: sequences near their end, and too many
+-- dead or unfrozen rows in gdq's tables. Writes: nothing.
 create or replace function gdq.doctor_server(queue_id integer, patience interval)
   returns table (severity text, code text, object text, cause text, cure text, fixable boolean)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -135,4 +138,4 @@ begin
      and age(c.relfrozenxid) > current_setting('autovacuum_freeze_max_age')::bigint * 1.2;
 end
 $$;
-comment on function gdq.doctor_server(integer, interval) is 'The part of doctor() about sequences and dead rows.';
+comment on function gdq.doctor_server(integer, interval) is 'Findings of doctor() about sequences and dead rows.';

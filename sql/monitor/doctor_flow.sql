@@ -1,4 +1,5 @@
--- doctor_flow(queue_id, patience): the part of doctor() about ticks and consumers: whether they move. Writes: nothing.
+-- doctor_flow(queue_id, patience): the findings of doctor() about ticks and consumers that do not move. Writes:
+-- nothing.
 create or replace function gdq.doctor_flow(queue_id integer, patience interval)
   returns table (severity text, code text, object text, cause text, cure text, fixable boolean)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set intervalstyle = postgres
@@ -7,8 +8,11 @@ as $$
 begin
   return query
   select 'error', 'ticker_silent', q.queue_name,
-         format('queue %I has had no tick for %s, though one is due%s',
-                q.queue_name, date_trunc('second', t.age), ', and ' || h.who || ' is at it'),
+         case when t.age < interval '0'
+           then format('the last tick of queue %I lies %s in the future: '
+                       'the clock was set back, and none was taken since', q.queue_name, date_trunc('second', -t.age))
+           else format('queue %I has had no tick for %s, though one is due%s',
+                       q.queue_name, date_trunc('second', t.age), ', and ' || h.who || ' is at it') end,
          coalesce(h.cure, 'Start gdq ticker, or look at its log.'), false
     from gdq.queue q,
          lateral (select clock_timestamp() - tt.created_at as age, tt.event_seq
@@ -18,8 +22,9 @@ begin
     left join lateral gdq.lock_holders('{}', array[gdq.lock_key('tick', q.queue_id)], patience) h on true
    where not q.paused
      and (doctor_flow.queue_id is null or q.queue_id = doctor_flow.queue_id)
-     and t.age > patience + case when gdq.events_given_out(q.queue_id) > t.event_seq then q.ticker_max_lag
-                                 else q.ticker_idle_period end;
+     and (t.age < interval '0'
+          or t.age > patience + case when gdq.events_given_out(q.queue_id) > t.event_seq then q.ticker_max_lag
+                                      else q.ticker_idle_period end);
   return query
   with behind as materialized (
     select c.*, q.rotation_bytes, p.batch_no, p.finished_at
@@ -57,4 +62,4 @@ begin
    where b.dead_letters > 0;
 end
 $$;
-comment on function gdq.doctor_flow(integer, interval) is 'The part of doctor() about ticks and consumers.';
+comment on function gdq.doctor_flow(integer, interval) is 'Findings of doctor() about ticks and consumers.';

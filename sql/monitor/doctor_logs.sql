@@ -1,5 +1,5 @@
--- doctor_logs(queue_id, patience): the part of doctor() about logs that cannot switch to their next segment or be
--- emptied, with who is in the way, and about indexes that are behind. Writes: nothing.
+-- doctor_logs(queue_id, patience): the findings of doctor() about logs that cannot be switched or emptied, with the
+-- sessions in the way, and about indexes that are behind. Writes: nothing.
 create or replace function gdq.doctor_logs(queue_id integer, patience interval)
   returns table (severity text, code text, object text, cause text, cure text, fixable boolean)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -46,7 +46,7 @@ begin
     from (select l.segment, gdq.unsummarised_pages(l.segment) * block as behind
             from logs l where l.bytes > behind_max) b
    where b.behind > behind_max;
-  -- what keeps every log of a queue, and the control tables, from being emptied
+  -- locks that keep every log of a queue, or the control tables, from being emptied
   return query
   select 'warning', 'truncation_blocked', q.queue_name,
          format('no log of queue %I can be emptied: %s is registering or moving a consumer', q.queue_name, h.who),
@@ -64,4 +64,4 @@ begin
 end
 $$;
 comment on function gdq.doctor_logs(integer, interval) is
-  'The part of doctor() about logs that cannot be emptied or are slow to read.';
+  'Findings of doctor() about logs that cannot be emptied or are slow to read.';

@@ -1,5 +1,5 @@
--- doctor_replication(queue_id, patience): the part of doctor() about logical replication, one function for each code.
--- Writes: nothing.
+-- doctor_replication(queue_id, patience): the findings of doctor() about logical replication, from one function for
+-- each code. Writes: nothing.
 create or replace function gdq.doctor_replication(queue_id integer, patience interval)
   returns table (severity text, code text, object text, cause text, cure text, fixable boolean)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -11,10 +11,10 @@ begin
   return query select * from gdq.find_slot_unread(doctor_replication.queue_id);
 end
 $$;
-comment on function gdq.doctor_replication(integer, interval) is 'The part of doctor() about logical replication.';
+comment on function gdq.doctor_replication(integer, interval) is 'Findings of doctor() about logical replication.';
 
--- find_replica_role(): doctor()'s replica_role: roles and databases whose sessions run as a replica, so that ordinary
--- triggers do not fire. Writes: nothing.
+-- find_replica_role(): the findings replica_role of doctor(): roles and databases whose sessions run as a replica, so
+-- that ordinary triggers do not fire. Writes: nothing.
 create or replace function gdq.find_replica_role()
   returns table (severity text, code text, object text, cause text, cure text, fixable boolean)
 language sql volatile security definer set search_path = pg_catalog, pg_temp
@@ -31,14 +31,14 @@ as $$
 $$;
 comment on function gdq.find_replica_role() is 'Findings of doctor(): sessions that run as a replica.';
 
--- find_subscription_target(queue_id): doctor()'s subscription_target: captured tables that a logical subscription
--- fills, for which their capture triggers do not fire. Writes: nothing.
+-- find_subscription_target(queue_id): the findings subscription_target of doctor(): captured tables that a logical
+-- subscription fills, so that their capture triggers do not fire. Writes: nothing.
 create or replace function gdq.find_subscription_target(queue_id integer)
   returns table (severity text, code text, object text, cause text, cure text, fixable boolean)
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
   select 'error', 'subscription_target', gdq.table_name(sr.srrelid),
-         format('%s is filled by a logical subscription, and a capture trigger of it does not fire for that',
+         format('%s is filled by a logical subscription, for which its capture triggers do not fire',
                 gdq.table_name(sr.srrelid)),
          'Capture the table at its publisher, or have its triggers fire ALWAYS.', false
     from pg_subscription_rel sr
@@ -47,13 +47,13 @@ as $$
                     and p.pronamespace = 'gdq_log'::regnamespace
                     and tg.tgenabled <> 'A'
                     and (find_subscription_target.queue_id is null
-                         or tg.tgname ~ format('^!gdq_\d+_%s_', find_subscription_target.queue_id)))
+                         or tg.tgname ~ format(E'^!gdq_\\d+_%s_', find_subscription_target.queue_id)))
 $$;
 comment on function gdq.find_subscription_target(integer) is
   'Findings of doctor(): captured tables that a subscription fills.';
 
--- find_publication_ships_logs(): doctor()'s publication_ships_logs: publications that send tables of gdq to their
--- subscribers. Writes: nothing.
+-- find_publication_ships_logs(): the findings publication_ships_logs of doctor(): publications that send tables of gdq
+-- to their subscribers. Writes: nothing.
 create or replace function gdq.find_publication_ships_logs()
   returns table (severity text, code text, object text, cause text, cure text, fixable boolean)
 language sql volatile security definer set search_path = pg_catalog, pg_temp
@@ -72,8 +72,8 @@ as $$
 $$;
 comment on function gdq.find_publication_ships_logs() is 'Findings of doctor(): publications that ship logs of gdq.';
 
--- find_slot_unread(queue_id): doctor()'s slot_unread: replication slots of gdq that no view or consumer reads. They are
--- notes where the owner of gdq may not read the positions of slots. Writes: nothing.
+-- find_slot_unread(queue_id): the findings slot_unread of doctor(): replication slots of gdq that no view or consumer
+-- reads. They are notes, not warnings, where the owner of gdq may not read the positions of slots. Writes: nothing.
 create or replace function gdq.find_slot_unread(queue_id integer)
   returns table (severity text, code text, object text, cause text, cure text, fixable boolean)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -85,7 +85,12 @@ declare
   wal_end pg_lsn := case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_lsn() end;
   readers text[] := '{}';
 begin
-  select c.oid, has_schema_privilege(n.oid, 'usage') and has_table_privilege(c.oid, 'select') as readable
+  -- anybody could have made the schema: only a plain table is read, which runs no code
+  select c.oid,
+         has_schema_privilege(n.oid, 'usage') and has_table_privilege(c.oid, 'select')
+           and c.relkind = 'r' and not c.relrowsecurity
+           and exists (select from pg_attribute a where a.attrelid = c.oid and a.attname = 'slot_name'
+                          and a.atttypid = 'text'::regtype and a.attgenerated = '') as readable
     into positions
     from pg_class c join pg_namespace n on n.oid = c.relnamespace
    where n.nspname = 'gdq_target' and c.relname = 'slot_position';

@@ -1,6 +1,6 @@
--- doctor_tables(queue_id, patience): the part of doctor() about captured tables: table_findings() of those of
--- suspect_tables(). One that DDL has locked is left for the next time, one that goes meanwhile is passed over.
--- Writes: nothing.
+-- doctor_tables(queue_id, patience): the findings of doctor() about captured tables: table_findings() of
+-- suspect_tables(), and a capture role that owners of tables share, see make_capture_role(). A table that DDL has
+-- locked or drops meanwhile is left out. Writes: nothing.
 create or replace function gdq.doctor_tables(queue_id integer, patience interval)
   returns table (severity text, code text, object text, cause text, cure text, fixable boolean)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -9,6 +9,20 @@ as $$
 declare
   t record;
 begin
+  return query
+  select 'warning', 'shared_capture_role', 'gdq_capture',
+         format('capture functions for tables of %s owners belong to gdq_capture: code of one of these owners could '
+                'forge changes of the others'' tables', count(distinct c.relowner)),
+         format('ALTER ROLE %I CREATEROLE; gdq ticker then gives each owner a capture role within a minute.',
+                current_user),
+         false
+    from gdq.captured_table ct
+    join pg_class c on c.oid = ct.relid
+   cross join lateral (select gdq.capture_function(ct.queue_id, ct.relid, 'i') as number offset 0) f
+    join pg_proc p on p.oid = f.number
+   where (doctor_tables.queue_id is null or ct.queue_id = doctor_tables.queue_id)
+     and pg_get_userbyid(p.proowner) = 'gdq_capture'
+  having count(distinct c.relowner) > 1;
   for t in select ct.table_id, coalesce(gdq.table_name(ct.relid), ct.table_name) as name
              from gdq.suspect_tables(doctor_tables.queue_id) s join gdq.captured_table ct on ct.table_id = s
             order by 2 loop
@@ -20,96 +34,55 @@ begin
   end loop;
 end
 $$;
-comment on function gdq.doctor_tables(integer, interval) is 'The part of doctor() about captured tables.';
+comment on function gdq.doctor_tables(integer, interval) is 'Findings of doctor() about captured tables.';
 
--- suspect_tables(queue_id): the captured tables of a queue (NULL: all) of which table_findings() may find something,
--- but for tables that DDL has locked. With a thousand tables table_findings() takes seconds, so tables are left out
--- whose catalog rows tell by their xmin that all is as gdq made or saw it: no row has another xmin than note_catalog()
--- found when capture fitted, the capture functions were last replaced by the transaction that last wrote the state of
--- the log, and the triggers by the one that made them. Writes: nothing.
+-- suspect_tables(queue_id): the captured tables of a queue (NULL: of all) for which table_findings() may find
+-- something; tables that DDL has locked are left out.
+-- With a thousand tables table_findings() takes seconds. So a table is left out of which the catalogs hold what gdq has
+-- witnessed. Writes: nothing.
 create or replace function gdq.suspect_tables(queue_id integer) returns setof integer
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
-  capture_owner constant name := gdq.capture_owner();
   busy constant oid[] := gdq.busy_relations();
-  wanted gdq.captured_table[] := array(
-    select ct from gdq.captured_table ct
+  wanted constant integer[] := array(
+    select ct.table_id from gdq.captured_table ct
      where (suspect_tables.queue_id is null or ct.queue_id = suspect_tables.queue_id) and ct.relid <> all (busy));
 begin
   return query
-  with tables as materialized (
-    select w.* from unnest(wanted) w
-  ), newest as materialized (
-    select v.table_id, max(v.version_id) as version_id from gdq.table_version v group by 1
-  ), functions as materialized (
-    select p.proname, p.xmin, p.prosrc, p.proowner, p.prosecdef
-      from pg_proc p
-     where p.pronamespace = 'gdq_log'::regnamespace
-  ), replaced as materialized (
-    select t.table_id
-      from tables t
-      join newest n using (table_id)
-      join gdq.log_ring r using (version_id),
-           unnest(array['i', 'u', 'd']) op
-     where not exists (select from functions f
-                        where f.proname = gdq.capture_name(t.queue_id, t.relid, op) and f.xmin = r.xmin)
-    union
-    select t.table_id
-      from tables t
-     where not exists (select from functions f
-                        where f.proname = gdq.capture_name(t.queue_id, t.relid, 't')
-                          and f.prosrc = gdq.truncate_body(t.queue_id, t.relid, t.origin)
-                          and pg_get_userbyid(f.proowner) = capture_owner
-                          and f.prosecdef)
-  )
-  -- recorded: off, or changes are missing
-  select t.table_id
-    from tables t
-   where exists (select from gdq.resync r where r.queue_id = t.queue_id and r.relid = t.relid)
+  -- capture is recorded as off, or changes as missing
+  select ct.table_id
+    from gdq.captured_table ct
+   where ct.table_id = any (wanted)
+     and exists (select from gdq.resync r where r.queue_id = ct.queue_id and r.relid = ct.relid)
   union
-  -- a log that has become quiet has kept its functions
-  select r.table_id from replaced r where exists (select from gdq.function_faults(r.table_id))
+  select u.table_id from gdq.unwitnessed(wanted) u
   union
-  -- a trigger that was changed since it was made, or fires before those of gdq
-  select t.table_id
-    from tables t join pg_trigger g on g.tgrelid = t.relid
-   where (g.tgname ~ '^!gdq_'
-          and not exists (select from pg_depend d
-                           where d.classid = 'pg_trigger'::regclass and d.objid = g.oid and d.xmin = g.xmin))
-      or g.tgname < '!gdq_'
-  union
-  -- partitions and children are tables of their own
-  select t.table_id
-    from tables t join pg_class c on c.oid = t.relid
-   where c.relkind = 'p'
-      or (c.relrowsecurity and not t.allow_rls)
-      or exists (select from pg_inherits i where i.inhparent = t.relid or i.inhrelid = t.relid)
-  union
-  -- the mark of a partition would wait for DDL of it
-  select t.table_id
-    from tables t
-    join pg_class c on c.oid = t.relid
-    left join gdq.table_check k using (table_id)
-   where case when c.relkind = 'r' and not c.relispartition then
-                k.catalog is distinct from gdq.catalog_mark(t.relid) end;
+  -- triggers that fire before those of gdq; row level security; a partition without a TRUNCATE trigger
+  select ct.table_id
+    from gdq.captured_table ct join pg_class c on c.oid = ct.relid
+   where ct.table_id = any (wanted)
+     and ((c.relrowsecurity and not ct.allow_rls)
+          or c.relkind = 'p'
+          or exists (select from pg_trigger g
+                      where g.tgrelid = ct.relid and g.tgname < '!gdq_'));
 end
 $$;
 comment on function gdq.suspect_tables(integer) is 'Captured tables that may have something wrong with their capture.';
 
--- doctor_strays(queue_id, patience): the part of doctor() about triggers of gdq on tables that are not captured, such
--- as a partition that was detached. They do nothing but take time. Writes: nothing.
+-- doctor_strays(queue_id, patience): the findings of doctor() about triggers of gdq on tables that are not captured,
+-- such as a detached partition. They do nothing but take time. Writes: nothing.
 create or replace function gdq.doctor_strays(queue_id integer, patience interval)
   returns table (severity text, code text, object text, cause text, cure text, fixable boolean)
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
   select 'warning', 'trigger_left_over', gdq.table_name(s.relid),
-         format('%s has trigger %I of gdq and is not captured by that', gdq.table_name(s.relid), s.name),
+         format('%s has trigger %I of gdq, which does not capture it', gdq.table_name(s.relid), s.name),
          case when s.own then 'gdq doctor --fix drops it.'
               else format('As the owner of the table: DROP TRIGGER %I ON %s', s.name, gdq.table_name(s.relid)) end,
          s.own
     from gdq.stray_triggers(doctor_strays.queue_id) s
    order by 3, 4
 $$;
-comment on function gdq.doctor_strays(integer, interval) is 'The part of doctor() about triggers that are left over.';
+comment on function gdq.doctor_strays(integer, interval) is 'Findings of doctor() about triggers that are left over.';

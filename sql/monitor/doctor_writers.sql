@@ -1,6 +1,6 @@
--- doctor_writers(queue_id, patience): the part of doctor() about transactions that do not end. A transaction that has
--- changed captured tables, or is prepared, holds back its changes and the segments that it wrote to. Any other that has
--- an xid or a snapshot is a note: batches and truncation go on beside it. Writes: nothing.
+-- doctor_writers(queue_id, patience): the findings of doctor() about transactions that do not end. One that has changed
+-- captured tables, or is prepared, holds back its changes and the segments that it wrote to. Any other with an xid or a
+-- snapshot is a note, since batches and truncation go on beside it. Writes: nothing.
 create or replace function gdq.doctor_writers(queue_id integer, patience interval)
   returns table (severity text, code text, object text, cause text, cure text, fixable boolean)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set intervalstyle = postgres
@@ -37,7 +37,7 @@ begin
   select 'note', 'long_transaction', 'pid ' || t.pid,
          format(case when t.writes then
                        '%s has written, though not to captured tables, and does not end: every tick lists it as open, '
-                       'and what it changes in them before its end comes after that'
+                       'and if it still changes captured tables, these changes come after its end'
                      else '%s keeps an old snapshot%s: dead rows stay, and capture of a table that it alters goes off '
                           'until it ends' end,
                 gdq.session_name(t.pid, t.since),
@@ -47,4 +47,4 @@ begin
    where t.since < clock_timestamp() - patience and t.pid not in (select w.pid from writers w);
 end
 $$;
-comment on function gdq.doctor_writers(integer, interval) is 'The part of doctor() about transactions that do not end.';
+comment on function gdq.doctor_writers(integer, interval) is 'Findings of doctor() about transactions that do not end.';

@@ -1,5 +1,6 @@
--- log_depth(queue_id, positions): for every log segment with rows and every event number of positions, the bytes from
--- the first page with a later event on. Writes: nothing.
+-- log_depth(queue_id, positions): how many bytes of each log segment a reader at an event number still has to read:
+-- from the first page with a later event on. Result: one row for each segment with such bytes and each number of
+-- positions. Writes: nothing.
 create or replace function gdq.log_depth(queue_id integer, positions bigint[])
   returns table (table_id integer, event_seq bigint, bytes bigint)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
@@ -17,11 +18,11 @@ begin
 end
 $$;
 comment on function gdq.log_depth(integer, bigint[]) is
-  'Bytes of every log with rows that hold events after these numbers.';
+  'Bytes of each log segment from the first event after a number on.';
 
--- bytes_after_without_locks(segment, bytes, positions): bytes_after() of a log segment for each of positions; NULL when
--- the segment is locked or gone. The lock on the segment is given back at once, by rolling the block back: the locks of
--- a thousand segments would fill the lock table, and hold truncation up. Writes: nothing.
+-- bytes_after_without_locks(segment, bytes, positions): bytes_after() of a log segment for each number of positions;
+-- NULL when the segment is locked or gone. The lock on the segment is given back at once, by rolling the block back:
+-- locks of a thousand segments would fill the lock table and hold truncation up. Writes: nothing.
 create or replace function gdq.bytes_after_without_locks(segment regclass, bytes bigint, positions bigint[])
   returns bigint[]
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
@@ -46,8 +47,8 @@ $$;
 comment on function gdq.bytes_after_without_locks(regclass, bigint, bigint[]) is
   'Bytes of a log segment after some event numbers, with no lock kept.';
 
--- bytes_after(segment, pages, after): the bytes of a log segment that has an event after that number, from the first
--- page with such an event on. Numbers grow along a log but for transactions that overlap, so this is a binary search.
+-- bytes_after(segment, pages, after): bytes of a log segment from the first page on that has an event with a number
+-- above after. Numbers grow along a log, except those of overlapping transactions, so a binary search finds the page.
 -- Writes: nothing.
 create or replace function gdq.bytes_after(segment regclass, pages bigint, after bigint) returns bigint
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
@@ -68,7 +69,7 @@ begin
       high := middle;
     end if;
   end loop;
-  -- the first page of which all rows are later; the one before it may hold some
+  -- low is the first page that begins with a later event; the page before it may hold some too
   return (pages - greatest(low - 1, 0)) * current_setting('block_size')::bigint;
 end
 $$;

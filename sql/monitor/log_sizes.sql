@@ -1,9 +1,9 @@
 -- Sizes of logs and control tables.
 
--- log_sizes(queue_id, with_total): the log segments of a queue (NULL: all) that hold rows, and their bytes without
--- indexes, and on demand, as it takes seven times as long, with indexes and out-of-line values (total); table_id is
--- NULL for those of an event log. A segment that is gone or busy is left out: one look at all first, and one by one,
--- which takes three times as long, only when that meets such a segment. Writes: nothing.
+-- log_sizes(queue_id, with_total): the log segments of a queue (NULL: of all) that hold rows, with their sizes.
+-- Result: table_id: NULL for the event log; bytes: without indexes and out-of-line values; total: with them, only if
+-- with_total, since that takes seven times as long. A segment that is gone or locked is left out. All sizes are taken
+-- in one statement; only when that meets such a segment, one by one, which takes three times as long. Writes: nothing.
 create or replace function gdq.log_sizes(queue_id integer, with_total boolean default false)
   returns table (queue integer, table_id integer, segment regclass, bytes bigint, total bigint)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms'
@@ -37,11 +37,11 @@ begin
   return query select * from unnest(queues, tables, segments, sizes, totals) l(q, t, s, b, a) where l.b > 0;
 end
 $$;
-comment on function gdq.log_sizes(integer, boolean) is 'The log segments of a queue that hold rows, and their bytes.';
+comment on function gdq.log_sizes(integer, boolean) is 'The log segments of a queue that hold rows, with their sizes.';
 
--- filled_logs(queue_id): the log segments of a queue (NULL: all) that hold rows, and their bytes, as log_sizes().
--- written: what is captured now goes there; next: it will go there after the next switch. table_id NULL: the event log.
--- Writes: nothing.
+-- filled_logs(queue_id): the log segments of a queue (NULL: of all) that hold rows, with the sizes of log_sizes().
+-- Result: written: rows are written to the segment now; next: they will be after the next switch. table_id: NULL for
+-- the event log. Writes: nothing.
 create or replace function gdq.filled_logs(queue_id integer)
   returns table (queue_id integer, table_id integer, segment regclass, bytes bigint, total bigint, written boolean,
                  next boolean)
@@ -50,7 +50,7 @@ as $$
   with sizes as materialized (
     select * from gdq.log_sizes(filled_logs.queue_id, true)
   ), newest as materialized (
-    -- what is gone or captured through its root is written to no more
+    -- the log of a table that is gone, or captured through its root now, is not written any more
     select v.table_id, max(v.version_id) as version_id
       from gdq.captured_table ct join gdq.table_version v using (table_id)
      where not exists (select from gdq.resync r
@@ -77,8 +77,8 @@ $$;
 comment on function gdq.filled_logs(integer) is
   'The log segments of a queue that hold rows, and which of them are written.';
 
--- log_name(queue_id, table_id): a log by the name of its table, or the event log (table_id NULL) by that of its queue.
--- Writes: nothing.
+-- log_name(queue_id, table_id): the name of a log in the texts of doctor(): that of its table, or of the queue for the
+-- event log (table_id NULL). Writes: nothing.
 create or replace function gdq.log_name(queue_id integer, table_id integer) returns text
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -88,10 +88,10 @@ begin
                   (select format('queue %I', q.queue_name) from gdq.queue q where q.queue_id = log_name.queue_id));
 end
 $$;
-comment on function gdq.log_name(integer, integer) is 'Name of a log as the doctor says it.';
+comment on function gdq.log_name(integer, integer) is 'The name of a log in the texts of doctor().';
 
--- unsummarised_pages(segment): pages of a log segment that its BRIN index does not describe: what a look for a number
--- that no row has must read all the same. Writes: nothing.
+-- unsummarised_pages(segment): the pages of a log segment that its BRIN index does not describe: every search reads
+-- them, which EXPLAIN shows for a number that no row has. Writes: nothing.
 create or replace function gdq.unsummarised_pages(segment regclass) returns bigint
 language plpgsql volatile security definer
   set search_path = pg_catalog, pg_temp set enable_seqscan = off set max_parallel_workers_per_gather = 0
@@ -106,7 +106,7 @@ end
 $$;
 comment on function gdq.unsummarised_pages(regclass) is 'Pages of a log segment that its BRIN index does not describe.';
 
--- control_sizes(): bytes of the control tables that rotate, both slots. Writes: nothing.
+-- control_sizes(): bytes of the control tables that rotate, with both slots. Writes: nothing.
 create or replace function gdq.control_sizes() returns table (name text, bytes bigint)
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$

@@ -1,8 +1,9 @@
--- Transactions and locks of others that hold up batches and logs.
+-- Transactions and locks of other sessions that hold up batches and logs.
 
--- open_writers(queue_id): the transactions that have written to the logs of a queue and are not over: pid, or gid when
--- prepared; the segments that they hold; since: when they began, or NULL where neither the server's statistics nor a
--- tick tells. Other roles' statistics are hidden from a role without pg_monitor: there the ticks tell. Writes: nothing.
+-- open_writers(queue_id): the open transactions that have written to the logs of a queue.
+-- Result: pid, or gid when prepared; segments: the log segments that they hold; since: when they began. Without
+-- pg_monitor the server hides the start of other roles' transactions; the first tick that met one gives it instead, and
+-- NULL means that no tick did. Writes: nothing.
 create or replace function gdq.open_writers(queue_id integer)
   returns table (pid integer, gid text, owner text, xid xid8, segments oid[], since timestamptz)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -43,13 +44,11 @@ begin
    where w.pid is distinct from pg_backend_pid();
 end
 $$;
-comment on function gdq.open_writers(integer) is
-  'Transactions that have written to the logs of a queue and are not over.';
+comment on function gdq.open_writers(integer) is 'Open transactions that have written to the logs of a queue.';
 
--- open_transactions(): sessions of this database with an xid (writes) or a snapshot; since: when their transaction
--- began, at the latest; NULL when nothing tells; switched: how many logs were switched after that. Without pg_monitor
--- the server hides the age of other roles' transactions, but not their xid and xmin: there the ticks tell. Writes:
--- nothing.
+-- open_transactions(): sessions of this database whose open transaction has an xid or a snapshot.
+-- Result: writes: it has an xid; since: when the transaction began, at the latest, as open_writers() has it; switched:
+-- how many logs were switched after that. Writes: nothing.
 create or replace function gdq.open_transactions()
   returns table (pid integer, writes boolean, since timestamptz, switched bigint)
 language sql volatile security definer set search_path = pg_catalog, pg_temp
@@ -72,22 +71,22 @@ as $$
 $$;
 comment on function gdq.open_transactions() is 'Sessions with an open transaction that has an xid or a snapshot.';
 
--- full_xid(short): the number of a transaction that is still open, with its epoch. Writes: nothing.
+-- full_xid(short): the xid of an open transaction with its epoch. Writes: nothing.
 create or replace function gdq.full_xid(short xid) returns xid8
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   next_xid constant bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
 begin
-  -- it may be a little above what the snapshot knows
+  -- short may be a little above the snapshot's xmax
   return (next_xid - (((next_xid - short::text::bigint + 2147483648) & 4294967295) - 2147483648))::text::xid8;
 end
 $$;
-comment on function gdq.full_xid(xid) is 'The number of an open transaction with its epoch.';
+comment on function gdq.full_xid(xid) is 'The xid of an open transaction with its epoch.';
 
--- seen_since(queue_id, xid, ended): time of the first tick that met an open transaction: it began before; or (ended)
--- the first that found it over: a snapshot that still lists it, or ends at it, is older. NULL when none did. A binary
--- search: there may be a million ticks. Writes: nothing.
+-- seen_since(queue_id, xid, ended): the time of the first tick that met an open transaction, which began before that.
+-- ended: of the first tick that found the transaction over; a snapshot that lists it as open is older than that. NULL
+-- when there is no such tick. A binary search, since there may be a million ticks. Writes: nothing.
 create or replace function gdq.seen_since(queue_id integer, xid xid8, ended boolean default false) returns timestamptz
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -119,10 +118,10 @@ begin
 end
 $$;
 comment on function gdq.seen_since(integer, xid8, boolean) is
-  'Time of the first tick that met an open transaction, or found it over.';
+  'Time of the first tick that met a transaction, or found it over.';
 
--- session_name(pid, since): a session with its user, application, state and the age of its transaction; since: what is
--- known of that where the server hides it. NULL without a pid. Writes: nothing.
+-- session_name(pid, since): a session with its user, application, state and the age of its transaction. since: the
+-- start of the transaction where the server hides it. NULL without a pid. Writes: nothing.
 create or replace function gdq.session_name(pid integer, since timestamptz) returns text
 language sql volatile security definer set search_path = pg_catalog, pg_temp set intervalstyle = postgres
 as $$
@@ -137,9 +136,10 @@ $$;
 comment on function gdq.session_name(integer, timestamptz) is
   'A session with its user, application, state and the age of its transaction.';
 
--- lock_holders(relations, keys, patience): who has held a lock on relations, or advisory locks by their keys, for
--- longer than patience, and how to end that; relation is NULL for keys. Where the age of a transaction is hidden from
--- the owner of gdq, it counts. Writes: nothing.
+-- lock_holders(relations, keys, patience): the sessions that hold a lock on relations, or an advisory lock by its key,
+-- in a transaction older than patience, and how to end them. A transaction whose age is hidden from the owner of gdq
+-- counts as older.
+-- Result: one row for each relation, and one with relation NULL for the keys. Writes: nothing.
 create or replace function gdq.lock_holders(relations oid[], keys bigint[], patience interval)
   returns table (relation oid, who text, cure text)
 language sql volatile security definer set search_path = pg_catalog, pg_temp
@@ -156,7 +156,7 @@ as $$
                                      else format('select pg_terminate_backend(%s)', l.pid) end, '; ')
     from locks l
     left join pg_stat_activity a on a.pid = l.pid
-    -- a prepared transaction has no pid, and shows by its xid which it is
+    -- a prepared transaction has no pid: its xid leads to its gid
     left join locks x on l.pid is null and x.pid is null
                          and x.virtualtransaction = l.virtualtransaction and x.locktype = 'transactionid'
     left join pg_prepared_xacts p on p.transaction = x.transactionid
@@ -168,10 +168,12 @@ as $$
      and coalesce(a.xact_start, p.prepared, '-infinity') < clock_timestamp() - patience
    group by 1
 $$;
-comment on function gdq.lock_holders(oid[], bigint[], interval) is 'Who has held locks for long, and how to end that.';
+comment on function gdq.lock_holders(oid[], bigint[], interval) is
+  'Sessions that hold locks in a transaction older than patience, and how to end them.';
 
--- segment_blockers(queue_id, table_id, segments): why log segments that hold rows are not empty yet, and the cure: they
--- were written after the last tick; else who has not read them; else who holds them. Writes: nothing.
+-- segment_blockers(queue_id, table_id, segments): why log segments that hold rows are not empty yet, and the cure. The
+-- first of these that holds: rows were written after the last tick; a consumer or the retention keeps them; a session
+-- holds a lock. Writes: nothing.
 create or replace function gdq.segment_blockers(queue_id integer, table_id integer, segments regclass[])
   returns table (who text, cure text)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set intervalstyle = postgres

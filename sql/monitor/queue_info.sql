@@ -1,11 +1,10 @@
--- queue_info(queue): one row a queue (NULL: all) with its settings, its last tick, how fast events come and
--- how much its logs hold. Cheap with a thousand captured tables: sizes of files, and a few pages of the logs that hold
--- rows. Safe beside whatever removes a queue meanwhile: a queue that is going is shown with NULLs or not at all, and no
--- lock is waited for longer than 100 ms.
--- Result: events_since_tick counts numbers given out, rolled-back ones included. events_per_second: numbers given out
--- over the last minute, or since the oldest tick that there is. log_bytes and segments: of log segments that hold rows.
--- tables_resync: captured tables in resync. open_writers: transactions that have written to the queue's logs and are
--- not over. How much is unread differs by consumer: see consumer_info().
+-- queue_info(queue): one row for each queue (NULL: all queues) with its settings, its last tick, its event rate and the
+-- size of its logs. Cheap with a thousand captured tables: it reads sizes of files. No lock is waited for longer than
+-- 100 ms: a queue that is being dropped is shown with NULLs or not at all.
+-- Result: last_event: the last event number given out. events_since_tick: event numbers given out since the last tick,
+-- rolled-back events included. events_per_second: of the last minute, or since the oldest tick. log_bytes and segments:
+-- of log segments that hold rows. tables_resync: captured tables in resync. open_writers: open transactions that have
+-- written to the queue's logs. For unread events see consumer_info().
 -- Writes: nothing. Errors: 42704.
 create or replace function gdq.queue_info(queue text default null)
   returns table (queue_name text, queue_id integer, last_tick bigint, tick_age interval, last_event bigint,
@@ -35,7 +34,8 @@ begin
            gdq.open_resync(ct.queue_id, ct.relid, ct.table_id)
      where wanted is null or r.queue_id = wanted group by 1
   )
-  select (q.settings).queue_name, q.queue_id, t.tick_id, clock_timestamp() - t.created_at, q.last_event,
+  select (q.settings).queue_name, q.queue_id, t.tick_id,
+         greatest(clock_timestamp() - t.created_at, interval '0'), q.last_event,
          q.last_event - t.event_seq,
          (q.last_event - old.event_seq)
            / greatest(extract(epoch from clock_timestamp() - old.created_at), 0.001)::double precision,

@@ -1,4 +1,4 @@
--- renamed_triggers(): capture triggers under other names than gdq gives them; own: the session may drop them.
+-- renamed_triggers(): capture triggers whose name is not the one that gdq gives them; own: the session may drop them.
 -- Writes: nothing.
 create or replace function gdq.renamed_triggers() returns table (relid oid, name name, own boolean)
 language sql stable security definer set search_path = pg_catalog, pg_temp
@@ -9,4 +9,4 @@ as $$
      and g.tgparentid = 0
      and g.tgname !~ format('^!gdq_%s_%s_[iudtb]$', ct.relid::oid, ct.queue_id)
 $$;
-comment on function gdq.renamed_triggers() is 'Capture triggers under other names than gdq gives them.';
+comment on function gdq.renamed_triggers() is 'Capture triggers whose name is not the one that gdq gives them.';

@@ -1,9 +1,9 @@
--- What gdq doctor --fix calls, each in a transaction of its own. The first only records and replaces functions; what
--- needs a lock on the table comes after it and gives up after 100 ms: rearm(), or DROP TRIGGER by the session itself.
+-- gdq doctor --fix mends a table in two transactions: first suspend_table(), which needs no lock on the table; then
+-- rearm(), or DROP TRIGGER by the session itself, which give up after 100 ms without a lock.
 
--- suspend_table(tbl): switches capture of a table off in every queue where it has an error that --fix mends: recorded,
--- so that consumers learn of what may be missing, and rearm() can switch it on again. Also remakes capture functions
--- that are gone. Never needs a lock on the table.
+-- suspend_table(tbl): switches capture of a table off in every queue where it has an error that gdq doctor --fix mends.
+-- A resync is recorded, so that consumers learn of missing changes, and rearm() can switch capture on again. Capture
+-- functions that are gone are made again. Never needs a lock on the table.
 -- Result: the ids of its captured tables that are off now. Writes: resync, the event log, the capture functions.
 -- Errors: GDQ04, GDQ07.
 create or replace function gdq.suspend_table(tbl regclass) returns setof integer
@@ -27,8 +27,8 @@ begin
       if gdq.capture_function(t.queue_id, t.relid, op) is null then
         perform gdq.replace_capture(t.queue_id, t.relid, op, E'begin\n  return null;\nend');
       end if;
-      perform gdq.own_capture(gdq.capture_function(t.queue_id, t.relid, op));
     end loop;
+    perform gdq.own_functions(t.queue_id, t.relid);
     perform gdq.disarm(t.queue_id, t.relid);
     perform gdq.replace_capture(t.queue_id, t.relid, 't', gdq.truncate_body(t.queue_id, t.relid, t.origin));
     return query select t.table_id;
@@ -36,4 +36,4 @@ begin
 end
 $$;
 comment on function gdq.suspend_table(regclass) is
-  'Switches capture of a table off where the doctor finds an error, so that rearm() can mend it.';
+  'Switches capture of a table off where doctor() finds an error, so that rearm() can mend it.';

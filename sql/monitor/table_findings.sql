@@ -1,4 +1,4 @@
--- table_findings(table_id): the faults in the capture of one table. A fault that may have left a gap is an error.
+-- table_findings(table_id): the faults in the capture of one table. A fault that may have lost changes is an error.
 -- Writes: nothing. Errors: P0002 when the table is gone.
 create or replace function gdq.table_findings(table_id integer)
   returns table (severity text, code text, cause text, cure text, fixable boolean)
@@ -10,7 +10,9 @@ declare
   name text;
   state text;
   reason text;
-  fix constant text := 'gdq doctor --fix: it is captured again, and recorded that changes may be missing.';
+  told boolean;
+  unseen text;
+  fix constant text := 'gdq doctor --fix captures it again, and records that changes may be missing.';
 begin
   select * into strict t from gdq.captured_table ct where ct.table_id = table_findings.table_id;
   state := gdq.capture_state(t.queue_id, t.relid);
@@ -32,19 +34,31 @@ begin
   select 'error', 'columns_changed', format('the columns of %s are not those that its log was made for', name),
          fix, true
    where not gdq.version_fits(gdq.current_version(t.table_id), gdq.describe_table(t.table_id));
+  told := found;
   return query
   select 'error', 'cannot_capture', format('capture of %s cannot be complete: %s', name, f),
          'Mend that, then gdq doctor --fix.', true
     from gdq.capture_fault(t.table_id) f
    where f is not null;
+  told := told or found;
   return query
   select 'error', 'capture_function', format('capture function %s of %s %s', f.name, name, f.fault),
          case when f.own then fix
-              else format('As a superuser: ALTER FUNCTION gdq_log.%I() OWNER TO %I', f.name, gdq.capture_owner()) end,
+              else format('As a superuser: ALTER FUNCTION gdq_log.%I() OWNER TO %I', f.name,
+                          case when f.name ~ '_t$' then gdq.capture_owner() else gdq.capture_role(t.relid) end) end,
          f.own
     from gdq.function_faults(t.table_id) f;
+  told := told or found;
   return query
   select f.severity, f.code, f.cause, coalesce(f.cure, fix), f.fixable from gdq.trigger_findings(t.table_id) f;
+  told := told or exists (select from gdq.trigger_findings(t.table_id) f where f.severity = 'error');
+  unseen := case when not told then (select min(u.what) from gdq.unwitnessed(array[t.table_id]) u) end;
+  return query
+  select 'error', 'trigger_touched', format('%s: it may have been off for a while', unseen), fix, true
+   where unseen like 'a capture trigger%';
+  return query
+  select 'error', 'altered_unseen', format('%s was altered, and gdq has not seen it: %s', name, unseen), fix, true
+   where unseen not like 'a capture trigger%';
   return query
   select 'warning', 'row_security',
          format('%s has row level security and is captured without allow_rls: consumers read all its rows', name),
@@ -53,11 +67,11 @@ begin
    where c.oid = t.relid and c.relrowsecurity and not t.allow_rls;
 end
 $$;
-comment on function gdq.table_findings(integer) is 'What is wrong with the capture of one table.';
+comment on function gdq.table_findings(integer) is 'The faults in the capture of one table.';
 
 -- trigger_findings(table_id): the faults of the triggers of a captured table: capture triggers that do not fire, are
--- gone, doubled or were touched; partitions without their TRUNCATE triggers; triggers that fire before those of gdq.
--- cure NULL: gdq doctor --fix. Writes: nothing.
+-- gone, doubled or were changed; partitions without TRUNCATE triggers; triggers that fire before those of gdq. cure
+-- NULL stands for gdq doctor --fix. Writes: nothing.
 create or replace function gdq.trigger_findings(table_id integer)
   returns table (severity text, code text, cause text, cure text, fixable boolean)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -79,8 +93,7 @@ begin
   functions := array(select gdq.capture_function(t.queue_id, t.relid, op) from unnest(array['i', 'u', 'd', 't']) op);
   for tg in select g.tgname, gdq.table_name(g.tgrelid) as rel, g.tgenabled, g.xmin,
                    ' at ' || case when stamps then pg_xact_commit_timestamp(g.xmin) end as at_time,
-                   g.tgname !~ pattern as renamed, pg_has_role(session_user, c.relowner, 'usage') as own,
-                   gdq.changed_since_made(g) as touched
+                   g.tgname !~ pattern as renamed, pg_has_role(session_user, c.relowner, 'usage') as own
               from pg_trigger g join pg_class c on c.oid = g.tgrelid
              where g.tgrelid = any (rels) and (g.tgname ~ pattern or g.tgfoid = any (functions))
              order by g.tgrelid, g.tgname loop
@@ -102,12 +115,6 @@ begin
                                       else 'disabled' end, tg.xmin, tg.at_time),
              null::text, true;
       told := true;
-    elsif tg.touched and tg.tgenabled = 'O' then
-      return query
-      select 'error', 'trigger_touched',
-             format('capture trigger %I of %s was changed by transaction %s%s: it may have been disabled for a while',
-                    tg.tgname, tg.rel, tg.xmin, tg.at_time),
-             null::text, true;
     end if;
   end loop;
   if fault is not null and not told then
@@ -125,27 +132,15 @@ begin
                       where g.tgrelid = p and g.tgname = format('!gdq_%s_%s_t', t.relid::oid, t.queue_id));
   return query
   select 'warning', 'trigger_outranked',
-         format('trigger %I of %s fires before those of gdq: what it changes in its own table is logged before what '
-                'made it fire', g.tgname, gdq.table_name(g.tgrelid)),
+         format('trigger %I of %s fires before those of gdq: its own changes to the table are logged before the change '
+                'that fired it', g.tgname, gdq.table_name(g.tgrelid)),
          'Give it a name that sorts after !gdq_.', false
     from pg_trigger g
    where g.tgrelid = any (rels) and g.tgname::text collate "C" < '!gdq_' and not g.tgisinternal and g.tgparentid = 0
      and g.tgenabled <> 'D' and not g.tgdeferrable and gdq.fires_after_each_row(g);
 end
 $$;
-comment on function gdq.trigger_findings(integer) is 'What is wrong with the triggers of a captured table.';
-
--- changed_since_made(tg): whether a trigger was altered after it was made, such as disabled for a while: the xmin of
--- its row names the transaction that changed it last, that of its dependency the one that made it. Writes: nothing.
-create or replace function gdq.changed_since_made(tg pg_trigger) returns boolean
-language plpgsql stable security definer set search_path = pg_catalog, pg_temp
-as $$
-begin
-  return not exists (select from pg_depend d join pg_trigger g on g.oid = d.objid
-                      where d.classid = 'pg_trigger'::regclass and d.objid = tg.oid and d.xmin = g.xmin);
-end
-$$;
-comment on function gdq.changed_since_made(pg_trigger) is 'Whether a trigger was altered after it was made.';
+comment on function gdq.trigger_findings(integer) is 'The faults of the triggers of a captured table.';
 
 -- fires_after_each_row(tg): whether a trigger is an AFTER ... FOR EACH ROW one: of the bits of tgtype, 1 is ROW, 2
 -- BEFORE and 64 INSTEAD OF. Writes: nothing.
@@ -158,8 +153,8 @@ end
 $$;
 comment on function gdq.fires_after_each_row(pg_trigger) is 'Whether a trigger fires AFTER, for each row.';
 
--- partition_oids(root): a table and all its partitions, from the catalogs, without the locks of pg_partition_tree().
--- Writes: nothing.
+-- partition_oids(root): the oids of a table and all its partitions, read from the catalogs, without the locks that
+-- pg_partition_tree() takes. Writes: nothing.
 create or replace function gdq.partition_oids(root oid) returns oid[]
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -180,10 +175,10 @@ begin
     select relid from tree);
 end
 $$;
-comment on function gdq.partition_oids(oid) is 'A table and all its partitions.';
+comment on function gdq.partition_oids(oid) is 'The oids of a table and all its partitions.';
 
 -- open_resync(queue_id, relid, table_id): the latest reason why a captured table is in resync: capture is off, or some
--- subscription has not passed a gap; no row when it is not. Writes: nothing.
+-- subscription has not passed a gap. No row when it is not in resync. Writes: nothing.
 create or replace function gdq.open_resync(queue_id integer, relid oid, table_id integer) returns setof text
 language sql stable security definer set search_path = pg_catalog, pg_temp
 as $$

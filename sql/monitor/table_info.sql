@@ -1,7 +1,7 @@
--- table_info(queue): one row a captured table of a queue (NULL: of all queues) with its state, the size of its logs and
--- the options of add_table(). Looks on as queue_info() does.
--- Result: state is resync while some subscription has not passed a gap of capture, or capture is off; reason is the
--- latest. events: rows written to the table's logs since these were made, or since the server's statistics were reset.
+-- table_info(queue): one row for each captured table of a queue (NULL: of all queues) with its state, the size of its
+-- logs and its options of add_table(). Waits for no lock longer than 100 ms, as queue_info().
+-- Result: state: resync while capture is off or some subscription has not passed a gap, else ok; reason: the latest.
+-- events: rows written to the table's logs since these were made, or since the server's statistics were reset.
 -- log_bytes and segments: of log segments that hold rows. Writes: nothing. Errors: 42704.
 create or replace function gdq.table_info(queue text default null)
   returns table (queue_name text, table_name text, mode text, format text, key text[], columns text[], version bigint,
@@ -22,7 +22,7 @@ begin
   ), logs as materialized (
     select z.table_id, sum(z.total)::bigint as bytes, count(*)::integer as segments
       from gdq.log_sizes(wanted, true) z group by 1
-  ), present as materialized (
+  ), present as (
     select c.oid, format('%I.%I', n.nspname, c.relname) as name
       from pg_class c join pg_namespace n on n.oid = c.relnamespace
   )

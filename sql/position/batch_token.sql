@@ -1,6 +1,7 @@
 -- Batches and the tokens that say which worker holds them.
 
--- is_finished(subscription_id, batch_no, batch_id): whether a batch is finished, or was left behind. Writes: nothing.
+-- is_finished(subscription_id, batch_no, batch_id): whether a batch is finished, or was left behind by a seek. Writes:
+-- nothing.
 create or replace function gdq.is_finished(subscription_id integer, batch_no bigint, batch_id bigint) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -12,10 +13,11 @@ begin
         or exists (select from gdq.batch_end e where e.batch_id = is_finished.batch_id));
 end
 $$;
-comment on function gdq.is_finished(integer, bigint, bigint) is 'Whether a batch is finished, or was left behind.';
+comment on function gdq.is_finished(integer, bigint, bigint) is
+  'Whether a batch is finished, or was left behind by a seek.';
 
--- holds_batch(b, token): whether a batch is open for who has this token; false when it is finished. Writes: nothing.
--- Errors: GDQ01 when the token is not the newest.
+-- holds_batch(b, token): whether a batch is open for the worker that has this token; false when the batch is finished.
+-- Writes: nothing. Errors: GDQ01 when the token is not the newest.
 create or replace function gdq.holds_batch(b gdq.batch, token uuid) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -31,9 +33,9 @@ begin
 end
 $$;
 comment on function gdq.holds_batch(gdq.batch, uuid) is
-  'Whether a batch is open for who has this token; error GDQ01 for a stale one.';
+  'Whether a batch is open for the worker that has this token; error GDQ01 for a stale token.';
 
--- require_held(b, token): error unless a batch is open and the token its newest. Writes: nothing. Errors: GDQ01.
+-- require_held(b, token): error unless a batch is open and this token is its newest. Writes: nothing. Errors: GDQ01.
 create or replace function gdq.require_held(b gdq.batch, token uuid) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -45,7 +47,7 @@ end
 $$;
 comment on function gdq.require_held(gdq.batch, uuid) is 'Error GDQ01 unless a batch is open and the token its newest.';
 
--- named_batch(batch_id): a batch that the session may use, open or not.
+-- named_batch(batch_id): the batch of this number, open or not, which the session's role must be allowed to use.
 -- Writes: nothing. Errors: GDQ01 when there is none of that number; GDQ07; 42501.
 create or replace function gdq.named_batch(batch_id bigint) returns gdq.batch
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -62,10 +64,11 @@ begin
   return b;
 end
 $$;
-comment on function gdq.named_batch(bigint) is 'A batch that the session may use, open or not.';
+comment on function gdq.named_batch(bigint) is
+  'The batch of this number, open or not; error 42501 unless the session may use it.';
 
--- open_batch(batch_id, token): the batch, if it is open and the token its newest.
--- Writes: nothing. Errors: GDQ01, GDQ07, 42501.
+-- open_batch(batch_id, token): the batch of this number, if it is open and the token is its newest. Writes: nothing.
+-- Errors: GDQ01, GDQ07, 42501.
 create or replace function gdq.open_batch(batch_id bigint, token uuid) returns gdq.batch
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -77,11 +80,11 @@ begin
 end
 $$;
 comment on function gdq.open_batch(bigint, uuid) is
-  'The batch, if it is open and the token its newest; else error GDQ01.';
+  'The batch of this number, if it is open and the token is its newest; else error GDQ01.';
 
 -- token_key(token): the advisory lock key of a batch's token. A worker that puts events aside holds it shared, and
--- finish_batch() takes it alone: an event is put aside before the batch is finished, or refused. The key is of the
--- token, not of the batch, so that a worker that was given up for dead does not hold up the next one. Writes: nothing.
+-- finish_batch() exclusively: an event is put aside before the batch is finished, or refused. It is the key of a token
+-- and not of a batch, so that a worker that was given up for dead does not hold up the next one. Writes: nothing.
 create or replace function gdq.token_key(token uuid) returns bigint
 language sql immutable security definer set search_path = pg_catalog, pg_temp
 as $$

@@ -1,6 +1,7 @@
--- get_retries(batch_id, token): the events that an open batch brings again, in ev_id order: the columns of get_batch(),
--- how often each event was put aside, and the last reason. Handle them before get_batch(): they are older. Reading
--- again gives the same. Writes: nothing. Errors: GDQ01; GDQ04, as an old snapshot may miss what was moved since.
+-- get_retries(batch_id, token): the events that an open batch brings again, in ev_id order. Handle them before those of
+-- get_batch(), which are later. Reading again gives the same.
+-- Result: the columns of get_batch(), retries: how often the event was put aside, and the last reason. Writes: nothing.
+-- Errors: GDQ01; GDQ07; 42501; GDQ04, since an old snapshot may miss rows that rotate_control() has moved.
 create or replace function gdq.get_retries(batch_id bigint, token uuid)
   returns table (ev_id bigint, ev_txid bigint, ev_time timestamptz, op text, tbl text,
                  key jsonb, old jsonb, new jsonb, origin text, retries integer, reason text)
@@ -28,11 +29,12 @@ $$;
 comment on function gdq.get_retries(bigint, uuid) is
   'The events that an open batch brings again, with the number of their retries.';
 
--- waiting_retries(subscription_id, due_before, most): the events that a subscription put aside in finished batches and
--- that no open or finished batch has brought again, in the order of their time. A batch that was left behind unfinished
--- settles nothing; an event that a later copy of its table holds waits no more. most: at most this number; NULL: all.
--- Sequential scans are off: a plan kept from when the tables were small would read them once for every row.
--- Writes: nothing.
+-- waiting_retries(subscription_id, due_before, most): the events that wait for a retry: a subscription put them aside
+-- in finished batches, and no open or finished batch has brought them again. In the order of due_at, at most this
+-- number; most NULL: all. A batch that was left behind unfinished settles nothing; an event that a later copy of its
+-- table holds waits no more.
+-- Sequential scans are off: a plan kept from when the tables were small would read them once for every row. Writes:
+-- nothing.
 create or replace function gdq.waiting_retries(subscription_id integer, due_before timestamptz, most bigint)
   returns table (retry_id bigint, due_at timestamptz)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
@@ -41,7 +43,7 @@ as $$
 begin
   if not exists (select from gdq.retry_event r
                   where r.subscription_id = waiting_retries.subscription_id and r.due_at <= due_before) then
-    return;  -- as with most batches
+    return;  -- the usual case
   end if;
   return query
     with copies as materialized (
@@ -66,4 +68,4 @@ begin
 end
 $$;
 comment on function gdq.waiting_retries(integer, timestamptz, bigint) is
-  'Events that a subscription put aside and no batch has brought again.';
+  'Events of a subscription that wait for a retry.';

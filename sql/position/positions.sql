@@ -1,7 +1,7 @@
--- Positions: the snapshot that each consumer has read up to, and what it still has to copy or holds in the logs.
+-- Positions: the snapshot up to which each consumer has read, the tables that it must copy, and the rows kept for it.
 
--- position_of(subscription_id): where a subscription stands. Writes: nothing.
--- Errors: 55000 when it has no position, which is never read as "from the start".
+-- position_of(subscription_id): the current position of a subscription. Writes: nothing. Errors: 55000 when it has
+-- none, which is never read as "from the start".
 create or replace function gdq.position_of(subscription_id integer) returns gdq.position
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -21,7 +21,7 @@ end
 $$;
 comment on function gdq.position_of(integer) is 'The current position of a subscription.';
 
--- latest_positions(): where every subscription stands. Writes: nothing.
+-- latest_positions(): the current position of every subscription. Writes: nothing.
 create or replace function gdq.latest_positions() returns setof gdq.position
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -30,10 +30,10 @@ as $$
          lateral (select p from gdq.position p
                    where p.subscription_id = s.subscription_id order by p.batch_no desc limit 1) latest
 $$;
-comment on function gdq.latest_positions() is 'Where every subscription stands.';
+comment on function gdq.latest_positions() is 'The current position of every subscription.';
 
--- snapshot_le(a, b): whether every transaction that counts as finished in a does so in b. Snapshots of one primary are
--- totally ordered by this. Writes: nothing.
+-- snapshot_le(a, b): whether snapshot a is not later than snapshot b: every transaction that counts as finished in a
+-- does so in b. Snapshots of one primary are totally ordered by this. Writes: nothing.
 create or replace function gdq.snapshot_le(a pg_snapshot, b pg_snapshot) returns boolean
 language plpgsql immutable security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -56,8 +56,8 @@ as $$
 $$;
 comment on function gdq.snapshot_max(pg_snapshot, pg_snapshot) is 'The later of two snapshots.';
 
--- copied_tables(subscription_id): the tables that a subscription copied by itself, each with the snapshot of the
--- copy: it gets only later changes of them. Writes: nothing.
+-- copied_tables(subscription_id): the tables that a subscription copied by itself, each with the snapshot of the copy:
+-- only later changes of these tables are delivered. Writes: nothing.
 create or replace function gdq.copied_tables(subscription_id integer)
   returns table (relid regclass, snapshot pg_snapshot)
 language plpgsql volatile rows 1 security definer set search_path = pg_catalog, pg_temp
@@ -73,10 +73,10 @@ begin
 end
 $$;
 comment on function gdq.copied_tables(integer) is
-  'The tables of a subscription that it has as of a snapshot of their own.';
+  'The tables that a subscription copied by itself, with the snapshots of the copies.';
 
--- cut_tables(subscription_id): the tables (NULL: messages) whose changes were dropped before a subscription read them,
--- and which it must copy before it gets another batch. Writes: nothing.
+-- cut_tables(subscription_id): the tables (NULL: messages) whose changes were dropped before a subscription read them;
+-- it must copy these before it gets another batch. Writes: nothing.
 create or replace function gdq.cut_tables(subscription_id integer) returns table (relid regclass, reason text)
 language plpgsql volatile rows 1 security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -95,8 +95,8 @@ end
 $$;
 comment on function gdq.cut_tables(integer) is 'The tables that a subscription must copy before it gets another batch.';
 
--- resync_tables(subscription_id): the tables that a subscription must copy anew, with the latest reason: now (cut),
--- or once it comes to the resync event. Writes: nothing.
+-- resync_tables(subscription_id): the tables that a subscription must copy anew, with the latest reason: now, since
+-- changes were dropped (cut_tables()), or when it comes to their resync event. Writes: nothing.
 create or replace function gdq.resync_tables(subscription_id integer) returns table (relid regclass, reason text)
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -114,8 +114,8 @@ as $$
 $$;
 comment on function gdq.resync_tables(integer) is 'The tables that a subscription must copy anew.';
 
--- delivered_from(b, tbl): the snapshot after which a batch gives changes of a table: the start of the batch, or that of
--- a later copy. Writes: nothing.
+-- delivered_from(b, tbl): the snapshot after which a batch gives changes of a table: the start of the batch, or the
+-- snapshot of a later copy. Writes: nothing.
 create or replace function gdq.delivered_from(b gdq.batch, tbl regclass) returns pg_snapshot
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -126,7 +126,7 @@ comment on function gdq.delivered_from(gdq.batch, regclass) is
   'The snapshot after which a batch gives changes of a table.';
 
 -- segment_is_consumed(segment, held): whether every row of a segment counts as finished in a snapshot. It must see
--- all that has committed, so it runs in READ COMMITTED only. Writes: nothing.
+-- every committed row, so it runs in READ COMMITTED only. Writes: nothing.
 create or replace function gdq.segment_is_consumed(segment regclass, held pg_snapshot) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$

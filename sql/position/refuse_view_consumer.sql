@@ -1,6 +1,5 @@
--- refuse_view_consumer(queue_id, consumer, instead): error for the consumer of a view, whose position lies in its
--- target.
--- instead: what to do, as the message ends. Writes: nothing. Errors: 55006.
+-- refuse_view_consumer(queue_id, consumer, instead): error for the consumer of a view, whose position is kept with the
+-- view's target. instead: the end of the message, which says what to do. Writes: nothing. Errors: 55006.
 create or replace function gdq.refuse_view_consumer(queue_id integer, consumer text, instead text) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$

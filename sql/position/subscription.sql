@@ -1,4 +1,4 @@
--- Subscriptions: a consumer of a queue, who may use it, and which tables and messages it takes.
+-- Subscriptions: each is a consumer on one queue. Which roles may use it, and which tables and messages it takes.
 
 -- find_subscription(queue, consumer): the id of a subscription. Writes: nothing. Errors: 42704.
 create or replace function gdq.find_subscription(queue text, consumer text) returns integer
@@ -21,8 +21,8 @@ $$;
 comment on function gdq.find_subscription(text, text) is
   'Id of a subscription; error 42704 when the consumer is not registered on the queue.';
 
--- own_subscription(queue, consumer): the id of a subscription that the role of the session may use and whose tables its
--- owner may read. Writes: nothing. Errors: 42704, 42501.
+-- own_subscription(queue, consumer): the id of a subscription that the session's role may use, and whose owner may read
+-- its tables. Writes: nothing. Errors: 42704, 42501.
 create or replace function gdq.own_subscription(queue text, consumer text) returns integer
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -37,9 +37,9 @@ $$;
 comment on function gdq.own_subscription(text, text) is
   'Id of a subscription that the session may use; error 42501 for another.';
 
--- lock_subscription(queue, consumer): locks a subscription until the transaction ends: one worker at a time moves it.
--- Result: its id. Writes: a row lock. Errors: 42704, GDQ04; 42501 for the consumer of another role, or one whose role
--- may not read its tables.
+-- lock_subscription(queue, consumer): locks a subscription until the transaction ends, so that one worker at a time
+-- moves it. Result: its id. Writes: a row lock. Errors: 42704, GDQ04; 42501 for the consumer of another role, or one
+-- whose role may not read its tables.
 create or replace function gdq.lock_subscription(queue text, consumer text) returns integer
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -90,10 +90,10 @@ end
 $$;
 comment on function gdq.check_consumer_role(integer) is 'Error 42501 unless the session may use a subscription.';
 
--- check_consumer_tables(subscription_id): error when the role that owns a subscription may not read all that it takes:
--- SELECT on the table or on all its logged columns, USAGE on its schema, and no row level security that hides rows from
--- the role. Asked for every batch: rights are revoked, and tables are added to a queue, while a consumer goes on.
--- Administrators read whatever is captured; of a dropped table nobody is asked. Writes: nothing. Errors: 42501.
+-- check_consumer_tables(subscription_id): error when the role that owns a subscription may not read its tables. Reading
+-- needs SELECT on the table or on all its logged columns, USAGE on its schema, and no row level security that hides
+-- rows from the role. Checked for every batch: rights may be revoked, and tables added to a queue, while a consumer
+-- runs. Administrators may read every captured table; a dropped table is not checked. Writes: nothing. Errors: 42501.
 create or replace function gdq.check_consumer_tables(subscription_id integer) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -109,7 +109,7 @@ begin
     raise exception 'role % does not exist any more', reader using errcode = 'insufficient_privilege',
       hint = 'Have an administrator give its consumer to another role: gdq.set_consumer_role().';
   end if;
-  -- offset 0: the rights on these tables are asked for, not those on all that pg_class lists
+  -- offset 0: check the rights on these tables only, not on every row of pg_class
   select t.table_name, c.relrowsecurity as secured into hidden
     from (select st.table_id, st.table_name, st.relid from gdq.subscribed_tables(subscription_id) st offset 0) t,
          lateral (select k.oid, k.relnamespace, k.relowner, k.relrowsecurity, k.relforcerowsecurity
@@ -133,10 +133,10 @@ begin
 end
 $$;
 comment on function gdq.check_consumer_tables(integer) is
-  'Error 42501 when the role that owns a subscription may not read all that it takes.';
+  'Error 42501 when the role that owns a subscription may not read its tables.';
 
--- require_member(subscription_id, member): error unless a worker of a consumer with members names one of them.
--- Writes: nothing. Errors: 42704, 55000.
+-- require_member(subscription_id, member): error unless a worker of a consumer with members names one of them, and a
+-- worker of a consumer without members names none. Writes: nothing. Errors: 42704, 55000.
 create or replace function gdq.require_member(subscription_id integer, member text) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -156,7 +156,7 @@ $$;
 comment on function gdq.require_member(integer, text) is
   'Error unless a worker names one of the consumer''s members, or it has none.';
 
--- may_read(subscription_id): whether a subscription gets batches; false while it or its queue is paused.
+-- may_read(subscription_id): whether a subscription gets batches; false while the subscription or its queue is paused.
 -- Writes: nothing. Errors: GDQ03 when it must copy tables first.
 create or replace function gdq.may_read(subscription_id integer) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -173,7 +173,7 @@ begin
         where s.subscription_id = may_read.subscription_id), tables, why
       using errcode = 'GDQ03',
             hint = 'Copy each table at a snapshot and call gdq.resynced(), '
-                   'or register the consumer again and load afresh.';
+                   'or unregister the consumer, register it anew and load afresh.';
   end if;
   return not gdq.queue_paused((select s.queue_id from gdq.subscription s
                                 where s.subscription_id = may_read.subscription_id))
@@ -208,7 +208,7 @@ as $$
 $$;
 comment on function gdq.takes_messages(integer) is 'Whether a subscription has the queue''s messages.';
 
--- takes_table(s, table_id): whether a subscription takes a captured table (NULL: the event log, which all take).
+-- takes_table(s, table_id): whether a subscription takes a captured table; true for the event log (table_id NULL).
 -- Writes: nothing.
 create or replace function gdq.takes_table(s gdq.subscription, table_id integer) returns boolean
 language sql stable security definer set search_path = pg_catalog, pg_temp

@@ -1,6 +1,6 @@
--- Ticks as positions use them: the last one, the one at a time, and the oldest snapshot that a log is held for.
+-- Ticks as positions use them: the last tick, the tick at a time, and the oldest snapshot for which a log keeps rows.
 
--- last_tick(queue_id): the newest tick of a queue, refreshes aside. Writes: nothing.
+-- last_tick(queue_id): the newest tick of a queue, except those of refreshes. Writes: nothing.
 create or replace function gdq.last_tick(queue_id integer) returns gdq.tick
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -12,8 +12,8 @@ end
 $$;
 comment on function gdq.last_tick(integer) is 'The newest tick of a queue.';
 
--- last_event(queue_id): the last event number that the queue's sequence gave out; 0 before the first. It does not
--- depend on the snapshot. Writes: nothing.
+-- last_event(queue_id): the event number that a queue's sequence gave out last; 0 before the first. It does not depend
+-- on the snapshot. Writes: nothing.
 create or replace function gdq.last_event(queue_id integer) returns bigint
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -21,10 +21,10 @@ begin
   return coalesce(pg_sequence_last_value(to_regclass(format('gdq_log.%I', 'q' || queue_id || '_ev'))), 0);
 end
 $$;
-comment on function gdq.last_event(integer) is 'Last event number given out by a queue.';
+comment on function gdq.last_event(integer) is 'The event number that a queue gave out last.';
 
 -- tick_at(queue_id, moment): the newest tick of a queue that was taken at that moment or before, else its oldest. A
--- binary search: there may be a million ticks. Writes: nothing.
+-- binary search, since there may be a million ticks. Writes: nothing.
 create or replace function gdq.tick_at(queue_id integer, moment timestamptz) returns bigint
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -63,9 +63,9 @@ $$;
 comment on function gdq.retained_tick(integer, interval) is
   'The newest tick of a queue that has at least this age, else its oldest.';
 
--- held_snapshot(queue_id, table_id): the oldest snapshot that rows of a table (NULL: of the event log) are held for, of
--- the positions of the subscriptions that take it, the last tick, and the tick that is retention old. A subscription
--- without a position would hold everything. Writes: nothing.
+-- held_snapshot(queue_id, table_id): the oldest snapshot for which a table's log (NULL: the event log) must keep rows:
+-- of the positions of the subscriptions that take the table, the last tick, and the tick that is retention old. A
+-- subscription without a position keeps everything. Writes: nothing.
 create or replace function gdq.held_snapshot(queue_id integer, table_id integer) returns pg_snapshot
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -89,4 +89,4 @@ as $$
             join gdq.tick t using (tick_id)) held
    order by pg_snapshot_xmax(h), (select count(*) from pg_snapshot_xip(h)) desc limit 1
 $$;
-comment on function gdq.held_snapshot(integer, integer) is 'The oldest snapshot that rows of a log are held for.';
+comment on function gdq.held_snapshot(integer, integer) is 'The oldest snapshot for which a log must keep rows.';

@@ -1,8 +1,8 @@
 -- add_sequence(queue, sequence): publishes the value of a sequence with each tick of a queue, for consumers that keep a
--- copy ready to take over: a batch comes with values that no transaction in it has passed. The owner of gdq reads it at
--- each tick, so it needs SELECT on the sequence and USAGE on its schema.
--- Result: true; false when it is published already. Writes: published_sequence.
--- Errors: 42704 for the queue; 42501; 42809 when it is no sequence, or a temporary one.
+-- standby copy: a batch then comes with values that no transaction in it has passed. The owner of gdq reads the
+-- sequence at each tick, so it needs SELECT on the sequence and USAGE on its schema.
+-- Result: true; false when it is published already. Writes: published_sequence. Errors: 42704 for the queue; 42501;
+-- 42809 when it is no sequence, or a temporary one.
 create or replace function gdq.add_sequence(queue text, sequence regclass) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '500ms'
 as $$

@@ -1,8 +1,9 @@
--- batch_sequences(batch_id, token, changed): the values of the queue's sequences at the end of an open batch: no
--- transaction of the batch, or before it, took one beyond, counted in the sequence's own direction. changed: only those
--- that differ from its start. setval(sequence, last_value, is_called) brings a copy to the same state. NULL where the
--- sequence could not be read at that tick: a later batch has it.
--- Result: one row a sequence, by name. Writes: nothing. Errors: GDQ01.
+-- batch_sequences(batch_id, token, changed): the values of the queue's sequences at the end of an open batch. No
+-- transaction of the batch, or before it, took a later value, counted in the sequence's own direction. setval(sequence,
+-- last_value, is_called) brings a copy to the same state.
+--   changed: only sequences whose value differs from that at the start of the batch.
+-- Result: one row for each sequence, by name; last_value NULL where the sequence could not be read at that tick: a
+-- later batch has the value. Writes: nothing. Errors: GDQ01, GDQ07, 42501.
 create or replace function gdq.batch_sequences(batch_id bigint, token uuid, changed boolean default true)
   returns table (sequence_name text, last_value bigint, is_called boolean)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp

@@ -1,12 +1,14 @@
--- create_queue(queue, ...): makes a queue: its number sequence, its event log, a first tick.
--- Settings: a tick is due after ticker_max_count events or ticker_max_lag with any, else after ticker_idle_period; a
--- log rotates after rotation_period or rotation_bytes; consumed rows stay readable for retention; once all logs take
--- more than max_bytes (NULL or 0: no limit) the slowest consumer is cut off, see enforce_max_bytes(). unlogged: change
--- logs without WAL, which a crash empties: every consumer then gets a resync event. The event log (TRUNCATE, DDL,
--- messages) has WAL.
--- Result: true; false when the queue existed already (its settings are left alone).
--- Writes: queue, event_ring, tick, era, horizon, log_marker; creates gdq_log.q<id>_*. Errors: 22023, 23514 for bad
--- settings, GDQ04.
+-- create_queue(queue, ...): makes a queue: its sequence of event numbers, its event log and a first tick.
+--   ticker_max_count, ticker_max_lag, ticker_idle_period: a tick is due after this many events; after this time when
+--   there is any event; after this time without events.
+--   rotation_period, rotation_bytes: a log switches to its next segment after this time, or at this size.
+--   retention: rows stay readable for this time after every consumer has read them.
+--   max_bytes: once all logs take more, the slowest consumer is cut off, see enforce_max_bytes(); NULL or 0: no limit.
+--   unlogged: change logs without WAL, which a crash empties; every consumer then gets a resync event. The event log
+--   (TRUNCATE, DDL, messages) always has WAL.
+-- Result: true; false when the queue existed already; its settings are then left as they are.
+-- Writes: queue, event_ring, tick, era, horizon, log_marker; creates gdq_log.q<id>_*. Errors: 22023 for a bad name,
+-- 23514 for bad settings, GDQ04.
 create or replace function gdq.create_queue(queue text, ticker_max_count integer default 500,
   ticker_max_lag interval default '100 ms', ticker_idle_period interval default '60 s',
   rotation_period interval default '10 min', rotation_bytes bigint default 268435456, retention interval default '0',
@@ -47,10 +49,12 @@ begin
        using brin (ev_txid int8_minmax_multi_ops) with (pages_per_range = 16) $sql$, id, slot);
   end loop;
   perform gdq.arm_event_log(id, 0);
-  perform gdq.own_capture(format('gdq_log.q%s_event(text, oid, jsonb)', id)::regprocedure);
-  -- This transaction has an xid by now, and its own snapshot would count it as finished: rows that it goes on to
-  -- write into a table that it adds would be lost. So the first tick ends below it, and not above what the snapshot
-  -- knows either: older transactions may be running between its xmax and this one.
+  perform gdq.own_capture(format('gdq_log.q%s_event(text, oid, jsonb)', id)::regprocedure, gdq.capture_owner());
+  perform gdq.create_truncate(id);
+  perform gdq.grant_queue(id, gdq.capture_owner());
+  -- This transaction has an xid by now, and its own snapshot would count that xid as finished: rows that it goes on to
+  -- write into a table that it adds would be lost. So the first tick ends below this xid. It also ends at or below the
+  -- snapshot's xmax, since older transactions may be running between that and this one.
   insert into gdq.tick (queue_id, snapshot, event_seq)
     select id, format('%s:%s:%s', least(pg_snapshot_xmin(now), own), least(pg_snapshot_xmax(now), own),
                       (select string_agg(x::text, ',' order by x) from pg_snapshot_xip(now) x where x < own)
@@ -63,14 +67,15 @@ begin
 end
 $$;
 comment on function gdq.create_queue(text, integer, interval, interval, interval, bigint, interval, boolean, bigint) is
-  'Makes a queue; false when it existed.';
+  'Makes a queue; false when it existed already.';
 
--- Ticks, positions and log rows hold transaction numbers of one cluster. A copy of them that was dumped and restored is
--- in a cluster with other numbers: rows would be delivered twice, or never. Each queue has a row that knows its own
--- xmin and the oid of its table, which only a dump changes: pg_upgrade, a promoted standby, VACUUM FULL or FREEZE and
--- CREATE DATABASE ... TEMPLATE keep both. (The system identifier is no test: pg_upgrade changes it.)
+-- How a restored dump is recognised. Ticks, positions and log rows hold transaction numbers of one cluster. In another
+-- cluster, a dump of them would make rows come twice, or never. So each queue has a row in gdq.era that stores its own
+-- xmin and the oid of its table. Only a restore changes these: pg_upgrade, a promoted standby, VACUUM FULL or FREEZE
+-- and CREATE DATABASE ... TEMPLATE keep both. (The system identifier is no test: pg_upgrade changes it.)
 
--- start_era(queue_id): marks that the queue's numbers are this cluster's from now on. Result: the era. Writes: era.
+-- start_era(queue_id): starts an era of a queue: its transaction numbers are those of this cluster from now on. Result:
+-- the era. Writes: era.
 create or replace function gdq.start_era(queue_id integer) returns uuid
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -80,7 +85,7 @@ declare
 begin
   insert into gdq.era (queue_id, written_by, written_in) values (queue_id, '0', 'gdq.era'::regclass)
     returning era_no, era into no, started;
-  -- xmin is the number of this transaction or savepoint, which no function tells; the new row version has it too
+  -- no function returns the xid of a savepoint: copy the row's xmin, which the new row version gets too
   update gdq.era e set written_by = e.xmin where e.era_no = no;
   return started;
 end

@@ -1,6 +1,8 @@
--- drop_queue(queue, force): removes a queue and everything it captured. Result: true; false when there was none.
--- Errors: 55006 when it still has tables or consumers and force is not given; 55P03 when a writer holds a table; GDQ07.
--- Writes: drops gdq_log.q<id>_*, the logs, the triggers on the captured tables; deletes the control rows.
+-- drop_queue(queue, force): removes a queue with all its logs.
+--   force: also when it still has tables, consumers or views; they go with it.
+-- Result: true; false when there was none.
+-- Writes: drops gdq_log.q<id>_*, the logs, the triggers on the captured tables; deletes the control rows. Errors: 55006
+-- without force, when the queue has tables, consumers or views; 55P03 when a writer holds a table; GDQ07.
 create or replace function gdq.drop_queue(queue text, force boolean default false) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
   set lock_timeout = '500ms' set client_min_messages = warning
@@ -9,6 +11,7 @@ declare
   id integer;
   t record;
 begin
+  perform pg_advisory_xact_lock(gdq.lock_key('drop', 0));
   perform pg_advisory_xact_lock(gdq.lock_key('tick', 0));
   select q.queue_id into id from gdq.queue q where q.queue_name = queue for update;
   if id is null then
@@ -34,12 +37,13 @@ begin
   perform gdq.create_producers();
   execute format($sql$
     drop function gdq_log.q%1$s_event(text, oid, jsonb),
+                  gdq_log.q%1$s_truncate(oid, text, oid, name, name, text),
                   gdq_log.q%1$s_message(text, jsonb, text, text, text, text),
                   gdq_log.q%1$s_messages(text[], jsonb[], text[], text[], text[], text[]) $sql$, id);
-  execute format('drop table gdq_log.q%1$s_s0, gdq_log.q%1$s_s1, gdq_log.q%1$s_s2', id);
+  execute format('drop table gdq_log.q%1$s_s0, gdq_log.q%1$s_s1, gdq_log.q%1$s_s2, gdq_log.q%1$s_truncation', id);
   execute format('drop sequence gdq_log.q%s_ev', id);
   return true;
 end
 $$;
 comment on function gdq.drop_queue(text, boolean) is
-  'Removes a queue; refuses while it has tables, consumers or views unless forced.';
+  'Removes a queue; error 55006 while it has tables, consumers or views, unless forced.';

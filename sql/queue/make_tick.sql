@@ -1,19 +1,24 @@
--- make_tick(queue_id): stores a snapshot as the queue's next tick and notifies gdq_<queue_id> with its id. Ticks are
--- taken one at a time, and these four rules keep them right:
---   lock first, then the snapshot in a statement of its own: two tickers could else store their snapshots in the wrong
---   order, and events would be delivered twice;
---   no xid before the snapshot: a transaction with an xid of its own would count itself as finished;
---   event number before the snapshot: numbers that are given out later are new events;
+-- make_tick(queue_id, patient): stores a snapshot as the next tick of a queue and notifies the channel gdq_<queue_id>
+-- with its id. Ticks are taken one at a time, in an order that matters:
+--   first the lock, then the snapshot in a statement of its own: two tickers could else store their snapshots in the
+--   wrong order, and events would come twice;
+--   no xid before the snapshot: the transaction would count itself as finished;
+--   the event number before the snapshot: numbers that are given out later are new events;
 --   sequences after the snapshot: see publish_sequences().
--- Result: the tick's id. Writes: tick, sequence_tick. Errors: GDQ04; 55000 when the snapshot goes backwards, and when a
--- captured table was altered and capture has not followed.
-create or replace function gdq.make_tick(queue_id integer) returns bigint
+-- After an unanswered alarm, and where the event triggers are off, the tables are compared with their witness, after
+-- the snapshot too. A resync that this records belongs to the tick: no batch ends between rows of an altered table and
+-- the resync.
+--   patient: whether to return NULL, instead of the error, when such a resync could not be recorded.
+-- Result: the tick's id. Writes: tick, sequence_tick; as check_witness(); alarm_check. Errors: GDQ04; 55000 when the
+-- snapshot goes backwards, and when a captured table was altered and that could not be recorded.
+create or replace function gdq.make_tick(queue_id integer, patient boolean default false) returns bigint
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   last gdq.tick;
   events bigint;
   now_snapshot pg_snapshot;
+  altered integer;
   id bigint;
 begin
   perform gdq.require_read_committed('a tick');
@@ -32,11 +37,11 @@ begin
             hint = 'The server has lost transactions that it had. '
                    'gdq rebase starts a new era: consumers read their tables afresh.';
   end if;
-  if not gdq.event_triggers_on() and exists (select from gdq.altered_tables(queue_id)) then
-    raise exception 'table % was altered, and capture has not looked at it yet',
-      (select gdq.last_table_name(a.table_id) from gdq.altered_tables(queue_id) a limit 1)
-      using errcode = 'object_not_in_prerequisite_state',
-            hint = 'SELECT gdq.check_tables(), as a ticker does, and take the tick in another transaction.';
+  altered := gdq.check_before_tick(queue_id, patient);
+  if altered is null then
+    return null;
+  elsif altered > 0 then
+    now_snapshot := gdq.snapshot_with(now_snapshot, pg_current_xact_id());
   end if;
   insert into gdq.tick (queue_id, snapshot, event_seq) values (queue_id, now_snapshot, events)
     returning tick_id into id;
@@ -47,13 +52,36 @@ begin
   return id;
 end
 $$;
-comment on function gdq.make_tick(integer) is 'Stores a snapshot as the next tick of a queue.';
+comment on function gdq.make_tick(integer, boolean) is 'Stores a snapshot as the next tick of a queue.';
+
+-- snapshot_with(snapshot, id): a snapshot that also shows a running transaction: this one, whose events belong to the
+-- tick that it takes. Transactions that got their numbers since the snapshot was taken count as running. Writes:
+-- nothing.
+create or replace function gdq.snapshot_with(snapshot pg_snapshot, id xid8) returns pg_snapshot
+language plpgsql immutable security definer set search_path = pg_catalog, pg_temp
+as $$
+begin
+  if pg_visible_in_snapshot(id, snapshot) then
+    return snapshot;
+  end if;
+  return (
+    select format('%s:%s:%s',
+                  coalesce(min(x), greatest(id::text::bigint + 1, pg_snapshot_xmax(snapshot)::text::bigint)),
+                  greatest(id::text::bigint + 1, pg_snapshot_xmax(snapshot)::text::bigint),
+                  string_agg(x::text, ',' order by x))
+      from (select s::text::bigint as x from pg_snapshot_xip(snapshot) s
+             union
+            select generate_series(pg_snapshot_xmax(snapshot)::text::bigint, id::text::bigint - 1)) running
+     where x <> id::text::bigint)::pg_snapshot;
+end
+$$;
+comment on function gdq.snapshot_with(pg_snapshot, xid8) is 'A snapshot that also shows a running transaction.';
 
 -- publish_sequences(queue_id, tick_id): stores the values of a queue's sequences with a tick, if one has changed. They
--- are read after the tick's snapshot was taken: a transaction that the snapshot shows as committed had its values by
--- then. A sequence is not bound to snapshots, and with a cache its value is the last that a session has reserved. All
--- are read in one statement by name; when one is held by DDL, one after the other, and that one is stored as unknown,
--- since a tick must not wait or fail. Writes: sequence_tick.
+-- are read after the tick's snapshot was taken, so a transaction that is committed in the snapshot took its values
+-- before. A sequence does not follow snapshots; with a cache its value is the last that a session has reserved.
+-- All sequences are read in one statement. If that fails, as when DDL holds one, they are read one by one, and a
+-- sequence that cannot be read is stored as unknown: a tick must not wait or fail. Writes: sequence_tick.
 create or replace function gdq.publish_sequences(queue_id integer, tick_id bigint) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '20ms'
 as $$
@@ -92,8 +120,8 @@ $$;
 comment on function gdq.publish_sequences(integer, bigint) is
   'Stores the values of a queue''s sequences with a tick, if one has changed.';
 
--- read_sequence(relid): the value of a sequence; NULL when it cannot be read: it is gone, the right to read it is, or
--- somebody's DDL or TRUNCATE ... RESTART IDENTITY holds it. Nobody can take a value meanwhile. Writes: nothing.
+-- read_sequence(relid): the value of a sequence; NULL when it cannot be read: it is gone, the right to read it is gone,
+-- or DDL or TRUNCATE ... RESTART IDENTITY has locked it, so that no session can take a value either. Writes: nothing.
 create or replace function gdq.read_sequence(relid regclass, out last_value bigint, out is_called boolean)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '5ms'
 as $$
@@ -106,7 +134,7 @@ end
 $$;
 comment on function gdq.read_sequence(regclass) is 'The value of a sequence; NULL when it cannot be read.';
 
--- sequences_at(queue_id, tick): the row that holds the values of a queue's sequences at a tick; tick NULL: at its last.
+-- sequences_at(queue_id, tick): the stored values of a queue's sequences at a tick; tick NULL: at the last tick.
 -- Writes: nothing.
 create or replace function gdq.sequences_at(queue_id integer, tick bigint) returns setof gdq.sequence_tick
 language sql volatile security definer set search_path = pg_catalog, pg_temp

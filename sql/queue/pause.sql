@@ -1,8 +1,8 @@
--- pause(queue, consumer): stops a queue (consumer NULL) or one of its consumers for the time being; capture goes on. A
--- paused queue takes no ticks and gives nobody batches; a paused consumer gets none, and its position and what comes
--- after it are held. A batch that was handed out before may still be finished.
--- Result: true; false when it was paused already. Writes: queue or subscription_pause. Errors: 42704; 55006 for the
--- consumer of a view.
+-- pause(queue, consumer): pauses a queue (consumer NULL) or one of its consumers; capture goes on. A paused queue takes
+-- no ticks and hands out no batches. A paused consumer gets no batches; rows after its position are kept. A batch that
+-- was handed out before may still be finished.
+-- Result: true; false when it was paused already. Writes: queue or subscription_pause. Errors: 42704; 42501; 55006 for
+-- the consumer of a view.
 create or replace function gdq.pause(queue text, consumer text default null) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -21,10 +21,10 @@ begin
 end
 $$;
 comment on function gdq.pause(text, text) is
-  'Stops ticks and batches of a queue, or batches of one consumer; false when it was paused.';
+  'Pauses a queue or one of its consumers; false when it was paused already.';
 
--- check_pause(queue, consumer): error unless the session's role may pause a queue (consumer NULL; for administrators)
--- or one of its consumers. Writes: nothing. Errors: 42501, 42704.
+-- check_pause(queue, consumer): error unless the session's role may pause a queue (consumer NULL: only administrators
+-- may) or one of its consumers. Writes: nothing. Errors: 42501, 42704.
 create or replace function gdq.check_pause(queue text, consumer text) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$

@@ -1,20 +1,21 @@
--- Producers of messages: gdq.insert_event() and gdq.insert_events(), which are generated from the queues, and the
--- functions that they call in gdq_log.
+-- Producers of messages: gdq.insert_event() and gdq.insert_events(), which are generated for the queues that exist, and
+-- the functions that they call in gdq_log.
 
--- insert_event(queue, type, data, extra1 .. extra4): a message of the application in a queue, in the order of its
--- changes and in the caller's transaction. data is jsonb, or any text, which consumers get as a JSON string: a literal
--- without a type is text. The rest is text; NULL may stand for anything but the queue. Needs EXECUTE on this function
--- and USAGE on schema gdq, no right on a table. Made by create_producers(), below.
+-- insert_event(queue, type, data, extra1 .. extra4): puts a message of the application into a queue, in the order of
+-- its changes and in the caller's transaction. Needs EXECUTE on this function and USAGE on schema gdq, no right on a
+-- table. Made by create_producers(), below.
+--   type, extra1 .. extra4: text, or NULL. data: jsonb, NULL, or any text, which consumers get as a JSON string; a
+--   literal without a type is text.
 -- Result: the message's number, ev_id. Writes: the queue's event log.
--- Errors: 42704 when there is no such queue; 54000 for more than 100 MB as JSON; what any INSERT may raise.
+-- Errors: 42704 when there is no such queue; 54000 for more than 100 MB as JSON; those of any INSERT.
 --
--- insert_events(queue, types, data, extra1 .. extra4): many messages in one INSERT, in the order of the arrays, which
--- are of one length; an extra that is left out is NULL everywhere. Result: how many. Writes and errors: as
--- insert_event(), and 2202E when the arrays differ in length.
+-- insert_events(queue, types, data, extra1 .. extra4): puts many messages into a queue by one INSERT, in the order of
+-- the arrays, which are of one length; an extra that is left out is NULL for every message.
+-- Result: how many. Writes and errors: as insert_event(), and 2202E when the arrays differ in length.
 
--- create_producers(): makes insert_event() and insert_events() for the queues that there are. A queue's name has to
--- lead to the one static INSERT of its log: dynamic SQL costs more than twice as much, and reading gdq.queue would fail
--- a REPEATABLE READ transaction that is older than the queue. Who calls it holds the advisory lock of create_queue().
+-- create_producers(): makes insert_event() and insert_events() for the queues that exist. A queue's name has to lead to
+-- the one static INSERT of its log: dynamic SQL costs more than twice as much, and reading gdq.queue would fail in a
+-- REPEATABLE READ transaction that is older than the queue. The caller holds the advisory lock of create_queue().
 -- Writes: replaces gdq.insert_event() and gdq.insert_events(), each for jsonb and for text; their grants stay.
 create or replace function gdq.create_producers() returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -59,11 +60,12 @@ end$body$, gdq.producer_tree(names, ids, p.call)));
   end loop;
 end
 $$;
-comment on function gdq.create_producers() is 'Makes insert_event() and insert_events() for the queues that there are.';
+comment on function gdq.create_producers() is 'Makes insert_event() and insert_events() for the queues that exist.';
 
--- replace_writers(): makes anew, as this version of gdq makes them, all functions that write into event logs: the last
+-- replace_writers(): makes all functions anew that write into event logs, as this version of gdq makes them: the last
 -- step of an install. Ticks and rotation wait until it commits, writers do not.
--- Writes: replaces gdq_log.q<queue>_event, _message and _messages, gdq.insert_event() and gdq.insert_events().
+-- Writes: replaces gdq_log.q<queue>_event, _truncate, _message and _messages, gdq.insert_event() and
+-- gdq.insert_events().
 create or replace function gdq.replace_writers() returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -75,14 +77,15 @@ begin
     perform pg_advisory_xact_lock(gdq.lock_key('tick', r.queue_id));
     perform gdq.arm_event_log(r.queue_id,
                               (select er.current_slot from gdq.event_ring er where er.queue_id = r.queue_id));
+    perform gdq.create_truncate(r.queue_id);
   end loop;
   perform gdq.create_producers();
 end
 $$;
-comment on function gdq.replace_writers() is 'Makes all that writes into event logs anew.';
+comment on function gdq.replace_writers() is 'Makes all functions anew that write into event logs.';
 
--- arm_event_log(queue_id, slot): points the event function of a queue at one segment of its event log.
--- Writes: replaces gdq_log.q<queue>_event(kind, relid, data), the writer of gdq itself, and those of messages.
+-- arm_event_log(queue_id, slot): points the functions that write into a queue's event log at one of its segments.
+-- Writes: replaces gdq_log.q<queue>_event(kind, relid, data), by which gdq writes, and those of messages.
 create or replace function gdq.arm_event_log(queue_id integer, slot integer) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -103,12 +106,12 @@ end$body$, queue_id, slot));
 end
 $$;
 comment on function gdq.arm_event_log(integer, integer) is
-  'Points the event function of a queue at one segment of its event log.';
+  'Points the functions that write into a queue''s event log at one of its segments.';
 
 -- arm_messages(queue_id, slot): points the message functions of a queue at one segment of its event log. Each is one
--- static INSERT, fully qualified and without a SET, which would cost as much again. They run with the rights of
--- insert_event(): no code of the application runs inside them, as a cast can inside a capture function.
--- Only large values are measured: compression makes at most 255 bytes of one.
+-- static INSERT, fully qualified and without a SET, which would double its cost. They run with the rights of
+-- insert_event(): no code of the application runs inside them, as a cast can inside a capture function. Only large
+-- values are measured, since compression turns at most 255 bytes into one.
 -- Writes: creates or replaces gdq_log.q<queue>_message and _messages.
 create or replace function gdq.arm_messages(queue_id integer, slot integer) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -208,18 +211,18 @@ $$;
 comment on function gdq.check_messages(text[], jsonb[], text[], text[], text[], text[]) is
   'Error unless the arrays of messages are of one length.';
 
--- message_limit(): bytes of one message, as JSON, that are taken. A batch gives a message as one jsonb object, which
--- holds 256 MB, and rendering ends at 1 GB. Writes: nothing.
+-- message_limit(): the largest message that a queue takes, in bytes as JSON. A batch gives a message as one jsonb
+-- object, which holds 256 MB, and rendering ends at 1 GB. Writes: nothing.
 create or replace function gdq.message_limit() returns integer
 language sql immutable security definer set search_path = pg_catalog, pg_temp
 as $$
   select 104857600
 $$;
-comment on function gdq.message_limit() is 'Bytes of one message that are taken.';
+comment on function gdq.message_limit() is 'The largest message that a queue takes, in bytes as JSON.';
 
 -- producer_tree(names, ids, call): the PL/pgSQL of a binary search for a queue by its name, which returns call with the
--- queue's id for %s. Each comparison that runs costs a new transaction about a microsecond, so a list would be slow
--- with many queues. Writes: nothing.
+-- queue's id in place of %s. A comparison costs a new transaction about a microsecond, so a list would be slow with
+-- many queues. Writes: nothing.
 create or replace function gdq.producer_tree(names text[], ids integer[], call text) returns text
 language plpgsql immutable security definer set search_path = pg_catalog, pg_temp
 as $$

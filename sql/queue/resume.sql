@@ -1,5 +1,5 @@
--- resume(queue, consumer): lets a queue (consumer NULL) or one of its consumers go on.
--- Result: true; false when it was not paused. Writes: queue or subscription_pause. Errors: 42704.
+-- resume(queue, consumer): ends the pause of a queue (consumer NULL) or of one of its consumers.
+-- Result: true; false when it was not paused. Writes: queue or subscription_pause. Errors: 42704, 42501.
 create or replace function gdq.resume(queue text, consumer text default null) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -13,4 +13,4 @@ begin
   return found;
 end
 $$;
-comment on function gdq.resume(text, text) is 'Lets a paused queue or consumer go on; false when it was not paused.';
+comment on function gdq.resume(text, text) is 'Ends the pause of a queue or consumer; false when it was not paused.';

@@ -1,6 +1,7 @@
--- sequence_info(queue): one row a published sequence (NULL: of all queues): its value as last published, and state: ok,
--- dropped, or unreadable when gdq's owner lost its right to read it. last_value NULL: it could not be read at that
--- tick, or no tick was taken since it was added. Writes: nothing. Errors: 42704.
+-- sequence_info(queue): one row for each published sequence of a queue (NULL: of all queues).
+-- Result: last_value, is_called: as published last, with the tick; last_value NULL: it could not be read at that tick,
+-- or no tick was taken since the sequence was added. state: ok; dropped; unreadable when the owner of gdq has lost the
+-- right to read it. Writes: nothing. Errors: 42704.
 create or replace function gdq.sequence_info(queue text default null)
   returns table (queue_name text, sequence_name text, last_value bigint, is_called boolean, tick bigint, state text)
 language sql volatile security definer set search_path = pg_catalog, pg_temp
@@ -17,4 +18,4 @@ as $$
    cross join lateral array_position(st.sequence_ids, ps.sequence_id) place
    where queue is null or q.queue_id = gdq.find_queue(queue) order by 1, 2
 $$;
-comment on function gdq.sequence_info(text) is 'Published sequences with their value.';
+comment on function gdq.sequence_info(text) is 'Published sequences with the value published last.';

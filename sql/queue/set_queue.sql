@@ -1,6 +1,7 @@
--- set_queue(queue, ...): changes the settings of a queue that are not NULL; create_queue() tells what each means.
--- max_bytes 0 takes the limit away. Takes effect at once: with the next tick, batch or call of maintain().
--- Result: true; false when nothing was other than before. Writes: queue. Errors: 42704; 22023 for a value out of range.
+-- set_queue(queue, ...): changes the settings of a queue for which a value is given; NULL leaves a setting as it is.
+-- The settings are those of create_queue(); max_bytes 0 removes the limit. A change takes effect with the next tick,
+-- batch or call of maintain().
+-- Result: true; false when nothing changed. Writes: queue. Errors: 42704; 22023 for a value out of range.
 create or replace function gdq.set_queue(queue text, ticker_max_count integer default null,
   ticker_max_lag interval default null, ticker_idle_period interval default null,
   rotation_period interval default null, rotation_bytes bigint default null, retention interval default null,
@@ -39,8 +40,9 @@ exception when check_violation then
   get stacked diagnostics violated = constraint_name;
   raise exception 'setting % of queue "%" is out of range', substr(violated, 7), queue
     using errcode = 'invalid_parameter_value',
-    hint = 'ticker_max_lag, retention and max_bytes may be 0, every other setting is greater.';
+    hint = 'ticker_max_lag, retention and max_bytes may be 0; every other setting must be greater. '
+           'Intervals are at most 1000 years.';
 end
 $$;
 comment on function gdq.set_queue(text, integer, interval, interval, interval, bigint, interval, bigint) is
-  'Changes settings of a queue; false when nothing was other than before.';
+  'Changes settings of a queue; false when nothing changed.';

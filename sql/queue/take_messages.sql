@@ -1,7 +1,8 @@
--- take_messages(queue, consumer): lets a consumer of certain tables have the queue's messages too; one of all tables
--- always does. From its next batch on: call it where the consumer is registered. Result: true; false when it has them
--- already.
--- Writes: subscription_messages. Errors: 42704; 55006 while it has a batch, which must not change; GDQ04.
+-- take_messages(queue, consumer): lets a consumer that takes certain tables get the queue's messages too, from its next
+-- batch on. Call it where the consumer is registered. A consumer of all tables always gets them. Result: true; false
+-- when it gets them already.
+-- Writes: subscription_messages. Errors: 42704; 42501; 55006 while the consumer has an open batch, which must not
+-- change; GDQ04.
 create or replace function gdq.take_messages(queue text, consumer text) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -20,4 +21,4 @@ begin
 end
 $$;
 comment on function gdq.take_messages(text, text) is
-  'Lets a consumer of certain tables have the queue''s messages too.';
+  'Lets a consumer of certain tables get the queue''s messages too; false when it gets them already.';

@@ -1,5 +1,6 @@
--- tick_pause(queue, longest, ahead): seconds until ticker() of a queue, or of all, should be asked again: until the
--- tick for events that wait is due, or for those that may come meanwhile; longest at most.
+-- tick_pause(queue, longest, ahead): seconds that a ticker may wait before it calls ticker(queue, ahead) again: until
+-- the next tick is due, for events that wait or may come meanwhile; at most longest, at least 1 ms. queue NULL: all
+-- queues.
 -- Writes: nothing. Errors: 42704.
 create or replace function gdq.tick_pause(queue text default null, longest interval default '50 ms',
   ahead interval default '0') returns double precision
@@ -11,7 +12,7 @@ declare
 begin
   return (
     select extract(epoch from least(longest, greatest(interval '1 ms', coalesce(min(
-             -- on an idle queue a tick is due with the first event, which is looked for in time
+             -- on an idle queue a tick is due as soon as the first event comes, so look again after lag
              case when t.created_at + lag > clock_timestamp() or gdq.last_event(q.queue_id) > t.event_seq
                     then t.created_at + lag - clock_timestamp()
                   else lag end),
@@ -20,9 +21,11 @@ begin
      where not q.paused and (only_queue is null or q.queue_id = only_queue));
 end
 $$;
-comment on function gdq.tick_pause(text, interval, interval) is 'Seconds until ticker() should be asked again.';
+comment on function gdq.tick_pause(text, interval, interval) is
+  'Seconds that a ticker may wait before it calls ticker() again.';
 
--- lag_for_tick(q, ahead): how old the last tick of a queue is when a tick for new events is begun. Writes: nothing.
+-- lag_for_tick(q, ahead): the age of a queue's last tick at which a tick for new events is begun: ticker_max_lag less
+-- ahead, and at least half of ticker_max_lag. Writes: nothing.
 create or replace function gdq.lag_for_tick(q gdq.queue, ahead interval) returns interval
 language plpgsql immutable security definer set search_path = pg_catalog, pg_temp
 as $$

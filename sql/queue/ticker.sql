@@ -1,9 +1,10 @@
--- ticker(queue, ahead): takes the ticks that are due, of one queue or of all. Never waits: a queue that another ticker
--- has in hand is left to it. Call it in a transaction of its own, since other tickers wait for that to end.
---   ahead: what the caller's ticks take until they are committed. A tick is due so much earlier, though not before half
---   of ticker_max_lag, so that after ticker_max_lag it is there.
--- Result: how many ticks were made: one at most, so call it again until 0. Writes: tick. Errors: 42704, GDQ04, GDQ07,
--- 55000.
+-- ticker(queue, ahead): takes a tick that is due, of one queue or of all (NULL). Never waits: a queue that another
+-- ticker works on is left to that ticker. Call it in a transaction of its own, since other tickers leave the queue
+-- alone until this transaction ends.
+--   ahead: the time from this call to the commit of its tick. A tick is taken this much earlier, but not before half of
+--   ticker_max_lag, so that it is committed after ticker_max_lag.
+-- Result: how many ticks were made, 0 or 1: call it again until 0. Writes: tick. Errors: 42704, GDQ04,
+-- GDQ07, 55000.
 create or replace function gdq.ticker(queue text default null, ahead interval default '0') returns integer
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -13,36 +14,30 @@ declare
 begin
   perform gdq.require_read_committed('ticker');
   if only_queue is null then
-    perform gdq.require_era(null);  -- find_queue() asked for the one
+    perform gdq.require_era(null);  -- find_queue() has checked a named queue
   end if;
   if pg_current_xact_id_if_assigned() is not null then
     raise exception 'ticker cannot run in a transaction that has written'
       using errcode = 'GDQ04', hint = 'Commit first.';
   end if;
-  -- the one without a tick for longest first, or a busy queue would keep the others waiting
+  -- the queue with the oldest last tick comes first, or a busy queue would keep the others waiting
   for q in select qq.queue_id from gdq.queue qq
             where only_queue is null or qq.queue_id = only_queue order by (gdq.last_tick(qq.queue_id)).created_at loop
-    -- who drops a queue holds the lock too, and nothing of the queue may be looked at then
+    -- drop_queue() holds this lock too, and then nothing of the queue may be read
     if pg_try_advisory_xact_lock(gdq.lock_key('tick', q.queue_id)) and gdq.tick_due(q.queue_id, ahead) then
-      if not gdq.event_triggers_on() then
-        perform gdq.check_tables((select qq.queue_name from gdq.queue qq where qq.queue_id = q.queue_id));
-      end if;
-      -- what that has written is for the next call, as a tick needs a transaction that has not
-      if pg_current_xact_id_if_assigned() is null then
-        perform gdq.make_tick(q.queue_id);
-      end if;
       -- the tick has given this transaction an xid, so other queues have to wait for the next call
-      return 1;
+      return (gdq.make_tick(q.queue_id, true) is not null)::integer;
     end if;
   end loop;
   return 0;
 end
 $$;
 comment on function gdq.ticker(text, interval) is
-  'Takes a tick that is due, if any; returns how many were made. Call again until 0.';
+  'Takes a tick that is due, if any; returns 1 or 0. Call again until 0.';
 
--- tick_due(queue_id, ahead): whether the queue's settings ask for a tick now. New numbers show new events; a long
--- transaction that commits moves no number, so after ticker_max_lag the logs are looked at too. Writes: nothing.
+-- tick_due(queue_id, ahead): whether the queue's settings ask for a tick now. Event numbers show new events. A long
+-- transaction that commits moves no number, so after ticker_max_lag the logs are read too. A last tick in the future
+-- was made before the server's clock was set back, and nothing can be counted from it: a tick is due. Writes: nothing.
 create or replace function gdq.tick_due(queue_id integer, ahead interval default '0') returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -55,6 +50,8 @@ begin
   select * into q from gdq.queue qq where qq.queue_id = tick_due.queue_id;
   if q.paused then
     return false;
+  elsif lag < interval '0' then
+    return true;
   elsif fresh > 0 then
     return fresh >= q.ticker_max_count or lag >= gdq.lag_for_tick(q, ahead);
   end if;
@@ -66,8 +63,9 @@ end
 $$;
 comment on function gdq.tick_due(integer, interval) is 'Whether a queue''s settings ask for a tick now.';
 
--- has_changes(queue_id, since): whether a row is visible now that was not visible in the snapshot since. Reads the end
--- of every log that holds rows; a change in a quiet one is announced in the event log. Writes: nothing.
+-- has_changes(queue_id, since): whether a row of a queue's logs has become visible after the snapshot since. It reads
+-- the end of every log that holds rows; a change in a quiet log shows by its announcement in the event log. Writes:
+-- nothing.
 create or replace function gdq.has_changes(queue_id integer, since pg_snapshot) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$

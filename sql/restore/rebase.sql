@@ -1,15 +1,17 @@
--- rebase(queue, keep): starts a new era of a queue, or of all, that was restored from a dump: capture is made anew, and
--- every consumer gets a resync event, with the reason, for each of its tables. Messages that a consumer has not passed
--- come all the same.
---   keep: consumers go on where the dump has them, and no table is read afresh. Only if writers were stopped before the
---   last tick of the old server and begin after this, which is checked but for TRUNCATE and statement triggers of
---   partitions, and consumers read nothing there after the dump, which is not.
--- It also helps where the last tick is later than the server's transactions, after pg_resetwal or a replica made by
+-- rebase(queue, keep): starts a new era of queues that were restored from a dump (queue NULL: of all). Capture is made
+-- anew, and every consumer gets a resync event, with the reason, for each of its tables. Messages that a consumer has
+-- not passed are still delivered.
+--   keep: consumers go on at their positions in the dump, and no table is read afresh. This needs three things. Writers
+--   were stopped before the old server's last tick, and begin again after rebase(); both are checked, except for
+--   TRUNCATE and for statement triggers of partitions. And consumers read nothing on the old server after the dump,
+--   which cannot be checked.
+-- It also helps where the last tick is later than the server's transactions: after pg_resetwal, or on a replica made by
 -- logical replication.
--- Result: one row a consumer and table with what became of it, resync or kept; none for nothing to do.
+-- Result: one row for each consumer and table, outcome: resync or kept; no rows when there was nothing to do.
 -- Writes: all control tables of the queue, its logs, capture functions and triggers.
--- Errors: 42704; 55000 where event triggers or captured tables are missing or positions cannot be kept; 42501; 55P03
--- when writers or readers hold a table or log: nothing is changed, try again; GDQ04.
+-- Errors: 42704; 55000 where event triggers or captured tables are missing or positions cannot be kept; 42501; 54000
+-- when consumers have more than 500 different positions; 55P03 when writers or readers hold a table or log: nothing is
+-- changed, try again; GDQ04.
 create or replace function gdq.rebase(queue text default null, keep boolean default false)
   returns table (queue_name text, consumer_name text, table_name text, outcome text)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -42,6 +44,7 @@ begin
     end if;
     perform gdq.restore_rights();
     perform gdq.drop_strays();
+    execute format('truncate gdq_log.q%s_truncation', q.queue_id);  -- notes of the old cluster's transactions
     perform gdq.rebase_queue(q.queue_id, keep);
     return query
       select q.queue_name, c.consumer_name, t.table_name,
@@ -54,8 +57,8 @@ end
 $$;
 comment on function gdq.rebase(text, boolean) is 'Starts a new era of queues that were restored from a dump.';
 
--- rebase_queue(queue_id, keep): rebase() of one queue, whose tick lock the caller holds. rebase_positions.sql tells
--- which numbers its rows and positions get. Writes and errors: as rebase().
+-- rebase_queue(queue_id, keep): does rebase() for one queue, whose tick lock the caller holds. The numbers that its
+-- rows and positions get: restore/rebase_positions.sql. Writes and errors: as rebase().
 create or replace function gdq.rebase_queue(queue_id integer, keep boolean) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -85,7 +88,7 @@ begin
        join gdq.log_segment ls using (version_id)
       where ct.queue_id = rebase_queue.queue_id;
   end if;
-  -- an old tick would be a place to start from; this happens once a restore, so the dead rows do not matter
+  -- no consumer may start from an old tick; this happens once for each restore, so the dead rows do not matter
   delete from gdq.tick t where t.queue_id = rebase_queue.queue_id;
   delete from gdq.log_loss l where l.queue_id = rebase_queue.queue_id;
   insert into gdq.tick (queue_id, snapshot, event_seq) values (queue_id, gdq.era_snapshot(0), 0);
@@ -108,8 +111,9 @@ end
 $$;
 comment on function gdq.rebase_queue(integer, boolean) is 'Starts a new era of one restored queue.';
 
--- require_kept(queue_id): error unless the positions of a restored queue can be kept: every number that was given out
--- lies before its last tick, so nothing was written since, in neither cluster. Writes: nothing. Errors: 55000.
+-- require_kept(queue_id): error unless the positions of a restored queue can be kept: every event number that was given
+-- out lies before the last tick, so nothing was written after it, on the old server or this one. Writes: nothing.
+-- Errors: 55000.
 create or replace function gdq.require_kept(queue_id integer) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -144,8 +148,8 @@ end
 $$;
 comment on function gdq.require_kept(integer) is 'Error unless the positions of a restored queue can be kept.';
 
--- drop_strays(): drops logs that no control row knows: a dump that was restored over an installed database has left
--- them, and new ones may get their names. Writes: drops tables in gdq_log.
+-- drop_strays(): drops logs that no control row names. A dump that was restored over an installed database leaves such
+-- logs, and new logs may get their names. Writes: drops tables in gdq_log.
 create or replace function gdq.drop_strays() returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '500ms'
 as $$
@@ -153,29 +157,30 @@ declare
   stray record;
 begin
   for stray in select c.oid from pg_class c
-                where c.relnamespace = 'gdq_log'::regnamespace and c.relkind = 'r' and c.relname ~ '^t\d+_v\d+_[su]\d$'
+                where c.relnamespace = 'gdq_log'::regnamespace and c.relkind = 'r'
+                  and c.relname ~ E'^t\\d+_v\\d+_[su]\\d$'
                   and not exists (select from gdq.log_segment s where s.segment = c.oid) loop
     execute format('drop table %s', gdq.table_name(stray.oid));
   end loop;
 end
 $$;
-comment on function gdq.drop_strays() is 'Drops logs that no control row knows.';
+comment on function gdq.drop_strays() is 'Drops logs that no control row names.';
 
--- restore_rights(): gives the roles of gdq the rights that they need, which a restore without roles or privileges has
--- lost, and takes those of PUBLIC away. Writes: roles and ACLs of gdq and gdq_log. Errors: 42501.
+-- restore_rights(): gives the roles of gdq the rights that a restore without roles or privileges has lost, and takes
+-- those of PUBLIC away. Writes: roles and ACLs of gdq and gdq_log. Errors: 42501.
 create or replace function gdq.restore_rights() returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
   revoke execute on all functions in schema gdq from public;
   perform gdq.grant_roles();
+  -- in this cluster their names may be those of the roles of other owners; rebase_tables() makes them anew
+  perform gdq.revoke_all(r.oid) from pg_roles r where r.rolname ~ '^gdq_capture_[0-9]+$';
   if exists (select from pg_roles where rolname = 'gdq_capture' and not rolcanlogin and not rolsuper) then
     grant usage on schema gdq_log to gdq_capture;
-    grant insert on all tables in schema gdq_log to gdq_capture;
-    grant usage on all sequences in schema gdq_log to gdq_capture;
-    alter default privileges in schema gdq_log grant insert on tables to gdq_capture;
-    alter default privileges in schema gdq_log grant usage on sequences to gdq_capture;
+    perform gdq.grant_queue(q.queue_id, gdq.capture_owner()) from gdq.queue q;
   end if;
 end
 $$;
-comment on function gdq.restore_rights() is 'Gives the roles of gdq what a restore without privileges has lost.';
+comment on function gdq.restore_rights() is
+  'Gives the roles of gdq the rights that a restore without privileges has lost.';

@@ -1,9 +1,9 @@
 -- The numbers of a restored queue: its positions, log rows, retries and copies get transaction numbers of this cluster.
 --
 -- The dump's transaction numbers mean nothing in the cluster that it was restored into. All that matters is which
--- positions have passed which rows. A cluster has no transactions below 500 after its making, so these low numbers are
--- free to say just that: with the positions in order, the n-th from below becomes era_snapshot(n), and a row that n
--- positions have not passed gets era_xid(n). Three positions A < B < C:
+-- positions have passed which rows. After initdb no transaction of a cluster has a number below 500, so these numbers
+-- are free to say that: the n-th position, in ascending order, becomes era_snapshot(n), and a row that n positions have
+-- not passed gets era_xid(n). Three positions A < B < C:
 --
 --   position          becomes                  row, passed by    gets             is read by
 --   ----------------  -----------------------  ----------------  ---------------  ----------
@@ -20,17 +20,19 @@ as $$
 $$;
 comment on function gdq.era_xid(bigint) is 'Transaction number of a restored row that n positions have not passed.';
 
--- era_snapshot(n): the snapshot of the n-th restored position from below: it shows the rows of which fewer than n
--- positions are before. Writes: nothing.
+-- era_snapshot(n): the snapshot of the n-th restored position in ascending order. It counts as finished the rows that
+-- fewer than n positions have not passed. Writes: nothing.
 create or replace function gdq.era_snapshot(n bigint) returns pg_snapshot
 language sql immutable security definer set search_path = pg_catalog, pg_temp
 as $$
   select format('%1$s:%1$s:', gdq.era_xid(n))::pg_snapshot
 $$;
-comment on function gdq.era_snapshot(bigint) is 'Snapshot of the n-th restored position from below.';
+comment on function gdq.era_snapshot(bigint) is 'Snapshot of the n-th restored position in ascending order.';
 
--- rebase_positions(queue_id): the positions in use of a restored queue, from below, and what becomes of each.
--- Result: one row a position: old_snapshot, new_snapshot, event_seq. Writes: nothing. Errors: 54000 for more than 500.
+-- rebase_positions(queue_id): the positions of a restored queue's consumers, in ascending order, with the snapshots
+-- that replace them.
+-- Result: one row for each position: old_snapshot, new_snapshot, event_seq. Writes: nothing. Errors: 54000 for more
+-- than 500.
 create or replace function gdq.rebase_positions(queue_id integer)
   returns table (old_snapshot pg_snapshot, new_snapshot pg_snapshot, event_seq bigint)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -55,9 +57,10 @@ end
 $$;
 comment on function gdq.rebase_positions(integer) is 'The positions of a restored queue as snapshots of this cluster.';
 
--- move_rows(segment, positions, keep_below): gives the rows of a restored log numbers of this cluster, by the positions
--- that have not passed them, and deletes the rows that all positions have passed. A row with an ev_id above keep_below
--- may have been written after the restore: no position has passed it. Writes: the segment.
+-- move_rows(segment, positions, keep_below): gives the rows of a restored log segment transaction numbers of this
+-- cluster, by the number of positions that have not passed them, and deletes the rows that all positions have passed. A
+-- row with an ev_id above keep_below may have been written after the restore: no position has passed it. Writes: the
+-- segment.
 create or replace function gdq.move_rows(segment regclass, positions pg_snapshot[], keep_below bigint) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -77,12 +80,12 @@ begin
 end
 $$;
 comment on function gdq.move_rows(regclass, pg_snapshot[], bigint) is
-  'Gives the rows of a restored log numbers of this cluster.';
+  'Gives the rows of a restored log transaction numbers of this cluster.';
 
--- rebase_events(queue_id, keep, positions, keep_below): gives the event log of a restored queue numbers of this
--- cluster. Messages stay for the positions that have not passed them. Other events go, since a resync event says more;
--- with keep they stay, under the oids that their tables have in this database, which the names of the tables' triggers
--- lead to. Writes: the event log.
+-- rebase_events(queue_id, keep, positions, keep_below): gives the event log of a restored queue transaction numbers of
+-- this cluster. Messages stay for the positions that have not passed them. Other events are deleted, since a resync
+-- event replaces them. With keep they stay, under the oids that their tables have in this database; the names of the
+-- tables' triggers contain the old oids. Writes: the event log.
 create or replace function gdq.rebase_events(queue_id integer, keep boolean, positions pg_snapshot[], keep_below bigint)
   returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -100,20 +103,21 @@ begin
                   join pg_trigger tg on tg.tgrelid = ct.relid and tg.tgname ~ %L
                  where ct.queue_id = %s) r
          where e.ev_table = r.was $sql$,
-        gdq.table_name(log), format('^!gdq_\d+_%s_i$', queue_id), queue_id);
+        gdq.table_name(log), format(E'^!gdq_\\d+_%s_i$', queue_id), queue_id);
     else
-      execute format('delete from %s where ev_kind <> ''message''', gdq.table_name(log));
+      execute format('delete from %s where ev_kind <> ''message'' or ev_id is null', gdq.table_name(log));
     end if;
     perform gdq.move_rows(log, positions, keep_below);
   end loop;
 end
 $$;
 comment on function gdq.rebase_events(integer, boolean, pg_snapshot[], bigint) is
-  'Gives the event log of a restored queue numbers of this cluster.';
+  'Gives the event log of a restored queue transaction numbers of this cluster.';
 
--- rebase_retries(queue_id): lets the retries of a restored queue wait on, under a number that every position and every
--- later copy of their table has passed: the dump's own number may lie ahead of this cluster's. Retries that a copy
--- holds are deleted: the copies are forgotten here, and they would come again. Writes: retry_event, dead_letter.
+-- rebase_retries(queue_id): gives the retries and dead letters of a restored queue a transaction number that every
+-- position and every later copy of their table has passed, so that retries go on waiting: the dump's own number may lie
+-- ahead of this cluster's. Retries whose events a copy of the table holds are deleted: rebase_resync() forgets the
+-- copies, and these retries would come again. Writes: retry_event, dead_letter.
 create or replace function gdq.rebase_retries(queue_id integer) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -133,12 +137,13 @@ begin
 end
 $$;
 comment on function gdq.rebase_retries(integer) is
-  'Gives the retries and dead letters of a restored queue a number of this cluster.';
+  'Gives the retries and dead letters of a restored queue a transaction number of this cluster.';
 
--- rebase_resync(queue_id, keep): makes what subscriptions know of their tables' copies mean something in this cluster.
--- With keep, a table that a consumer had copied further than it has read must be copied anew; without keep a resync
--- event says so of every table. The snapshot 1:1: lies before every position: no seek leads back to before the restore.
--- Writes: subscription_resync. Errors: 55000 when an event of a removed table would not find its consumer.
+-- rebase_resync(queue_id, keep): replaces the snapshots in subscription_resync of a restored queue, which mean nothing
+-- in this cluster. With keep, a table that a consumer had copied at a snapshot after its position must be copied anew;
+-- without keep, a resync event asks for that for every table. The new snapshot 1:1: lies before every position, and no
+-- seek leads back to before the restore. Writes: subscription_resync. Errors: 55000 when an event of a removed table
+-- would not reach its consumer.
 create or replace function gdq.rebase_resync(queue_id integer, keep boolean) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -166,4 +171,4 @@ begin
 end
 $$;
 comment on function gdq.rebase_resync(integer, boolean) is
-  'Makes the states of a restored queue mean something in this cluster.';
+  'Replaces the snapshots in subscription_resync of a restored queue.';

@@ -1,7 +1,7 @@
--- rebase_tables(queue_id, keep, why): rebase_table() for every captured table of a queue; a table that was gone or
--- covered is forgotten. All functions go first: the oid in the name of one may be that of another table by now. The
--- table's own triggers lead to its functions, and go with them. why: the reason that resync events give.
--- Writes: as rebase_table(); resync and the event log.
+-- rebase_tables(queue_id, keep, why): does rebase_table() for every captured table of a queue, and forgets tables that
+-- were dropped or covered. First all capture functions are dropped, and their triggers with them: the oid in a
+-- function's name may be that of another table by now. why: the reason that resync events give. Writes: as
+-- rebase_table(); resync and the event log.
 create or replace function gdq.rebase_tables(queue_id integer, keep boolean, why text) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
   set client_min_messages = warning set lock_timeout = '500ms'
@@ -15,7 +15,7 @@ declare
                                   or not exists (select from pg_class c where c.oid = ct.relid)));
 begin
   delete from gdq.resync r where r.queue_id = rebase_tables.queue_id;
-  -- tells the DDL guard that what follows is no accident
+  -- with state dropped, the DDL guard ignores the drops that follow
   insert into gdq.resync (queue_id, relid, kind, reason)
     select ct.queue_id, ct.relid, 'dropped', 'rebase'
       from gdq.captured_table ct
@@ -24,9 +24,9 @@ begin
                   pg_get_userbyid(p.proowner) as owner
              from pg_proc p
             where p.pronamespace = 'gdq_log'::regnamespace
-              and p.proname ~ format('^t\d+_q%s_[iudt]$', queue_id) loop
+              and p.proname ~ format(E'^t\\d+_q%s_[iudt]$', queue_id) loop
     if not f.own then
-      raise exception 'function gdq_log.% belongs to %, who restored it', f.proname, f.owner
+      raise exception 'function gdq_log.% belongs to %, the role that restored it', f.proname, f.owner
         using errcode = 'insufficient_privilege',
               hint = format('As %s: GRANT %I TO %I; then rebase, and REVOKE it again.', f.owner, f.owner, current_user);
     end if;
@@ -46,7 +46,7 @@ begin
                             jsonb_build_object('kind', 'dropped', 'reason', why, 'table', t.table_name));
     else
       perform gdq.rebase_table(t.table_id, keep);
-      -- where capture stays off, the reason has been noted already
+      -- where capture stays off, rebase_table() has noted the reason
       if not keep and gdq.capture_state(t.queue_id, t.relid) <> 'disarmed' then
         perform gdq.note_resync(t.queue_id, t.relid, 'gap', why);
       end if;
@@ -58,9 +58,9 @@ $$;
 comment on function gdq.rebase_tables(integer, boolean, text) is
   'Puts the captured tables of a queue under capture anew after a restore.';
 
--- rebase_table(table_id, keep): puts a captured table under capture anew: functions, triggers and a log version that
--- fit this database. keep: the old versions stay until their rows are read; else they are dropped, unread.
--- Writes: triggers, functions, control rows, segments; resync where it cannot be captured. Errors: 42501, 55P03.
+-- rebase_table(table_id, keep): puts a captured table under capture anew, with functions, triggers and a log version
+-- that fit this database. keep: the old versions stay until their rows are read; else they are dropped, unread. Writes:
+-- triggers, functions, control rows, segments; resync where the table cannot be captured. Errors: 42501, 55P03.
 create or replace function gdq.rebase_table(table_id integer, keep boolean) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set client_min_messages = warning
 as $$
@@ -98,13 +98,13 @@ begin
     perform gdq.check_key(t.table_id, described);
     version := gdq.create_version(t.table_id, described, 3);
     perform gdq.arm(version, 0);
-    perform gdq.note_catalog(t.table_id);
+    perform gdq.witness(array[t.table_id]);
   exception when others then
     version := null;
     perform gdq.note_resync(t.queue_id, t.relid, 'disarmed', 'capture stays off: ' || sqlerrm);
   end;
   if not keep then
-    -- one that cannot be captured now keeps the columns that it had, for when it can
+    -- a table that cannot be captured now keeps its newest version, emptied, for when it can
     for s in select ls.segment, v.version_id = old_version and version is null as kept
                from gdq.log_segment ls join gdq.table_version v using (version_id)
               where v.table_id = t.table_id and v.version_id <= old_version loop
@@ -119,11 +119,11 @@ end
 $$;
 comment on function gdq.rebase_table(integer, boolean) is 'Puts a captured table under capture anew after a restore.';
 
--- rebase_columns(table_id): attribute numbers of a captured table and its versions as they are in this database: a dump
--- does not keep them when columns were dropped. Found by the names that the newest version has; of excluded columns no
--- name is kept, so those that it does not log stay out. Result: the columns of the table's options that are gone or
--- have another name since; a key that lost one fits no index, so that it is never taken for another.
--- Writes: captured_table, table_rename, table_version.
+-- rebase_columns(table_id): brings the attribute numbers of a captured table and its versions in line with this
+-- database, since a dump does not keep them when columns were dropped. Columns are found by the names in the newest
+-- version. It has no names of excluded columns, so every column that it does not log stays excluded. Result: the
+-- columns of the table's options that are gone or renamed; a key that lost a column fits no index, so another column is
+-- never taken for it. Writes: captured_table, table_rename, table_version.
 create or replace function gdq.rebase_columns(table_id integer) returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -157,7 +157,7 @@ begin
    where ct.table_id = t.table_id;
   delete from gdq.table_rename r where r.table_id = t.table_id;
   perform gdq.rebase_filter(t.table_id);
-  -- a column that has gone since an older version gets a number that no column has
+  -- a column that was dropped after an older version gets a number that no column has
   update gdq.table_version v
      set columns = (select coalesce(jsonb_agg(c || jsonb_build_object('attnum',
                              coalesce((now_at->>(c->>'attnum'))::int, 10000 + (c->>'attnum')::int))), '[]')
@@ -169,8 +169,9 @@ $$;
 comment on function gdq.rebase_columns(integer) is
   'Brings attribute numbers of a captured table in line with this database.';
 
--- rebase_filter(table_id): gives the row filter of a restored table the attribute numbers of this database, by the
--- names that its newest version has; a column that is gone gets a number that no column has. Writes: captured_table.
+-- rebase_filter(table_id): gives the row filter of a restored table the attribute numbers of this database. Columns are
+-- found by the names in the newest version; a column that is gone gets a number that no column has. Writes:
+-- captured_table.
 create or replace function gdq.rebase_filter(table_id integer) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$

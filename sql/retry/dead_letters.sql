@@ -1,4 +1,4 @@
--- dead_letters(queue, consumer): the events that a consumer gave up, oldest first; consumer NULL: the events of all
+-- dead_letters(queue, consumer): the events that a consumer has given up, oldest first. consumer NULL: those of all
 -- consumers that the session's role may use. Writes: nothing. Errors: 42704, 42501.
 create or replace function gdq.dead_letters(queue text, consumer text default null)
   returns table (dead_letter_id bigint, queue_name text, consumer_name text, ev_id bigint, ev_txid bigint,
@@ -14,4 +14,4 @@ as $$
               else s.subscription_id = (select gdq.own_subscription(queue, consumer)) end
    order by d.dead_letter_id
 $$;
-comment on function gdq.dead_letters(text, text) is 'The events that consumers of a queue gave up.';
+comment on function gdq.dead_letters(text, text) is 'The events that consumers of a queue have given up.';

@@ -1,6 +1,6 @@
--- purge_dead_letters(queue, consumer, ids, older_than): forgets dead letters. ids NULL: all; older_than NULL: of any
--- age.
--- Result: how many. Writes: deletes from dead_letter. Errors: 42704, 42501.
+-- purge_dead_letters(queue, consumer, ids, older_than): deletes dead letters of a consumer.
+--   ids: dead_letter_id of those to delete; NULL: all. older_than: only those at least this old; NULL: of any age.
+-- Result: how many were deleted. Writes: deletes from dead_letter. Errors: 42704, 42501.
 create or replace function gdq.purge_dead_letters(queue text, consumer text, ids bigint[] default null,
   older_than interval default null) returns bigint
 language sql volatile security definer set search_path = pg_catalog, pg_temp
@@ -14,4 +14,4 @@ as $$
   )
   select count(*) from gone
 $$;
-comment on function gdq.purge_dead_letters(text, text, bigint[], interval) is 'Forgets dead letters; returns how many.';
+comment on function gdq.purge_dead_letters(text, text, bigint[], interval) is 'Deletes dead letters; returns how many.';

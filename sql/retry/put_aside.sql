@@ -1,8 +1,9 @@
--- put_aside(batch_id, token, ev_ids, ops, delay, reasons, dead): retry_event(), or with dead dead_letter(), of many
--- events at once; the three lists belong together. The events are stored as get_batch() or get_retries() shows them,
--- since their log may be truncated by the time they come again. An event that this token put aside already stays as it
--- was then. Planned at each call: one plan does not serve a single event and thousands.
--- Result: how many come again; the others are dead letters. Writes: retry_event. Errors: as retry_event().
+-- put_aside(batch_id, token, ev_ids, ops, delay, reasons, dead): does what retry_event() does, or with dead what
+-- dead_letter() does, for many events at once. The lists ev_ids, ops and reasons have one element for each event. The
+-- events are stored as get_batch() or get_retries() shows them, since their log may be truncated before they come
+-- again. An event that this token has put aside already is left as it is. Planned at each call: one plan does not serve
+-- both a single event and thousands.
+-- Result: how many events come again; the others are dead letters. Writes: retry_event. Errors: as retry_event().
 create or replace function gdq.put_aside(batch_id bigint, token uuid, ev_ids bigint[], ops text[], delay interval,
   reasons text[], dead boolean) returns bigint
 language plpgsql volatile security definer
@@ -16,7 +17,7 @@ declare
 begin
   perform gdq.require_read_committed('a retry');
   if delay is null or delay < interval '0' then
-    raise exception 'the delay of a retry is not negative' using errcode = 'invalid_parameter_value';
+    raise exception 'the delay of a retry must not be negative' using errcode = 'invalid_parameter_value';
   end if;
   perform pg_advisory_xact_lock_shared(gdq.token_key(token));
   b := gdq.open_batch(batch_id, token);
@@ -56,10 +57,11 @@ begin
 end
 $$;
 comment on function gdq.put_aside(bigint, uuid, bigint[], text[], interval, text[], boolean) is
-  'Puts many events of an open batch aside, for a retry or as dead letters; how many come again.';
+  'Puts many events of an open batch aside, for a retry or as dead letters; returns how many come again.';
 
--- batch_events(batch_id, token, numbers): the events with these numbers in an open batch, as get_retries() gives them
--- where the batch brings them again, else as get_batch() does and with its settings. Writes: nothing. Errors: GDQ01.
+-- batch_events(batch_id, token, numbers): the events with these numbers in an open batch. An event that the batch
+-- brings again is given as by get_retries(), any other as by get_batch(), with the settings of get_batch(). Writes:
+-- nothing. Errors: GDQ01.
 create or replace function gdq.batch_events(batch_id bigint, token uuid, numbers bigint[])
   returns table (ev_id bigint, ev_txid bigint, ev_time timestamptz, op text, tbl text,
                  key jsonb, old jsonb, new jsonb, origin text, retries integer)
@@ -87,4 +89,4 @@ begin
   end if;
 end
 $$;
-comment on function gdq.batch_events(bigint, uuid, bigint[]) is 'Some events of an open batch.';
+comment on function gdq.batch_events(bigint, uuid, bigint[]) is 'The events with these numbers in an open batch.';

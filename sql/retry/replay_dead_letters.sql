@@ -1,6 +1,7 @@
--- replay_dead_letters(queue, consumer, ids, older_than): hands dead letters to their consumer again, in its next batch,
--- as if retried once: they have all their retries before them. ids NULL: all; older_than NULL: of any age.
--- Result: how many. Writes: retry_event; deletes from dead_letter. Errors: 42704, 42501.
+-- replay_dead_letters(queue, consumer, ids, older_than): hands dead letters to their consumer again, in its next batch.
+-- Each counts as retried once, so it may be retried anew as often as gdq.set_retry_limit() allows, less one.
+--   ids: dead_letter_id of those to replay; NULL: all. older_than: only those at least this old; NULL: of any age.
+-- Result: how many are replayed. Writes: retry_event; deletes from dead_letter. Errors: 42704, 42501.
 create or replace function gdq.replay_dead_letters(queue text, consumer text, ids bigint[] default null,
   older_than interval default null) returns bigint
 language sql volatile security definer set search_path = pg_catalog, pg_temp

@@ -1,4 +1,4 @@
--- The states of a retry. Rows are inserted and never changed, so the rows that there are tell the state of a retry:
+-- The states of a retry. Its rows are inserted and never changed; its state follows from which rows there are:
 --
 --   state      rows                                                   next state
 --   ---------  -----------------------------------------------------  -------------------------------------------------
@@ -12,18 +12,19 @@
 --              a later copy of the table holds the event
 --
 -- A retry_event with dead was retried too often, or given up at once: finish_batch() copies it into dead_letter when B
--- is finished. waiting_retries() finds the waiting ones, get_retries() gives the brought ones, rotate_control() forgets
--- the settled and void ones.
+-- is finished. waiting_retries() finds waiting retries, get_retries() gives brought ones, and rotate_control() forgets
+-- settled and void ones.
 
--- retry_event(batch_id, token, ev_id, delay, reason, op): puts an event of an open batch aside: it comes again, by
--- gdq.get_retries(), in the first batch that is opened after the delay. It counts once this batch is finished under
--- this token, so it is undone with the transaction, and when another worker takes the batch over. An event that has
--- been retried as often as gdq.set_retry_limit() allows becomes a dead letter instead. Later changes of the same row do
--- not wait.
---   op: only the event of this number with this op; mode pk gives a changed key as a delete and an insert of one
+-- retry_event(batch_id, token, ev_id, delay, reason, op): puts an event of an open batch aside, so that
+-- gdq.get_retries() gives it again in the first batch that is opened after the delay. This counts once the batch is
+-- finished under this token: it is undone with the transaction, and when another worker takes the batch over. An event
+-- that was retried as often as gdq.set_retry_limit() allows becomes a dead letter instead. Later changes of the same
+-- row do not wait.
+--   op: only the event of this number with this op. In mode pk a changed key gives a delete and an insert of one
 --   number.
--- Result: true; false when it became a dead letter. Writes: retry_event. Errors: GDQ01 for a stale token or a finished
--- batch; 42704 when the batch holds no such event; 55000 for a resync event; 22023; GDQ04.
+-- Result: true; false when the event became a dead letter. Writes: retry_event. Errors: GDQ01 for a stale token or a
+-- finished batch; 42704 when the batch holds no such event; 55000 for a resync event; 22023 for a negative delay;
+-- GDQ04.
 create or replace function gdq.retry_event(batch_id bigint, token uuid, ev_id bigint, delay interval default '1 minute',
   reason text default null, op text default null) returns boolean
 language sql volatile security definer set search_path = pg_catalog, pg_temp
@@ -31,4 +32,4 @@ as $$
   select gdq.put_aside(batch_id, token, array[ev_id], array[op], delay, array[reason], false) > 0
 $$;
 comment on function gdq.retry_event(bigint, uuid, bigint, interval, text, text) is
-  'Puts an event of an open batch aside: it comes again after a delay; false when it became a dead letter.';
+  'Puts an event of an open batch aside, to come again after a delay; false when it became a dead letter.';

@@ -1,5 +1,7 @@
--- retry_info(queue, consumer): one row an event that waits to come again, in the order of its time; NULL: of all
--- consumers that the session's role may use. batch_id: the open batch that has it. Writes: nothing. Errors: 42704.
+-- retry_info(queue, consumer): one row for each event that waits for a retry, or that an open batch brings again, in
+-- the order of due_at. Without arguments: those of all consumers. Rows of consumers that the session's role may not use
+-- are left out.
+-- Result: batch_id: the open batch that brings the event again; NULL while it waits. Writes: nothing. Errors: 42704.
 create or replace function gdq.retry_info(queue text default null, consumer text default null)
   returns table (queue_name text, consumer_name text, ev_id bigint, op text, tbl text, key jsonb, retries integer,
                  due_at timestamptz, batch_id bigint, reason text)
@@ -20,4 +22,4 @@ as $$
      and gdq.may_use_consumer((select gdq.invoker()), s.subscription_id)
    order by r.due_at, r.retry_id
 $$;
-comment on function gdq.retry_info(text, text) is 'Events that wait to come again.';
+comment on function gdq.retry_info(text, text) is 'Events that wait to come again, or that an open batch brings again.';

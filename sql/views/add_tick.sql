@@ -1,5 +1,6 @@
--- add_tick(queue, snapshot): records the snapshot of a refresh as a tick. A position that is kept outside the database
--- names it with its nonce, so that a source which lost its tail is recognised. next_batch does not stop at it.
+-- add_tick(queue, snapshot): stores the snapshot of a refresh as a tick. A position that is kept outside the database
+-- contains the tick's id and nonce, so that a server that has lost its latest transactions is recognised. next_batch()
+-- does not stop at such a tick.
 -- Result: one row (tick_id, nonce). Writes: tick. Errors: 42704, GDQ04; 55000 for a snapshot from the future.
 create or replace function gdq.add_tick(queue text, snapshot pg_snapshot) returns table (tick_id bigint, nonce uuid)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -20,4 +21,4 @@ begin
 end
 $$;
 comment on function gdq.add_tick(text, pg_snapshot) is
-  'Records the snapshot of a refresh as a tick; returns its id and nonce.';
+  'Stores the snapshot of a refresh as a tick; returns its id and nonce.';

@@ -1,7 +1,7 @@
--- alter_group(name, add, remove): puts views into a group and takes others out. The next refresh of the group brings a
--- view that is new to it to the snapshot of the others; one that was taken out is refreshed by itself.
--- Result: true; false when nothing changed. Writes: view. Errors: 42704 for a group or view that is not there; 42710
--- when a view is in another group; 0A000 for views that do not go together (check_group()).
+-- alter_group(name, add, remove): puts views into a group and takes others out. The group's next refresh brings a new
+-- view to the snapshot of the others; a view that was taken out is refreshed by itself.
+-- Result: true; false when nothing changed. Writes: view. Errors: 42704 for an unknown group or view; 42710 when a view
+-- is in another group; 0A000 for views that do not go together (check_group()).
 create or replace function gdq.alter_group(name text, add text[] default '{}', remove text[] default '{}')
   returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp

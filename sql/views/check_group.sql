@@ -1,6 +1,6 @@
--- check_group(views): refuses views that cannot be refreshed as one. They must be of one queue and of the engine
--- postgres, with targets in one database, and none may read the target of another, not by way of other views either: at
--- the group's snapshot that target does not hold yet the rows that the group is about to bring.
+-- check_group(views): error for views that cannot be refreshed as one group. They must be of one queue and of the
+-- engine postgres, with targets in one database. None may read the target of another, not by way of other views either:
+-- at the group's snapshot that target does not yet hold the rows that the group is about to write.
 -- Writes: nothing. Errors: 42704 for an unknown view; 0A000 for views that do not go together.
 create or replace function gdq.check_group(views text[]) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -61,18 +61,18 @@ begin
   end if;
 end
 $$;
-comment on function gdq.check_group(text[]) is 'Refuses views that cannot be refreshed as one.';
+comment on function gdq.check_group(text[]) is 'Error for views that cannot be refreshed as one group.';
 
--- target_is_lake(target): whether a view's target is a lake table, and no table of PostgreSQL. Writes: nothing.
+-- target_is_lake(target): whether a view's target is a lake table, and not a table of PostgreSQL. Writes: nothing.
 create or replace function gdq.target_is_lake(target text) returns boolean
 language sql immutable security definer set search_path = pg_catalog, pg_temp
 as $$
   select target ~ '^(delta|parquet|iceberg):'
 $$;
-comment on function gdq.target_is_lake(text) is 'Whether a target is a lake table.';
+comment on function gdq.target_is_lake(text) is 'Whether a view''s target is a lake table.';
 
--- target_oid(target): the table of this database that a view's target names, whoever may see it; NULL when there is
--- none. Writes: nothing.
+-- target_oid(target): the oid of a view's target in this database, whatever the rights of the session; NULL when there
+-- is none. Writes: nothing.
 create or replace function gdq.target_oid(target text) returns oid
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -87,4 +87,4 @@ begin
            where n.nspname = parts[1] and c.relname = parts[2]);
 end
 $$;
-comment on function gdq.target_oid(text) is 'The table that a target names; NULL when there is none.';
+comment on function gdq.target_oid(text) is 'The oid of a view''s target in this database; NULL when there is none.';

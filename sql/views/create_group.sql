@@ -1,8 +1,8 @@
--- create_group(name, views): stores a group of views: they are refreshed at one snapshot, and their targets move in one
+-- create_group(name, views): stores a group of views. A refresh brings all views of a group to one snapshot, in one
 -- transaction. A view is in one group at most.
 -- Result: true; false when the very same group existed. Writes: view_group, view.
--- Errors: 22023 for a bad name or no views; 42704 for a view that is not there; 42710 when the group exists with other
--- views, or a view is in another group; 0A000 for views that do not go together (check_group()).
+-- Errors: 22023 for a bad name or no views; 42704 for an unknown view; 42710 when the group exists with other views, or
+-- a view is in another group; 0A000 for views that do not go together (check_group()).
 create or replace function gdq.create_group(name text, views text[]) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -31,7 +31,7 @@ begin
 end
 $$;
 comment on function gdq.create_group(text, text[]) is
-  'Stores a group of views that are refreshed as one; false when the very same one existed.';
+  'Stores a group of views that are refreshed together; false when the very same one existed.';
 
 -- join_group(id, views): puts views into a group. The caller holds the lock on view_group. Writes: view. Errors: as
 -- create_group().
@@ -53,7 +53,7 @@ end
 $$;
 comment on function gdq.join_group(integer, text[]) is 'Puts views into a group.';
 
--- find_group(name): id of a group. Writes: nothing. Errors: 42704.
+-- find_group(name): the id of a group. Writes: nothing. Errors: 42704.
 create or replace function gdq.find_group(name text) returns integer
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -67,4 +67,4 @@ begin
   return id;
 end
 $$;
-comment on function gdq.find_group(text) is 'Id of a group.';
+comment on function gdq.find_group(text) is 'Id of a group by name; error 42704 when there is none.';

@@ -1,10 +1,10 @@
 -- create_view(view, queue, definition, target, tables, options): registers a materialized view that is refreshed from a
--- queue, and a consumer for it that takes only its tables.
---   definition: its SELECT; target: schema.table or lake table (delta:/folder, ...) that the refresh fills; options:
---   settings of the refresh.
+-- queue, with a consumer of its own.
+--   definition: the view's SELECT. target: schema.table, or a lake table (delta:/folder, ...), that the refresh fills.
+--   tables: the captured tables that the SELECT reads; the consumer takes only these. options: settings of the refresh.
 -- Result: true; false when the very same view existed. Writes: view, and what register_consumer() writes.
 -- Errors: 22023 for a bad name; 0A000 for a table that is captured in part; 42710 when another view has the name or the
--- target; 42704 for queue or tables; GDQ04.
+-- target; 42704 for queue or tables; 42501; GDQ04.
 create or replace function gdq.create_view(view text, queue text, definition text, target text, tables regclass[],
   options jsonb default '{}') returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -13,6 +13,7 @@ declare
   queue_of integer := gdq.find_queue(queue);
   existing gdq.view;
   other text;
+  no_part text[] := array['source', 'search_path'];  -- older views kept a search_path
 begin
   perform gdq.require_read_committed('create_view');
   if view is null or octet_length(view) not between 1 and 58 then
@@ -21,7 +22,7 @@ begin
   select * into existing from gdq.view v where v.view_name = view;
   if existing.view_id is not null then
     if existing.queue_id = queue_of and existing.definition = create_view.definition
-       and existing.target = create_view.target and existing.options - 'source' = create_view.options - 'source' then
+       and existing.target = create_view.target and existing.options - no_part = create_view.options - no_part then
       return false;
     end if;
     raise exception 'view "%" exists with another definition or target', view
@@ -34,7 +35,7 @@ begin
   if other is not null then
     raise exception 'table % is the target of view "%"', target, other using errcode = 'duplicate_object';
   end if;
-  -- other options of a table wait for this view, and refuse then; or this sees them
+  -- alter_table_options() takes the same lock: it sees this view and refuses, or its new options are seen here
   perform pg_advisory_xact_lock(gdq.lock_key('capture', t)) from unnest(tables) t order by t::oid;
   select coalesce(gdq.table_name(ct.relid), ct.table_name) into other
     from gdq.captured_table ct

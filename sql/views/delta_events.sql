@@ -1,6 +1,6 @@
--- delta_events(queue, s0, s1, tables): the truncate, ddl and resync events of a queue in (s0, s1], in order;
--- tables NULL: of all captured tables. A table whose capture is off has one more, a resync without a number: what was
--- written since is nowhere. Writes: nothing. Errors: 22023, 42704, GDQ02.
+-- delta_events(queue, s0, s1, tables): the truncate, ddl and resync events of a queue in (s0, s1], in order; tables
+-- NULL: of all captured tables. A table whose capture is off gives one more resync event, without a number: changes
+-- since then were not captured. Writes: nothing. Errors: 22023, 42704, GDQ01, GDQ02.
 create or replace function gdq.delta_events(queue text, s0 pg_snapshot, s1 pg_snapshot, tables regclass[] default null)
   returns table (ev_id bigint, kind text, tbl text, data jsonb)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off

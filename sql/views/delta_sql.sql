@@ -1,5 +1,6 @@
--- delta_sql(queue, tbl, s0, s1): the typed SELECT of a table's log rows in (s0, s1], columns as batch_sql(). For
--- refreshes, whose consumer holds s0 by begin_refresh(). Writes: nothing. Errors: 22023, 42704, GDQ02, 55000.
+-- delta_sql(queue, tbl, s0, s1): the typed SELECT of a table's log rows in (s0, s1], with the columns of batch_sql().
+-- For refreshes, which keep the rows after s0 by begin_refresh(). Writes: nothing. Errors: 22023, 42704, 55000, GDQ01,
+-- GDQ02.
 create or replace function gdq.delta_sql(queue text, tbl regclass, s0 pg_snapshot, s1 pg_snapshot) returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -13,9 +14,10 @@ $$;
 comment on function gdq.delta_sql(text, regclass, pg_snapshot, pg_snapshot) is
   'Typed SELECT of a table''s log rows between two snapshots.';
 
--- check_interval(queue_id, table_id, s0, s1): error when rows of a table (NULL: of the event log) after the position s0
--- may have been truncated. What a subscription has not passed is held for it; where none holds s0, the horizon decides,
--- which is one for all logs of the queue. Nor may s1 be later than what this transaction sees.
+-- check_interval(queue_id, table_id, s0, s1): error when rows of a table's log (NULL: of the event log) after the
+-- snapshot s0 may have been truncated. Rows after the position of a subscription that takes the table are kept. Where
+-- no such position is at or before s0, the horizon decides, which is one for all logs of the queue. Also an error when
+-- s1 is later than this transaction's snapshot.
 -- Writes: nothing. Errors: GDQ02; 22023.
 create or replace function gdq.check_interval(queue_id integer, table_id integer, s0 pg_snapshot, s1 pg_snapshot)
   returns void
@@ -33,7 +35,7 @@ begin
                         and (check_interval.table_id is null
                              or exists (select from gdq.subscribed_tables(s.subscription_id) t
                                          where t.table_id = check_interval.table_id
-                                           -- a table that it took up later is held from there on
+                                           -- of a table that was copied later, only rows after the copy are kept
                                            and not exists (select from gdq.copied_tables(s.subscription_id) c
                                                             where c.relid = t.relid
                                                               and not gdq.snapshot_le(c.snapshot, s0))))) then

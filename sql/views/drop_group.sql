@@ -1,4 +1,4 @@
--- drop_group(name): forgets a group; its views stay, and are refreshed one by one. Result: true; false when there was
+-- drop_group(name): removes a group; its views stay, and are refreshed one by one. Result: true; false when there was
 -- none. Writes: view_group, view.
 create or replace function gdq.drop_group(name text) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -13,4 +13,4 @@ begin
   return found;
 end
 $$;
-comment on function gdq.drop_group(text) is 'Forgets a group, not its views; false when there was none.';
+comment on function gdq.drop_group(text) is 'Removes a group, not its views; false when there was none.';

@@ -1,7 +1,7 @@
--- drop_view(view): forgets a view, its history and its consumer, and takes it out of its group; the target is not
+-- drop_view(view): removes a view, its history and its consumer, and takes it out of its group; the target is not
 -- touched.
 -- Result: true; false when there was none. Writes: deletes from view and view_run, and what unregister_consumer()
--- deletes.
+-- deletes. Errors: 42501 for the consumer of another role.
 create or replace function gdq.drop_view(view text) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -21,4 +21,4 @@ begin
   return true;
 end
 $$;
-comment on function gdq.drop_view(text) is 'Forgets a view and its consumer; false when there was none.';
+comment on function gdq.drop_view(text) is 'Removes a view and its consumer; false when there was none.';

@@ -1,5 +1,6 @@
--- group_info(name): one row a group of views (NULL: all). views: in the order of their names. last_refresh and error:
--- of the last refresh of the group that ended. Writes: nothing. Errors: 42704.
+-- group_info(name): one row for each group of views (NULL: all groups).
+-- Result: views: by name. last_refresh and error: those of the last refresh of the group that ended. Writes: nothing.
+-- Errors: 42704.
 create or replace function gdq.group_info(name text default null)
   returns table (group_name text, queue_name text, views text[], created_at timestamptz, last_refresh timestamptz,
                  error text)
@@ -21,4 +22,4 @@ begin
      where wanted is null or g.group_id = wanted order by 1;
 end
 $$;
-comment on function gdq.group_info(text) is 'Groups of views that are refreshed as one.';
+comment on function gdq.group_info(text) is 'Groups of views that are refreshed together.';

@@ -1,8 +1,8 @@
--- lock_view(view, until_commit): takes a view for a refresh, so that two never work on it side by side. The lock ends
--- with the session, or with the transaction where until_commit (behind a pooler, which shares sessions): a killed
--- refresh blocks nobody, and two seconds are enough for its session to notice. begin_refresh() fences off a refresh
--- that lost its lock.
--- Result: the key, for pg_advisory_unlock(). Writes: nothing. Errors: 42704; 55P03 while another refresh has it.
+-- lock_view(view, until_commit): locks a view for a refresh, so that two refreshes never work on it at once. The lock
+-- ends with the session, so a killed refresh blocks nobody; the two seconds that lock_view() waits are enough for the
+-- server to notice the kill. begin_refresh() fences off a refresh that has lost its lock.
+--   until_commit: the lock ends with the transaction; for a pooler, which shares sessions.
+-- Result: the key, for pg_advisory_unlock(). Writes: nothing. Errors: 42704; 55P03 while another refresh has the lock.
 create or replace function gdq.lock_view(view text, until_commit boolean default false) returns bigint
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s'
 as $$
@@ -32,4 +32,5 @@ begin
   return key;
 end
 $$;
-comment on function gdq.lock_view(text, boolean) is 'Takes a view for a refresh; refuses while another refresh has it.';
+comment on function gdq.lock_view(text, boolean) is
+  'Locks a view for a refresh; error 55P03 while another refresh has the lock.';

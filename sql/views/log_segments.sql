@@ -1,5 +1,5 @@
--- log_segments(queue, tables): every change and event log segment of these tables (NULL: all), and gdq.pin, for a
--- reader that locks them ACCESS SHARE before its first snapshot. Writes: nothing. Errors: 42704.
+-- log_segments(queue, tables): the log segments of these tables (NULL: of all), those of the event log, and gdq.pin. A
+-- reader locks them ACCESS SHARE before its first snapshot. Writes: nothing. Errors: 42704.
 create or replace function gdq.log_segments(queue text, tables regclass[] default null) returns setof regclass
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$

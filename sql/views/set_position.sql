@@ -1,6 +1,6 @@
--- set_position(queue, consumer, token, snapshot): ends a refresh: rows up to the snapshot are no longer held for it.
--- Writes: position, subscription_resync. Errors: GDQ01 for a stale token; 22023 when the snapshot lies before the
--- position; GDQ04.
+-- set_position(queue, consumer, token, snapshot): ends a refresh: moves its consumer to the snapshot that the target
+-- holds, so that rows before it are no longer kept. Writes: position, subscription_resync. Errors: 42704; 42501; GDQ01
+-- for a stale token; 22023 when the snapshot lies before the position, or in the future; GDQ04.
 create or replace function gdq.set_position(queue text, consumer text, token uuid, snapshot pg_snapshot) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -15,7 +15,7 @@ begin
     raise exception 'snapshot % does not lie between the position % and now', snapshot, pos.snapshot
       using errcode = 'invalid_parameter_value';
   end if;
-  -- The tick of the refresh itself, which the target names: trim() keeps what a position points at.
+  -- the refresh's own tick: the target names it, and rotate_control() keeps ticks that a position names
   insert into gdq.position (subscription_id, batch_no, tick_id, snapshot, event_seq)
     select id, b.batch_no, coalesce(max(t.tick_id), pos.tick_id), set_position.snapshot,
            coalesce(max(t.event_seq), pos.event_seq)

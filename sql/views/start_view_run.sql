@@ -1,5 +1,5 @@
--- start_view_run(view, group_name): notes that a refresh begins, of the group where one is given. Result: the run's id.
--- Writes: view_run. Errors: 42704.
+-- start_view_run(view, group_name): notes that a refresh of a view begins. group_name: the group that is refreshed;
+-- NULL: the view by itself. Result: the run's id. Writes: view_run. Errors: 42704.
 create or replace function gdq.start_view_run(view text, group_name text default null) returns bigint
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -15,4 +15,4 @@ begin
   return run;
 end
 $$;
-comment on function gdq.start_view_run(text, text) is 'Notes that a refresh begins.';
+comment on function gdq.start_view_run(text, text) is 'Notes that a refresh begins; returns the run''s id.';

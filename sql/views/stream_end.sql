@@ -1,12 +1,13 @@
--- stream_end(queue, consumer, tbl, since, max_events, last_tick): where the next batch of a stream ends that has read a
--- table up to the position since, which it keeps itself; the consumer only holds what comes after its own position.
---   max_events: ticks are joined while they hold at most this many events; a single tick may hold more. NULL:
---   up to the newest one. last_tick: no tick after this.
+-- stream_end(queue, consumer, tbl, since, max_events, last_tick): the position at which the next batch of a stream
+-- ends. A stream reads one table and keeps its own position, since; its consumer only keeps the rows after the
+-- consumer's position.
+--   max_events: ticks are joined while they hold at most this many events; a single tick may hold more. NULL: up to the
+--   newest tick. last_tick: no tick after this one.
 -- Result: a position; NULL when there is no later tick, or while the queue or the consumer is paused.
--- Writes: what note_losses() writes. Errors: 42501; 42704, also for a table that the consumer does not take; 55000 for
--- a consumer with members or that skips origins, and for an unlogged queue, whose logs may be emptied by a crash
--- between two looks of a reader; 55006 for the consumer of a view; GDQ02, GDQ07 and GDQ08 for the position; GDQ03 when
--- the consumer was cut off.
+-- Writes: nothing. Errors: 42501; 42704, also for a table that the consumer does not take; 55000 for a consumer with
+-- members or that skips origins, and for an unlogged queue, whose logs a crash may empty unnoticed between two calls;
+-- 55006 for the consumer of a view; GDQ02, GDQ07 and GDQ08 for the position; GDQ03 when the consumer was cut off;
+-- GDQ04.
 create or replace function gdq.stream_end(queue text, consumer text, tbl regclass, since text,
   max_events bigint default null, last_tick bigint default null)
   returns text
@@ -17,7 +18,7 @@ declare
   id integer := gdq.own_subscription(queue, consumer);
   start gdq.tick;
   till gdq.tick;
-  -- who is far behind must not read all ticks for every batch
+  -- a stream that is far behind must not read all ticks for every batch
   ticks_max constant integer := 1000;
 begin
   perform gdq.require_read_committed('stream_end');
@@ -64,4 +65,4 @@ begin
 end
 $$;
 comment on function gdq.stream_end(text, text, regclass, text, bigint, bigint) is
-  'Where the next batch of a stream ends that keeps its position itself.';
+  'The position at which the next batch of a stream ends.';

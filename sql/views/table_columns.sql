@@ -1,5 +1,5 @@
--- table_columns(queue, tbl, version): the logged columns of a captured table, in column order: those of its newest
--- version, or of the one given. Writes: nothing. Errors: 42704.
+-- table_columns(queue, tbl, version): the logged columns of a version of a captured table, in column order. version
+-- NULL: the newest. Writes: nothing. Errors: 42704.
 create or replace function gdq.table_columns(queue text, tbl regclass, version bigint default null)
   returns table (attnum int, name text, type text, log_type text, as_text boolean, is_key boolean,
                  log_key text, log_old text, log_new text)

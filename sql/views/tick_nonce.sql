@@ -1,4 +1,4 @@
--- tick_nonce(tick_id): the nonce of a tick; NULL when it is gone. Writes: nothing.
+-- tick_nonce(tick_id): the nonce of a tick; NULL when the tick is gone. Writes: nothing.
 create or replace function gdq.tick_nonce(tick_id bigint) returns uuid
 language sql stable security definer set search_path = pg_catalog, pg_temp
 as $$

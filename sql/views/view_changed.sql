@@ -1,7 +1,7 @@
--- view_changed(view): whether a refresh would find something to do: a row or event of its tables that has become
--- visible since the position of its consumer, or a gap. Costs a look at an index of each log. What was done to the
--- target itself does not count, nor that capture is off: what is written then is nowhere to be seen. Writes: nothing.
--- Errors: 42704.
+-- view_changed(view): whether a refresh would find changes: a row or event of the view's tables that became visible
+-- after the position of its consumer, or a gap. It costs a look at the index of each log. Two things do not count:
+-- changes made to the target itself, and capture being off, as changes are then not captured. Writes: nothing. Errors:
+-- 42704.
 create or replace function gdq.view_changed(view text) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
@@ -43,7 +43,7 @@ begin
   end loop;
   return false;
 exception when sqlstate 'GDQ02' or undefined_table then
-  return true;  -- gone, or going: the refresh says what it is
+  return true;  -- a log or a table is gone or being dropped: the refresh reports that
 end
 $$;
-comment on function gdq.view_changed(text) is 'Whether a refresh of a view would find something to do.';
+comment on function gdq.view_changed(text) is 'Whether a refresh of a view would find changes.';

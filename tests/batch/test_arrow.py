@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import traceback
 from decimal import Decimal
 from typing import Any
 
@@ -132,8 +133,11 @@ def test_types_without_a_home_are_refused_or_text(db: Database) -> None:
         connection.execute(f"insert into t values ({', '.join(literal for _, literal, _ in HOMELESS)})")
     for batch in one_batch(db):
         for name in names:
-            with pytest.raises(UnsupportedValue, match=f'column "{name}"'):
+            with pytest.raises(UnsupportedValue, match=f'column "{name}"') as refused:
                 batch.arrow("t", as_text=[other for other in names if other != name])
+            [line] = [line for line in traceback.format_exception(refused.value) if line.startswith("Hint: ")]
+            assert 'unsupported="text"' in line
+            assert f'as_text="{name}"' in line
         for table in (batch.arrow("t", unsupported="text"), batch.arrow("t", as_text=names)):
             [row] = table.to_pylist()
             assert [row[f"new_{name}"].removeprefix("$") for name in names] == [text for _, _, text in HOMELESS]

@@ -13,7 +13,7 @@ from psycopg import errors, sql
 
 from gdq import Consumer
 from gdq.batch import Batch
-from gdq.errors import ResyncRequired, StaleBatch, UnsupportedValue, mapped
+from gdq.errors import ResyncRequired, StaleBatch, UnsupportedValue, mapped_errors
 from tests.batch.test_arrow import EXACT, HOMELESS
 from tests.support.events import Tap
 from tests.support.server import PASSWORD, Database, drop_ended
@@ -196,7 +196,7 @@ def test_only_ones_own_batches(shop: Tap) -> None:
     }
 
     def read(connection: psycopg.Connection[Any], query: str, table: str) -> list[Any]:
-        with mapped():
+        with mapped_errors():
             return connection.execute(sql.SQL(query).format(batch_id, str(token), table)).fetchall()
 
     with login(shop.db) as mirror, login(shop.db, "typed_rival") as rival:

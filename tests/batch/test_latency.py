@@ -14,13 +14,13 @@ from gdq.consumer import Consumer
 from gdq.errors import StaleBatch
 from gdq.ticker import Housekeeping
 from tests.support.programs import gdq
-from tests.support.retry_shop import Shop, open_shop
+from tests.support.retry_shop import RetryShop, open_shop
 from tests.support.server import Database
 from tests.support.waiting import SECONDS
 
 
 @pytest.fixture
-def shop(db: Database) -> Iterator[Shop]:
+def shop(db: Database) -> Iterator[RetryShop]:
     """A queue q that captures orders, with the consumer c, for whom three ticks hold one change each."""
     with open_shop(db) as opened:
         opened.connection.execute("update gdq.queue set ticker_max_lag = '1 hour', ticker_idle_period = '1 hour'")
@@ -40,7 +40,7 @@ def round_trips(trace: Path) -> int:
     return sum(fields[1] == "F" and fields[3] in ("Query", "Sync") for fields in sent if len(fields) > 3)
 
 
-def test_a_batch_takes_two_round_trips(shop: Shop, tmp_path: Path) -> None:
+def test_a_batch_takes_two_round_trips(shop: RetryShop, tmp_path: Path) -> None:
     """One brings the batch with its events, one ends it; from the second batch on, once it has read events."""
     trace = tmp_path / "trace"
     read = []
@@ -57,7 +57,7 @@ def test_a_batch_takes_two_round_trips(shop: Shop, tmp_path: Path) -> None:
     assert round_trips(trace) == 2
 
 
-def test_a_batch_that_is_refused_at_its_end_leaves_nothing(shop: Shop) -> None:
+def test_a_batch_that_is_refused_at_its_end_leaves_nothing(shop: RetryShop) -> None:
     with Consumer(shop.db.dsn, "q", "c", max_events=1) as consumer:
         for number, batch in enumerate(consumer.batches(once=True)):
             assert [event.key for event in batch.events()] == [{"id": number}]
@@ -72,7 +72,7 @@ def test_a_batch_that_is_refused_at_its_end_leaves_nothing(shop: Shop) -> None:
         assert keys(consumer) == [1, 2]
 
 
-def test_a_commit_that_fails_is_no_end_of_the_batch(shop: Shop) -> None:
+def test_a_commit_that_fails_is_no_end_of_the_batch(shop: RetryShop) -> None:
     shop.connection.execute("alter table seen add unique (ev_id) deferrable initially deferred")
     with Consumer(shop.db.dsn, "q", "c", max_events=1) as consumer:
         for number, batch in enumerate(consumer.batches(once=True)):
@@ -86,7 +86,7 @@ def test_a_commit_that_fails_is_no_end_of_the_batch(shop: Shop) -> None:
 
 
 @pytest.mark.server
-def test_a_tick_is_begun_ahead_by_what_it_takes(shop: Shop) -> None:
+def test_a_tick_is_begun_ahead_by_what_it_takes(shop: RetryShop) -> None:
     def after(minutes: int, ahead: str) -> int:
         """How many ticks are made when the last is so old."""
         shop.insert(9 + minutes)
@@ -102,7 +102,7 @@ def test_a_tick_is_begun_ahead_by_what_it_takes(shop: Shop) -> None:
     assert after(31, "50 min") == 1
 
 
-def test_the_ticker_measures_what_its_ticks_take(shop: Shop) -> None:
+def test_the_ticker_measures_what_its_ticks_take(shop: RetryShop) -> None:
     """Each tick waits 20 ms for a sequence that DDL holds, so the next is begun about so much earlier."""
     shop.connection.execute("update gdq.queue set ticker_max_lag = '200 ms'")
     shop.connection.execute("create sequence s; select gdq.add_sequence('q', 's')")
@@ -117,7 +117,7 @@ def test_the_ticker_measures_what_its_ticks_take(shop: Shop) -> None:
     assert min(pauses[-3:]) < 0.200 - 0.020 - 0.015
 
 
-def test_nothing_to_tick_is_looked_for_at_leisure(shop: Shop) -> None:
+def test_nothing_to_tick_is_looked_for_at_leisure(shop: RetryShop) -> None:
     pause = "select gdq.tick_pause(null, '10 min')"
     assert shop.value(pause) == 600
     shop.connection.execute("update gdq.queue set ticker_max_lag = '0'; insert into orders values (9)")
@@ -128,7 +128,7 @@ def test_nothing_to_tick_is_looked_for_at_leisure(shop: Shop) -> None:
     assert shop.value(pause) == 600
 
 
-def test_ticks_of_a_role_that_prefers_serializable(shop: Shop) -> None:
+def test_ticks_of_a_role_that_prefers_serializable(shop: RetryShop) -> None:
     shop.connection.execute("update gdq.queue set ticker_max_lag = '1 ms'")
     dsn = f"{shop.db.dsn} options='-c default_transaction_isolation=serializable'"
     assert gdq("ticker", "--once", dsn=dsn).returncode == 0

@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from gdq.embedded.server import Server
+from gdq.embedded.server import EmbeddedServer
 from tests.support.events import Tap
 from tests.support.guarded import maintain, state
 from tests.support.waiting import until
@@ -20,7 +20,7 @@ COLUMNS = "(id int primary key, a int, k k)"
 
 
 @pytest.fixture
-def publisher(server: Server, tap: Tap) -> Iterator[psycopg.Connection[Any]]:
+def publisher(server: EmbeddedServer, tap: Tap) -> Iterator[psycopg.Connection[Any]]:
     """A database with a published table shop.t and a slot; `tap` is to subscribe to it."""
     name = f"{tap.db.name}_source"
     with psycopg.connect(server.conninfo(), autocommit=True) as su:
@@ -43,7 +43,7 @@ def publisher(server: Server, tap: Tap) -> Iterator[psycopg.Connection[Any]]:
             su.execute(f"drop database {name} with (force)".encode())
 
 
-def test_changes_of_a_replication_worker(server: Server, tap: Tap, publisher: psycopg.Connection[Any]) -> None:
+def test_changes_of_a_replication_worker(server: EmbeddedServer, tap: Tap, publisher: psycopg.Connection[Any]) -> None:
     tap.write(
         TYPES,
         f"create table t {COLUMNS} partition by range (id)",

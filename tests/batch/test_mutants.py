@@ -11,16 +11,10 @@ import pytest
 import tests.support.schedules_control
 import tests.support.schedules_retry
 import tests.support.schedules_rotation  # noqa: F401 (each adds its own)
-from tests.capture.test_row_filter import table  # noqa: F401
-from tests.ddl.test_apply_ddl import bare  # noqa: F401 (a fixture, as the following)
-from tests.install.test_rebase import crew  # noqa: F401
-from tests.spark.test_stream_reader import taken  # noqa: F401
 from tests.support.concurrency import Violation
-from tests.support.retry_shop import fixture_shop  # noqa: F401
+from tests.support.retry_shop import RetryShop
 from tests.support.schedules import play
 from tests.support.server import Database
-from tests.views.test_operations import viewed  # noqa: F401
-from tests.views.test_stored_groups import grouped  # noqa: F401
 
 # Fails when the text to replace is not there: a mutant never passes for having changed nothing.
 MUTATE = """
@@ -36,6 +30,12 @@ end $$
 """
 
 MUTANTS = sorted((Path(__file__).parent.parent / "support" / "mutants").glob("*.sql"))
+
+
+@pytest.fixture
+def shop(retry_shop: RetryShop) -> RetryShop:
+    """What the tests of retries call so."""
+    return retry_shop
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda path: path.stem)

@@ -233,3 +233,29 @@ def test_old_ticks_are_trimmed_but_not_those_still_needed(stage: Stage) -> None:
     for _ in range(2):
         stage.owner.execute("select gdq.rotate_control(true, 1)")
     assert stage.value(ages) == [40, 20, 1]
+
+
+def test_ticks_and_rotation_go_on_when_the_clock_was_set_back(stage: Stage) -> None:
+    """What was stored before lies in the future."""
+    for table in ("tick", "log_ring", "event_ring"):
+        column = "created_at" if table == "tick" else "switched_at"
+        stage.owner.execute(f"update gdq.{table} set {column} = {column} + interval '1 hour'".encode())
+    silent = "select count(*) from gdq.doctor() where code = 'ticker_silent' and cause ~ 'in the future'"
+    assert stage.value(silent) == 1
+    assert stage.value("select gdq.ticker('q')") == 1
+    assert stage.value(silent) == 0
+    stage.insert()
+    before = stage.slot()
+    stage.owner.execute("select gdq.rotate_logs()")
+    assert stage.slot() != before
+
+
+def test_intervals_of_a_queue_have_an_upper_bound(stage: Stage) -> None:
+    """A time plus the interval must be a time."""
+    for setting in ("ticker_max_lag", "ticker_idle_period", "rotation_period", "retention"):
+        query = f"select gdq.set_queue('q', {setting} => interval '178000000 years')"
+        with pytest.raises(psycopg.errors.InvalidParameterValue, match=f"setting {setting} of queue"):
+            stage.owner.execute(query.encode())
+        stage.owner.execute(query.replace("178000000", "1000").encode())
+    stage.owner.execute("select gdq.ticker('q'), gdq.tick_pause('q'), gdq.maintain()")
+    assert stage.value("select count(*) from gdq.doctor() where severity = 'error'") == 0

@@ -236,6 +236,30 @@ def test_busy_table(tap: Tap, partitioned: bool) -> None:
     assert not [row for row in captured(tap) if row[0] == "captured"]
 
 
+@pytest.mark.server
+@pytest.mark.parametrize("same", [True, False])
+def test_two_transactions_that_capture_tables_take_turns(tap: Tap, same: bool) -> None:
+    """The second waits for the first to end, however long it is open, and meanwhile holds up no writer."""
+    tap.write("create table t (id int)", "create table u (id int)")
+    call = f"gdq.add_table('q', 'shop.{'t' if same else 'u'}')"
+    with tap.db.connect(autocommit=False) as first:
+        first.execute("select gdq.add_table('q', 'shop.t')")
+        result: list[Any] = []
+        thread = threading.Thread(target=timed, args=(tap, call, result))
+        thread.start()
+        waiting = "select clock_timestamp() - waitstart > interval '0.7 s' from pg_locks where locktype = 'advisory'"
+        until(lambda: (True,) in tap.app.execute(waiting).fetchall())
+        tap.write("set lock_timeout = '10 s'", "insert into u values (1)")
+        first.commit()
+    thread.join()
+    if same:
+        assert isinstance(result[0], errors.DuplicateObject), result
+    else:
+        assert result[0] is None
+    tap.write("insert into t values (1)", "insert into u values (2)")
+    assert [e.tbl for e in tap.events()] == (["shop.t"] if same else ["shop.t", "shop.u"])
+
+
 def timed(tap: Tap, call: str, result: list[Any]) -> None:
     """Leaves in `result` the error of a call, or None, and the seconds that it took."""
     started = time.monotonic()

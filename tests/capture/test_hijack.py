@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +15,9 @@ from psycopg import errors
 
 from tests.support.capture_grammar import NotStaticError, check_capture
 from tests.support.events import Tap
+from tests.support.literals import hazardous_literals
 from tests.support.server import Database
+from tests.support.traps import set_traps
 
 OURS = "('gdq'::regnamespace, 'gdq_log'::regnamespace)"
 
@@ -24,7 +27,13 @@ WITHOUT_PATH = re.compile(
 )
 
 # With the rights of the caller: they look at who that is, or make what takes the caller's own rights.
-INVOKER = {"gdq.apply_ddl", "gdq.create_event_triggers", "gdq.capture_role_guard", "gdq.grant_roles"}
+INVOKER = {
+    "gdq.apply_ddl",
+    "gdq.create_event_triggers",
+    "gdq.capture_role_guard",
+    "gdq.grant_roles",
+    "gdq.pin_settings",
+}
 
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("id int primary key, v text, n numeric(10,2), t timestamptz, j jsonb, b bytea, a int[]", {}),
@@ -137,57 +146,6 @@ def test_nobody_else_may_create_in_our_schemas(db: Database) -> None:
     assert rows == []
 
 
-# Everything that gdq's SQL calls by name, as traps in a schema that comes before pg_catalog.
-TRAPS = r"""
-do $do$
-declare
-  f record;
-  made int := 0;
-begin
-  for f in select p.proname, pg_get_function_identity_arguments(p.oid) as args, pg_get_function_result(p.oid) as result
-             from pg_proc p
-            where p.pronamespace = 'pg_catalog'::regnamespace and p.prokind = 'f' and p.proname = any (%(names)s)
-              and pg_get_function_result(p.oid) !~ 'internal|any|trigger|TABLE|SETOF|cstring'
-              and pg_get_function_identity_arguments(p.oid) !~ 'internal|any|cstring|OUT' loop
-    execute format('create function evil.%%I(%%s) returns %%s language plpgsql as '
-      '$f$ begin perform evil.sprung(%%L); %%s end $f$', f.proname, f.args, f.result, f.proname,
-      case when f.result <> 'void' then 'return null;' end);
-    made := made + 1;
-  end loop;
-  if made < 50 then
-    raise exception 'only %% traps', made;
-  end if;
-  for f in select distinct o.oprname, l.typname as l, r.typname as r
-             from pg_operator o join pg_type l on l.oid = o.oprleft join pg_type r on r.oid = o.oprright
-            where o.oprresult = 'bool'::regtype and o.oprname in ('=', '<>', '<', '>', '<=', '>=', '~', '!~')
-              and l.typname in ('int2', 'int4', 'int8', 'oid', 'text', 'name', 'char', 'interval', 'timestamptz',
-                                'uuid', 'jsonb', 'xid', 'xid8', 'bool', 'pg_snapshot', 'oidvector') loop
-    execute format('create function evil.%%I(pg_catalog.%%I, pg_catalog.%%I) returns boolean language plpgsql as '
-      '$f$ begin perform evil.sprung(%%L); return null; end $f$', 'op_' || md5(f.oprname), f.l, f.r, f.oprname);
-    execute format('create operator evil.%%s '
-      '(leftarg = pg_catalog.%%I, rightarg = pg_catalog.%%I, function = evil.%%I)',
-      f.oprname, f.l, f.r, 'op_' || md5(f.oprname));
-  end loop;
-end
-$do$
-"""
-
-
-def set_traps(tap: Tap) -> None:
-    with tap.db.connect("su") as su:
-        su.execute("create schema evil authorization app; grant usage on schema evil to public")
-        su.execute("set role app")
-        su.execute(
-            "create table evil.trace (who name, what text); grant insert on evil.trace to public;"
-            " create function evil.sprung(what text) returns void language plpgsql set search_path = pg_catalog as"
-            " $f$ begin insert into evil.trace values (current_user, what); end $f$"
-        )
-        sources = "\n".join(path.read_text() for path in Path("sql").rglob("*.sql"))
-        names = sorted(set(re.findall(r"(?<![.\w])([a-z_0-9]+)\(", sources)))
-        query = psycopg.ClientCursor(su).mogrify(TRAPS, {"names": names})
-        su.execute(query.encode())
-
-
 @contextmanager
 def hostile(tap: Tap, role: Any) -> Iterator[psycopg.Connection[Any]]:
     """A session in which every name that could be looked up elsewhere is looked up in the traps first."""
@@ -205,7 +163,7 @@ def hostile(tap: Tap, role: Any) -> Iterator[psycopg.Connection[Any]]:
 def test_traps_in_the_search_path_do_not_spring(tap: Tap) -> None:
     """Functions, operators and temporary tables of a hostile role, before pg_catalog in everybody's path."""
     make_shapes(tap)
-    set_traps(tap)
+    set_traps(tap.db)
     with tap.db.connect("su") as su:
         su.execute("grant gdq_admin to app")
     try:
@@ -242,7 +200,7 @@ def test_traps_in_the_search_path_do_not_spring(tap: Tap) -> None:
 
 def test_traps_do_spring(tap: Tap) -> None:
     """The test above can fail: a function without a search_path of its own falls into them."""
-    set_traps(tap)
+    set_traps(tap.db)
     tap.owner.execute("grant usage on schema gdq to app; grant execute on function gdq.find_queue to app")
     with hostile(tap, "app") as app:
         assert app.execute("select gdq.find_queue('q')").fetchone() == (1,)
@@ -284,3 +242,19 @@ def test_maintenance_by_a_superuser_lends_nobody_its_consumers(tap: Tap) -> None
             ]
         finally:
             su.execute("revoke gdq_consumer from app")
+
+
+def test_no_text_follows_standard_conforming_strings(tap: Tap) -> None:
+    """Neither that of functions, generated ones too, nor the SQL in Python's strings."""
+    make_shapes(tap)
+    rows = tap.owner.execute(
+        "select p.proname, p.prosrc from pg_proc p"
+        " where p.pronamespace in ('gdq'::regnamespace, 'gdq_log'::regnamespace)"
+    ).fetchall()
+    found = [(name, literal) for name, text in rows for _, literal in hazardous_literals(text)]
+    sql_text = re.compile(r"\s*(?i:select|insert|update|delete|create|alter|drop|with|set|do|lock|grant)\b")
+    for path in [*Path("gdq").rglob("*.py"), *Path("consumers").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and sql_text.match(node.value):
+                found += [(str(path), literal) for _, literal in hazardous_literals(node.value)]
+    assert found == []

@@ -125,6 +125,18 @@ def test_options_of_capture(tap: Tap, granularity: str) -> None:
         tap.add("shop.u", format="json", where="id > 1")
 
 
+@pytest.mark.parametrize("granularity", ["row", "statement"])
+def test_column_with_a_name_that_capture_functions_use(tap: Tap, granularity: str) -> None:
+    """A table may have a column r, new or gdq_new: the row is logged, not the column."""
+    in_both_formats(tap, "r int primary key, new text, gdq_new int4range", granularity=granularity)
+    for name in ("t", "j"):
+        tap.write(f"insert into {name} values (1, 'x', '[2,3)')", f"update {name} set new = 'y'", f"delete from {name}")
+    assert [op for op, *_ in same(tap.events())] == {
+        "row": ["insert", "update", "delete"],
+        "statement": ["insert", "delete", "insert", "delete"],
+    }[granularity]
+
+
 def test_rows_as_wide_as_a_table_may_be(tap: Tap) -> None:
     """A typed log cannot hold two images of them."""
     columns = ", ".join(f"c{n} int" for n in range(799))

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gdq.errors import ResyncRequired, StaleBatch, TruncatedPosition, mapped
+from gdq.errors import ResyncRequired, StaleBatch, TruncatedPosition, mapped_errors
 from gdq.table_copy import copy_table, resynced
 from tests.support.concurrency import next_batch, read_events
 from tests.support.programs import gdq
@@ -40,7 +40,7 @@ def test_slowest_consumer_is_cut_and_comes_back(stage: Stage) -> None:
     stage.owner.execute("select gdq.finish_batch(%s, %s)", quick[:2])
     assert limit(stage, 10_000_000) == 0
     assert limit(stage) > 0
-    with pytest.raises(ResyncRequired), mapped():
+    with pytest.raises(ResyncRequired), mapped_errors():
         next_batch(stage.owner, "c")
     done = gdq("consume", "q", "c", "--once", dsn=stage.db.dsn)
     assert done.returncode == 3
@@ -52,12 +52,12 @@ def test_slowest_consumer_is_cut_and_comes_back(stage: Stage) -> None:
     assert listed["c"]["reason"].startswith("max_bytes: the logs of queue")
     assert listed["quick"]["resync"] is None
 
-    with pytest.raises(StaleBatch), mapped():
+    with pytest.raises(StaleBatch), mapped_errors():
         stage.owner.execute("select gdq.finish_batch(%s, %s)", slow[:2])
     for table in TABLES:
         with copy_table(stage.db.dsn, table) as copy:
             resynced(stage.owner, "q", "c", table, copy.snapshot)
-    with pytest.raises(ResyncRequired, match="messages"), mapped():
+    with pytest.raises(ResyncRequired, match="messages"), mapped_errors():
         next_batch(stage.owner, "c")
     assert gdq("resynced", "q", "c", "--messages", "--snapshot", copy.snapshot, dsn=stage.db.dsn).returncode == 0
     key = stage.insert()
@@ -92,7 +92,7 @@ def test_only_who_holds_something_is_cut(stage: Stage) -> None:
     fill(stage)
     assert limit(stage) == 1
     assert next_batch(stage.owner, "items") is not None
-    with pytest.raises(ResyncRequired), mapped():
+    with pytest.raises(ResyncRequired), mapped_errors():
         next_batch(stage.owner, "c")
 
 
@@ -104,7 +104,7 @@ def test_messages_are_cut_by_name(stage: Stage) -> None:
     for table in TABLES:
         with copy_table(stage.db.dsn, table) as copy:
             resynced(stage.owner, "q", "c", table, copy.snapshot)
-    with pytest.raises(ResyncRequired, match="must copy anew messages"), mapped():
+    with pytest.raises(ResyncRequired, match="must copy anew messages"), mapped_errors():
         next_batch(stage.owner, "c")
 
 
@@ -116,7 +116,7 @@ def test_retention_goes_first(stage: Stage) -> None:
     assert stage.maintain() == 0
     assert limit(stage) == 1
     assert next_batch(stage.owner, "c") is None
-    with pytest.raises(TruncatedPosition), mapped():
+    with pytest.raises(TruncatedPosition), mapped_errors():
         stage.owner.execute("select gdq.seek('q', 'c', at_tick => %s)", [start])
     limit(stage, 0)
     stage.insert()
@@ -173,7 +173,7 @@ def test_view_loads_in_full(stage: Stage) -> None:
     assert limit(stage) == 1
     [info] = json.loads(gdq("consumers", "q", "--json", dsn=stage.db.dsn).stdout)
     assert info["resync"] == ["public.acct"]
-    with pytest.raises(TruncatedPosition), mapped():
+    with pytest.raises(TruncatedPosition), mapped_errors():
         stage.owner.execute("select gdq.delta_sql('q', 'acct', %s, pg_current_snapshot())", row)
     token = stage.value("select token from gdq.begin_refresh('q', 'view:v')")
     stage.owner.execute("select gdq.set_position('q', 'view:v', %s, pg_current_snapshot())", [token])
@@ -187,5 +187,5 @@ def test_copies_of_a_restored_queue_count_no_more(stage: Stage) -> None:
     with copy_table(stage.db.dsn, "acct") as copy:
         resynced(stage.owner, "q", "c", "acct", copy.snapshot)
     stage.owner.execute("select gdq.rebase_resync(1, true)")
-    with pytest.raises(ResyncRequired, match=r"public\.acct: copied, and restored"), mapped():
+    with pytest.raises(ResyncRequired, match=r"public\.acct: copied, and restored"), mapped_errors():
         next_batch(stage.owner, "c")

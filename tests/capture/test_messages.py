@@ -213,7 +213,7 @@ def test_python(tap: Tap) -> None:
     with tap.db.connect() as connection, gdq.Consumer(connection, "q", "c") as consumer:
         events = [event for batch in consumer.batches(once=True) for event in batch.events()]
     assert [gdq.Message.of(event) for event in events] == sent_ * 2
-    with pytest.raises(GdqError, match="is no message"):
+    with pytest.raises(GdqError, match="is not a message"):
         gdq.Message.of(gdq.Event(1, 1, events[0].time, "insert", "t", None, None, {}))
 
 

@@ -164,6 +164,77 @@ def test_two_roots_in_one_truncate(root: Tap) -> None:
     assert sorted(root.events(), key=str) == sorted([truncate("s1", "shop.s"), truncate()], key=str)
 
 
+@pytest.mark.parametrize("setting", ["b,{root},", "a,{root},", "1"])
+def test_no_setting_of_a_session_hides_a_truncate(root: Tap, setting: str) -> None:
+    (oid,) = root.app.execute("select 'shop.r'::regclass::oid").fetchone() or (0,)
+    with root.db.connect("su") as su:
+        su.execute("create role leaf_only")
+        try:
+            su.execute("grant usage on schema shop to leaf_only; grant truncate on shop.a to leaf_only")
+            su.execute("set role leaf_only")
+            with su.transaction():
+                value = setting.format(root=oid)
+                su.execute("select set_config(%s, %s, true)", [f"gdq.truncate_{oid}_1", value])
+                su.execute("truncate shop.a")
+                with pytest.raises(errors.InsufficientPrivilege), su.transaction():
+                    su.execute("insert into gdq_log.q1_truncation values (txid_current(), 'shop.a'::regclass, 1)")
+        finally:
+            su.execute("reset role; drop owned by leaf_only; drop role leaf_only")
+    assert root.events() == [truncate("a")]
+
+
+def test_triggers_of_a_partition(root: Tap) -> None:
+    """Each is an object that DROP TABLE of the root locks: a partition has no more of them than it needs."""
+    count = "select count(*) from pg_trigger where tgrelid = %s::regclass"
+    assert root.app.execute(count, ["shop.a"]).fetchone() == (4,)
+    assert root.app.execute(count, ["shop.r"]).fetchone() == (5,)
+
+
+def test_truncate_within_savepoints_and_below_a_part_of_the_tree(root: Tap) -> None:
+    root.write(
+        "create table y partition of r for values in ('y', 'z') partition by list (part)",
+        "create table y1 partition of y for values in ('y')",
+        "create table z partition of y for values in ('z') partition by list (part)",
+        "create table z1 partition of z for values in ('z')",
+    )
+    root.events()
+    with root.app.transaction():
+        root.write("truncate z1, r", "truncate z1, z", "truncate y1, z1")
+        with root.app.transaction(force_rollback=True):
+            root.write("truncate y", "truncate z1")
+        root.write("truncate z1", "truncate r", "truncate r", "truncate y1")
+    assert root.events() == [truncate(leaf) for leaf in (None, "z", "y1", "z1", "z1", None, None, "y1")]
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_truncates_in_parallel_transactions_do_not_fail(root: Tap, level: str) -> None:
+    root.write("create table s (id int) partition by list (id)", "create table s1 partition of s for values in (1)")
+    root.add("shop.s")
+    with root.db.connect("app") as one, root.db.connect("app") as two:
+        for session in (one, two):
+            session.execute(f"begin isolation level {level}".encode())
+            session.execute("select 1")
+        one.execute("truncate shop.r")
+        two.execute("truncate shop.s")
+        one.execute("truncate shop.a")
+        two.execute("truncate shop.s1")
+        one.execute("commit")
+        two.execute("commit")
+    expected = [truncate(), truncate("a"), truncate(None, "shop.s"), truncate("s1", "shop.s")]
+    assert sorted(root.events(), key=str) == sorted(expected, key=str)
+
+
+def test_notes_of_truncate_are_emptied(root: Tap) -> None:
+    root.write(*["truncate r", "truncate a"] * 3)
+    assert root.owner.execute("select count(*) > 0 from gdq_log.q1_truncation").fetchone() == (True,)
+    with root.app.transaction():
+        root.write("truncate a")
+        root.owner.execute("select gdq.rotate_control(false, 1)")
+        assert root.owner.execute("select count(*) > 0 from gdq_log.q1_truncation").fetchone() == (True,)
+    root.owner.execute("select gdq.rotate_control(false, 1)")
+    assert root.owner.execute("select count(*) from gdq_log.q1_truncation").fetchone() == (0,)
+
+
 def test_attach_of_an_empty_partition(root: Tap) -> None:
     root.write(
         "create table c (like r including all)",

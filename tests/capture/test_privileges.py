@@ -18,6 +18,9 @@ SCHEMAS = "('gdq'::regnamespace, 'gdq_log'::regnamespace)"
 ATTEMPTS = (
     "select count(*) from gdq.queue",
     "select count(*) from gdq_log.q1_s0",
+    "insert into gdq_log.q1_s0 (ev_id) values (1)",
+    "select gdq_log.q1_event('truncate', 1, null)",
+    "select setval('gdq_log.q1_ev', 1)",
     "delete from gdq_log.q1_s0",
     "truncate gdq_log.q1_s0",
     "drop table gdq_log.q1_s0",
@@ -38,6 +41,13 @@ ATTEMPTS = (
     "copy (select 1) to program 'true'",
     "set session authorization gdq_owner",
 )
+
+
+def capture_role(tap: Tap) -> str:
+    """The role that owns the capture functions of the tables of app."""
+    found = tap.owner.execute("select 'gdq_capture_' || 'app'::regrole::oid::int").fetchone()
+    assert found
+    return str(found[0])
 
 
 def test_writers_need_no_right_on_gdq(tap: Tap) -> None:
@@ -108,26 +118,36 @@ def test_capture_role_may_insert_into_logs_and_nothing_else(tap: Tap) -> None:
     owners = tap.owner.execute(
         "select distinct p.proowner::regrole::text, p.prosecdef from pg_proc p"
         # those of messages run no code of the application's, and with the rights of gdq.insert_event()
-        " where p.pronamespace = 'gdq_log'::regnamespace and p.proname !~ '^q[0-9]+_messages?$'"
+        " where p.pronamespace = 'gdq_log'::regnamespace and p.proname !~ '^q[0-9]+_messages?$' order by 1"
     ).fetchall()
-    assert owners == [("gdq_capture", True)]
-    role = tap.owner.execute(
-        "select rolcanlogin, rolsuper, rolcreaterole, rolcreatedb, rolreplication, rolbypassrls,"
-        " (select count(*) from pg_auth_members m where m.member = r.oid) from pg_roles r where rolname = 'gdq_capture'"
-    ).fetchone()
-    assert role == (False, False, False, False, False, False, 0)
-    rights: Any = tap.owner.execute(
-        "select (aclexplode(c.relacl)).*, c.relkind from pg_class c where c.relacl is not null"
+    of_app = capture_role(tap)
+    assert owners == [("gdq_capture", True), (of_app, True)]
+    for name in ("gdq_capture", of_app):
+        role = tap.owner.execute(
+            "select rolcanlogin, rolsuper, rolcreaterole, rolcreatedb, rolreplication, rolbypassrls,"
+            " (select count(*) from pg_auth_members m where m.member = r.oid) from pg_roles r where rolname = %s",
+            [name],
+        ).fetchone()
+        assert role == (False, False, False, False, False, False, 0)
+        rights: Any = tap.owner.execute(
+            "select (aclexplode(c.relacl)).*, c.relkind from pg_class c where c.relacl is not null"
+            # which gdq_capture reads and updates
+            " and c.relname <> 'q1_truncation'"
+        ).fetchall()
+        capture: Any = tap.owner.execute("select %s::regrole::oid", [name]).fetchone()
+        assert {(row[4], row[2]) for row in rights if row[1] == capture[0]} == {("r", "INSERT"), ("S", "USAGE")}
+        for schema in ("gdq", "gdq_log", "shop", "public"):
+            may = tap.owner.execute("select has_schema_privilege(%s, %s, 'create')", [name, schema]).fetchone()
+            assert may == (False,)
+        may = tap.owner.execute("select has_database_privilege(%s, current_database(), 'create')", [name]).fetchone()
+        assert may == (False,)
+    # of the event log only what an announcement is made of
+    columns = tap.owner.execute(
+        "select attname from pg_attribute where attrelid = 'gdq_log.q1_s0'::regclass and attnum > 0"
+        " and has_column_privilege(%s, attrelid, attnum, 'insert') order by 1",
+        [of_app],
     ).fetchall()
-    capture: Any = tap.owner.execute("select 'gdq_capture'::regrole::oid").fetchone()
-    assert {(row[4], row[2]) for row in rights if row[1] == capture[0]} == {("r", "INSERT"), ("S", "USAGE")}
-    for schema in ("gdq", "gdq_log", "shop", "public"):
-        assert tap.owner.execute("select has_schema_privilege('gdq_capture', %s, 'create')", [schema]).fetchone() == (
-            False,
-        )
-    assert tap.owner.execute(
-        "select has_database_privilege('gdq_capture', current_database(), 'create')"
-    ).fetchone() == (False,)
+    assert columns == [("ev_kind",), ("ev_table",), ("ev_txid",)]
 
 
 def test_assignment_cast_inside_a_capture_function_gains_nothing(tap: Tap) -> None:
@@ -157,7 +177,7 @@ def test_assignment_cast_inside_a_capture_function_gains_nothing(tap: Tap) -> No
     tap.add("shop.t")
     tap.write("alter table t alter a type evil using convert_a(a)")
     loot = tap.app.execute("select who, attempt, code from loot").fetchall()
-    assert loot == [("gdq_capture", attempt, "42501") for attempt in ATTEMPTS]
+    assert loot == [(capture_role(tap), attempt, "42501") for attempt in ATTEMPTS]
     assert tap.owner.execute("select count(*) from gdq.queue").fetchone() == (1,)
 
 

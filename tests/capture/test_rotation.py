@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psycopg
 import pytest
 
 from tests.support.concurrency import maintain, next_batch, read_events
@@ -207,3 +208,25 @@ def test_name_of_a_consumer_is_kept_for_its_other_queue(stage: Stage) -> None:
     session.execute("commit")
     leaving.join()
     assert stage.value("select array_agg(consumer_name) from gdq.consumer_info('r')") == ["c"]
+
+
+def test_maintenance_beside_a_session_that_drops_logs(stage: Stage) -> None:
+    """What one finds the other may be dropping."""
+    stage.owner.execute("alter table acct add column more int")
+    stage.consume()
+    versions = "select count(*) from gdq.table_version"
+    before = stage.value(versions)
+    with stage.db.connect() as dropping:
+        for _ in range(20):
+            dropping.execute("begin")
+            dropping.execute("select gdq.maintain()")
+            if dropping.execute(versions).fetchone() != (before,):
+                break
+            dropping.execute("commit")
+        assert stage.value(versions) == before
+        with stage.db.connect() as other:
+            assert other.execute("select gdq.maintain()").fetchone() == (False,)
+            with pytest.raises(psycopg.errors.LockNotAvailable):
+                other.execute("select gdq.remove_table('q', 'acct', true)")
+        dropping.execute("commit")
+    assert stage.value(versions) < before

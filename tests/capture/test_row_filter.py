@@ -9,15 +9,6 @@ from psycopg import errors
 
 from tests.support.events import Tap
 
-TABLE = """create table t (id int primary key, region text, amount numeric, vip boolean, day date, code varchar(9),
-             big bigint, f float8, at timestamptz, pad char(4), "Odd ""name" int, j jsonb, tags text[], u uuid)"""
-
-
-@pytest.fixture
-def table(tap: Tap) -> Tap:
-    tap.write(TABLE)
-    return tap
-
 
 def matched(tap: Tap, where: str, *rows: str) -> list[int]:
     """The ids of the rows (columns = values) that an add_table with this filter captures."""
@@ -38,9 +29,9 @@ def refusal(tap: Tap, where: str) -> str:
     return str(raised.value.diag.message_primary)
 
 
-def test_update_moves_a_row_in_and_out(table: Tap) -> None:
-    table.add("shop.t", where="region = 'EU'", columns=["id", "region", "vip"])
-    table.write(
+def test_update_moves_a_row_in_and_out(table_t: Tap) -> None:
+    table_t.add("shop.t", where="region = 'EU'", columns=["id", "region", "vip"])
+    table_t.write(
         "insert into t (id, region) values (1, 'EU'), (2, 'US'), (3, null)",
         "update t set vip = true",
         "update t set region = 'EU' where id = 2",
@@ -51,7 +42,7 @@ def test_update_moves_a_row_in_and_out(table: Tap) -> None:
     def image(number: int, region: str | None, vip: bool | None) -> dict[str, Any]:
         return {"id": number, "region": region, "vip": vip}
 
-    assert table.images() == [
+    assert table_t.images() == [
         ("insert", {"id": 1}, None, image(1, "EU", None)),
         ("update", {"id": 1}, image(1, "EU", None), image(1, "EU", True)),
         ("insert", {"id": 2}, None, image(2, "EU", True)),
@@ -104,10 +95,10 @@ ACCEPTED: list[tuple[str, list[str], list[int]]] = [
 ]
 
 
-def test_what_a_filter_is_made_of(table: Tap) -> None:
+def test_what_a_filter_is_made_of(table_t: Tap) -> None:
     """Each condition captures just the rows that PostgreSQL's own WHERE would find."""
     for where, rows, ids in ACCEPTED:
-        assert matched(table, where, *rows) == ids, where
+        assert matched(table_t, where, *rows) == ids, where
 
 
 HOSTILE = [
@@ -230,28 +221,30 @@ HOSTILE = [
 ]
 
 
-def test_hostile_filters_are_refused_and_change_nothing(table: Tap) -> None:
-    before = table.owner.execute("select count(*) from pg_trigger").fetchone()
+def test_hostile_filters_are_refused_and_change_nothing(table_t: Tap) -> None:
+    before = table_t.owner.execute("select count(*) from pg_trigger").fetchone()
     for where in HOSTILE:
-        assert "\n" not in refusal(table, where), where
-    assert table.owner.execute("select count(*) from pg_trigger").fetchone() == before
+        assert "\n" not in refusal(table_t, where), where
+    assert table_t.owner.execute("select count(*) from pg_trigger").fetchone() == before
 
 
-def test_constants_are_data(table: Tap) -> None:
+def test_constants_are_data(table_t: Tap) -> None:
     """Quotes, backslashes and format characters in constants end up in the function as they are."""
     evil = ["'); drop table t; --", "\\", "\\'", "%s%I%L%%", "$$", "$f$", "line\nbreak", '"', "/*", "E'x'"]
     listed = ", ".join("'" + text.replace("'", "''") + "'" for text in evil)
-    table.add("shop.t", where=f"region in ({listed}) and region <> 'x'")
+    table_t.add("shop.t", where=f"region in ({listed}) and region <> 'x'")
     for setting in ("on", "off"):
-        table.app.execute(f"set standard_conforming_strings = {setting}".encode())
+        table_t.app.execute(f"set standard_conforming_strings = {setting}".encode())
         for text in [*evil, "x", "other"]:
-            table.app.execute("insert into t (id, region) values ((select count(*) from t), %s)", [text])
-    assert [(e.new or {})["region"] for e in table.events()] == evil * 2
+            table_t.app.execute("insert into t (id, region) values ((select count(*) from t), %s)", [text])
+    assert [(e.new or {})["region"] for e in table_t.events()] == evil * 2
 
 
-def test_filter_does_not_depend_on_the_writers_session(table: Tap) -> None:
-    table.add("shop.t", where="day = '2026-02-03' and at >= '2026-02-03 00:00' and f = 0.1 and region = 'a' and id < 9")
-    table.write(
+def test_filter_does_not_depend_on_the_writers_session(table_t: Tap) -> None:
+    table_t.add(
+        "shop.t", where="day = '2026-02-03' and at >= '2026-02-03 00:00' and f = 0.1 and region = 'a' and id < 9"
+    )
+    table_t.write(
         "create function shop.no(text, text) returns boolean language plpgsql as 'begin raise ''shadow''; end'",
         "create operator shop.= (leftarg = text, rightarg = text, function = shop.no)",
         "create function shop.no(int, int) returns boolean language plpgsql as 'begin raise ''shadow''; end'",
@@ -263,19 +256,19 @@ def test_filter_does_not_depend_on_the_writers_session(table: Tap) -> None:
         "insert into t (id, day, at, f, region) values (1, '03/02/2026', '2026-02-03 09:00', 0.1, 'a')",
         "insert into t (id, day, at, f, region) values (2, '03/02/2026', '2026-02-03 08:59', 0.1, 'a')",
     )
-    assert [(e.new or {})["id"] for e in table.events()] == [1]
+    assert [(e.new or {})["id"] for e in table_t.events()] == [1]
 
 
-def test_renamed_column_is_followed(table: Tap) -> None:
-    table.add("shop.t", mode="pk", where="region = 'EU' and vip")
-    table.write(
+def test_renamed_column_is_followed(table_t: Tap) -> None:
+    table_t.add("shop.t", mode="pk", where="region = 'EU' and vip")
+    table_t.write(
         "alter table t rename region to area",
         "alter table t rename vip to region",
         "alter table t add other text",
         "insert into t (id, area, region) values (1, 'EU', true), (2, 'US', true), (3, 'EU', false)",
     )
-    assert [e.key for e in table.events() if e.op == "insert"] == [{"id": 1}]
-    assert table.owner.execute("select state, \"where\" from gdq.table_info('q')").fetchone() == (
+    assert [e.key for e in table_t.events() if e.op == "insert"] == [{"id": 1}]
+    assert table_t.owner.execute("select state, \"where\" from gdq.table_info('q')").fetchone() == (
         "ok",
         "region = 'EU' and vip",
     )
@@ -289,28 +282,30 @@ def test_renamed_column_is_followed(table: Tap) -> None:
         ("alter region type int using 1", 'column "region" of the row filter is of type integer now'),
     ],
 )
-def test_ddl_that_the_filter_does_not_survive(table: Tap, ddl: str, reason: str) -> None:
+def test_ddl_that_the_filter_does_not_survive(table_t: Tap, ddl: str, reason: str) -> None:
     """Capture goes off and says so; neither the DDL nor a write fails, and maintain() does not bring it back."""
-    table.add("shop.t", exclude=["region"], where="region = 'EU'")
-    table.write("insert into t (id, region) values (1, 'EU')", f"alter table t {ddl}", "insert into t (id) values (2)")
-    table.owner.execute("select gdq.maintain()")
-    table.write("insert into t (id) values (3)", "update t set id = id + 10", "delete from t")
-    seen = table.events()
+    table_t.add("shop.t", exclude=["region"], where="region = 'EU'")
+    table_t.write(
+        "insert into t (id, region) values (1, 'EU')", f"alter table t {ddl}", "insert into t (id) values (2)"
+    )
+    table_t.owner.execute("select gdq.maintain()")
+    table_t.write("insert into t (id) values (3)", "update t set id = id + 10", "delete from t")
+    seen = table_t.events()
     assert [e.op for e in seen if e.op != "resync"] == ["insert"]
     assert any(reason in (e.new or {})["reason"] for e in seen if e.op == "resync")
-    state = table.owner.execute("select state, reason from gdq.table_info('q')").fetchone()
+    state = table_t.owner.execute("select state, reason from gdq.table_info('q')").fetchone()
     assert state
     assert state[0] == "resync"
     assert reason in state[1]
 
 
-def test_length_of_a_type_may_change(table: Tap) -> None:
-    table.add("shop.t", where="code = 'a' and amount = 1")
-    table.write(
+def test_length_of_a_type_may_change(table_t: Tap) -> None:
+    table_t.add("shop.t", where="code = 'a' and amount = 1")
+    table_t.write(
         "alter table t alter code type varchar(30), alter amount type numeric(30, 2)",
         "insert into t (id, code, amount) values (1, 'a', 1)",
     )
-    assert [e.op for e in table.events() if e.op != "ddl"] in (["insert"], ["resync", "insert"])
+    assert [e.op for e in table_t.events() if e.op != "ddl"] in (["insert"], ["resync", "insert"])
 
 
 def test_user_types_are_refused(tap: Tap) -> None:

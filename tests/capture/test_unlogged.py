@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from gdq.consumer import Consumer
-from gdq.embedded.server import Server
+from gdq.embedded.server import EmbeddedServer
 from gdq.errors import ResyncRequired
 from gdq.installer import install
 from gdq.queue import queue_info
@@ -22,7 +22,7 @@ REASON = "crash: the unlogged logs of the queue were emptied"
 
 
 @pytest.fixture(scope="module")
-def cluster(pytestconfig: pytest.Config) -> Iterator[Server]:
+def cluster(pytestconfig: pytest.Config) -> Iterator[EmbeddedServer]:
     """A server of its own, to be crashed."""
     with OldServer(binaries=chosen_binaries(pytestconfig.getoption("--pg")), settings=SETTINGS) as server:
         yield server
@@ -32,7 +32,7 @@ def cluster(pytestconfig: pytest.Config) -> Iterator[Server]:
 class Place:
     """A database with the queue `q`, unlogged, of table t, and the consumers c and d."""
 
-    server: Server
+    server: EmbeddedServer
     name: str
 
     def conninfo(self) -> str:
@@ -44,7 +44,7 @@ class Place:
 
 
 @pytest.fixture
-def private(cluster: Server) -> Place:
+def private(cluster: EmbeddedServer) -> Place:
     place = Place(cluster, f"test_{secrets.token_hex(6)}")
     with psycopg.connect(cluster.conninfo(), autocommit=True) as su:
         su.execute(f"create database {place.name}".encode())

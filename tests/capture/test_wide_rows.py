@@ -112,3 +112,23 @@ def test_type_that_is_never_stored_out_of_line(tap: Tap) -> None:
     _, update = tap.events()
     assert update.old == {"id": 1, "q": query}
     assert update.new == {"id": 2, "q": query}
+
+
+@pytest.mark.long
+def test_images_of_more_than_a_gigabyte_need_generic_plans(tap: Tap) -> None:
+    """The way out that docs/guarantees.md names: the first plans of a session would decompress both images."""
+    tap.write("create table t (id int primary key, v text, n int)")
+    tap.add("shop.t")
+    tap.write("insert into t values (1, repeat('x', 600000000), 0)")
+    with pytest.raises((errors.InternalError_, errors.ProgramLimitExceeded), match=r"alloc request|too big"):
+        tap.write("update t set n = 1")
+    with tap.db.connect("app") as writer:
+        writer.execute("set plan_cache_mode = force_generic_plan")
+        writer.execute("update shop.t set n = 2")
+    tap.owner.execute("select gdq.force_tick('q')")
+    batch = tap.owner.execute("select batch_id, token from gdq.next_batch('q', 'c')").fetchone()
+    assert batch
+    query = tap.owner.execute("select gdq.batch_sql(%s, %s, 'shop.t')", batch).fetchone()
+    assert query
+    found = tap.owner.execute(f"select ev_op, new_n, octet_length(old_v) from ({query[0]}) r order by ev_id".encode())
+    assert found.fetchall() == [("I", 0, None), ("U", 2, 600_000_000)]

@@ -5,14 +5,16 @@ from __future__ import annotations
 import importlib
 import json
 import pkgutil
+from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 
+import gdq as gdq_library
 from gdq import cli
 from gdq.cli import main
-from gdq.cli.base import names, table_names
+from gdq.cli.base import split_names, split_table_names
 from tests.support.programs import gdq, start_gdq
 from tests.support.server import Database
 from tests.support.waiting import SECONDS, until
@@ -49,6 +51,28 @@ def test_life_of_a_queue(db: Database) -> None:
         if second is not None:
             done = gdq(*arguments, dsn=db.dsn)
             assert (done.returncode, done.stdout, done.stderr) == (0, "", second)
+
+
+def test_no_control_character_of_a_name_reaches_the_terminal(db: Database) -> None:
+    """It could steer the terminal or forge a line of output; JSON has its own escapes."""
+    name = "a\x1b]0;title\x07\nb\r\x9b31m[red]"
+    with db.connect() as connection:
+        connection.execute(f'create table "{name}" (id int primary key)'.encode())
+        connection.execute("select gdq.create_queue('q')")
+        connection.execute("select gdq.register_consumer('q', 'c')")
+        connection.execute("select gdq.add_table('q', %s::regclass)", [f'public."{name}"'])
+        connection.execute(f'alter table "{name}" disable trigger all'.encode())
+        connection.execute(f'alter table "{name}" enable trigger all'.encode())
+    shown = 0
+    for arguments in (["tables"], ["status"], ["consumers"], ["doctor"], ["add-table", "q", f'"{name}"']):
+        done = gdq(*arguments, dsn=db.dsn)
+        for text in (done.stdout, done.stderr):
+            assert not set(text) & {"\x1b", "\x07", "\r", "\x9b"}, arguments
+            assert "\nb" not in text, arguments
+            shown += "\\x1b]0;title\\x07\\x0ab\\x0d\\x9b31m[red]" in text
+    assert shown >= 4
+    listed = gdq("tables", "--json", dsn=db.dsn)
+    assert json.loads(listed.stdout)[0]["table_name"] == f'public."{name}"'
 
 
 def test_quiet_says_nothing(db: Database) -> None:
@@ -123,6 +147,7 @@ def test_register_at_a_tick(shop: Database) -> None:
         (["consume", "q", "c", "a:b", "--json"], "--json"),
         (["ticker", "--interval", "0"], "0"),
         (["nonsense"], "nonsense"),
+        (["consum"], "Did you mean one of: 'consume', 'consumers'?"),
     ],
 )
 def test_wrong_usage_exits_2_and_says_what(arguments: list[str], says: str) -> None:
@@ -161,10 +186,22 @@ def test_database_without_gdq(empty_db: Database) -> None:
     assert done.stderr.splitlines()[1] == "Hint: Is gdq installed in this database? gdq install"
 
 
+def test_another_missing_schema_does_not_hint_at_gdq(shop: Database) -> None:
+    with shop.connect() as connection:
+        gdq_library.create_view(connection, "v", "q", "select id from orders", "nowhere.v")
+    done = gdq("refresh", "v", dsn=shop.dsn)
+    assert (done.returncode, done.stderr) == (1, 'Error: schema "nowhere" does not exist\n')
+
+
 def test_no_server(empty_db: Database) -> None:
     done = gdq("queues", dsn="host=127.0.0.1 port=1")
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
+    unset = {"GDQ_DSN": "", "DATABASE_URL": "", "PGHOST": "127.0.0.1", "PGPORT": "1"}
+    done = gdq("queues", dsn="", env=unset)
+    first, hint = done.stderr.splitlines()
+    assert first.startswith("Error: ")
+    assert hint.startswith("Hint: No connection string is set. Set DATABASE_URL")
 
 
 def test_add_table_waits_for_a_writer_in_short_tries(db: Database) -> None:
@@ -228,7 +265,7 @@ def test_every_command_has_help_and_every_listing_json() -> None:
     [(None, None), ("a", ["a"]), ("a, b", ["a", "b"]), ('"a,b",c', ["a,b", "c"]), ("Ä b,c%", ["Ä b", "c%"])],
 )
 def test_names(text: str | None, parsed: list[str] | None) -> None:
-    assert names(text) == parsed
+    assert split_names(text) == parsed
 
 
 @pytest.mark.parametrize(
@@ -240,4 +277,15 @@ def test_names(text: str | None, parsed: list[str] | None) -> None:
     ],
 )
 def test_table_names_keep_their_quotes(text: str | None, parsed: list[str] | None) -> None:
-    assert table_names(text) == parsed
+    assert split_table_names(text) == parsed
+
+
+def test_hints_name_the_way_on(shop: Database, tmp_path: Path) -> None:
+    query = tmp_path / "v.sql"
+    query.write_text("select id from orders")
+    for target in ("deltaa:/x", "orders_copy"):
+        done = gdq("create-view", "v", "--queue", "q", "--sql", str(query), "--target", target, dsn=shop.dsn)
+        first, hint = done.stderr.splitlines()
+        assert first.startswith(f"Error: target '{target}'")
+        assert hint.startswith("Hint: Write schema.table, delta:/folder")
+    assert "gdq alter-table" in gdq("add-table", "q", "orders", dsn=shop.dsn).stderr

@@ -42,8 +42,41 @@ def test_help_loads_nothing_heavy(command: str) -> None:
     assert loaded(command, "-h") & (HEAVY | {"rich"}) == set()
 
 
-def test_help_of_refresh_loads_no_engine() -> None:
-    assert loaded("refresh", "-h") & {"pyspark", "pyarrow", "alembic", "rich"} == set()
+@pytest.mark.parametrize("command", ["refresh", "verify-view"])
+def test_help_of_refresh_loads_no_engine(command: str) -> None:
+    assert loaded(command, "-h") & (HEAVY | {"rich"}) == set()
+
+
+def test_public_names_need_no_extra() -> None:
+    program = "import sys; sys.modules |= dict.fromkeys(sys.argv[1:]); from gdq import *"
+    extras = ["pyarrow", "adbc_driver_manager", "sqlglot", "pyspark", "deltalake", "pyiceberg", "prometheus_client"]
+    done = subprocess.run([sys.executable, "-c", program, *extras], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("package", "extra", "arguments"),
+    [
+        ("sqlglot", "views", ["create-view", "v", "--queue", "q", "--sql", "-", "--target", "public.v"]),
+        ("sqlglot", "views", ["refresh"]),
+        ("prometheus_client", "metrics", ["metrics", "--once"]),
+    ],
+)
+def test_a_missing_extra_is_told_in_one_line(db: Database, package: str, extra: str, arguments: list[str]) -> None:
+    """`pip install gdq` alone brings no sqlglot: the command names what is missing, without a traceback."""
+    with db.connect() as connection:
+        connection.execute("create table t (id int primary key); select gdq.create_queue('q')")
+        connection.execute("select gdq.add_table('q', 't')")
+    program = f"import sys; sys.modules['{package}'] = None; from gdq.cli import main; main(prog_name='gdq')"
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments, "--dsn", db.dsn],
+        capture_output=True,
+        text=True,
+        check=False,
+        input="select id from t",
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"Error: this needs the Python package {package}\nHint: pip install 'gdq[{extra}]'\n")
 
 
 def test_commands_load_neither_spark_nor_what_others_need(db: Database) -> None:

@@ -14,7 +14,7 @@ import pytest
 from gdq.conninfo import connect
 from gdq.consumer import Consumer
 from gdq.consumers.slot.source import SlotSource
-from gdq.embedded.server import Server
+from gdq.embedded.server import EmbeddedServer
 from gdq.errors import ResyncRequired
 from gdq.installer.install import install
 from gdq.source import BatchSource, Event
@@ -34,7 +34,7 @@ Played = tuple[Pair, dict[str, Compared], dict[str, psycopg.Error]]
 
 
 @pytest.fixture(scope="module")
-def played(server: Server, template: str) -> Iterator[Played]:
+def played(server: EmbeddedServer, template: str) -> Iterator[Played]:
     """All scenarios, one after the other, read together."""
     for db in _temporary(server, template):
         schema: list[str] = []
@@ -122,7 +122,7 @@ def test_rows_that_change_without_events(db: Database, ddl: str) -> None:
 
 
 @pytest.fixture
-def latin(server: Server, template: str) -> Iterator[Database]:
+def latin(server: EmbeddedServer, template: str) -> Iterator[Database]:
     """A database whose encoding is not UTF8, with gdq installed."""
     name = f"test_latin_{secrets.token_hex(4)}"
     with psycopg.connect(server.conninfo(), autocommit=True) as su:

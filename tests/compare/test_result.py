@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from gdq.consumers.compare.figures import Figures, Latency, Phase, Sample
-from gdq.consumers.compare.page import page
-from gdq.consumers.compare.pairing import Arrived, Pairing, _share
+from gdq.consumers.compare.figures import Figures, LatencyFigures, PhaseFigures, SampleFigures
+from gdq.consumers.compare.page import compare_page
+from gdq.consumers.compare.pairing import ArrivedTransaction, Pairing, _share
 from gdq.consumers.compare.recommend import recommend
-from gdq.consumers.compare.run import SHARES
-from gdq.consumers.slot.snapshot import Snapshot
+from gdq.consumers.compare.run import PHASE_SHARES
+from gdq.consumers.slot.snapshot import PgSnapshot
 from gdq.source import Event
 from tests.support.html_page import Page
 
@@ -28,12 +28,12 @@ def test_latency_is_not_of_what_waited_for_its_reader() -> None:
     pairing.timed_from = 50.0
     for xid, committed in ((101, 40.0), (102, 51.0), (103, 52.0)):
         event = Event(xid, xid, datetime.fromtimestamp(committed, UTC), "insert", "t", {"i": xid}, None, {"i": xid})
-        pairing.slot(xid, Arrived([event], 52.5, timed=True, committed=committed))
-        pairing.queue({xid: Arrived([event], 53.0, timed=xid != 103)}, f"{xid + 1}:{xid + 1}:")
+        pairing.slot(xid, ArrivedTransaction([event], 52.5, timed=True, committed=committed))
+        pairing.queue({xid: ArrivedTransaction([event], 53.0, timed=xid != 103)}, f"{xid + 1}:{xid + 1}:")
     pairing.finish()
     assert pairing.slot_position == 103
-    assert figures.slot.latency == Latency(1, 1.5, 1.5, 1.5, [(2.0, 1)])
-    assert figures.queue.latency == Latency(1, 2.0, 2.0, 2.0, [(2.0, 1)])
+    assert figures.slot.latency == LatencyFigures(1, 1.5, 1.5, 1.5, [(2.0, 1)])
+    assert figures.queue.latency == LatencyFigures(1, 2.0, 2.0, 2.0, [(2.0, 1)])
     assert figures.queue.events == figures.slot.events == {"t": {"insert": 3}}
 
 
@@ -42,19 +42,21 @@ def figures_of(**changed: Any) -> Figures:
     figures = Figures("bank", "18", "", 60, ["t"], replica_identity_full=False)
     for path in (figures.queue, figures.slot):
         path.events = {"t": {"update": 1000}}
-        path.latency = Latency(100, 0.1, 0.2, 0.3, [(0.1, 100)])
+        path.latency = LatencyFigures(100, 0.1, 0.2, 0.3, [(0.1, 100)])
         path.retained_per_second = 1000.0
         path.cpu_seconds = {"consumer": 1.0}
-    figures.phases = [Phase(name, 0, 1, 1000, 1000, 100_000) for name in SHARES]
+    figures.phases = [PhaseFigures(name, 0, 1, 1000, 1000, 100_000) for name in PHASE_SHARES]
     for name, value in changed.items():
         whole, _, part = name.partition("__")
         setattr(getattr(figures, whole) if part else figures, part or whole, value)
     return figures
 
 
-def phases(*numbers: tuple[int, int]) -> list[Phase]:
+def phases(*numbers: tuple[int, int]) -> list[PhaseFigures]:
     """Of a second each, with so many changes and bytes of log."""
-    return [Phase(name, 0, 1, changes, 9, wal) for name, (changes, wal) in zip(SHARES, numbers, strict=True)]
+    return [
+        PhaseFigures(name, 0, 1, changes, 9, wal) for name, (changes, wal) in zip(PHASE_SHARES, numbers, strict=True)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -66,8 +68,16 @@ def phases(*numbers: tuple[int, int]) -> list[Phase]:
         ({"slot__events": {"t": {"update": 99}}}, "unknown", ""),
         ({"old_missing": 1}, "queue", "without the old row"),
         ({"new_partial": 1}, "queue", "without their large values"),
-        ({"queue__latency": Latency(9, 0.01, 0.2, 0.3, [])}, "queue", "within 10 ms by the queue, 100 ms by the slot"),
-        ({"slot__latency": Latency(9, 0.01, 0.2, 0.3, [])}, "slot", "within 10 ms by the slot, 100 ms by the queue"),
+        (
+            {"queue__latency": LatencyFigures(9, 0.01, 0.2, 0.3, [])},
+            "queue",
+            "within 10 ms by the queue, 100 ms by the slot",
+        ),
+        (
+            {"slot__latency": LatencyFigures(9, 0.01, 0.2, 0.3, [])},
+            "slot",
+            "within 10 ms by the slot, 100 ms by the queue",
+        ),
         ({"slot__latency": None}, "either", ""),
         ({"slot__retained_per_second": 2000.0}, "queue", "the slot keeps 2.0 times the bytes"),
         # what the slot keeps has the queue's own log in it, which would not be there
@@ -77,16 +87,20 @@ def phases(*numbers: tuple[int, int]) -> list[Phase]:
         ({"slot__cpu_seconds": {"consumer": 1.0, "walsender": 1.5}}, "queue", "by the slot takes 2.5 times"),
         ({"slot__cpu_seconds": {"consumer": 1.0, "walsender": None}}, "either", ""),
         (
-            {"phases": [Phase(n, 0, 1, 1000, 9, w) for n, w in zip(SHARES, (1, 2, 2), strict=True)]},
+            {"phases": [PhaseFigures(n, 0, 1, 1000, 9, w) for n, w in zip(PHASE_SHARES, (1, 2, 2), strict=True)]},
             "slot",
             "2.0 times the log",
         ),
         (
-            {"phases": [Phase(n, 0, 1, c, 9, c) for n, c in zip(SHARES, (1000, 700, 1), strict=True)]},
+            {"phases": [PhaseFigures(n, 0, 1, c, 9, c) for n, c in zip(PHASE_SHARES, (1000, 700, 1), strict=True)]},
             "slot",
             "700 changes a second",
         ),
-        ({"phases": [Phase(n, 0, 1, c, 9, c) for n, c in zip(SHARES, (0, 700, 1), strict=True)]}, "either", ""),
+        (
+            {"phases": [PhaseFigures(n, 0, 1, c, 9, c) for n, c in zip(PHASE_SHARES, (0, 700, 1), strict=True)]},
+            "either",
+            "",
+        ),
         # readers slow the application, too: without them it is as fast with triggers
         ({"phases": phases((1000, 1000), (700, 700), (950, 950))}, "either", ""),
         # too few changes to tell the log for one
@@ -108,8 +122,8 @@ def test_page_of_names_and_values_that_are_markup() -> None:
     figures = figures_of(tables=[evil], database=evil, server_version=evil, differences=[evil])
     figures.queue.events = {evil: {"update": 1000}}
     figures.difference_counts = {"": 1, evil: 2}
-    figures.samples = [Sample(0, 0, 0), Sample(1, 10, 15 * 2**20)]
-    shown = Page(page(figures, recommend(figures)))
+    figures.samples = [SampleFigures(0, 0, 0), SampleFigures(1, 10, 15 * 2**20)]
+    shown = Page(compare_page(figures, recommend(figures)))
     assert shown.text.count(evil) == 7
     assert shown.plots == 3
     assert not shown.tags & {"script"}
@@ -118,9 +132,12 @@ def test_page_of_names_and_values_that_are_markup() -> None:
 
 def test_latencies_of_all_sizes_have_room_for_their_labels() -> None:
     figures = figures_of(
-        queue__latency=Latency(4, 0.0001, 200.0, 200.0, [(0.0001, 2), (200.0, 2)]), samples=[Sample(0, 0, 0)] * 2
+        queue__latency=LatencyFigures(4, 0.0001, 200.0, 200.0, [(0.0001, 2), (200.0, 2)]),
+        samples=[SampleFigures(0, 0, 0)] * 2,
     )
-    labels = [label for label in Page(page(figures, recommend(figures))).labels if label.endswith((" ms", " s"))]
+    labels = [
+        label for label in Page(compare_page(figures, recommend(figures))).labels if label.endswith((" ms", " s"))
+    ]
     labels, of_kept = labels[:-2], labels[-2:]
     assert of_kept == ["0 s", "1 s"]
     assert len(labels) <= 10
@@ -131,7 +148,7 @@ def test_latencies_of_all_sizes_have_room_for_their_labels() -> None:
 
 
 def test_snapshots_see_numbers_of_32_bits() -> None:
-    seen = Snapshot.parse(f"{2**32 * 3 + 5}:{2**32 * 3 + 9}:{2**32 * 3 + 7}")
+    seen = PgSnapshot.parse(f"{2**32 * 3 + 5}:{2**32 * 3 + 9}:{2**32 * 3 + 7}")
     assert [xid for xid in range(12) if seen.sees(seen.full(xid))] == [0, 1, 2, 3, 4, 5, 6, 8]
     assert seen.full(2**32 - 1) == 2**32 * 3 - 1
     assert seen.full(2**32 * 3 + 7) == 2**32 * 3 + 7

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gdq.consumers.compare.rules import RULES, markdown
+from gdq.consumers.compare.rules import RULES, rules_markdown
 
 DOC = Path(__file__).parent.parent.parent / "docs" / "slot-or-queue.md"
 
@@ -15,7 +15,7 @@ DOC = Path(__file__).parent.parent.parent / "docs" / "slot-or-queue.md"
 def test_table_in_docs_is_the_table_in_code() -> None:
     section = DOC.read_text(encoding="utf-8").split("## What differs in the events\n")[1]
     table = [line for line in section.splitlines(keepends=True) if line.startswith("|")]
-    assert "".join(table) == markdown()
+    assert "".join(table) == rules_markdown()
 
 
 def test_rules_have_names_of_their_own() -> None:

@@ -6,7 +6,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from gdq.conninfo import connect, conninfo_of, resolve
+from gdq.conninfo import connect, conninfo_of, resolve_conninfo
 from tests.support.server import PASSWORD, Database
 
 
@@ -25,7 +25,7 @@ from tests.support.server import PASSWORD, Database
     ],
 )
 def test_precedence(dsn: str | None, environ: dict[str, str], chosen: str) -> None:
-    assert resolve(dsn, environ) == chosen
+    assert resolve_conninfo(dsn, environ) == chosen
 
 
 def test_libpq_variables_count_last(empty_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +40,7 @@ def test_libpq_variables_count_last(empty_db: Database, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("dsn", ["host=a nonsense", "nonsense=a", "postgresql://[::1/"])
 def test_what_libpq_cannot_parse_is_an_error(dsn: str) -> None:
     with pytest.raises(psycopg.ProgrammingError):
-        resolve(dsn, {})
+        resolve_conninfo(dsn, {})
 
 
 def test_application_name_tells_the_story_unless_the_user_has_one(empty_db: Database) -> None:

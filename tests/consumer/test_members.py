@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -17,11 +18,11 @@ from gdq import Consumer, StaleBatch, register_member
 from gdq.consumer import peek
 from gdq.member import member_info
 from tests.support.concurrency import Scene, Stream, read_events
-from tests.support.programs import gdq
+from tests.support.programs import gdq, start_gdq
 from tests.support.schedules import Stage
 from tests.support.schedules_retry import FINISH, Taken, finish, next_of
 from tests.support.server import Database
-from tests.support.waiting import SECONDS
+from tests.support.waiting import SECONDS, until
 
 
 @pytest.fixture
@@ -302,3 +303,84 @@ def test_dead_after_of_a_consumer(stage: Stage) -> None:
         for batch in consumer.batches(once=True):
             assert batch.id == held[0]
             break
+
+
+HANDLER = """
+import pathlib, time
+
+def apply(connection, events):
+    connection.execute("insert into applied values (%s)", [len(list(events))])
+    while not pathlib.Path("go").exists():
+        time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def folder(stage: Stage, tmp_path: Path) -> Path:
+    """Has a handler that works until there is a file `go`."""
+    stage.owner.execute("create table applied (events int)")
+    (tmp_path / "slow.py").write_text(HANDLER)
+    return tmp_path
+
+
+def test_a_command_that_was_taken_over_goes_on_with_the_next_batch(stage: Stage, folder: Path) -> None:
+    grow(stage, 1)
+    command = ("consume", "q", "c", "slow:apply", "--member", "a")
+    with start_gdq(*command, dsn=stage.db.dsn, cwd=folder) as process:
+        until(lambda: member_info(stage.owner, "q", "c")[0].batch_id is not None or process.poll() is not None)
+        finish(stage, stage.owner, taken(stage, "b", dead_after="0"))
+        (folder / "go").touch()
+        until(lambda: member_info(stage.owner, "q", "c")[0].batch_id is None or process.poll() is not None)
+        stage.insert()
+        until(lambda: stage.value("select count(*) from applied") == 1 or process.poll() is not None)
+        process.terminate()
+        _, errors = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, errors
+    assert "going on with the next batch" in errors
+    assert stage.value("select count(*) from applied") == 1
+
+
+def _shown(stage: Stage, batch: int, signs: int) -> None:
+    """Wait for this many signs of life, all under the same token."""
+    query = "select count(*) > %s and count(distinct token) = 1 from gdq.batch_token where batch_id = %s"
+    until(lambda: stage.value(query, signs, batch))
+
+
+def _threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("gdq batch")]
+
+
+def test_a_member_at_work_shows_that_it_is_alive(stage: Stage) -> None:
+    grow(stage, 1)
+    with Consumer(stage.db.dsn, "q", "c", member="a", dead_after=timedelta(seconds=0.3)) as consumer:
+        for batch in consumer.batches(once=True):
+            _shown(stage, batch.id, 5)
+            granted = "select max(granted_at) > clock_timestamp() - interval '1 minute' from gdq.batch_token"
+            assert stage.value(granted) is True
+            assert next_of(stage.owner, "b", "1 minute") is None
+            assert len([*batch.events()]) == 1
+    assert stage.value("select max(batch_no) from gdq.position") == 1
+    assert not _threads()
+
+
+def test_a_member_that_lost_its_batch_shows_no_more_signs(stage: Stage) -> None:
+    grow(stage, 1)
+    with Consumer(stage.db.dsn, "q", "c", member="a", dead_after=timedelta(seconds=0.03)) as consumer:
+        for batch in consumer.batches(once=True):
+            over = taken(stage, "b", dead_after="0")
+            assert over[0] == batch.id
+            until(lambda: not _threads())
+            break
+    finish(stage, stage.owner, over)
+    end(stage)
+
+
+@pytest.mark.parametrize(("most", "sizes"), [("1", [1, 1, 1]), ("2", [2, 1])])
+def test_smaller_batches(stage: Stage, folder: Path, most: str, sizes: list[int]) -> None:
+    (folder / "go").touch()
+    grow(stage, 3)
+    command = ("consume", "q", "c", "slow:apply", "--member", "a", "--once", "--max-events", most)
+    done = gdq(*command, dsn=stage.db.dsn, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    found = stage.owner.execute("select events from applied where events > 0 order by ctid").fetchall()
+    assert [events for (events,) in found] == sizes

@@ -21,10 +21,12 @@ from gdq.conninfo import connect, is_pooled
 from gdq.consumer import Consumer
 from gdq.consumers.refresh.follow import Follower
 from gdq.consumers.refresh.refresher import Refresher, RefreshResult
-from gdq.consumers.refresh.view_refresh import Point
+from gdq.consumers.refresh.verify import verify_view
+from gdq.consumers.refresh.view_refresh import RefreshPoint
 from gdq.view.view import create_view
 from tests.support.events import Tap
 from tests.support.programs import gdq, start_gdq
+from tests.support.qualified import watched_statements
 from tests.support.server import PASSWORD
 from tests.support.waiting import SECONDS, until
 
@@ -129,7 +131,8 @@ def test_a_pooler_is_recognised(tap: Tap, pooled: str) -> None:
         assert is_pooled(connection) is False
 
 
-def test_consumer_by_polling(tap: Tap, pooled: str) -> None:
+def test_consumer_by_polling(tap: Tap, pooled: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gdq.listener._LOOK_SECONDS", 2 * SECONDS)
     tap.write("create table t (id int primary key)")
     tap.add("shop.t")
     seen: list[int] = []
@@ -218,7 +221,7 @@ def test_refreshes_keep_each_other_out_and_follow_by_asking(tap: Tap, pooled: st
     create_view(tap.owner, "v", "q", "select id from shop.t", "fast.v", engine="postgres")
     refused = []
 
-    def intrude(point: Point) -> None:
+    def intrude(point: RefreshPoint) -> None:
         if point == "begun":
             with Refresher(pooled) as other, pytest.raises(psycopg.errors.LockNotAvailable, match='view "v" is being'):
                 other.refresh("v")
@@ -235,3 +238,38 @@ def test_refreshes_keep_each_other_out_and_follow_by_asking(tap: Tap, pooled: st
 
         Follower(refresher, report=report, failed=lambda _, error: pytest.fail(str(error))).run(lambda: len(told) == 3)
     assert [result.action for result in told] == ["none", "delta", "delta"]
+
+
+@pytest.mark.parametrize("pooled", [9], indirect=True)
+def test_a_refresh_names_what_it_uses_or_pins_its_transactions(pooled: str, tap: Tap) -> None:
+    """No session can be pinned: another client would get it. The database's path is that of the applications."""
+    with tap.db.connect("su") as su:
+        su.execute(f'create schema evil; alter database "{tap.db.name}" set search_path = evil, public'.encode())
+    tap.write(
+        "create table kept (id int primary key, k int)", "insert into kept select i, i % 3 from generate_series(1, 9) i"
+    )
+    tap.add("shop.kept")
+    queries = {
+        "pooled_sums": "select k, count(*) as n from shop.kept group by k",
+        "pooled_tops": "select k, max(id) as top from shop.kept group by k",
+        "pooled_rows": "select id, k from shop.kept where k > 0",
+    }
+    with tap.db.connect("su") as su:
+        su.execute("create schema fast authorization gdq_owner")
+        su.execute("grant usage on schema shop to gdq_owner; grant select on shop.kept to gdq_owner")
+    for name, query in queries.items():
+        create_view(tap.owner, name, "q", query, f"fast.{name}", engine="postgres")
+    with watched_statements() as sent, Refresher(pooled) as refresher:
+        for change in (
+            "select 1",
+            "insert into kept values (10, 1), (11, 7)",
+            "truncate kept",
+            "insert into kept values (1, 2)",
+        ):
+            tap.write(change)
+            for name in queries:
+                refresher.refresh(name)
+                assert verify_view(refresher, name).equal
+        refresher.refresh_together([*queries])
+    assert sent.seen > 200
+    assert sent.loose == {}

@@ -13,7 +13,7 @@ from psycopg import errors
 
 from gdq import Consumer, Event, ResyncRequired, StaleBatch
 from gdq.consumer import set_tables
-from gdq.errors import TruncatedPosition, WrongIsolation, mapped
+from gdq.errors import TruncatedPosition, WrongIsolation, mapped_errors
 from gdq.table_copy import copy_table, resynced
 from tests.support.events import Tap, drain
 from tests.support.programs import gdq
@@ -70,13 +70,25 @@ def test_consumer_goes_on_after_a_copy(shop: Tap) -> None:
     ]
 
 
+def test_copy_of_an_inheritance_parent_holds_its_own_rows(shop: Tap) -> None:
+    """Rows of a child are copied with the child, and their changes come under its name."""
+    shop.write(
+        "create table child () inherits (u)",
+        "create table parts (id int) partition by list (id); create table part partition of parts default",
+        "insert into u values (10); insert into child values (11); insert into parts values (1)",
+    )
+    for table, found in {"u": [10], "child": [11], "parts": [1]}.items():
+        with copy_table(shop.db.dsn, f"shop.{table}") as copy:
+            assert [row["id"] for row in copy.rows()] == found
+
+
 def test_open_batch_becomes_stale(shop: Tap) -> None:
     shop.write("insert into t values (1, 1)")
     shop.owner.execute("select gdq.force_tick('q')")
     held = shop.owner.execute("select batch_id, token from gdq.next_batch('q', 'c')").fetchone()
     with copy_table(shop.db.dsn, "shop.t") as copy:
         resynced(shop.owner, "q", "c", "shop.t", copy.snapshot)
-    with pytest.raises(StaleBatch), mapped():
+    with pytest.raises(StaleBatch), mapped_errors():
         shop.owner.execute("select gdq.finish_batch(%s, %s)", held)
     assert ops(shop) == []
 
@@ -88,7 +100,7 @@ def test_capture_that_was_off(shop: Tap, isolation: str) -> None:
     shop.write("insert into t values (1, 1)")
     with copy_table(shop.db.dsn, "shop.t") as copy:
         if isolation == "repeatable read":
-            with pytest.raises(ResyncRequired, match="is off, what follows"):
+            with pytest.raises(ResyncRequired, match="is off: changes after"):
                 resynced(shop.owner, "q", "c", "shop.t", copy.snapshot)
             while shop.owner.execute("select gdq.maintain()").fetchone() == (True,):
                 pass
@@ -159,7 +171,7 @@ def test_tables_of_a_consumer_change(shop: Tap) -> None:
         shop.owner.execute("select gdq.force_tick('q')")
         held = worker.execute("select batch_id, token from gdq.next_batch('q', 'c')").fetchone()
         assert set_tables(shop.owner, "q", "c", None)
-        with pytest.raises(StaleBatch), mapped():
+        with pytest.raises(StaleBatch), mapped_errors():
             worker.execute("select gdq.finish_batch(%s, %s)", held)
     shop.write("insert into t values (3, 1)")
     assert ops(shop) == [("insert", "shop.t", {"id": 3})]
@@ -176,7 +188,7 @@ def test_a_table_taken_up_later_is_not_complete_before(shop: Tap) -> None:
         pass
     set_tables(shop.owner, "q", "c", ["shop.u", "shop.t"])
     assert old
-    with pytest.raises(TruncatedPosition), mapped():
+    with pytest.raises(TruncatedPosition), mapped_errors():
         shop.owner.execute("select gdq.delta_sql('q', 'shop.t', %s, pg_current_snapshot())", old)
 
 

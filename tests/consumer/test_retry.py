@@ -8,10 +8,15 @@ from gdq import dead_letters, purge_dead_letters, replay_dead_letters
 from gdq import set_retry_limit as set_limit
 from gdq.retry import next_retry, retry_info
 from gdq.table_copy import copy_table, resynced
-from tests.support.retry_shop import Shop, fixture_shop  # noqa: F401 (pytest finds it)
+from tests.support.retry_shop import RetryShop
 
 
-def test_an_event_comes_again_in_a_batch_of_its_own(shop: Shop) -> None:
+@pytest.fixture
+def shop(retry_shop: RetryShop) -> RetryShop:
+    return retry_shop
+
+
+def test_an_event_comes_again_in_a_batch_of_its_own(shop: RetryShop) -> None:
     shop.insert(1, 2, 3)
     first = shop.opened()
     assert shop.put(first, 2, reason="no such shelf")
@@ -30,7 +35,7 @@ def test_an_event_comes_again_in_a_batch_of_its_own(shop: Shop) -> None:
     assert shop.open() is None
 
 
-def test_the_event_is_what_get_batch_showed_though_its_log_is_gone(shop: Shop) -> None:
+def test_the_event_is_what_get_batch_showed_though_its_log_is_gone(shop: RetryShop) -> None:
     shop.connection.execute("alter table orders add price numeric, add at timestamptz")
     shop.connection.execute("insert into orders values (1, 'a', 1.50, '2026-01-02 03:04:05+06')")
     shop.connection.execute("update orders set note = 'b'")
@@ -50,7 +55,7 @@ def test_the_event_is_what_get_batch_showed_though_its_log_is_gone(shop: Shop) -
     assert again == [(*update, 1, None)]
 
 
-def test_not_before_its_time(shop: Shop) -> None:
+def test_not_before_its_time(shop: RetryShop) -> None:
     shop.insert(1, 2)
     batch = shop.opened()
     shop.put(batch, 1, "1 hour")
@@ -69,7 +74,7 @@ def test_not_before_its_time(shop: Shop) -> None:
     assert (shop.again(batch), [key for _, key in shop.fresh(batch)]) == ([(1, 1, None)], [3])
 
 
-def test_an_open_batch_gives_the_same_again(shop: Shop) -> None:
+def test_an_open_batch_gives_the_same_again(shop: RetryShop) -> None:
     shop.insert(1, 2, 3, 4)
     batch = shop.opened()
     for key in (1, 2, 3):
@@ -88,7 +93,7 @@ def test_an_open_batch_gives_the_same_again(shop: Shop) -> None:
     assert ([key for key, _, _ in shop.again(third)], [key for _, key in shop.fresh(third)]) == ([3], [5])
 
 
-def test_what_is_rolled_back_was_not_put_aside(shop: Shop) -> None:
+def test_what_is_rolled_back_was_not_put_aside(shop: RetryShop) -> None:
     shop.insert(1)
     with shop.connection.transaction(force_rollback=True):
         batch = shop.opened()
@@ -107,7 +112,7 @@ def test_what_is_rolled_back_was_not_put_aside(shop: Shop) -> None:
     assert shop.again(batch) == [(1, 1, None)]
 
 
-def test_what_a_worker_that_was_given_up_put_aside_does_not_count(shop: Shop) -> None:
+def test_what_a_worker_that_was_given_up_put_aside_does_not_count(shop: RetryShop) -> None:
     """Its successor gets the event in the batch, and must not get it again."""
     shop.insert(1, 2)
     zombie = shop.opened()
@@ -122,7 +127,7 @@ def test_what_a_worker_that_was_given_up_put_aside_does_not_count(shop: Shop) ->
     assert shop.refusal("select gdq.retry_event(%s, %s, 1)", *batch) == "GDQ01"
 
 
-def test_a_successor_puts_the_same_event_aside(shop: Shop) -> None:
+def test_a_successor_puts_the_same_event_aside(shop: RetryShop) -> None:
     """What its predecessor put aside is void."""
     shop.insert(1)
     shop.put(shop.opened(), 1, reason="predecessor")
@@ -132,7 +137,7 @@ def test_a_successor_puts_the_same_event_aside(shop: Shop) -> None:
     assert shop.again(shop.opened()) == [(1, 1, "successor")]
 
 
-def test_limit_then_dead_letter(shop: Shop) -> None:
+def test_limit_then_dead_letter(shop: RetryShop) -> None:
     set_limit(shop.connection, "q", "c", 2)
     shop.insert(7)
     counts, results = [], []
@@ -147,7 +152,7 @@ def test_limit_then_dead_letter(shop: Shop) -> None:
     assert shop.refusal("select gdq.set_retry_limit('q', 'c', -1)") == "22023"
 
 
-def test_ten_retries_unless_set(shop: Shop) -> None:
+def test_ten_retries_unless_set(shop: RetryShop) -> None:
     shop.insert(1)
     tries = 0
     while batch := shop.open():
@@ -158,7 +163,7 @@ def test_ten_retries_unless_set(shop: Shop) -> None:
     assert dead_letters(shop.connection, "q")[0].retries == 10
 
 
-def test_replay_and_purge(shop: Shop) -> None:
+def test_replay_and_purge(shop: RetryShop) -> None:
     shop.insert(1, 2, 3)
     batch = shop.opened()
     for ev_id, key in shop.fresh(batch):
@@ -179,7 +184,7 @@ def test_replay_and_purge(shop: Shop) -> None:
     assert shop.refusal("select * from gdq.dead_letters('q', 'nobody')") == "42704"
 
 
-def test_refusals(shop: Shop) -> None:
+def test_refusals(shop: RetryShop) -> None:
     shop.insert(1)
     batch = shop.opened()
     assert shop.refusal("select gdq.retry_event(%s, %s, 99)", *batch) == "42704"
@@ -197,7 +202,7 @@ def test_refusals(shop: Shop) -> None:
     assert shop.refusal("select gdq.retry_event(%s, %s, %s)", *batch, gap) == "55000"
 
 
-def test_many_at_once(shop: Shop) -> None:
+def test_many_at_once(shop: RetryShop) -> None:
     """In one reading of the batch, those that it brings again among them; once put aside stays put aside."""
     set_limit(shop.connection, "q", "c", 1)
     shop.insert(*range(6))
@@ -219,7 +224,7 @@ def test_many_at_once(shop: Shop) -> None:
     assert [letter.reason for letter in dead_letters(shop.connection, "q")] == ["x", "y"]
 
 
-def test_halves_of_a_changed_key_are_put_aside_one_by_one(shop: Shop) -> None:
+def test_halves_of_a_changed_key_are_put_aside_one_by_one(shop: RetryShop) -> None:
     shop.connection.execute("create table item (id int primary key); select gdq.add_table('q', 'item', mode => 'pk')")
     shop.connection.execute("insert into item values (1)")
     shop.connection.execute("update item set id = 2")
@@ -233,7 +238,7 @@ def test_halves_of_a_changed_key_are_put_aside_one_by_one(shop: Shop) -> None:
     shop.finish(batch)
 
 
-def test_a_batch_that_is_left_behind_settles_nothing(shop: Shop) -> None:
+def test_a_batch_that_is_left_behind_settles_nothing(shop: RetryShop) -> None:
     """As a seek or a rebase does: the position moves past an open batch."""
     shop.insert(1, 2)
     batch = shop.opened()
@@ -255,7 +260,7 @@ def test_a_batch_that_is_left_behind_settles_nothing(shop: Shop) -> None:
     assert shop.open() is None
 
 
-def test_rotation_keeps_what_waits_and_drops_what_is_done(shop: Shop) -> None:
+def test_rotation_keeps_what_waits_and_drops_what_is_done(shop: RetryShop) -> None:
     shop.insert(*range(8))
     batch = shop.opened()
     for key in range(4):
@@ -291,7 +296,7 @@ def test_rotation_keeps_what_waits_and_drops_what_is_done(shop: Shop) -> None:
         assert shop.value(f"select count(*) from gdq.{table}") == 0, table
 
 
-def test_rotation_drops_what_a_copy_holds(shop: Shop) -> None:
+def test_rotation_drops_what_a_copy_holds(shop: RetryShop) -> None:
     """It waits no more, so nobody needs it; what waits of other tables stays."""
     shop.connection.execute("create table other (id int primary key); select gdq.add_table('q', 'other')")
     shop.connection.execute("insert into other values (2)")
@@ -308,7 +313,7 @@ def test_rotation_drops_what_a_copy_holds(shop: Shop) -> None:
     assert [info.tbl for info in retry_info(shop.connection, "q")] == ["public.other"]
 
 
-def test_retries_leave_no_dead_rows(shop: Shop) -> None:
+def test_retries_leave_no_dead_rows(shop: RetryShop) -> None:
     shop.insert(1)
     set_limit(shop.connection, "q", "c", 100)
     for _ in range(30):
@@ -326,7 +331,7 @@ def test_retries_leave_no_dead_rows(shop: Shop) -> None:
     assert shop.value(written) == 30
 
 
-def test_forgotten_with_the_consumer(shop: Shop) -> None:
+def test_forgotten_with_the_consumer(shop: RetryShop) -> None:
     shop.insert(1)
     batch = shop.opened()
     shop.put(batch, 1, "1 hour")
@@ -336,7 +341,7 @@ def test_forgotten_with_the_consumer(shop: Shop) -> None:
 
 
 @pytest.mark.server
-def test_events_of_a_batch_in_one(shop: Shop) -> None:
+def test_events_of_a_batch_in_one(shop: RetryShop) -> None:
     """get_events() gives what comes again and then what is new, to the holder of the batch alone."""
     shop.insert(1, 2)
     first = shop.opened()

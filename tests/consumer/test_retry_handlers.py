@@ -12,16 +12,21 @@ import pytest
 
 from gdq import Consumer, DeadLetter, Event, GdqError, Retry, dead_letters
 from gdq.batch import Batch
-from gdq.retry import handle_each, retry_info, settle
+from gdq.retry import handle_each_event, retry_info, settle_outcomes
 from tests.support.programs import gdq
-from tests.support.retry_shop import Shop, fixture_shop  # noqa: F401 (pytest finds it)
+from tests.support.retry_shop import RetryShop
 from tests.support.waiting import SECONDS
 
 NOW = timedelta(0)
 HOUR = timedelta(hours=1)
 
 
-def test_consumer_gives_retries_first(shop: Shop) -> None:
+@pytest.fixture
+def shop(retry_shop: RetryShop) -> RetryShop:
+    return retry_shop
+
+
+def test_consumer_gives_retries_first(shop: RetryShop) -> None:
     shop.insert(1, 2)
     seen: list[list[tuple[int, int]]] = []
     with Consumer(shop.db.dsn, "q", "c") as consumer:
@@ -44,7 +49,7 @@ def test_consumer_gives_retries_first(shop: Shop) -> None:
     assert [letter.reason for letter in dead_letters(shop.connection, "q")] == ["enough"]
 
 
-def test_a_waiting_consumer_wakes_for_a_retry(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waiting_consumer_wakes_for_a_retry(shop: RetryShop, monkeypatch: pytest.MonkeyPatch) -> None:
     """No tick comes, and it would look for one by itself only after minutes."""
     monkeypatch.setattr("gdq.listener._LOOK_SECONDS", 2 * SECONDS)
     shop.insert(1)
@@ -60,13 +65,13 @@ def test_a_waiting_consumer_wakes_for_a_retry(shop: Shop, monkeypatch: pytest.Mo
     assert retries == [0, 1]
 
 
-def each(shop: Shop, handler: Any, on_error: timedelta | None = None) -> None:
+def each(shop: RetryShop, handler: Any, on_error: timedelta | None = None) -> None:
     with Consumer(shop.db.dsn, "q", "c") as consumer:
         for batch in consumer.batches(once=True):
-            handle_each(batch, batch.events(), handler, on_error=on_error)
+            handle_each_event(batch, batch.events(), handler, on_error=on_error)
 
 
-def test_one_event_at_a_time(shop: Shop) -> None:
+def test_one_event_at_a_time(shop: RetryShop) -> None:
     """What a handler did for an event that it puts aside is undone, and only that."""
 
     def handle(connection: psycopg.Connection[Any], event: Event) -> None:
@@ -96,7 +101,7 @@ def test_one_event_at_a_time(shop: Shop) -> None:
     assert [letter.reason for letter in dead_letters(shop.connection, "q")] == ["never"]
 
 
-def test_a_lost_connection_puts_nothing_aside(shop: Shop) -> None:
+def test_a_lost_connection_puts_nothing_aside(shop: RetryShop) -> None:
     def handle(connection: psycopg.Connection[Any], event: Event) -> None:
         with shop.db.connect("su") as su:
             su.execute("select pg_terminate_backend(%s)", [connection.info.backend_pid])
@@ -109,16 +114,16 @@ def test_a_lost_connection_puts_nothing_aside(shop: Shop) -> None:
     assert len(shop.fresh(shop.opened())) == 1
 
 
-def test_outcomes_of_a_batch_handler(shop: Shop) -> None:
+def test_outcomes_of_a_batch_handler(shop: RetryShop) -> None:
     shop.insert(1, 2)
     with Consumer(shop.db.dsn, "q", "c") as consumer:
         for batch in consumer.batches(once=True):
             first, second = batch.events()
             with pytest.raises(GdqError, match="a handler returned 7"):
-                settle(batch, [7])
+                settle_outcomes(batch, [7])
             with pytest.raises(GdqError, match="a handler returned Retry"):
-                settle(batch, [Retry("which?")])
-            settle(batch, [Retry("later", event=first), DeadLetter("never", event=second)])
+                settle_outcomes(batch, [Retry("which?")])
+            settle_outcomes(batch, [Retry("later", event=first), DeadLetter("never", event=second)])
     assert [info.reason for info in retry_info(shop.connection, "q")] == ["later"]
     assert [letter.ev_id for letter in dead_letters(shop.connection, "q")] == [second.id]
 
@@ -138,7 +143,7 @@ def raises(connection, events):
 """
 
 
-def test_commands(shop: Shop, tmp_path: Path) -> None:
+def test_commands(shop: RetryShop, tmp_path: Path) -> None:
     (tmp_path / "hands.py").write_text(HANDLERS)
     dsn = shop.db.dsn
     shop.insert(1, 2)
@@ -164,7 +169,7 @@ def test_commands(shop: Shop, tmp_path: Path) -> None:
     assert gdq("set-retry-limit", "q", "c", "3", dsn=dsn).stderr == "events of c on q are retried 3 times\n"
 
 
-def test_batch_class_outside_a_consumer(shop: Shop) -> None:
+def test_batch_class_outside_a_consumer(shop: RetryShop) -> None:
     """The caller owns the transaction."""
     shop.insert(1)
     with shop.connection.transaction():

@@ -10,7 +10,7 @@ import pytest
 from psycopg import errors
 
 from gdq import StaleBatch
-from gdq.errors import TruncatedPosition, mapped
+from gdq.errors import TruncatedPosition, mapped_errors
 from tests.support.concurrency import next_batch, read_events
 from tests.support.programs import gdq
 from tests.support.schedules import Stage
@@ -28,7 +28,7 @@ def keys(stage: Stage) -> list[str | None]:
 
 def seek(stage: Stage, **place: Any) -> Any:
     ((name, value),) = place.items()
-    with mapped():
+    with mapped_errors():
         return stage.value(f"select gdq.seek('q', 'c', {name} => %s)", value)
 
 
@@ -59,7 +59,7 @@ def test_open_batch_and_its_tokens_become_stale(stage: Stage) -> None:
     assert batch
     seek(stage, at_tick=start)
     for call in ("select gdq.finish_batch(%s, %s)", "select * from gdq.get_batch(%s, %s)"):
-        with pytest.raises(StaleBatch), mapped():
+        with pytest.raises(StaleBatch), mapped_errors():
             stage.owner.execute(call.encode(), batch[:2])
     assert keys(stage) == ["1"]
 
@@ -195,7 +195,7 @@ def test_batches_of_members_are_left_behind(stage: Stage) -> None:
         tokens.append(stage.owner.execute(query.encode(), [member]).fetchone())
     assert stage.value("select gdq.finish_batch(%s, %s)", *(tokens[1] or ())) is True
     seek(stage, at_tick=start)
-    with pytest.raises(StaleBatch), mapped():
+    with pytest.raises(StaleBatch), mapped_errors():
         stage.owner.execute("select gdq.finish_batch(%s, %s)", tokens[0])
     for member in ("a", "b"):
         stage.owner.execute("select gdq.unregister_member('q', 'c', %s)", [member])

@@ -10,7 +10,7 @@ import pytest
 
 from gdq import Consumer
 from gdq.batch import Batch, TableVersion
-from gdq.embedded.server import Server
+from gdq.embedded.server import EmbeddedServer
 from gdq.errors import ResyncRequired
 from tests.support.events import Event, Tap
 from tests.support.server import Database, _temporary
@@ -21,7 +21,7 @@ T = "create table t (id int primary key, a int)"
 
 
 @pytest.fixture(scope="module")
-def shared(server: Server, template: str) -> Iterator[Database]:
+def shared(server: EmbeddedServer, template: str) -> Iterator[Database]:
     yield from _temporary(server, template)
 
 
@@ -77,6 +77,16 @@ def test_columns_before_and_after(tap: Tap, kind: str) -> None:
     assert tap.events() == []
 
 
+@pytest.mark.parametrize(
+    "statement", ["alter table t drop column a, add column a int", "alter table t drop a, add a text"]
+)
+def test_a_column_that_took_the_name_of_a_dropped_one_is_told(tap: Tap, statement: str) -> None:
+    tap.write("create table t (id int primary key, a int)")
+    tap.add("shop.t")
+    tap.write(statement, "alter table t rename a to b", "alter table t add column c int")
+    assert [told.get("replaced_columns") for told in ddl(tap.events())] == [["a"], None, None]
+
+
 def test_new_names_are_told_and_change_no_columns(tap: Tap) -> None:
     tap.write(T, "create schema away")
     tap.add("shop.t")
@@ -93,7 +103,7 @@ def test_new_names_are_told_and_change_no_columns(tap: Tap) -> None:
     )
     events = tap.events()
     assert [e.op for e in events] == ["insert", "ddl", "ddl", "ddl", "insert", "ddl"]
-    assert {e.tbl for e in events} == {"later.u"}
+    assert [e.tbl for e in events] == ["shop.t", "shop.u", "away.u", "later.u", "later.u", "later.u"]
     told = ddl(events)
     assert [(d.get("old_table"), d["table"]) for d in told] == [
         ("shop.t", "shop.u"),

@@ -41,11 +41,14 @@ def background(body: Callable[[], object]) -> Iterator[threading.Thread]:
         raise failures[0]
 
 
-def wait_for_functions(tap: Tap, connection: psycopg.Connection[Any]) -> None:
-    """Wait until a guard has given up the capture lock and waits for the rows of the functions."""
-    query = "select from pg_stat_activity where pid = %s and wait_event = 'transactionid'"
+def wait_for_functions(tap: Tap, connection: psycopg.Connection[Any], thread: threading.Thread) -> None:
+    """Wait until a guard has given up the capture lock and waits for the functions: their rows, or a lock on them.
+
+    The guard waits for 10 seconds: a busy machine may look too late, when the DDL in `thread` has ended.
+    """
+    query = "select from pg_stat_activity where pid = %s and wait_event in ('transactionid', 'object')"
     with tap.db.connect("su") as su:
-        until(lambda: su.execute(query, [connection.info.backend_pid]).rowcount)
+        until(lambda: not thread.is_alive() or su.execute(query, [connection.info.backend_pid]).rowcount)
 
 
 @pytest.fixture
@@ -81,8 +84,8 @@ def test_ddl_while_a_rotation_is_open(t: Tap, isolation: str, end: str) -> None:
         rotation.execute("select pg_advisory_xact_lock(gdq.lock_key('capture', 'shop.t'::regclass))")
         rotation.execute("select gdq.arm(version, 1) from gdq.table_info()")
         app.execute(f"set default_transaction_isolation = '{isolation}'".encode())
-        with background(lambda: app.execute("alter table t rename a to c")):
-            wait_for_functions(t, app)
+        with background(lambda: app.execute("alter table t rename a to c")) as thread:
+            wait_for_functions(t, app, thread)
             rotation.execute(end.encode())
     t.write("insert into t (id, c) values (1, 1)")
     assert state(t)[0] == "resync"

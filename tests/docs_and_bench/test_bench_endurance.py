@@ -49,7 +49,7 @@ def test_endurance_is_told_beside_the_slot(results: Results) -> None:
     assert "| held, MB | 150.0 | 300.0 | 0.50 |" in text
     assert "| held, MB, beside the WAL of the slot's own table | 150.0 | 100.0 | 1.50 |" in text
     assert "| seconds to catch up | 12.0 | 22.0 | 0.55 (0.53 to 0.56) |" in text
-    assert "500 transactions a second of 2 rows" in text
+    assert "500 transactions per second of 2 rows" in text
     assert "stopped for 10 minutes" in text
     # 50 us became 80 us beside 130 us
     assert "| last over first, server | 0.62 | 0.38 | 1.62 |" in text

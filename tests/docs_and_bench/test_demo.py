@@ -15,7 +15,7 @@ pytestmark = SPARK_MARKS
 def test_demo_runs_small(capsys: pytest.CaptureFixture[str]) -> None:
     assert demo.main(["--scale", "0.002", "--rounds", "1"]) == 0
     said = capsys.readouterr().out
-    assert said.count("query EXCEPT ALL view: 0; view EXCEPT ALL query: 0") == len(demo.VIEWS)
+    assert said.count("query EXCEPT ALL view: 0; view EXCEPT ALL query: 0") == len(demo.DEMO_VIEWS)
     assert "REFRESH in PostgreSQL" in said
 
 
@@ -26,7 +26,7 @@ def results(changed: int) -> dict[str, list[RefreshResult]]:
 
 def test_demo_fails_when_it_shows_nothing() -> None:
     with pytest.raises(demo.DemoError, match="did not change"):
-        demo._judge(demo.Load(truncations=1), results(0))
+        demo._judge(demo.DemoLoad(truncations=1), results(0))
     with pytest.raises(demo.DemoError, match="emptied"):
-        demo._judge(demo.Load(truncations=0), results(3))
-    demo._judge(demo.Load(truncations=1), results(3))
+        demo._judge(demo.DemoLoad(truncations=0), results(3))
+    demo._judge(demo.DemoLoad(truncations=1), results(3))

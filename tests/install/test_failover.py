@@ -10,10 +10,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from gdq.embedded.files import make_folder
-from gdq.embedded.server import EmbeddedError, Server, find_binaries
+from gdq.embedded.files import find_binaries, make_cache_folder
+from gdq.embedded.server import EmbeddedServer
 from gdq.era import check_position, position
-from gdq.errors import DivergedPosition
+from gdq.errors import DivergedPosition, EmbeddedError
 from gdq.installer import install
 from tests.support.server import OldServer, chosen_binaries
 from tests.support.waiting import until
@@ -30,10 +30,10 @@ def primary(pytestconfig: pytest.Config) -> Iterator[OldServer]:
 
 
 @contextmanager
-def standby_of(primary: Server) -> Iterator[Server]:
+def standby_of(primary: EmbeddedServer) -> Iterator[EmbeddedServer]:
     """A streaming standby, started from a base backup."""
-    server = Server(binaries=primary.binaries, settings=SETTINGS)
-    make_folder(server.folder.parent)
+    server = EmbeddedServer(binaries=primary.binaries, settings=SETTINGS)
+    make_cache_folder(server.folder.parent)
     server.account.run("mkdir", server.folder)
     server.account.write(server.folder / "password", primary.password)
     try:
@@ -70,7 +70,7 @@ def drain(connection: psycopg.Connection[Any], consumer: str) -> None:
         pass
 
 
-def prepared(server: Server) -> None:
+def prepared(server: EmbeddedServer) -> None:
     install.install(server.conninfo())
     with psycopg.connect(server.conninfo(), autocommit=True) as su:
         su.execute(

@@ -9,7 +9,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from gdq.embedded.server import Server
+from gdq.embedded.server import EmbeddedServer
 from gdq.errors import InstallError
 from gdq.installer import install
 from tests.support.programs import dump, gdq, psql
@@ -21,7 +21,7 @@ HEAD = max(path.name for path in Path("migrations/versions").glob("0*.sql"))[:4]
 
 
 def test_install_is_the_script_in_psql(empty_db: Database) -> None:
-    done = psql(empty_db, install.script())
+    done = psql(empty_db, install.install_script())
     assert done.returncode == 0, done.stderr
     scripted = dump(empty_db, "-s")
     done = psql(empty_db, install.uninstall_script())
@@ -31,19 +31,19 @@ def test_install_is_the_script_in_psql(empty_db: Database) -> None:
 
 
 def test_install_after_the_script_has_nothing_to_do(empty_db: Database) -> None:
-    assert psql(empty_db, install.script()).returncode == 0
+    assert psql(empty_db, install.install_script()).returncode == 0
     assert install.install(empty_db.dsn).changed is False
 
 
 def test_script_refuses_an_installed_database(db: Database) -> None:
-    done = psql(db, install.script())
+    done = psql(db, install.install_script())
     assert done.returncode == 3
     assert f"gdq is installed here already, at revision {HEAD}" in done.stderr
 
 
 def test_script_is_the_same_every_time_and_one_transaction() -> None:
-    script = install.script()
-    assert script == install.script()
+    script = install.install_script()
+    assert script == install.install_script()
     assert script.startswith("begin ")
     assert script.endswith("commit;\n")
     assert len(re.findall(r"(?im)^(begin|commit)\b[^;\n]*;$", script)) == 2
@@ -90,7 +90,7 @@ def test_schema_of_another_owner_is_refused(empty_db: Database, name: str) -> No
         su.execute(f"create schema {name}")
     with pytest.raises(psycopg.errors.InsufficientPrivilege, match=f"schema {name} belongs to role postgres"):
         install.install(empty_db.dsn)
-    done = psql(empty_db, install.script())
+    done = psql(empty_db, install.install_script())
     assert done.returncode == 3
     assert f"schema {name} belongs to role postgres" in done.stderr
 
@@ -102,7 +102,7 @@ def test_old_server_is_refused(empty_db: Database, monkeypatch: pytest.MonkeyPat
 
 
 def test_standby_is_refused(pytestconfig: pytest.Config) -> None:
-    with Server(binaries=chosen_binaries(pytestconfig.getoption("--pg"))) as server:
+    with EmbeddedServer(binaries=chosen_binaries(pytestconfig.getoption("--pg"))) as server:
         server.crash()
         server.account.write(server.data / "standby.signal", "")
         server.start()

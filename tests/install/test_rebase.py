@@ -7,28 +7,33 @@ from typing import Any
 import pytest
 from psycopg import errors
 
-from gdq import dead_letters, register_member, replay_dead_letters
+from gdq import dead_letters, replay_dead_letters
 from gdq.era import rebase
 from gdq.retry import retry_info
 from gdq.table_copy import copy_table, resynced
-from tests.support.retry_shop import Shop, fixture_shop  # noqa: F401 (pytest finds it)
+from tests.support.retry_shop import RetryShop
 
 
-def restore(shop: Shop, ahead: int = 0) -> None:
+@pytest.fixture
+def shop(retry_shop: RetryShop) -> RetryShop:
+    return retry_shop
+
+
+def restore(shop: RetryShop, ahead: int = 0) -> None:
     """As after a restore: the row of the era is not of its transaction. `ahead`: how far the dump's numbers were."""
     shop.connection.execute("update gdq.era set started_at = started_at")
     for table in ("retry_event", "dead_letter"):
         shop.connection.execute(f"update gdq.{table} set ev_txid = ev_txid + {ahead}".encode())
 
 
-def open_as(shop: Shop, member: str) -> tuple[int, str]:
+def open_as(shop: RetryShop, member: str) -> tuple[int, str]:
     query = "select batch_id, token::text from gdq.next_batch('q', 'c', 1, member => %s)"
     batch: tuple[int, str] | None = shop.connection.execute(query, [member]).fetchone()
     assert batch
     return batch
 
 
-def read_on(shop: Shop, member: str | None = None) -> list[tuple[str, Any]]:
+def read_on(shop: RetryShop, member: str | None = None) -> list[tuple[str, Any]]:
     """All that comes from now on: op and key, or the message; and finish it."""
     shop.value("select gdq.force_tick('q')")
     query = "select batch_id, token from gdq.next_batch('q', 'c', member => %s)"
@@ -40,23 +45,12 @@ def read_on(shop: Shop, member: str | None = None) -> list[tuple[str, Any]]:
     return seen
 
 
-def copied(shop: Shop) -> None:
+def copied(shop: RetryShop) -> None:
     with copy_table(shop.db.dsn, "orders") as copy:
         resynced(shop.connection, "q", "c", "orders", copy.snapshot)
 
 
-@pytest.fixture
-def crew(shop: Shop) -> Shop:
-    """Members a and b with a batch each, of one row and one message."""
-    for member in "ab":
-        register_member(shop.connection, "q", "c", member)
-    for key in (1, 2):
-        shop.connection.execute("select gdq.insert_event('q', 'note', %s)", [f"m{key}"])
-        shop.insert(key)
-    return shop
-
-
-def test_members_whose_batches_are_kept(crew: Shop) -> None:
+def test_members_whose_batches_are_kept(crew: RetryShop) -> None:
     batches = [open_as(crew, member) for member in "ab"]
     restore(crew)
     assert {row.outcome for row in rebase(crew.connection, keep=True)} == {"kept"}
@@ -69,7 +63,7 @@ def test_members_whose_batches_are_kept(crew: Shop) -> None:
     assert read_on(crew, "b") == []
 
 
-def test_members_that_finished_out_of_turn(crew: Shop) -> None:
+def test_members_that_finished_out_of_turn(crew: RetryShop) -> None:
     """Nothing is lost: what is kept of a batch that was finished before an older one comes again."""
     older, younger = [open_as(crew, member) for member in "ab"]
     assert crew.finish(younger)
@@ -81,7 +75,7 @@ def test_members_that_finished_out_of_turn(crew: Shop) -> None:
     assert read_on(crew, "b") == [("message", "m1"), ("message", "m2"), ("resync", None)]
 
 
-def put_all(shop: Shop, *keys: int, delay: str = "0") -> None:
+def put_all(shop: RetryShop, *keys: int, delay: str = "0") -> None:
     """Rows of which each waits to be retried."""
     shop.insert(*keys)
     batch = shop.opened()
@@ -90,7 +84,7 @@ def put_all(shop: Shop, *keys: int, delay: str = "0") -> None:
     shop.finish(batch)
 
 
-def test_retries_that_are_kept_come_once(shop: Shop) -> None:
+def test_retries_that_are_kept_come_once(shop: RetryShop) -> None:
     put_all(shop, 1, 2)
     left = shop.opened()  # brings them
     restore(shop)
@@ -102,7 +96,7 @@ def test_retries_that_are_kept_come_once(shop: Shop) -> None:
     assert shop.open() is None
 
 
-def test_retries_are_older_than_a_copy_of_the_new_era(shop: Shop) -> None:
+def test_retries_are_older_than_a_copy_of_the_new_era(shop: RetryShop) -> None:
     put_all(shop, 1, 2, delay="1 hour")
     shop.insert(3)
     batch = shop.opened()
@@ -120,7 +114,7 @@ def test_retries_are_older_than_a_copy_of_the_new_era(shop: Shop) -> None:
     assert read_on(shop) == [("insert", "4")]
 
 
-def test_retries_that_a_copy_held_do_not_come_back(shop: Shop) -> None:
+def test_retries_that_a_copy_held_do_not_come_back(shop: RetryShop) -> None:
     put_all(shop, 1, 2, delay="1 hour")
     copied(shop)
     assert read_on(shop) == []

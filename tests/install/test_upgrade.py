@@ -17,7 +17,7 @@ from sqlalchemy import NullPool, create_engine
 from sqlalchemy.exc import ProgrammingError
 
 from gdq.conninfo import connect
-from gdq.embedded.server import Server
+from gdq.embedded.server import EmbeddedServer
 from gdq.errors import InstallError
 from gdq.installer import install
 from gdq.installer import version as schema_version
@@ -204,7 +204,7 @@ def install_at(db: Database, revision: str) -> int:
     return made
 
 
-def test_upgrade_from_every_revision_equals_a_fresh_install(server: Server, db: Database) -> None:
+def test_upgrade_from_every_revision_equals_a_fresh_install(server: EmbeddedServer, db: Database) -> None:
     fresh = dump(db, "-s", "-n", "gdq")
     older = sorted(path.name[:4] for path in Path("migrations/versions").glob("0*.sql"))[:-1]
     assert len(older) > 6
@@ -253,6 +253,27 @@ def test_another_version_is_told(db: Database, mark: str | None, program: str, c
         return
     assert sum(message in line for line in done.stderr.splitlines()) == 1
     assert code == 0 or "Hint: gdq install upgrades it." in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("columns", "code", "message"),
+    [
+        ("queue_name text, consumer_name text, member_name text, batch_id bigint, held_for interval, more text", 0, ""),
+        ("queue_name text, member_name text, batch_id bigint", 1, "of another gdq: no consumer_name, held_for"),
+    ],
+)
+def test_listing_with_other_columns_is_read_or_told(db: Database, columns: str, code: int, message: str) -> None:
+    """A newer gdq's listings have more columns; fewer are one line, not a traceback."""
+    with db.connect() as owner:
+        owner.execute("drop function gdq.member_info")
+        nulls = ", ".join(f"null::{column.split()[1]}" for column in columns.split(", "))
+        owner.execute(
+            "create function gdq.member_info(text default null, text default null)"
+            f" returns table ({columns}) language sql as 'select {nulls}'".encode()
+        )
+    done = gdq("members", dsn=db.dsn)
+    assert "Traceback" not in done.stderr
+    assert (done.returncode, message in done.stderr) == (code, True)
 
 
 def test_upgrade_of_the_schema_beneath_a_command_mends_it(db: Database) -> None:

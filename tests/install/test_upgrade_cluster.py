@@ -7,19 +7,20 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from gdq.embedded.server import Server, find_binaries
+from gdq.embedded.files import find_binaries
+from gdq.embedded.server import EmbeddedServer
 from gdq.era import check_position, position
 from gdq.installer import install
 from gdq.monitor.doctor import doctor
 
 
-def shut_down(server: Server) -> None:
+def shut_down(server: EmbeddedServer) -> None:
     """Stop a temporary server in an orderly way, and leave its data."""
     server.account.run(server.binaries.program("pg_ctl"), "stop", "--wait", "--mode=fast", f"--pgdata={server.data}")
     server.crash()
 
 
-def upgrade(old: Server, new: Server) -> None:
+def upgrade(old: EmbeddedServer, new: EmbeddedServer) -> None:
     """Make `new`, which is running and empty, the upgraded `old`, which is running."""
     with psycopg.connect(new.conninfo(), autocommit=True) as su:
         su.execute(f"alter role postgres password '{old.password}'".encode())
@@ -37,7 +38,7 @@ def upgrade(old: Server, new: Server) -> None:
 def test_16_to_18(pytestconfig: pytest.Config) -> None:
     if pytestconfig.getoption("--pg") != 18:
         pytest.skip("the upgrade from 16 to 18 runs once")
-    with Server(binaries=find_binaries(16)) as old, Server(binaries=find_binaries(18)) as new:
+    with EmbeddedServer(binaries=find_binaries(16)) as old, EmbeddedServer(binaries=find_binaries(18)) as new:
         install.install(old.conninfo())
         with psycopg.connect(old.conninfo(), autocommit=True) as su:
             su.execute("create table t (gone int, id int primary key); alter table t drop gone")

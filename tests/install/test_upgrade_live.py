@@ -176,7 +176,7 @@ def test_functions_of_an_older_gdq_become_those_of_this_one(tap: Tap) -> None:
         tap.add(f"shop.{table}")
     older = {
         "gdq.capture_body(bigint, integer, text, integer)": ("E'begin", "E'begin\\n  null;"),
-        "gdq.truncate_body(integer, oid, boolean)": ("\nbegin\n", "\nbegin\n  null;\n"),
+        "gdq.truncate_body(integer, oid, boolean)": ("$sql$begin\n", "$sql$begin\n  null;\n"),
     }
     for name, (old, new) in older.items():
         row = tap.owner.execute("select pg_get_functiondef(%s::regprocedure)", [name]).fetchone()

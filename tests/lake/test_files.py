@@ -15,9 +15,9 @@ import pytest
 from pyarrow import fs
 
 from gdq.consumers.lake import files as lake_rows
-from gdq.consumers.lake.files import ArrowDifference, DataFile, LakeKey, load, rewrite
+from gdq.consumers.lake.files import ArrowDifference, DataFile, LakeKey, rewrite_data_files
 from gdq.consumers.views.signals import Diverged
-from gdq.plan.table import WEIGHT
+from gdq.plan.table import WEIGHT_COLUMN
 
 SCHEMA = pa.schema(
     [
@@ -71,9 +71,9 @@ def test_bags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> Non
     rows += [row for row in rows if rng.random() < 0.5]
     files: list[DataFile] = []
     for part in (rows[::2], rows[1::2]):
-        files += load(SYSTEM, str(tmp_path), full(part))
+        files += rewrite_data_files(SYSTEM, str(tmp_path), [], full(part)).added
     change, left = (signed if seed % 2 else replaced)(rng, rows)
-    done = rewrite(SYSTEM, str(tmp_path), files, change)
+    done = rewrite_data_files(SYSTEM, str(tmp_path), files, change)
     after = [file for file in files if file not in done.removed] + done.added
     assert bag(after) == Counter(map(repr, left))
     assert len(left) - len(rows) == done.inserted - done.deleted
@@ -92,7 +92,7 @@ def signed(rng: random.Random, rows: list[Row]) -> tuple[ArrowDifference, list[R
         known[repr(row)] = row
         weights.setdefault(repr(row), rng.randint(1, 3))
     rows_in = table(
-        [(*known[text], weight) for text, weight in weights.items()], SCHEMA.append(pa.field(WEIGHT, pa.int64()))
+        [(*known[text], weight) for text, weight in weights.items()], SCHEMA.append(pa.field(WEIGHT_COLUMN, pa.int64()))
     )
     left = [known[text] for text in known for _ in range(copies[text] + weights.get(text, 0))]
     match = rng.choice([(), ("a",), ("s", "f")])
@@ -114,7 +114,9 @@ def replaced(rng: random.Random, rows: list[Row]) -> tuple[ArrowDifference, list
 def test_row_that_is_missing(tmp_path: Path) -> None:
     """Nothing is left behind either."""
     row = some_row(random.Random(1))
-    gone = table([(*row, -1)], SCHEMA.append(pa.field(WEIGHT, pa.int64())))
+    gone = table([(*row, -1)], SCHEMA.append(pa.field(WEIGHT_COLUMN, pa.int64())))
     with pytest.raises(Diverged):
-        rewrite(SYSTEM, str(tmp_path), [], ArrowDifference("signed", SCHEMA, lambda: iter(gone.to_batches())))
+        rewrite_data_files(
+            SYSTEM, str(tmp_path), [], ArrowDifference("signed", SCHEMA, lambda: iter(gone.to_batches()))
+        )
     assert list(tmp_path.iterdir()) == []

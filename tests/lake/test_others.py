@@ -18,7 +18,7 @@ from gdq.consumers.lake import iceberg as lake_iceberg
 from gdq.consumers.lake.files import ArrowDifference
 from gdq.consumers.lake.iceberg import IcebergLake
 from gdq.consumers.refresh.refresher import Refresher
-from gdq.consumers.refresh.view_refresh import Point
+from gdq.consumers.refresh.view_refresh import RefreshPoint
 from gdq.errors import RefreshConflict
 from gdq.view.view import view_info
 from tests.support.lake import Lakes
@@ -80,20 +80,20 @@ def take(lakes: Lakes) -> None:
 def meanwhile(lakes: Lakes, monkeypatch: pytest.MonkeyPatch, what: Callable[[Lakes], None]) -> None:
     """Let another do something after the refresh has read the table and before its commit, once."""
     module = _WRITERS[lakes.kind]
-    healthy = module.rewrite
+    healthy = module.rewrite_data_files
 
     def rewrite(*arguments: Any) -> Any:
-        monkeypatch.setattr(module, "rewrite", healthy)
+        monkeypatch.setattr(module, "rewrite_data_files", healthy)
         what(lakes)
         return healthy(*arguments)
 
-    monkeypatch.setattr(module, "rewrite", rewrite)
+    monkeypatch.setattr(module, "rewrite_data_files", rewrite)
 
 
 def test_overtaken(lakes: Lakes) -> None:
     """A refresh whose position another one has moved gives up and changes nothing."""
 
-    def at(point: Point) -> None:
+    def at(point: RefreshPoint) -> None:
         if point == "ticked" and lakes.open("bag").state().stored is not None:
             move(lakes)
 

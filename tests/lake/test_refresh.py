@@ -11,7 +11,7 @@ import pytest
 
 from gdq.consumers.refresh.refresher import Refresher
 from gdq.consumers.refresh.verify import verify_view
-from gdq.consumers.refresh.view_refresh import Point
+from gdq.consumers.refresh.view_refresh import RefreshPoint
 from gdq.view.view import view_history
 from tests.support.lake import Lakes
 from tests.support.view_churn import transaction
@@ -37,7 +37,7 @@ def test_equal_to_the_query(lakes: Lakes) -> None:
     rng = random.Random(2)
     actions: dict[str, set[str]] = {name: set() for name in VIEWS}
 
-    def at(point: Point) -> None:
+    def at(point: RefreshPoint) -> None:
         if point in ("exported", "staged"):
             lakes.shop.execute("; ".join(transaction(rng, TABLES)))
 
@@ -92,11 +92,11 @@ def test_killed_in_the_commit(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> 
         pass
 
     lakes.view("bag", BAG)
-    healthy = lake_rows.FileWriter._finish
+    healthy = lake_rows.DataFileWriter._finish
 
-    def finish(self: lake_rows.FileWriter) -> None:
+    def finish(self: lake_rows.DataFileWriter) -> None:
         healthy(self)
-        monkeypatch.setattr(lake_rows, "remove", lambda *_: None)
+        monkeypatch.setattr(lake_rows, "remove_data_files", lambda *_: None)
         raise Killed
 
     with Refresher(lakes.shop.db.dsn) as refresher:
@@ -104,7 +104,7 @@ def test_killed_in_the_commit(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> 
         before = lakes.rows("bag")
         lakes.shop.execute(_MORE)
         with monkeypatch.context() as patch:
-            patch.setattr(lake_rows.FileWriter, "_finish", finish)
+            patch.setattr(lake_rows.DataFileWriter, "_finish", finish)
             with pytest.raises(Killed):
                 refresher.refresh("bag")
         assert lakes.rows("bag") == before

@@ -210,7 +210,7 @@ def test_old_versions(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     with Refresher(lakes.shop.db.dsn) as refresher:
         for keep in (3600.0, 3600.0, -1.0):
-            monkeypatch.setattr(lake_parquet, "KEEP_SECONDS", keep)
+            monkeypatch.setattr(lake_parquet, "PARQUET_KEEP_SECONDS", keep)
             lakes.shop.execute("insert into fact (k) values (1)")
             refresher.refresh("bag")
             found.append(len(list((lakes.folder / "bag").glob("v*"))))

@@ -18,15 +18,15 @@ pytest.importorskip("prometheus_client")
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gdq.embedded.server import Server
+from gdq.embedded.server import EmbeddedServer
 from gdq.installer import install
-from gdq.monitor.metrics import FAILURES, MEASURES, SCRAPE, UP, StatusCollector, registry
+from gdq.monitor.metrics import FAILURES_METRIC, MEASURES, SCRAPE_METRIC, UP_METRIC, StatusCollector, metrics_registry
 from tests.support.events import Tap
 from tests.support.programs import gdq, start_gdq
 from tests.support.server import Database, chosen_binaries
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
-OWN = (UP[0], SCRAPE[0], FAILURES[0])
+OWN = (UP_METRIC[0], SCRAPE_METRIC[0], FAILURES_METRIC[0])
 LABELS = {measure.name: set(measure.labels) for measure in MEASURES} | {name: set() for name in OWN}
 
 Samples = dict[tuple[str, ...], float]
@@ -49,7 +49,7 @@ def samples(text: str) -> Samples:
 
 
 def scrape(collector: StatusCollector) -> Samples:
-    return samples(generate_latest(registry(collector)).decode())
+    return samples(generate_latest(metrics_registry(collector)).decode())
 
 
 def test_values(tap: Tap) -> None:
@@ -115,7 +115,7 @@ def test_connection_that_is_cut_off_and_database_that_is_away(db: Database) -> N
 
 def test_restarts_of_the_server(pytestconfig: pytest.Config) -> None:
     """A restart between two scrapes is a lost connection, one under way gdq_up 0; both are counted."""
-    with Server(binaries=chosen_binaries(pytestconfig.getoption("--pg"))) as server:
+    with EmbeddedServer(binaries=chosen_binaries(pytestconfig.getoption("--pg"))) as server:
         install.install(server.conninfo())
         with psycopg.connect(server.conninfo(), autocommit=True) as connection:
             connection.execute("select gdq.create_queue('q')")

@@ -13,7 +13,7 @@ import pytest
 
 from gdq import __version__
 from gdq.consumer import register_consumer
-from gdq.consumers.debezium.values import ColumnKind, value_of
+from gdq.consumers.debezium.values import DebeziumKind, debezium_value
 from gdq.consumers.slot.slot import create_slot, drop_slot
 from gdq.message import insert_event
 from tests.support.programs import gdq
@@ -234,6 +234,6 @@ def test_options_that_exclude_each_other(db: Database, arguments: list[str]) -> 
 def test_a_value_without_the_form_of_its_type_stays() -> None:
     """Such as one of before its column changed its type."""
     for type_ in ("int8", "date", "timestamp", "timestamptz", "interval", "bytea", "point", "hstore", "money", "bit"):
-        assert value_of("what?", ColumnKind(type_)) == "what?"
-    assert value_of("{1,x", ColumnKind("int4", array=True)) == "{1,x"
-    assert value_of('"a"=>"1", "b\\""=>NULL', ColumnKind("hstore")) == '{"a":"1","b\\"":null}'
+        assert debezium_value("what?", DebeziumKind(type_)) == "what?"
+    assert debezium_value("{1,x", DebeziumKind("int4", array=True)) == "{1,x"
+    assert debezium_value('"a"=>"1", "b\\""=>NULL', DebeziumKind("hstore")) == '{"a":"1","b\\"":null}'

@@ -14,7 +14,7 @@ from psycopg import sql
 from gdq.consumers.slot.replication import Replication
 from gdq.consumers.slot.slot import create_slot, drop_slot, slot_info, slot_of_view
 from gdq.consumers.slot.source import SlotSource
-from gdq.embedded.server import Server
+from gdq.embedded.server import EmbeddedServer
 from gdq.errors import GdqError
 from tests.support.server import Database, chosen_binaries
 from tests.support.slot import VIEWS, Scene
@@ -213,7 +213,7 @@ def test_server_ends_while_a_transaction_is_prepared(
     """It waits for readers until they have confirmed everything, which they cannot."""
     monkeypatch.setattr("gdq.consumers.slot.source._PUBLICATION_SECONDS", 0.5)
     settings: dict[str, str | float | bool] = {"wal_level": "logical", "max_prepared_transactions": 1}
-    with Server(binaries=chosen_binaries(pytestconfig.getoption("--pg")), settings=settings) as server:
+    with EmbeddedServer(binaries=chosen_binaries(pytestconfig.getoption("--pg")), settings=settings) as server:
         dsn = server.conninfo()
         with psycopg.connect(dsn, autocommit=True) as su:
             su.execute("create table item (id int primary key)")

@@ -12,10 +12,10 @@ import psycopg
 import pytest
 
 from gdq.consumer import Consumer, register_consumer
-from gdq.consumers.slot.pgoutput import Row, Value, decode
+from gdq.consumers.slot.pgoutput import RowMessage, TupleValue, decode_message
 from gdq.consumers.slot.slot import create_slot, drop_slot, slot_info
 from gdq.consumers.slot.source import SlotSource
-from gdq.consumers.slot.transaction import Transaction
+from gdq.consumers.slot.transaction import SlotTransaction
 from gdq.errors import GdqError
 from gdq.source import BatchSource, Event
 from tests.support.programs import gdq
@@ -129,7 +129,7 @@ def test_batch_comes_again_until_it_is_committed(db: Database, both: psycopg.Con
     class Mute(SlotSource):
         """Dies before the server is told what is applied."""
 
-        def committed(self, transactions: Sequence[Transaction]) -> None:
+        def committed(self, transactions: Sequence[SlotTransaction]) -> None:
             pass
 
     def apply(*, fails: bool) -> int:
@@ -287,10 +287,10 @@ def test_commands(db: Database, both: psycopg.Connection[Any]) -> None:
 
 def test_bytes_that_are_no_message() -> None:
     update = b"U" + (7).to_bytes(4, "big") + b"N\0\2t\0\0\0\1xn"
-    assert decode(update) == Row("update", 7, None, None, (Value(b"x"), Value(None)))
+    assert decode_message(update) == RowMessage("update", 7, None, None, (TupleValue(b"x"), TupleValue(None)))
     for broken in [update[:length] for length in range(len(update))] + [update + b"\0", b"?" + update[1:]]:
         with pytest.raises(GdqError, match="not a message of pgoutput"):
-            decode(broken)
+            decode_message(broken)
 
 
 def test_typed_rows_and_net_change_are_those_of_the_queue(db: Database, both: psycopg.Connection[Any]) -> None:

@@ -21,7 +21,7 @@ from psycopg import sql
 from gdq.consumers.refresh.refresher import Refresher
 from gdq.consumers.slot.slot import slot_info
 from gdq.consumers.slot.source import SlotSource
-from gdq.embedded.server import Server
+from gdq.embedded.server import EmbeddedServer
 from gdq.errors import ConnectionLost, GdqError
 from gdq.installer.install import install
 from gdq.view.view import create_view
@@ -344,7 +344,7 @@ def test_server_crashes_while_a_transaction_is_streamed(pytestconfig: pytest.Con
     settings: dict[str, str | float | bool] = {"wal_level": "logical", "logical_decoding_work_mem": "64kB"}
     fill = "insert into item (id, name) select i, md5(i::text) from generate_series(%s::int, %s::int) i"
     handler_in(tmp_path)
-    with Server(binaries=chosen_binaries(pytestconfig.getoption("--pg")), settings=settings) as server:
+    with EmbeddedServer(binaries=chosen_binaries(pytestconfig.getoption("--pg")), settings=settings) as server:
         install(server.conninfo())
         with psycopg.connect(server.conninfo(), autocommit=True) as su:
             prepare(su)
@@ -372,7 +372,7 @@ def test_server_crashes_while_a_transaction_is_streamed(pytestconfig: pytest.Con
                 assert read(server.conninfo()) == []
 
 
-def connected(server: Server) -> psycopg.Connection[Any]:
+def connected(server: EmbeddedServer) -> psycopg.Connection[Any]:
     return psycopg.connect(server.conninfo(), autocommit=True)
 
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from gdq.cli import main
 from gdq.consumers.refresh.refresher import Refresher
-from gdq.consumers.refresh.view_refresh import Point
+from gdq.consumers.refresh.view_refresh import RefreshPoint
 from gdq.view.group import create_group
 from tests.support.endings import Deaths, Killed
 from tests.support.slot import VIEWS, Scene, writing
@@ -55,7 +55,7 @@ def test_one_in_full_and_the_others_from_changes(together: Scene) -> None:
 
 @pytest.mark.long
 def test_killed_and_run_again(together: Scene) -> None:
-    points: tuple[Point, ...] = ("exported", "applied", "committed")
+    points: tuple[RefreshPoint, ...] = ("exported", "applied", "committed")
     for point in points:
         together.write("insert into fact (k, qty) values (1, 1)", "update few set v = v", "update item set k = k + 1")
         before = [together.confirmed(name) for name in NAMES]

@@ -10,7 +10,7 @@ from contextlib import suppress
 import psycopg
 import pytest
 
-from gdq.consumers.slot.snapshot import Snapshot
+from gdq.consumers.slot.snapshot import PgSnapshot
 from gdq.consumers.slot.views.tables import published_tables
 from gdq.errors import GdqError
 from tests.support.slot import Scene, writing
@@ -120,7 +120,7 @@ def test_refused(parted: Scene) -> None:
     for statement, message, back in (
         (
             "alter table part_2 replica identity default",
-            "changes of table part_2 come through a slot without old rows",
+            "changes of table public.part_2 come through a slot without old rows",
             "alter table part_2 replica identity full",
         ),
         (
@@ -150,7 +150,7 @@ def test_partitions_of_other_kinds_are_refused(parted: Scene) -> None:
 
     def look(table: str) -> None:
         (now,) = parted.su.execute("select pg_current_snapshot()::text").fetchone() or ("",)
-        published_tables(parted.su, "q", [table], Snapshot.parse(now))
+        published_tables(parted.su, "q", [table], PgSnapshot.parse(now))
 
     with pytest.raises(GdqError, match=r"loose has a foreign partition"):
         look("public.loose")

@@ -12,9 +12,9 @@ from click.testing import CliRunner
 
 from gdq.cli import main
 from gdq.consumers.refresh.refresher import Refresher
-from gdq.consumers.refresh.view_refresh import Point
+from gdq.consumers.refresh.view_refresh import RefreshPoint
 from gdq.consumers.slot.slot import create_slot, drop_slot
-from gdq.consumers.slot.snapshot import Snapshot
+from gdq.consumers.slot.snapshot import PgSnapshot
 from gdq.consumers.slot.source import SlotSource
 from gdq.errors import GdqError
 from tests.support.endings import Deaths, Killed
@@ -112,12 +112,12 @@ def test_large_transaction_is_streamed_with_its_subtransactions(grouped: Scene) 
 
 def test_killed_and_run_again(grouped: Scene) -> None:
     """Nothing is applied twice, though the slot sends it again."""
-    points: tuple[Point, ...] = ("exported", "ticked", "applied", "committed")
+    points: tuple[RefreshPoint, ...] = ("exported", "ticked", "applied", "committed")
     for point in points:
         kill_and_run_again(grouped, point)
 
 
-def kill_and_run_again(grouped: Scene, point: Point) -> None:
+def kill_and_run_again(grouped: Scene, point: RefreshPoint) -> None:
     grouped.write("insert into fact (k, qty) values (1, 1), (2, 2)", "delete from fact where k = 3")
 
     before = grouped.confirmed("grouped")
@@ -301,16 +301,16 @@ def test_transactions_prepared_in_a_slot_of_two_phases(scene: Scene) -> None:
 
 
 def test_which_transactions_a_snapshot_sees() -> None:
-    snapshot = Snapshot.parse("4294967290:4294967310:4294967290,4294967300")
+    snapshot = PgSnapshot.parse("4294967290:4294967310:4294967290,4294967300")
     assert [snapshot.full(xid) for xid in (0, 5, 4294967295)] == [2**32, 2**32 + 5, 4294967295]
     seen = [xid for xid in range(4294967285, 4294967315) if snapshot.sees(xid)]
     assert seen == [*range(4294967285, 4294967290), *range(4294967291, 4294967300), *range(4294967301, 4294967310)]
-    assert Snapshot.parse("7:7:").running == frozenset()
-    assert Snapshot.parse(snapshot.text) == snapshot
+    assert PgSnapshot.parse("7:7:").running == frozenset()
+    assert PgSnapshot.parse(snapshot.text) == snapshot
 
 
 def test_which_snapshot_is_the_later_one() -> None:
-    steps = [Snapshot.parse(text) for text in ("5:5:", "5:8:5,6", "6:8:6", "6:9:6,8", "9:9:", "12:12:")]
+    steps = [PgSnapshot.parse(text) for text in ("5:5:", "5:8:5,6", "6:8:6", "6:9:6,8", "9:9:", "12:12:")]
     for n, later in enumerate(steps):
         assert [later.covers(step) for step in steps] == [m <= n for m in range(len(steps))]
 

@@ -11,7 +11,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from gdq.consumers.refresh.refresher import Refresher
 from gdq.consumers.refresh.verify import verify_view
-from gdq.consumers.refresh.view_refresh import Point
+from gdq.consumers.refresh.view_refresh import RefreshPoint
 from gdq.view.view import view_history
 from tests.support.endings import Deaths, Killed
 from tests.support.slot import VIEWS, Scene, writing
@@ -27,7 +27,10 @@ LONG = [pytest.param(kind, marks=pytest.mark.long) for kind in ("delta", "iceber
 def targets(scene: Scene, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     """Views with targets of one kind, loaded."""
     parameters = conninfo_to_dict(scene.db.su_dsn)
-    monkeypatch.setenv("PGPASSWORD", str(parameters.pop("password")))
+    passwords = tmp_path / "passwords"
+    passwords.touch(mode=0o600)
+    passwords.write_text(f"{parameters['host']}:*:*:*:{parameters.pop('password')}\n")
+    monkeypatch.setenv("PGPASSFILE", str(passwords))
     far = make_conninfo("", **parameters)
     for name in NAMES:
         if request.param == "elsewhere":
@@ -60,7 +63,7 @@ def test_random_work_at_the_same_time(targets: Scene) -> None:
 @pytest.mark.long
 def test_killed_and_run_again(targets: Scene) -> None:
     """Also after the target's commit, when the slot's place is not stored yet."""
-    points: tuple[Point, ...] = ("exported", "ticked", "committed")
+    points: tuple[RefreshPoint, ...] = ("exported", "ticked", "committed")
     for point in points:
         targets.write(
             "insert into fact (k, qty, label) values (1, 1, 'a'), (2, 2, null)", "delete from fact where k = 3"

@@ -23,7 +23,7 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from gdq.embedded.server import java_home
+from gdq.embedded.java import java_home
 from tests.support.spark import Shop
 from tests.support.waiting import SECONDS, until
 

@@ -39,7 +39,7 @@ def shop(db: Database) -> Iterator[Shop]:
 
 
 def make(shop: Shop, name: str, query: str) -> None:
-    plan = create_view(shop.connection, name, QUEUE, query, f"public.{name}", engine="spark")
+    plan = create_view(shop.connection, name, QUEUE, query, f"public.{name}", engine="spark", audit_share=1.0)
     assert isinstance(plan, SparkKeyPlan)
 
 

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from gdq.consumers.refresh.refresher import Refresher
-from gdq.consumers.refresh.view_refresh import Point
+from gdq.consumers.refresh.view_refresh import RefreshPoint
 from tests.support.endings import Deaths, Killed
 from tests.support.spark import PROJECTION, SPARK_MARKS, STAGES, SUMS, Shop, change, staging_and_position
 
@@ -28,7 +28,7 @@ def test_ended_at_any_point(shop: Shop, driver_bytes: int) -> None:
     deaths = Deaths()
 
     with Refresher(shop.db.dsn, driver_bytes=driver_bytes, at=deaths) as refresher:
-        for number, point in enumerate(get_args(Point)):
+        for number, point in enumerate(get_args(RefreshPoint)):
             name = list(views)[number % 2]
             deaths.append(point)
             with pytest.raises(Killed):
@@ -38,16 +38,16 @@ def test_ended_at_any_point(shop: Shop, driver_bytes: int) -> None:
         shop.check(refresher, views)
     assert staging_and_position(shop) == ["position"]
     failed = shop.execute("select count(*) from gdq.view_run where action = 'failed'")
-    assert failed == [(len(get_args(Point)),)]
+    assert failed == [(len(get_args(RefreshPoint)),)]
 
 
 @pytest.mark.parametrize("point", ["exported", "staged", "applied"])
-def test_connections_cut_off(shop: Shop, point: Point) -> None:
+def test_connections_cut_off(shop: Shop, point: RefreshPoint) -> None:
     shop.capture("orders")
     shop.view("sums", SUMS)
     armed = [True]
 
-    def cut(at: Point) -> None:
+    def cut(at: RefreshPoint) -> None:
         if at == point and armed:
             armed.clear()
             with shop.db.connect("su") as su:

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from gdq.consumers.lake.open import open_lake
-from gdq.consumers.lake.types import differing, lake_columns, read
+from gdq.consumers.lake.types import differing_lake_rows, lake_columns, read_lake_rows
 from gdq.consumers.refresh.refresher import Refresher
 from gdq.errors import GdqError
 from gdq.plan.spark.keys import SparkKeyPlan
 from gdq.typed.pgtypes import READ_SETTINGS
-from gdq.view.table_schema import apply_settings, describe
+from gdq.view.table_schema import apply_view_settings, describe_query
 from gdq.view.view import create_view, explain_view, view_info
 from tests.support.lake_spark import Job, jars, spark_job
 from tests.support.server import Database
@@ -85,11 +85,11 @@ class SparkLakes:
         (info,) = view_info(self.shop.connection, name)
         assert info.lake is not None
         with self.shop.connection.transaction():
-            columns = lake_columns(describe(self.shop.connection, info.definition, info.settings), info.lake.kind)
-            apply_settings(self.shop.connection, READ_SETTINGS | info.settings)
-            expected = list(read(self.shop.connection, info.definition, columns))
+            columns = lake_columns(describe_query(self.shop.connection, info.definition, info.settings), info.lake.kind)
+            apply_view_settings(self.shop.connection, READ_SETTINGS | info.settings)
+            expected = list(read_lake_rows(self.shop.connection, info.definition, columns))
         found = open_lake(info.lake, name, info.source).scan()
-        _, lacking, surplus = differing(expected, found, columns)
+        _, lacking, surplus = differing_lake_rows(expected, found, columns)
         return len(lacking), len(surplus)
 
 

@@ -21,7 +21,7 @@ from gdq.cli import main
 from gdq.consumer import consumer_info
 from gdq.consumers.refresh.refresher import Refresher
 from gdq.consumers.refresh.verify import verify_view
-from gdq.consumers.refresh.view_refresh import Point
+from gdq.consumers.refresh.view_refresh import RefreshPoint
 from gdq.errors import DivergedPosition, GdqError, RefreshConflict, StaleBatch
 from gdq.view.view import view_info
 from tests.support.server import Database
@@ -65,6 +65,19 @@ def test_every_shape_stays_equal(shop: Shop, driver_bytes: int) -> None:
         results = shop.check(refresher, VIEWS)
         assert {result.reason for result in results.values()} == {"truncate of public.orders"}
     assert staging_and_position(shop) == ["position"]
+
+
+@pytest.mark.parametrize("query", [BAG, CTES], ids=["joined", "by key"])
+def test_nothing_changed_needs_no_spark(shop: Shop, query: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop.capture("orders")
+    shop.view("still", query)
+    with Refresher(shop.db.dsn) as refresher:
+        refresher.refresh("still")
+    # a Refresher of its own, which finds no Spark: it must not look for one
+    monkeypatch.setattr("gdq.consumers.spark.session.start_run", None)
+    with Refresher(shop.db.dsn) as refresher:
+        assert verify_view(refresher, "still").equal
+        assert refresher.refresh("still").action == "none"
 
 
 def test_view_of_an_older_version_is_loaded_in_full_once(shop: Shop) -> None:
@@ -193,9 +206,9 @@ def test_overtaken_refresh_changes_nothing(shop: Shop) -> None:
     shop.capture("orders")
     shop.view("sums", SUMS)
     other = Refresher(shop.db.dsn)
-    points: list[Point] = []
+    points: list[RefreshPoint] = []
 
-    def overtake(point: Point) -> None:
+    def overtake(point: RefreshPoint) -> None:
         points.append(point)
         if points.count("staged") == 1 and point == "staged":
             with pytest.raises(psycopg.errors.LockNotAvailable, match=f"by pid {refresher.control.info.backend_pid}"):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gdq.conninfo import without_password
+from gdq.conninfo import conninfo_without_password
 from gdq.consumers.spark.source import register
 from gdq.consumers.views.snapshot_holder import hold_snapshot
 from tests.support.spark import QUEUE, SPARK_MARKS, Shop
@@ -35,7 +35,7 @@ def test_changes_in_signed_long_form(shop: Shop, spark: SparkSession) -> None:
     shop.execute("insert into orders (id, status, amount, ratio) values (1001, 'new', 1.50, 'NaN')")
     shop.execute("update orders set amount = amount + 1 where id = 1001")
     shop.execute("delete from orders where id = 1001")
-    with without_password(shop.db.dsn) as dsn:
+    with conninfo_without_password(shop.db.dsn) as dsn:
         assert "secret" not in dsn
         rows = read(spark, dsn, "orders", from_=before, to=snapshot(shop)).orderBy("ev_id", "_change_type").collect()
     found = [(row["_change_type"], str(row["amount"])) for row in rows]
@@ -49,6 +49,17 @@ def test_changes_in_signed_long_form(shop: Shop, spark: SparkSession) -> None:
     assert rows[0].asDict()["_commit_timestamp"] is not None
 
 
+def test_base_rows_of_an_inheritance_parent_are_its_own(shop: Shop, spark: SparkSession) -> None:
+    """As its changes are: those of a child are the child's."""
+    shop.execute("create table child () inherits (orders); insert into child (id) values (1001), (1002)")
+    shop.capture("child")
+    shop.capture("orders")
+    with conninfo_without_password(shop.db.dsn) as dsn, hold_snapshot(shop.db.dsn, QUEUE, ["public.orders"]) as holder:
+        assert read(spark, dsn, "orders", snapshot=holder.exported, partition_bytes="8192").count() == 400
+        assert read(spark, dsn, "orders").count() == 400
+        assert read(spark, dsn, "child").count() == 2
+
+
 @pytest.mark.parametrize("mode", ["full", pytest.param("pk", marks=pytest.mark.long)])
 def test_log_in_segments_and_block_ranges(shop: Shop, spark: SparkSession, mode: str) -> None:
     include = ["note"] if mode == "pk" else None
@@ -58,7 +69,7 @@ def test_log_in_segments_and_block_ranges(shop: Shop, spark: SparkSession, mode:
     for _ in range(2):
         shop.execute("update orders set note = repeat('y', 60), id = id + 1000")
         shop.keep_house()
-    with without_password(shop.db.dsn) as dsn:
+    with conninfo_without_password(shop.db.dsn) as dsn:
         after = snapshot(shop)
         whole = read(spark, dsn, "orders", from_=before, to=after)
         parts = read(spark, dsn, "orders", from_=before, to=after, partition_bytes="65536")
@@ -71,7 +82,7 @@ def test_log_in_segments_and_block_ranges(shop: Shop, spark: SparkSession, mode:
 def test_partitions_share_one_snapshot(shop: Shop, spark: SparkSession) -> None:
     shop.capture("orders")
     shop.execute("update orders set note = repeat('x', 200)")
-    with without_password(shop.db.dsn) as dsn, hold_snapshot(shop.db.dsn, QUEUE, ["public.orders"]) as holder:
+    with conninfo_without_password(shop.db.dsn) as dsn, hold_snapshot(shop.db.dsn, QUEUE, ["public.orders"]) as holder:
         shop.execute("update orders set n = 77; insert into orders (id) values (-1)")
         data = read(spark, dsn, "orders", snapshot=holder.exported, partition_bytes="16384")
         assert data.rdd.getNumPartitions() > 3
@@ -87,7 +98,7 @@ def test_partitioned_table_by_blocks_and_keys(shop: Shop, spark: SparkSession) -
     shop.execute("alter table parts attach partition parts_b for values in ('b')")
     shop.execute("insert into parts select i, case when i < 3000 then 'a' else 'b' end from generate_series(1, 4000) i")
     shop.capture("parts")
-    with without_password(shop.db.dsn) as dsn:
+    with conninfo_without_password(shop.db.dsn) as dsn:
         with hold_snapshot(shop.db.dsn, QUEUE, ["public.parts"]) as holder:
             data = read(spark, dsn, "parts", snapshot=holder.exported, partition_bytes="32768")
             assert data.rdd.getNumPartitions() > 1
@@ -101,7 +112,7 @@ def test_schema_prunes_and_as_text_reads_the_rest(shop: Shop, spark: SparkSessio
     shop.execute("alter table orders add span interval default '1 day'")
     shop.capture("orders")
     register(spark)
-    with without_password(shop.db.dsn) as dsn:
+    with conninfo_without_password(shop.db.dsn) as dsn:
         options: dict[str, Any] = {"dsn": dsn, "queue": QUEUE, "table": "orders"}
         pruned = spark.read.format("gdq").schema("id int, big bigint").options(**options).load()
         assert pruned.orderBy("id").first() == (1, 9007199254740994)
@@ -119,13 +130,13 @@ def test_position_below_the_horizon_is_an_error(shop: Shop, spark: SparkSession)
         shop.execute("update orders set n = n + 1")
         shop.execute(f"select gdq.force_tick('{QUEUE}')")
         shop.keep_house()
-    with without_password(shop.db.dsn) as dsn, pytest.raises(Exception, match="no longer all there"):
+    with conninfo_without_password(shop.db.dsn) as dsn, pytest.raises(Exception, match="no longer all there"):
         read(spark, dsn, "orders", from_=before, to=snapshot(shop)).count()
 
 
 def test_no_password_in_a_plan(shop: Shop, spark: SparkSession) -> None:
     shop.capture("orders")
-    with without_password(shop.db.dsn) as dsn:
+    with conninfo_without_password(shop.db.dsn) as dsn:
         data = read(spark, dsn, "orders")
         plan = data._jdf.queryExecution().toString()
     assert "secret" not in plan

@@ -17,7 +17,7 @@ import pytest
 from psycopg import sql
 from pyspark.errors import StreamingQueryException
 
-from gdq.conninfo import without_password
+from gdq.conninfo import conninfo_without_password
 from gdq.consumer import Consumer
 from gdq.consumers.spark.source import register
 from gdq.consumers.spark.stream import LIMITS_BATCHES
@@ -95,7 +95,7 @@ def stream(shop: Shop, spark: SparkSession, tmp_path: Path) -> Iterator[Stream]:
     register(spark)
     # Spark 4.1 ends a run after one batch without this, which after a crash is the one that comes again
     spark.conf.set("spark.sql.streaming.triggerAvailableNowWrapper.enabled", "true")
-    with without_password(shop.db.dsn) as dsn:
+    with conninfo_without_password(shop.db.dsn) as dsn:
         yield Stream(spark, dsn, tmp_path / "checkpoint", Sink())
 
 

@@ -90,7 +90,9 @@ class Scene:
         self.shop.execute("; ".join(statements))
 
     def view(self, name: str, query: str, **options: Any) -> None:
-        plan = create_view(self.shop.connection, name, QUEUE, query, f"public.t_{name}", engine="spark", **options)
+        plan = create_view(
+            self.shop.connection, name, QUEUE, query, f"public.t_{name}", engine="spark", audit_share=1.0, **options
+        )
         assert isinstance(plan, SparkPlan | SparkKeyPlan)
 
 

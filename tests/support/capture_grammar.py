@@ -84,7 +84,8 @@ def check_capture(body: str) -> int:
     inserts = 0
     for i, (kind, text) in enumerate(tokens):
         before, after = _at(tokens, i - 1), _at(tokens, i + 1)
-        if kind == "operator" and not (before == "." and _at(tokens, i - 2) == "pg_catalog" and after == ")"):
+        qualified = before == "." and _at(tokens, i - 2) == "pg_catalog" and after == ")"
+        if kind == "operator" and not (qualified or _is_whole_row(tokens, i)):
             raise NotStaticError(f"operator {text} without its schema")
         if kind == "word" and text.lower() == "insert":
             inserts += 1
@@ -130,6 +131,12 @@ def _check_call(tokens: list[tuple[str, str]], i: int) -> None:
             raise NotStaticError(f"call of {schema}.{name}")
     elif name.lower() not in _NO_CALL:
         raise NotStaticError(f"call of {name} without its schema")
+
+
+def _is_whole_row(tokens: list[tuple[str, str]], i: int) -> bool:
+    """The star of record_out(NEW.*), record_out(OLD.*) or record_out(r.*), r being a transition table."""
+    row = [_at(tokens, i + n).lower() for n in range(-4, 2)]
+    return row[:2] == ["record_out", "("] and row[2] in ("new", "old", "r") and row[3:] == [".", "*", ")"]
 
 
 def _is_name(tokens: list[tuple[str, str]], i: int) -> bool:

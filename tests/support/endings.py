@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from gdq.consumers.refresh.view_refresh import Point
+from gdq.consumers.refresh.view_refresh import RefreshPoint
 
 
 class Killed(Exception):  # noqa: N818 (it stands for no error)
     """Stands for the end of the process."""
 
 
-class Deaths(list[Point]):
+class Deaths(list[RefreshPoint]):
     """The points at which a Refresher is killed, each once, in this order; for its argument `at`."""
 
-    def __call__(self, point: Point) -> None:
+    def __call__(self, point: RefreshPoint) -> None:
         if self and self[0] == point:
             raise Killed(self.pop(0))
 

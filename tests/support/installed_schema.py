@@ -23,6 +23,11 @@ _RIGHTS = """coalesce((
               from aclexplode({acl}) a where a.grantee <> {owner} group by 1) g), '')
   || coalesce('  owner ' || nullif({owner}, n.nspowner)::regrole || E'\\n', '')"""
 
+# What pin_settings() sets, shown as one line.
+_PINNED = """(array['jit=off', 'array_nulls=on', 'bytea_output=hex', 'DateStyle=ISO, YMD', 'extra_float_digits=1',
+                  'IntervalStyle=postgres', 'quote_all_identifiers=off', 'standard_conforming_strings=on',
+                  'transform_null_equals=off'])"""
+
 _SCHEMAS = f"""
 select format(E'schema %s\\n', n.nspname) || {_RIGHTS.format(acl="n.nspacl", owner="n.nspowner")}
   from pg_namespace n where n.nspname in ('gdq', 'gdq_log') order by n.nspname collate "C"
@@ -77,7 +82,10 @@ select case p.prokind when 'p' then 'procedure ' else 'function ' end || n.nspna
          case when p.proleakproof then ' leakproof' else '' end,
          case when p.procost not in (1, 100) then ' cost ' || p.procost else '' end
            || case when p.prorows not in (0, 1000) then ' rows ' || p.prorows else '' end,
-         (select string_agg(E'\\n  set ' || setting, '') from unnest(p.proconfig) setting))
+         concat(
+           (select string_agg(E'\\n  set ' || setting, '') from unnest(p.proconfig) setting
+             where not p.proconfig @> {_PINNED} or setting <> all ({_PINNED})),
+           case when p.proconfig @> {_PINNED} then E'\\n  set what pin_settings() sets' end))
     || {_RIGHTS.format(acl="p.proacl", owner="p.proowner")}
   from pg_proc p join pg_namespace n on n.oid = p.pronamespace join pg_language l on l.oid = p.prolang
  where n.nspname in ('gdq', 'gdq_log')

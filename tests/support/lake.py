@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gdq.consumers.lake.open import open_lake
-from gdq.consumers.lake.table import Lake
+from gdq.consumers.lake.table import LakeTable
 from gdq.view.view import create_view, drop_view, view_info
 from tests.support.server import Database
 from tests.support.spark import QUEUE, Shop, make_shop
@@ -33,9 +33,9 @@ class Lakes:
 
     def view(self, name: str, query: str) -> None:
         place = f"{self.folder}/w/ns.{name}" if self.kind == "iceberg" else f"{self.folder}/{name}"
-        create_view(self.shop.connection, name, QUEUE, query, f"{self.kind}:{place}")
+        create_view(self.shop.connection, name, QUEUE, query, f"{self.kind}:{place}", audit_share=1.0)
 
-    def open(self, name: str) -> Lake:
+    def open(self, name: str) -> LakeTable:
         (info,) = view_info(self.shop.connection, name)
         assert info.lake is not None
         return open_lake(info.lake, name, info.source)

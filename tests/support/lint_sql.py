@@ -34,7 +34,7 @@ def main() -> int:
     apply_ddl = "gdq.apply_ddl(queue text,ddl text,tables regclass[])"
     options = {"ignore": ["PS003"], "ignore_lang": [], "sql_fn": [], "proc_without_search_path": [apply_ddl]}
     clean = True
-    for name, script in (("install", install.script()), ("uninstall", install.uninstall_script())):
+    for name, script in (("install", install.install_script()), ("uninstall", install.uninstall_script())):
         counter = Counter(argparse.Namespace(summary_only=False, plpgsql=True, **options))
         visitors.visit_sql(State(counter), script, toplevel=True)
         if not counter.is_clean():

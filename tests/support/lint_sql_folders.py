@@ -5,6 +5,7 @@ Checked are text and names alone, without a server:
 - a function calls functions of its own folder and of the folders before, never of a later one (SQL_FOLDERS)
 - a function that users may execute is in the file of its name; HELPERS are the exceptions
 - lines, functions and files keep to their limits
+- no literal means something else where standard_conforming_strings is off
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gdq.installer.version import SQL_FOLDERS, function_files
+from tests.support.literals import hazardous_literals
 
 COLUMNS = 120
 LINES_OF_A_FUNCTION = 100
@@ -105,6 +107,9 @@ def _faults_of_text(file: Path) -> Iterator[str]:
     lines = file.read_text(encoding="utf-8").splitlines()
     if len(lines) > LINES_OF_A_FILE:
         yield f"{file}: {len(lines)} lines, {LINES_OF_A_FILE} at most"
+    text = "\n".join(lines)
+    for at, literal in hazardous_literals(text):
+        yield f"{file}:{text.count(chr(10), 0, at) + 1}: {literal} has a backslash and does not begin with E"
     for number, line in enumerate(lines, start=1):
         if len(line) > COLUMNS:
             yield f"{file}:{number}: {len(line)} columns, {COLUMNS} at most"

@@ -1,7 +1,8 @@
 """A database as an older revision left it, with queues, logs and unread rows in it, and writers that never pause.
 
-The functions of older revisions are not kept, but revisions only add tables and columns: taking away what came later
-gives the tables of then with their rows. What writers run, the capture functions and logs in gdq_log, stays as it is.
+The functions of older revisions are not kept, but revisions mostly add tables and columns: taking away what came later
+gives the tables of then with their rows; a table that was dropped since is made again without rows. What writers run,
+the capture functions and logs in gdq_log, stays as it is.
 """
 
 from __future__ import annotations
@@ -78,9 +79,22 @@ def downgrade(owner: psycopg.Connection[Any], revision: str, wanted: list[Column
                 owner.execute(f'drop {kind} if exists gdq."{column.relation}" cascade'.encode())
             elif (column.relation, column.name) not in keep:
                 owner.execute(f'alter table gdq."{column.relation}" drop column if exists "{column.name}"'.encode())
+        for relation in sorted(relations - {column.relation for column in catalog(owner)}):
+            _create(owner, [column for column in wanted if column.relation == relation and column.kind == "r"])
         owner.execute("update gdq.schema_version set version_num = %s", [revision])
         owner.execute("comment on schema gdq is 'as an older gdq left it'")
     assert catalog(owner) == wanted
+
+
+def _create(owner: psycopg.Connection[Any], columns: list[Column]) -> None:
+    """Make a table again that a later revision has dropped."""
+    if columns:
+        kinds = ", ".join(
+            f'"{column.name}" {kind}' + (" not null" if required == "t" else "")
+            for column in columns
+            for kind, _, required in [str(column.description).rpartition(" ")]
+        )
+        owner.execute(f'create table gdq."{columns[0].relation}" ({kinds})'.encode())
 
 
 class Writers:

@@ -7,7 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gdq.embedded.server import MAJORS, EmbeddedError, find_binaries
+from gdq.embedded.files import MAJORS, find_binaries
+from gdq.errors import EmbeddedError
 from tests.support.server import Database
 from tests.support.waiting import SECONDS
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
-from gdq.embedded.server import Server
+from gdq.embedded.server import EmbeddedServer
 from tests.support.programs import client_program
 from tests.support.server import Database
 
@@ -17,7 +17,7 @@ from tests.support.server import Database
 class Cluster:
     """A server beside that of the session, with transaction numbers of its own."""
 
-    server: Server
+    server: EmbeddedServer
 
     def copy_roles(self, source: Database) -> None:
         """Make the roles of another cluster; the superuser is there, and keeps the password of this server."""

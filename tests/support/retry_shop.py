@@ -9,10 +9,11 @@ from typing import Any
 import psycopg
 import pytest
 
+from gdq import register_member
 from tests.support.server import Database
 
 
-class Shop:
+class RetryShop:
     """A queue q that captures orders, with the consumer c; batches are opened, read and finished as SQL does it."""
 
     def __init__(self, db: Database, connection: psycopg.Connection[Any]) -> None:
@@ -68,17 +69,28 @@ class Shop:
         return int(self.value("select count(*) from seen"))
 
 
-@pytest.fixture(name="shop")
-def fixture_shop(db: Database) -> Iterator[Shop]:
+@pytest.fixture
+def retry_shop(db: Database) -> Iterator[RetryShop]:
     with open_shop(db) as opened:
         yield opened
 
 
+@pytest.fixture
+def crew(retry_shop: RetryShop) -> RetryShop:
+    """Members a and b with a batch each, of one row and one message."""
+    for member in "ab":
+        register_member(retry_shop.connection, "q", "c", member)
+    for key in (1, 2):
+        retry_shop.connection.execute("select gdq.insert_event('q', 'note', %s)", [f"m{key}"])
+        retry_shop.insert(key)
+    return retry_shop
+
+
 @contextlib.contextmanager
-def open_shop(db: Database) -> Iterator[Shop]:
+def open_shop(db: Database) -> Iterator[RetryShop]:
     with db.connect() as connection:
         connection.execute("create table orders (id int primary key, note text); create table seen (ev_id bigint)")
         connection.execute("select gdq.create_queue('q', rotation_period => '1 microsecond')")
         connection.execute("select gdq.add_table('q', 'orders')")
         connection.execute("select gdq.register_consumer('q', 'c')")
-        yield Shop(db, connection)
+        yield RetryShop(db, connection)

@@ -14,8 +14,10 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from gdq.consumers.compare.rules import PLUGINS
-from gdq.embedded.server import Binaries, EmbeddedError, Server, binaries_in, find_binaries
+from gdq.consumers.compare.rules import SLOT_PLUGINS
+from gdq.embedded.files import PostgresBinaries, binaries_in, find_binaries
+from gdq.embedded.server import EmbeddedServer
+from gdq.errors import EmbeddedError
 
 Role = Literal["owner", "su", "app"]
 
@@ -29,7 +31,7 @@ EXTENSIONS = ("citext", "hstore")
 class Database:
     """One database of the test server; `dsn`, `su_dsn` and `app_dsn` are the owner's, superuser's and writer's."""
 
-    server: Server
+    server: EmbeddedServer
     name: str
 
     def dsn_of(self, role: Role) -> str:
@@ -52,7 +54,7 @@ class Database:
         return psycopg.connect(self.dsn_of(role), autocommit=autocommit, **kw)
 
 
-class OldServer(Server):
+class OldServer(EmbeddedServer):
     """A server in use for so long that its transaction numbers need more than 32 bits.
 
     A new one, `epoch` 0, where the programs of this PostgreSQL cannot make it look old.
@@ -71,7 +73,7 @@ class OldServer(Server):
 
 
 @cache
-def chosen_binaries(major: int) -> Binaries:
+def chosen_binaries(major: int) -> PostgresBinaries:
     """The PostgreSQL to test with: GDQ_TEST_BIN, else `major` from wherever it is found."""
     folder = os.environ.get("GDQ_TEST_BIN")
     return binaries_in(Path(folder)) if folder else find_binaries(major)
@@ -92,14 +94,14 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 @pytest.fixture(scope="session")
-def server(pytestconfig: pytest.Config) -> Iterator[Server]:
+def server(pytestconfig: pytest.Config) -> Iterator[EmbeddedServer]:
     """The server of the session, with the roles gdq_owner and app."""
     settings: dict[str, str | float | bool] = {"wal_level": "logical", "max_connections": 200, "log_statement": "ddl"}
     binaries = chosen_binaries(pytestconfig.getoption("--pg"))
     if binaries.knows("output_plugin_libraries"):
         # Minor releases that restrict output plugins refuse what is not named here.
-        settings["output_plugin_libraries"] = ", ".join(PLUGINS)
-    with Server(binaries=binaries, settings=settings) as started:
+        settings["output_plugin_libraries"] = ", ".join(SLOT_PLUGINS)
+    with EmbeddedServer(binaries=binaries, settings=settings) as started:
         with psycopg.connect(started.conninfo(), autocommit=True) as su:
             for user, rights in (("gdq_owner", "createrole"), ("app", "nocreaterole")):
                 su.execute(
@@ -111,7 +113,7 @@ def server(pytestconfig: pytest.Config) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
-def template(server: Server) -> str:
+def template(server: EmbeddedServer) -> str:
     """The name of a database with gdq installed by its owner, which tests clone."""
     from gdq.installer.install import install
 
@@ -127,19 +129,19 @@ def template(server: Server) -> str:
 
 
 @pytest.fixture
-def db(server: Server, template: str) -> Iterator[Database]:
+def db(server: EmbeddedServer, template: str) -> Iterator[Database]:
     """A database of its own for the test, with gdq installed."""
     yield from _temporary(server, template)
 
 
 @pytest.fixture(scope="module")
-def module_db(server: Server, template: str) -> Iterator[Database]:
+def module_db(server: EmbeddedServer, template: str) -> Iterator[Database]:
     """One database for all tests of a module, where making one takes longer than most of them."""
     yield from _temporary(server, template)
 
 
 @pytest.fixture
-def empty_db(server: Server, template: str) -> Iterator[Database]:
+def empty_db(server: EmbeddedServer, template: str) -> Iterator[Database]:
     """A database of its own for the test, without gdq.
 
     The template comes first: roles of the cluster are to be made by its owner, whatever a test does.
@@ -148,7 +150,7 @@ def empty_db(server: Server, template: str) -> Iterator[Database]:
 
 
 @pytest.fixture(scope="module")
-def module_empty_db(server: Server, template: str) -> Iterator[Database]:
+def module_empty_db(server: EmbeddedServer, template: str) -> Iterator[Database]:
     """One such database for all tests of a module."""
     yield from _temporary(server, "template0")
 
@@ -156,7 +158,7 @@ def module_empty_db(server: Server, template: str) -> Iterator[Database]:
 _ended: list[str] = []
 
 
-def _temporary(server: Server, template: str) -> Iterator[Database]:
+def _temporary(server: EmbeddedServer, template: str) -> Iterator[Database]:
     name = _create(server, f"test_{secrets.token_hex(6)}", template)
     yield Database(server, name)
     # The server waits a tenth of a second for sessions that have just ended, so each database outlives its test by one.
@@ -164,14 +166,14 @@ def _temporary(server: Server, template: str) -> Iterator[Database]:
     _ended.append(name)
 
 
-def drop_ended(server: Server) -> None:
+def drop_ended(server: EmbeddedServer) -> None:
     """Drop the databases of tests that are over: before a role that has rights in them."""
     with psycopg.connect(server.conninfo(), autocommit=True) as su:
         while _ended:
             su.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(_ended.pop())))
 
 
-def _create(server: Server, name: str, template: str = "template0") -> str:
+def _create(server: EmbeddedServer, name: str, template: str = "template0") -> str:
     with psycopg.connect(server.conninfo(), autocommit=True) as su:
         su.execute(
             sql.SQL("create database {} owner gdq_owner template {}").format(

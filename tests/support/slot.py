@@ -17,7 +17,9 @@ from psycopg import sql
 from gdq.consumers.refresh.refresher import Refresher, RefreshResult
 from gdq.consumers.refresh.view_refresh import ViewRefresh
 from gdq.consumers.slot.slot import create_slot, drop_slot, slot_info
+from gdq.consumers.slot.source import SlotSource
 from gdq.consumers.views.snapshot_holder import SnapshotHolder
+from gdq.source import Event
 from gdq.view.view import create_view
 from tests.support.server import Database
 from tests.support.view_churn import fill, transaction
@@ -158,3 +160,23 @@ def writing(db: Database, tables: Sequence[str] = TABLES) -> Iterator[list[Count
         for thread in threads:
             thread.join()
     assert all(one["commits"] > 20 and one["prepared"] > 0 for one in counts), counts
+
+
+@pytest.fixture
+def slot_owner(db: Database) -> Iterator[psycopg.Connection[Any]]:
+    """Tables item and beside with the slot c of queue q, which decodes large transactions while they run."""
+    with db.connect() as owner, db.connect("su") as su:
+        su.execute(f"alter database {db.name} set logical_decoding_work_mem = '64kB'".encode())
+        owner.execute("create table item (id int primary key, name text)")
+        owner.execute("create table beside (id int primary key)")
+        owner.execute("create table unpublished (id int)")
+        create_slot(su, "q", "c", ["public.item", "public.beside"], two_phase=True)
+        yield owner
+        drop_slot(su, "q", "c")
+        assert slot_info(su) == []
+
+
+def read_slot(db: Database, **given: Any) -> list[Event]:
+    """The events that the slot c of queue q gives, up to now."""
+    with SlotSource(db.su_dsn, "q", "c", **given) as source:
+        return [event for batch in source.batches(once=True) for event in batch.events()]

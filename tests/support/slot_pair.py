@@ -13,7 +13,7 @@ from psycopg import sql
 
 from gdq.consumer import Consumer, register_consumer
 from gdq.consumers.compare.comparison import Comparison
-from gdq.consumers.compare.rules import NO_NUMBERS, PLUGINS, Mismatch, TableFacts, table_facts
+from gdq.consumers.compare.rules import NO_NUMBERS, SLOT_PLUGINS, Mismatch, RuleTable, rule_tables
 from gdq.consumers.slot.slot import create_slot, drop_slot
 from gdq.consumers.slot.source import SlotSource
 from gdq.source import Event
@@ -32,7 +32,7 @@ class Compared:
     plugin: str
     queue: list[Event]
     slot: list[Event]
-    tables: dict[str, TableFacts]
+    tables: dict[str, RuleTable]
     comparison: Comparison
     differences: list[Mismatch]
 
@@ -67,7 +67,7 @@ class Pair:
         names = sorted({event.table for events in (queue, *slots.values()) for event in events if event.table})
         with self.db.connect("su") as su:
             known = [name for name in names if su.execute("select to_regclass(%s)", [name]).fetchone() != (None,)]
-            facts = table_facts(su, known)
+            facts = rule_tables(su, known)
         published = [event for event in queue if event.table not in self.unpublished]
         return {
             plugin: compare(published if plugin == "pgoutput" else queue, slot, facts, plugin)
@@ -114,7 +114,7 @@ class Pair:
 
 
 def compare(
-    queue: Sequence[Event], slot: Sequence[Event], tables: dict[str, TableFacts], plugin: str = "pgoutput"
+    queue: Sequence[Event], slot: Sequence[Event], tables: dict[str, RuleTable], plugin: str = "pgoutput"
 ) -> Compared:
     comparison = Comparison(tables, plugin)
     return Compared(plugin, list(queue), list(slot), tables, comparison, list(comparison.differences(queue, slot)))
@@ -150,7 +150,7 @@ def watched(
         su.execute(publish.encode(su.info.encoding))
         create_slot(su, "q", consumer)
         try:
-            attached += [plugin for plugin in PLUGINS[1:] if others and attach(su, plugin)]
+            attached += [plugin for plugin in SLOT_PLUGINS[1:] if others and attach(su, plugin)]
             yield Pair(db, consumer, tuple(attached), tuple(f"public.{table}" for table in unpublished))
         finally:
             drop_slot(su, "q", consumer)
@@ -173,7 +173,7 @@ def run(connection: psycopg.Connection[Any], statements: Sequence[str]) -> None:
             connection.execute(part.encode())
 
 
-def _rooted(event: Event, tables: dict[str, TableFacts]) -> Event:
+def _rooted(event: Event, tables: dict[str, RuleTable]) -> Event:
     """The change of a partition as one of its root; a root's TRUNCATE has an event of its own."""
     root = tables[event.table].root if event.table in tables else None
     return replace(event, table=root) if root and event.op != "truncate" else event

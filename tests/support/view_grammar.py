@@ -259,6 +259,7 @@ _MIXED = {
                              left join fact f on f.k = i.k and f.label <> 'b' group by i.grp""",
     "group_of_full_join": """select i.grp, f.grp as other, count(*) as n from item i full join fact f on f.k = i.k
                               group by i.grp, f.grp""",
+    "right_join_using": """select d.k, f.label, p.id from fact f right join dim d using (k) join part p using (k)""",
     "full_join_of_three": """select i.id, f.qty, p.n from item i full join fact f on f.k = i.k
                                full join part p on p.k = f.k""",
     "left_join_itself": "select a.id, b.id as parent, b.note from item a left join item b on b.id = a.k",

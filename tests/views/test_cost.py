@@ -9,7 +9,7 @@ import pytest
 
 from gdq.consumers.refresh.refresher import Refresher
 from gdq.consumers.views import computation
-from gdq.view.cost import BY_COST, choose
+from gdq.view.cost import BY_COST, choose_by_cost
 from gdq.view.view import ViewRun, create_view, view_history
 from tests.support.server import Database
 from tests.support.spark import Shop, make_shop
@@ -51,15 +51,15 @@ CHOSEN = run("full", 10.0, None, f"{BY_COST}, ...")
     ],
 )
 def test_choice(runs: list[ViewRun], rows: int, full: bool) -> None:
-    chosen = choose(runs, rows, HELD)
+    chosen = choose_by_cost(runs, rows, HELD)
     assert chosen.full == full
     assert bool(chosen.why) == (len(runs) > 2)
 
 
 def test_seconds_that_starting_spark_takes_are_no_measure() -> None:
     runs = [run("delta", 14.0, 1000), run("full", 2.0)]
-    assert [choose(runs, 1000, HELD, on_spark=spark).full for spark in (False, True)] == [True, False]
-    assert choose([run("delta", 16.0, 1000), *runs[1:]], 1000, HELD, on_spark=True).full
+    assert [choose_by_cost(runs, 1000, HELD, on_spark=spark).full for spark in (False, True)] == [True, False]
+    assert choose_by_cost([run("delta", 16.0, 1000), *runs[1:]], 1000, HELD, on_spark=True).full
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_seconds_that_starting_spark_takes_are_no_measure() -> None:
     ],
 )
 def test_full_loads_of_smaller_tables_do_not_count(runs: list[ViewRun], rows: int, full: bool) -> None:
-    assert choose([run("delta", 2.0, 1000), *runs], rows, 100_000).full == full
+    assert choose_by_cost([run("delta", 2.0, 1000), *runs], rows, 100_000).full == full
 
 
 @pytest.mark.server

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import get_args
 
@@ -16,15 +17,17 @@ import pytest
 from click.testing import CliRunner
 
 from gdq.cli import main
-from gdq.conninfo import without_password
+from gdq.conninfo import conninfo_without_password
+from gdq.consumers.refresh import audit_sample
 from gdq.consumers.refresh.refresher import Refresher
 from gdq.consumers.refresh.verify import verify_view
-from gdq.consumers.refresh.view_refresh import Point
+from gdq.consumers.refresh.view_refresh import RefreshPoint
 from gdq.consumers.views.computation import Computation
+from gdq.consumers.views.difference import Difference
 from gdq.consumers.views.target import Target
-from gdq.errors import RefreshConflict, StaleBatch
+from gdq.errors import DivergedView, RefreshConflict, StaleBatch
 from gdq.typed.pgtypes import READ_SETTINGS
-from gdq.view.table_schema import apply_settings
+from gdq.view.table_schema import apply_view_settings
 from gdq.view.view import create_view, drop_view, view_history, view_info
 from tests.support.endings import Deaths, Killed
 from tests.support.programs import environment, gdq
@@ -59,7 +62,7 @@ class Places:
     far_dsn: str
 
     def view(self, name: str, query: str) -> None:
-        self.shop.view(name, query, engine="postgres", target_dsn=self.far_dsn)
+        self.shop.view(name, query, engine="postgres", target_dsn=self.far_dsn, audit_share=1.0)
 
     def rows(self, name: str) -> list[tuple[object, ...]]:
         """The target's rows, each as PostgreSQL writes it and how often."""
@@ -74,7 +77,7 @@ class Places:
 
 @pytest.fixture(scope="module")
 def module_places(module_db: Database, module_empty_db: Database) -> Iterator[Places]:
-    with without_password(module_empty_db.dsn) as dsn, module_empty_db.connect() as far:
+    with conninfo_without_password(module_empty_db.dsn) as dsn, module_empty_db.connect() as far:
         for shop in make_shop(module_db, [*SCHEMA, *CAPTURE]):
             yield Places(shop, far, dsn)
 
@@ -101,7 +104,7 @@ def test_equal_to_the_query(places: Places) -> None:
         places.view(name, SHAPES[name].query)
     rng = random.Random(2)
 
-    def at(point: Point) -> None:
+    def at(point: RefreshPoint) -> None:
         if point in ("exported", "staged"):
             places.shop.execute("; ".join(transaction(rng, TABLES)))
 
@@ -122,7 +125,7 @@ def test_equal_to_the_query(places: Places) -> None:
     assert places.far.execute("select count(*) from pg_class where relname like 'gdq_state%'").fetchone() == (0,)
 
 
-POINTS = get_args(Point)
+POINTS = get_args(RefreshPoint)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +136,7 @@ POINTS = get_args(Point)
         ("left_join", True, ("staged", "applied")),
     ],
 )
-def test_killed_at_every_point(places: Places, name: str, full: bool, points: tuple[Point, ...]) -> None:
+def test_killed_at_every_point(places: Places, name: str, full: bool, points: tuple[RefreshPoint, ...]) -> None:
     """Nothing is applied twice, nothing is lost: the target is where it was or at the new snapshot."""
     query, rng = SHAPES[name].query, random.Random(f"{name} {full}")
     deaths = Deaths()
@@ -200,9 +203,9 @@ def test_overtaken_refresh_changes_nothing(places: Places) -> None:
     """By one that has fenced it off, and by one that has moved the position all the same."""
     query = SHAPES["bag"].query
     places.view("bag", query)
-    armed: list[Point] = []
+    armed: list[RefreshPoint] = []
 
-    def overtake(point: Point) -> None:
+    def overtake(point: RefreshPoint) -> None:
         if armed and armed[0] == point:
             armed.clear()
             refresher.control.execute("select pg_advisory_unlock_all()")
@@ -222,9 +225,9 @@ def test_overtaken_refresh_changes_nothing(places: Places) -> None:
 def test_connections_cut_off(places: Places) -> None:
     query = SHAPES["left_join"].query
     places.view("left_join", query)
-    armed: list[Point] = []
+    armed: list[RefreshPoint] = []
 
-    def cut(at: Point) -> None:
+    def cut(at: RefreshPoint) -> None:
         if at in armed:
             armed.clear()
             for database in (places.shop.connection, places.far):
@@ -260,6 +263,36 @@ def test_target_that_somebody_changed_is_told_and_mended(places: Places) -> None
         assert places.rows("bag") == []
 
 
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("name", ["bag", "sums", "min_max", "left_join_key_hidden"])
+def test_lost_change_is_found_by_an_audit(
+    places: Places, monkeypatch: pytest.MonkeyPatch, name: str, whole: bool
+) -> None:
+    if not whole:
+        monkeypatch.setattr(audit_sample, "_BLOCKS_WHOLE", -1)
+    places.view(name, SHAPES[name].query)
+    places.shop.execute(f"select gdq.set_view_audit('{name}', 1, 300)")
+    with Refresher(places.shop.db.dsn) as refresher:
+        refresher.refresh(name)
+        places.shop.execute("update fact set qty = 5 where qty = 4; update item set note = 'b' where note = 'a'")
+        assert refresher.refresh(name).action == "delta"
+        with monkeypatch.context() as patch:
+            patch.setattr(Computation, "difference", lambda *_: Difference("none"))
+            places.shop.execute(
+                "update fact set qty = qty + 7, grp = 3 where k > 2; update item set note = 'zz', k = 2"
+            )
+            found = False
+            for _ in range(30):
+                with suppress(DivergedView):
+                    refresher.refresh(name)
+                    continue
+                found = True
+                break
+            assert found
+        assert refresher.refresh(name).action == "full"
+        assert verify_view(refresher, name).equal
+
+
 def test_types_of_the_source_are_text_there(places: Places) -> None:
     """Equal values of a type that only the source has may differ in text: rows are not looked for by them."""
     shop = places.shop
@@ -278,6 +311,8 @@ def test_types_of_the_source_are_text_there(places: Places) -> None:
     }
     for name, query in queries.items():
         places.view(name, query)
+    # names of tables come with their schema, whatever the session's search_path
+    queries["tables"] = "select 'public.' || c as c, max(id) as m from offer group by c"
     with Refresher(shop.db.dsn) as refresher:
         for change in (
             "select 1",
@@ -306,7 +341,7 @@ def test_text_of_another_encoding(places: Places, module_empty_db: Database) -> 
     with module_empty_db.connect("su") as su:
         su.execute(f"create database {latin} encoding 'LATIN1' locale 'C' template template0 owner gdq_owner".encode())
     try:
-        with without_password(Database(module_empty_db.server, latin).dsn) as dsn:
+        with conninfo_without_password(Database(module_empty_db.server, latin).dsn) as dsn:
             query = "select k, max(label) as last from fact group by k"
             create_view(
                 places.shop.connection, "latin", QUEUE, query, "public.latin", engine="postgres", target_dsn=dsn
@@ -351,9 +386,9 @@ def test_computed_at_the_snapshot_of_the_leader(places: Places, monkeypatch: pyt
     places.view("left_join", query)
 
     def begin(self: Computation) -> None:
-        apply_settings(self.connection, READ_SETTINGS | self.task.view.settings)
+        apply_view_settings(self.connection, READ_SETTINGS | self.task.view.settings)
 
-    def at(point: Point) -> None:
+    def at(point: RefreshPoint) -> None:
         if point == "exported":
             places.shop.execute("update item set note = coalesce(note, '') || 'x', k = 1")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from gdq.conninfo import without_password
+from gdq.conninfo import conninfo_without_password
 from gdq.consumers.lake.open import open_lake
 from gdq.consumers.refresh.refresher import Refresher
 from gdq.view.view import create_view, drop_view, view_info
@@ -76,7 +76,7 @@ def places(
     module_shop: Shop, module_empty_db: Database, tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[Places]:
     module_shop.execute("truncate a, b, named")
-    with without_password(module_empty_db.dsn) as dsn:
+    with conninfo_without_password(module_empty_db.dsn) as dsn:
         yield Places(module_shop, dsn if request.param == "postgres" else None, tmp_path)
     for info in view_info(module_shop.connection):
         drop_view(module_shop.connection, info.view_name)
@@ -109,14 +109,14 @@ def test_keys_of_a_wider_type(places: Places) -> None:
 @pytest.mark.parametrize("places", ["postgres"], indirect=True)
 def test_key_that_another_name_stands_for(places: Places) -> None:
     """A table is renamed: the target has its rows under the old name."""
-    shop, query = places.shop, "select rel::text as rel, max(x) as x from named group by named.rel"
+    shop, query = places.shop, "select 'public.' || rel as rel, max(x) as x from named group by named.rel"
     places.view("tables", "select rel, max(x) as x from named group by rel")
     shop.execute("create table here (); insert into named values (1, 'here', 1), (2, 'a', 1)")
     with Refresher(shop.db.dsn) as refresher:
         refresher.refresh("tables")
         shop.execute("alter table here rename to there; insert into named values (3, 'there', 2)")
         refresher.refresh("tables")
-        assert places.rows("tables") == places.expected(query) == ["['a', 1]", "['there', 2]"]
+        assert places.rows("tables") == places.expected(query) == ["['public.a', 1]", "['public.there', 2]"]
 
 
 def test_values_too_long_for_an_index(module_db: Database, module_shop: Shop) -> None:

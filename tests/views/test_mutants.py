@@ -18,7 +18,7 @@ from gdq.plan import kept_state as plan_state
 from gdq.plan import postgres as plan_postgres
 from gdq.plan import query as plan_query
 from gdq.plan import relation_sql as plan_relations
-from gdq.view.view import create_view
+from gdq.view.view import create_view, set_view_audit
 from tests.support.server import Database
 
 QUERIES = {
@@ -52,7 +52,7 @@ def without_sign(patch: pytest.MonkeyPatch) -> None:
 def without_null(patch: pytest.MonkeyPatch) -> None:
     """NULL is no key."""
     for module in (plan_incremental, plan_relations):
-        patch.setattr(module, "among", lambda expression, keys: f"{expression} = any ({keys})")
+        patch.setattr(module, "among_keys", lambda expression, keys: f"{expression} = any ({keys})")
 
 
 def without_netting(patch: pytest.MonkeyPatch) -> None:
@@ -68,8 +68,8 @@ def without_netting(patch: pytest.MonkeyPatch) -> None:
 
 def with_new_as_old(patch: pytest.MonkeyPatch) -> None:
     """What there was is taken to be what there is."""
-    healthy = plan_relations.Relations._table
-    patch.setattr(plan_relations.Relations, "_table", lambda self, name, _: healthy(self, name, "new"))
+    healthy = plan_relations.RelationSql._table
+    patch.setattr(plan_relations.RelationSql, "_table", lambda self, name, _: healthy(self, name, "new"))
 
 
 def with_padded_rows_left_out(patch: pytest.MonkeyPatch) -> None:
@@ -80,8 +80,10 @@ def with_padded_rows_left_out(patch: pytest.MonkeyPatch) -> None:
 
 def with_extremes_that_stay(patch: pytest.MonkeyPatch) -> None:
     """A least value that went is not looked up anew."""
-    healthy = plan_state.Extreme.follow
-    patch.setattr(plan_state.Extreme, "follow", lambda self, *names: healthy(self, *names).replace("w < 0", "false"))
+    healthy = plan_state.StateExtreme.follow
+    patch.setattr(
+        plan_state.StateExtreme, "follow", lambda self, *names: healthy(self, *names).replace("w < 0", "false")
+    )
 
 
 @contextmanager
@@ -105,6 +107,7 @@ def wrong_views(db: Database) -> set[str]:
         connection.execute("insert into l select i, i from generate_series(1, 5) i; insert into r select * from l")
         for name, query in QUERIES.items():
             create_view(connection, name, "q", query, f"public.{name}", engine="postgres")
+            set_view_audit(connection, name, 0)  # an audit would refuse what a mutant makes
             refresher.refresh(name)
         for change in CHANGES:
             connection.execute(f"begin; {change}; commit")

@@ -6,7 +6,7 @@ import pytest
 from sqlglot import exp
 
 from gdq.plan.number import Number, column_number, number_of
-from gdq.plan.query import parse
+from gdq.plan.query import parse_statement
 
 COLUMNS = {
     "status": "text",
@@ -19,7 +19,7 @@ COLUMNS = {
 
 
 def known(expression: str) -> Number | None:
-    select = parse(f"select {expression} as x from orders")
+    select = parse_statement(f"select {expression} as x from orders")
     assert isinstance(select, exp.Select)
     return number_of(select.expressions[0].this, lambda column: column_number(COLUMNS[column.name]))
 

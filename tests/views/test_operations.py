@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,21 +15,8 @@ from gdq.errors import GdqError
 from gdq.monitor.status import status
 from gdq.view.view import create_view, view_changed, view_history
 from tests.support.programs import environment, gdq
-from tests.support.server import Database
-from tests.support.spark import Shop, make_shop
-
-QUERY = "select id, n from orders where n > 4"
-
-
-@pytest.fixture
-def viewed(db: Database) -> Iterator[Shop]:
-    """A view `v` inside PostgreSQL."""
-    orders = "create table orders (id int primary key, status text, n int)"
-    rows = "insert into orders select i, 's' || mod(i, 5), mod(i, 10) from generate_series(1, 400) i"
-    for shop in make_shop(db, [orders, rows]):
-        shop.capture("orders")
-        shop.view("v", QUERY, engine="postgres")
-        yield shop
+from tests.support.spark import Shop
+from tests.support.views import VIEWED
 
 
 def rows(shop: Shop, *arguments: str) -> list[dict[str, Any]]:
@@ -99,7 +85,31 @@ def test_second_refresh_is_refused_and_a_killed_one_blocks_nobody(viewed: Shop) 
         assert refresher.refresh("v").action == "none"
         with Refresher(viewed.db.dsn) as second:
             assert second.refresh("v").action == "none"
-    assert viewed.differences("v", QUERY) == (0, 0)
+    assert viewed.differences("v", VIEWED) == (0, 0)
+
+
+def test_target_that_somebody_changed_is_loaded_in_full(viewed: Shop) -> None:
+    """Missing are rows that should go: of a target with a key, of a bag, and among the counts kept for groups."""
+    views = {
+        "v": VIEWED,
+        "bag": "select status, n from orders",
+        "sums": "select status, count(*) as rows, sum(n) as n, avg(n) as mean from orders group by status",
+    }
+    for name in ("bag", "sums"):
+        viewed.view(name, views[name], engine="postgres")
+    with Refresher(viewed.db.dsn) as refresher:
+        viewed.check(refresher, views)
+        ((state,),) = viewed.execute("select oid::regclass::text from pg_class where relname ~ '^gdq_state_.{12}$'")
+        viewed.execute(f"delete from v where id = 5; update {state} set n = 3; delete from bag where status = 's0'")
+        viewed.execute("delete from orders where id < 100")
+        results = viewed.check(refresher, views)
+    assert {result.action for result in results.values()} == {"full"}
+    reasons = [str(result.reason).removeprefix("the target was changed by another: ") for result in results.values()]
+    assert reasons[:2] == [
+        '"public"."v" held 49 of the 50 rows that went',
+        '"public"."bag" held 80 of the 99 rows that went',
+    ]
+    assert reasons[2].endswith("counts fewer rows than the delta takes away")
 
 
 def test_change_of_a_transaction_that_was_open_at_the_last_refresh(viewed: Shop) -> None:

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from gdq.conninfo import without_password
+from gdq.conninfo import conninfo_without_password
 from gdq.consumers.refresh.refresher import Refresher
 from gdq.errors import PlanError
 from gdq.plan.postgres import PostgresPlan
-from gdq.plan.steps import Replace
+from gdq.plan.steps import ReplaceOutcome
 from gdq.view.view import EngineChoice, create_view, explain_view, view_history
 from tests.support.server import Database
 from tests.support.spark import QUEUE, Shop, make_shop
@@ -87,7 +87,7 @@ def test_followed_by_spark(shop: Shop) -> None:
 
 
 def test_elsewhere(shop: Shop, empty_db: Database) -> None:
-    with without_password(empty_db.dsn) as dsn, psycopg.connect(dsn, autocommit=True) as far:
+    with conninfo_without_password(empty_db.dsn) as dsn, psycopg.connect(dsn, autocommit=True) as far:
         for name, query in VIEWS.items():
             shop.view(name, query, engine="postgres", target_dsn=dsn)
         rng = random.Random(3)
@@ -101,13 +101,35 @@ def test_elsewhere(shop: Shop, empty_db: Database) -> None:
                 change(shop, rng)
 
 
+@pytest.mark.parametrize("query", ["select id, o from bare", "select id, bare::text as o from bare"])
+@pytest.mark.parametrize(
+    "ddl",
+    [
+        ["alter table bare drop column o", "alter table bare add column o text default 'new'"],
+        ["alter table bare rename column o to p", "alter table bare add column o text default 'new'"],
+        ["alter table bare rename column o to p", "alter table bare rename column n to o"],
+    ],
+)
+def test_ddl_on_columns_that_are_not_logged(shop: Shop, query: str, ddl: list[str]) -> None:
+    views = {"v": query}
+    shop.view("v", query, engine="postgres")
+    with Refresher(shop.db.dsn) as refresher:
+        shop.check(refresher, views)
+        for statement in ddl:
+            shop.execute(statement)
+        assert shop.check(refresher, views)["v"].action == "full"
+        shop.execute("update bare set id = id + 1000 where id < 10")
+        shop.check(refresher, views)
+        assert shop.check(refresher, views)["v"].action == "none"
+
+
 @pytest.mark.parametrize("engine", ["auto", "postgres", "spark"])
 def test_replaced_by_key(shop: Shop, engine: EngineChoice) -> None:
     for query in VIEWS.values():
         plan = explain_view(shop.connection, QUEUE, query, engine=engine)
         assert isinstance(plan, PostgresPlan)
         assert plan.strategy == "incremental"
-        assert isinstance(plan.plan_changes([plan.tables[0].name]).outcome, Replace)
+        assert isinstance(plan.plan_changes([plan.tables[0].name]).outcome, ReplaceOutcome)
 
 
 @pytest.mark.parametrize(
@@ -132,3 +154,10 @@ def test_refused_where_the_key_does_not_find_the_rows(shop: Shop, query: str, en
         create_view(shop.connection, "v", QUEUE, query, "public.v", engine=engine)
     assert error.value.code in ("pk-columns-missing", "column-not-captured")
     assert "key" in str(error.value.hint)
+
+
+def test_hint_names_the_columns_to_include(shop: Shop) -> None:
+    with pytest.raises(PlanError) as error:
+        explain_view(shop.connection, QUEUE, "select o, count(*) as n from bare where n > 1 group by o")
+    assert error.value.code == "pk-columns-missing"
+    assert "--include o,n," in str(error.value.hint)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gdq.plan.postgres import plan_postgres
-from gdq.plan.steps import Replace
+from gdq.plan.steps import ReplaceOutcome
 from gdq.plan.table import TableColumn, TableSchema
 
 ITEM = TableSchema(
@@ -65,5 +65,5 @@ def test_value_of_an_unchanged_table_is_computed_once() -> None:
     assert sum("MAX(" in statement for statement in statements) == 1
     # rows that come in the place of others may be selected by sessions that have not computed it
     outcome = plan_postgres(grouped, [ITEM, PART]).plan_changes(['"s"."item"']).outcome
-    assert isinstance(outcome, Replace)
+    assert isinstance(outcome, ReplaceOutcome)
     assert "pg_temp" not in outcome.sql

@@ -13,7 +13,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from gdq.consumers.refresh.refresher import Refresher
 from gdq.consumers.refresh.verify import verify_view
-from gdq.consumers.refresh.view_refresh import Point
+from gdq.consumers.refresh.view_refresh import RefreshPoint
 from tests.support.server import Database
 from tests.support.spark import SPARK_MARKS, Shop, make_shop
 from tests.support.waiting import SECONDS, until
@@ -47,7 +47,7 @@ def wanted(shop: Shop, statement: str) -> Iterator[Refresher]:
         except BaseException as error:
             failures.append(error)
 
-    def at(point: Point) -> None:
+    def at(point: RefreshPoint) -> None:
         if point == "exported" and not begun:
             begun.append(threading.Thread(target=run))
             begun[0].start()

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from gdq.conninfo import without_password
+from gdq.conninfo import conninfo_without_password
 from gdq.consumers.refresh.refresher import Refresher
 from tests.support.endings import Interrupts
 from tests.support.lake import KINDS, Lakes
@@ -55,7 +55,7 @@ def test_phases_and_rows(loaded: Shop, empty_db: Database) -> None:
     """Netting, computing and writing in this order; rows where they pass through the process."""
     told: list[tuple[str, str, int]] = []
     loaded.view("sums", SUMS, engine="postgres")
-    with without_password(empty_db.dsn) as dsn:
+    with conninfo_without_password(empty_db.dsn) as dsn:
         loaded.view("far", "select id, n from item", engine="postgres", target_dsn=dsn)
         with Refresher(loaded.db.dsn, progress=lambda *now: told.append(now)) as refresher:
             refresher.refresh("sums")
@@ -125,7 +125,7 @@ LONG = ("full load elsewhere", "computing elsewhere", "writing")
 def test_interrupted_a_rerun_is_right(loaded: Shop, empty_db: Database, phase: str) -> None:
     """Ctrl-C reaches the statement at hand: nothing of the refresh is left, and the next one goes on."""
     shop, (hold, action) = loaded, PHASES[phase]
-    with without_password(empty_db.dsn) as dsn:
+    with conninfo_without_password(empty_db.dsn) as dsn:
         far = {"target_dsn": dsn} if "elsewhere" in phase else {}
         shop.view("v", ROWS, engine="postgres", **far)
         there = empty_db if far else shop.db

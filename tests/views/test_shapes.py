@@ -60,7 +60,7 @@ class Scene:
     def view(self, name: str, query: str) -> str:
         """Make the view and load it; returns the name of its target."""
         target = f"public.t_{name}"
-        plan = create_view(self.shop.connection, name, QUEUE, query, target, engine="postgres")
+        plan = create_view(self.shop.connection, name, QUEUE, query, target, engine="postgres", audit_share=1.0)
         assert plan is not None
         assert self.refresher.refresh(name).action == "full"
         return target

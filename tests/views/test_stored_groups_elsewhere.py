@@ -11,10 +11,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from gdq.conninfo import without_password
+from gdq.conninfo import conninfo_without_password
 from gdq.consumers.refresh.refresher import Refresher
 from gdq.consumers.refresh.verify import verify_view
-from gdq.consumers.refresh.view_refresh import Point
+from gdq.consumers.refresh.view_refresh import RefreshPoint
 from gdq.view.group import create_group
 from gdq.view.view import create_view
 from tests.support.endings import Deaths, Killed
@@ -53,7 +53,7 @@ def places(db: Database, empty_db: Database) -> Iterator[Places]:
         "create table item (id int primary key, k int, n bigint)",
         "insert into item select i, i % 5, i from generate_series(1, 100) i",
     ]
-    with without_password(empty_db.dsn) as dsn:
+    with conninfo_without_password(empty_db.dsn) as dsn:
         for shop in make_shop(db, statements):
             shop.capture("item")
             for name, query in VIEWS.items():
@@ -78,7 +78,7 @@ def test_all_move_in_one_transaction_whatever_is_killed(places: Places) -> None:
     assert actions == ["full"] * 3
     reader = threading.Thread(target=read)
     reader.start()
-    points: tuple[Point, ...] = ("begun", "exported", "ticked", "applied", "committed")
+    points: tuple[RefreshPoint, ...] = ("begun", "exported", "ticked", "applied", "committed")
     try:
         for number, wanted in enumerate(points, 1):
             places.shop.execute(CHANGE.format(number))
@@ -94,6 +94,27 @@ def test_all_move_in_one_transaction_whatever_is_killed(places: Places) -> None:
         done.set()
         reader.join()
     assert seen == {(True, True)}
+    for name, query in VIEWS.items():
+        expected = places.shop.execute(f"select q::text from ({query}) q order by 1")
+        assert places.ask(f"select t::text from {name} t order by 1") == expected
+
+
+@pytest.mark.server
+def test_writes_after_the_snapshot_reach_no_view(places: Places) -> None:
+    names, dsn = list(VIEWS), places.shop.db.dsn
+    late = iter(range(1, 100))
+
+    def write(point: RefreshPoint) -> None:
+        if point in ("exported", "staged", "ticked"):
+            places.shop.execute(f"insert into item values (1000 + {next(late)}, 1, 7)")
+            places.shop.execute(CHANGE.format(next(late)))
+
+    for actions in (["full"] * 3, ["delta", "delta", "full"], ["delta", "delta", "full"]):
+        with Refresher(dsn, at=write) as refresher:
+            assert [result.action for result in refresher.refresh_together(names, group="g")] == actions
+        assert places.ask(SAME) == [(True, True)]
+    with Refresher(dsn) as refresher:
+        refresher.refresh_together(names, group="g")
     for name, query in VIEWS.items():
         expected = places.shop.execute(f"select q::text from ({query}) q order by 1")
         assert places.ask(f"select t::text from {name} t order by 1") == expected

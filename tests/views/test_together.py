@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from gdq.consumers.refresh.refresher import Refresher
-from gdq.consumers.refresh.view_refresh import Point
+from gdq.consumers.refresh.view_refresh import RefreshPoint
 from gdq.view.view import create_view, view_history
 from tests.support.endings import Deaths, Killed
 from tests.support.programs import gdq
@@ -87,7 +87,7 @@ def test_reader_never_sees_two_snapshots(grouped: Shop) -> None:
 
 
 def test_killed_anywhere_a_rerun_is_right(grouped: Shop) -> None:
-    points: tuple[Point, ...] = ("begun", "exported", "ticked", "applied", "committed")
+    points: tuple[RefreshPoint, ...] = ("begun", "exported", "ticked", "applied", "committed")
     for number, wanted in enumerate(points):
         with Refresher(grouped.db.dsn, at=Deaths([wanted])) as refresher, pytest.raises(Killed):
             refresher.refresh_together(list(VIEWS))

@@ -89,6 +89,35 @@ def test_refused_in_one_line_with_a_code(captured: Shop, query: str, code: str, 
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("query", "code"),
+    [
+        ("select id from orders order by id limit 3", "order-limit"),
+        ("select string_agg(status, ',') as s from orders", "no-group-by"),
+        ("select id, row_number() over (order by id) as r from orders", "window-no-partition"),
+        ("select status, count(*) as n from orders group by rollup (status)", "grouping-sets"),
+        (
+            "select distinct on (n) n, count(*) as c from orders group by n, big order by n, big",
+            "distinct-on-aggregate",
+        ),
+        ("with recursive r as (select id from orders union select id + 1 from r where id < 9) table r", "recursive"),
+        ("select a, b from orders as o (a, b)", "column-aliases"),
+        ("select id from orders tablesample system (1) repeatable (1)", "table-function"),
+        ("select orders from orders", "whole-row"),
+        ("select id, ctid::text as place from orders", "system-column"),
+        ("select id from orders a full join orders b using (id)", "column-unresolved"),
+        ("select id from orders o where n not in (select n from orders p where p.big = o.big)", "not-in-correlated"),
+        (f"select o1.id from {', '.join(f'orders o{n}' for n in range(1, 8))} where o1.n = 1", "join-wide"),
+        ('select note collate "C" as note, count(*) as n from orders group by 1', "collation"),
+    ],
+)
+def test_reason_for_a_full_load(captured: Shop, query: str, code: str) -> None:
+    plan = explain_view(captured.connection, QUEUE, query, engine="postgres")
+    assert isinstance(plan, PostgresPlan)
+    assert plan.strategy == "full"
+    assert str(plan.full).endswith(f"[{code}]")
+
+
 EXPRESSIONS = [
     "upper(note) || 'x'",
     "n % 3",

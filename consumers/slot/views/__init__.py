@@ -1,4 +1,4 @@
-"""Views that are refreshed from a logical slot: the change source, the tables as a slot sends them, and waking up.
+"""Views refreshed from a logical slot: the change source, the published tables, and the watch that starts a refresh.
 
 Calls consumers.slot and the kernel consumers.views; consumers.refresh calls it.
 """

@@ -1,4 +1,4 @@
-"""The tables of a view as a slot sends them: their requirements, and marks by which a change of a table is noticed."""
+"""A view's tables as a slot sends them: checks that it sends everything, and marks that show a change of a table."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from typing import Any
 
 from psycopg import Connection
 
-from gdq.consumers.slot.pgoutput import Relation
+from gdq.consumers.slot.pgoutput import RelationMessage
 from gdq.consumers.slot.slot import publication_name
-from gdq.consumers.slot.snapshot import Snapshot
+from gdq.consumers.slot.snapshot import PgSnapshot
 from gdq.errors import GdqError
+from gdq.qualified_sql import qualified
 
 _FIRST_XID = 3
 
-# A rewrite gives a table another file, a dropped column's number is never given again, and what is taken out of a
-# publication and put back has another oid: nothing of that need be among the rows that a slot sends. Of a partition not
-# even a replica identity is, for its rows come as the root's: its pg_class row is written anew by each ALTER TABLE. The
-# partitions are asked for by the snapshot, which pg_partition_tree() would not do.
-_TABLES = """
+# The mark (concat_ws) shows changes of a table that a slot's rows need not show: a rewrite gives another relfilenode, a
+# column dropped and added again another attnum, a table removed from and added to the publication another oid.
+# For partitions, whose rows come as the root's, the xmin of pg_class changes with each ALTER TABLE. The recursive query
+# sees the partitions of the snapshot; pg_partition_tree() would not.
+_TABLES = qualified("""
     select t.name, c.oid::bigint, c.relkind::text, c.relpersistence::text, c.relreplident::text,
            c.relispartition or (c.relhassubclass and c.relkind <> 'p'), p.oid is not null, r.oid is not null,
            coalesce(p.pubinsert and p.pubupdate and p.pubdelete and p.pubtruncate
@@ -47,35 +48,35 @@ _TABLES = """
          union all
          select i.inhrelid, i.xmin, i.inhdetachpending
            from tree join pg_catalog.pg_inherits i on i.inhparent = tree.oid)
-       select min(l.oid::pg_catalog.regclass::text) filter (where l.relkind not in ('r', 'p')) as foreign_part,
+       select min(l.oid::pg_catalog.regclass::text) filter (where l.relkind <> all ('{r,p}')) as foreign_part,
               min(l.oid::pg_catalog.regclass::text) filter (where l.relpersistence <> 'p') as unlogged_part,
               min(l.oid::pg_catalog.regclass::text) filter (where l.relkind = 'r' and l.relreplident <> 'f')
                 as keyed_part,
               bool_or(leaving) as leaving,
               string_agg(concat_ws(' ', l.oid, l.relfilenode, l.xmin, place, leaving), ',' order by l.oid) as mark
          from tree join pg_catalog.pg_class l on l.oid = tree.oid) parts
-     order by t.i"""
+     order by t.i""")
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
-    """A table of a view. `columns`: type oid, modifier and name of each that is sent, as one text."""
+    """A table of a view. `columns`: one text for each column sent, with type oid, modifier and name."""
 
     name: str
     oid: int
     columns: tuple[str, ...]
 
-    def is_sent_as(self, relation: Relation) -> bool:
-        """Whether rows that the slot describes so are whole rows of the table as it is."""
+    def is_sent_as(self, relation: RelationMessage) -> bool:
+        """True if the slot's description has full identity and the same columns as the table."""
         sent = tuple(f"{column.type_oid} {column.type_modifier} {column.name}" for column in relation.columns)
         return relation.identity == "f" and sent == self.columns
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedTables:
-    """All tables of a view by their oid. `mark` is another after each change of them that rows do not show.
+    """All tables of a view by oid. `mark` differs after each change of a table that rows do not show.
 
-    `published`: the newest transaction that changed what is published, 64 bits; 0 when that is long ago.
+    `published`: 64-bit number of the newest transaction that changed the publication; 0 if that is long ago.
     """
 
     tables: dict[int, PublishedTable]
@@ -83,11 +84,8 @@ class PublishedTables:
     published: int
 
 
-def published_tables(connection: Connection[Any], queue: str, names: Sequence[str], s1: Snapshot) -> PublishedTables:
-    """The tables as a transaction sees them whose snapshot is s1.
-
-    GdqError for one whose changes a slot does not send, or not with old rows.
-    """
+def published_tables(connection: Connection[Any], queue: str, names: Sequence[str], s1: PgSnapshot) -> PublishedTables:
+    """The tables as a transaction with snapshot s1 sees them; GdqError if the slot lacks changes or old rows of one."""
     publication = publication_name(queue)
     tables, marks, newest = {}, [], 0
     for name, oid, *facts, leaving, columns, mark, xids in connection.execute(
@@ -99,7 +97,7 @@ def published_tables(connection: Connection[Any], queue: str, names: Sequence[st
         known = [s1.full(xid) for xid in xids if xid >= _FIRST_XID]
         newest = max([newest, *(xid for xid in known if xid < s1.xmax)])
         if leaving:
-            # what a transaction wrote before DETACH CONCURRENTLY began is sent as the root's when it ends
+            # during DETACH CONCURRENTLY, a transaction's earlier changes of the partition still come as the root's
             newest = s1.xmax
     return PublishedTables(tables, ";".join(marks), newest)
 
@@ -109,7 +107,7 @@ def _check(name: str, publication: str, found: Sequence[Any]) -> None:
     if kind not in ("r", "p") or inherits or foreign:
         what = f"{name} has a foreign partition" if foreign else f"{name} is a partition, or has children"
         raise GdqError(
-            f"table {what}, whose changes a slot does not send, or not as the table's",
+            f"table {what}: a slot does not send its changes, or not under the table's name",
             hint="Refresh the view from the queue: leave --source out.",
         )
     if persistence != "p" or unlogged:

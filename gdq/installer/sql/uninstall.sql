@@ -12,7 +12,7 @@ declare
   r record;
 begin
   for r in select a.rolname from pg_catalog.pg_roles a
-            where a.rolname = 'gdq_capture'
+            where a.rolname ~ '^gdq_capture(_[0-9]+)?$'
                or a.rolname in ('gdq_admin', 'gdq_consumer', 'gdq_reader')
                   and not exists (select from pg_catalog.pg_auth_members m
                                    where m.roleid = a.oid and m.member <> current_user::pg_catalog.regrole) loop

@@ -1,7 +1,7 @@
-"""Plans one SELECT of a view for Spark: what is read of each table, how it is joined, what PostgreSQL computes after.
+"""Plans one SELECT of a view for Spark: the reads of tables, the join, and PostgreSQL's expressions after it.
 
-Equalities between two tables are joins. Spark compares PostgreSQL's text of the two sides, so their types must be such
-that equal values have one text: others are refused, or made so (numeric without trailing zeros).
+Equalities between two tables are joins. Spark compares PostgreSQL's text of both sides, so equal values must have equal
+texts: numeric is read without trailing zeros, other types without this property are refused.
 """
 
 from __future__ import annotations
@@ -13,31 +13,23 @@ from sqlglot import exp
 
 from gdq.errors import PlanError
 from gdq.plan.leaf import Leaf
-from gdq.plan.query import (
-    Join,
-    Query,
-    Tree,
-    conjuncts,
-    render,
-    subqueries_of,
-    where_of,
-)
+from gdq.plan.query import FromJoin, FromTree, Query, conjuncts, render_sql, subqueries_of, where_of
 from gdq.plan.shape import aggregates_of
-from gdq.plan.spark.parts import Branch, Edge, LeafRead, Role
-from gdq.plan.spark.sql import Part, joined
-from gdq.plan.text_types import check_after, kind_of, query_types
+from gdq.plan.spark.parts import Branch, LeafEdge, LeafRead, LeafRole
+from gdq.plan.spark.sql import JoinedLeaf, joined_rows_sql
+from gdq.plan.text_types import check_after_join, query_column_types, text_kind
 
-# So many tables one join may have.
+# The largest number of tables in one join.
 _LEAVES_MAX = 8
 
 _STRICT = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE)
 
 
 def _common(condition: exp.Expr) -> list[exp.Expr]:
-    """What all alternatives of an OR have in common, so that an equality there joins tables."""
+    """The conjuncts that all alternatives of an OR share: an equality among them can join tables."""
     first, *others = [conjuncts(one) for one in _alternatives(condition)]
-    shared = [{render(part) for part in one} for one in others]
-    return [part for part in first if all(render(part) in one for one in shared)] if shared else []
+    shared = [{render_sql(part) for part in one} for one in others]
+    return [part for part in first if all(render_sql(part) in one for one in shared)] if shared else []
 
 
 def _alternatives(condition: exp.Expr) -> list[exp.Expr]:
@@ -47,16 +39,11 @@ def _alternatives(condition: exp.Expr) -> list[exp.Expr]:
     return [*_alternatives(inner.this), *_alternatives(inner.expression)]
 
 
-def plan_branch(query: Query, select: exp.Select, items: Sequence[exp.Expr]) -> Branch:
-    """The plan of FROM and WHERE of a SELECT, of which `items` are wanted. PlanError for what Spark does not cover."""
-    return _Planner(query).run(select, items)
-
-
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """One side of an equality: PostgreSQL's expression, and one of which equal values have the same text.
+    """One side of an equality: PostgreSQL's expression `sql`, and `text`, which is equal for equal values.
 
-    `strict`: a column or a cast of one, NULL where the column is.
+    `strict`: a column or a cast of one, so it is NULL if the column is.
     """
 
     alias: str
@@ -65,17 +52,20 @@ class _Side:
     strict: bool
 
 
-class _Planner:
+class BranchPlanner:
+    """Plans one SELECT of a view for Spark."""
+
     def __init__(self, query: Query) -> None:
         self.query = query
-        self._column_type = query_types(query)
-        self.parts: dict[str, Part] = {}
-        self.edges: list[Edge] = []
+        self._column_type = query_column_types(query)
+        self.parts: dict[str, JoinedLeaf] = {}
+        self.edges: list[LeafEdge] = []
         self.equalities: list[tuple[str, str, str, str]] = []
         self.residual: list[exp.Expr] = []
         self.values: dict[tuple[str, str], str] = {}
 
-    def run(self, select: exp.Select, items: Sequence[exp.Expr]) -> Branch:
+    def plan(self, select: exp.Select, items: Sequence[exp.Expr]) -> Branch:
+        """The plan of `items` over a SELECT's FROM and WHERE; PlanError for a construct that Spark does not cover."""
         conditions = [*self._flatten(self.query.tree(select)), *where_of(select)]
         plain = []
         for part in conditions:
@@ -97,16 +87,18 @@ class _Planner:
         for name, alias, sql in values:
             self.parts[alias].columns[name] = sql
         leaves = tuple(self._leaf(part) for part in self.parts.values())
-        return Branch(leaves, tuple(self.edges), joined(self.parts, self.equalities, values), values, computed, where)
+        return Branch(
+            leaves, tuple(self.edges), joined_rows_sql(self.parts, self.equalities, values), values, computed, where
+        )
 
     # FROM
 
-    def _flatten(self, tree: Tree | None) -> list[exp.Expr]:
-        """Register the leaves of a FROM; the conditions of its inner joins."""
+    def _flatten(self, tree: FromTree | None) -> list[exp.Expr]:
+        """Register the leaves of a FROM; returns the conditions of its inner joins."""
         found: list[exp.Expr] = []
         if isinstance(tree, Leaf):
             self._add(tree, "inner")
-        elif isinstance(tree, Join):
+        elif isinstance(tree, FromJoin):
             left, right = tree.left, tree.right
             if tree.kind == "right":
                 left, right = right, left
@@ -121,14 +113,14 @@ class _Planner:
                 self._add(right, "padded").on += conjuncts(tree.on)
         return found
 
-    def _add(self, leaf: Leaf, role: Role) -> Part:
+    def _add(self, leaf: Leaf, role: LeafRole) -> JoinedLeaf:
         if leaf.table is None:
             raise PlanError("spark-subquery", "Spark takes tables in FROM, no queries")
-        part = self.parts[leaf.alias] = Part(leaf, role)
+        part = self.parts[leaf.alias] = JoinedLeaf(leaf, role)
         return part
 
     def _exists(self, part: exp.Expr) -> None:
-        """Register the table of an EXISTS, NOT EXISTS or IN in WHERE."""
+        """Register the table of an EXISTS, NOT EXISTS or IN (SELECT) of WHERE."""
         node, negated = part.unnest(), False
         if isinstance(node, exp.Not):
             node, negated = node.this.unnest(), True
@@ -149,7 +141,9 @@ class _Planner:
             own = [item.unalias() for item in inner.expressions]
             on = [exp.EQ(this=a.copy(), expression=b.copy()) for a, b in zip(outer, own, strict=True)]
         else:
-            raise PlanError("spark-subquery", f"Spark takes EXISTS and IN as conditions of their own: {render(part)}")
+            raise PlanError(
+                "spark-subquery", f"Spark takes EXISTS and IN as conditions of their own: {render_sql(part)}"
+            )
         if len(nested) != 1 or not isinstance(inner, exp.Select) or _is_shaped(inner):
             raise PlanError("spark-subquery", "Spark takes EXISTS and IN of one table without GROUP BY or LIMIT")
         tree = self.query.tree(inner)
@@ -158,7 +152,7 @@ class _Planner:
         self._add(tree, "absent" if negated else "exists").on += [*on, *where_of(inner)]
 
     def _reduce(self, conditions: Sequence[exp.Expr]) -> None:
-        """An outer join whose padded rows a condition refuses is an inner join."""
+        """Turn an outer join into an inner join if a condition rejects its padded rows."""
         waiting = list(conditions)
         while waiting:
             part = waiting.pop()
@@ -178,7 +172,7 @@ class _Planner:
     # conditions
 
     def _condition(self, part: exp.Expr) -> None:
-        """A condition of WHERE or of an inner join."""
+        """Add a condition of WHERE or of an inner join."""
         aliases = _aliases(part)
         sides = self._sides(part)
         if sides is not None and all(self.parts[alias].role == "inner" for alias in aliases):
@@ -193,8 +187,8 @@ class _Planner:
             for implied in _common(part):
                 self._condition(implied)
 
-    def _join(self, one: Part) -> None:
-        """The conditions of an outer join, or of a subquery."""
+    def _join(self, one: JoinedLeaf) -> None:
+        """Add the conditions of an outer join, or of an EXISTS or IN."""
         own = one.leaf.alias
         found, guards = [], []
         for part in one.on:
@@ -206,19 +200,21 @@ class _Planner:
             else:
                 sides = self._sides(part)
                 if sides is None:
-                    raise PlanError("spark-condition", f"Spark joins by equalities: {render(part)}")
+                    raise PlanError("spark-condition", f"Spark joins by equalities: {render_sql(part)}")
                 mine, other = sides if sides[0].alias == own else (sides[1], sides[0])
                 if self.parts[other.alias].role == "padded" and not other.strict:
-                    # computed where the table is read, so of rows that are there only
-                    raise PlanError("spark-condition", f"Spark joins padded rows by columns: {render(part)}")
+                    # an expression is computed when the table is read, so it lacks the padded rows
+                    raise PlanError("spark-condition", f"Spark joins padded rows by columns: {render_sql(part)}")
                 found.append((mine, other))
         for aliases, part in guards:
-            # what does not meet a condition over the kept side has no key there
+            # a row that fails a condition over the kept side gets the key NULL, which matches nothing
             number = next((n for n, (_, other) in enumerate(found) if aliases == [other.alias]), None)
             if number is None:
-                raise PlanError("spark-condition", f"Spark takes no such condition of an outer join: {render(part)}")
+                raise PlanError(
+                    "spark-condition", f"Spark takes no such condition of an outer join: {render_sql(part)}"
+                )
             mine, other = found[number]
-            text = f"case when {render(part)} then {other.text} end"
+            text = f"case when {render_sql(part)} then {other.text} end"
             found[number] = (mine, _Side(other.alias, other.sql, text, other.strict))
         if not found:
             raise PlanError("spark-condition", "Spark wants an equality in the condition of an outer or semi join")
@@ -228,10 +224,10 @@ class _Planner:
             self._edge(mine, other)
 
     def _edge(self, left: _Side, right: _Side) -> None:
-        self.edges.append(Edge((left.alias, left.sql), (right.alias, right.sql)))
+        self.edges.append(LeafEdge((left.alias, left.sql), (right.alias, right.sql)))
 
     def _sides(self, part: exp.Expr) -> tuple[_Side, _Side] | None:
-        """The two leaves and expressions of an equality between them whose values have one text each."""
+        """The sides of an equality between two leaves; None for other conditions, PlanError for other types."""
         if not isinstance(part, exp.EQ):
             return None
         sides = [part.this.unnest(), part.expression.unnest()]
@@ -240,10 +236,10 @@ class _Planner:
             return None
         kinds = [self._kind(side) for side in sides]
         if "" in kinds or (kinds[0] != kinds[1] and set(kinds) != {"integer", "numeric"}):
-            raise PlanError("spark-key-type", f"Spark does not compare the types of {render(part)}")
+            raise PlanError("spark-key-type", f"Spark does not compare the types of {render_sql(part)}")
         wrap = "pg_catalog.trim_scale(({})::pg_catalog.numeric)" if "numeric" in kinds else "{}"
         (first,), (second,) = aliases
-        left, right = (render(side) for side in sides)
+        left, right = (render_sql(side) for side in sides)
         strict = [_is_column(side) for side in sides]
         return (
             _Side(first, left, wrap.format(left), strict[0]),
@@ -251,10 +247,10 @@ class _Planner:
         )
 
     def _kind(self, side: exp.Expr) -> str:
-        return kind_of(side, self._column_type)
+        return text_kind(side, self._column_type)
 
     def _key(self, alias: str, sql: str, letter: str = "k") -> str:
-        """The name of a column that holds a key of a leaf; `letter` j: its own key in an outer or semi join."""
+        """Name of a leaf's column that holds a key; `letter` j: its own key in an outer or semi join."""
         columns = self.parts[alias].columns
         known = next((name for name, text in columns.items() if text == sql and name[0] == letter), None)
         if known is not None:
@@ -266,32 +262,32 @@ class _Planner:
     # what is computed after the join
 
     def _after(self, expression: exp.Expr) -> str:
-        """An expression over the values of leaves, which these ship; PlanError for what depends on where it is run."""
+        """An expression over values of leaves; PlanError if its result depends on the database that computes it."""
         whole = self._value(expression)
         if whole is not None:
             return whole
         holder = exp.Paren(this=expression.copy())
         found: list[exp.Expr] = []
         self._replace(holder.this, found)
-        check_after(holder.this, [self._kind_of_value(node) for node in found])
-        return render(holder.this)
+        check_after_join(holder.this, [self._kind_of_value(node) for node in found])
+        return render_sql(holder.this)
 
     def _value(self, node: exp.Expr) -> str | None:
-        """The name of the value that is this expression of one leaf; None when no leaf can compute it."""
+        """Name of the value for an expression over one leaf; None if no single leaf can compute it."""
         aliases = _aliases(node)
         if subqueries_of(node) or aggregates_of(node) or len(aliases) > 1:
             return None
         alias = aliases[0] if aliases else next(iter(self.parts))
         if alias not in self.parts or self.parts[alias].role not in ("inner", "padded"):
-            raise PlanError("spark-subquery", f"{render(node)} is no column of FROM")
+            raise PlanError("spark-subquery", f"{render_sql(node)} is no column of FROM")
         if not isinstance(node, exp.Column) and self.parts[alias].role == "padded":
             return None
-        return self.values.setdefault((alias, render(node)), f"v{len(self.values) + 1}")
+        return self.values.setdefault((alias, render_sql(node)), f"v{len(self.values) + 1}")
 
     def _replace(self, node: exp.Expr, found: list[exp.Expr]) -> None:
         if subqueries_of(node) and isinstance(node, exp.Query | exp.Subquery | exp.Exists):
             raise PlanError("spark-subquery", "Spark takes no subquery among the columns or inside a condition")
-        # WHEN ... THEN ... and (..., ...) are parts of an expression, no values
+        # WHEN ... THEN ... and (..., ...) are parts of an expression, not values
         name = self._value(node) if _aliases(node) and not isinstance(node, exp.If | exp.Tuple) else None
         if name is not None:
             found.append(node.copy())
@@ -305,25 +301,25 @@ class _Planner:
             return self._column_type(node)
         return self._kind(node)
 
-    def _leaf(self, part: Part) -> LeafRead:
+    def _leaf(self, part: JoinedLeaf) -> LeafRead:
         table = part.leaf.table
         if table is None:
             raise AssertionError("a leaf of Spark is a table")
-        where = " and ".join(f"({render(one)})" for one in part.where)
+        where = " and ".join(f"({render_sql(one)})" for one in part.where)
         own = tuple(dict.fromkeys(part.own))
         columns = tuple(part.columns.items())
         return LeafRead(part.leaf.alias, table.qualified, part.role, where, columns, own)
 
 
 def _is_shaped(select: exp.Select) -> bool:
-    """Whether the rows of a subquery are not those of its FROM and WHERE."""
+    """True if a subquery has more than FROM and WHERE: groups, aggregates, DISTINCT, LIMIT or windows."""
     clauses = ("group", "having", "distinct", "limit", "offset", "windows")
     grouped = any(aggregates_of(item) for item in select.expressions)
     return grouped or any(select.args.get(clause) for clause in clauses)
 
 
 def _aliases(node: exp.Expr) -> list[str]:
-    """The leaves whose columns an expression reads, those of subqueries left out."""
+    """The leaves whose columns an expression reads."""
     return list(dict.fromkeys(column.table for column in node.find_all(exp.Column)))
 
 
@@ -334,7 +330,7 @@ def _is_column(side: exp.Expr) -> bool:
 
 
 def _is_strict(part: exp.Expr) -> bool:
-    """Whether a comparison is never true of a NULL."""
+    """True for a comparison of plain columns and literals, which is never true for a NULL."""
     if not isinstance(part, _STRICT):
         return False
     plain = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Column, exp.Identifier, exp.Literal, exp.Cast)

@@ -1,7 +1,7 @@
 """The plan of the engine spark for views that Spark does not join itself: the server finds keys, tasks compute rows.
 
-It is the plan of the engine postgres, so no rule stands here. The driver's session in the source nets the changes and
-finds the keys; each task of Spark runs the view's own statement for some of these keys, at the refresh's snapshot.
+It reuses the plan of the engine postgres. The driver's session in the source nets the changes and finds the keys; each
+of Spark's tasks runs the view's statement for a share of the keys, at the refresh's snapshot.
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ from dataclasses import dataclass, fields
 
 from gdq.errors import PlanError
 from gdq.plan.postgres import PostgresPlan, plan_postgres
-from gdq.plan.steps import Replace
+from gdq.plan.steps import ReplaceOutcome
 from gdq.plan.table import TableSchema
+from gdq.plan.whitelist import UNREAD, QueryReading
 
 
 @dataclass(frozen=True, slots=True)
 class SparkKeyPlan(PostgresPlan):
-    """How one view is refreshed by tasks that run its statement for keys. `refused`: why Spark does not join it."""
+    """How one view is refreshed by tasks that run its statement by key. `refused`: why Spark does not join it."""
 
     refused: str = ""
 
     @property
     def divided_by(self) -> Sequence[str]:
-        """Columns of the view that divide its rows into parts which can be computed apart; none where nothing does."""
+        """Columns of the view that divide its rows into parts that can be computed apart; may be empty."""
         if self.full:
             return ()
         if self.state is not None:
@@ -33,12 +34,12 @@ class SparkKeyPlan(PostgresPlan):
                 outcome = self.plan_changes(names).outcome
             except PlanError:
                 continue
-            if isinstance(outcome, Replace):
+            if isinstance(outcome, ReplaceOutcome):
                 return [column for column, _ in outcome.keys]
         return ()
 
     def as_dict(self) -> dict[str, object]:
-        """The plan as plain values that json takes."""
+        """The plan as plain values for JSON."""
         plan = PostgresPlan.as_dict(self)
         return plan | {"engine": "spark", "way": "keys", "why": self.refused}
 
@@ -48,8 +49,13 @@ class SparkKeyPlan(PostgresPlan):
 
 
 def plan_spark_keys(
-    canonical: str, tables: Sequence[TableSchema], refused: str, *, elsewhere: bool = False
+    canonical: str,
+    tables: Sequence[TableSchema],
+    refused: str,
+    *,
+    elsewhere: bool = False,
+    reading: QueryReading = UNREAD,
 ) -> SparkKeyPlan:
     """The plan of a view by its canonical SQL. PlanError as plan_postgres()."""
-    plan = plan_postgres(canonical, tables, elsewhere=elsewhere)
+    plan = plan_postgres(canonical, tables, elsewhere=elsewhere, reading=reading)
     return SparkKeyPlan(**{field.name: getattr(plan, field.name) for field in fields(plan)}, refused=refused)

@@ -1,4 +1,4 @@
-"""The parts of a plan of engine spark: what is read of each table, how it is joined, and what is kept of a row."""
+"""The parts of a plan of engine spark: reads of tables, joins, and the values that are kept."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import Literal
 
 from gdq.sql_text import quote
 
-Role = Literal["inner", "padded", "exists", "absent"]
+LeafRole = Literal["inner", "padded", "exists", "absent"]
 
 
 @dataclass(frozen=True, slots=True)
 class LeafRead:
-    """What is read of one item of FROM: `columns` are names and PostgreSQL's expressions over the alias.
+    """The read of one item of FROM: `columns` are names and PostgreSQL's expressions over the alias.
 
-    `role`: how it is joined. `own`: for all roles but inner the expressions that are its key in that join.
+    `role`: how it is joined. `own`: its key expressions in that join, for all roles but inner.
     """
 
     alias: str
     table: str
-    role: Role
+    role: LeafRole
     where: str
     columns: tuple[tuple[str, str], ...]
     own: tuple[str, ...] = ()
 
     def render(self, relation: str, weights: str, condition: str = "") -> str:
-        """The statement that PostgreSQL runs on `relation`, SQL that may stand in FROM; `weights` are its n and o."""
+        """PostgreSQL's statement on `relation`, SQL for FROM; `weights`: its columns n and o."""
         listed = "".join(f"{sql} as {name}, " for name, sql in self.columns)
         conditions = " and ".join(f"({part})" for part in (self.where, condition) if part)
         where = f" where {conditions}" if conditions else ""
@@ -33,10 +33,10 @@ class LeafRead:
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
-    """An equality between two leaves: by it changes of one are followed to rows of the other.
+class LeafEdge:
+    """An equality between two leaves, along which changes of one are followed to rows of the other.
 
-    `left` is the leaf whose join it belongs to, when that is an outer, semi or anti join.
+    `left`: for an outer, semi or anti join the leaf that is joined by it.
     """
 
     left: tuple[str, str]
@@ -45,13 +45,13 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One SELECT of the view. `spark`: the joined rows, columns v1, v2, ... and w, over the relations gdq_<alias>.
+    """One SELECT of the view. `spark`: SQL of the joined rows (v1, v2, ..., w) over the relations gdq_<alias>.
 
-    `values`: name, leaf and PostgreSQL's expression of each v. `items` and `where`: what PostgreSQL computes of them.
+    `values`: name, leaf and PostgreSQL's expression of each v. `items` and `where`: PostgreSQL computes them from v.
     """
 
     leaves: tuple[LeafRead, ...]
-    edges: tuple[Edge, ...]
+    edges: tuple[LeafEdge, ...]
     spark: str
     values: tuple[tuple[str, str, str], ...]
     items: tuple[str, ...]
@@ -59,13 +59,13 @@ class Branch:
 
     @property
     def bare(self) -> bool:
-        """Whether the items are the values themselves, so that Spark may group by them."""
+        """True if the items are the values themselves, so that Spark may group by them."""
         return not self.where and all(item in {name for name, _, _ in self.values} for item in self.items)
 
 
 @dataclass(frozen=True, slots=True)
 class Detail:
-    """A GROUP BY whose groups are computed anew from the values in them, which are kept with how often they occur.
+    """A GROUP BY whose state keeps the values of each group with their number of rows; groups are recomputed from it.
 
     The state's first `groups` columns are the groups; `visible` and `having` are over the state s.
     """

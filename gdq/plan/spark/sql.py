@@ -1,4 +1,4 @@
-"""Spark's SQL for the joined rows of a view, by how its tables are joined."""
+"""Spark's SQL for the joined rows of a view."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from sqlglot import exp
 
 from gdq.plan.leaf import Leaf
-from gdq.plan.spark.parts import Role
+from gdq.plan.spark.parts import LeafRole
 
 
 @dataclass(slots=True)
-class Part:
-    """What is known of one leaf."""
+class JoinedLeaf:
+    """One leaf with its role, conditions, columns and join keys, collected while planning."""
 
     leaf: Leaf
-    role: Role
+    role: LeafRole
     where: list[exp.Expr] = field(default_factory=list)
     columns: dict[str, str] = field(default_factory=dict)
     # (own key, the other leaf, its key) of every equality of its join
@@ -26,8 +26,10 @@ class Part:
     own: list[str] = field(default_factory=list)
 
 
-def joined(
-    parts: Mapping[str, Part], equalities: Sequence[tuple[str, str, str, str]], values: Sequence[tuple[str, str, str]]
+def joined_rows_sql(
+    parts: Mapping[str, JoinedLeaf],
+    equalities: Sequence[tuple[str, str, str, str]],
+    values: Sequence[tuple[str, str, str]],
 ) -> str:
     """Spark's SELECT of the joined rows: values, and w."""
     inner = [alias for alias, part in parts.items() if part.role == "inner"]
@@ -68,7 +70,7 @@ def joined(
 
 
 def _padded(alias: str, keys: Sequence[str], columns: Sequence[str]) -> str:
-    """The padded side with a row of NULLs for every key: there now, or before, where the key had no rows."""
+    """The padded side plus a row of NULLs per key; its n or o is 1 if the key has or had no rows."""
     nulls = ", ".join(name if name in keys else f"cast(null as string) as {name}" for name in columns)
     listed = ", ".join(columns)
     group = ", ".join(keys)

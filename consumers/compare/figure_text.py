@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gdq.consumers.compare.figures import Figures, Latency, Path
+from gdq.consumers.compare.figures import Figures, LatencyFigures, PathFigures
 
-Row = tuple[str, str, str]
+_Row = tuple[str, ...]
 
 UNTOLD = (
     "What cannot be told apart: the write-ahead log is the whole server's, so what others write counts in every phase;"
@@ -16,7 +16,7 @@ UNTOLD = (
 )
 
 
-def size(number: float | None) -> str:
+def size_text(number: float | None) -> str:
     """Bytes in the unit that fits."""
     if number is None:
         return "unknown"
@@ -27,38 +27,34 @@ def size(number: float | None) -> str:
     return f"{number:,.0f} GB"
 
 
-def events_rows(figures: Figures) -> list[Row]:
+def events_rows(figures: Figures) -> list[_Row]:
     """Table and operation, with the events of the queue and of the slot."""
     kinds = sorted({(t, op) for path in (figures.queue, figures.slot) for t, ops in path.events.items() for op in ops})
-    rows: list[Row] = [
+    rows: list[_Row] = [
         (f"{table} {op}", _count(figures.queue, table, op), _count(figures.slot, table, op)) for table, op in kinds
     ]
     return [*rows, ("transactions", f"{figures.queue.transactions:,}", f"{figures.slot.transactions:,}")]
 
 
-def figure_rows(figures: Figures) -> list[Row]:
-    """What was measured of both paths."""
+def figure_rows(figures: Figures) -> list[_Row]:
+    """The figures of both paths."""
     both = (figures.queue, figures.slot)
-
-    def row(title: str, queue: str, slot: str) -> Row:
-        return title, queue, slot
-
     return [
-        row("latency p50", *(_milliseconds(path.latency, "p50") for path in both)),
-        row("latency p99", *(_milliseconds(path.latency, "p99") for path in both)),
-        row("bytes of tables per change", size(figures.log_bytes_per_change), "0 B"),
-        row("bytes of log per change, added", size(figures.queue_wal_per_change), "none but what wal_level adds"),
-        row("kept after nobody read", *(size(path.retained_bytes) for path in both)),
-        row("kept more while nobody read", *(_rate(path.retained_per_second) for path in both)),
-        row(
+        ("latency p50", *(_milliseconds(path.latency, "p50") for path in both)),
+        ("latency p99", *(_milliseconds(path.latency, "p99") for path in both)),
+        ("bytes of tables per change", size_text(figures.log_bytes_per_change), "0 B"),
+        ("bytes of log per change, added", size_text(figures.queue_wal_per_change), "none but what wal_level adds"),
+        ("kept after nobody read", *(size_text(path.retained_bytes) for path in both)),
+        ("kept more while nobody read", *(_rate(path.retained_per_second) for path in both)),
+        (
             "the same without the queue's log",
             _rate(figures.queue.retained_per_second),
             _rate(figures.slot_retained_by_itself),
         ),
-        row("time to catch up", *(_seconds(path.catch_up_seconds) for path in both)),
-        row("CPU of the server, reading", *map(_cpu, both)),
-        row("updates, deletes without the old row", "0", f"{figures.old_missing:,}"),
-        row("updates without their large values", "0", f"{figures.new_partial:,}"),
+        ("time to catch up", *(_seconds(path.catch_up_seconds) for path in both)),
+        ("CPU of the server, reading", *map(_cpu, both)),
+        ("updates, deletes without the old row", "0", f"{figures.old_missing:,}"),
+        ("updates without their large values", "0", f"{figures.new_partial:,}"),
     ]
 
 
@@ -70,7 +66,7 @@ def phase_rows(figures: Figures) -> list[tuple[str, ...]]:
             f"{phase.end - phase.begin:.1f}",
             f"{phase.changes_per_second:,.0f}",
             f"{phase.transactions_per_second:,.0f}",
-            size(phase.wal_per_change),
+            size_text(phase.wal_per_change),
         )
         for phase in figures.phases
     ]
@@ -90,7 +86,7 @@ def difference_lines(figures: Figures) -> list[str]:
     return [first, *figures.differences, *(f"by rule {rule.replace('`', '')}: {count:,}" for rule, count in known)]
 
 
-def text(figures: Figures, verdict: str, reasons: list[str]) -> str:
+def figures_text(figures: Figures, verdict: str, reasons: list[str]) -> str:
     """The whole result for a terminal."""
     parts = [
         f"{figures.database}, PostgreSQL {figures.server_version}, {figures.seconds:g} s: {', '.join(figures.tables)}",
@@ -115,15 +111,15 @@ def _aligned(rows: list[tuple[str, ...]]) -> str:
     )
 
 
-def _count(path: Path, table: str, op: str) -> str:
+def _count(path: PathFigures, table: str, op: str) -> str:
     return f"{path.events.get(table, {}).get(op, 0):,}"
 
 
 def _rate(number: float | None) -> str:
-    return "unknown" if number is None else f"{size(number)}/s"
+    return "unknown" if number is None else f"{size_text(number)}/s"
 
 
-def _milliseconds(latency: Latency | None, which: str) -> str:
+def _milliseconds(latency: LatencyFigures | None, which: str) -> str:
     return "unknown" if latency is None else f"{getattr(latency, which) * 1000:,.1f} ms"
 
 
@@ -131,6 +127,6 @@ def _seconds(seconds: float | None) -> str:
     return "unknown" if seconds is None else f"{seconds:.2f} s"
 
 
-def _cpu(path: Path) -> str:
+def _cpu(path: PathFigures) -> str:
     parts = [f"{name} {_seconds(seconds)}" for name, seconds in path.cpu_seconds.items()]
     return ", ".join(parts) or "unknown"

@@ -1,0 +1,68 @@
+"""The rows of a target in PostgreSQL, changed by the difference of one refresh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg import Connection, sql
+
+from gdq.consumers.views.difference import NETTED_ROWS, Difference, KeySet
+from gdq.consumers.views.row_deletion import delete_netted_rows
+from gdq.consumers.views.target import Target, TargetColumn, run_target_sql
+from gdq.sql_text import is_null, quote
+
+
+@dataclass(frozen=True, slots=True)
+class TargetRows:
+    """Rows of `target`, changed in the transaction of `output`; `types`: the target's columns."""
+
+    output: Connection[Any]
+    target: Target
+    types: Sequence[TargetColumn]
+
+    @property
+    def columns(self) -> str:
+        """The target's columns as a list in SQL."""
+        return ", ".join(quote(column.name) for column in self.types)
+
+    def change(self, difference: Difference) -> int:
+        """Apply a difference, a signed one from the table NETTED_ROWS; returns the rows deleted plus the rows inserted.
+
+        Diverged if rows to delete are missing.
+        """
+        if difference.kind == "none":
+            return 0
+        self.target.hold(self.output)
+        if difference.kind == "signed":
+            names = [column.name for column in self.types]
+            deleted = delete_netted_rows(self.output, self.target.table, names, difference.match)
+            return deleted + self._insert(self._came())
+        if difference.kind == "replace":
+            where = " and ".join(self._among(key) for key in difference.keys)
+            return run_target_sql(self.output, f"delete from {self.target.table} where {where}") + self._insert(
+                difference.rows
+            )
+        deleted = self.target.empty(self.output, self.types)
+        inserted = self.target.fill(self.output, lambda: self._insert(difference.rows))
+        self.loaded(difference)
+        return deleted + inserted
+
+    def loaded(self, difference: Difference) -> None:
+        """Create the index and the statistics of a target that was loaded in full."""
+        indexed = ", ".join(quote(column) for column in difference.match)
+        self.target.make_index(self.output, indexed)
+        run_target_sql(self.output, f"analyze {self.target.table}")
+
+    def _insert(self, rows: str) -> int:
+        return run_target_sql(self.output, f"insert into {self.target.table} ({self.columns}) {rows}")
+
+    def _came(self) -> str:
+        names = ", ".join(f"c{n}" for n in range(1, len(self.types) + 1))
+        return f"select {names} from {NETTED_ROWS}, generate_series(1, net) where net > 0"
+
+    def _among(self, key: KeySet) -> str:
+        name = quote(key.column)
+        among = f"{name} = any ({sql.Literal(key.array).as_string(self.output)}::{key.array_type})"
+        return f"({among} or {is_null(name)})" if key.null else among

@@ -1,0 +1,110 @@
+"""A view's query as the server reads it: is all of it on the list, and does the planner read it in the same way?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import Connection
+from sqlglot.errors import SqlglotError
+
+from gdq.call import scalar
+from gdq.errors import PlanError
+from gdq.plan.canonical import load_functions, read_tree, strange_operators
+from gdq.plan.query import parse_query, render_sql
+from gdq.plan.query_tree import TreeNode
+from gdq.plan.select_facts import planner_facts, server_facts
+from gdq.plan.settled import settled_rows
+from gdq.plan.table import TableSchema
+from gdq.plan.tree_meaning import meaning
+from gdq.plan.whitelist import QueryReading, why_not_listed
+from gdq.qualified_sql import qualified
+from gdq.sql_text import PINNED_SETTINGS
+from gdq.view.table_schema import apply_view_settings
+
+_KNOWN_MAX = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A reading, and schema and name of the functions outside of pg_catalog that the query calls."""
+
+    reading: QueryReading
+    functions: tuple[tuple[str, str], ...]
+
+
+# for a process that refreshes again and again
+_known: dict[tuple[object, ...], _Known] = {}
+
+
+def read_query(
+    connection: Connection[Any], text: str, schemas: Sequence[TableSchema], settings: Mapping[str, str]
+) -> QueryReading:
+    """The reading of canonical SQL over `schemas` under `settings`; makes temporary views and rolls them back."""
+    key = (connection.info.dsn, text, tuple(schemas), tuple(settings.items()))
+    known = _known.get(key)
+    if known is not None and _definitions(connection, known.functions) == known.reading.functions:
+        return known.reading
+    with connection.transaction(force_rollback=True):
+        # the text is canonical: names outside of pg_catalog have their schema
+        apply_view_settings(connection, dict(settings) | PINNED_SETTINGS)
+        known = _read(connection, text, schemas)
+    if len(_known) >= _KNOWN_MAX:
+        _known.clear()
+    _known[key] = known
+    return known.reading
+
+
+def _read(connection: Connection[Any], text: str, schemas: Sequence[TableSchema]) -> _Known:
+    tree = read_tree(connection, text)
+    functions = load_functions(connection, tree)
+    refused = why_not_listed(tree, functions, strange_operators(connection, tree))
+    if refused is not None:
+        refused += " [not-listed]"
+    elif not _is_read_alike(connection, text, schemas, tree):
+        refused = "the planner does not read the query as the server does [read-otherwise]"
+    names = sorted({(one.schema, one.name) for one in functions.values() if not one.own})
+    settled = settled_rows(tree, functions, _keys(connection, schemas))
+    return _Known(QueryReading(refused, _definitions(connection, names), settled), tuple(names))
+
+
+def _keys(connection: Connection[Any], schemas: Sequence[TableSchema]) -> dict[str, list[int]]:
+    """The numbers of the key columns of tables, by the tables' numbers."""
+    query = qualified("select n::pg_catalog.regclass::pg_catalog.oid::text from pg_catalog.unnest(%s::text[]) n")
+    found = connection.execute(query, [[schema.qualified for schema in schemas]]).fetchall()
+    return {
+        number: [column.number for column in schema.columns if column.key]
+        for (number,), schema in zip(found, schemas, strict=True)
+    }
+
+
+def _is_read_alike(connection: Connection[Any], text: str, schemas: Sequence[TableSchema], tree: TreeNode) -> bool:
+    """True if the query that the planner works with means the same to the server, in whole and in each SELECT."""
+    try:
+        query = parse_query(text, schemas)
+    except PlanError:
+        return True  # the planner says itself why it does not take the query apart
+    try:
+        again = read_tree(connection, render_sql(query.root))
+        return meaning(again) == meaning(tree) and planner_facts(query) == server_facts(again)
+    except psycopg.errors.OperationalError:
+        raise
+    except (psycopg.Error, SqlglotError, LookupError, ValueError):
+        return False
+
+
+def _definitions(connection: Connection[Any], names: Sequence[tuple[str, str]]) -> str:
+    """Hash of the definitions of all functions with these schemas and names; empty without names."""
+    if not names:
+        return ""
+    query = qualified("""
+        select pg_catalog.md5(pg_catalog.string_agg(f::text, ',' order by f::text collate pg_catalog."C"))
+          from (select n.nspname, p.proname, p.prosrc, p.probin, p.prosqlbody::text, p.provolatile, p.proisstrict,
+                       p.proretset, p.proconfig
+                  from rows from (pg_catalog.unnest(%s::text[]), pg_catalog.unnest(%s::text[])) as t(nspname, proname)
+                  join pg_catalog.pg_namespace n on n.nspname = t.nspname
+                  join pg_catalog.pg_proc p on p.pronamespace = n.oid and p.proname = t.proname) as f""")
+    schemas, functions = zip(*names, strict=True)
+    return str(scalar(connection, query, list(schemas), list(functions)))

@@ -1,0 +1,99 @@
+-- What a DDL command has touched: relations, and the captured tables that it concerns.
+
+-- touches_nothing(event, tag): whether a command concerns only temporary tables or tables of gdq_log. Writes: nothing.
+create or replace function gdq.touches_nothing(event text, tag text) returns boolean
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+begin
+  if event = 'sql_drop' then
+    return not exists (select from pg_event_trigger_dropped_objects() o where not o.is_temporary);
+  elsif tag = 'CREATE TABLE' then
+    return not exists (select from pg_event_trigger_ddl_commands() c
+                        where c.object_type = 'table' and c.schema_name not in ('pg_temp', 'gdq_log'));
+  end if;
+  return tag = 'ALTER TABLE'
+     and coalesce((select bool_and(c.schema_name = 'gdq_log') from pg_event_trigger_ddl_commands() c), false);
+end
+$$;
+comment on function gdq.touches_nothing(text, text) is
+  'Whether a command concerns only temporary tables or tables of gdq_log.';
+
+-- touched_relations(tag): the relations that the command may have changed: those that this transaction has locked.
+-- After CREATE TRIGGER only the trigger's table and its partitions: a transaction that captures many tables would else
+-- look at all of them for each trigger. Writes: nothing.
+create or replace function gdq.touched_relations(tag text) returns oid[]
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  touched oid[];
+begin
+  if tag = 'CREATE TRIGGER' then
+    touched := array(select r
+                       from pg_event_trigger_ddl_commands() o
+                       join pg_trigger tg on tg.oid = o.objid,
+                            lateral (select tg.tgrelid
+                                      union
+                                     select p.relid from pg_partition_tree(tg.tgrelid) p) relations(r)
+                      where o.classid = 'pg_trigger'::regclass);
+  end if;
+  -- SET STATISTICS and others write rows of pg_attribute under SHARE UPDATE EXCLUSIVE
+  return coalesce(nullif(touched, '{}'),
+                  gdq.locked_tables('AccessExclusiveLock', 'ShareRowExclusiveLock',
+                                    case tag when 'ALTER TABLE' then 'ShareUpdateExclusiveLock'
+                                             else gdq.weakest_lock(tag) end));
+end
+$$;
+comment on function gdq.touched_relations(text) is 'The relations that a command may have changed.';
+
+-- concerned_tables(touched, tag): the captured tables that the command may concern: those that have one of the touched
+-- relations, and after ALTER SCHEMA those of the schema, since a new name of it locks no table. In an old snapshot the
+-- names of capture functions tell. Writes: nothing.
+create or replace function gdq.concerned_tables(touched oid[], tag text) returns gdq.captured_table[]
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  schemas oid[];
+begin
+  if not gdq.snapshot_is_fresh() then
+    return null;
+  elsif tag = 'ALTER SCHEMA' then
+    schemas := array(select o.objid from pg_event_trigger_ddl_commands() o
+                      where o.classid = 'pg_namespace'::regclass);
+  end if;
+  return array(select n from gdq.near_tables(touched, schemas) n);
+end
+$$;
+comment on function gdq.concerned_tables(oid[], text) is 'The captured tables that a command may concern.';
+
+-- near_tables(locked, schemas): the captured tables that DDL of these relations and schemas may concern: those among
+-- the relations, those that have one of them as a partition or child, and those in the schemas, since renaming a schema
+-- locks no table. Writes: nothing.
+create or replace function gdq.near_tables(locked oid[], schemas oid[] default null) returns setof gdq.captured_table
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+begin
+  return query
+    select ct.*
+      from (select unnest(locked) as relid
+            union select a.relid from unnest(locked) l, pg_partition_ancestors(l) a
+            union select i.inhparent from pg_inherits i where i.inhrelid = any (locked)
+            union select ct.relid from gdq.witness w join gdq.captured_table ct using (table_id)
+                   where w.relid = any (locked)
+            union select c.oid from pg_class c where c.relnamespace = any (schemas)) near
+      join gdq.captured_table ct using (relid)
+     -- disarm_restored() does the work for a restored queue; each queue is asked once
+     where ct.queue_id in (select q.queue_id from gdq.queue q where (gdq.era_of(q.queue_id)).era is not null offset 0)
+     order by ct.relid, ct.queue_id;
+end
+$$;
+comment on function gdq.near_tables(oid[], oid[]) is
+  'Captured tables that DDL of these relations and schemas may concern.';
+
+-- weakest_lock(tag): the weakest lock under which a command of this tag changes a table. DROP INDEX CONCURRENTLY, which
+-- may remove a key, holds SHARE UPDATE EXCLUSIVE to its end. Writes: nothing.
+create or replace function gdq.weakest_lock(tag text) returns text
+language sql immutable security definer set search_path = pg_catalog, pg_temp
+as $$
+  select case tag when 'DROP INDEX' then 'ShareUpdateExclusiveLock' else 'AccessExclusiveLock' end
+$$;
+comment on function gdq.weakest_lock(text) is 'The weakest lock under which a command changes a table.';

@@ -1,0 +1,176 @@
+"""PostgreSQL's own suites run on an embedded server, plainly or with every table captured."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+
+from gdq.embedded.files import PostgresBinaries
+from gdq.embedded.server import EmbeddedServer
+from gdq.errors import EmbeddedError
+from gdq.installer.install import install
+from gdq.sql_text import raw
+
+_FILE_SECONDS = 600
+_DATABASE = "regression"
+_SETTINGS: dict[str, str | float | bool] = {
+    "max_prepared_transactions": 50, "max_locks_per_transaction": 256, "shared_buffers": "128MB",
+    "max_connections": 60, "autovacuum": False,
+}  # fmt: skip
+# As pg_regress sets them, so that outputs can be read beside the suite's own.
+_DATABASE_SETTINGS = {
+    "lc_messages": "C", "lc_monetary": "C", "lc_numeric": "C", "lc_time": "C", "bytea_output": "hex",
+    "timezone_abbreviations": "Default",
+}  # fmt: skip
+_CAPTURE_ALL = Path(__file__).parent / "capture_all.sql"
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteRun:
+    """Runs files of a suite. `work`: a copy of src/test/regress where the server's account may write.
+
+    `captured`: every table is captured from its creation on.
+    """
+
+    binaries: PostgresBinaries
+    work: Path
+    captured: bool
+    tell: Callable[[str], None]
+
+    @contextmanager
+    def server(self) -> Iterator[EmbeddedServer]:
+        """A new server with the suite's database."""
+        with EmbeddedServer(binaries=self.binaries, settings=_SETTINGS) as server:
+            with psycopg.connect(server.conninfo(), autocommit=True) as su:
+                su.execute(raw(f"create database {_DATABASE} template template0"))
+                for name, value in _DATABASE_SETTINGS.items():
+                    su.execute(raw(f"alter database {_DATABASE} set {name} to '{value}'"))
+            if self.captured:
+                dsn = server.conninfo(dbname=_DATABASE)
+                install(dsn)
+                with psycopg.connect(dsn, autocommit=True) as su:
+                    su.execute(_CAPTURE_ALL.read_bytes())
+            yield server
+
+    def regression(self, names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+        """The outputs of these files, run one after the other, and what capture refused."""
+        with self.server() as server:
+            outputs = {}
+            for name in names:
+                script = self.work / "sql" / f"{name}.sql"
+                outputs[name] = self._psql(server, script)
+                self._keep_house(server)
+                self.tell(f"{'captured' if self.captured else 'plain'} {name}: {outputs[name].count(chr(10))} lines")
+            return outputs, self._refused(server)
+
+    def isolation(self, specs: Sequence[Path], tester: Path) -> tuple[dict[str, str], list[str]]:
+        """The outputs of these specs, and what capture refused."""
+        with self.server() as server:
+            outputs = {}
+            for spec in specs:
+                command = [str(tester), server.conninfo(dbname=_DATABASE)]
+                outputs[spec.stem] = self._output(command, spec, server)
+                self._keep_house(server)
+                self.tell(f"{'captured' if self.captured else 'plain'} {spec.stem}")
+            return outputs, self._refused(server)
+
+    def _psql(self, server: EmbeddedServer, script: Path) -> str:
+        options = ["-X", "-a", "-q", "-v", "HIDE_TABLEAM=on", "-v", "HIDE_TOAST_COMPRESSION=on"]
+        command = [self.binaries.program("psql"), *options, "-d", server.conninfo(dbname=_DATABASE)]
+        return self._output([str(one) for one in command], script, server)
+
+    def _output(self, command: Sequence[str], script: Path, server: EmbeddedServer) -> str:
+        names = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH")
+        environment = {name: os.environ[name] for name in names if name in os.environ} | {
+            "PGTZ": "PST8PDT", "PGDATESTYLE": "Postgres, MDY", "LC_MESSAGES": "C",
+            "PGOPTIONS": "-c intervalstyle=postgres_verbose", "PG_ABS_SRCDIR": str(self.work),
+            "PG_ABS_BUILDDIR": str(self.work), "PG_LIBDIR": str(self.work), "PG_DLSUFFIX": ".so",
+            "PGHOST": "127.0.0.1", "PGPORT": str(server.port), "PGUSER": "postgres", "PGPASSWORD": server.password,
+        }  # fmt: skip
+        with script.open("rb") as given:
+            try:
+                done = subprocess.run(
+                    command, check=False, stdin=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                    env=environment, cwd=self.work, timeout=_FILE_SECONDS,
+                )  # fmt: skip
+            except subprocess.TimeoutExpired as error:
+                return (error.stdout or b"").decode(errors="replace") + "\nTIMED OUT\n"
+        text = done.stdout.decode(errors="replace")
+        # each server has its own port, number of a socket and folder
+        text = re.sub(rf"\b{server.port}\b", "PORT", text)
+        return text.replace(str(server.data), "DATA").replace(str(self.work), "WORK")
+
+    def _keep_house(self, server: EmbeddedServer) -> None:
+        """Ticks and maintenance between the files, as beside any application."""
+        if self.captured:
+            with psycopg.connect(server.conninfo(dbname=_DATABASE), autocommit=True) as su:
+                for function in ("ticker", "maintain"):
+                    su.execute(raw(f"select gdq.{function}()"))
+
+    def _refused(self, server: EmbeddedServer) -> list[str]:
+        if not self.captured:
+            return []
+        query = "select coalesce(refused, 'captured') from capture_all.noted"
+        with psycopg.connect(server.conninfo(dbname=_DATABASE), autocommit=True) as su:
+            return [text for (text,) in su.execute(query)]
+
+
+def prepare_sources(sources: Path, work: Path, binaries: PostgresBinaries, headers: Path | None) -> bool:
+    """Copy the suite to where the server's account reads and writes; true if its functions in C could be built."""
+    for name in ("sql", "data", "expected"):
+        shutil.copytree(sources / name, work / name)
+    for name in ("results", "testtablespace"):
+        (work / name).mkdir()
+    for name in ("refint.so", "autoinc.so"):
+        for folder in ("lib", "lib/postgresql"):
+            if (binaries.folder.parent / folder / name).exists():
+                shutil.copy(binaries.folder.parent / folder / name, work / name)
+    built = headers is not None and _build(sources, work, headers)
+    for path in (work, *work.rglob("*")):
+        path.chmod(0o777 if path.is_dir() or path.suffix == ".so" else 0o666)
+    return built
+
+
+def _build(sources: Path, work: Path, headers: Path) -> bool:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        return False
+    flags = ["-shared", "-fPIC", "-w", f"-I{headers}", "-I/usr/include/postgresql"]
+    command = [compiler, *flags, str(sources / "regress.c"), "-o", str(work / "regress.so")]
+    return subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode == 0
+
+
+def find_headers(binaries: PostgresBinaries, folder: Path) -> Path | None:
+    """The folder of the server's headers: its own, or one below `folder` of the same major version."""
+    try:
+        told = subprocess.run(
+            [binaries.program("pg_config"), "--includedir-server"], check=True, capture_output=True, text=True
+        )
+    except (EmbeddedError, subprocess.CalledProcessError, OSError):
+        own: list[Path] = []
+    else:
+        own = [Path(told.stdout.strip())]
+    below = [path.parent for path in folder.rglob("postgres.h") if str(binaries.major) in path.parts]
+    return next((one for one in (*own, *below) if (one / "postgres.h").exists()), None)
+
+
+def find_isolation_tester(binaries: PostgresBinaries) -> Path | None:
+    """PostgreSQL's program that runs specs, which Debian's packages have."""
+    path = binaries.folder.parent / "lib/pgxs/src/test/isolation/isolationtester"
+    return path if path.exists() else None
+
+
+def scheduled(sources: Path) -> list[str]:
+    """The files of the schedule in its order, then those that it leaves out."""
+    text = (sources / "parallel_schedule").read_text()
+    names = [name for line in text.splitlines() if line.startswith("test:") for name in line[5:].split()]
+    others = sorted(path.stem for path in (sources / "sql").glob("*.sql") if path.stem not in names)
+    return [name for name in [*names, *others] if (sources / "sql" / f"{name}.sql").exists()]
