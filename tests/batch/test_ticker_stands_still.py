@@ -84,7 +84,7 @@ def test_no_transaction_stays_open(
         stuck.start()
         try:
             until(relay.deaf.is_set)
-            # A session is "active" with no transaction yet while it begins a statement: only idle after this one counts.
+            # A session that begins a statement is "active" without a transaction: it is done when idle after this one.
             left = "select state, xact_start is null from pg_stat_activity where pid = %s and query like %s"
             until(lambda: stage.owner.execute(left, [pid, f"%{last.decode()}%"]).fetchone() == ("idle", True))
         finally:
