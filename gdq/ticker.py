@@ -31,8 +31,9 @@ _MAINTENANCE_SECONDS_MAX = 1.0
 
 _BACK_OFF_SECONDS_MAX = 10.0
 
-# A ticker goes on after these: a timeout that a pooler's sessions have, an administrator who cancels a statement.
-_TRANSIENT = (psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
+# Commands that run for ever go on after these: a timeout that a connection string names or a pooler's sessions have, an
+# administrator who cancels a statement.
+TRANSIENT_ERRORS = (psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
 
 # The estimated cost of a tick: weight of the last tick in the average, and upper bound.
 _AHEAD_SHARE = 0.2
@@ -200,23 +201,21 @@ def run_ticker(
         while not stop(housekeeping.pause):
             housekeeping.step(connection, lambda: stop(0))
 
-    reconnecting(connect, work, stop, transient=_TRANSIENT)
+    reconnecting(connect, work, stop)
 
 
 def reconnecting(
     connect: Callable[[], psycopg.Connection[Any]],
     work: Callable[[psycopg.Connection[Any]], None],
     stop: Callable[[float], bool],
-    *,
-    transient: tuple[type[psycopg.Error], ...] = (),
 ) -> None:
     """Call `work` with a connection; call it again with a new one if the connection was lost, until it returns.
 
     The pauses between attempts grow; the loss is logged once. The first connection is not retried, so that the caller
-    gets the error of a wrong address or password. `transient`: errors that are answered as a lost connection is.
+    gets the error of a wrong address or password. TRANSIENT_ERRORS are answered as a lost connection is.
     """
     connection = connect()
-    while _lost(connection, work, transient):
+    while _lost(connection, work):
         delay = 0.0
         while True:
             delay = min(max(delay * 2, 0.1), _BACK_OFF_SECONDS_MAX)
@@ -230,19 +229,15 @@ def reconnecting(
             break
 
 
-def _lost(
-    connection: psycopg.Connection[Any],
-    work: Callable[[psycopg.Connection[Any]], None],
-    transient: tuple[type[psycopg.Error], ...],
-) -> bool:
-    """Do the work and close the connection; True if the connection was lost, or after a `transient` error."""
+def _lost(connection: psycopg.Connection[Any], work: Callable[[psycopg.Connection[Any]], None]) -> bool:
+    """Do the work and close the connection; True if the connection was lost, or after a transient error."""
     with connection:
         connection.autocommit = True
         try:
             work(connection)
         except psycopg.Error as error:
             # a session that the server ends for its timeout fails with another class than OperationalError
-            if not (connection.broken or isinstance(error, (ConnectionLost, *transient))):
+            if not (connection.broken or isinstance(error, (ConnectionLost, *TRANSIENT_ERRORS))):
                 raise
             what = "connection lost" if connection.broken or isinstance(error, ConnectionLost) else "trying again"
             log.warning("%s: %s", what, str(error).partition("\n")[0])

@@ -223,14 +223,17 @@ def _hand_over(
 
     `sequences`: print those of the batch too.
     """
-    with _handler_errors(handler):
+    origin = _Origin()
+    events = origin.of_gdq(batch.events())
+    call = function if handler == "printer" else origin.of_handler(function)
+    with _handler_errors(handler, origin):
         if not isinstance(batch, gdq.Batch):
-            if function(connection, batch.events()):
+            if call(connection, events):
                 raise base.CommandFailure(f"handler {handler} puts events aside: a slot has no retries")
         elif each:
-            handle_each_event(batch, batch.events(), function, on_error=on_error)
+            handle_each_event(batch, events, call, on_error=on_error)
         else:
-            settle_outcomes(batch, function(connection, batch.events()) or ())
+            settle_outcomes(batch, call(connection, events) or ())
         if sequences and isinstance(batch, gdq.Batch):
             print_sequences(batch.sequences())
 
@@ -251,12 +254,49 @@ def peek_command(queue: str, consumer: str | None, limit: int, as_json: bool, ds
     base.print_rows(events, base.field_names(Event), as_json=as_json)
 
 
+class _Origin:
+    """Knows which transient errors a handler's own statements had: those end the command, gdq's own do not."""
+
+    def __init__(self) -> None:
+        self._gdqs: list[BaseException] = []
+        self._handlers: list[BaseException] = []
+
+    def of_gdq(self, events: Iterator[Event]) -> Iterator[Event]:
+        """The events; an error of reading them is gdq's, although it passes through the handler."""
+        try:
+            yield from events
+        except gdq.ticker.TRANSIENT_ERRORS as error:
+            self._gdqs.append(error)
+            raise
+
+    def of_handler(self, function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        """The handler; other errors that leave it are its own."""
+
+        def call(connection: Connection[Any], given: Any) -> Any:
+            try:
+                return function(connection, given)
+            except gdq.ticker.TRANSIENT_ERRORS as error:
+                if error not in self._gdqs:
+                    self._handlers.append(error)
+                raise
+
+        return call
+
+    def is_handlers(self, error: BaseException) -> bool:
+        return error in self._handlers
+
+
 @contextlib.contextmanager
-def _handler_errors(name: str) -> Iterator[None]:
-    """Log the handler's own errors with traceback and raise CommandFailure; gdq's and the server's pass through."""
+def _handler_errors(name: str, origin: _Origin) -> Iterator[None]:
+    """Log the handler's own errors with traceback and raise CommandFailure; gdq's and the server's pass through.
+
+    A handler's statement that ran into a timeout would do so again: it is no reason to begin anew.
+    """
     try:
         yield
-    except (psycopg.Error, GdqError, OSError):
+    except (psycopg.Error, GdqError, OSError) as error:
+        if origin.is_handlers(error):
+            raise base.command_failure(error) from error
         raise
     except RetryOutcome as outcome:
         raise base.CommandFailure(

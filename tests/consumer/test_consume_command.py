@@ -43,6 +43,12 @@ def fail(connection, events):
     raise LookupError("no such shelf")
 def commit(connection, events):
     connection.commit()
+def timed(connection, events):
+    store(connection, events)
+    connection.execute("set local statement_timeout = 1")
+    connection.execute("select pg_sleep(60)")
+def timed_event(connection, event):
+    timed(connection, [event])
 def slow(connection, events):
     store(connection, events)
     print("stored", flush=True)
@@ -73,6 +79,18 @@ def test_handler_error_rolls_back_and_exits_1(shop: Database, handlers: Path, ha
     assert says in done.stderr.splitlines()[-1].lower()
     assert seen(shop) == 0
     assert len(consumed(shop)) == 3
+
+
+@pytest.mark.parametrize("handler", [("timed",), ("timed_event", "--each")])
+def test_timeout_of_the_handlers_own_statement_ends_the_command(
+    shop: Database, handlers: Path, handler: tuple[str, ...]
+) -> None:
+    """Where gdq's own statements are tried again, the handler's would fail for ever."""
+    insert(shop, 1, 1)
+    name, *options = handler
+    done = gdq("consume", "q", "c", f"shop_handlers:{name}", *options, dsn=shop.dsn, cwd=handlers)
+    assert (done.returncode, done.stderr) == (1, "Error: canceling statement due to statement timeout\n")
+    assert seen(shop) == 0
 
 
 def run_until(process: subprocess.Popen[str], text: str) -> None:
