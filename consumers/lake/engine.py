@@ -54,7 +54,7 @@ class LakeEngine:
         with nullcontext() if done.kind == "full" else self.computation.computing():
             weight = WEIGHT_COLUMN if done.kind == "signed" else None
             written = 0
-            for batch in read_lake_rows(self.computation.connection, done.rows, self.columns, weight):
+            for batch in read_lake_rows(self.computation.sql, done.rows, self.columns, weight):
                 self.computation.task.tell("writing", written)
                 yield batch
                 written += batch.num_rows
@@ -64,6 +64,6 @@ class LakeEngine:
         array = f"{sql.Literal(key.array).as_string(self.computation.connection)}::{key.array_type}"
         return LakeKey(
             key.column,
-            read_lake_column(self.computation.connection, f"select pg_catalog.unnest({array})", column),
+            read_lake_column(self.computation.sql, f"select pg_catalog.unnest({array})", column),
             key.null,
         )

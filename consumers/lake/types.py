@@ -9,10 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from psycopg import Connection
 from pyarrow import csv
 
 from gdq.errors import UnsupportedValue
+from gdq.owner_sql import OwnerSql
 from gdq.typed.arrow import arrow_array_of_texts, arrow_type
 from gdq.typed.pgtypes import FIRST_USER_OID, READ_AS_TEXT, base_type_name, column_type
 from gdq.view.lake_name import LakeKind, check_lake_columns
@@ -81,7 +81,7 @@ def lake_schema(columns: Sequence[LakeColumn]) -> pa.Schema:
 
 
 def read_lake_rows(
-    connection: Connection[Any], rows: str, columns: Sequence[LakeColumn], weight: str | None = None
+    owned: OwnerSql, rows: str, columns: Sequence[LakeColumn], weight: str | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Stream the rows of a SELECT of the view's columns, in order, as record batches.
 
@@ -90,10 +90,11 @@ def read_lake_rows(
     """
     wanted = [*columns, *([LakeColumn(weight, "bigint", pa.int64(), "{c}")] if weight else [])]
     names = ", ".join(f"c{n}" for n in range(len(wanted)))
-    values = ", ".join(c.read.format(c=f"r.c{n}::{c.type}") for n, c in enumerate(wanted))
+    values = ", ".join(c.read.format(c=f"r.c{n}::{c.type}") + f" as c{n}" for n, c in enumerate(wanted))
     schema = lake_schema(wanted)
-    query = f"copy (select {values} from ({rows}) as r({names})) to stdout (format csv, encoding 'UTF8')"
-    with connection.cursor().copy(query) as copy:
+    select = owned.select(f"select {values} from ({rows}) as r({names})")
+    query = f"copy ({select}) to stdout (format csv, encoding 'UTF8')"
+    with owned.connection.cursor().copy(query) as copy:
         blocks: list[bytes] = []
         size = 0
         for block in copy:  # whole rows
@@ -106,9 +107,9 @@ def read_lake_rows(
         yield _batch(b"".join(blocks), wanted, schema)
 
 
-def read_lake_column(connection: Connection[Any], rows: str, column: LakeColumn) -> pa.Array:
+def read_lake_column(owned: OwnerSql, rows: str, column: LakeColumn) -> pa.Array:
     """The values of a SELECT of one column of a lake table."""
-    batches = list(read_lake_rows(connection, rows, [column]))
+    batches = list(read_lake_rows(owned, rows, [column]))
     return pa.concat_arrays([batch.column(0) for batch in batches] or [pa.array([], column.arrow)])
 
 

@@ -69,7 +69,8 @@ class RefreshAttempts:
         queue = self.works[0].view.queue_name
         tables = sorted({table for work in self.works for table in work.view.tables})
         batches = [work.batch for work in self.works]
-        with hold_snapshot(self.holder(), queue, tables, batches=batches) as holder:
+        acting = any(work.view.acts_as is not None for work in self.works)
+        with hold_snapshot(self.holder(), queue, tables, batches=batches, acting=acting) as holder:
             self.at("exported")
             for work in self._each():
                 work.look(holder, self.reasons[self._name])

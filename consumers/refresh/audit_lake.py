@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from psycopg import Connection, sql
+from psycopg import sql
 
 from gdq.consumers.lake.sample import lake_key_names
 from gdq.consumers.lake.types import (
@@ -23,6 +22,7 @@ from gdq.consumers.refresh.audit_sample import Probe
 from gdq.consumers.refresh.comparison import float_columns, rows_unlike
 from gdq.consumers.refresh.view_refresh import ViewRefresh
 from gdq.consumers.views.snapshot_holder import SnapshotHolder
+from gdq.owner_sql import OwnerSql
 
 
 def differing_lake(work: ViewRefresh, holder: SnapshotHolder, probe: Probe, seconds: float) -> tuple[int, str | None]:
@@ -37,8 +37,9 @@ def differing_lake(work: ViewRefresh, holder: SnapshotHolder, probe: Probe, seco
         exact = lake_key_names(work.columns)
         left_out |= {number for number, column in enumerate(columns) if column.name not in exact}
     shown = [column for number, column in enumerate(columns) if number not in left_out]
-    expected = [_named(batch, shown) for batch in read_lake_rows(holder.connection, query, columns)]
-    keys = {name: _key_array(holder.connection, compared, name, columns) for name in compared.values}
+    owned = OwnerSql(holder.connection, work.view.acts_as)
+    expected = [_named(batch, shown) for batch in read_lake_rows(owned, query, columns)]
+    keys = {name: _key_array(owned, compared, name, columns) for name in compared.values}
     found, deadline = [], time.monotonic() + seconds
     for batch in work.lake.scan():
         if time.monotonic() > deadline:
@@ -63,10 +64,10 @@ def _named(batch: pa.RecordBatch, columns: Sequence[LakeColumn]) -> pa.RecordBat
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([(one.name, one.arrow) for one in columns]))
 
 
-def _key_array(connection: Connection[Any], probe: Probe, name: str, columns: Sequence[LakeColumn]) -> pa.Array:
+def _key_array(owned: OwnerSql, probe: Probe, name: str, columns: Sequence[LakeColumn]) -> pa.Array:
     """The values of a key column as the lake table has them; NULL is one of them if the probe has it."""
     column = next(one for one in columns if one.name == name)
     kind = probe.kinds[name][0]
-    texts = [sql.Literal(one).as_string(connection) if one is not None else "null" for one in probe.values[name]]
+    texts = [sql.Literal(one).as_string(owned.connection) if one is not None else "null" for one in probe.values[name]]
     listed = ", ".join(f"({text}::{kind})" for text in texts)
-    return read_lake_column(connection, f"select v from (values {listed}) as t(v)", column)
+    return read_lake_column(owned, f"select v from (values {listed}) as t(v)", column)

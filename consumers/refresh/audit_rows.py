@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from typing import Any
 
-from psycopg import Connection
-
-from gdq.call import scalar
 from gdq.consumers.refresh.audit_sample import Probe
 from gdq.consumers.refresh.comparison import Rows, compare_target
 from gdq.consumers.refresh.view_refresh import ViewRefresh
 from gdq.consumers.views.difference import row_image_sql
 from gdq.consumers.views.snapshot_holder import SnapshotHolder
 from gdq.consumers.views.target import text_elsewhere
+from gdq.owner_sql import OwnerSql
 from gdq.sql_text import quote
 
 # What PostgreSQL's planner estimates for a second of work, carefully.
@@ -41,8 +37,8 @@ def differing_rows(work: ViewRefresh, holder: SnapshotHolder, probe: Probe, seco
     while True:
         probe, query = restricted_query(work, holder, probe, seconds)
         there = probe.condition(holder.connection, target=True)
-        expected = _images(holder.connection, f"({query})", names, "")
-        found = _images(work.output, work.view.target, names, there)
+        expected = _images(OwnerSql(holder.connection, work.view.acts_as), f"({query})", names, "")
+        found = _images(work.target.sql(work.output), work.view.target, names, there)
         if max(expected.total(), found.total()) <= ROWS_MAX:
             break
         smaller = probe.smaller()
@@ -67,7 +63,7 @@ def restricted_query(work: ViewRefresh, holder: SnapshotHolder, probe: Probe, se
     while True:
         where = probe.condition(holder.connection, target=False)
         query = f"{whole} where {where}" if where else whole
-        cost = _cost(holder.connection, query)
+        cost = float(OwnerSql(holder.connection, work.view.acts_as).explain(query)[0]["Plan"]["Total Cost"])
         if cost <= seconds * _COST_OF_SECOND:
             return probe, query
         smaller = probe.smaller()
@@ -87,16 +83,11 @@ def _left_out(work: ViewRefresh) -> frozenset[int]:
     return settled.open_columns | texts
 
 
-def _cost(connection: Connection[Any], query: str) -> float:
-    plan = scalar(connection, f"explain (format json) {query}")
-    return float((json.loads(plan) if isinstance(plan, str) else plan)[0]["Plan"]["Total Cost"])
-
-
-def _images(connection: Connection[Any], relation: str, names: list[str], where: str) -> Counter[str]:
+def _images(owned: OwnerSql, relation: str, names: list[str], where: str) -> Counter[str]:
     """How often each row occurs, as text."""
     condition = f" where {where}" if where else ""
-    query = f"select {row_image_sql(names)} from {relation} as r{condition} limit {ROWS_MAX + 1}"
-    return Counter(image for (image,) in connection.execute(query.encode()))
+    query = f"select {row_image_sql(names)} as image from {relation} as r{condition} limit {ROWS_MAX + 1}"
+    return Counter(image for (image,) in owned.rows(query))
 
 
 def report_difference(names: list[str], probe: Probe, missing: Rows, unexpected: Rows) -> str:

@@ -15,6 +15,7 @@ from gdq.consumers.refresh.view_refresh import ViewRefresh
 from gdq.consumers.views.difference import NETTED_ROWS
 from gdq.consumers.views.engine import NettedChanges
 from gdq.consumers.views.snapshot_holder import SnapshotHolder
+from gdq.owner_sql import OwnerSql
 from gdq.sql_text import is_null, quote
 from gdq.typed.pgtypes import FIRST_USER_OID, READ_SETTINGS
 from gdq.view.table_schema import apply_view_settings
@@ -177,13 +178,18 @@ class KeySampler:
         self.choices.shuffle(rows)
         return rows[:most]
 
+    def _owned(self, connection: Connection[Any]) -> OwnerSql:
+        if self.work.lake is None and connection is self.work.output:
+            return self.work.target.sql(connection)
+        return OwnerSql(connection, self.work.view.acts_as)
+
     def _rows(self, connection: Connection[Any], query: str) -> list[tuple[str | None, ...]]:
         """Rows of texts; none if a row cannot be computed, which may be one that the view does not show."""
         try:
             with connection.transaction(force_rollback=True):
                 if connection is not self.holder.connection and (self.work.lake or connection is not self.work.output):
                     apply_view_settings(connection, READ_SETTINGS | self.work.view.settings)
-                return connection.execute(query.encode()).fetchall()
+                return self._owned(connection).rows(query)
         except (psycopg.DataError, psycopg.ProgrammingError, psycopg.NotSupportedError):
             return []
 

@@ -8,6 +8,7 @@ from gdq.consumers.refresh.comparison import IN_ORDER, compare_target, float_col
 from gdq.consumers.refresh.refresher import Refresher, refresh_groups
 from gdq.consumers.refresh.view_refresh import ViewRefresh
 from gdq.consumers.views.snapshot_holder import SnapshotHolder
+from gdq.owner_sql import OwnerSql
 from gdq.typed.pgtypes import READ_SETTINGS
 from gdq.view.table_schema import apply_view_settings
 
@@ -55,7 +56,7 @@ def _compare_lake(work: ViewRefresh, holder: SnapshotHolder) -> VerifyResult:
     columns = lake_columns(work.columns, work.view.lake.kind)
     with holder.connection.transaction():
         apply_view_settings(holder.connection, READ_SETTINGS | work.view.settings | IN_ORDER)
-        expected = list(read_lake_rows(holder.connection, work.plan.query, columns))
+        expected = list(read_lake_rows(OwnerSql(holder.connection, work.view.acts_as), work.plan.query, columns))
     rows, lacking, surplus = differing_lake_rows(expected, work.lake.scan(), columns)
     missing, unexpected = rows_unlike(lacking, surplus, float_columns(work, work.types))
     return VerifyResult(work.view.view_name, rows, len(missing), len(unexpected))

@@ -22,9 +22,9 @@ from gdq.consumers.views.target import StoredPosition, Target, TargetColumn, Tar
 from gdq.consumers.views.target_rows import TargetRows
 from gdq.era import check_position
 from gdq.errors import DivergedPosition, EraEnded, GdqError, TruncatedPosition, mapped_errors
+from gdq.owner_sql import check_left
 from gdq.qualified_sql import qualified
 from gdq.source import Position
-from gdq.sql_text import PIN_TRANSACTION, raw
 from gdq.view.cost import choose_by_cost, rows_held
 from gdq.view.table_schema import apply_view_settings, describe_query
 from gdq.view.view import ViewInfo, load_plan, view_history, with_canonical_sql
@@ -166,9 +166,9 @@ class ViewRefresh:
         self.seconds += time.monotonic() - started
         self.effort = engine.effort()
         if not isinstance(engine, CommittingEngine):
-            if self.view.acts_as is not None:
+            if self.target.owner is not None:
                 # the position is gdq's, not the owner's
-                self.output.execute(raw(f"set local role to default; {PIN_TRANSACTION}"))
+                check_left(self.output, self.target.owner)
             self.target.move(self.output, stored, plan, position)
             if not self.view.elsewhere:
                 self.changes.move(self.output)

@@ -22,9 +22,11 @@ from gdq.consumers.views.signals import NeedsFull, TableWanted
 from gdq.consumers.views.snapshot_holder import SnapshotHolder
 from gdq.consumers.views.target import Target
 from gdq.errors import GdqError
+from gdq.owner_sql import OwnerSql
 from gdq.qualified_sql import qualified
 from gdq.typed.arrow import ArrowColumn
 from gdq.typed.pgtypes import ColumnType
+from gdq.view.table_schema import apply_view_settings
 from gdq.view.view import ViewInfo
 
 if TYPE_CHECKING:
@@ -190,6 +192,16 @@ def text_columns(connection: Connection[Any], described: Sequence[tuple[str, int
                  join pg_catalog.pg_namespace n on n.oid = p.pronamespace where t.oid = any (%s::oid[])""")
     outputs = dict(connection.execute(query, [[oid for _, oid, _ in described]]).fetchall())
     return [ArrowColumn(name, ColumnType("string", "string", outputs[oid])) for name, oid, _ in described]
+
+
+def as_owner(connection: Connection[Any], view: ViewInfo, statements: Sequence[str]) -> list[str]:
+    """SELECTs for Spark's tasks, whose code runs as the view's owner there; `connection` leads to the tables."""
+    if view.acts_as is None:
+        return list(statements)
+    with connection.transaction(force_rollback=True):
+        apply_view_settings(connection, view.settings)
+        owned = OwnerSql(connection, view.acts_as)
+        return [owned.select(statement) for statement in statements]
 
 
 def log_bytes(holder: SnapshotHolder, view: ViewInfo) -> int:

@@ -129,7 +129,7 @@ class SparkJoinEngine:
         staged = self._staged
         if staged is None:
             return 0
-        apply_view_settings(self.place.output, READ_SETTINGS | self.task.view.settings)
+        apply_view_settings(self.place.output, READ_SETTINGS | self.task.view.target_settings)
         stage = staged.table or self.place.target.temporary_stage(self.place.output, staged.columns, staged.rows)
         self.place.output.execute(raw(f"analyze {stage}"))
         return self.place.change(self._difference(stage, full=s0 is None))
@@ -137,7 +137,7 @@ class SparkJoinEngine:
     def _difference(self, stage: str, *, full: bool) -> Difference:
         """The change of the view that follows from the staged rows."""
         match, state, detail = self.plan.match, self.plan.state, self.plan.detail
-        make = partial(make_temporary_table, self.place.output)
+        make = partial(make_temporary_table, self.place.sql)
         if state is None and detail is None:
             rows = self._rows(stage)
             if not full:
@@ -147,7 +147,7 @@ class SparkJoinEngine:
         kept: KeptContents
         if state is not None:
             kept, sums = KeptSums(state, self.plan.loose), self._sums(stage, state)
-            if not full and scalar(self.place.output, self._no_number(stage, state)):
+            if not full and self.place.sql.value(self._no_number(stage, state)):
                 raise NeedsFull("NaN or infinity came into or went from a sum")
         elif detail is not None:
             kept = KeptValues(detail, self.plan.loose)
@@ -316,7 +316,7 @@ class SparkJoinEngine:
         return read_statements(
             self.run.spark,
             self.run.worker_dsn,
-            statements,
+            jobs.as_owner(self.task.holder.connection, self.task.view, statements),
             columns,
             settings=dict(settings) | self.task.view.settings,
             snapshot=self.task.holder.exported,

@@ -26,6 +26,7 @@ from gdq.consumers.views.engine import EngineEffort
 from gdq.consumers.views.kept_state import KeptState, KeptSums
 from gdq.consumers.views.netting import make_temporary_table
 from gdq.consumers.views.target import TargetColumn
+from gdq.owner_sql import OwnerSql
 from gdq.plan.steps import ReplaceOutcome
 from gdq.sql_text import raw
 from gdq.typed.pgtypes import READ_SETTINGS
@@ -96,7 +97,7 @@ class SparkKeyEngine:
         if staged is None:
             return self.inner.apply(s0, changed)
         output = self.inner.rows.output
-        apply_view_settings(output, READ_SETTINGS | self._view.settings)
+        apply_view_settings(output, READ_SETTINGS | self._view.target_settings)
         self.inner.computation.task.tell("writing", 0)
         output.execute(raw(f"analyze {staged.table}"))
         read = ROWS_READ_COLUMN
@@ -120,7 +121,7 @@ class SparkKeyEngine:
         if self.plan.state is None:
             return Difference("full", staged.rows, match=match)
         inner, kept = self.inner, KeptSums(self.plan.state, self.plan.state.loose)
-        make = partial(make_temporary_table, inner.rows.output)
+        make = partial(make_temporary_table, inner.rows.sql)
         return KeptState(inner.rows, match, kept, make).load(staged.rows)
 
     def _target_keys(self, keys: tuple[KeySet, ...]) -> tuple[KeySet, ...]:
@@ -168,12 +169,12 @@ class SparkKeyEngine:
         names = [name for name, oid, _ in described if oid in collatable]
         found: Sequence[str] = ()
         if names:
-            asked = ", ".join(f"pg_catalog.pg_collation_for(q.{name})" for name in names)
+            asked = ", ".join(f"pg_catalog.pg_collation_for(q.{name}) as {name}" for name in names)
             none = f"(select * from ({query}) as q limit 0)"
             with self._source.transaction(force_rollback=True):
                 apply_view_settings(self._source, self._view.settings)
-                row = self._source.execute(raw(f"select {asked} from (values (1)) as v left join {none} as q on true"))
-                found = row.fetchone() or ()
+                owned = OwnerSql(self._source, self._view.acts_as)
+                (found,) = owned.rows(f"select {asked} from (values (1)) as v left join {none} as q on true")
         collations = dict(zip(names, found, strict=True))
         own = {name: f" collate {collation}" for name, collation in collations.items() if collation != '"default"'}
         return [TargetColumn(name, kind + own.get(name, "")) for name, _, kind in described]

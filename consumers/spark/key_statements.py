@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import Connection, sql
 
-from gdq.consumers.spark.jobs import LONG_TYPE, PARTITION_BYTES, ColumnsAsText
+from gdq.consumers.spark.jobs import LONG_TYPE, PARTITION_BYTES, ColumnsAsText, as_owner
 from gdq.consumers.spark.session import SparkRun
 from gdq.consumers.spark.source import read_statements
 from gdq.consumers.spark.table_sql import table_bytes
 from gdq.consumers.views.computation import Computation
 from gdq.consumers.views.difference import KeySet
 from gdq.consumers.views.engine import ROWS_READ_SQL
+from gdq.owner_sql import OwnerSql
 from gdq.plan.steps import ReplaceOutcome
-from gdq.sql_text import raw
 from gdq.typed.arrow import ArrowColumn, arrow_select_sql
 from gdq.typed.pgtypes import READ_SETTINGS, base_type_name
 from gdq.view.table_schema import apply_view_settings, describe_query
@@ -85,7 +85,7 @@ class KeyStatements:
             f"select a[i * {each} + 1 : (i + 1) * {each}]::text "
             f"from (select {key_array_sql(single[name])} as a) as a, generate_series(0, {parts - 1}) as i order by i"
         )
-        found = [array for (array,) in made.connection.execute(raw(query)).fetchall()]
+        found = [array for (array,) in made.sql.rows(query)]
         # the first statement also computes the key NULL
         some = [replace(single[name], array=array, null=single[name].null and not n) for n, array in enumerate(found)]
         return [made.rows_of(outcome, {name: key}) for key in some]
@@ -106,10 +106,11 @@ class KeyStatements:
             tables = sql.Literal([table.name for table in self.made.plan.tables]).as_string(self.source)
             columns, counter = [*columns, ArrowColumn(ROWS_READ_COLUMN, LONG_TYPE)], ROWS_READ_SQL.replace("%s", tables)
             more = f", null::bigint as {ROWS_READ_COLUMN}"
+        selects = [arrow_select_sql(f"(select r.*{more} from ({query}) as {alias}) as q", columns) for query in queries]
         return read_statements(
             self.run.spark,
             self.run.worker_dsn,
-            [arrow_select_sql(f"(select r.*{more} from ({query}) as {alias}) as q", columns) for query in queries],
+            as_owner(self.source, self.made.task.view, selects),
             columns,
             settings=READ_SETTINGS | settings,
             snapshot=self.made.task.holder.exported,
@@ -127,7 +128,7 @@ class KeyStatements:
         try:
             with self.source.transaction(force_rollback=True):
                 apply_view_settings(self.source, self.made.task.view.settings)
-                self.source.execute(raw(f"select pg_catalog.hash_record(row({nulls}))"))
+                OwnerSql(self.source, self.made.task.view.acts_as).rows(f"select pg_catalog.hash_record(row({nulls}))")
         except psycopg.Error:
             return False
         return True

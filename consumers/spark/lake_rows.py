@@ -19,7 +19,6 @@ from gdq.consumers.views.engine import EngineEffort
 from gdq.consumers.views.signals import NeedsFull
 from gdq.plan.spark.keys import SparkKeyPlan
 from gdq.plan.steps import ReplaceOutcome
-from gdq.sql_text import raw
 from gdq.typed.arrow import ArrowColumn, arrow_select_sql
 from gdq.view.table_schema import describe_query
 
@@ -113,11 +112,11 @@ class KeyLakeRows:
         made, spark = self.statements.made, self.statements.run.spark
         listed = ", ".join([*names, "w"])
         query = f"select * from ({difference.rows}) as r({listed})"
-        columns = self.texts(made.connection, describe_query(made.connection, query, {})[:-1])
+        columns = self.texts(made.connection, describe_query(made.connection, query, made.task.view.role)[:-1])
         query = (
             f"{arrow_select_sql(f'({query}) as q', [*columns, ArrowColumn('w', LONG_TYPE)])} limit {_SIGNED_MAX + 1}"
         )
-        rows = made.connection.execute(raw(query)).fetchall()
+        rows = made.sql.rows(query)
         if len(rows) > _SIGNED_MAX:
             raise NeedsFull(f"more than {_SIGNED_MAX} rows changed")
         kinds = ", ".join([*(f"{name} string" for name in names), "w bigint"])
@@ -128,8 +127,8 @@ class KeyLakeRows:
         """Values of one key as text."""
         made, name = self.statements.made, f"c{self._number(key.column)}"
         query = f"select pg_catalog.unnest({key_array_sql(key)}) as {name}"
-        columns = self.texts(made.connection, describe_query(made.connection, query, {}))
-        found = made.connection.execute(raw(arrow_select_sql(f"({query}) as q", columns))).fetchall()
+        columns = self.texts(made.connection, describe_query(made.connection, query, made.task.view.role))
+        found = made.sql.rows(arrow_select_sql(f"({query}) as q", columns))
         return self.statements.run.spark.createDataFrame([*found, *([(None,)] if key.null else [])], f"{name} string")
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from psycopg import sql
 
 from gdq.consumers.views.snapshot_holder import SnapshotHolder
+from gdq.owner_sql import OwnerSql
 from gdq.plan.spark.parts import Branch, LeafRead
 from gdq.plan.spark.plan import SparkPlan
 from gdq.plan.table import WEIGHT_COLUMN
@@ -91,12 +92,13 @@ class Reach:
             parts.append(f"({' or '.join(conditions) or 'false'})")
         where = f" where {' and '.join(parts)}" if parts else ""
         connection.execute("select set_config('enable_seqscan', %s, true)", ["off" if conditions is None else "on"])
-        rows = connection.execute(
+        rows = OwnerSql(connection, self.view.acts_as).rows(
             sql.SQL(
                 "with q as materialized (select distinct k from (select {} as k from {} as {}{}) as q "
                 "where {} limit {}), n as (select k, row_number() over () as n from q) "
                 "select array_agg(k)::text, pg_typeof(array_agg(k))::text, count(*) from n group by (n - 1) / {}"
-            ).format(
+            )
+            .format(
                 raw(expression),
                 raw(relation),
                 raw(quote(leaf.alias)),
@@ -105,7 +107,8 @@ class Reach:
                 sql.Literal(_KEYS_MAX + 1),
                 sql.Literal(_KEYS_EACH),
             )
-        ).fetchall()
+            .as_string(connection)
+        )
         if sum(count for _, _, count in rows) > _KEYS_MAX:
             return None
         return [f"{sql.Literal(array).as_string(None)}::{kind}" for array, kind, _ in rows]

@@ -26,6 +26,7 @@ from gdq.consumers.spark.table_sql import (
 from gdq.consumers.views.change_source import log_columns
 from gdq.consumers.views.snapshot_holder import READER_LOCK_TIMEOUT
 from gdq.errors import GdqError
+from gdq.owner_sql import functions_sql
 from gdq.typed.arrow import (
     ARROW_LOG_SETTINGS,
     ArrowColumn,
@@ -107,16 +108,20 @@ def read_statement(
 
     `counter`: as in read_statements(). psycopg.errors.LockNotAvailable when the SELECT has to wait for a table.
     """
+    role = settings.get("role")
     try:
         with arrow_server_errors(), connect_arrow(conninfo) as connection, connection.cursor() as cursor:
             connection.rollback()  # connecting has run a query already
-            cursor.execute("set transaction isolation level repeatable read, read only")
+            # a session that acts for another role makes functions for it
+            cursor.execute(f"set transaction isolation level repeatable read{'' if role else ', read only'}")
             if snapshot is not None:
                 cursor.execute(f"set transaction snapshot '{snapshot}'")
                 cursor.execute(f"set local lock_timeout = '{READER_LOCK_TIMEOUT}'")
             for name, value in settings.items():
                 text = sql.Literal(value).as_string(None)
                 cursor.execute(f"select pg_catalog.set_config('{name}', {text}, true)")
+            for statement in functions_sql(role) if role else ():
+                cursor.execute(statement)
             cursor.execute(query)
             for batch in cursor.fetch_record_batch():
                 yield convert_arrow_batch(batch, columns)

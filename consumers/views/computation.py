@@ -14,18 +14,18 @@ from typing import Any, Self
 import psycopg
 from psycopg import Connection, sql
 
-from gdq.call import scalar
 from gdq.consumers.views.change_source import log_columns_of, weighted_log_rows
 from gdq.consumers.views.difference import Difference, KeySet, row_image_sql
 from gdq.consumers.views.engine import EffortKind, EngineEffort, EngineTask, rows_read
 from gdq.consumers.views.netting import UNKNOWN_ROWS, make_temporary_table, net_signed_rows
 from gdq.consumers.views.signals import NeedsFull
-from gdq.consumers.views.target import TargetColumn, run_target_sql
+from gdq.consumers.views.target import TargetColumn
 from gdq.errors import PlanError
+from gdq.owner_sql import OwnerSql
 from gdq.plan.postgres import ChangePlan, PostgresPlan, UsedTable
 from gdq.plan.steps import PlanStep, RecomputeOutcome, ReplaceOutcome, SignedOutcome
 from gdq.plan.table import WEIGHT_COLUMN
-from gdq.sql_text import PIN_TRANSACTION, is_not_null, is_null, quote
+from gdq.sql_text import PIN_TRANSACTION, is_not_null, is_null, quote, raw
 from gdq.typed.pgtypes import READ_SETTINGS, base_type_name
 from gdq.view.table_schema import apply_view_settings, describe_query
 
@@ -71,6 +71,11 @@ class Computation:
     _read_before: int | None = field(default=None, init=False)
     _exact: set[tuple[str, str]] = field(default_factory=set, init=False)
     replaced: tuple[KeySet, ...] = field(default=(), init=False)
+
+    @property
+    def sql(self) -> OwnerSql:
+        """Runs the plan's SQL, as the view's owner."""
+        return OwnerSql(self.connection, self.task.view.acts_as)
 
     def begin(self) -> None:
         """Join the held snapshot and apply the view's settings, first in the transaction; may raise TableWanted."""
@@ -165,17 +170,16 @@ class Computation:
         view = self.task.view
         if view.acts_as is None:
             return changed
-        run_target_sql(self.connection, f"set local role to default; {PIN_TRANSACTION}")
-        run_target_sql(self.connection, "set local enable_seqscan = off")
+        self.connection.execute(raw(f"set local role to default; {PIN_TRANSACTION}; set local enable_seqscan = off"))
         found = dict(changed)
         for number, (table, select) in enumerate(changed.items(), 1):
             if "pg_temp." not in select:  # a slot's changes are in temporary tables already
-                self.temporary(f"gdq_log_rows_{number}", select)
-                run_target_sql(
-                    self.connection, f"grant select on pg_temp.gdq_log_rows_{number} to {quote(view.acts_as)}"
-                )
+                self.made.append(f"pg_temp.gdq_log_rows_{number}")
+                make_temporary_table(OwnerSql(self.connection, None), f"gdq_log_rows_{number}", select)
+                grant = f"grant select on pg_temp.gdq_log_rows_{number} to {quote(view.acts_as)}"
+                self.connection.execute(raw(grant))
                 found[table] = f"select * from pg_temp.gdq_log_rows_{number}"
-        run_target_sql(self.connection, "set local enable_seqscan to default")
+        self.connection.execute("set local enable_seqscan to default")
         apply_view_settings(self.connection, READ_SETTINGS | view.settings)
         return found
 
@@ -204,22 +208,22 @@ class Computation:
     def temporary(self, name: str, query: str, weight: str | None = None) -> int:
         """As the function make_temporary_table(), for a table that clear() drops."""
         self.made.append(f"pg_temp.{name}")
-        return make_temporary_table(self.connection, name, query, weight)
+        return make_temporary_table(self.sql, name, query, weight)
 
     def one(self, query: str) -> Any:
         """The first value of a query's first row."""
-        return scalar(self.connection, query)
+        return self.sql.value(query)
 
     def end(self) -> None:
         """Drop the temporary views, which would outlive the transaction."""
         if self._views:
-            run_target_sql(self.connection, f"drop view {', '.join(self._views)}")
+            self.connection.execute(raw(f"drop view {', '.join(self._views)}"))
             self._views.clear()
 
     def clear(self) -> None:
         """Drop the temporary tables, so that another view can be computed in the same transaction."""
         if self.made:
-            run_target_sql(self.connection, f"drop table {', '.join(self.made)}")
+            self.connection.execute(raw(f"drop table {', '.join(self.made)}"))
             self.made.clear()
 
     def _named(self, query: str) -> str:
@@ -230,14 +234,14 @@ class Computation:
         """Net signed images of tables (SELECTs with WEIGHT_COLUMN) into temporary tables; returns those changed."""
         changed = []
         # as ARROW_LOG_SETTINGS: of a log that a slower consumer keeps long only the new part should be read
-        run_target_sql(self.connection, "set local enable_seqscan = off")
+        self.connection.execute("set local enable_seqscan = off")
         for number, table in enumerate(self.plan.tables, 1):
             if table.name in images:
                 rows = self._make_delta(number, table, images[table.name])
                 self._delta_rows += rows
                 if rows:
                     changed.append(table.name)
-        run_target_sql(self.connection, "set local enable_seqscan to default")
+        self.connection.execute("set local enable_seqscan to default")
         return changed
 
     def _take_all(self, changed: Sequence[str], once: bool) -> SignedOutcome | ReplaceOutcome | None:
@@ -295,7 +299,7 @@ class Computation:
         types = {column.name: column.type for column in self.types}
         wanted = [types[column] for column, name in outcome.keys if name == step.name]
         if wanted:
-            ((_, _, kind),) = describe_query(self.connection, self._with_keys(step.sql), {})
+            ((_, _, kind),) = describe_query(self.connection, self._with_keys(step.sql), self.task.view.role)
             if any(own not in (kind, base_type_name(kind)) for own in wanted):
                 raise _OtherTypeError
 
@@ -337,13 +341,13 @@ class Computation:
                 f"row_number() over (partition by {image}) as __copy from {table.name} as i) as t "
                 f"where not exists (select from {delta} as d where d.__image = t.__image and t.__copy <= d.{weight})"
             )
-        run_target_sql(self.connection, f"create temp view gdq_old_{number} as {kept} union all {gone}")
-        run_target_sql(self.connection, f"create temp view gdq_any_{number} as {rows}")
+        self.sql.run(f"create temp view gdq_old_{number} as {kept} union all {gone}")
+        self.sql.run(f"create temp view gdq_any_{number} as {rows}")
         if table.looked_up and self.one(f"select count(*) > {UNKNOWN_ROWS} from {delta}"):
             for listed in {", ".join(map(quote, table.key)), *map(quote, table.looked_up)} - {""}:
                 # the column's values may be too long for an index, or its type may have none
                 with suppress(*_NO_INDEX), self.connection.transaction():
-                    run_target_sql(self.connection, f"create index on {delta} ({listed})")
+                    self.sql.run(f"create index on {delta} ({listed})")
 
     def _take(self, step: PlanStep) -> None:
         if step.kind == "delta":
@@ -355,17 +359,17 @@ class Computation:
             self._collect(step)
 
     def _collect(self, step: PlanStep) -> None:
-        row = self.connection.execute(
+        rows = self.sql.rows(
             f"with q as materialized (select distinct k from ({self._with_keys(step.sql)}) as q(k) "
             f"limit {_KEYS_MAX + 1}), "
-            f"a as (select coalesce(array_agg(k) filter (where {is_not_null('k')}), '{{}}')::text, "
-            f"coalesce(bool_or({is_null('k')}), false), count(*), bool_or(pg_typeof(k)::text like '%[]'), "
-            f"pg_typeof(array_agg(k)) as type from q) "
+            f"a as (select coalesce(array_agg(k) filter (where {is_not_null('k')}), '{{}}')::text as keys, "
+            f"coalesce(bool_or({is_null('k')}), false) as null, count(*), "
+            f"bool_or(pg_typeof(k)::text like '%[]') as nested, pg_typeof(array_agg(k)) as type from q) "
             f"select a.*, format('%I.%I', n.nspname, t.typname) from a join pg_catalog.pg_type as t on t.oid = a.type "
             f"join pg_catalog.pg_namespace as n on n.oid = t.typnamespace"
-        ).fetchone()
+        )
         # the type's own name, since format_type's character[] reads as arrays of char(1)
-        values, null, count, nested, _, kind = row or ("{}", False, 0, False, None, "text[]")
+        values, null, count, nested, _, kind = next(iter(rows), ("{}", False, 0, False, None, "text[]"))
         if count > _KEYS_MAX:
             raise NeedsFull(f"more than {_KEYS_MAX} keys changed")
         if len(values) > _KEYS_BYTES_MAX:

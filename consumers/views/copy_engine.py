@@ -19,8 +19,9 @@ from gdq.consumers.views.computation import Computation
 from gdq.consumers.views.difference import NETTED_ROWS, Difference, row_image_sql
 from gdq.consumers.views.engine import EngineEffort
 from gdq.consumers.views.netting import make_temporary_table
-from gdq.consumers.views.target import run_target_sql, text_elsewhere
+from gdq.consumers.views.target import text_elsewhere
 from gdq.consumers.views.target_rows import TargetRows
+from gdq.owner_sql import OwnerSql
 from gdq.typed.pgtypes import READ_SETTINGS
 from gdq.view.table_schema import apply_view_settings
 
@@ -70,7 +71,7 @@ class CopyEngine:
         if signed:
             self._made.append(NETTED_ROWS)
             query = f"select *, {row_image_sql(names)} as image from {_IN}"
-            make_temporary_table(rows.output, NETTED_ROWS.removeprefix("pg_temp."), query)
+            make_temporary_table(rows.sql, NETTED_ROWS.removeprefix("pg_temp."), query)
             return rows.change(difference)
         # the target's type of each column: it does not know the source's domains and enums
         kinds = {column.name: column.type for column in self.rows.types}
@@ -80,7 +81,7 @@ class CopyEngine:
     def clear(self) -> None:
         """Drop the temporary tables, so that another view can be refreshed in the target's same transaction."""
         if self._made:
-            run_target_sql(self.rows.output, f"drop table {', '.join(self._made)}")
+            self.rows.sql.run(f"drop table {', '.join(self._made)}")
             self._made.clear()
 
     def _copy(self, difference: Difference, into: str) -> int:
@@ -88,7 +89,7 @@ class CopyEngine:
         full = difference.kind == "full"
         with nullcontext() if full else self.computation.computing():
             tell = partial(self.computation.task.tell, "writing")
-            return copy_rows(self.computation.connection, difference.rows, self.rows.output, into, tell)
+            return copy_rows(self.computation.sql, difference.rows, self.rows.output, into, tell)
 
 
 def folded_columns(connection: Connection[Any], columns: Sequence[tuple[str, int, str]]) -> set[str]:
@@ -102,7 +103,7 @@ def folded_columns(connection: Connection[Any], columns: Sequence[tuple[str, int
 
 
 def copy_rows(
-    source: Connection[Any],
+    source: OwnerSql,
     query: str,
     sink: Connection[Any],
     into: str,
@@ -113,12 +114,15 @@ def copy_rows(
     The rows travel as text in the encoding of `source`. `copied_so_far` gets the number of rows every 10,000 rows.
     """
     theirs = sink.info.parameter_status("client_encoding")
-    own = source.info.parameter_status("client_encoding")
+    own = source.connection.info.parameter_status("client_encoding")
     set_encoding = "select pg_catalog.set_config('client_encoding', %s, true)"
     if own != theirs:
         sink.execute(set_encoding, [own])
     with sink.cursor() as writer:
-        with source.cursor().copy(f"copy ({query}) to stdout") as rows, writer.copy(f"copy {into} from stdin") as copy:
+        with (
+            source.connection.cursor().copy(f"copy ({source.select(query)}) to stdout") as rows,
+            writer.copy(f"copy {into} from stdin") as copy,
+        ):
             for number, block in enumerate(rows, 1):  # one row each
                 copy.write(block)
                 if number % _REPORT_ROWS == 0:

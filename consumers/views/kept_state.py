@@ -13,7 +13,7 @@ import psycopg
 from gdq.consumers.views.difference import Difference
 from gdq.consumers.views.netting import MakeTable, net_signed_rows
 from gdq.consumers.views.signals import Diverged, NeedsFull
-from gdq.consumers.views.target import run_target_sql, try_target_index
+from gdq.consumers.views.target import try_target_index
 from gdq.consumers.views.target_rows import TargetRows
 from gdq.plan.kept_state import StatePlan
 from gdq.plan.spark.parts import Detail
@@ -141,13 +141,13 @@ class KeptState:
         """Recreate the state from a SELECT of its columns; returns all rows of the view."""
         table, columns = self.rows.target.state, self.kept.keys
         self.rows.target.hold(self.rows.output)
-        run_target_sql(self.rows.output, f"drop table if exists {table}")
-        run_target_sql(self.rows.output, f"create table {table} as {sums}")
-        run_target_sql(self.rows.output, f"alter table {table} add check (n {'>' if columns else '>='} 0)")
+        self.rows.sql.run(f"drop table if exists {table}")
+        self.rows.sql.run(f"create table {table} as {sums}")
+        self.rows.sql.run(f"alter table {table} add check (n {'>' if columns else '>='} 0)")
         if columns:
             listed = ", ".join(f"(array[{column}])" for column in columns)
-            try_target_index(self.rows.output, f"create unique index on {table} ({listed})")
-        run_target_sql(self.rows.output, f"analyze {table}")
+            try_target_index(self.rows.sql, f"create unique index on {table} ({listed})")
+        self.rows.sql.run(f"analyze {table}")
         return Difference("full", self.kept.shown(table, ""), match=tuple(self.match))
 
     def add(self, sums: str, after: Sequence[str] = (), refused: str = "") -> Difference:
@@ -160,7 +160,7 @@ class KeptState:
         self.rows.target.hold(self.rows.output)
         some = " or ".join(f"{name} <> 0" for name in numbers)
         self.make("gdq_sums", f"select * from ({sums}) as s where {some}")
-        if refused and run_target_sql(self.rows.output, f"select from {_SUMS} where {refused} limit 1"):
+        if refused and self.rows.sql.run(f"select from {_SUMS} where {refused} limit 1"):
             raise NeedsFull("NaN or infinity came into or went from a sum")
         touched = ""
         if groups:
@@ -173,15 +173,14 @@ class KeptState:
         listed = ", ".join([*columns, *numbers])
         values = ", ".join(f"d.{name}" for name in [*columns, *numbers])
         try:
-            run_target_sql(
-                self.rows.output,
+            self.rows.sql.run(
                 f"merge into {table} as s using {_SUMS} as d on {_same(columns)} {gone}"
                 f"when matched then update set {added} when not matched then insert ({listed}) values ({values})",
             )
         except psycopg.errors.CheckViolation as error:
             raise Diverged(f"{table} counts fewer rows than the delta takes away") from error
         for statement in after:
-            run_target_sql(self.rows.output, statement)
+            self.rows.sql.run(statement)
         now = f"select *, 1 as w from ({shown}) as a({names})"
         return net_signed_rows(self.make, self.rows.types, f"{now} union all select * from {_BEFORE}", self.match)
 

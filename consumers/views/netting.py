@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
-
-from psycopg import Connection
 
 from gdq.consumers.views.difference import NETTED_ROWS, Difference, row_image_sql
-from gdq.consumers.views.target import TargetColumn, run_target_sql
+from gdq.consumers.views.target import TargetColumn
+from gdq.owner_sql import OwnerSql
 from gdq.sql_text import quote
 
 # Roughly the number of rows that PostgreSQL assumes for a table without statistics.
@@ -36,14 +34,14 @@ def net_signed_rows(make: MakeTable, types: Sequence[TargetColumn], rows: str, m
     return Difference("signed", listed, match=tuple(match), weight=weight)
 
 
-def make_temporary_table(connection: Connection[Any], name: str, query: str, weight: str | None = None) -> int:
+def make_temporary_table(owned: OwnerSql, name: str, query: str, weight: str | None = None) -> int:
     """Create a table that ends with the transaction; returns its rows. `weight`: a column to analyze before joins."""
-    rows = run_target_sql(connection, f"create temp table {name} on commit drop as {query}")
+    rows = owned.run(f"create temp table {name} on commit drop as {query}")
     if rows > UNKNOWN_ROWS:
         # a small sample gives sizes and numbers of distinct values in a tenth of the time
         target = "set local default_statistics_target"
-        run_target_sql(connection, f"{target} = 3; analyze pg_temp.{name}; {target} to default")
+        owned.run(f"{target} = 3; analyze pg_temp.{name}; {target} to default")
     elif weight is not None:
         # without a known size, joining a table of ten rows made PostgreSQL read whole tables
-        run_target_sql(connection, f"analyze pg_temp.{name} ({weight})")
+        owned.run(f"analyze pg_temp.{name} ({weight})")
     return rows

@@ -7,33 +7,31 @@ A row is found by its image, the text of the whole row. Equal values may have se
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import psycopg
-from psycopg import Connection
 
-from gdq.call import scalar
 from gdq.consumers.views.difference import NETTED_ROWS, row_image_sql
 from gdq.consumers.views.signals import Diverged
+from gdq.owner_sql import OwnerSql
 from gdq.sql_text import is_null, quote
 
 
-def delete_netted_rows(output: Connection[Any], table: str, columns: Sequence[str], match: Sequence[str]) -> int:
+def delete_netted_rows(owned: OwnerSql, table: str, columns: Sequence[str], match: Sequence[str]) -> int:
     """Delete the rows in NETTED_ROWS with a negative `net`, exactly that many copies of each; returns their number.
 
     `columns`: those of the target's `table`; `match`: those with an index, by which rows are found. Diverged if a row
     is missing: then nothing, or too little, was deleted.
     """
-    expected = int(scalar(output, f"select coalesce(-sum(net), 0)::bigint from {NETTED_ROWS} where net < 0"))
+    expected = int(owned.value(f"select coalesce(-sum(net), 0)::bigint from {NETTED_ROWS} where net < 0"))
     if not expected:
         return 0
     found = _by_image(table, columns, match)
     gone = f"array(select ctid from gone where (select count(*) from gone) = {expected})"
     exact = f"with gone as materialized (select ctid from ({found}) as f where copy <= n)"
-    if output.execute(f"{exact} delete from {table} where ctid = any ({gone})").rowcount == expected:
+    if owned.run(f"{exact} delete from {table} where ctid = any ({gone})") == expected:
         return expected
     try:
-        deleted = output.execute(_delete_by_value(table, columns, found)).rowcount
+        deleted = owned.run(_delete_by_value(table, columns, found))
     except psycopg.errors.UndefinedFunction as error:
         raise Diverged(f"{table} lacks rows that went") from error  # a type without an equality
     if deleted != expected:

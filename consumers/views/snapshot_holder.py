@@ -71,24 +71,26 @@ def hold_snapshot(
     tables: Sequence[str],
     *,
     batches: Sequence[tuple[int | None, str | None]] = (),
+    acting: bool = False,
 ) -> Iterator[SnapshotHolder]:
     """Lock the tables and their log segments, take and export a snapshot, and hold it until the block ends.
 
     `source`: a connection string, or a connection outside a transaction that serves no other purpose. `batches`: ids
-    and tokens of begin_refresh(), checked under the locks: StaleBatch if another refresh has taken over.
+    and tokens of begin_refresh(), checked under the locks: StaleBatch if another refresh has taken over. `acting`: the
+    session will run SQL by OwnerSql, so that the transaction may write; it is rolled back.
     Locks come before the snapshot: a table truncated or rewritten after the snapshot would read as empty.
     """
     with ExitStack() as stack:
         if isinstance(source, str):
             source = stack.enter_context(connect(source, application_name=f"gdq:{queue}/snapshot"))
         connection = source
-        stack.enter_context(_ended(connection))
+        stack.enter_context(_ended(connection, kept=not acting))
         connection.autocommit = True
         values = [queue, list(tables), [one[0] for one in batches], [one[1] for one in batches]]
         for _ in range(_LOCK_TRIES):
             segments = _segments(connection, queue, tables)
             names = ", ".join([*tables, *segments])
-            begin = "begin isolation level repeatable read read only"
+            begin = f"begin isolation level repeatable read{'' if acting else ' read only'}"
             lock = f"lock table {names} in access share mode"
             connection.execute(f"{begin}; {PIN_TRANSACTION}; {lock}", prepare=False)
             with mapped_errors():
@@ -102,12 +104,12 @@ def hold_snapshot(
 
 
 @contextlib.contextmanager
-def _ended(connection: psycopg.Connection[Any]) -> Iterator[None]:
+def _ended(connection: psycopg.Connection[Any], *, kept: bool) -> Iterator[None]:
     """End the block's transaction with the block, and restore the connection's autocommit."""
     autocommit = connection.autocommit
     try:
         yield
-        if not connection.closed:
+        if kept and not connection.closed:
             # commit, though nothing was written: on rollback psycopg would forget its prepared statements
             connection.commit()
     finally:

@@ -17,8 +17,9 @@ from psycopg import Connection, sql
 from gdq.call import rows, scalar
 from gdq.consumers.views.own_objects import check_own_tables, check_tables_of_session
 from gdq.errors import GdqError, RefreshConflict
+from gdq.owner_sql import OwnerSql
 from gdq.qualified_sql import qualified
-from gdq.sql_text import pin_transaction, quote
+from gdq.sql_text import pin_transaction, quote, raw
 from gdq.typed.pgtypes import FIRST_USER_OID
 
 _CREATE_POSITION = """
@@ -157,7 +158,7 @@ class Target:
         connection.execute(_CREATE_POSITION)
         if self.in_source:
             for (role,) in connection.execute(_REFRESHERS).fetchall():
-                run_target_sql(connection, _GRANT.replace("ROLE", role))
+                connection.execute(raw(_GRANT.replace("ROLE", role)))
         check_own_tables(connection, "position", in_source=self.in_source)
 
     def look(self, connection: Connection[Any], name: str) -> tuple[StoredPosition | None, bool, str | None]:
@@ -234,6 +235,10 @@ class Target:
             [self.view, self.source, self.table, plan, self.table, position],
         )
 
+    def sql(self, connection: Connection[Any]) -> OwnerSql:
+        """Runs SQL over the target, as the view's owner."""
+        return OwnerSql(connection, self.owner)
+
     def hold(self, connection: Connection[Any]) -> None:
         """Lock the target and its state in the open transaction; GdqError if one is not a table of the session's role.
 
@@ -242,7 +247,7 @@ class Target:
         names = [self.table, self.state]
         found = check_tables_of_session(connection, names, in_source=self.in_source)
         if found:
-            run_target_sql(connection, f"lock table only {', only '.join(found)} in row exclusive mode")
+            self.sql(connection).run(f"lock table only {', only '.join(found)} in row exclusive mode")
             check_tables_of_session(connection, names, in_source=self.in_source)
 
     def exists(self, connection: Connection[Any]) -> bool:
@@ -263,12 +268,12 @@ class Target:
         """Delete all rows of the target, or recreate it if missing or with other columns; returns the rows deleted."""
         if self.exists(connection):
             if self._columns(connection) == [(column.name, column.type) for column in types]:
-                return run_target_sql(connection, f"delete from {self.table}")
-            run_target_sql(connection, f"drop table {self.table}")
+                return self.sql(connection).run(f"delete from {self.table}")
+            self.sql(connection).run(f"drop table {self.table}")
         columns = ", ".join(f"{quote(column.name)} {column.type}" for column in types)
-        run_target_sql(connection, f"create table {self.table} ({columns})")
+        self.sql(connection).run(f"create table {self.table} ({columns})")
         comment = sql.Literal(self.comment).as_string(connection)
-        run_target_sql(connection, f"comment on table {self.table} is {comment}")
+        self.sql(connection).run(f"comment on table {self.table} is {comment}")
         return 0
 
     def _columns(self, connection: Connection[Any]) -> list[tuple[str, str]]:
@@ -289,12 +294,12 @@ class Target:
         query = "select pg_catalog.obj_description(pg_catalog.to_regclass(%s), 'pg_class')"
         if columns and scalar(connection, query, self.key_index) == made:
             return
-        run_target_sql(connection, f"drop index if exists {self.key_index}")
+        self.sql(connection).run(f"drop index if exists {self.key_index}")
         if columns:
             name = self.key_index.partition('".')[2]
-            if try_target_index(connection, f"create index {name} on {self.table} {made}"):
-                run_target_sql(
-                    connection, f"comment on index {self.key_index} is {sql.Literal(made).as_string(connection)}"
+            if try_target_index(self.sql(connection), f"create index {name} on {self.table} {made}"):
+                self.sql(connection).run(
+                    f"comment on index {self.key_index} is {sql.Literal(made).as_string(connection)}"
                 )
 
     def fill(self, connection: Connection[Any], insert: Callable[[], int]) -> int:
@@ -303,24 +308,24 @@ class Target:
             with connection.transaction():
                 return insert()
         except psycopg.errors.ProgramLimitExceeded:
-            run_target_sql(connection, f"drop index if exists {self.key_index}")
+            self.sql(connection).run(f"drop index if exists {self.key_index}")
             return insert()
 
     def create_stage(self, connection: Connection[Any], stage: str, columns: Sequence[str]) -> None:
         """Create a staging table, after dropping those that earlier refreshes of this view left behind."""
         self.sweep(connection)
         listed = ", ".join(f"{column} text" for column in columns)
-        run_target_sql(connection, f"create unlogged table {stage} ({listed}, attempt text)")
+        connection.execute(raw(f"create unlogged table {stage} ({listed}, attempt text)"))
         if self.owner is not None:
-            run_target_sql(connection, f"grant usage on schema gdq_target to {quote(self.owner)}")
-            run_target_sql(connection, f"grant select on table {stage} to {quote(self.owner)}")
+            connection.execute(raw(f"grant usage on schema gdq_target to {quote(self.owner)}"))
+            connection.execute(raw(f"grant select on table {stage} to {quote(self.owner)}"))
 
     def temporary_stage(
         self, connection: Connection[Any], columns: Sequence[str], rows: Iterable[Sequence[str | None]]
     ) -> str:
         """Put `rows` into a staging table that ends with the transaction; returns its name."""
         listed = ", ".join(f"{column} text" for column in columns)
-        run_target_sql(connection, f"create temp table gdq_stage ({listed}) on commit drop")
+        connection.execute(raw(f"create temp table gdq_stage ({listed}) on commit drop"))
         with connection.cursor().copy("copy pg_temp.gdq_stage from stdin") as copy:
             for row in rows:
                 copy.write_row(row)
@@ -335,7 +340,7 @@ class Target:
             try:
                 with connection.transaction():
                     connection.execute("set local lock_timeout = '1s'")
-                    run_target_sql(connection, f"drop table if exists {name}")
+                    connection.execute(raw(f"drop table if exists {name}"))
             except psycopg.errors.LockNotAvailable:
                 continue
 
@@ -344,8 +349,8 @@ class Target:
         pin_transaction(connection)
         connection.execute("set local client_min_messages = warning")
         if self.exists(connection):
-            run_target_sql(connection, f"drop table {self.table}")
-        run_target_sql(connection, f"drop table if exists {self.state}")
+            self.sql(connection).run(f"drop table {self.table}")
+        self.sql(connection).run(f"drop table if exists {self.state}")
         self.sweep(connection)
         if scalar(connection, "select pg_catalog.to_regclass('gdq_target.position')") is not None:
             check_own_tables(connection, "position", in_source=self.in_source)
@@ -354,16 +359,11 @@ class Target:
             )
 
 
-def run_target_sql(connection: Connection[Any], statement: str) -> int:
-    """Execute SQL built from a plan and quoted names; returns the number of affected rows, -1 if it has none."""
-    return connection.execute(statement).rowcount
-
-
-def try_target_index(connection: Connection[Any], statement: str) -> bool:
+def try_target_index(owned: OwnerSql, statement: str) -> bool:
     """Create an optional index; False if a value is too long for it (a third of a page), or it has over 32 columns."""
     try:
-        with connection.transaction():
-            run_target_sql(connection, statement)
+        with owned.connection.transaction():
+            owned.run(statement)
     except (psycopg.errors.ProgramLimitExceeded, psycopg.errors.TooManyColumns):
         return False
     return True

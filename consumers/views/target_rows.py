@@ -10,7 +10,8 @@ from psycopg import Connection, sql
 
 from gdq.consumers.views.difference import NETTED_ROWS, Difference, KeySet
 from gdq.consumers.views.row_deletion import delete_netted_rows
-from gdq.consumers.views.target import Target, TargetColumn, run_target_sql
+from gdq.consumers.views.target import Target, TargetColumn
+from gdq.owner_sql import OwnerSql
 from gdq.sql_text import is_null, quote
 
 
@@ -21,6 +22,11 @@ class TargetRows:
     output: Connection[Any]
     target: Target
     types: Sequence[TargetColumn]
+
+    @property
+    def sql(self) -> OwnerSql:
+        """Runs SQL over the target, as the view's owner."""
+        return OwnerSql(self.output, self.target.owner)
 
     @property
     def columns(self) -> str:
@@ -37,13 +43,11 @@ class TargetRows:
         self.target.hold(self.output)
         if difference.kind == "signed":
             names = [column.name for column in self.types]
-            deleted = delete_netted_rows(self.output, self.target.table, names, difference.match)
+            deleted = delete_netted_rows(self.sql, self.target.table, names, difference.match)
             return deleted + self._insert(self._came())
         if difference.kind == "replace":
             where = " and ".join(self._among(key) for key in difference.keys)
-            return run_target_sql(self.output, f"delete from {self.target.table} where {where}") + self._insert(
-                difference.rows
-            )
+            return self.sql.run(f"delete from {self.target.table} where {where}") + self._insert(difference.rows)
         deleted = self.target.empty(self.output, self.types)
         inserted = self.target.fill(self.output, lambda: self._insert(difference.rows))
         self.loaded(difference)
@@ -53,10 +57,10 @@ class TargetRows:
         """Create the index and the statistics of a target that was loaded in full."""
         indexed = ", ".join(quote(column) for column in difference.match)
         self.target.make_index(self.output, indexed)
-        run_target_sql(self.output, f"analyze {self.target.table}")
+        self.sql.run(f"analyze {self.target.table}")
 
     def _insert(self, rows: str) -> int:
-        return run_target_sql(self.output, f"insert into {self.target.table} ({self.columns}) {rows}")
+        return self.sql.run(f"insert into {self.target.table} ({self.columns}) {rows}")
 
     def _came(self) -> str:
         names = ", ".join(f"c{n}" for n in range(1, len(self.types) + 1))

@@ -15,6 +15,7 @@ from sqlglot.errors import SqlglotError
 
 from gdq.call import scalar
 from gdq.errors import PlanError
+from gdq.owner_sql import OwnerSql
 from gdq.plan.query import QueryDialect, parse_statement, render_sql
 from gdq.plan.query_tree import TreeNode, parse_tree, walk_tree
 from gdq.plan.table import TableSchema
@@ -80,10 +81,13 @@ def canonical_tables(text: str) -> list[str]:
     return list(dict.fromkeys(f"{quote(table.db)}.{quote(table.name)}" for table in found if table.db))
 
 
-def read_tree(connection: Connection[Any], query: str) -> TreeNode:
-    """The server's tree of a query; makes a temporary view and rolls it back. psycopg.Error for wrong SQL."""
+def read_tree(connection: Connection[Any], query: str, role: str | None = None) -> TreeNode:
+    """The server's tree of a query; makes a temporary view and rolls it back. psycopg.Error for wrong SQL.
+
+    `role`: as for OwnerSql.
+    """
     with connection.transaction(force_rollback=True):
-        connection.execute(sql.SQL("create temp view gdq_check as {}").format(raw(query)))
+        OwnerSql(connection, role).run(f"create temp view gdq_check as {query}")
         return _tree(connection)
 
 

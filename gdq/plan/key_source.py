@@ -37,9 +37,10 @@ class KeySource:
         return tuple(column for column, _ in self.values)
 
     def select(self, relation: str, columns: Sequence[str]) -> str:
-        """SELECT of the values as texts in the order of `columns`, NULL for others, from a relation like the table."""
+        """SELECT of the values as texts, named as `columns`, from a relation like the table; NULL for others."""
         known = dict(self.values)
-        listed = ", ".join(f"({known[name]})::text" if name in known else "null" for name in columns)
+        texts = {name: f"({known[name]})::text" if name in known else "null::text" for name in columns}
+        listed = ", ".join(f"{text} as {quote(name)}" for name, text in texts.items())
         return f"select {listed} from {relation} as {quote(self.alias)}"
 
 

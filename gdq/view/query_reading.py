@@ -50,20 +50,20 @@ def read_query(
     with connection.transaction(force_rollback=True):
         # the text is canonical: names outside of pg_catalog have their schema
         apply_view_settings(connection, dict(settings) | PINNED_SETTINGS)
-        known = _read(connection, text, schemas)
+        known = _read(connection, text, schemas, settings.get("role"))
     if len(_known) >= _KNOWN_MAX:
         _known.clear()
     _known[key] = known
     return known.reading
 
 
-def _read(connection: Connection[Any], text: str, schemas: Sequence[TableSchema]) -> _Known:
-    tree = read_tree(connection, text)
+def _read(connection: Connection[Any], text: str, schemas: Sequence[TableSchema], role: str | None) -> _Known:
+    tree = read_tree(connection, text, role)
     functions = load_functions(connection, tree)
     refused = why_not_listed(tree, functions, strange_operators(connection, tree))
     if refused is not None:
         refused += " [not-listed]"
-    elif not _is_read_alike(connection, text, schemas, tree):
+    elif not _is_read_alike(connection, text, schemas, tree, role):
         refused = "the planner does not read the query as the server does [read-otherwise]"
     names = sorted({(one.schema, one.name) for one in functions.values() if not one.own})
     settled = settled_rows(tree, functions, _keys(connection, schemas))
@@ -80,14 +80,16 @@ def _keys(connection: Connection[Any], schemas: Sequence[TableSchema]) -> dict[s
     }
 
 
-def _is_read_alike(connection: Connection[Any], text: str, schemas: Sequence[TableSchema], tree: TreeNode) -> bool:
+def _is_read_alike(
+    connection: Connection[Any], text: str, schemas: Sequence[TableSchema], tree: TreeNode, role: str | None
+) -> bool:
     """True if the query that the planner works with means the same to the server, in whole and in each SELECT."""
     try:
         query = parse_query(text, schemas)
     except PlanError:
         return True  # the planner says itself why it does not take the query apart
     try:
-        again = read_tree(connection, render_sql(query.root))
+        again = read_tree(connection, render_sql(query.root), role)
         return meaning(again) == meaning(tree) and planner_facts(query) == server_facts(again)
     except psycopg.errors.OperationalError:
         raise

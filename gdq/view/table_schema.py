@@ -9,6 +9,7 @@ from psycopg import Connection, sql
 from psycopg.rows import dict_row
 
 from gdq.errors import mapped_errors
+from gdq.owner_sql import OwnerSql, act_as
 from gdq.plan.table import TableColumn, TableSchema
 from gdq.qualified_sql import qualified
 from gdq.sql_text import pin_transaction, raw
@@ -56,10 +57,13 @@ def _schema(rows: Sequence[Mapping[str, Any]]) -> TableSchema:
 def describe_query(connection: Connection[Any], query: str, settings: Mapping[str, str]) -> list[tuple[str, int, str]]:
     """Name, type oid and type with typmod (schema-qualified unless in pg_catalog) of each column of `query`.
 
-    `query` is analyzed under `settings`, but reads and writes no rows.
+    `query` is analyzed under `settings`, but reads and writes no rows. With a role in `settings` it is analyzed as that
+    role.
     """
     with connection.transaction(force_rollback=True):
         apply_view_settings(connection, settings)
+        if "role" in settings:
+            return OwnerSql(connection, settings["role"]).columns(query)
         with connection.cursor() as cursor:
             cursor.execute(sql.SQL("select * from ({}) as q limit 0").format(raw(query)))
             result = cursor.pgresult
@@ -76,9 +80,14 @@ def describe_query(connection: Connection[Any], query: str, settings: Mapping[st
 
 
 def apply_view_settings(connection: Connection[Any], settings: Mapping[str, str]) -> None:
-    """Set READ_SETTINGS, and over them `settings`, until the transaction ends."""
+    """Set READ_SETTINGS, and over them `settings`, until the transaction ends.
+
+    With a `role` among them the view's own SQL is to run by OwnerSql, for which the session gets its functions.
+    """
     settings = {**READ_SETTINGS, **settings}
     query = """select pg_catalog.set_config(s.name, s.value, true)
                  from rows from (pg_catalog.unnest(%s::pg_catalog.text[]), pg_catalog.unnest(%s::pg_catalog.text[]))
                    as s(name, value)"""
     connection.execute(query, [list(settings), list(settings.values())])
+    if "role" in settings:
+        act_as(connection, settings["role"])

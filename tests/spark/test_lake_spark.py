@@ -12,6 +12,7 @@ from gdq.consumers.lake.open import open_lake
 from gdq.consumers.lake.types import differing_lake_rows, lake_columns, read_lake_rows
 from gdq.consumers.refresh.refresher import Refresher
 from gdq.errors import GdqError
+from gdq.owner_sql import OwnerSql
 from gdq.plan.spark.keys import SparkKeyPlan
 from gdq.typed.pgtypes import READ_SETTINGS
 from gdq.view.table_schema import apply_view_settings, describe_query
@@ -87,7 +88,7 @@ class SparkLakes:
         with self.shop.connection.transaction():
             columns = lake_columns(describe_query(self.shop.connection, info.definition, info.settings), info.lake.kind)
             apply_view_settings(self.shop.connection, READ_SETTINGS | info.settings)
-            expected = list(read_lake_rows(self.shop.connection, info.definition, columns))
+            expected = list(read_lake_rows(OwnerSql(self.shop.connection, None), info.definition, columns))
         found = open_lake(info.lake, name, info.source).scan()
         _, lacking, surplus = differing_lake_rows(expected, found, columns)
         return len(lacking), len(surplus)

@@ -9,7 +9,7 @@ commit.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -35,6 +35,7 @@ from gdq.consumers.views.own_objects import check_own_tables
 from gdq.consumers.views.signals import NeedsFull
 from gdq.consumers.views.snapshot_holder import SnapshotHolder
 from gdq.errors import GdqError
+from gdq.owner_sql import OwnerSql
 from gdq.qualified_sql import qualified
 from gdq.sql_text import quote, raw
 from gdq.typed.pgtypes import READ_SETTINGS
@@ -117,14 +118,27 @@ class _TableChanges:
         named = "".join(f", {own} as {quote(label)}" for label, own in listed.items())
         return f"select op as ev_op{named} from pg_temp.{self.relation}"
 
-    def write(self, connection: Connection[Any]) -> None:
+    def write(self, owned: OwnerSql) -> None:
         """Create and fill the relation, which ends with the transaction."""
-        typed = "".join(f", c{n} {column.type}" for n, column in enumerate(self.columns, 1))
+        kinds = {f"c{n}": column.type for n, column in enumerate(self.columns, 1)}
+        if owned.role is None:
+            self._copy(owned.connection, self.relation, kinds)
+            return
+        # no type's input function runs in COPY: a domain's check could be code of the view's owner
+        self._copy(owned.connection, f"{self.relation}_texts", dict.fromkeys(kinds, "text"))
+        values = ", ".join(["op", *(f"{name}::{kind} as {name}" for name, kind in kinds.items())])
+        owned.run(f"drop table if exists pg_temp.{self.relation}")
+        owned.run(
+            f"create temp table {self.relation} on commit drop as select {values} from pg_temp.{self.relation}_texts"
+        )
+
+    def _copy(self, connection: Connection[Any], relation: str, kinds: Mapping[str, str]) -> None:
+        typed = "".join(f", {name} {kind}" for name, kind in kinds.items())
         # another view of the group may have created one of this name in the same transaction
-        drop = f"drop table if exists pg_temp.{self.relation}"
-        connection.execute(raw(f"{drop}; create temp table {self.relation} (op text{typed}) on commit drop"))
+        drop = f"drop table if exists pg_temp.{relation}"
+        connection.execute(raw(f"{drop}; create temp table {relation} (op text{typed}) on commit drop"))
         self.rows.seek(0)
-        copy_in = sql.SQL("copy pg_temp.{} from stdin (encoding 'UTF8')").format(sql.Identifier(self.relation))
+        copy_in = sql.SQL("copy pg_temp.{} from stdin (encoding 'UTF8')").format(sql.Identifier(relation))
         with connection.cursor().copy(copy_in) as copy:
             while block := self.rows.read(2**16):
                 copy.write(block)
@@ -239,7 +253,7 @@ class SlotChangeSource(ChangeSource):
         apply_view_settings(connection, READ_SETTINGS)
         for one in self._found.values():
             if one.count:
-                one.write(connection)
+                one.write(OwnerSql(connection, self._view.acts_as))
         apply_view_settings(connection, READ_SETTINGS | self._view.settings)
 
     def move(self, connection: Connection[Any]) -> None:
