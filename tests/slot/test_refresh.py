@@ -17,6 +17,7 @@ from gdq.consumers.slot.slot import create_slot, drop_slot
 from gdq.consumers.slot.snapshot import PgSnapshot
 from gdq.consumers.slot.source import SlotSource
 from gdq.errors import GdqError
+from gdq.view.view import set_view_owner
 from tests.support.endings import Deaths, Killed
 from tests.support.slot import VIEWS, Scene, writing
 
@@ -46,6 +47,17 @@ def test_random_work_at_the_same_time(scene: Scene, names: tuple[str, ...], roun
     assert scene.compared == 2 * (rounds + 2) * len(names)
     for name in names:
         assert scene.both(name).action == "none"
+
+
+def test_as_the_owner_of_the_view(scene: Scene) -> None:
+    """The session is another role's; rows that come from the slot are as those from the queue."""
+    for name in ("outer_joined", "projection"):
+        scene.make(name, VIEWS[name])
+        set_view_owner(scene.su, name, "gdq_owner")
+        assert scene.both(name).action == "full"
+    scene.write("update item set amount = 3, note = 'é'", "delete from dim where k = 2")
+    for name in ("outer_joined", "projection"):
+        assert scene.both(name).action == "delta"
 
 
 def test_transactions_open_at_a_refresh_come_with_the_next(grouped: Scene) -> None:

@@ -141,7 +141,7 @@ def test_a_deferred_trigger_does_not_leave_the_role(fleeing: Shop) -> None:
             if new:
                 assert refresher.refresh("w").action == "delta"
             else:
-                with pytest.raises(GdqError, match="trigger t of public.w is deferrable"):
+                with pytest.raises(GdqError, match=r"trigger t of public\.w is deferrable"):
                     refresher.refresh("w")
         assert fleeing.execute("select * from trace") == []
 
