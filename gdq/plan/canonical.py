@@ -26,6 +26,7 @@ from gdq.plan.whitelist import (
     compared_operators,
     equality_operators,
     is_fixed,
+    written_types,
 )
 from gdq.sql_text import pin_transaction, quote, raw
 from gdq.typed.pgtypes import READ_SETTINGS
@@ -39,6 +40,25 @@ _READ_SETTINGS = "; ".join(
     f"set local {name} = '{value}'" for name, value in READ_SETTINGS.items() if name not in ("search_path", "timezone")
 )
 _PRINT_SETTINGS = f"{_READ_SETTINGS}; set local search_path = pg_catalog, pg_temp"
+
+
+# The output functions among types, and the types that they consist of, whose text is the name of an object: another
+# session may rename it. Other text depends on settings alone, which a refresh pins.
+_NAMING = """
+    with recursive part (oid) as (
+      select pg_catalog.unnest(%s::pg_catalog.oid[])
+       union
+      select p.oid
+        from part
+        join pg_catalog.pg_type t on t.oid = part.oid
+        cross join lateral (select t.typelem union all select t.typbasetype union all
+                            select a.atttypid from pg_catalog.pg_attribute a
+                             where a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped) p (oid))
+    select pg_catalog.format('%%s', p.oid::pg_catalog.regprocedure)
+      from part
+      join pg_catalog.pg_type t on t.oid = part.oid
+      join pg_catalog.pg_proc p on p.oid = t.typoutput
+     where p.provolatile <> 'i' and p.proname ~ '^(reg|acl)'"""
 
 
 def canonical_sql(connection: Connection[Any], query: str) -> str:
@@ -266,11 +286,13 @@ def _refuse_volatile(connection: Connection[Any], tree: TreeNode) -> None:
     functions = load_functions(connection, tree)
     called = [(node, functions[called_function(node)]) for node in nodes if called_function(node) in functions]
     found = [one.signature for node, one in called if one.volatility != "i" and not is_fixed(node, one)]
-    casts = [int(node.text("resulttype")) for node in nodes if node.kind == "COERCEVIAIO"]
+    casts = [node for node in nodes if node.kind == "COERCEVIAIO"]
     query = """select pg_catalog.format('%%s', p.oid::pg_catalog.regprocedure)
                  from pg_catalog.pg_type t join pg_catalog.pg_proc p on p.oid = t.typinput
                 where p.provolatile <> 'i' and t.oid = any (%s::pg_catalog.oid[])"""
-    found += [signature for (signature,) in connection.execute(query, [casts]).fetchall()]
+    found += [one for (one,) in connection.execute(query, [[int(node.text("resulttype")) for node in casts]])]
+    written = [number for node in casts for number in written_types(node)]
+    found += [one for (one,) in connection.execute(_NAMING, [written])]
     if found:
         raise PlanError(
             "nondeterministic",

@@ -61,8 +61,9 @@ class Query:
 
     def tables(self, node: exp.Expr) -> set[str]:
         """The tables that a part of the query reads, quoted and qualified."""
-        found = (self.leaves[table.alias].table for table in node.find_all(exp.Table))
-        return {table.qualified for table in found if table is not None}
+        # the functions within ROWS FROM are nodes of tables too, but no items of FROM
+        found = (self.leaves.get(table.alias) for table in node.find_all(exp.Table))
+        return {leaf.table.qualified for leaf in found if leaf is not None and leaf.table is not None}
 
     def _tree(self, node: exp.Expr) -> FromTree:
         tree = self._tree(node.this) if _is_parenthesis(node) else self.leaf(node)
@@ -109,7 +110,7 @@ def parse_statement(sql: str) -> exp.Expr:
 
 def render_sql(node: exp.Expr) -> str:
     """A node as PostgreSQL's SQL on one line, with every name quoted."""
-    return node.sql(dialect="postgres", identify=True, comments=False)
+    return node.sql(dialect="postgres", identify=True, comments=False, normalize_functions=False)
 
 
 def _is_parenthesis(node: exp.Expr) -> bool:

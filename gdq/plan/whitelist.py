@@ -200,7 +200,7 @@ _TYPE_FIELDS = {
     "FUNCEXPR": "funcresulttype", "OPEXPR": "opresulttype", "NULLIFEXPR": "opresulttype", "RELABELTYPE": "resulttype",
     "COERCEVIAIO": "resulttype", "ARRAYCOERCEEXPR": "resulttype", "FIELDSELECT": "resulttype", "CASEEXPR": "casetype",
     "COALESCEEXPR": "coalescetype", "MINMAXEXPR": "minmaxtype", "ARRAYEXPR": "array_typeid",
-    "SUBSCRIPTINGREF": "refrestype",
+    "SUBSCRIPTINGREF": "refrestype", "CASETESTEXPR": "typeId",
 }  # fmt: skip
 _BOOLEAN_KINDS = {"BOOLEXPR", "NULLTEST", "BOOLEANTEST", "SCALARARRAYOPEXPR", "DISTINCTEXPR", "ROWCOMPAREEXPR"}
 _BOOLEAN = 16
@@ -324,6 +324,12 @@ def type_of(node: TreeNode) -> int:
         value = query.nodes("targetList")[0].node("expr") if node.text("subLinkType") == "4" else None
         return type_of(value) if value is not None else _BOOLEAN * (node.text("subLinkType") in ("0", "1", "2"))
     return int(node.text(_TYPE_FIELDS.get(node.kind, "")) or 0)
+
+
+def written_types(cast: TreeNode) -> list[int]:
+    """The types of what a cast by text writes; where the type is not in the tree, those of all that is in it."""
+    kinds = [type_of(one) for one in cast.nodes("arg")]
+    return kinds if all(kinds) else [type_of(one) for one in walk_tree(cast.fields.get("arg"))]
 
 
 def _why_not_node(node: TreeNode) -> str | None:

@@ -22,12 +22,15 @@ from tests.support.spark import QUEUE, Shop, make_shop
 STATEMENTS = [
     "create type pair as (x int, y text)",
     "create domain small as int check (value < 1000)",
+    "create domain of_name as regclass; create type named as (names of_name[])",
     """create table t (id int primary key, g int, v int, s text, c numeric(10,2), f float8, iv interval, j jsonb,
-                       a int[], ts timestamp, p pair, d small)""",
+                       a int[], ts timestamp, p pair, d small, names named)""",
     "create table u (id int primary key, g int, v int, p pair)",
     "create table w (id int primary key, g int)",
     "create aggregate my_sum(int) (sfunc = int4pl, stype = int, initcond = '0')",
     "create function twice(int) returns int immutable language sql as 'select $1 * 2'",
+    """create schema "Odd One"; create function "Odd One"."Two Of"(int default 5) returns setof int immutable
+       language sql as 'select $1 union all select $1 + 1'""",
     "create function two(int) returns table (n int) immutable language sql as 'select $1 union all select $1 + 1'",
     *(f"select gdq.add_table('{QUEUE}', '{table}')" for table in ("t", "u", "w")),
     """insert into t select i, i % 3, i, 's' || i % 4, i * 1.5, i * 0.1, i * interval '1 hour',
@@ -149,6 +152,8 @@ FIXED = [
 MOVING = [
     "concat(ts::timestamptz)", "to_char(c, '9D9')", "to_char(c, 'L9')", "to_char(c, s)", "to_char(ts, 'TMMonth')",
     "jsonb_build_object('a', ts at time zone 'UTC')", "concat(p)", "to_jsonb(p)", "now()", "random()", "current_date",
+    "id::oid::regclass::text", "array[id::oid::regtype]::text || 'x'", "array[id::oid::regproc]::text[]",
+    "row(id, id::oid::regrole)::text", "names::text", "'t'::regclass::varchar",
 ]  # fmt: skip
 
 
@@ -361,6 +366,26 @@ def test_replaced_function(shop: Shop) -> None:
         assert (results["v"].action, results["of_set"].action) == ("full", "none")
         shop.execute("update t set v = v + 1 where id = 1")
         assert shop.check(refresher, views)["v"].action == "delta"
+
+
+def test_functions_with_names_that_must_be_quoted(shop: Shop) -> None:
+    odd = '"Odd One"."Two Of"'
+    views = {
+        "v_one": f"select t.id, n from t, {odd}(t.v) n",
+        "v_none": f"select t.id, n from t, {odd}() n",
+        "v_join": f"select t.id, n from t left join {odd}(3) f(n) on f.n = t.id",
+        "v_rows": f"select t.id, n, m from t, rows from ({odd}(), two(3)) f(n, m)",
+        "v_rows_group": f"select f.m, count(*) as many from t, rows from (two(4), {odd}(7)) f(n, m) group by f.m",
+        "v_rows_in": f"select t.id from t where t.v in (select f.m from rows from (two(4), {odd}(7)) f(n, m))",
+        "v_listed": f"select id, {odd}(v) as n from t",
+        "v_groups": f"select n, count(*) as many from t, {odd}(t.g) n group by n",
+    }
+    for name, query in views.items():
+        shop.view(name, query, engine="postgres")
+    with Refresher(shop.db.dsn) as refresher:
+        for change in ["", *CHANGES[:3]]:
+            shop.execute(change)
+            shop.check(refresher, views)
 
 
 def test_a_name_that_no_table_can_have_is_refused(shop: Shop) -> None:
