@@ -44,6 +44,9 @@ _EXTRAS = {
     "prometheus_client": "metrics",
 }
 
+# 1000 years.
+_SECONDS_MAX = 1000 * 365.25 * 86400
+
 # Seconds after a signal that a COMMIT may wait for a synchronous standby.
 _COMMIT_SECONDS = 1.0
 
@@ -132,11 +135,24 @@ def json_object_option(command: CommandFunction) -> CommandFunction:
     return click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")(command)
 
 
+class Seconds(click.FloatRange):
+    """A time in seconds: a number, and at most 1000 years, so that times and intervals can hold it."""
+
+    def __init__(self, least: float = 0) -> None:
+        super().__init__(min=least)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not number <= _SECONDS_MAX:
+            self.fail(f"{value} is no number of seconds within 1000 years.", param, ctx)
+        return number
+
+
 def slot_wait_option(command: CommandFunction) -> CommandFunction:
     """--slot-wait, for commands that read a logical slot."""
     return click.option(
         "--slot-wait",
-        type=click.FloatRange(min=0),
+        type=Seconds(),
         default=30.0,
         show_default=True,
         metavar="SECONDS",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from pathlib import Path
 
 import click
@@ -22,7 +21,7 @@ from gdq.consumers.compare.run import remove_leftovers, run_compare
 @click.option("--tables", metavar="T1,T2", help="The tables to put both paths on.")
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=1),
+    type=base.Seconds(1),
     default=60,
     show_default=True,
     metavar="N",
@@ -64,8 +63,6 @@ def compare_command(
     names = base.split_table_names(tables)
     if not names:
         raise click.UsageError("name the tables: --tables T1,T2")
-    if not math.isfinite(seconds):
-        raise click.BadParameter(f"{seconds} is no number of seconds", param_hint="--seconds")
     if report is not None and not report.absolute().parent.is_dir():
         raise click.BadParameter(f"no folder {report.absolute().parent}", param_hint="--report")
     stop = base.StopSignals()

@@ -17,7 +17,7 @@ from gdq.cli.terminal import printable
 @click.option("--fix", is_flag=True, help="Repair problems, as far as the application need not wait.")
 @click.option(
     "--patience",
-    type=click.FloatRange(min=0),
+    type=base.Seconds(),
     default=60.0,
     show_default=True,
     metavar="SECONDS",

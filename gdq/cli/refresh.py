@@ -38,7 +38,7 @@ _INTERRUPTED = "interrupted: the refresh at hand was rolled back"
 @base.slot_wait_option
 @click.option(
     "--interval",
-    type=click.FloatRange(min=0),
+    type=base.Seconds(),
     default=1.0,
     show_default=True,
     metavar="SECONDS",

@@ -27,13 +27,12 @@ from gdq.source import MAX_EVENTS, Event
 
 log = logging.getLogger(__name__)
 
-_SECONDS = click.FloatRange(min=0)
 _DEAD_AFTER_SECONDS = 300.0
 
 
 @click.command()
 @click.option("--once", is_flag=True, help="Do what is due now, then exit.")
-@click.option("--interval", type=click.FloatRange(min=0.001), default=0.05, show_default=True, metavar="SECONDS")
+@click.option("--interval", type=base.Seconds(0.001), default=0.05, show_default=True, metavar="SECONDS")
 @base.dsn_option
 def ticker_command(once: bool, interval: float, dsn: str | None) -> None:
     """Take ticks and maintain the logs of all queues, until SIGTERM."""
@@ -65,7 +64,7 @@ def tick_command(queue: str, dsn: str | None) -> None:
 @click.option("--member", metavar="M", help="Work as this member of the consumer, beside other members.")
 @click.option(
     "--dead-after",
-    type=_SECONDS,
+    type=base.Seconds(),
     default=_DEAD_AFTER_SECONDS,
     show_default=True,
     metavar="SECONDS",
@@ -82,7 +81,7 @@ def tick_command(queue: str, dsn: str | None) -> None:
 @click.option("--each", is_flag=True, help="HANDLER takes one event: handler(connection, event).")
 @click.option(
     "--retry-errors",
-    type=_SECONDS,
+    type=base.Seconds(),
     metavar="SECONDS",
     help="With --each: if HANDLER fails, retry the event after this time.",
 )

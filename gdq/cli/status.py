@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from gdq.cli.base import StopSignals, command_session, connect_checked, dsn_option, json_value
+from gdq.cli.base import Seconds, StopSignals, command_session, connect_checked, dsn_option, json_value
 from gdq.cli.terminal import printable
 from gdq.monitor.status import Status
 from gdq.monitor.status import status as read
@@ -30,7 +30,7 @@ _TABLES_SHOWN = 10
 @click.option("--watch", is_flag=True, help="Show the status again and again until Ctrl-C.")
 @click.option(
     "--interval",
-    type=click.FloatRange(min=0.1),
+    type=Seconds(0.1),
     default=2.0,
     show_default=True,
     metavar="SECONDS",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import IO, Any
@@ -52,7 +53,10 @@ class _AuditShare(click.ParamType[AuditShare]):
             return value
         if value in ("auto", "off"):
             return AuditShare(None if value == "auto" else 0.0)
-        return AuditShare(click.FloatRange(0, 1).convert(value, param, ctx))
+        share = click.FloatRange(0, 1).convert(value, param, ctx)
+        if math.isnan(share):
+            self.fail(f"{value} is no share.", param, ctx)
+        return AuditShare(share)
 
 
 _audit_option = click.option(

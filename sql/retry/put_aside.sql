@@ -16,8 +16,8 @@ declare
   missing bigint;
 begin
   perform gdq.require_read_committed('a retry');
-  if delay is null or delay < interval '0' then
-    raise exception 'the delay of a retry must not be negative' using errcode = 'invalid_parameter_value';
+  if delay is null or delay < interval '0' or delay > interval '1000 years' then
+    raise exception 'the delay of a retry must be between 0 and 1000 years' using errcode = 'invalid_parameter_value';
   end if;
   perform pg_advisory_xact_lock_shared(gdq.token_key(token));
   b := gdq.open_batch(batch_id, token);

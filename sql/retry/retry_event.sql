@@ -23,8 +23,8 @@
 --   op: only the event of this number with this op. In mode pk a changed key gives a delete and an insert of one
 --   number.
 -- Result: true; false when the event became a dead letter. Writes: retry_event. Errors: GDQ01 for a stale token or a
--- finished batch; 42704 when the batch holds no such event; 55000 for a resync event; 22023 for a negative delay;
--- GDQ04.
+-- finished batch; 42704 when the batch holds no such event; 55000 for a resync event; 22023 for a delay that is
+-- negative or above 1000 years; GDQ04.
 create or replace function gdq.retry_event(batch_id bigint, token uuid, ev_id bigint, delay interval default '1 minute',
   reason text default null, op text default null) returns boolean
 language sql volatile security definer set search_path = pg_catalog, pg_temp

@@ -259,3 +259,5 @@ def test_intervals_of_a_queue_have_an_upper_bound(stage: Stage) -> None:
         stage.owner.execute(query.replace("178000000", "1000").encode())
     stage.owner.execute("select gdq.ticker('q'), gdq.tick_pause('q'), gdq.maintain()")
     assert stage.value("select count(*) from gdq.doctor() where severity = 'error'") == 0
+    failed = "select count(*) from gdq.doctor(patience => '178000000 years') where code = 'check_failed'"
+    assert stage.value(failed) == 0

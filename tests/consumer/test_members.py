@@ -100,6 +100,7 @@ def test_takeover_after_a_while_only(stage: Stage) -> None:
     grow(stage, 1)
     held = taken(stage, "a")
     assert next_of(stage.owner, "b") is None
+    assert next_of(stage.owner, "b", "178000000 years") is None
     stage.owner.execute("update gdq.batch_token set granted_at = granted_at - interval '2 hours'")
     stage.owner.execute("select gdq.touch_batch(%s, %s)", held[:2])
     assert next_of(stage.owner, "b") is None

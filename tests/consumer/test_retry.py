@@ -189,6 +189,7 @@ def test_refusals(shop: RetryShop) -> None:
     batch = shop.opened()
     assert shop.refusal("select gdq.retry_event(%s, %s, 99)", *batch) == "42704"
     assert shop.refusal("select gdq.retry_event(%s, %s, 1, '-1 s')", *batch) == "22023"
+    assert shop.refusal("select gdq.retry_event(%s, %s, 1, '178000000 years')", *batch) == "22023"
     shop.connection.execute("begin isolation level repeatable read")
     assert shop.refusal("select * from gdq.get_retries(%s, %s)", *batch) == "GDQ04"
     shop.connection.execute("rollback; begin isolation level repeatable read")
