@@ -28,10 +28,6 @@ STATEMENTS = [
     "create table u (id int primary key, g int, v int, p pair)",
     "create table w (id int primary key, g int)",
     "create aggregate my_sum(int) (sfunc = int4pl, stype = int, initcond = '0')",
-    "create function twice(int) returns int immutable language sql as 'select $1 * 2'",
-    """create schema "Odd One"; create function "Odd One"."Two Of"(int default 5) returns setof int immutable
-       language sql as 'select $1 union all select $1 + 1'""",
-    "create function two(int) returns table (n int) immutable language sql as 'select $1 union all select $1 + 1'",
     *(f"select gdq.add_table('{QUEUE}', '{table}')" for table in ("t", "u", "w")),
     """insert into t select i, i % 3, i, 's' || i % 4, i * 1.5, i * 0.1, i * interval '1 hour',
                             jsonb_build_object('a', i % 3), array[i, i % 2],
@@ -350,42 +346,6 @@ def test_ordinary_views(shop: Shop) -> None:
     }
     results = churned(shop, views, "postgres")
     assert {result.action for found in results[1:] for result in found.values()} == {"delta", "none"}
-
-
-def test_replaced_function(shop: Shop) -> None:
-    """The rows of a view change with a function that it calls."""
-    views = {"v": "select id, twice(v) as v from t", "of_set": "select t.id, f.n from t, two(t.v) f"}
-    for name, query in views.items():
-        shop.view(name, query, engine="postgres")
-    with Refresher(shop.db.dsn) as refresher:
-        shop.check(refresher, views)
-        shop.execute("update t set v = v + 1 where id = 1")
-        assert shop.check(refresher, views)["v"].action == "delta"
-        shop.execute("create or replace function twice(int) returns int immutable language sql as 'select $1 * 3'")
-        results = shop.check(refresher, views)
-        assert (results["v"].action, results["of_set"].action) == ("full", "none")
-        shop.execute("update t set v = v + 1 where id = 1")
-        assert shop.check(refresher, views)["v"].action == "delta"
-
-
-def test_functions_with_names_that_must_be_quoted(shop: Shop) -> None:
-    odd = '"Odd One"."Two Of"'
-    views = {
-        "v_one": f"select t.id, n from t, {odd}(t.v) n",
-        "v_none": f"select t.id, n from t, {odd}() n",
-        "v_join": f"select t.id, n from t left join {odd}(3) f(n) on f.n = t.id",
-        "v_rows": f"select t.id, n, m from t, rows from ({odd}(), two(3)) f(n, m)",
-        "v_rows_group": f"select f.m, count(*) as many from t, rows from (two(4), {odd}(7)) f(n, m) group by f.m",
-        "v_rows_in": f"select t.id from t where t.v in (select f.m from rows from (two(4), {odd}(7)) f(n, m))",
-        "v_listed": f"select id, {odd}(v) as n from t",
-        "v_groups": f"select n, count(*) as many from t, {odd}(t.g) n group by n",
-    }
-    for name, query in views.items():
-        shop.view(name, query, engine="postgres")
-    with Refresher(shop.db.dsn) as refresher:
-        for change in ["", *CHANGES[:3]]:
-            shop.execute(change)
-            shop.check(refresher, views)
 
 
 def test_a_name_that_no_table_can_have_is_refused(shop: Shop) -> None:
