@@ -87,6 +87,7 @@ class DeltaLake(OwnedLakeTable):
         table = self.find().table
         if table is None:
             raise Diverged(f"{self.name} is gone")
+        self._check_features(table)
         system, _ = self._system()
         schema = pa.schema(table.schema().to_arrow())
         for file in self._files(table):
@@ -160,6 +161,7 @@ class DeltaLake(OwnedLakeTable):
                 pa.RecordBatchReader.from_batches(change.schema, rows.read()),
                 mode="error" if found.table is None else "overwrite",
                 schema_mode=None if found.table is None else "overwrite",
+                partition_by=[],  # without it the table keeps partitions that another has given it
                 description=f"gdq: target of view {self.view}, {self.source}",
                 target_file_size=FILE_BYTES,
                 commit_properties=self._properties(found.number + 1, new),

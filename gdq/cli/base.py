@@ -97,6 +97,8 @@ def command_failure(error: Exception) -> CommandFailure:
             hint = diag.message_hint or _noted_hint(error)
             if error.sqlstate == "3F000" and hint is None and '"gdq"' in message:
                 hint = "Is gdq installed in this database? gdq install"
+            if isinstance(error, psycopg.errors.CharacterNotInRepertoire) and hint is None:
+                hint = "A row has text that is no UTF-8: docs/guarantees.md says under Encoding how to go on."
             return CommandFailure(message, diag.message_detail, hint)
         error = own
     if isinstance(error, GdqError):

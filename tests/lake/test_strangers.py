@@ -116,6 +116,24 @@ def test_table_that_may_only_grow(lakes: Lakes) -> None:
         assert lakes.equal("bag", BAG)
 
 
+@pytest.mark.parametrize("lakes", ["delta"], indirect=True)
+def test_partitions_of_another_go_with_a_full_load(lakes: Lakes) -> None:
+    from deltalake import DeltaTable, write_deltalake
+
+    lakes.view("bag", BAG)
+    with Refresher(lakes.shop.db.dsn) as refresher:
+        refresher.refresh("bag")
+        table = DeltaTable(str(lakes.folder / "bag"))
+        rows = table.to_pyarrow_table()
+        write_deltalake(table, rows, mode="overwrite", schema_mode="overwrite", partition_by=["label"])
+        result = refresher.refresh("bag")
+        assert (result.action, str(result.reason)[:35]) == ("full", "the target was changed by another: ")
+        assert DeltaTable(str(lakes.folder / "bag")).metadata().partition_columns == []
+        lakes.shop.execute("insert into fact (k) values (2)")
+        assert refresher.refresh("bag").action == "delta"
+        assert lakes.equal("bag", BAG)
+
+
 @pytest.mark.parametrize("kind", ["delta", "parquet", "iceberg"])
 @pytest.mark.parametrize("character", "#?%")
 def test_folders_that_no_library_finds_again(tmp_path: Path, kind: str, character: str) -> None:
