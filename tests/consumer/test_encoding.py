@@ -1,4 +1,4 @@
-"""A database in SQL_ASCII may hold text that is no UTF-8, which the server sends to no consumer: the documented cure."""
+"""A database in SQL_ASCII may hold text that is no UTF-8, which the server sends nobody: the cure of the docs."""
 
 from __future__ import annotations
 
