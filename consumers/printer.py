@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from psycopg import Connection
 
+from gdq.json_text import json_text
 from gdq.sequence import SequenceValue
 from gdq.source import Event, iso_utc
 
@@ -37,4 +37,4 @@ def _line(event: Event) -> str:
 
 def _json(*values: Any, **more: Any) -> str:
     names = ("id", "xid", "time", "op", "table", "key", "old", "new")
-    return json.dumps(dict(zip(names, values, strict=True)) | more, ensure_ascii=False)
+    return json_text(dict(zip(names, values, strict=True)) | more)

@@ -14,6 +14,7 @@ from psycopg.rows import tuple_row
 
 from gdq import __version__
 from gdq.consumers.debezium.values import DebeziumKind, debezium_value
+from gdq.json_text import json_text
 from gdq.qualified_sql import qualified
 from gdq.source import Event
 
@@ -52,7 +53,7 @@ def debezium_printer(
         envelope = Envelope(connection, queue, has_lsn=has_lsn, tombstones=tombstones)
         for event in events:
             for record in envelope.records(event):
-                print(json.dumps(record, ensure_ascii=False))
+                print(json_text(record))
         sys.stdout.flush()
 
     return consume

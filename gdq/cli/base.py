@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import dataclasses
-import json
 import os
 import re
 import select
@@ -27,6 +26,7 @@ from gdq.cli.terminal import printable
 from gdq.conninfo import connect, end_commit_waits, resolve_conninfo
 from gdq.errors import GdqError, ResyncRequired, error_from_server, notice_line
 from gdq.installer.version import check_version
+from gdq.json_text import json_text
 from gdq.source import iso_utc
 
 # Errors that are shown as one line, without a traceback.
@@ -226,7 +226,7 @@ def print_rows(rows: Sequence[Any], columns: Sequence[str], *, as_json: bool) ->
     """Print dataclasses as aligned text with a header, or as a JSON array of objects."""
     records = [{name: getattr(row, name) for name in columns} for row in rows]
     if as_json:
-        lines = (json.dumps(record, default=json_value, ensure_ascii=False) for record in records)
+        lines = (json_text(record, json_value) for record in records)
         click.echo("[" + ",\n ".join(lines) + "]")
         return
     table = [list(columns)] + [[_cell(value) for value in record.values()] for record in records]
@@ -307,7 +307,7 @@ def _cell(value: Any) -> str:
         case None:
             return ""
         case dict():
-            return json.dumps(value, ensure_ascii=False)
+            return json_text(value)
         case list():
             return printable(",".join(map(str, value)))
         case datetime():

@@ -10,6 +10,7 @@ import click
 
 from gdq.cli import base
 from gdq.cli.progress import shown_progress
+from gdq.cli.terminal import printable
 from gdq.consumers.compare import attach
 from gdq.consumers.compare.figure_text import figures_text
 from gdq.consumers.compare.page import compare_page
@@ -79,7 +80,8 @@ def compare_command(
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(figures) | {"recommendation": dataclasses.asdict(found)}, indent=1))
     else:
-        click.echo(figures_text(figures, found.text, [f"{reason.side}: {reason.text}" for reason in found.reasons]))
+        text = figures_text(figures, found.text, [f"{reason.side}: {reason.text}" for reason in found.reasons])
+        click.echo(printable(text, lines=True))
     if report is not None:
         try:
             report.write_text(compare_page(figures, found), encoding="utf-8")

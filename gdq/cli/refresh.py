@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import signal
 import sys
 from typing import Any
@@ -17,6 +16,7 @@ from gdq.cli.terminal import printable
 from gdq.consumers.refresh.follow import Follower
 from gdq.consumers.refresh.refresher import Refresher, RefreshResult, refresh_groups
 from gdq.consumers.refresh.verify import verify_view as verify
+from gdq.json_text import json_text
 from gdq.ticker import reconnecting
 
 _INTERRUPTED = "interrupted: the refresh at hand was rolled back"
@@ -130,7 +130,7 @@ def _follow(
 ) -> None:
     def report(result: RefreshResult) -> None:
         if as_json:
-            click.echo(json.dumps(dataclasses.asdict(result), ensure_ascii=False))
+            click.echo(json_text(dataclasses.asdict(result)))
         else:
             why = f" ({result.reason})" if result.reason else ""
             done = f"{result.rows_changed} rows changed in {result.seconds:.2f} s"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from contextlib import nullcontext
 from datetime import timedelta
@@ -18,6 +17,7 @@ from rich.text import Text
 
 from gdq.cli.base import Seconds, StopSignals, command_session, connect_checked, dsn_option, json_value
 from gdq.cli.terminal import printable
+from gdq.json_text import json_text
 from gdq.monitor.status import Status
 from gdq.monitor.status import status as read
 from gdq.ticker import reconnecting
@@ -72,7 +72,7 @@ def _watch(queue: str | None, interval: float, as_json: bool, dsn: str | None) -
 
 def _print(found: Status, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(dataclasses.asdict(found), default=json_value, ensure_ascii=False))
+        click.echo(json_text(dataclasses.asdict(found), json_value))
         return
     # a pipe has no width: nothing may be cut off
     Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(_tables(found))

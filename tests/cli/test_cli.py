@@ -71,6 +71,14 @@ def test_no_control_character_of_a_name_reaches_the_terminal(db: Database) -> No
             assert "\nb" not in text, arguments
             shown += "\\x1b]0;title\\x07\\x0ab\\x0d\\x9b31m[red]" in text
     assert shown >= 4
+    with db.connect() as connection:
+        connection.execute("select gdq.maintain()")
+        connection.execute("select gdq.register_consumer('q', 'd')")
+        connection.execute(f'insert into "{name}" values (1)'.encode())
+    for arguments in (["tables", "--json"], ["status", "--json"], ["consume", "q", "d", "--once"]):
+        done = gdq(*arguments, dsn=db.dsn)
+        assert not set(done.stdout) & {"\x1b", "\x07", "\r", "\x9b"}, arguments
+        assert "\\u009b31m" in done.stdout, arguments
     listed = gdq("tables", "--json", dsn=db.dsn)
     assert json.loads(listed.stdout)[0]["table_name"] == f'public."{name}"'
 
