@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,14 +23,18 @@ from gdq.plan.tree_meaning import meaning
 from gdq.plan.whitelist import QueryReading, why_not_listed
 from gdq.qualified_sql import qualified
 from gdq.sql_text import PINNED_SETTINGS
+from gdq.typed.pgtypes import FIRST_USER_OID
 from gdq.view.table_schema import apply_view_settings
 
 _KNOWN_MAX = 1000
 
+# A name in the body of a function.
+_WORD = re.compile(r'"[^"]+"|\w+')
+
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A reading, and schema and name of the functions outside of pg_catalog that the query calls."""
+    """A reading, and schema and name of the functions outside of pg_catalog that the query, or one of them, calls."""
 
     reading: QueryReading
     functions: tuple[tuple[str, str], ...]
@@ -65,7 +70,7 @@ def _read(connection: Connection[Any], text: str, schemas: Sequence[TableSchema]
         refused += " [not-listed]"
     elif not _is_read_alike(connection, text, schemas, tree, role):
         refused = "the planner does not read the query as the server does [read-otherwise]"
-    names = sorted({(one.schema, one.name) for one in functions.values() if not one.own})
+    names = _called(connection, {(one.schema, one.name) for one in functions.values() if not one.own})
     settled = settled_rows(tree, functions, _keys(connection, schemas))
     return _Known(QueryReading(refused, _definitions(connection, names), settled), tuple(names))
 
@@ -95,6 +100,32 @@ def _is_read_alike(
         raise
     except (psycopg.Error, SqlglotError, LookupError, ValueError):
         return False
+
+
+def _called(connection: Connection[Any], names: set[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Schema and name of these functions and of those that they may call.
+
+    Bodies are not parsed: a word of a body counts as a call of every function of that name. One too many costs a full
+    load when it is replaced, one too few leaves wrong rows.
+    """
+    bodies = qualified("""
+        select p.prosrc || coalesce(pg_catalog.pg_get_function_sqlbody(p.oid), '')
+          from rows from (pg_catalog.unnest(%s::text[]), pg_catalog.unnest(%s::text[])) as t(nspname, proname)
+          join pg_catalog.pg_namespace n on n.nspname = t.nspname
+          join pg_catalog.pg_proc p on p.pronamespace = n.oid and p.proname = t.proname""")
+    named = qualified("""
+        select distinct n.nspname::text, p.proname::text
+          from pg_catalog.pg_proc p join pg_catalog.pg_namespace n on n.oid = p.pronamespace
+         where p.proname = any (%s::name[]) and p.oid >= %s""")
+    found, waiting = set(names), names
+    while waiting:
+        schemas, functions = zip(*waiting, strict=True)
+        texts = [text for (text,) in connection.execute(bodies, [list(schemas), list(functions)])]
+        words = {word.strip('"') for text in texts for word in _WORD.findall(text)}
+        words |= {word.lower() for word in words}
+        waiting = {(schema, name) for schema, name in connection.execute(named, [list(words), FIRST_USER_OID])} - found
+        found |= waiting
+    return sorted(found)
 
 
 def _definitions(connection: Connection[Any], names: Sequence[tuple[str, str]]) -> str:

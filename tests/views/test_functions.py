@@ -49,6 +49,29 @@ def test_replaced_function(shop: Shop) -> None:
         assert shop.check(refresher, views)["v"].action == "delta"
 
 
+NESTED = {
+    "sql": "language sql as 'select public.twice($1)'",
+    "atomic": "language sql begin atomic select public.twice($1); end",
+    "plpgsql": "language plpgsql as 'begin return public.TWICE($1); end'",
+    "deeper": """language sql as 'select "Odd One"."Twice of"($1)'""",
+}
+
+
+@pytest.mark.parametrize("body", NESTED)
+def test_function_that_is_replaced_below_another(shop: Shop, body: str) -> None:
+    shop.execute("""create function "Odd One"."Twice of"(int) returns int immutable language sql
+                    as 'select public.twice($1)'""")
+    shop.execute(f"create function outer_one(int) returns int immutable {NESTED[body]}")
+    views = {"v": "select id, outer_one(v) as v from t"}
+    shop.view("v", views["v"], engine="postgres")
+    with Refresher(shop.db.dsn) as refresher:
+        shop.check(refresher, views)
+        shop.execute("create or replace function twice(int) returns int immutable language sql as 'select $1 * 3'")
+        assert shop.check(refresher, views)["v"].action == "full"
+        shop.execute("update t set v = v + 1 where id = 1")
+        assert shop.check(refresher, views)["v"].action == "delta"
+
+
 def test_functions_with_names_that_must_be_quoted(shop: Shop) -> None:
     odd = '"Odd One"."Two Of"'
     views = {
