@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gdq.ticker import maintain_all
 from tests.support.events import Tap
 
 pytestmark = pytest.mark.server
@@ -30,6 +31,30 @@ def test_all_logs_are_looked_at_once(tap: Tap) -> None:
         (calls,) = owner.execute(looks).fetchone() or (0,)
     assert steps > TABLES
     assert calls < TABLES / 2
+
+
+def test_maintenance_ends_after_the_step_in_which_it_is_asked_to(tap: Tap) -> None:
+    """A ticker that is told to stop does not empty thousands of logs before."""
+    for number in range(3):
+        tap.write(f"create table t{number} (id int primary key)")
+        tap.add(f"shop.t{number}")
+        tap.write(f"insert into t{number} values (1)")
+    assert len(tap.events()) == 3
+    full = "select count(*) from gdq.log_segment s where pg_relation_size(s.segment) > 0"
+    with tap.db.connect() as owner:
+        owner.execute("update gdq.queue set rotation_period = '1 microsecond'")
+        asked = 0
+
+        def stop() -> bool:
+            nonlocal asked
+            asked += 1
+            return True
+
+        assert maintain_all(owner, stop=stop) is True
+        assert asked == 1
+        assert owner.execute(full).fetchone() != (0,)
+        assert maintain_all(owner) is False
+        assert owner.execute(full).fetchone() == (0,)
 
 
 @pytest.mark.parametrize("hint", ["current", "old", "strange", "empty", "unknown"])
