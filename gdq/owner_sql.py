@@ -39,10 +39,9 @@ declare
   done bigint := 0;
 begin
   STATEMENT
-  set constraints all immediate;
   if {_KEPT} operator(pg_catalog.<>) kept then
-    raise insufficient_privilege using message = 'code of the view ' ||
-      'left a function, a prepared statement or a cursor behind that would run with rights of another role';
+    raise insufficient_privilege using message =
+      'code of the view left a function, a prepared statement or a cursor behind that would run with other rights';
   end if;
   RETURN
 end"""
@@ -131,7 +130,9 @@ def act_as(connection: Connection[Any], role: str) -> None:
     query = qualified("""
         select count(*) from pg_catalog.pg_proc p
          where p.pronamespace = pg_my_temp_schema() and p.proname = any (%s::text[]) and p.prosecdef
-           and pg_get_userbyid(p.proowner)::text = %s and p.proconfig is null and p.prosrc = any (%s::text[])""")
+           and pg_get_userbyid(p.proowner)::text = %s and p.proconfig is null and p.prosrc = any (%s::text[])
+           and p.proargtypes::text = 'pg_catalog.text'::pg_catalog.regtype::oid::text
+           and p.prolang = (select l.oid from pg_catalog.pg_language l where l.lanname = 'plpgsql')""")
     if scalar(connection, query, names, role, [_RUN, _ROWS]) != len(names):
         for statement in functions_sql(role):
             connection.execute(raw(statement))
