@@ -163,9 +163,10 @@ def find_headers(binaries: PostgresBinaries, folder: Path) -> Path | None:
 
 
 def find_isolation_tester(binaries: PostgresBinaries) -> Path | None:
-    """PostgreSQL's program that runs specs, which Debian's packages have."""
-    path = binaries.folder.parent / "lib/pgxs/src/test/isolation/isolationtester"
-    return path if path.exists() else None
+    """PostgreSQL's program that runs specs, which Debian's packages and the wheels have."""
+    libraries = binaries.folder.parent / "lib"
+    places = (libraries / part / "pgxs/src/test/isolation/isolationtester" for part in ("", "postgresql"))
+    return next((path for path in places if path.exists()), None)
 
 
 def scheduled(sources: Path) -> list[str]:
