@@ -79,6 +79,12 @@ def fleeing(viewed: Shop) -> Shop:
     return viewed
 
 
+def as_role(shop: Shop, role: str, statement: str) -> None:
+    with shop.db.connect("su") as su:
+        su.execute(sql.SQL("set role {}").format(sql.Identifier(role)))
+        su.execute(statement.encode())
+
+
 def refresh_and_verify(shop: Shop) -> None:
     with Refresher(shop.db.dsn) as refresher:
         assert refresher.refresh("w").action == "full"
@@ -114,9 +120,7 @@ def test_a_trigger_of_the_target_does_not_leave_the_role(fleeing: Shop) -> None:
     with owned_view(fleeing, VIEWS["rows"]) as role:
         with Refresher(fleeing.db.dsn) as refresher:
             refresher.refresh("w")
-        with fleeing.db.connect("su") as su:
-            su.execute(sql.SQL("set role {}").format(sql.Identifier(role)))
-            su.execute("create trigger t after insert or delete on w for each row execute function fleeing()")
+        as_role(fleeing, role, "create trigger t after insert or delete on w for each row execute function fleeing()")
         fleeing.execute(MANY_CHANGES[0])
         with Refresher(fleeing.db.dsn) as refresher:
             assert refresher.refresh("w").action == "delta"
@@ -129,16 +133,11 @@ def test_a_deferred_trigger_does_not_leave_the_role(fleeing: Shop) -> None:
     with owned_view(fleeing, VIEWS["rows"]) as role:
         with Refresher(fleeing.db.dsn) as refresher:
             refresher.refresh("w")
-        with fleeing.db.connect("su") as su:
-            su.execute(sql.SQL("set role {}").format(sql.Identifier(role)))
-            su.execute(
-                "create constraint trigger t after insert on w deferrable initially deferred"
-                " for each row execute function fleeing()"
-            )
-            new = su.info.server_version >= 180000
+        deferred = "create constraint trigger t after insert on w deferrable initially deferred"
+        as_role(fleeing, role, f"{deferred} for each row execute function fleeing()")
         fleeing.execute(MANY_CHANGES[0])
         with Refresher(fleeing.db.dsn) as refresher:
-            if new:
+            if fleeing.connection.info.server_version >= 180000:
                 assert refresher.refresh("w").action == "delta"
             else:
                 with pytest.raises(GdqError, match=r"trigger t of public\.w is deferrable"):
