@@ -33,10 +33,11 @@ _KEPT = qualified("""(select coalesce(string_agg(k, ',' order by k collate pg_ca
             union all
             select c.name from pg_catalog.pg_cursors c where c.is_holdable) as found(k))""")
 
+# types with their schema: code that has run before may have set another search_path
 _BODY = f"""
 declare
-  kept text := {_KEPT};
-  done bigint := 0;
+  kept pg_catalog.text := {_KEPT};
+  done pg_catalog.int8 := 0;
 begin
   STATEMENT
   if {_KEPT} operator(pg_catalog.<>) kept then
@@ -84,7 +85,7 @@ class OwnerSql:
         if self.role is None:
             return self.connection.execute(raw(statement)).rowcount
         call = f"select pg_temp.{_name('run', self.role)}(%s::pg_catalog.text)"
-        return int(self.connection.execute(call, [statement]).fetchone()[0])  # type: ignore[index]
+        return int(scalar(self.connection, call, statement))
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         """All rows of a SELECT."""
@@ -141,9 +142,9 @@ def act_as(connection: Connection[Any], role: str) -> None:
 def functions_sql(role: str) -> list[str]:
     """Statements that make the functions of OwnerSql, for a session whose current role is `role`."""
     return [
-        f"create or replace function pg_temp.{_name(kind, role)}(statement text) returns {result} language plpgsql "
-        f"security definer as {sql.Literal(body).as_string(None)}"
-        for kind, result, body in (("run", "bigint", _RUN), ("rows", "setof record", _ROWS))
+        f"create or replace function pg_temp.{_name(kind, role)}(statement pg_catalog.text) returns {result} "
+        f"language plpgsql security definer as {sql.Literal(body).as_string(None)}"
+        for kind, result, body in (("run", "pg_catalog.int8", _RUN), ("rows", "setof pg_catalog.record", _ROWS))
     ]
 
 
