@@ -1,7 +1,7 @@
 """Files of the embedded server: the cache folder, its permissions, and the sources of a PostgreSQL.
 
 The cache folder is `GDQ_CACHE`, else `/var/cache/gdq` for root, else `gdq` in the user's own cache folder. Nothing
-outside it is written, and no permission outside it is changed.
+outside it is written but the files of a server in memory, and no permission outside it is changed.
 """
 
 from __future__ import annotations

@@ -33,6 +33,10 @@ SUPERUSER = "postgres"
 _SOCKET_PATH_MAX = 100
 _SOCKET_NAME_LENGTH = len("/.s.PGSQL.65535.lock")
 
+# Where a server that lies in memory needs at least this much room, in bytes.
+_MEMORY = Path("/dev/shm")
+_MEMORY_MIN = 8 << 30
+
 _START_SECONDS = 120
 _START_TRIES = 5
 
@@ -51,7 +55,8 @@ class EmbeddedServer:
     Nothing is written before `start`. Every role needs a password; the superuser `postgres` has `password`. Without
     `name` the server is temporary: its data is removed at the end, and it does not wait for the disk (`fsync = off`).
     With `name` the data stays for the next server of that name and major version. `settings`: lines of postgresql.conf;
-    a change of the dictionary takes effect at the next start.
+    a change of the dictionary takes effect at the next start. `in_memory`: a temporary server's data folder lies in
+    /dev/shm where that has 8 GiB free, so that many small databases are made and dropped without the disk.
     """
 
     def __init__(
@@ -61,6 +66,7 @@ class EmbeddedServer:
         name: str | None = None,
         settings: Mapping[str, str | float | bool] | None = None,
         binaries: PostgresBinaries | None = None,
+        in_memory: bool = False,
     ) -> None:
         if name is not None and not re.fullmatch(r"[a-z0-9_-]{1,40}", name):
             raise EmbeddedError(f"server name {name!r}: use up to 40 of a-z, 0-9, _ and -")
@@ -74,7 +80,10 @@ class EmbeddedServer:
         self.port = 0
         self.password = ""
         folder_name = f"{name}-{self.binaries.major}" if name else secrets.token_hex(4)
-        self.folder = cache_folder(self.account) / "run" / folder_name
+        if self.temporary and in_memory and _free_memory() >= _MEMORY_MIN:
+            self.folder = _MEMORY / f"gdq-{folder_name}"
+        else:
+            self.folder = cache_folder(self.account) / "run" / folder_name
         self.socket_folder = self.folder / "socket"
         if len(os.fsencode(self.socket_folder)) + _SOCKET_NAME_LENGTH > _SOCKET_PATH_MAX:
             self.socket_folder = Path("/tmp", f"gdq-{secrets.token_hex(8)}")
@@ -150,10 +159,11 @@ class EmbeddedServer:
     def _prepare(self) -> None:
         """Create what a start needs and is missing: folders, data, password."""
         parent = self.folder.parent
-        make_cache_folder(parent)
-        if os.getuid() != self.account.uid:
-            # The watcher, which is not root, removes what is in it.
-            os.chown(parent, self.account.uid, self.account.gid, follow_symlinks=False)
+        if parent != _MEMORY:
+            make_cache_folder(parent)
+            if os.getuid() != self.account.uid:
+                # The watcher, which is not root, removes what is in it.
+                os.chown(parent, self.account.uid, self.account.gid, follow_symlinks=False)
         self.account.run("mkdir", "-p", self.folder)
         if self.account.run(self.binaries.program("pg_ctl"), "status", "-D", self.data, check=False).returncode == 0:
             raise EmbeddedError(f"the server {self.folder.name} is running already: stop it first, or use another name")
@@ -239,6 +249,14 @@ class EmbeddedServer:
         text = self.log.read_text(errors="replace") if self.log.exists() else ""
         messages = re.findall(r"\b(?:LOG|WARNING|ERROR|FATAL|PANIC): +(.+)", text)
         return "; ".join(messages[-2:]) or f"nothing in {self.log}"
+
+
+def _free_memory() -> int:
+    """Bytes that a file in memory can take; 0 where the system has no such folder."""
+    try:
+        return shutil.disk_usage(_MEMORY).free
+    except OSError:
+        return 0
 
 
 def _free_port() -> int:

@@ -17,6 +17,7 @@ import psycopg
 import pytest
 
 from gdq.embedded import files as embedded_files
+from gdq.embedded import server as embedded_server
 from gdq.embedded.files import PostgresBinaries, binaries_in, cache_folder, find_binaries
 from gdq.embedded.java import java_home
 from gdq.embedded.server import EmbeddedServer
@@ -79,6 +80,19 @@ def test_life_of_a_temporary_server(binaries: PostgresBinaries, cache: Path) -> 
     assert not server.running
     assert list((cache / "run").iterdir()) == []
     server.stop()
+
+
+@pytest.mark.skipif(embedded_server._free_memory() < 1 << 30, reason="no room in memory")
+@pytest.mark.parametrize(("free", "place"), [(8 << 30, "memory"), ((8 << 30) - 1, "cache")])
+def test_a_server_in_memory_needs_room(
+    binaries: PostgresBinaries, cache: Path, monkeypatch: pytest.MonkeyPatch, free: int, place: str
+) -> None:
+    """A temporary server's files lie in memory where there is room for them, and none of them stays."""
+    monkeypatch.setattr(embedded_server, "_free_memory", lambda: free)
+    with EmbeddedServer(binaries=binaries, in_memory=True) as server:
+        assert server.folder.parent == (Path("/dev/shm") if place == "memory" else cache / "run")
+        assert query(server, "show data_directory") == str(server.data)
+    assert not server.folder.exists()
 
 
 @pytest.mark.server

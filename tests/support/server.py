@@ -101,7 +101,7 @@ def server(pytestconfig: pytest.Config) -> Iterator[EmbeddedServer]:
     if binaries.knows("output_plugin_libraries"):
         # Minor releases that restrict output plugins refuse what is not named here.
         settings["output_plugin_libraries"] = ", ".join(SLOT_PLUGINS)
-    with EmbeddedServer(binaries=binaries, settings=settings) as started:
+    with EmbeddedServer(binaries=binaries, settings=settings, in_memory=True) as started:
         with psycopg.connect(started.conninfo(), autocommit=True) as su:
             for user, rights in (("gdq_owner", "createrole"), ("app", "nocreaterole")):
                 su.execute(
