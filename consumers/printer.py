@@ -1,4 +1,4 @@
-"""Handler that prints every event as a line of JSON on stdout; the default of `gdq consume QUEUE CONSUMER`."""
+"""What `gdq consume` does without a handler: print every event as a line of JSON on stdout."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gdq.sequence import SequenceValue
 from gdq.source import Event, iso_utc
 
 
-def consume(_connection: Connection[Any], events: Iterator[Event]) -> None:
+def print_events(_connection: Connection[Any], events: Iterator[Event]) -> None:
     """Print the events. They are flushed before the batch is finished: none is lost, but an event may come twice."""
     for event in events:
         print(_line(event))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, closing, nullcontext
@@ -28,6 +29,8 @@ from gdq.typed.pgtypes import READ_AS_TEXT, ColumnType, OnUnsupported, column_ty
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+log = logging.getLogger(__name__)
 
 BATCH_WEIGHT = "_weight"
 
@@ -170,6 +173,11 @@ class Batch:
             ]
             ids, ops, reasons = map(list, zip(*some, strict=True))
             again += call(self.connection, "put_aside", self.id, self.token, ids, ops, delay, reasons, dead)
+        if outcomes:
+            counts = f"{again} to come again, {len(outcomes) - again} dead letters"
+            first = outcomes[0]
+            number = None if first.event is None else first.event.id
+            log.warning("events put aside: %s; the first is event %s: %s", counts, number, first)
         return again
 
     def dead_letter(self, event: Event, reason: str | None = None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import dataclasses
+import logging
 import os
 import re
 import select
@@ -165,6 +166,16 @@ def slot_wait_option(command: CommandFunction) -> CommandFunction:
 def sql_option(command: CommandFunction) -> CommandFunction:
     """--sql, for commands that can print their SQL."""
     return click.option("--sql", "as_sql", is_flag=True, help="Print the SQL for psql, without connecting.")(command)
+
+
+def show_all_logs() -> None:
+    """Show what a user's own code logs as gdq's lines are shown, unless that code shows it by itself."""
+    gdqs = logging.getLogger("gdq")
+    gdqs.propagate = False
+    root = logging.getLogger()
+    if not root.handlers:
+        root.handlers[:] = gdqs.handlers
+        root.setLevel(gdqs.level)
 
 
 def talk(message: str) -> None:

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import click
-import psycopg
 from psycopg import Connection
 
 import gdq.consumer
 import gdq.ticker
 from gdq.cli import base
+from gdq.cli.handler import Handler
 from gdq.consumers.debezium.envelope import debezium_printer
-from gdq.consumers.printer import print_sequences
+from gdq.consumers.printer import print_events, print_sequences
 from gdq.consumers.slot.source import SlotSource
 from gdq.errors import GdqError
-from gdq.retry import RetryOutcome, handle_each_event, settle_outcomes
+from gdq.retry import handle_each_event, settle_outcomes
 from gdq.source import MAX_EVENTS, Event
 
 log = logging.getLogger(__name__)
@@ -58,7 +56,7 @@ def tick_command(queue: str, dsn: str | None) -> None:
 @click.command()
 @click.argument("queue")
 @click.argument("consumer")
-@click.argument("handler", default="printer", metavar="[HANDLER]")
+@click.argument("handler", required=False)
 @click.option("--once", is_flag=True, help="Process everything committed so far, then exit (forces a tick).")
 @click.option("--json", "as_json", is_flag=True, help="Print events as JSON lines; the default without a handler.")
 @click.option("--member", metavar="M", help="Work as this member of the consumer, beside other members.")
@@ -106,7 +104,7 @@ def tick_command(queue: str, dsn: str | None) -> None:
 def consume_command(
     queue: str,
     consumer: str,
-    handler: str,
+    handler: str | None,
     *,
     once: bool,
     as_json: bool,
@@ -124,9 +122,9 @@ def consume_command(
     """Hand the batches of a consumer to a handler; without one print every event as a line of JSON, then the
     sequences of each batch.
 
-    HANDLER is module:function or a name in gdq.consumers. It is called as handler(connection, events) in the
-    transaction that finishes the batch, so its writes there happen exactly once. To put events aside it returns a
-    list of gdq.Retry(reason, delay=timedelta, event=event) and gdq.DeadLetter(reason, event=event).
+    HANDLER is module:function. It is called as handler(connection, events) in the transaction that finishes the
+    batch, so its writes there happen exactly once. To put events aside it returns a list of
+    gdq.Retry(reason, delay=timedelta, event=event) and gdq.DeadLetter(reason, event=event).
 
     With --each it is called as handler(connection, event), in a savepoint: raising gdq.Retry or gdq.DeadLetter undoes
     its writes for that event and puts the event aside. Other errors roll the batch back; with --retry-errors they put
@@ -136,19 +134,22 @@ def consume_command(
     Examples: gdq consume orders mirror shop.mirror:apply
               gdq consume orders mail shop.mail:send --each --retry-errors 60 --member $HOSTNAME
     """
-    if as_json and handler != "printer":
+    if as_json and handler is not None:
         raise click.UsageError("--json prints the events itself and takes no handler")
-    if (each and handler == "printer") or (retry_errors is not None and not each):
+    if (each and handler is None) or (retry_errors is not None and not each):
         raise click.UsageError("--retry-errors needs --each, and --each a handler")
     if source == "slot" and (each or member is not None):
         raise click.UsageError("--each and --member need the queue: a slot has one reader and no retries")
-    _check_format(form, tombstones=tombstones, other=as_json or handler != "printer")
-    function = _debezium(queue, source, tombstones) if form == "debezium" else _load_handler(handler)
-    on_error = None if retry_errors is None else timedelta(seconds=retry_errors)
-    sequences = handler == "printer" and form == "gdq"
-    hand_over = partial(
-        _hand_over, handler=handler, function=function, each=each, on_error=on_error, sequences=sequences
-    )
+    _check_format(form, tombstones=tombstones, other=as_json or handler is not None)
+    if form == "debezium":
+        printer = debezium_printer(queue, has_lsn=source == "slot", tombstones=tombstones)
+        hand_over = partial(_print, printer=printer, sequences=False)
+    elif handler is None:
+        hand_over = partial(_print, printer=print_events, sequences=True)
+    else:
+        on_error = None if retry_errors is None else timedelta(seconds=retry_errors)
+        hand_over = partial(_hand_over, handler=Handler(handler, each=each), each=each, on_error=on_error)
+        base.show_all_logs()
     cooperation: Any = {"member": member, "dead_after": timedelta(seconds=dead_after)}
     stop = base.StopSignals()
 
@@ -203,38 +204,28 @@ def _check_format(form: str, *, tombstones: bool, other: bool) -> None:
         raise click.UsageError("--tombstones needs --format debezium")
 
 
-def _debezium(queue: str, source: str, tombstones: bool) -> Callable[[Any, Any], Any]:
-    """The handler that prints Debezium's envelope."""
-    return debezium_printer(queue, has_lsn=source == "slot", tombstones=tombstones)
-
-
 def _hand_over(
-    connection: Connection[Any],
-    batch: gdq.SourceBatch,
-    *,
-    handler: str,
-    function: Callable[[Any, Any], Any],
-    each: bool,
-    on_error: timedelta | None,
-    sequences: bool,
+    connection: Connection[Any], batch: gdq.SourceBatch, *, handler: Handler, each: bool, on_error: timedelta | None
 ) -> None:
-    """Hand the events of a batch to the handler, and put aside its outcomes; CommandFailure if a slot gets some.
-
-    `sequences`: print those of the batch too.
-    """
-    origin = _Origin()
-    events = origin.of_gdq(batch.events())
-    call = function if handler == "printer" else origin.of_handler(function)
-    with _handler_errors(handler, origin):
+    """Hand the events of a batch to the handler, and put aside its outcomes; CommandFailure if a slot gets some."""
+    events = handler.events(batch.events())
+    with handler.errors():
         if not isinstance(batch, gdq.Batch):
-            if call(connection, events):
-                raise base.CommandFailure(f"handler {handler} puts events aside: a slot has no retries")
+            if handler(connection, events):
+                raise base.CommandFailure(f"handler {handler.name} puts events aside: a slot has no retries")
         elif each:
-            handle_each_event(batch, events, call, on_error=on_error)
+            handle_each_event(batch, events, handler, on_error=on_error)
         else:
-            settle_outcomes(batch, call(connection, events) or ())
-        if sequences and isinstance(batch, gdq.Batch):
-            print_sequences(batch.sequences())
+            settle_outcomes(batch, handler(connection, events))
+
+
+def _print(
+    connection: Connection[Any], batch: gdq.SourceBatch, *, printer: Callable[[Any, Any], Any], sequences: bool
+) -> None:
+    """Print the events of a batch; `sequences`: then those of the batch too."""
+    printer(connection, batch.events())
+    if sequences and isinstance(batch, gdq.Batch):
+        print_sequences(batch.sequences())
 
 
 @click.command()
@@ -251,76 +242,3 @@ def peek_command(queue: str, consumer: str | None, limit: int, as_json: bool, ds
     with base.command_session(dsn, autocommit=True) as connection:
         events = gdq.peek(connection, queue, consumer, limit=limit)
     base.print_rows(events, base.field_names(Event), as_json=as_json)
-
-
-class _Origin:
-    """Knows which transient errors a handler's own statements had: those end the command, gdq's own do not."""
-
-    def __init__(self) -> None:
-        self._gdqs: list[BaseException] = []
-        self._handlers: list[BaseException] = []
-
-    def of_gdq(self, events: Iterator[Event]) -> Iterator[Event]:
-        """The events; an error of reading them is gdq's, although it passes through the handler."""
-        try:
-            yield from events
-        except gdq.ticker.TRANSIENT_ERRORS as error:
-            self._gdqs.append(error)
-            raise
-
-    def of_handler(self, function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        """The handler; other errors that leave it are its own."""
-
-        def call(connection: Connection[Any], given: Any) -> Any:
-            try:
-                return function(connection, given)
-            except gdq.ticker.TRANSIENT_ERRORS as error:
-                if error not in self._gdqs:
-                    self._handlers.append(error)
-                raise
-
-        return call
-
-    def is_handlers(self, error: BaseException) -> bool:
-        return error in self._handlers
-
-
-@contextlib.contextmanager
-def _handler_errors(name: str, origin: _Origin) -> Iterator[None]:
-    """Log the handler's own errors with traceback and raise CommandFailure; gdq's and the server's pass through.
-
-    A handler's statement that ran into a timeout would do so again: it is no reason to begin anew.
-    """
-    try:
-        yield
-    except (psycopg.Error, GdqError, OSError) as error:
-        if origin.is_handlers(error):
-            raise base.command_failure(error) from error
-        raise
-    except RetryOutcome as outcome:
-        raise base.CommandFailure(
-            f"handler {name} raised {type(outcome).__name__}: {outcome}",
-            hint="A handler of batches returns it, with event=; with --each it may be raised.",
-        ) from outcome
-    except Exception as error:
-        log.exception("handler %s failed, the batch is rolled back", name)
-        raise base.CommandFailure(f"handler {name}: {type(error).__name__}: {error}") from error
-
-
-def _load_handler(name: str) -> Callable[[Any, Any], Any]:
-    """The function `module:function`, or `consume` of a module in gdq.consumers."""
-    module, _, function = name.partition(":")
-    if not function:
-        module, function = f"gdq.consumers.{module}", "consume"
-    elif "" not in sys.path:
-        sys.path.insert(0, "")  # for an installed command the current folder is not on the path
-    try:
-        loaded = getattr(importlib.import_module(module), function)
-    except (ModuleNotFoundError, AttributeError) as error:
-        raise base.CommandFailure(
-            f"no handler {name}: {error}", hint="HANDLER is module:function, or a name in gdq.consumers."
-        ) from error
-    if not callable(loaded):
-        raise base.CommandFailure(f"handler {name} is not a function")
-    handler: Callable[[Any, Any], Any] = loaded
-    return handler
