@@ -26,6 +26,7 @@ from gdq.errors import DivergedPosition as DivergedPosition
 from gdq.errors import DivergedView as DivergedView
 from gdq.errors import EmbeddedError as EmbeddedError
 from gdq.errors import EraEnded as EraEnded
+from gdq.errors import ForeignTarget as ForeignTarget
 from gdq.errors import GdqError as GdqError
 from gdq.errors import InstallError as InstallError
 from gdq.errors import PlanError as PlanError

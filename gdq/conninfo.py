@@ -58,17 +58,43 @@ _environment_lock = threading.Lock()
 
 _DRIVER = re.compile(r"^(postgres(?:ql)?)\+\w+://")
 
+# What libpq quotes from a connection string.
+_QUOTED = re.compile(r'"[^"]*"')
+# A URI's path with a bare @.
+_AT_IN_PATH = re.compile(r"^\w+://[^/]*/[^?]*@")
+
 
 def resolve_conninfo(dsn: str | None = None, environ: Mapping[str, str] = os.environ) -> str:
     """The connection string to use: `dsn`, else GDQ_DSN, else DATABASE_URL, else "" (libpq's PG* and service file).
 
     An empty value counts as missing. Accepts libpq's key=value form and URIs; SQLAlchemy's postgresql+psycopg:// is
-    read as postgresql://. psycopg.ProgrammingError if libpq cannot parse it.
+    read as postgresql://. psycopg.ProgrammingError, which quotes no part of it, if libpq cannot parse it.
     """
-    chosen = dsn or environ.get("GDQ_DSN") or environ.get("DATABASE_URL") or ""
+    source = next((name for name in ("GDQ_DSN", "DATABASE_URL") if environ.get(name)), None)
+    chosen = dsn or environ.get(source or "") or ""
     chosen = _DRIVER.sub(r"\1://", chosen)
-    conninfo_to_dict(chosen)
+    try:
+        parameters = conninfo_to_dict(chosen)
+        if "://" in chosen and _has_part_of_password(chosen, parameters):
+            raise psycopg.ProgrammingError("a character of the password ends the password")
+    except psycopg.ProgrammingError as error:
+        place = "the connection string" if dsn else f"the connection string in {source}"
+        wrong = psycopg.ProgrammingError(f"{place} cannot be read: {_QUOTED.sub('...', str(error).strip())}")
+        wrong.add_note(
+            "Hint: Write 'host=HOST dbname=NAME user=ROLE' or postgresql://ROLE@HOST/NAME. Put a value with spaces in"
+            " single quotes; in a URI write % and @ / : of a password as %25 and %40 %2F %3A."
+        )
+        raise wrong from None
     return chosen
+
+
+def _has_part_of_password(uri: str, parameters: Mapping[str, Any]) -> bool:
+    """True if libpq takes a part of a URI's password for host, port or database, which messages would then show.
+
+    For example the host of postgresql://u:a@b@host/d is b@host to libpq.
+    """
+    host, port = str(parameters.get("host", "")), str(parameters.get("port", ""))
+    return "@" in host or not re.fullmatch(r"[\d,]*", port) or _AT_IN_PATH.search(uri) is not None
 
 
 def connect(

@@ -3,6 +3,7 @@
     GdqError
      +-- DivergedView             an audit found a view's rows different from its query
      +-- EmbeddedError            an embedded server or its Java cannot be set up
+     +-- ForeignTarget            a view's target exists and is not the view's own
      +-- InstallError             gdq cannot be installed here
      +-- PlanError                the view cannot be kept up to date from changes
      +-- RefreshConflict          another refresh has overtaken this one
@@ -50,6 +51,10 @@ class DivergedView(GdqError):
 
 class EmbeddedError(GdqError):
     """The embedded server or its Java cannot be set up; the message is one line that says what is missing."""
+
+
+class ForeignTarget(GdqError):
+    """The target of a view exists and is not the view's own; it is left as it is."""
 
 
 class InstallError(GdqError):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from gdq.consumers.views.signals import Diverged
 from gdq.consumers.views.target import StoredPosition, TargetState
-from gdq.errors import GdqError, RefreshConflict
+from gdq.errors import ForeignTarget, GdqError, RefreshConflict
 from gdq.view.lake_name import LakeName
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class LakeTable(Protocol):
         """The base classes of the errors that the format's libraries raise, besides OSError."""
 
     def state(self) -> TargetState:
-        """The table's state; GdqError if the table is not this view's target."""
+        """The table's state; ForeignTarget if the table is not this view's."""
 
     def commit(self, change: ArrowDifference, stored: StoredPosition | None, new: StoredPosition) -> int:
         """Apply a change and move the position in one commit; returns the rows deleted plus the rows inserted.
@@ -48,7 +48,7 @@ class LakeTable(Protocol):
         """Remove the remains of killed refreshes, and versions that are too old for any reader."""
 
     def drop(self) -> None:
-        """Remove the table if it exists; GdqError if it is not this view's target."""
+        """Remove the table if it exists; ForeignTarget if it is not this view's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,4 +86,6 @@ class OwnedLakeTable:
 
     def foreign_error(self) -> GdqError:
         """The error for an existing table that is not this view's target."""
-        return GdqError(f"{self.name} exists and is not the target of view {self.view}", hint="Choose another target.")
+        return ForeignTarget(
+            f"{self.name} exists and is not the target of view {self.view}", hint="Choose another target."
+        )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -16,7 +17,7 @@ from psycopg import Connection, sql
 
 from gdq.call import rows, scalar
 from gdq.consumers.views.own_objects import check_own_tables, check_tables_of_session
-from gdq.errors import GdqError, RefreshConflict
+from gdq.errors import ForeignTarget, GdqError, RefreshConflict
 from gdq.owner_sql import OwnerSql
 from gdq.qualified_sql import qualified
 from gdq.sql_text import pin_transaction, quote, raw
@@ -251,7 +252,7 @@ class Target:
             check_tables_of_session(connection, names, in_source=self.in_source)
 
     def exists(self, connection: Connection[Any]) -> bool:
-        """True if the target table exists; GdqError if a table of that name is not this view's target."""
+        """True if the target table exists; ForeignTarget if a table of that name is not this view's."""
         query = qualified("""select pg_catalog.obj_description(c.oid, 'pg_class')
                      from pg_catalog.pg_class c where c.oid = pg_catalog.to_regclass(%s)""")
         row = connection.execute(query, [self.table]).fetchone()
@@ -259,7 +260,7 @@ class Target:
 
     def _is_own(self, comment: str | None) -> bool:
         if comment != self.comment:
-            raise GdqError(
+            raise ForeignTarget(
                 f"table {self.table} exists and is not the target of view {self.view}", hint="Choose another target."
             )
         return True
@@ -345,11 +346,15 @@ class Target:
                 continue
 
     def drop(self, connection: Connection[Any]) -> None:
-        """Drop the target table with its state and staging tables, and delete the position."""
+        """Drop the target table with its state and staging tables, and delete the position.
+
+        A table of that name that is not the view's own stays.
+        """
         pin_transaction(connection)
         connection.execute("set local client_min_messages = warning")
-        if self.exists(connection):
-            self.sql(connection).run(f"drop table {self.table}")
+        with suppress(ForeignTarget):
+            if self.exists(connection):
+                self.sql(connection).run(f"drop table {self.table}")
         self.sql(connection).run(f"drop table if exists {self.state}")
         self.sweep(connection)
         if scalar(connection, "select pg_catalog.to_regclass('gdq_target.position')") is not None:

@@ -300,7 +300,7 @@ def _check_dsn(_context: click.Context, _parameter: click.Parameter, value: str 
     try:
         resolve_conninfo(value)
     except psycopg.ProgrammingError as error:
-        raise click.BadParameter(str(error).strip()) from error
+        raise click.BadParameter(f"{error}. {_noted_hint(error)}") from error
     return value
 
 

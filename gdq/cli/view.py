@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import IO, Any
 
 import click
+from psycopg import Connection
 
 from gdq.cli import base
 from gdq.cli.terminal import printable
-from gdq.conninfo import target_conninfo
+from gdq.conninfo import connect, target_conninfo
 from gdq.consumers.lake.open import open_lake
 from gdq.consumers.slot.slot import slot_of_view
 from gdq.consumers.views.target import Target
-from gdq.errors import PlanError
+from gdq.errors import ForeignTarget, PlanError
 from gdq.queue import check_tables
 from gdq.sql_text import pinned
 from gdq.view import view
@@ -112,7 +113,27 @@ def create_view_command(
             audit_share=None if audit is None else audit.share,
             audit_keys=audit_keys,
         )
+        if plan is not None:
+            _check_target(connection, name)
     base.talk(f"already there: view {name}" if plan is None else f"created view {name}: {plan.strategy}")
+
+
+def _check_target(connection: Connection[Any], name: str) -> None:
+    """Drop a new view again if its target elsewhere belongs to another; say so if the target cannot be reached."""
+    (info,) = view.view_info(connection, name)
+    try:
+        if info.lake is not None:
+            open_lake(info.lake, name, info.source).state()
+        elif info.target_dsn is not None:
+            with target_conninfo(info.target_dsn) as own, connect(own) as there:
+                Target(name, info.source, info.target).exists(there)
+    except ForeignTarget:
+        view.drop_view(connection, name)
+        raise
+    except Exception as error:
+        if not base.is_expected(error):
+            raise
+        base.talk(f"the target was not looked at: {base.command_failure(error).message}")
 
 
 @click.command()
@@ -179,8 +200,10 @@ def drop_view_command(name: str, keep_target: bool, dsn: str | None) -> None:
 
 
 def _drop_target(info: ViewInfo, dsn: str | None) -> None:
+    """Drop the target of a view; one that is not the view's own stays."""
     if info.lake is not None:
-        open_lake(info.lake, info.view_name, info.source).drop()
+        with suppress(ForeignTarget):
+            open_lake(info.lake, info.view_name, info.source).drop()
         return
     place = nullcontext(dsn) if info.target_dsn is None else target_conninfo(info.target_dsn)
     with place as own, base.command_session(own) as connection:

@@ -17,7 +17,7 @@ from psycopg import Connection
 from psycopg.conninfo import conninfo_to_dict
 
 from gdq.call import call, rows, scalar
-from gdq.errors import GdqError, PlanError
+from gdq.errors import ForeignTarget, GdqError, PlanError
 from gdq.sql_text import PINNED_SETTINGS, pinned, quote
 from gdq.view.lake_name import LakeKind, LakeName, check_lake_columns, lake_name
 from gdq.view.table_schema import apply_view_settings, describe_query, load_schemas
@@ -176,7 +176,7 @@ def create_view(
     password, None for the source's own database. `engine`: auto takes postgres. The session's TimeZone is stored for
     all refreshes. `audit_share` and `audit_keys`: as for set_view_audit(). Returns the plan, None if the same view
     existed. Writes the view and a consumer for its tables. PlanError for a query that the engine cannot refresh,
-    GdqError for a bad target.
+    GdqError for a bad target, ForeignTarget if there is such a table in this database.
     """
     _check_target_dsn(target_dsn)
     lake = lake_name(target)
@@ -202,6 +202,8 @@ def create_view(
         # before any other write: the consumer's tick needs a transaction that has written nothing
         tables = [table.name for table in plan.tables]
         created = call(connection, "create_view", name, queue, plan.query, qualified, tables, json.dumps(options))
+        if created and not elsewhere and scalar(connection, "select pg_catalog.to_regclass(%s)", qualified) is not None:
+            raise ForeignTarget(f"table {qualified} exists already", hint="Choose another target, or drop the table.")
         if created and (audit_share, audit_keys) != (None, None):
             set_view_audit(connection, name, audit_share, audit_keys)
     return plan if created else None

@@ -151,7 +151,7 @@ def test_register_at_a_tick(shop: Database) -> None:
         (["register-consumer", "q", "c", "--at", "yesterday"], "'yesterday'"),
         (["add-table", "q"], "TABLE"),
         (["add-table", "q", "t", "--mode", "half"], "half"),
-        (["queues", "--dsn", "host=a nonsense"], "nonsense"),
+        (["queues", "--dsn", "host=a nonsense"], "the connection string cannot be read"),
         (["consume", "q", "c", "a:b", "--json"], "--json"),
         (["ticker", "--interval", "0"], "0"),
         (["ticker", "--interval", "nan"], "no number of seconds within 1000 years"),

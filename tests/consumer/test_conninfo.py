@@ -43,6 +43,33 @@ def test_what_libpq_cannot_parse_is_an_error(dsn: str) -> None:
         resolve_conninfo(dsn, {})
 
 
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "host=h password=XY XYZ",
+        "host=h password='XY XYZ",
+        "postgresql://u:XYZ%@h/d",
+        "postgresql://u:XY@XYZ@h/d",
+        "postgresql://u:XYZ/XY@h/d",
+        "postgresql://u:12/XYZ@h/d",
+        "postgresql://u:XY:XYZ/7@h/d",
+        "postgresql://u:XYZ@[h/d",
+    ],
+)
+def test_no_part_of_a_password_is_shown(dsn: str) -> None:
+    """A password whose character ends it, as libpq reads the string, is refused before a message can show its rest."""
+    for given, environ in ((dsn, {}), (None, {"DATABASE_URL": dsn})):
+        with pytest.raises(psycopg.ProgrammingError, match=r"the connection string.* cannot be read") as caught:
+            resolve_conninfo(given, environ)
+        assert "XY" not in str(caught.value)
+    assert "in DATABASE_URL" in str(caught.value)
+
+
+def test_passwords_with_any_character_are_read_if_encoded() -> None:
+    uri = "postgresql://u:%40%2F%3A%25%3F@h:5433,g:5434/d?user=a@b"
+    assert conninfo_to_dict(resolve_conninfo(uri, {}))["password"] == "@/:%?"
+
+
 def test_application_name_tells_the_story_unless_the_user_has_one(empty_db: Database) -> None:
     with connect(empty_db.dsn, application_name="gdq:orders/mirror") as connection:
         assert connection.info.parameter_status("application_name") == "gdq:orders/mirror"
