@@ -17,6 +17,7 @@ from psycopg.rows import dict_row, scalar_row
 
 from gdq.call import call, one_round_trip, rows, scalar
 from gdq.errors import GdqError, ResyncRequired, mapped_errors
+from gdq.extra import extra_named
 from gdq.member import DEAD_AFTER
 from gdq.qualified_sql import qualified
 from gdq.retry import RETRY_DELAY, RetryOutcome
@@ -192,6 +193,7 @@ class Batch:
         query = "select * from gdq.batch_sequences(%s, %s, %s)"
         return rows(self.connection, SequenceValue, query, self.id, self.token, changed)
 
+    @extra_named()
     def arrow(
         self,
         table: str,
@@ -206,6 +208,7 @@ class Batch:
         columns = self._log_columns(table, unsupported, as_text, version)
         return pa.Table.from_batches(self._read(table, columns, version), schema=arrow_schema(columns))
 
+    @extra_named()
     def arrow_batches(
         self,
         table: str,
@@ -224,8 +227,11 @@ class Batch:
         UnsupportedValue names a column that Arrow cannot hold. To read such columns as text, set `unsupported` to
         "text" (all types that Arrow lacks) or name them in `as_text`. ResyncRequired if capture had a gap.
         """
+        import pyarrow as pa  # noqa: F401, PLC0415 (missed here, not at the first row)
+
         return self._read(table, self._log_columns(table, unsupported, as_text, version), version)
 
+    @extra_named()
     def delta(
         self,
         table: str,

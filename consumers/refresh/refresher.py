@@ -35,6 +35,7 @@ from gdq.consumers.refresh.view_refresh import DescribedQueries, RefreshAction, 
 from gdq.consumers.views.change_source import ChangeSource, QueueChangeSource
 from gdq.consumers.views.engine import EnginePhase
 from gdq.errors import GdqError
+from gdq.extra import extra_named
 from gdq.qualified_sql import qualified
 from gdq.sql_text import PINNED_SETTINGS, pin_session
 from gdq.view.group import group_info
@@ -93,6 +94,7 @@ class Refresher:
     `slot_wait_seconds`: how long a refresh from a slot waits for another reader of the slot.
     """
 
+    @extra_named()
     def __init__(
         self,
         source: Connection[Any] | str | None = None,

@@ -36,6 +36,7 @@ from gdq.consumers.slot.slot import check_primary, publication_name, slot_name
 from gdq.consumers.slot.transaction import SlotTransaction
 from gdq.consumers.views.own_objects import check_own_tables
 from gdq.errors import GdqError, ResyncRequired
+from gdq.extra import extra_named
 from gdq.qualified_sql import qualified
 from gdq.source import MAX_EVENTS, Event, Position
 from gdq.typed.pgtypes import OnUnsupported
@@ -109,6 +110,7 @@ class SlotBatch:
         for one in self._transactions:
             yield from slot_events(one, self._source.catalog)
 
+    @extra_named()
     def arrow(self, table: str, *, unsupported: OnUnsupported = "error", as_text: Collection[str] = ()) -> pa.Table:
         """The changes of one table, typed, with the columns of the queue's log rows.
 
@@ -117,12 +119,16 @@ class SlotBatch:
         """
         return SlotRows(self._transactions, self._source.catalog, table, unsupported, as_text).arrow()
 
+    @extra_named()
     def arrow_batches(
         self, table: str, *, unsupported: OnUnsupported = "error", as_text: Collection[str] = ()
     ) -> Iterator[pa.RecordBatch]:
         """As arrow(), streamed."""
+        import pyarrow as pa  # noqa: F401, PLC0415 (missed here, not at the first row)
+
         return SlotRows(self._transactions, self._source.catalog, table, unsupported, as_text).batches()
 
+    @extra_named()
     def delta(self, table: str, *, unsupported: OnUnsupported = "error", as_text: Collection[str] = ()) -> pa.Table:
         """The net change of one table: row images with a signed count in `_weight`, without zero counts.
 

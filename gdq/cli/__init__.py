@@ -1,6 +1,7 @@
 """The command `gdq`: a module for each noun, whose commands parse, call one function of the library, and print.
 
-Shared modules: base (options, output, connections), lazy_group, progress, terminal. A command may call every package of
+Shared modules: sections (all commands), base (options, output, connections), names (completion, suggestions),
+handler, lazy_group, progress, terminal. A command may call every package of
 gdq and gdq.consumers. Only the script `gdq`, python -m gdq and python -m gdq.consumers.refresh call gdq.cli.
 """
 
@@ -13,27 +14,8 @@ import click
 
 from gdq import __version__
 from gdq.cli.lazy_group import LazyGroup
+from gdq.cli.sections import SECTIONS
 from gdq.cli.terminal import printable
-
-# The module of each command: the function create_queue_command of gdq/cli/queue.py is `gdq create-queue`.
-MODULES = {
-    "compare": ["compare"],
-    "consumer": ["register-consumer", "unregister-consumer", "consumers", "members", "seek", "set-tables", "resynced"],
-    "era": ["rebase", "position", "check-position"],
-    "group": ["create-group", "alter-group", "groups", "drop-group"],
-    "install": ["install", "uninstall", "create-event-triggers"],
-    "message": ["insert-event"],
-    "monitor": ["doctor", "metrics"],
-    "queue": ["create-queue", "set-queue", "drop-queue", "queues", "pause", "resume"],
-    "refresh": ["refresh", "verify-view"],
-    "retry": ["retries", "set-retry-limit", "dead-letters", "replay-dead-letters", "purge-dead-letters"],
-    "run": ["ticker", "tick", "consume", "peek"],
-    "sequence": ["add-sequence", "remove-sequence", "sequences"],
-    "slot": ["create-slot", "drop-slot", "slots"],
-    "status": ["status"],
-    "table": ["add-table", "alter-table", "remove-table", "tables", "apply-ddl"],
-    "view": ["create-view", "alter-view", "views", "view-history", "drop-view", "explain-view"],
-}
 
 
 class _Lines(logging.Formatter):
@@ -54,21 +36,22 @@ class _Logfmt(logging.Formatter):
 
 @click.group(
     cls=LazyGroup,
-    modules=MODULES,
+    sections=SECTIONS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 @click.version_option(__version__, prog_name="gdq")
 @click.option("-v", "--verbose", is_flag=True, help="Log more.")
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-def main(verbose: bool, quiet: bool, debug: bool) -> None:  # noqa: ARG001 (read from the context)
+@click.option("-d", "--dsn", metavar="CONNINFO", help="The connection, before or after the command.")
+def main(verbose: bool, quiet: bool, debug: bool, dsn: str | None) -> None:  # noqa: ARG001 (dsn: from the context)
     """A queue of row changes inside PostgreSQL, and the consumers that read it.
 
     Exit codes: 0 done or already done, 1 failed, 2 wrong usage, 3 a check found a problem.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Lines("%(levelname)s: %(message)s") if sys.stderr.isatty() else _Logfmt())
-    level = logging.DEBUG if verbose else logging.ERROR if quiet else logging.INFO
+    level = logging.DEBUG if verbose or debug else logging.ERROR if quiet else logging.INFO
     logger = logging.getLogger("gdq")
     logger.handlers[:] = [handler]
     logger.setLevel(level)

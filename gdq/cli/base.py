@@ -23,27 +23,18 @@ import psycopg
 from psycopg import Connection
 
 from gdq.call import try_while_locked
+from gdq.cli.names import with_commands
+from gdq.cli.sections import COMMAND_CONTEXT
 from gdq.cli.terminal import printable
 from gdq.conninfo import connect, end_commit_waits, resolve_conninfo
 from gdq.errors import GdqError, ResyncRequired, error_from_server, notice_line
+from gdq.extra import missing_extra
 from gdq.installer.version import check_version
 from gdq.json_text import json_text
 from gdq.source import iso_utc
 
 # Errors that are shown as one line, without a traceback.
 EXPECTED_ERRORS = (psycopg.Error, GdqError)
-
-# The extra of gdq that brings each optional package.
-_EXTRAS = {
-    "sqlglot": "views",
-    "pyarrow": "arrow",
-    "adbc_driver_manager": "arrow",
-    "adbc_driver_postgresql": "arrow",
-    "pyspark": "spark",
-    "deltalake": "lake",
-    "pyiceberg": "lake",
-    "prometheus_client": "metrics",
-}
 
 # 1000 years.
 _SECONDS_MAX = 1000 * 365.25 * 86400
@@ -61,7 +52,7 @@ class CommandFailure(click.ClickException):
     def __init__(self, message: str, detail: str | None = None, hint: str | None = None) -> None:
         super().__init__(message)
         self.detail = detail
-        self.hint = hint
+        self.hint = hint and with_commands(hint)
 
     def show(self, file: IO[Any] | None = None) -> None:
         stream = file or sys.stderr
@@ -80,12 +71,7 @@ class FoundWanting(CommandFailure):
 
 def is_expected(error: Exception) -> bool:
     """True if the user reads the error as one line: an error of gdq or psycopg, or a missing package of an extra."""
-    return isinstance(error, EXPECTED_ERRORS) or _missing_extra(error) is not None
-
-
-def _missing_extra(error: Exception) -> str | None:
-    """The extra of gdq that brings the module that could not be imported; None for other errors."""
-    return _EXTRAS.get((error.name or "").partition(".")[0]) if isinstance(error, ModuleNotFoundError) else None
+    return isinstance(error, EXPECTED_ERRORS) or missing_extra(error) is not None
 
 
 def command_failure(error: Exception) -> CommandFailure:
@@ -96,19 +82,29 @@ def command_failure(error: Exception) -> CommandFailure:
             diag = error.diag
             message = diag.message_primary or str(error).partition("\n")[0]
             hint = diag.message_hint or _noted_hint(error)
-            if error.sqlstate == "3F000" and hint is None and '"gdq"' in message:
-                hint = "Is gdq installed in this database? gdq install"
-            if isinstance(error, psycopg.errors.CharacterNotInRepertoire) and hint is None:
-                hint = "A row has text that is no UTF-8: docs/guarantees.md says under Encoding how to go on."
-            return CommandFailure(message, diag.message_detail, hint)
+            return CommandFailure(message, diag.message_detail, hint or _hint(error, message))
         error = own
     if isinstance(error, GdqError):
         kind = FoundWanting if isinstance(error, ResyncRequired) else CommandFailure
         return kind(str(error), error.detail, error.hint)
-    extra = _missing_extra(error)
+    extra = missing_extra(error)
     if extra is not None:
         return CommandFailure(f"this needs the Python package {error.name}", hint=f"pip install 'gdq[{extra}]'")  # type: ignore[attr-defined]
     return CommandFailure(str(error))
+
+
+def _hint(error: psycopg.Error, message: str) -> str | None:
+    """What to do about an error for which the server itself has no hint."""
+    match error:
+        case psycopg.errors.InvalidSchemaName() if '"gdq"' in message:
+            return "Is gdq installed in this database? gdq install"
+        case psycopg.errors.CharacterNotInRepertoire():
+            return "A row has text that is no UTF-8: docs/guarantees.md says under Encoding how to go on."
+        case psycopg.errors.ReadOnlySqlTransaction():
+            return "Connect to the primary server, by a role whose default_transaction_read_only is off."
+        case psycopg.errors.InsufficientPrivilege() if "gdq" in message:
+            return "Have an administrator grant gdq_reader, gdq_consumer or gdq_admin: docs/security.md."
+    return None
 
 
 def _noted_hint(error: Exception) -> str | None:
@@ -296,11 +292,15 @@ class StopSignals:
         os.write(self._writer, b"!")
 
 
-def _check_dsn(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+def _check_dsn(context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+    """The connection string of a command, which may also stand before the command; a usage error if it is malformed."""
+    context.meta[COMMAND_CONTEXT] = context
+    value = value or context.find_root().params.get("dsn")
     try:
         resolve_conninfo(value)
     except psycopg.ProgrammingError as error:
-        raise click.BadParameter(f"{error}. {_noted_hint(error)}") from error
+        message = f"{error}. {_noted_hint(error)}"
+        raise (click.BadParameter(message) if value else click.UsageError(message)) from error
     return value
 
 

@@ -48,7 +48,7 @@ def compare_command(
     as_json: bool,
     dsn: str | None,
 ) -> None:
-    """Attach a queue and a slot to tables for a while, measure both under the running load, and recommend one.
+    """Measure a queue and a slot on tables under their running load, and recommend one.
 
     It writes nothing to the tables; the application goes on, with triggers on its tables. Everything is removed at the
     end. Needs wal_level logical and a role that may create publications, slots and queues: docs/compare.md.

@@ -13,7 +13,9 @@ from gdq.cli.base import command_session, dsn_option, field_names, json_option, 
 @click.argument("view", nargs=-1, required=True)
 @dsn_option
 def create_group_command(group: str, view: tuple[str, ...], dsn: str | None) -> None:
-    """Store a group of views, which are then refreshed together only: at one snapshot, in one transaction.
+    """Store a group of views, which are refreshed together.
+
+    They are then refreshed in one transaction at one snapshot, and no more one by one.
 
     \b
     Example: gdq create-group totals by_country by_product
@@ -53,7 +55,7 @@ def groups_command(dsn: str | None, as_json: bool) -> None:
 @click.argument("group")
 @dsn_option
 def drop_group_command(group: str, dsn: str | None) -> None:
-    """Delete a group; its views stay, and are refreshed one by one."""
+    """Delete a group. Its views stay, and are refreshed one by one."""
     with command_session(dsn) as connection:
         known = gdq.drop_group(connection, group)
     talk(f"dropped group {group}" if known else f"already gone: group {group}")

@@ -73,7 +73,7 @@ class Handler:
 
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:
-        """Log the function's own errors with their traceback, and raise a CommandFailure; others pass through.
+        """Raise a CommandFailure for the function's own errors, with -v after their traceback; others pass through.
 
         An own error ends the command, even where gdq's own statements are tried again: the function's statement that
         ran into a timeout would do so again.
@@ -88,7 +88,7 @@ class Handler:
         except Exception as error:
             if error is not self._own:
                 raise
-            log.error("handler %s failed, the batch is rolled back", self.name, exc_info=error)
+            log.debug("handler %s failed, the batch is rolled back", self.name, exc_info=error)
             raise self._failure(error) from error
 
     def _is_own(self, error: Exception, connection: Connection[Any]) -> bool:
@@ -132,7 +132,7 @@ def _load(name: str) -> Callable[[Any, Any], Any]:
             f"no handler {name}: {error}", hint=f"Modules are looked for on Python's path and in {Path.cwd()}."
         ) from error
     except Exception as error:
-        log.error("handler %s cannot be loaded", name, exc_info=error)
+        log.debug("handler %s cannot be loaded", name, exc_info=error)
         raise base.CommandFailure(f"handler {name} cannot be loaded: {type(error).__name__}: {error}") from error
     if not callable(loaded):
         raise base.CommandFailure(f"handler {name} is not a function")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 from collections import UserDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+
+from gdq.cli.sections import COMMAND_CONTEXT
 
 
 class _LazyCommands(UserDict[str, Any]):
@@ -22,28 +25,38 @@ class _LazyCommands(UserDict[str, Any]):
         module: str = super().__getitem__(name)
         command = getattr(importlib.import_module(f"gdq.cli.{module}"), _function(name))
         assert isinstance(command, click.Command)
+        from gdq.cli.names import name_parameters  # noqa: PLC0415 (loads what the command loads)
+
+        name_parameters(command)
         return command
 
 
 class LazyGroup(click.Group):
     """A group with commands in modules of gdq.cli: create-queue is create_queue_command() of its module.
 
-    `modules`: the commands of each module, by the module's name. Help for the whole group imports no module; it takes
-    the docstrings from the sources.
+    `sections`: for each heading of the list of commands its modules, and the commands of each. The list imports no
+    module; it takes the docstrings from the sources.
     """
 
-    def __init__(self, *args: Any, modules: Mapping[str, Sequence[str]], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, sections: Mapping[str, Mapping[str, Sequence[str]]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._module_of = {command: module for module, commands in modules.items() for command in commands}
-        self.commands = _LazyCommands(self._module_of)
+        self._sections = sections
+        by_module = [pair for modules in sections.values() for pair in modules.items()]
+        self.commands = _LazyCommands({command: module for module, commands in by_module for command in commands})
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands as click does, but from the docstrings in the sources."""
-        docstrings = {module: _docstrings(module) for module in set(self._module_of.values())}
-        stubs = [
-            click.Command(name, help=docstrings[module][_function(name)]) for name, module in self._module_of.items()
-        ]
-        click.Group(commands=stubs).format_commands(ctx, formatter)
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 (click's own)
+        """Write the commands by section, each with the first sentence of its docstring, which is never cut."""
+        width = max(map(len, self.commands))
+        for heading, modules in self._sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(
+                    [
+                        (command.ljust(width), _first_sentence(docstrings[_function(command)]))
+                        for module, commands in modules.items()
+                        for docstrings in [_docstrings(module)]
+                        for command in commands
+                    ]
+                )
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; errors of gdq and the server become a CommandFailure, unless --debug wants the traceback."""
@@ -56,11 +69,22 @@ class LazyGroup(click.Group):
 
             if ctx.params.get("debug") or not is_expected(error):
                 raise
-            raise command_failure(error) from error
+            from gdq.cli.names import suggestion  # noqa: PLC0415 (the command has loaded it)
+
+            failure = command_failure(error)
+            near = suggestion(error, ctx.meta[COMMAND_CONTEXT]) if COMMAND_CONTEXT in ctx.meta else None
+            failure.hint = " ".join(filter(None, [failure.hint, near])) or None
+            raise failure from error
 
 
 def _function(command: str) -> str:
     return command.replace("-", "_") + "_command"
+
+
+def _first_sentence(docstring: str) -> str:
+    """The first sentence of a docstring in one line, without its full stop."""
+    paragraph = " ".join(docstring.partition("\n\n")[0].split())
+    return re.split(r"\.(?= [A-Z]|$)", paragraph)[0]
 
 
 def _docstrings(module: str) -> dict[str, str]:

@@ -26,7 +26,7 @@ from gdq.cli.terminal import printable
 @base.json_option
 @base.dsn_option
 def doctor_command(queue: str | None, fix: bool, patience: float, as_json: bool, dsn: str | None) -> None:
-    """Find problems of capture, ticks, consumers and logs, also approaching ones; exit code 3 if there are any.
+    """Find problems of capture, ticks, consumers and logs, also approaching ones. Exit code 3 if there are any.
 
     Each finding gives cause and remedy; a note is not a problem. --fix restores capture and prints what it did; the
     exit code then depends on the remaining findings.

@@ -60,7 +60,9 @@ def create_queue_command(queue: str, settings: tuple[str, ...], dsn: str | None)
 @click.argument("settings", nargs=-1, required=True, metavar="KEY=VALUE...")
 @dsn_option
 def set_queue_command(queue: str, settings: tuple[str, ...], dsn: str | None) -> None:
-    """Change settings of a queue: those of create-queue. max_bytes=0 takes the limit away.
+    """Change settings of a queue: those of create-queue.
+
+    max_bytes=0 takes the limit away.
 
     \b
     Example: gdq set-queue orders retention='2 days' max_bytes=20000000000
@@ -94,7 +96,7 @@ def queues_command(as_json: bool, dsn: str | None) -> None:
 @click.argument("consumer", required=False)
 @dsn_option
 def pause_command(queue: str, consumer: str | None, dsn: str | None) -> None:
-    """Pause a queue, which stops its ticks and batches, or one consumer; capture goes on."""
+    """Pause a queue, which stops its ticks and batches, or one consumer. Capture goes on."""
     with command_session(dsn) as connection:
         new = gdq.pause(connection, queue, consumer)
     talk(f"{'paused' if new else 'already paused:'} {_named(queue, consumer)}")

@@ -59,7 +59,7 @@ def refresh_command(
     dsn: str | None,
     as_json: bool,
 ) -> None:
-    """Bring views up to the present; all views without VIEW and --group. A view over another's target comes after it.
+    """Bring views up to the present: all views without VIEW and --group. A view over another's target comes after it.
 
     The views of a group are refreshed at one snapshot in one transaction, also if only one of them is named.
     --follow prints one line, or with --json one object, for each refresh.
@@ -159,7 +159,7 @@ def _follow(
 @base.dsn_option
 @base.json_option
 def verify_view_command(name: str, dsn: str | None, as_json: bool) -> None:
-    """Refresh a view and compare it with its query at the same snapshot; exit code 3 if they differ."""
+    """Refresh a view and compare it with its query at the same snapshot. Exit code 3 if they differ."""
     with Refresher(dsn) as refresher:
         result = verify(refresher, name)
     base.print_rows([result], ("view_name", "rows", "missing", "unexpected"), as_json=as_json)

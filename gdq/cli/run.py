@@ -119,8 +119,9 @@ def consume_command(
     tombstones: bool,
     dsn: str | None,
 ) -> None:
-    """Hand the batches of a consumer to a handler; without one print every event as a line of JSON, then the
-    sequences of each batch.
+    """Hand the batches of a consumer to a handler, or print their events.
+
+    Without HANDLER every event is a line of JSON, then the sequences of each batch.
 
     HANDLER is module:function. It is called as handler(connection, events) in the transaction that finishes the
     batch, so its writes there happen exactly once. To put events aside it returns a list of

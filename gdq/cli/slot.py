@@ -16,8 +16,9 @@ from gdq.consumers.slot import slot
 @click.option("--two-phase", is_flag=True, help="Send prepared transactions when they are prepared.")
 @dsn_option
 def create_slot_command(queue: str, consumer: str, tables: tuple[str, ...], two_phase: bool, dsn: str | None) -> None:
-    """Create a logical slot for a consumer, read by `gdq consume --source slot`; or for the view of that name, read by
-    `gdq refresh --source slot`.
+    """Create a logical slot for a consumer or a view.
+
+    It is read by `gdq consume --source slot`, or by `gdq refresh --source slot` where CONSUMER is the name of a view.
 
     Name the tables with a queue's first slot only: they are published as gdq_QUEUE. Old images need REPLICA IDENTITY
     FULL. Needs wal_level logical and a role with REPLICATION. The slot keeps the server's write-ahead log until it is
@@ -55,7 +56,10 @@ def drop_slot_command(queue: str, consumer: str, dsn: str | None) -> None:
 @json_option
 @dsn_option
 def slots_command(as_json: bool, dsn: str | None) -> None:
-    """List gdq's slots with the write-ahead log that they keep, and with changes that their publication leaves out."""
+    """List gdq's slots with the write-ahead log that they keep.
+
+    Also named are changes that their publication leaves out.
+    """
     with command_session(dsn, autocommit=True) as connection:
         rows = slot.slot_info(connection)
         if slot.is_standby(connection):

@@ -232,7 +232,7 @@ def explain_view_command(
     dsn: str | None,
     as_json: bool,
 ) -> None:
-    """Show how a view is refreshed and why; exit code 3 if it cannot be refreshed from changes."""
+    """Show how a view is refreshed and why. Exit code 3 if it cannot be refreshed from changes."""
     if (name is None) == (file is None) or (file is None) != (queue is None):
         raise click.UsageError("give the NAME of a view, or --queue and --sql")
     if elsewhere and file is None:

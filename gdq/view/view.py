@@ -18,6 +18,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from gdq.call import call, rows, scalar
 from gdq.errors import ForeignTarget, GdqError, PlanError
+from gdq.extra import extra_named
 from gdq.sql_text import PINNED_SETTINGS, pinned, quote
 from gdq.view.lake_name import LakeKind, LakeName, check_lake_columns, lake_name
 from gdq.view.table_schema import apply_view_settings, describe_query, load_schemas
@@ -158,6 +159,7 @@ class ViewInfo:
         return {} if self.acts_as is None else {"role": self.acts_as}
 
 
+@extra_named()
 def create_view(
     connection: Connection[Any],
     name: str,
@@ -247,6 +249,7 @@ def view_changed(connection: Connection[Any], name: str) -> bool:
     return bool(call(connection, "view_changed", name))
 
 
+@extra_named()
 def load_plan(connection: Connection[Any], view: ViewInfo, reader: Connection[Any] | None = None) -> Plan:
     """The view's plan by the current schema and capture of its tables; PlanError if there is none.
 
@@ -308,6 +311,7 @@ def _options(plan: Plan, settings: dict[str, str]) -> dict[str, str]:
     return settings | ({"planner": "tables"} if isinstance(plan, SparkPlan) else {"engine": "postgres"})
 
 
+@extra_named()
 def explain_view(
     connection: Connection[Any],
     queue: str,

@@ -5,6 +5,9 @@ from __future__ import annotations
 import importlib
 import json
 import pkgutil
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -15,7 +18,8 @@ import gdq as gdq_library
 from gdq import cli
 from gdq.cli import main
 from gdq.cli.base import split_names, split_table_names
-from tests.support.programs import gdq, start_gdq
+from gdq.cli.sections import SECTIONS
+from tests.support.programs import environment, gdq, start_gdq
 from tests.support.server import Database
 from tests.support.waiting import SECONDS, until
 
@@ -190,6 +194,69 @@ def test_failure_is_one_line_and_hints(shop: Database) -> None:
         assert all(line.startswith(("Detail: ", "Hint: ")) for line in others)
 
 
+MISSPELT = [
+    (["tick", "Q1"], "queue q"),
+    (["add-table", "q", "ordres"], "table orders"),
+    (["consume", "q", "cc", "--once"], "consumer c"),
+    (["seek", "q", "cc", "--now"], "consumer c"),
+    (["view-history", "totl"], "view total"),
+    (["refresh", "total", "totla"], "view total"),
+    (["verify-view", "totalls"], "view total"),
+    (["alter-group", "alls", "--add", "total"], "group all"),
+    (["add-sequence", "q", "public.numbr"], "sequence public.number"),
+]
+
+
+def test_misspelt_names_are_put_right(shop: Database) -> None:
+    """Where the server says that something is missing, the hint ends with the name that is nearest."""
+    with shop.connect() as connection:
+        connection.execute("create sequence number")
+    query = "select id, count(*) from orders group by id"
+    made = ["create-view", "total", "--queue", "q", "--sql", "-", "--target", "public.total"]
+    assert gdq(*made, dsn=shop.dsn, stdin=query).returncode == 0
+    assert gdq("create-group", "all", "total", dsn=shop.dsn).returncode == 0
+    for arguments, meant in MISSPELT:
+        done = gdq(*arguments, dsn=shop.dsn)
+        assert (done.returncode, done.stdout) == (1, ""), arguments
+        assert done.stderr.splitlines()[-1].endswith(f"Did you mean the {meant}?"), done.stderr
+        assert done.stderr.splitlines()[-1].startswith("Hint: ")
+
+
+def test_hints_name_commands(shop: Database) -> None:
+    done = gdq("consume", "q", "nobody", "--once", dsn=shop.dsn)
+    assert done.stderr.splitlines()[1] == "Hint: Register it with gdq register-consumer."
+    done = gdq("tick", "nothing-like-it", dsn=shop.dsn)
+    assert done.stderr.splitlines()[1] == "Hint: List the queues with gdq queues, make one with gdq create-queue."
+
+
+def test_a_shell_completes_names(shop: Database) -> None:
+    def completed(words: str) -> set[str]:
+        env = {
+            "_GDQ_COMPLETE": "bash_complete",
+            "COMP_WORDS": f"gdq {words}",
+            "COMP_CWORD": str(len(shlex.split(f"{words}."))),
+        }
+        program = Path(sys.executable).with_name("gdq")
+        done = subprocess.run([program], env=environment(shop.dsn) | env, capture_output=True, text=True, check=True)
+        return {line.partition(",")[2] for line in done.stdout.split()}
+
+    assert completed("tick ") == {"q"}
+    assert completed("consume q ") == {"c"}
+    assert completed("add-table q ord") == {"orders"}
+    assert completed(f"-d {shlex.quote(shop.dsn)} tick ") == {"q"}
+    assert completed("-d dbname=none tick ") == set()
+
+
+def test_the_connection_stands_before_or_after_the_command(shop: Database) -> None:
+    for arguments in (
+        ["-d", shop.dsn, "queues"],
+        ["queues", "-d", shop.dsn],
+        ["-d", "host=/none", "queues", "-d", shop.dsn],
+    ):
+        assert gdq(*arguments, dsn="host=/nowhere").returncode == 0
+    assert gdq("-d", "host", "queues", dsn=shop.dsn).returncode == 2
+
+
 def test_debug_shows_the_traceback(shop: Database) -> None:
     assert "Traceback" in gdq("--debug", "tick", "none", dsn=shop.dsn).stderr
 
@@ -243,7 +310,7 @@ def test_warnings_of_the_server_reach_stderr(db: Database) -> None:
 
 
 def test_the_list_of_commands_is_complete() -> None:
-    """MODULES names every command of every module."""
+    """SECTIONS names every command of every module once."""
     found = {}
     for module in pkgutil.iter_modules(cli.__path__, "gdq.cli."):
         values = vars(importlib.import_module(module.name)).values()
@@ -251,15 +318,20 @@ def test_the_list_of_commands_is_complete() -> None:
         own = {str(one.name) for one in commands if one.callback.__module__ == module.name}
         if own:
             found[module.name.rpartition(".")[2]] = own
-    assert found == {module: set(commands) for module, commands in cli.MODULES.items()}
+    listed = [pair for modules in SECTIONS.values() for pair in modules.items()]
+    assert found == {module: set(commands) for module, commands in listed}
+    assert len({module for module, _ in listed}) == len(listed)
 
 
-def test_the_list_of_commands_is_as_click_writes_it() -> None:
-    context = click.Context(main)
-    own, of_click = context.make_formatter(), context.make_formatter()
-    main.format_commands(context, own)
-    click.Group.format_commands(main, context, of_click)
-    assert own.getvalue() == of_click.getvalue()
+@pytest.mark.parametrize("width", [60, 80, 110])
+def test_the_list_of_commands_has_sections_and_whole_sentences(width: int) -> None:
+    done = CliRunner().invoke(main, ["--help"], terminal_width=width)
+    lines = done.output.splitlines()
+    assert [line[:-1] for line in lines if line.endswith(":")][1:] == list(SECTIONS)
+    assert max(map(len, lines)) <= width
+    text = " ".join(done.output.split())
+    assert "add-table Capture a table from now on" in text
+    assert "drop-slot Drop a consumer's slot, and with the last slot the queue's publication" in text
 
 
 def test_every_command_has_help_and_every_listing_json() -> None:

@@ -99,3 +99,44 @@ def test_commands_load_neither_spark_nor_what_others_need(db: Database) -> None:
 
 def test_install_loads_no_spark(db: Database) -> None:
     assert loaded("install", "--dsn", db.dsn) & {"pyspark", "pyarrow"} == set()
+
+
+_CALLS = """
+import sys
+sys.modules[sys.argv[1]] = None
+import gdq
+dsn = sys.argv[2]
+with gdq.connect(dsn) as connection:
+    connection.autocommit = True
+    try:
+        match sys.argv[3]:
+            case "create_view": gdq.create_view(connection, "v", "q", "select id from t", "public.v")
+            case "Refresher": gdq.Refresher(dsn)
+            case method:
+                with gdq.Consumer(dsn, "q", "c") as consumer:
+                    for batch in consumer.batches(once=True):
+                        getattr(batch, method)("public.t")
+    except ModuleNotFoundError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "package", "extra"),
+    [
+        ("arrow", "pyarrow", "arrow"),
+        ("arrow_batches", "pyarrow", "arrow"),
+        ("delta", "pyarrow", "arrow"),
+        ("create_view", "sqlglot", "views"),
+        ("Refresher", "sqlglot", "views"),
+    ],
+)
+def test_a_missing_extra_is_named_to_programs(db: Database, call: str, package: str, extra: str) -> None:
+    with db.connect() as connection:
+        connection.execute("create table t (id int primary key); select gdq.create_queue('q')")
+        connection.execute("select gdq.add_table('q', 't')")
+        connection.execute("select gdq.register_consumer('q', 'c')")
+        connection.execute("insert into t values (1)")
+    command = [sys.executable, "-c", _CALLS, package, db.dsn, call]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == f"this needs the Python package {package}: pip install 'gdq[{extra}]'\n"
