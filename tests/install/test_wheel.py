@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.page import run_page
+from tests.support.server import Database
+
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -62,6 +65,20 @@ def test_wheel_holds_every_source_file(wheel: Path) -> None:
 def test_links_are_relative() -> None:
     for name in ("sql", "migrations", "consumers"):
         assert (ROOT / "gdq" / name).readlink() == Path("..") / name
+
+
+@pytest.mark.long
+@pytest.mark.server
+def test_readme_from_the_wheel(wheel: Path, empty_db: Database, tmp_path: Path) -> None:
+    """README and docs/consumers.md work as they stand in an environment with the wheel and nothing of the checkout."""
+    environment = tmp_path / "environment"
+    venv.create(environment, with_pip=True)
+    run(
+        environment / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
+        "--constraint", ROOT / "constraints.txt", f"{wheel}[views,arrow]", cwd=tmp_path,
+    )  # fmt: skip
+    for page in ("README.md", "docs/consumers.md"):
+        run_page(page, empty_db, tmp_path, environment / "bin")
 
 
 def test_wheel_works_alone(wheel: Path, tmp_path: Path) -> None:
