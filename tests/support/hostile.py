@@ -231,7 +231,7 @@ class Scenario:
 
     def look(self, name: str) -> None:
         """Every listing, by the command and by the library over a connection of the user's."""
-        findings = json.loads(self.gdq("doctor", "--json", codes=(0, 3)))
+        findings = json.loads(self.gdq("doctor", "--json", "--patience", "86400", codes=(0, 3)))
         self.seen[f"{name}: doctor"] = sorted({(f["code"], f["severity"]) for f in findings})
         for listing in LISTINGS:
             json.loads(self.gdq(*listing.split(), "--json") or "[]")
