@@ -49,7 +49,7 @@ begin
   types := gdq.altered_types(event, tag);
   begin
     touched := gdq.touched_relations(tag);
-    tables := gdq.concerned_tables(touched, tag);
+    tables := gdq.concerned_tables(event, touched, tag);
     if tables = '{}' and types = '{}' and not exists (select from gdq.restored_queues()) then
       return;
     end if;

@@ -45,25 +45,61 @@ end
 $$;
 comment on function gdq.touched_relations(text) is 'The relations that a command may have changed.';
 
--- concerned_tables(touched, tag): the captured tables that the command may concern: those that have one of the touched
--- relations, and after ALTER SCHEMA those of the schema, since a new name of it locks no table. In an old snapshot the
--- names of capture functions tell. Writes: nothing.
-create or replace function gdq.concerned_tables(touched oid[], tag text) returns gdq.captured_table[]
+-- concerned_tables(event, touched, tag): the captured tables that the command may concern: those that have one of the
+-- touched relations, and those whose own name or a name of a type of theirs it may have changed, which locks no table.
+-- In an old snapshot the names of capture functions tell. Writes: nothing.
+create or replace function gdq.concerned_tables(event text, touched oid[], tag text) returns gdq.captured_table[]
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   schemas oid[];
+  holders oid[];
 begin
   if not gdq.snapshot_is_fresh() then
     return null;
-  elsif tag = 'ALTER SCHEMA' then
-    schemas := array(select o.objid from pg_event_trigger_ddl_commands() o
-                      where o.classid = 'pg_namespace'::regclass);
+  elsif event = 'ddl_command_end' then
+    if tag = 'ALTER SCHEMA' then
+      schemas := array(select o.objid from pg_event_trigger_ddl_commands() o
+                        where o.classid = 'pg_namespace'::regclass);
+    end if;
+    holders := gdq.relations_of_types(gdq.renamed_types(touched, schemas, tag));
   end if;
-  return array(select n from gdq.near_tables(touched, schemas) n);
+  return array(select n from gdq.near_tables(touched || holders, schemas) n);
 end
 $$;
-comment on function gdq.concerned_tables(oid[], text) is 'The captured tables that a command may concern.';
+comment on function gdq.concerned_tables(text, oid[], text) is 'The captured tables that a command may concern.';
+
+-- renamed_types(touched, schemas, tag): the types whose names the command may have changed, with or without a schema:
+-- those that it altered, those of the schemas, and the row types of the touched relations. Writes: nothing.
+create or replace function gdq.renamed_types(touched oid[], schemas oid[], tag text) returns oid[]
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+begin
+  return case
+    when tag in ('ALTER TYPE', 'ALTER DOMAIN') then
+      array(select coalesce(c.reltype, o.objid)
+              from pg_event_trigger_ddl_commands() o
+              left join pg_class c on o.classid = 'pg_class'::regclass and c.oid = o.objid)
+    when tag = 'ALTER SCHEMA' then
+      array(select t.oid from pg_type t where t.typnamespace = any (schemas) and t.typelem = 0)
+    when tag = 'ALTER TABLE' then gdq.row_types(touched)
+    else '{}' end;
+end
+$$;
+comment on function gdq.renamed_types(oid[], oid[], text) is 'The types whose names a command may have changed.';
+
+-- relations_of_types(types): the relations with a column of one of these types, or of an array of it. Writes: nothing.
+create or replace function gdq.relations_of_types(types oid[]) returns oid[]
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+begin
+  return array(select distinct d.objid
+                 from pg_type t
+                 join pg_depend d on d.refclassid = 'pg_type'::regclass and d.refobjid in (t.oid, t.typarray)
+                where t.oid = any (types) and d.classid = 'pg_class'::regclass and d.objsubid > 0);
+end
+$$;
+comment on function gdq.relations_of_types(oid[]) is 'The relations with a column of one of these types.';
 
 -- near_tables(locked, schemas): the captured tables that DDL of these relations and schemas may concern: those among
 -- the relations, those that have one of them as a partition or child, and those in the schemas, since renaming a schema

@@ -281,3 +281,31 @@ def test_events_of_a_dropped_table_are_kept_until_they_are_read(tap: Tap) -> Non
     drain(tap.db)
     maintain(tap)
     assert tap.owner.execute("select from gdq.table_info()").rowcount == 0
+
+
+RENAMED = {
+    "type": ("create type k as enum ('x')", "k", "alter type k rename to l"),
+    "domain": ("create domain k as text", "k", "alter domain k rename to l"),
+    "composite": ("create type k as (x int)", "k", "alter type k rename to l"),
+    "row type": ("create table k (x int)", "k", "alter table k rename to l"),
+    "array": ("create type k as enum ('x')", "k[]", "alter type k rename to l"),
+    "new schema": ("create schema gone; create type k as enum ('x')", "k", "alter type k set schema gone"),
+    "schema": ("create schema gone; create type gone.k as enum ('x')", "gone.k", "alter schema gone rename to part"),
+    "constraint": ("create domain k as int constraint c check (value > 0)", "k", "alter domain k drop constraint c"),
+}
+
+
+@pytest.mark.parametrize("kind", RENAMED)
+def test_new_names_of_types_are_followed(tap: Tap, history: History, kind: str) -> None:
+    create, column, rename = RENAMED[kind]
+    tap.write(*create.split("; "), f"create table t (id int primary key, v {column})")
+    tap.add("shop.t")
+    history.watch("t")
+    tap.write("insert into t values (1)", rename, "insert into t values (2)")
+    table = tap.owner.execute("select table_id from gdq.captured_table").fetchone()
+    assert tap.owner.execute("select code, cause from gdq.table_findings(%s)", table).fetchall() == []
+    tap.owner.execute("""select gdq.alter_table_options('q', 'shop.t', '{"origin": true}')""")
+    tap.write("insert into t values (3)")
+    rows = drain(tap.db)
+    exact(tap, history, rows, "t")
+    assert (state(tap), reasons(rows)) == (("ok", None), [])
