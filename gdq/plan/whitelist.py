@@ -251,7 +251,8 @@ class QueryReading:
     """What the server says of a view's query.
 
     `refused`: why the planner may not take the query apart, with the code; None if it may. `functions`: changes with
-    the definitions of the functions outside of pg_catalog that the query calls; empty without such functions.
+    the definitions of the functions outside of pg_catalog that the query calls, and with the functions that users'
+    operators and casts stand for; empty if the query names nothing that a user defined.
     `settled`: what of the rows the query alone decides.
     """
 

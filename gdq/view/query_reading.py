@@ -15,12 +15,12 @@ from gdq.call import scalar
 from gdq.errors import PlanError
 from gdq.plan.canonical import load_functions, read_tree, strange_operators
 from gdq.plan.query import parse_query, render_sql
-from gdq.plan.query_tree import TreeNode
+from gdq.plan.query_tree import TreeNode, walk_tree
 from gdq.plan.select_facts import planner_facts, server_facts
 from gdq.plan.settled import settled_rows
 from gdq.plan.table import TableSchema
 from gdq.plan.tree_meaning import meaning
-from gdq.plan.whitelist import QueryReading, why_not_listed
+from gdq.plan.whitelist import QueryReading, called_function, why_not_listed
 from gdq.qualified_sql import qualified
 from gdq.sql_text import PINNED_SETTINGS
 from gdq.typed.pgtypes import FIRST_USER_OID
@@ -28,16 +28,19 @@ from gdq.view.table_schema import apply_view_settings
 
 _KNOWN_MAX = 1000
 
+# A field of a node that has a type.
+_TYPE_FIELD = re.compile(r"type(?:id)?$", re.IGNORECASE)
+
 # A name in the body of a function.
 _WORD = re.compile(r'"[^"]+"|\w+')
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A reading, and schema and name of the functions outside of pg_catalog that the query, or one of them, calls."""
+    """A reading, and what users had defined then: `stamp`, None if the query names nothing that a user can define."""
 
     reading: QueryReading
-    functions: tuple[tuple[str, str], ...]
+    stamp: str | None
 
 
 # for a process that refreshes again and again
@@ -50,19 +53,25 @@ def read_query(
     """The reading of canonical SQL over `schemas` under `settings`; makes temporary views and rolls them back."""
     key = (connection.info.dsn, text, tuple(schemas), tuple(settings.items()))
     known = _known.get(key)
-    if known is not None and _definitions(connection, known.functions) == known.reading.functions:
+    if known is not None and known.stamp is None:
+        return known.reading
+    stamp = _stamp(connection)
+    if known is not None and known.stamp == stamp:
         return known.reading
     with connection.transaction(force_rollback=True):
         # the text is canonical: names outside of pg_catalog have their schema
         apply_view_settings(connection, dict(settings) | PINNED_SETTINGS)
-        known = _read(connection, text, schemas, settings.get("role"))
+        reading, is_own = _read(connection, text, schemas, settings.get("role"))
     if len(_known) >= _KNOWN_MAX:
         _known.clear()
-    _known[key] = known
-    return known.reading
+    _known[key] = _Known(reading, None if is_own else stamp)
+    return reading
 
 
-def _read(connection: Connection[Any], text: str, schemas: Sequence[TableSchema], role: str | None) -> _Known:
+def _read(
+    connection: Connection[Any], text: str, schemas: Sequence[TableSchema], role: str | None
+) -> tuple[QueryReading, bool]:
+    """The reading, and true if the query names only what PostgreSQL itself defines, beside its tables."""
     tree = read_tree(connection, text, role)
     functions = load_functions(connection, tree)
     refused = why_not_listed(tree, functions, strange_operators(connection, tree))
@@ -72,7 +81,34 @@ def _read(connection: Connection[Any], text: str, schemas: Sequence[TableSchema]
         refused = "the planner does not read the query as the server does [read-otherwise]"
     names = _called(connection, {(one.schema, one.name) for one in functions.values() if not one.own})
     settled = settled_rows(tree, functions, _keys(connection, schemas))
-    return _Known(QueryReading(refused, _definitions(connection, names), settled), tuple(names))
+    is_own = not any(map(_names_others, walk_tree(tree)))
+    # an operator or cast of a user may call a function of PostgreSQL
+    signatures = [] if is_own else sorted(one.signature for one in functions.values())
+    return QueryReading(refused, " ".join([_definitions(connection, names), *signatures]).strip(), settled), is_own
+
+
+def _names_others(node: TreeNode) -> bool:
+    """True if a node has a function, an operator or a type that a user defined."""
+    numbers = [called_function(node), *(int(node.text(name) or 0) for name in ("opno", "eqop", "sortop"))]
+    numbers += [int(text) for name in node.fields if _TYPE_FIELD.search(name) and (text := node.text(name)).isdigit()]
+    return max(numbers) >= FIRST_USER_OID
+
+
+def _stamp(connection: Connection[Any]) -> str:
+    """Changes whenever a user defines a function, aggregate, operator or cast, or drops or alters one.
+
+    An operator or cast made anew calls another function. The functions of temporary schemas are those of refreshes.
+    """
+    query = qualified("""
+        select pg_catalog.md5(pg_catalog.concat(
+          (select pg_catalog.string_agg(pg_catalog.concat(p.oid, ' ', p.xmin), ',' order by p.oid)
+             from pg_catalog.pg_proc p join pg_catalog.pg_namespace n on n.oid = p.pronamespace
+            where p.oid >= %s and n.nspname !~ '^pg_temp_'), '/',
+          (select pg_catalog.string_agg(pg_catalog.concat(o.oid, ' ', o.xmin), ',' order by o.oid)
+             from pg_catalog.pg_operator o where o.oid >= %s), '/',
+          (select pg_catalog.string_agg(pg_catalog.concat(c.oid, ' ', c.xmin), ',' order by c.oid)
+             from pg_catalog.pg_cast c where c.oid >= %s)))""")
+    return str(scalar(connection, query, *[FIRST_USER_OID] * 3))
 
 
 def _keys(connection: Connection[Any], schemas: Sequence[TableSchema]) -> dict[str, list[int]]:
@@ -103,13 +139,20 @@ def _is_read_alike(
 
 
 def _called(connection: Connection[Any], names: set[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Schema and name of these functions and of those that they may call.
+    """Schema and name of these functions and of those that they may call: in bodies, defaults, and as an aggregate.
 
     Bodies are not parsed: a word of a body counts as a call of every function of that name. One too many costs a full
     load when it is replaced, one too few leaves wrong rows.
     """
     bodies = qualified("""
-        select p.prosrc || coalesce(pg_catalog.pg_get_function_sqlbody(p.oid), '')
+        select pg_catalog.concat_ws(' ', p.prosrc, pg_catalog.pg_get_function_sqlbody(p.oid),
+                 pg_catalog.pg_get_function_arguments(p.oid),
+                 (select pg_catalog.string_agg(pg_catalog.quote_ident(f.proname), ' ')
+                    from pg_catalog.pg_aggregate a
+                    join pg_catalog.pg_proc f
+                      on f.oid = any (array[a.aggtransfn, a.aggfinalfn, a.aggcombinefn, a.aggmtransfn, a.aggminvtransfn,
+                                            a.aggmfinalfn]::oid[])
+                   where a.aggfnoid = p.oid))
           from rows from (pg_catalog.unnest(%s::text[]), pg_catalog.unnest(%s::text[])) as t(nspname, proname)
           join pg_catalog.pg_namespace n on n.nspname = t.nspname
           join pg_catalog.pg_proc p on p.pronamespace = n.oid and p.proname = t.proname""")
@@ -135,9 +178,14 @@ def _definitions(connection: Connection[Any], names: Sequence[tuple[str, str]]) 
     query = qualified("""
         select pg_catalog.md5(pg_catalog.string_agg(f::text, ',' order by f::text collate pg_catalog."C"))
           from (select n.nspname, p.proname, p.prosrc, p.probin, p.prosqlbody::text, p.provolatile, p.proisstrict,
-                       p.proretset, p.proconfig
+                       p.proretset, p.proconfig, p.prokind, p.prolang, p.prorettype, p.proargtypes, p.proallargtypes,
+                       p.proargmodes, p.proargnames, p.proargdefaults::text,
+                       a.aggtransfn::oid, a.aggfinalfn::oid, a.aggcombinefn::oid, a.aggmtransfn::oid,
+                       a.aggminvtransfn::oid, a.aggmfinalfn::oid, a.aggfinalextra, a.aggtranstype, a.agginitval,
+                       a.aggminitval
                   from rows from (pg_catalog.unnest(%s::text[]), pg_catalog.unnest(%s::text[])) as t(nspname, proname)
                   join pg_catalog.pg_namespace n on n.nspname = t.nspname
-                  join pg_catalog.pg_proc p on p.pronamespace = n.oid and p.proname = t.proname) as f""")
+                  join pg_catalog.pg_proc p on p.pronamespace = n.oid and p.proname = t.proname
+                  left join pg_catalog.pg_aggregate a on a.aggfnoid = p.oid) as f""")
     schemas, functions = zip(*names, strict=True)
     return str(scalar(connection, query, list(schemas), list(functions)))

@@ -27,7 +27,7 @@ def find_files(folder: Path) -> list[MaterialFile]:
     """All files of the suites below a folder that are known; empty if there are none."""
     found: list[MaterialFile] = []
     for root in _roots(folder, _DEPTH):
-        for finder in (_pg_ivm, _pg_trickle, _risingwave, _postgresql):
+        for finder in (_pg_ivm, _pg_trickle, _risingwave, _postgresql, _named):
             found += finder(root)
     return found
 
@@ -91,3 +91,16 @@ def _postgresql(root: Path) -> Iterator[MaterialFile]:
     for path in sorted((regress / "sql").glob("*.sql")):
         if path != setup:
             yield MaterialFile("postgresql", path, partial(read_psql, "postgresql", path, variables), setup)
+
+
+def _named(root: Path) -> Iterator[MaterialFile]:
+    """A folder with a file `suite.txt`, whose first word is the suite's name; the script `setup.sql` comes first."""
+    if not (root / "suite.txt").is_file():
+        return
+    name = read_text(root / "suite.txt").split()[0]
+    setup = root / "setup.sql"
+    readers = {".sql": read_psql, ".slt": read_logic_test, ".test": read_logic_test}
+    for path in sorted(root.rglob("*.*")):
+        if path.suffix in readers and path != setup:
+            script = setup if setup.is_file() else None
+            yield MaterialFile(name, path, partial(readers[path.suffix], name, path), script)

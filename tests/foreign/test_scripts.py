@@ -88,3 +88,17 @@ def test_files_of_other_forms_are_read(tmp_path: Path) -> None:
 
 def test_an_empty_folder_has_no_suite(tmp_path: Path) -> None:
     assert find_files(tmp_path) == []
+
+
+def test_a_folder_with_a_name_is_a_suite(tmp_path: Path) -> None:
+    below = tmp_path / "some/other"
+    below.mkdir(parents=True)
+    texts = {"suite.txt": "other\n", "setup.sql": "", "a.sql": "select 1", "b.test": "query I\nselect 2\n"}
+    for name, text in texts.items():
+        (below / name).write_text(text)
+    files = find_files(tmp_path)
+    assert [(one.suite, one.path.name, one.setup) for one in files] == [
+        ("other", "a.sql", below / "setup.sql"),
+        ("other", "b.test", below / "setup.sql"),
+    ]
+    assert [one.read()[0].statements for one in files] == [[Statement("select 1")], [Statement("select 2")]]
