@@ -47,9 +47,9 @@ assert jobs.PARTITION_BYTES > 2**19
 jobs.PARTITION_BYTES = 2**19
 with Refresher(driver_bytes=0) as refresher:
     results = [refresher.refresh("copy")]
-    refresher.control.execute("update orders set amount = amount + 1, note = note || 'x' where id % 3 = 0")
+    refresher.control.execute("update public.orders set amount = amount + 1, note = note || 'x' where id % 3 = 0")
     results.append(refresher.refresh("copy"))
-    refresher.control.execute("delete from orders where id % 100 = 0")
+    refresher.control.execute("delete from public.orders where id % 100 = 0")
     try:
         main(["copy"])  # as spark-submit of consumers/refresh/__main__.py; little enough to pass through the driver
     except SystemExit as end:
