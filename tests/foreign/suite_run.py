@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,13 +14,17 @@ from pathlib import Path
 
 import psycopg
 
+from gdq.conninfo import connect
 from gdq.embedded.files import PostgresBinaries
 from gdq.embedded.server import EmbeddedServer
 from gdq.errors import EmbeddedError
 from gdq.installer.install import install
 from gdq.sql_text import raw
+from gdq.ticker import maintain_all, tick_all
 
 _FILE_SECONDS = 600
+# Maintenance after a file ends after this time, and goes on after the next.
+_HOUSE_SECONDS = 60
 _DATABASE = "regression"
 _SETTINGS: dict[str, str | float | bool] = {
     "max_prepared_transactions": 50, "max_locks_per_transaction": 256, "shared_buffers": "128MB",
@@ -109,11 +114,12 @@ class SuiteRun:
         return text.replace(str(server.data), "DATA").replace(str(self.work), "WORK")
 
     def _keep_house(self, server: EmbeddedServer) -> None:
-        """Ticks and maintenance between the files, as beside any application."""
+        """Ticks and maintenance between the files, as a ticker does: the logs of tables that are dropped go too."""
         if self.captured:
-            with psycopg.connect(server.conninfo(dbname=_DATABASE), autocommit=True) as su:
-                for function in ("ticker", "maintain"):
-                    su.execute(raw(f"select gdq.{function}()"))
+            until = time.monotonic() + _HOUSE_SECONDS
+            with connect(server.conninfo(dbname=_DATABASE), autocommit=True) as su:
+                tick_all(su)
+                maintain_all(su, stop=lambda: time.monotonic() >= until)
 
     def _refused(self, server: EmbeddedServer) -> list[str]:
         if not self.captured:
