@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 
 _DEAD_AFTER_SECONDS = 300.0
 
+# What is done with each batch.
+_HandOver = Callable[[Connection[Any], gdq.SourceBatch], None]
+
 
 @click.command()
 @click.option("--once", is_flag=True, help="Do what is due now, then exit.")
@@ -142,15 +145,12 @@ def consume_command(
     if source == "slot" and (each or member is not None):
         raise click.UsageError("--each and --member need the queue: a slot has one reader and no retries")
     _check_format(form, tombstones=tombstones, other=as_json or handler is not None)
-    if form == "debezium":
-        printer = debezium_printer(queue, has_lsn=source == "slot", tombstones=tombstones)
-        hand_over = partial(_print, printer=printer, sequences=False)
-    elif handler is None:
-        hand_over = partial(_print, printer=print_events, sequences=True)
-    else:
-        on_error = None if retry_errors is None else timedelta(seconds=retry_errors)
-        hand_over = partial(_hand_over, handler=Handler(handler, each=each), each=each, on_error=on_error)
-        base.show_all_logs()
+    on_error = None if retry_errors is None else timedelta(seconds=retry_errors)
+    hand_over = (
+        _for_printer(queue, form, has_lsn=source == "slot", tombstones=tombstones)
+        if handler is None
+        else _for_handler(handler, each=each, on_error=on_error)
+    )
     cooperation: Any = {"member": member, "dead_after": timedelta(seconds=dead_after)}
     stop = base.StopSignals()
 
@@ -178,7 +178,7 @@ def consume_command(
 
 def _take_batches(
     reader: SlotSource | gdq.Consumer,
-    hand_over: Callable[[Connection[Any], gdq.SourceBatch], None],
+    hand_over: _HandOver,
     *,
     once: bool,
     stop: Callable[[], bool],
@@ -203,6 +203,21 @@ def _check_format(form: str, *, tombstones: bool, other: bool) -> None:
         raise click.UsageError("--format debezium prints the events itself and takes no handler and no --json")
     if tombstones and form != "debezium":
         raise click.UsageError("--tombstones needs --format debezium")
+
+
+def _for_printer(queue: str, form: str, *, has_lsn: bool, tombstones: bool) -> _HandOver:
+    """Prints the events of each batch in gdq's form, or in Debezium's envelope."""
+    if form == "debezium":
+        envelope = debezium_printer(queue, has_lsn=has_lsn, tombstones=tombstones)
+        return partial(_print, printer=envelope, sequences=False)
+    return partial(_print, printer=print_events, sequences=True)
+
+
+def _for_handler(name: str, *, each: bool, on_error: timedelta | None) -> _HandOver:
+    """Hands each batch to the handler of this name; what the handler logs is shown from now on."""
+    hand_over = partial(_hand_over, handler=Handler(name, each=each), each=each, on_error=on_error)
+    base.show_all_logs()
+    return hand_over
 
 
 def _hand_over(
