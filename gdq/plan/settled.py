@@ -42,7 +42,8 @@ _INTEGERS = {16, 20, 21, 23}
 # Functions of numbers whose results are equal for equal arguments.
 _OF_NUMBERS = {
     "numeric_add", "numeric_sub", "numeric_mul", "numeric_uminus", "numeric_abs", "abs", "float8pl", "float8mi",
-    "float8mul", "float8um", "float4pl", "float4mi", "float4mul", "float4um",
+    "float8mul", "float8um", "float4pl", "float4mi", "float4mul", "float4um", "int2", "int4", "int8", "min_scale",
+    "width_bucket",
 }  # fmt: skip
 _CALLS = {
     "FUNCEXPR", "OPEXPR", "COERCEVIAIO", "ARRAYCOERCEEXPR", "SUBSCRIPTINGREF", "FIELDSELECT", "ARRAYEXPR", "ROWEXPR",
@@ -248,7 +249,5 @@ def _shows_writing(node: TreeNode, functions: Mapping[int, ServerFunction]) -> b
     if all(_is_exact(one) or one.kind == "CONST" for one in given) or type_of(node) == FIXED_TYPES["boolean"][0]:
         return False
     function = functions.get(called_function(node))
-    if function is not None and function.own and function.name in _OF_NUMBERS:
-        return False
-    numbers = {_NUMERIC, *_FLOATS}
-    return not (type_of(node) in _INTEGERS and {type_of(one) for one in given} <= numbers | _INTEGERS)
+    numbers = {type_of(one) for one in given} <= {_NUMERIC, *_FLOATS, *_INTEGERS}
+    return not (numbers and function is not None and function.own and function.name in _OF_NUMBERS)

@@ -302,6 +302,9 @@ OPEN = {
     "select distinct on (k) k, id from item order by k, n, id": set(),
     "select n::numeric::text as t, count(*) as rows from item group by n::numeric": None,
     "select n::numeric as t, count(*) as rows from item group by n::numeric": set(),
+    "select scale(n::numeric) as s, count(*) as rows from item group by n::numeric": None,
+    "select k, scale(max(n::numeric)) as s from item group by k": None,
+    "select k, max(n::numeric)::int as n from item group by k": set(),
 }
 
 
