@@ -157,9 +157,9 @@ begin
             where v.version_id = gdq.current_version(ct.table_id)
               and not exists (select from gdq.log_segment s where s.version_id = v.version_id and s.slot = slot.slot)
             order by 1, 2 limit 40 loop
+    continue when not pg_try_advisory_xact_lock(gdq.lock_key('capture', r.relid));
     -- another session may have made it before this one had the lock
-    if pg_try_advisory_xact_lock(gdq.lock_key('capture', r.relid))
-       and not exists (select from gdq.log_segment s where s.version_id = r.version_id and s.slot = r.slot) then
+    if not exists (select from gdq.log_segment s where s.version_id = r.version_id and s.slot = r.slot) then
       perform gdq.create_segment(r.version_id, r.slot);
       made := true;
     end if;

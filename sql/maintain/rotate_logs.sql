@@ -17,8 +17,9 @@ begin
             cross join lateral gdq.slot_size(lr.version_id, lr.current_slot) cur
             where cur.heap > 0 and (gdq.slot_size(lr.version_id, (lr.current_slot + 1) % 3)).heap = 0
               and (gdq.is_past(lr.switched_at, q.rotation_period) or cur.total >= q.rotation_bytes) loop
-    if pg_try_advisory_xact_lock(gdq.lock_key('capture', r.relid))
-       and gdq.current_version(r.table_id) = r.version_id and gdq.capture_state(r.queue_id, r.relid) = 'armed' then
+    continue when not pg_try_advisory_xact_lock(gdq.lock_key('capture', r.relid));
+    -- a statement of its own: one that takes the lock too would look with a snapshot from before it
+    if gdq.current_version(r.table_id) = r.version_id and gdq.capture_state(r.queue_id, r.relid) = 'armed' then
       begin
         perform gdq.arm(r.version_id, r.next_slot);
         update gdq.log_ring lr
