@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -126,14 +126,13 @@ class Job:
 
 
 def _below(pid: int) -> list[int]:
-    """The processes that a process has started, and those that they have."""
+    """The processes that a process has started, and those that they have; any of them may end meanwhile."""
     found = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            own = [int(word) for word in path.read_text().split()]
-        except OSError:
-            continue
-        found += [below for child in own for below in (child, *_below(child))]
+    with suppress(OSError):
+        for path in list(Path(f"/proc/{pid}/task").glob("*/children")):
+            with suppress(OSError):
+                for child in map(int, path.read_text().split()):
+                    found += [child, *_below(child)]
     return found
 
 
