@@ -89,7 +89,7 @@ def _check_role(connection: Connection[Any]) -> None:
             then 'is not a member of gdq_admin' end""")
     lacks = scalar(connection, may)
     if lacks:
-        raise GdqError(f"role {connection.info.user} {lacks}", hint="Connect as a superuser, or see docs/compare.md.")
+        raise GdqError(f"role {connection.info.user} {lacks}", hint="Connect as a superuser, or see: gdq docs compare")
 
 
 def _check_table(connection: Connection[Any], table: str, *, identity_full: bool) -> str:

@@ -149,7 +149,7 @@ def _check_jars(spark: SparkSession, kind: LakeKind) -> None:
         name = {"delta": "Delta Lake", "iceberg": "Iceberg"}[kind]
         raise GdqError(
             f"Spark has no jar of {name}: it cannot fill {kind} targets",
-            hint="Start it with --packages, as docs/spark.md says.",
+            hint="Start it with --packages, as `gdq docs spark` says.",
         ) from error
 
 

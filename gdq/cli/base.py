@@ -99,11 +99,11 @@ def _hint(error: psycopg.Error, message: str) -> str | None:
         case psycopg.errors.InvalidSchemaName() if '"gdq"' in message:
             return "Is gdq installed in this database? gdq install"
         case psycopg.errors.CharacterNotInRepertoire():
-            return "A row has text that is no UTF-8: docs/guarantees.md says under Encoding how to go on."
+            return "A row has text that is no UTF-8: `gdq docs guarantees` says under Encoding how to go on."
         case psycopg.errors.ReadOnlySqlTransaction():
             return "Connect to the primary server, by a role whose default_transaction_read_only is off."
         case psycopg.errors.InsufficientPrivilege() if "gdq" in message:
-            return "Have an administrator grant gdq_reader, gdq_consumer or gdq_admin: docs/security.md."
+            return "Have an administrator grant gdq_reader, gdq_consumer or gdq_admin: gdq docs security"
     return None
 
 

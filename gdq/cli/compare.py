@@ -51,7 +51,7 @@ def compare_command(
     """Measure a queue and a slot on tables under their running load, and recommend one.
 
     It writes nothing to the tables; the application goes on, with triggers on its tables. Everything is removed at the
-    end. Needs wal_level logical and a role that may create publications, slots and queues: docs/compare.md.
+    end. Needs wal_level logical and a role that may create publications, slots and queues: gdq docs compare.
 
     \b
     Example: gdq compare --tables public.orders,public.customer --seconds 120 --report compare.html

@@ -11,7 +11,7 @@ from gdq.errors import DivergedPosition, EraEnded, TruncatedPosition
 
 @click.command()
 @click.argument("queue", required=False)
-@click.option("--keep", is_flag=True, help="Consumers go on at their positions in the dump; see docs/operations.md.")
+@click.option("--keep", is_flag=True, help="Consumers go on at their positions in the dump; see gdq docs operations.")
 @json_option
 @dsn_option
 def rebase_command(queue: str | None, keep: bool, as_json: bool, dsn: str | None) -> None:

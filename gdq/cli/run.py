@@ -100,7 +100,7 @@ def tick_command(queue: str, dsn: str | None) -> None:
     type=click.Choice(["gdq", "debezium"]),
     default="gdq",
     show_default=True,
-    help="Print events in gdq's form, or in Debezium's envelope (docs/from-debezium.md).",
+    help="Print events in gdq's form, or in Debezium's envelope (gdq docs from-debezium).",
 )
 @click.option("--tombstones", is_flag=True, help="With --format debezium: a record without a value after each delete.")
 @base.dsn_option

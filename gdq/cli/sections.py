@@ -35,6 +35,7 @@ SECTIONS = {
         "status": ["status"],
         "monitor": ["doctor", "metrics"],
         "era": ["position", "check-position", "rebase"],
+        "docs": ["docs"],
     },
 }
 

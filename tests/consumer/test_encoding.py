@@ -37,7 +37,7 @@ def test_bytes_that_are_no_utf8(untold: Database) -> None:
         su.execute(b"insert into t values (1, 'good'), (2, E'\\xe9')")
         refused = gdq("consume", "q", "c", "--once", dsn=untold.su_dsn)
         assert refused.stderr.startswith("Error: invalid byte sequence for encoding")
-        assert "docs/guarantees.md says under Encoding" in refused.stderr
+        assert "`gdq docs guarantees` says under Encoding" in refused.stderr
         su.execute("update t set v = convert_from(convert(v::bytea, 'LATIN1', 'UTF8'), 'SQL_ASCII') where id = 2")
         assert gdq("seek", "q", "c", "--now", dsn=untold.su_dsn).returncode == 0
         assert gdq("alter-table", "q", "public.t", "--exclude", "w", dsn=untold.su_dsn).returncode == 0

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "architecture.md"
 
-pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="an sdist has no documentation")
+pytestmark = pytest.mark.skipif(not (ROOT / "sql").exists(), reason="an sdist has these folders in gdq/ only")
 
 
 def rows(section: str) -> dict[str, set[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -57,13 +58,32 @@ def test_wheel_holds_every_source_file(wheel: Path) -> None:
     library = {str(path.relative_to(ROOT)) for end in ("py", "sql") for path in (ROOT / "gdq").rglob(f"*.{end}")}
     assert "gdq/installer/sql/uninstall.sql" in library
     linked = sources("sql", "*.sql") | sources("migrations", "*.py", "*.sql", "*.mako") | sources("consumers", "*.py")
-    assert {name.split("/")[1] for name in linked} == {"sql", "migrations", "consumers"}
+    linked |= sources("docs", "*.*")
+    assert {name.split("/")[1] for name in linked} == {"sql", "migrations", "consumers", "docs"}
     assert library | linked | {"gdq/py.typed"} <= names
     assert not [name for name in names if not name.startswith("gdq") or "__pycache__" in name]
 
 
+def test_the_page_of_a_package_index_has_absolute_links(sdist: Path, wheel: Path) -> None:
+    """Also in the sdist, whose own README has the files that it links to beside it."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("dist-info/METADATA"))
+        metadata = archive.read(name).decode()
+    with tarfile.open(sdist) as archive:
+        files = {name.partition("/")[2] for name in archive.getnames()}
+        (info,) = (name for name in archive.getnames() if name.endswith("PKG-INFO"))
+        packed = archive.extractfile(info)
+        assert packed is not None
+        assert packed.read().decode() == metadata
+    links = re.findall(r"\]\(([^)]*)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len(links) > 15
+    assert set(links) <= files
+    (repository,) = re.findall(r"(?m)^Project-URL: Repository, (https://\S+)$", metadata)
+    assert re.findall(r"\]\(([^)]*)\)", metadata) == [f"{repository}/blob/main/{link}" for link in links]
+
+
 def test_links_are_relative() -> None:
-    for name in ("sql", "migrations", "consumers"):
+    for name in ("sql", "migrations", "consumers", "docs"):
         assert (ROOT / "gdq" / name).readlink() == Path("..") / name
 
 
@@ -95,3 +115,7 @@ def test_wheel_works_alone(wheel: Path, tmp_path: Path) -> None:
     script = run(bin_folder / "gdq", "install", "--sql", cwd=tmp_path)
     assert "create schema gdq" in script.lower()
     assert "function gdq.next_batch" in script.lower()
+    listed = dict(line.split() for line in run(bin_folder / "gdq", "docs", cwd=tmp_path).splitlines())
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    assert Path(listed["operations"]).read_text(encoding="utf-8") == page
+    assert run(bin_folder / "gdq", "docs", "operations", cwd=tmp_path).rstrip() == page.rstrip()
