@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import logging
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -18,10 +20,11 @@ from psycopg.rows import dict_row, scalar_row
 from gdq.call import call, one_round_trip, rows, scalar
 from gdq.errors import GdqError, ResyncRequired, mapped_errors
 from gdq.extra import extra_named
-from gdq.member import DEAD_AFTER
+from gdq.member import DEAD_AFTER, named
 from gdq.qualified_sql import qualified
 from gdq.retry import RETRY_DELAY, RetryOutcome
 from gdq.sequence import SequenceValue
+from gdq.shown import ROWS_MAX, ShownRows
 from gdq.source import Event, Position
 from gdq.stream import next_batch, next_batch_with_events, read_events
 from gdq.typed.arrow import ArrowColumn, ArrowReader, arrow_schema, arrow_select_sql
@@ -34,6 +37,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BATCH_WEIGHT = "_weight"
+
+# The operation of events that show a gap: no user sees one, so it is none of those that Event names.
+_GAP: str = "resync"
 
 # The values of ev_op whose log rows hold an old or a new image; o and n are halves of an update too large for one row.
 _OLD_IMAGE = ["U", "D", "o"]
@@ -124,6 +130,22 @@ class Batch:
             return None
         return cls(connection, queue, consumer, row, transaction=transaction, events=events, reader=reader)
 
+    def __repr__(self) -> str:
+        ticks = f"ticks {'' if self.tick_from is None else f'{self.tick_from} '}to {self.tick_to}"
+        end = "finished" if self.finished else "not finished"
+        return f"<Batch {self.id} of consumer {named(self.queue, self._consumer)}: {ticks}, {end}>"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(repr(self))}</p>{self._first_events()._repr_html_() if self._is_open() else ''}"
+
+    def _is_open(self) -> bool:
+        return not self.finished and self.connection.info.transaction_status == TransactionStatus.INTRANS
+
+    def _first_events(self) -> ShownRows[Event]:
+        """The first events, by a cursor of their own; rolled back, so that an error does not end the batch."""
+        with self.connection.transaction(force_rollback=True):
+            return ShownRows(islice(read_events(self.connection, self.id, self.token), ROWS_MAX))
+
     @property
     def position(self) -> Position:
         """The consumer's position once the batch is finished."""
@@ -151,7 +173,7 @@ class Batch:
         self.streamed = True
         first, self._first = self._first, None
         for event in first if first is not None else read_events(self.connection, self.id, self.token):
-            if event.op == "resync":
+            if event.op == _GAP:
                 raise _resync(event.table, event.new)
             yield event
 

@@ -15,6 +15,7 @@ from psycopg.errors import DeadlockDetected, LockNotAvailable
 from psycopg.rows import RowFactory, scalar_row
 
 from gdq.errors import InstallError, mapped_errors
+from gdq.shown import ShownRows
 
 _Row = TypeVar("_Row")
 _Result = TypeVar("_Result")
@@ -51,7 +52,7 @@ def rows(
     regclass, pg_snapshot or pg_lsn so; a query casts these to text.
     """
     with mapped_errors(), connection.cursor(row_factory=_fields_row(row_type), binary=True) as cursor:
-        return cursor.execute(query, values or None).fetchall()
+        return ShownRows(cursor.execute(query, values or None).fetchall())
 
 
 def _fields_row(row_type: type[_Row]) -> RowFactory[_Row]:

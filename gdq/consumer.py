@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 import psycopg
-from psycopg import Connection
+from psycopg import BaseConnection, Connection
 from psycopg.pq import TransactionStatus
 
 from gdq.batch import Batch
@@ -20,8 +20,9 @@ from gdq.call import call, rows
 from gdq.conninfo import connect, take_utf8
 from gdq.errors import GdqError, mapped_errors
 from gdq.listener import Listener
-from gdq.member import DEAD_AFTER, member_info, stay_alive
+from gdq.member import DEAD_AFTER, member_info, named, stay_alive
 from gdq.retry import RetryOutcome, next_retry
+from gdq.shown import Shown, ShownRows
 from gdq.source import MAX_EVENTS, Event
 from gdq.table_copy import TableCopy, resync, resynced
 from gdq.ticker import take_tick
@@ -31,14 +32,16 @@ from gdq.typed.arrow import ArrowReader
 _PAUSED_SECONDS = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerInfo:
+@dataclass(frozen=True, slots=True, repr=False)
+class ConsumerInfo(Shown):
     """One consumer of a queue: its lag, its tables and its owner.
 
     `lag`: upper bound for the age of its oldest unfinished change. `unread_bytes`: of the logs that it takes.
     `batch_age`: time since its oldest open batch was opened. `resync`: tables that it must copy again, now or at a
     later event; `reason`: why. `tables`: None for all. Values are None while consumer or queue are being dropped.
     """
+
+    _shown = "queue_name consumer_name lag unread_events last_seen batch_age retries dead_letters resync paused"
 
     queue_name: str
     consumer_name: str
@@ -146,7 +149,7 @@ def peek(connection: Connection[Any], queue: str, consumer: str | None = None, *
         members = member_info(connection, queue, consumer)
         member = members[0].member_name if members else None
         batch = Batch.open(connection, queue, consumer, limit, member=member)
-        return list(islice(batch.events(), limit)) if batch else []
+        return ShownRows(islice(batch.events(), limit) if batch else ())
 
 
 class Consumer:
@@ -203,6 +206,9 @@ class Consumer:
         if self._listener.pooled:
             self.connection.prepare_threshold = None
         self._streaming = False
+
+    def __repr__(self) -> str:
+        return f"<Consumer {named(self.queue, self.consumer, self.member)}: {state_of(self.connection)}>"
 
     def __enter__(self) -> Self:
         return self
@@ -338,6 +344,13 @@ class Consumer:
         # once per connection, since a crash ends the connection; the first next_batch() that notices it gives no batch
         with self.connection.transaction(), mapped_errors():
             self.connection.execute("select gdq.check_logs(%s)", [self.queue])
+
+
+def state_of(connection: BaseConnection[Any]) -> str:
+    """What a consumer's connection is doing, for its repr."""
+    if connection.closed:
+        return "closed"
+    return "idle" if connection.info.transaction_status == TransactionStatus.IDLE else "in a batch"
 
 
 def application_name(queue: str, consumer: str, member: str | None = None) -> str:

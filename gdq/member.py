@@ -17,6 +17,7 @@ from psycopg import Connection
 from gdq.call import call, rows
 from gdq.conninfo import connect, conninfo_of
 from gdq.errors import StaleBatch
+from gdq.shown import Shown
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +30,8 @@ _SIGNS = 3
 _LAST_SIGN_SECONDS = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class MemberInfo:
+@dataclass(frozen=True, slots=True, repr=False)
+class MemberInfo(Shown):
     """One member of a consumer, its open batch, and the time since the member got that batch."""
 
     queue_name: str
@@ -38,6 +39,12 @@ class MemberInfo:
     member_name: str
     batch_id: int | None
     held_for: timedelta | None
+
+
+def named(queue: str, consumer: str, member: str | None = None) -> str:
+    """A consumer as reprs name it."""
+    name = f"{consumer!r} of queue {queue!r}"
+    return name if member is None else f"{name}, member {member!r}"
 
 
 def register_member(connection: Connection[Any], queue: str, consumer: str, member: str) -> bool:

@@ -15,19 +15,22 @@ from psycopg import Connection
 from psycopg.types.json import Jsonb
 
 from gdq.call import call, rows
+from gdq.shown import Shown
 
 CaptureMode = Literal["full", "pk"]
 CaptureGranularity = Literal["row", "statement"]
 CaptureFormat = Literal["typed", "json"]
 
 
-@dataclass(frozen=True, slots=True)
-class QueueInfo:
+@dataclass(frozen=True, slots=True, repr=False)
+class QueueInfo(Shown):
     """One queue: its last tick, rate of events, size of logs, and settings.
 
     `tables_resync`: captured tables with a gap; `open_writers`: open transactions that have written to the logs.
     From `ticker_max_count` on: the settings, see create_queue().
     """
+
+    _shown = "queue_name last_tick tick_age events_since_tick log_bytes tables tables_resync consumers paused"
 
     queue_name: str
     queue_id: int
@@ -53,13 +56,15 @@ class QueueInfo:
     max_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class TableInfo:
+@dataclass(frozen=True, slots=True, repr=False)
+class TableInfo(Shown):
     """One captured table. `state` is "resync" while capture has a gap that some consumer has not passed.
 
     `events`: rows written to its logs; `log_bytes`, `segments`: of the log segments that hold rows. From `where` on:
     its options, see add_table().
     """
+
+    _shown = "queue_name table_name mode state reason events log_bytes"
 
     queue_name: str
     table_name: str

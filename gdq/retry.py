@@ -14,6 +14,7 @@ from psycopg import Connection
 from gdq.call import call, rows, scalar
 from gdq.errors import GdqError
 from gdq.qualified_sql import qualified
+from gdq.shown import Shown
 from gdq.source import Event
 
 RETRY_DELAY = timedelta(minutes=1)
@@ -100,8 +101,8 @@ def handle_each_event(
     batch.put_aside(aside)
 
 
-@dataclass(frozen=True, slots=True)
-class RetryInfo:
+@dataclass(frozen=True, slots=True, repr=False)
+class RetryInfo(Shown):
     """An event that waits to come again. `batch_id`: the open batch that has it."""
 
     queue_name: str
@@ -116,9 +117,11 @@ class RetryInfo:
     reason: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetterInfo:
+@dataclass(frozen=True, slots=True, repr=False)
+class DeadLetterInfo(Shown):
     """An event that a consumer gave up, with its values in the batch."""
+
+    _shown = "dead_letter_id queue_name consumer_name ev_id op tbl key retries reason died_at"
 
     dead_letter_id: int
     queue_name: str

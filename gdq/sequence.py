@@ -8,6 +8,7 @@ from typing import Any, Literal
 from psycopg import Connection
 
 from gdq.call import call, rows
+from gdq.shown import Shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +24,8 @@ class SequenceValue:
     is_called: bool | None
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceInfo:
+@dataclass(frozen=True, slots=True, repr=False)
+class SequenceInfo(Shown):
     """A published sequence, with its value at the last tick that published it."""
 
     queue_name: str

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from gdq.errors import GdqError
+from gdq.shown import Shown
 from gdq.typed.pgtypes import OnUnsupported
 
 if TYPE_CHECKING:
@@ -20,9 +21,11 @@ if TYPE_CHECKING:
 # Default for the number of changes up to which ticks or transactions are joined in one batch.
 MAX_EVENTS = 50_000
 
+Operation = Literal["insert", "update", "delete", "truncate", "ddl", "message"]
 
-@dataclass(frozen=True, slots=True)
-class Event:
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Event(Shown):
     """One change, in the order of the queue.
 
     `op`: insert, update, delete, truncate, ddl or message (read by Message.of()). `key`: the new key of an insert or
@@ -35,7 +38,7 @@ class Event:
     id: int
     xid: int
     time: datetime
-    op: str
+    op: Operation
     table: str | None
     key: dict[str, Any] | None
     old: dict[str, Any] | None

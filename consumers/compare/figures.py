@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from gdq.shown import Shown
+
 # With fewer changes nothing is concluded.
 CHANGES_MIN = 100
 
@@ -83,14 +85,16 @@ class PhaseFigures:
         return self.wal_bytes / self.changes if self.changes else None
 
 
-@dataclass(slots=True)
-class Figures:
+@dataclass(slots=True, repr=False)
+class Figures(Shown):
     """Figures of one run. `log_bytes_per_change`: bytes of the queue's logs on disk for one change.
 
     `old_missing`: updates and deletes from the slot without the old row; `new_partial`: updates whose new row lacks
     large values. `difference_counts`: differences by rule, "" for those without a rule, the first of which are in
     `differences`.
     """
+
+    _shown = "database server_version started_at seconds tables difference_counts"
 
     database: str
     server_version: str

@@ -14,6 +14,7 @@ from typing import Any
 from psycopg import Connection
 
 from gdq.qualified_sql import qualified
+from gdq.shown import Shown
 from gdq.source import Event
 
 SLOT_PLUGINS = ("pgoutput", "test_decoding", "wal2json")
@@ -73,14 +74,16 @@ def rule_tables(connection: Connection[Any], tables: Sequence[str]) -> dict[str,
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Mismatch:
+@dataclass(frozen=True, slots=True, repr=False)
+class Mismatch(Shown):
     """One difference between the events of both paths, with the rule that explains it; without a rule it is an error.
 
     `what`: "missing in slot", "missing in queue", "table", "key", "old" and "new" (images, in `columns`), "id", "xid",
     "time", "origin", "order of one key", "order in a transaction" or "order of transactions". `xid` has 32 bits.
     `alone`: for a missing event, True if that side has no change of the table in the transaction at all.
     """
+
+    _shown = "what xid table key columns rule"
 
     what: str
     xid: int

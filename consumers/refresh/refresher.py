@@ -37,6 +37,7 @@ from gdq.consumers.views.engine import EnginePhase
 from gdq.errors import GdqError
 from gdq.extra import extra_named
 from gdq.qualified_sql import qualified
+from gdq.shown import Shown
 from gdq.sql_text import PINNED_SETTINGS, pin_session
 from gdq.view.group import group_info
 from gdq.view.view import ViewInfo, view_info
@@ -45,8 +46,8 @@ if TYPE_CHECKING:
     from gdq.consumers.spark.session import SparkRun
 
 
-@dataclass(frozen=True, slots=True)
-class RefreshResult:
+@dataclass(frozen=True, slots=True, repr=False)
+class RefreshResult(Shown):
     """Result of one refresh of one view: the action and its reason, the rows deleted plus inserted, and the seconds.
 
     `kind`: the way of computing (none, incremental, by-key, full); `delta_rows`: netted changes used; `rows_read`: rows

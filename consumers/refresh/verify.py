@@ -9,12 +9,13 @@ from gdq.consumers.refresh.refresher import Refresher, refresh_groups
 from gdq.consumers.refresh.view_refresh import ViewRefresh
 from gdq.consumers.views.snapshot_holder import SnapshotHolder
 from gdq.owner_sql import OwnerSql
+from gdq.shown import Shown
 from gdq.typed.pgtypes import READ_SETTINGS
 from gdq.view.table_schema import apply_view_settings
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyResult:
+@dataclass(frozen=True, slots=True, repr=False)
+class VerifyResult(Shown):
     """Result of verify_view(): rows in the target, rows missing there, and rows there that the query does not give."""
 
     view_name: str

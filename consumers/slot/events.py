@@ -11,7 +11,7 @@ from gdq.consumers.slot import pgoutput
 from gdq.consumers.slot.catalog import CatalogTable, SlotCatalog
 from gdq.consumers.slot.transaction import SlotTransaction
 from gdq.errors import GdqError
-from gdq.source import Event
+from gdq.source import Event, Operation
 from gdq.stream import json_integer
 
 _BOOL, _INTEGERS, _FLOATS = 16, (21, 23), (700, 701)
@@ -80,7 +80,7 @@ def _row_event(transaction: SlotTransaction, lsn: int, row: pgoutput.RowMessage,
 def _event(
     transaction: SlotTransaction,
     lsn: int,
-    op: str,
+    op: Operation,
     table: str | None,
     *,
     key: dict[str, Any] | None = None,

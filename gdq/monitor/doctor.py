@@ -14,6 +14,7 @@ from psycopg import Connection, sql
 
 from gdq.call import call, rows
 from gdq.installer import install
+from gdq.shown import Shown
 from gdq.sql_text import raw
 
 PATIENCE = timedelta(minutes=1)
@@ -40,8 +41,8 @@ _TABLE_CODES = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+@dataclass(frozen=True, slots=True, repr=False)
+class Finding(Shown):
     """A problem, an approaching problem, or (note) a fact worth knowing. `fixable`: fix() repairs it."""
 
     severity: Severity
@@ -64,7 +65,8 @@ class Repair:
 def doctor(connection: Connection[Any], queue: str | None = None, patience: timedelta = PATIENCE) -> list[Finding]:
     """The findings, errors first and notes last. Problems younger than `patience` are left out."""
     found = rows(connection, Finding, "select * from gdq.doctor(%s, %s)", queue, patience)
-    return sorted(found, key=lambda finding: (_RANK[finding.severity], finding.code, finding.object, finding.cause))
+    found.sort(key=lambda finding: (_RANK[finding.severity], finding.code, finding.object, finding.cause))
+    return found
 
 
 def fix(connection: Connection[Any], findings: list[Finding]) -> Iterator[Repair]:

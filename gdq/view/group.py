@@ -13,10 +13,11 @@ from typing import Any
 from psycopg import Connection
 
 from gdq.call import call, rows
+from gdq.shown import Shown
 
 
-@dataclass(frozen=True, slots=True)
-class GroupInfo:
+@dataclass(frozen=True, slots=True, repr=False)
+class GroupInfo(Shown):
     """One group with its views, and the time and error of its last refresh."""
 
     group_name: str

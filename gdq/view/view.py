@@ -19,6 +19,7 @@ from psycopg.conninfo import conninfo_to_dict
 from gdq.call import call, rows, scalar
 from gdq.errors import ForeignTarget, GdqError, PlanError
 from gdq.extra import extra_named
+from gdq.shown import Shown
 from gdq.sql_text import PINNED_SETTINGS, pinned, quote
 from gdq.view.lake_name import LakeKind, LakeName, check_lake_columns, lake_name
 from gdq.view.table_schema import apply_view_settings, describe_query, load_schemas
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
 EngineChoice = Literal["auto", "spark", "postgres"]
 
 
-@dataclass(frozen=True, slots=True)
-class ViewRun:
+@dataclass(frozen=True, slots=True, repr=False)
+class ViewRun(Shown):
     """One refresh of a view. `action`: full, delta, none or failed; None while it runs or if it was killed.
 
     `kind`: the way of computing (none, incremental, by-key, full). `delta_rows`: netted changes used; `rows_read`: rows
@@ -48,6 +49,8 @@ class ViewRun:
     expected to cost less. `group_name`: the group that was refreshed. `audit`: passed, failed or skipped, None without
     an audit; `audit_keys`: the keys compared; `audit_reason`: why it was skipped, or what it found.
     """
+
+    _shown = "started_at action reason rows_changed seconds error kind audit"
 
     started_at: datetime
     finished_at: datetime | None
@@ -68,8 +71,8 @@ class ViewRun:
     audit_reason: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ViewInfo:
+@dataclass(frozen=True, slots=True, repr=False)
+class ViewInfo(Shown):
     """One view, its age, and the outcome of its last refresh.
 
     `age`: time since the start of the last successful refresh, an upper bound for the age of the target's rows; None
@@ -80,6 +83,8 @@ class ViewInfo:
     `audit_need`: that the next one is expected to take. `audits`, `audits_skipped`, `audits_failed`: their numbers.
     `diverged`: what an audit found different, until a full load.
     """
+
+    _shown = "view_name queue_name target tables age last_action last_reason rows_changed error diverged"
 
     view_name: str
     queue_name: str

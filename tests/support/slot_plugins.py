@@ -11,14 +11,14 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 from psycopg import errors
 from psycopg.rows import scalar_row
 
 from gdq.consumers.slot.replication import lsn_number
-from gdq.source import Event
+from gdq.source import Event, Operation
 from gdq.stream import json_integer
 
 # Values are written by the session that asks; with this path a type that is not the server's own is named in full.
@@ -107,7 +107,7 @@ class _Catalog:
             new = {**{name: value for name, value in old.items() if name not in new}, **new}
         held = (old if new is None else new) or {}
         key = {name: held[name] for name in change.pk or self._key(change.table or "") if name in held}
-        given = change.lsn, change.xid, change.time, change.op, change.table, key or None, old, new
+        given = change.lsn, change.xid, change.time, cast("Operation", change.op), change.table, key or None, old, new
         return Event(*given, origin=change.origin)
 
     def _key(self, table: str) -> tuple[str, ...]:
