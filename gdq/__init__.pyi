@@ -1,7 +1,9 @@
 # The public names of gdq, each with the module that holds it: for type checkers, and read by __init__.py.
 
+from gdq.async_consumer import AsyncBatch as AsyncBatch
+from gdq.async_consumer import AsyncConsumer as AsyncConsumer
 from gdq.batch import Batch as Batch
-from gdq.batch import TableVersion as TableVersion
+from gdq.batch_state import TableVersion as TableVersion
 from gdq.conninfo import connect as connect
 from gdq.consumer import Consumer as Consumer
 from gdq.consumer import ConsumerInfo as ConsumerInfo

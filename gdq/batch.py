@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import html
 import logging
-import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, closing, nullcontext
-from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 from psycopg import Connection
 from psycopg.pq import TransactionStatus
 from psycopg.rows import dict_row, scalar_row
 
-from gdq.call import call, one_round_trip, rows, scalar
-from gdq.errors import GdqError, ResyncRequired, mapped_errors
+from gdq.batch_state import BatchState, TableVersion, gap_error, refuse_gap
+from gdq.call import call, one_round_trip
+from gdq.errors import GdqError, mapped_errors
 from gdq.extra import extra_named
-from gdq.member import DEAD_AFTER, named
-from gdq.qualified_sql import qualified
+from gdq.member import DEAD_AFTER
 from gdq.retry import RETRY_DELAY, RetryOutcome
 from gdq.sequence import SequenceValue
 from gdq.shown import ROWS_MAX, ShownRows
 from gdq.source import Event, Position
-from gdq.stream import next_batch, next_batch_with_events, read_events
+from gdq.steps import execute, is_left_open, run
+from gdq.stream import next_batch_statement, next_batch_with_events, read_events
 from gdq.typed.arrow import ArrowColumn, ArrowReader, arrow_schema, arrow_select_sql
 from gdq.typed.batch_rows import may_read_logs, read_batch_rows
 from gdq.typed.pgtypes import READ_AS_TEXT, ColumnType, OnUnsupported, column_type
@@ -38,8 +36,6 @@ log = logging.getLogger(__name__)
 
 BATCH_WEIGHT = "_weight"
 
-# The operation of events that show a gap: no user sees one, so it is none of those that Event names.
-_GAP: str = "resync"
 
 # The values of ev_op whose log rows hold an old or a new image; o and n are halves of an update too large for one row.
 _OLD_IMAGE = ["U", "D", "o"]
@@ -57,15 +53,7 @@ LOG_HEADER = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class TableVersion:
-    """One version of a table's columns: a batch with DDL inside has rows of several versions."""
-
-    id: int
-    columns: list[str]
-
-
-class Batch:
+class Batch(BatchState):
     """The changes of one consumer between two ticks, open in the transaction of `connection`.
 
     No other program gets a batch of this consumer until that transaction ends. Reading again gives the same.
@@ -85,21 +73,11 @@ class Batch:
         events: Iterator[Event] | None = None,
         reader: ArrowReader | None = None,
     ) -> None:
+        super().__init__(queue, consumer, row)
         self.connection = connection
         self._transaction = transaction
         self._reader = reader
-        self._consumer = consumer
         self._first = events
-        self.queue = queue
-        self.id: int = row["batch_id"]
-        self.token: UUID = row["token"]
-        self.tick_from: int | None = row["tick_from"]
-        self.tick_to: int = row["tick_to"]
-        self.snapshot_from: str = str(row["snapshot_from"])
-        self.snapshot_to: str = str(row["snapshot_to"])
-        self.finished = False
-        self.streamed = False  # whether events() was called
-        self.retry_at: float | None = None  # once it is finished: when the next retry is due, by time.monotonic()
 
     @classmethod
     def open(
@@ -125,15 +103,11 @@ class Batch:
         if begin and transaction is not None:
             row, events = next_batch_with_events(connection, queue, consumer, max_events, transaction)
         else:
-            row = next_batch(connection, queue, consumer, max_events, member=member, dead_after=dead_after)
+            statement = next_batch_statement(queue, consumer, max_events, member=member, dead_after=dead_after)
+            row = next(iter(execute(connection, statement)), None)
         if row is None:
             return None
         return cls(connection, queue, consumer, row, transaction=transaction, events=events, reader=reader)
-
-    def __repr__(self) -> str:
-        ticks = f"ticks {'' if self.tick_from is None else f'{self.tick_from} '}to {self.tick_to}"
-        end = "finished" if self.finished else "not finished"
-        return f"<Batch {self.id} of consumer {named(self.queue, self._consumer)}: {ticks}, {end}>"
 
     def _repr_html_(self) -> str:
         return f"<p>{html.escape(repr(self))}</p>{self._first_events()._repr_html_() if self._is_open() else ''}"
@@ -149,20 +123,16 @@ class Batch:
     @property
     def position(self) -> Position:
         """The consumer's position once the batch is finished."""
-        return Position.parse(call(self.connection, "tick_position", self.queue, self.tick_to))
+        return Position.parse(execute(self.connection, self._position()))
 
     def tables(self) -> list[str]:
         """The captured tables whose logs may hold rows of the batch, as `%I.%I`."""
-        query = "select array(select table_name from gdq.batch_tables(%s, %s))"
-        names: list[str] = scalar(self.connection, query, self.id, self.token)
+        names: list[str] = execute(self.connection, self._tables())
         return names
 
     def versions(self, table: str) -> list[TableVersion]:
         """The versions of a table with rows in the batch, oldest first; several only if DDL divides the batch."""
-        query = qualified("""
-            select version as id, array(select c ->> 'name' from jsonb_array_elements(columns) c) as columns
-              from gdq.batch_versions(%s, %s, %s::regclass)""")
-        return rows(self.connection, TableVersion, query, self.id, self.token, table)
+        return ShownRows(execute(self.connection, self._versions(table)))
 
     def events(self) -> Iterator[Event]:
         """All changes in the order of their numbers, streamed through a cursor of the server.
@@ -173,8 +143,7 @@ class Batch:
         self.streamed = True
         first, self._first = self._first, None
         for event in first if first is not None else read_events(self.connection, self.id, self.token):
-            if event.op == _GAP:
-                raise _resync(event.table, event.new)
+            refuse_gap(event)
             yield event
 
     def retry(self, event: Event, delay: timedelta = RETRY_DELAY, reason: str | None = None) -> bool:
@@ -183,37 +152,22 @@ class Batch:
         It takes effect with commit(). False if the event has had all its retries (set_retry_limit) and became a dead
         letter. Only events() gives it again: arrow() and delta() do not.
         """
-        return bool(call(self.connection, "retry_event", self.id, self.token, event.id, delay, reason, event.op))
+        return bool(execute(self.connection, self._retry(event, delay, reason)))
 
     def put_aside(self, outcomes: Sequence[RetryOutcome]) -> int:
         """Put many events aside, each by its Retry or DeadLetter; returns the number that come again."""
-        again = 0
-        for dead, delay in {(outcome.dead, outcome.delay) for outcome in outcomes}:
-            some = [
-                (outcome.event.id, outcome.event.op, outcome.reason)
-                for outcome in outcomes
-                if outcome.event is not None and (outcome.dead, outcome.delay) == (dead, delay)
-            ]
-            ids, ops, reasons = map(list, zip(*some, strict=True))
-            again += call(self.connection, "put_aside", self.id, self.token, ids, ops, delay, reasons, dead)
-        if outcomes:
-            counts = f"{again} to come again, {len(outcomes) - again} dead letters"
-            first = outcomes[0]
-            number = None if first.event is None else first.event.id
-            log.warning("events put aside: %s; the first is event %s: %s", counts, number, first)
-        return again
+        return run(self.connection, self._put_aside(outcomes))
 
     def dead_letter(self, event: Event, reason: str | None = None) -> None:
         """Give up an event of this batch and keep it as a dead letter; takes effect with commit()."""
-        call(self.connection, "dead_letter", self.id, self.token, event.id, reason, event.op)
+        execute(self.connection, self._dead_letter(event, reason))
 
     def sequences(self, *, changed: bool = True) -> list[SequenceValue]:
         """The values of the queue's sequences at the end of the batch; `changed`: only values that the batch changed.
 
         Set them in a copy of the tables after applying the events.
         """
-        query = "select * from gdq.batch_sequences(%s, %s, %s)"
-        return rows(self.connection, SequenceValue, query, self.id, self.token, changed)
+        return ShownRows(execute(self.connection, self._sequences(changed)))
 
     @extra_named()
     def arrow(
@@ -310,19 +264,16 @@ class Batch:
 
     def _finish(self, transaction: ExitStack) -> None:
         """End the batch and its transaction in one round trip, and set `retry_at`."""
-        query = qualified("""select case when gdq.finish_batch(%s, %s) is not null
-                               then extract(epoch from gdq.next_retry(%s, %s) - clock_timestamp())::float8 end""")
-        cursor = self.connection.cursor(row_factory=scalar_row)
+        finish, cursor = self._finish_statement(), self.connection.cursor(row_factory=scalar_row)
         try:
             with one_round_trip(self.connection):
-                cursor.execute(query, [self.id, self.token, self.queue, self._consumer])
+                cursor.execute(finish.query, finish.values)
                 transaction.close()
         finally:
             # if the server refused, psycopg's transaction block still believes that it has committed
-            if self.connection.info.transaction_status in (TransactionStatus.INERROR, TransactionStatus.INTRANS):
+            if is_left_open(self.connection):
                 self.connection.rollback()
-        seconds: float | None = cursor.fetchone()
-        self.retry_at = None if seconds is None else time.monotonic() + seconds
+        self._note_retry(cursor.fetchone())
 
     def _read(self, table: str, columns: list[ArrowColumn], version: int | None) -> Iterator[pa.RecordBatch]:
         self._refuse_gaps(table, ("resync",))
@@ -361,7 +312,7 @@ class Batch:
             for row in cursor:
                 # a renamed table or an empty new partition does not concern the rows
                 if row["kind"] in kinds and (row["kind"] != "ddl" or row["data"].keys() & {"new_version", "dropped"}):
-                    raise _resync(row["tbl"], row["data"], row["kind"])
+                    raise gap_error(row["tbl"], row["data"], row["kind"])
 
 
 def _type_of(source: dict[str, Any], unsupported: OnUnsupported, as_text: Collection[str]) -> ColumnType:
@@ -382,14 +333,3 @@ def net_batch_rows(images: pa.Table, names: list[str]) -> pa.Table:
 
     summed = images.group_by(names).aggregate([(BATCH_WEIGHT, "sum")]).rename_columns([*names, BATCH_WEIGHT])
     return summed.filter(pc.not_equal(summed.column(BATCH_WEIGHT), 0)).cast(images.schema)
-
-
-def _resync(table: str | None, data: dict[str, Any] | None, kind: str = "resync") -> ResyncRequired:
-    what = {"truncate": "was truncated", "ddl": "was altered"}.get(kind, "has a gap in its capture")
-    reason = (data or {}).get("reason")
-    table = (data or {}).get("now", table)
-    return ResyncRequired(
-        f"table {table} {what}{f': {reason}' if reason else ''}",
-        hint="Copy the table again: by Consumer.resync(), or by hand and gdq resynced. "
-        "Or unregister the consumer, register it again and load the tables.",
-    )

@@ -12,30 +12,24 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg import Connection, sql
 from psycopg.errors import DeadlockDetected, LockNotAvailable
-from psycopg.rows import RowFactory, scalar_row
+from psycopg.rows import RowFactory
 
 from gdq.errors import InstallError, mapped_errors
 from gdq.shown import ShownRows
+from gdq.steps import Statement, called, execute
 
 _Row = TypeVar("_Row")
 _Result = TypeVar("_Result")
 
 
 def call(connection: Connection[Any], function: str, *values: Any, **named: Any) -> Any:
-    """The result of a SQL function of gdq: call(connection, "pause", "orders") is `select gdq.pause('orders')`.
-
-    `values`: arguments by position; `named`: by name. The function must have a single signature, which gives the types.
-    """
-    arguments: list[sql.Composable] = [sql.Placeholder()] * len(values)
-    arguments += [sql.SQL("{} => %s").format(sql.Identifier(name)) for name in named]
-    query = sql.SQL("select gdq.{}({})").format(sql.Identifier(function), sql.SQL(", ").join(arguments))
-    return scalar(connection, query, *values, *named.values())
+    """The result of a SQL function of gdq, see called()."""
+    return execute(connection, called(function, *values, **named))
 
 
 def scalar(connection: Connection[Any], query: str | sql.SQL | sql.Composed, *values: Any) -> Any:
     """The first column of a query's first row; None if the query has no row."""
-    with mapped_errors(), connection.cursor(row_factory=scalar_row) as cursor:
-        return cursor.execute(query, values or None).fetchone()
+    return execute(connection, Statement(query, values))
 
 
 def rows(
@@ -44,15 +38,19 @@ def rows(
     query: str | sql.SQL | sql.Composed,
     *values: Any,
 ) -> list[_Row]:
-    """All rows of a query, each as a `row_type`, a dataclass whose fields have the columns' names.
+    """All rows of a query, see typed()."""
+    return ShownRows(execute(connection, typed(row_type, query, *values)))
+
+
+def typed(row_type: type[_Row], query: str | sql.SQL | sql.Composed, *values: Any) -> Statement:
+    """A query whose rows each become a `row_type`, a dataclass whose fields have the columns' names.
 
     Columns without a field are dropped: a newer gdq's functions have more of them. InstallError for a field without a
     column: the functions are of an older gdq.
     Values come in binary form: in text form times and intervals would follow the session's settings. psycopg reads no
     regclass, pg_snapshot or pg_lsn so; a query casts these to text.
     """
-    with mapped_errors(), connection.cursor(row_factory=_fields_row(row_type), binary=True) as cursor:
-        return ShownRows(cursor.execute(query, values or None).fetchall())
+    return Statement(query, values, row=_fields_row(row_type), binary=True)
 
 
 def _fields_row(row_type: type[_Row]) -> RowFactory[_Row]:

@@ -17,6 +17,7 @@ from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from gdq.sql_text import raw
+from gdq.steps import AnyConnection, Statement, Steps, run, run_async
 
 # Off in every session of gdq's own: administrators bound the statements of applications by ALTER ROLE and ALTER
 # DATABASE, and gdq waits where it must.
@@ -107,16 +108,14 @@ def connect(
     `application_name` is used unless the connection string or PGAPPNAME has one. `parameters` are libpq's. The client's
     encoding is always UTF8, the only one in which psycopg reads JSON.
     """
-    conninfo = make_conninfo(resolve_conninfo(dsn), fallback_application_name=application_name, client_encoding="UTF8")
     try:
-        connection = psycopg.connect(conninfo, autocommit=True, **parameters)
+        connection = psycopg.connect(_own_conninfo(dsn, application_name), autocommit=True, **parameters)
     except psycopg.OperationalError as error:
-        if not resolve_conninfo(dsn):
-            error.add_note("Hint: No connection string is set. Set DATABASE_URL, GDQ_DSN or libpq's PG* variables.")
+        _add_hint(error, dsn)
         raise
     try:
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
-        if not _pin(connection):
+        if not run(connection, _pin(connection)):
             connection.prepare_threshold = None
         connection.autocommit = autocommit
     except BaseException:
@@ -124,6 +123,32 @@ def connect(
         raise
     _opened.add(connection)
     return connection
+
+
+async def connect_async(dsn: str | None, *, application_name: str) -> psycopg.AsyncConnection[Any]:
+    """As connect(), an async connection in autocommit."""
+    try:
+        connection = await psycopg.AsyncConnection.connect(_own_conninfo(dsn, application_name), autocommit=True)
+    except psycopg.OperationalError as error:
+        _add_hint(error, dsn)
+        raise
+    try:
+        await connection.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
+        if not await run_async(connection, _pin(connection)):
+            connection.prepare_threshold = None
+    except BaseException:
+        await connection.close()
+        raise
+    return connection
+
+
+def _own_conninfo(dsn: str | None, application_name: str) -> str:
+    return make_conninfo(resolve_conninfo(dsn), fallback_application_name=application_name, client_encoding="UTF8")
+
+
+def _add_hint(error: psycopg.OperationalError, dsn: str | None) -> None:
+    if not resolve_conninfo(dsn):
+        error.add_note("Hint: No connection string is set. Set DATABASE_URL, GDQ_DSN or libpq's PG* variables.")
 
 
 def end_commit_waits() -> None:
@@ -142,7 +167,7 @@ def end_commit_waits() -> None:
             other.execute(query, [pids])
 
 
-def _pin(connection: psycopg.Connection[Any]) -> bool:
+def _pin(connection: AnyConnection) -> Steps[bool]:
     """Pin the settings of a new session by one small statement; False behind a pooler, see is_pooled().
 
     A pooler would hand the settings on to its other clients.
@@ -155,8 +180,8 @@ def _pin(connection: psycopg.Connection[Any]) -> bool:
     listed = ", ".join(f"pg_catalog.set_config('{name}', {value}, false)" for name, value in values.items())
     query = f"""select pid, case when pid operator(pg_catalog.=) {info.backend_pid} then array[{listed}] end
                   from pg_catalog.pg_backend_pid() p(pid)"""
-    row = connection.execute(raw(query), prepare=False).fetchone()
-    return row is not None and row[0] == info.backend_pid
+    pid = yield Statement(raw(query), prepare=False)
+    return bool(pid == info.backend_pid)
 
 
 @contextlib.contextmanager
@@ -182,23 +207,27 @@ def target_conninfo(dsn: str) -> Iterator[str]:
                 os.environ["PGPASSWORD"] = taken
 
 
-def take_utf8(connection: psycopg.Connection[Any]) -> None:
+def take_utf8(connection: AnyConnection) -> Steps[None]:
     """Set the encoding of a caller's connection to UTF8. Needs an idle autocommit connection."""
     if connection.info.parameter_status("client_encoding") != "UTF8":
-        connection.execute("set client_encoding = 'UTF8'")
+        yield Statement("set client_encoding = 'UTF8'", result=False)
 
 
 def is_pooled(connection: psycopg.Connection[Any]) -> bool:
+    """True behind a pooler, see pooled_steps(). Needs an idle autocommit connection."""
+    return run(connection, pooled_steps(connection))
+
+
+def pooled_steps(connection: AnyConnection) -> Steps[bool]:
     """True behind a pooler such as PgBouncer, which may give every transaction another session of the server.
 
     Then nothing outlives a transaction: no LISTEN, no prepared statement, no SET. The test: a pooler gives its client
-    another process id than the server's. Needs an idle autocommit connection.
+    another process id than the server's.
     """
-    row = connection.execute("select pg_catalog.pg_backend_pid()").fetchone()
-    return row is not None and row[0] != connection.info.backend_pid
+    return bool((yield Statement("select pg_catalog.pg_backend_pid()")) != connection.info.backend_pid)
 
 
-def conninfo_of(connection: psycopg.Connection[Any]) -> str:
+def conninfo_of(connection: AnyConnection) -> str:
     """The connection string of a live connection, with its password: for a second connection to the same database.
 
     If several servers were listed, it names the connected one: another may lack its commits.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
@@ -12,24 +11,21 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 import psycopg
-from psycopg import BaseConnection, Connection
-from psycopg.pq import TransactionStatus
+from psycopg import Connection
 
 from gdq.batch import Batch
+from gdq.batch_loop import BatchLoop, ConsumerState, listener_on, refuse_transaction
 from gdq.call import call, rows
-from gdq.conninfo import connect, take_utf8
-from gdq.errors import GdqError, mapped_errors
-from gdq.listener import Listener
-from gdq.member import DEAD_AFTER, member_info, named, stay_alive
-from gdq.retry import RetryOutcome, next_retry
+from gdq.conninfo import connect
+from gdq.errors import GdqError
+from gdq.member import DEAD_AFTER, member_info, stay_alive
+from gdq.retry import RetryOutcome
 from gdq.shown import Shown, ShownRows
 from gdq.source import MAX_EVENTS, Event
+from gdq.steps import run
 from gdq.table_copy import TableCopy, resync, resynced
 from gdq.ticker import take_tick
 from gdq.typed.arrow import ArrowReader
-
-# Seconds between two looks for due retries of a paused consumer.
-_PAUSED_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -152,7 +148,7 @@ def peek(connection: Connection[Any], queue: str, consumer: str | None = None, *
         return ShownRows(islice(batch.events(), limit) if batch else ())
 
 
-class Consumer:
+class Consumer(ConsumerState):
     """Reads the batches of one registered consumer; a BatchSource.
 
         with Consumer(dsn, "orders", "mirror") as consumer:
@@ -179,36 +175,22 @@ class Consumer:
         member: str | None = None,
         dead_after: timedelta = DEAD_AFTER,
     ) -> None:
-        self.queue = queue
-        self.consumer = consumer
-        self.member = member
-        self._max_events = max_events
-        self._dead_after = dead_after
+        super().__init__(queue, consumer, member, max_events, dead_after)
         self._owned = not isinstance(source, Connection)
         if isinstance(source, Connection):
             self.connection = source
         else:
-            self.connection = connect(source, application_name=application_name(queue, consumer, member))
-        if self.connection.info.transaction_status != TransactionStatus.IDLE:
-            raise GdqError("a consumer needs a connection that is not in a transaction")
+            self.connection = connect(source, application_name=self._application_name)
+        refuse_transaction(self.connection)
         try:
-            if self.connection.info.parameter_status("in_hot_standby") == "on":
-                # the server would first refuse to read an unlogged table
-                raise GdqError("a consumer needs the primary server, this is a standby", hint="Connect to the primary.")
             self.connection.autocommit = True
             self.connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
-            take_utf8(self.connection)
-            self._listener = Listener(self.connection)
+            self._listener = run(self.connection, listener_on(self.connection))
         except BaseException:
             if self._owned:
                 self.connection.close()
             raise
-        if self._listener.pooled:
-            self.connection.prepare_threshold = None
         self._streaming = False
-
-    def __repr__(self) -> str:
-        return f"<Consumer {named(self.queue, self.consumer, self.member)}: {state_of(self.connection)}>"
 
     def __enter__(self) -> Self:
         return self
@@ -235,19 +217,12 @@ class Consumer:
         after this many seconds without a batch. `stop` is called between batches and while waiting.
         """
         with closing(ArrowReader(self.connection)) as reader:
-            yield from self._batches(reader, once, timeout, stop)
+            loop = BatchLoop(self._listener, self.queue, self.consumer, once=once, timeout=timeout, stop=stop)
+            yield from self._batches(reader, loop)
 
-    def _batches(
-        self, reader: ArrowReader, once: bool, timeout: float | None, stop: Callable[[], bool]
-    ) -> Iterator[Batch]:
-        self._check_logs()
-        last_tick = take_tick(self.connection, self.queue) if once else None
-        listener = self._listener
-        if not once:
-            listener.listen([self.queue])
-        waiting_since = time.monotonic()
-        while not stop():
-            listener.notified = False
+    def _batches(self, reader: ArrowReader, loop: BatchLoop) -> Iterator[Batch]:
+        run(self.connection, loop.begin())
+        while not loop.stopped():
             with ExitStack() as transaction:
                 batch = self._open(transaction, reader)
                 if batch is not None:
@@ -255,33 +230,8 @@ class Consumer:
                         yield batch
                         batch.commit()
                     self._streaming = batch.streamed
-                    waiting_since = time.monotonic()
-            if last_tick is not None and (batch is None or batch.tick_to >= last_tick):
+            if not run(self.connection, loop.goes_on(batch)):
                 return
-            if batch is not None:
-                if not 0 < listener.last_tick <= batch.tick_to:
-                    continue
-                listener.notified = False  # there was no later tick
-            until = None if timeout is None else waiting_since + timeout
-            if not self._wait(self._look_after(batch), until, stop):
-                return
-
-    def _wait(self, look_after: float, until: float | None, stop: Callable[[], bool]) -> bool:
-        """Wait until there may be a batch; False if there is none by `until`.
-
-        A look for a batch locks, which costs a transaction number. So the consumer looks only after a tick, when a
-        retry is due, and `look_after` seconds after the wait began.
-        """
-        started = time.monotonic()
-
-        def may_have_batch() -> bool:
-            return self._listener.notified or stop() or time.monotonic() - started >= look_after
-
-        def is_over() -> bool:
-            return may_have_batch() or (until is not None and time.monotonic() >= until)
-
-        # the next command reads the notifications: let it be the command that fetches the batch
-        return self._listener.wait(is_over, pause_seconds=look_after) or may_have_batch()
 
     def resync(self, table: str) -> AbstractContextManager[TableCopy]:
         """Copy a table again after ResyncRequired, outside a batch; the block's writes commit together with the copy.
@@ -328,31 +278,3 @@ class Consumer:
         if self.member is None:
             return nullcontext()
         return stay_alive(self.connection, batch.id, batch.token, self._dead_after)
-
-    def _look_after(self, finished: Batch | None) -> float:
-        """Upper bound, in seconds, before the next look for a batch; `finished`: the batch of the last look."""
-        look = self._listener.look_seconds
-        if finished is not None:
-            return look if finished.retry_at is None else min(max(finished.retry_at - time.monotonic(), 0), look)
-        due = next_retry(self.connection, self.queue, self.consumer)
-        if due is None:
-            return look
-        # a paused consumer gets no due retries, so without a pause it would look all the time
-        return min(due if due > 0 else _PAUSED_SECONDS, look)
-
-    def _check_logs(self) -> None:
-        # once per connection, since a crash ends the connection; the first next_batch() that notices it gives no batch
-        with self.connection.transaction(), mapped_errors():
-            self.connection.execute("select gdq.check_logs(%s)", [self.queue])
-
-
-def state_of(connection: BaseConnection[Any]) -> str:
-    """What a consumer's connection is doing, for its repr."""
-    if connection.closed:
-        return "closed"
-    return "idle" if connection.info.transaction_status == TransactionStatus.IDLE else "in a batch"
-
-
-def application_name(queue: str, consumer: str, member: str | None = None) -> str:
-    """The name of a consumer's connection in pg_stat_activity."""
-    return f"gdq:{queue}/{consumer}" if member is None else f"gdq:{queue}/{consumer}/{member}"

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import select
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import psycopg
-from psycopg import Connection, sql
+from psycopg import sql
 
-from gdq.conninfo import is_pooled
-from gdq.queue import queue_info
+from gdq.queue import queue_statement
+from gdq.steps import AnyConnection, Statement, Steps, Wait
 from gdq.ticker import TICK_INTERVAL_SECONDS, TICKER_SECONDS, Housekeeping
 
 _PAUSE_SECONDS_MAX = 0.5
@@ -34,13 +32,13 @@ class Listener:
 
     Works on one idle autocommit connection. The caller should look every `look_seconds` without a notification, as
     behind a pooler. `notified`: a tick came since the caller last set it to False. `last_tick`: the highest notified
-    tick.
+    tick. `pooled`: the result of is_pooled().
     """
 
-    def __init__(self, connection: Connection[Any]) -> None:
+    def __init__(self, connection: AnyConnection, *, pooled: bool) -> None:
         self._connection = connection
         self._queues: dict[str, _Queue] = {}
-        self.pooled = is_pooled(connection)
+        self.pooled = pooled
         self.look_seconds = _POOLED_LOOK_SECONDS if self.pooled else _LOOK_SECONDS
         self.notified = False
         self.last_tick = 0
@@ -50,17 +48,17 @@ class Listener:
         """Stop handling the connection's notifications."""
         self._connection.remove_notify_handler(self._notice)
 
-    def listen(self, names: Collection[str]) -> None:
+    def listen(self, names: Collection[str]) -> Steps[None]:
         """Listen to these queues and take their ticks, and no longer those of others."""
         self._queues = {channel: queue for channel, queue in self._queues.items() if queue.name in names}
         if len(self._queues) == len(names):
             return
-        for queue in queue_info(self._connection):
+        for queue in (yield queue_statement()):
             channel = f"gdq_{queue.queue_id}"
             if queue.queue_name in names and channel not in self._queues:
                 self._queues[channel] = _Queue(queue.queue_name, Housekeeping(queue.queue_name))
                 if not self.pooled:
-                    self._connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
+                    yield Statement(sql.SQL("listen {}").format(sql.Identifier(channel)), result=False)
 
     def wait(
         self,
@@ -68,7 +66,7 @@ class Listener:
         *,
         pause_seconds: float = float("inf"),
         sockets: Callable[[], Sequence[int]] = tuple,
-    ) -> bool:
+    ) -> Steps[bool]:
         """Wait until `is_over()`, or until the server has sent something; True for the latter.
 
         The caller's next command reads the server's message; then `notified` may be True. `is_over` is called at least
@@ -76,22 +74,24 @@ class Listener:
         """
         pause = TICK_INTERVAL_SECONDS
         while not is_over():
-            if self._take_ticks():
+            if (yield from self._take_ticks()):
                 self.notified = self.notified or self.pooled  # a pooler passes no notification on
                 pause = TICK_INTERVAL_SECONDS
             elif is_over():  # a notification came with the answer
                 break
+            elif (yield Wait(min(pause, pause_seconds), sockets())):
+                return True
             else:
-                own = self._connection.fileno()
-                if own in select.select([own, *sockets()], [], [], min(pause, pause_seconds))[0]:
-                    return True
                 pause = min(pause * 2, _PAUSE_SECONDS_MAX)
         return False
 
-    def _take_ticks(self) -> int:
+    def _take_ticks(self) -> Steps[int]:
         """Take the due ticks of queues whose ticker has not notified lately; returns their number."""
         due = [queue for queue in self._queues.values() if time.monotonic() - queue.heard_at >= TICKER_SECONDS]
-        return sum(queue.housekeeping.step(self._connection) for queue in due)
+        made = 0
+        for queue in due:
+            made += yield from queue.housekeeping.steps(self._connection)
+        return made
 
     def _notice(self, notify: psycopg.Notify) -> None:
         # psycopg may call this during any command

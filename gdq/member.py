@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -18,6 +18,7 @@ from gdq.call import call, rows
 from gdq.conninfo import connect, conninfo_of
 from gdq.errors import StaleBatch
 from gdq.shown import Shown
+from gdq.steps import AnyConnection
 
 log = logging.getLogger(__name__)
 
@@ -64,24 +65,33 @@ def member_info(connection: Connection[Any], queue: str | None = None, consumer:
 
 @contextlib.contextmanager
 def stay_alive(connection: Connection[Any], batch: int, token: UUID, dead_after: timedelta) -> Iterator[None]:
-    """Show within the block that the member which holds a batch is alive, so that no other member takes the batch over.
+    """Show within the block that the member which holds a batch is alive, see show_alive()."""
+    end = show_alive(connection, batch, token, dead_after)
+    try:
+        yield
+    finally:
+        end()
+
+
+def show_alive(connection: AnyConnection, batch: int, token: UUID, dead_after: timedelta) -> Callable[[], None]:
+    """Show that the member which holds a batch is alive, so that no other member takes the batch over.
 
     A thread calls gdq.touch_batch() on a second connection, which is made only once the batch was held for a third of
-    `dead_after`. A process that stands still shows nothing.
+    `dead_after`. A process that stands still shows nothing. Returns the function that ends it.
     """
     every = dead_after.total_seconds() / _SIGNS
     if every <= 0:
-        yield
-        return
+        return lambda: None
     done = threading.Event()
     arguments = (conninfo_of(connection), batch, token, every, done)
     signs = threading.Thread(target=_show_signs, args=arguments, name=f"gdq batch {batch}", daemon=True)
     signs.start()
-    try:
-        yield
-    finally:
+
+    def end() -> None:
         done.set()
         signs.join(_LAST_SIGN_SECONDS)
+
+    return end
 
 
 def _show_signs(conninfo: str, batch: int, token: UUID, every: float, done: threading.Event) -> None:

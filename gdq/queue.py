@@ -14,8 +14,9 @@ from typing import Any, Literal
 from psycopg import Connection
 from psycopg.types.json import Jsonb
 
-from gdq.call import call, rows
-from gdq.shown import Shown
+from gdq.call import call, rows, typed
+from gdq.shown import Shown, ShownRows
+from gdq.steps import Statement, execute
 
 CaptureMode = Literal["full", "pk"]
 CaptureGranularity = Literal["row", "statement"]
@@ -119,7 +120,12 @@ def drop_queue(connection: Connection[Any], queue: str, *, force: bool = False) 
 
 def queue_info(connection: Connection[Any], queue: str | None = None) -> list[QueueInfo]:
     """All queues, or one."""
-    return rows(connection, QueueInfo, "select * from gdq.queue_info(%s)", queue)
+    return ShownRows(execute(connection, queue_statement(queue)))
+
+
+def queue_statement(queue: str | None = None) -> Statement:
+    """The statement of queue_info()."""
+    return typed(QueueInfo, "select * from gdq.queue_info(%s)", queue)
 
 
 def add_table(

@@ -11,11 +11,12 @@ from typing import Any, ClassVar, Protocol
 
 from psycopg import Connection
 
-from gdq.call import call, rows, scalar
+from gdq.call import call, rows
 from gdq.errors import GdqError
 from gdq.qualified_sql import qualified
 from gdq.shown import Shown
 from gdq.source import Event
+from gdq.steps import Statement, execute
 
 RETRY_DELAY = timedelta(minutes=1)
 
@@ -147,9 +148,14 @@ def retry_info(connection: Connection[Any], queue: str | None = None, consumer: 
 
 def next_retry(connection: Connection[Any], queue: str, consumer: str) -> float | None:
     """The seconds until the next retry of a consumer is due; None if no event waits."""
-    query = qualified("select extract(epoch from gdq.next_retry(%s, %s) - clock_timestamp())::float8")
-    seconds: float | None = scalar(connection, query, queue, consumer)
+    seconds: float | None = execute(connection, next_retry_statement(queue, consumer))
     return seconds
+
+
+def next_retry_statement(queue: str, consumer: str) -> Statement:
+    """The statement of next_retry()."""
+    query = qualified("select extract(epoch from gdq.next_retry(%s, %s) - clock_timestamp())::float8")
+    return Statement(query, [queue, consumer])
 
 
 def set_retry_limit(connection: Connection[Any], queue: str, consumer: str, retries: int) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from psycopg import Connection, Cursor, Transaction
+from psycopg import AsyncConnection, Connection, Cursor, Transaction
 from psycopg.rows import dict_row
 from psycopg.types.json import set_json_loads
 
@@ -18,6 +18,7 @@ from gdq.errors import mapped_errors
 from gdq.member import DEAD_AFTER
 from gdq.qualified_sql import qualified
 from gdq.source import Event
+from gdq.steps import Statement
 
 # Rows fetched from the cursor at a time: a row may hold two images of megabytes.
 _FETCH_ROWS = 500
@@ -47,18 +48,16 @@ _OPEN_AND_TELL = qualified(f"""
       from ({_OPEN}) b""")
 
 
-def next_batch(
-    connection: Connection[Any],
+def next_batch_statement(
     queue: str,
     consumer: str,
     max_events: int,
     *,
     member: str | None = None,
     dead_after: timedelta = DEAD_AFTER,
-) -> dict[str, Any] | None:
-    """The row of gdq.next_batch() for a Batch; None if there is nothing new."""
-    with mapped_errors(), connection.cursor(row_factory=dict_row) as cursor:
-        return cursor.execute(_OPEN, [queue, consumer, max_events, member, dead_after]).fetchone()
+) -> Statement:
+    """The call of gdq.next_batch(), for the rows of batches: there is none, or one."""
+    return Statement(_OPEN, [queue, consumer, max_events, member, dead_after], row=dict_row)
 
 
 def next_batch_with_events(
@@ -78,11 +77,32 @@ def next_batch_with_events(
 def read_events(connection: Connection[Any], batch_id: int, token: object) -> Iterator[Event]:
     """The events of an open batch; the first round trip brings up to 500."""
     name, cursor = _new_name(), _cursor(connection)
-    declare = _DECLARE.format(name=name, batch=f"{int(batch_id)}, '{token}'")
     with mapped_errors():
-        cursor.execute(f"{declare}; {_FETCH.format(name=name)}".encode())
+        cursor.execute(_declare_and_fetch(name, batch_id, token))
     cursor.nextset()
     yield from _rest(cursor, name)
+
+
+async def read_events_async(
+    connection: AsyncConnection[Any], batch_id: int, token: object
+) -> AsyncGenerator[Event, None]:
+    """As read_events()."""
+    name, cursor = _new_name(), connection.cursor(row_factory=_event_row)
+    set_json_loads(_loads, cursor)
+    with mapped_errors():
+        await cursor.execute(_declare_and_fetch(name, batch_id, token))
+        cursor.nextset()
+        while rows := await cursor.fetchall():
+            for event in rows:
+                yield event
+            if len(rows) < _FETCH_ROWS:
+                return
+            await cursor.execute(_FETCH.format(name=name).encode())
+
+
+def _declare_and_fetch(name: str, batch_id: int, token: object) -> bytes:
+    declare = _DECLARE.format(name=name, batch=f"{int(batch_id)}, '{token}'")
+    return f"{declare}; {_FETCH.format(name=name)}".encode()
 
 
 def _rest(cursor: Cursor[Event], name: str) -> Iterator[Event]:

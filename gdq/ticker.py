@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import psycopg
-from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
 
 from gdq.call import call
-from gdq.errors import ConnectionLost, mapped_errors
+from gdq.errors import ConnectionLost
 from gdq.qualified_sql import qualified
-from gdq.sql_text import raw
+from gdq.steps import AnyConnection, Statement, Steps, run
 
 log = logging.getLogger(__name__)
 
@@ -54,67 +54,47 @@ def take_tick(connection: psycopg.Connection[Any], queue: str) -> int:
 
     First checks for DDL that no event trigger saw, in a separate transaction; else the server may refuse the tick.
     """
-    _in_one_trip(connection, "select gdq.check_tables(%s)", [queue])
-    return int(_in_one_trip(connection, "select gdq.force_tick(%s)", [queue])[0])
+    return run(connection, tick_steps(queue))
 
 
-def _in_one_trip(connection: psycopg.Connection[Any], query: str, values: Sequence[object] = ()) -> Any:
-    """The row of a statement in a transaction of its own, whose BEGIN and COMMIT are sent with the statement.
-
-    The server commits without hearing of this program again. A program that stands still, or is cut off, while the
-    transaction is open would hold locks on logs and ticks until the server notices: consumers, and writers that come
-    late to a log, would wait as long.
-    """
-    autocommit = connection.autocommit
-    connection.autocommit = True
-    # one message: in a pipeline each command is a message of its own
-    cursor = psycopg.ClientCursor(connection)
-    try:
-        with mapped_errors():
-            cursor.execute(raw(f"begin isolation level read committed; {query}; commit"), values or None)
-    finally:
-        if connection.info.transaction_status == TransactionStatus.INERROR:
-            connection.rollback()
-        if connection.info.transaction_status == TransactionStatus.IDLE:
-            connection.autocommit = autocommit
-    cursor.nextset()
-    return cursor.fetchone()
+def tick_steps(queue: str) -> Steps[int]:
+    """The steps of take_tick()."""
+    yield Statement("select gdq.check_tables(%s)", [queue], alone=True)
+    return int((yield Statement("select gdq.force_tick(%s)", [queue], alone=True)))
 
 
 def tick_all(connection: psycopg.Connection[Any], queue: str | None = None) -> int:
     """Take all due ticks, each in its own transaction; returns their number. Needs an idle connection."""
-    made, alone = 0, _may_stand_alone(connection)
-    while more := _tick(connection, queue, TICK_INTERVAL_SECONDS, 0, alone)[0]:
+    return run(connection, _tick_all(connection, queue))
+
+
+def _tick_all(connection: AnyConnection, queue: str | None) -> Steps[int]:
+    made = 0
+    single = yield from _may_be_single(connection)
+    while more := (yield from _tick(queue, TICK_INTERVAL_SECONDS, 0, single))[0]:
         made += more
     return made
 
 
-def _may_stand_alone(connection: psycopg.Connection[Any]) -> bool:
+def _may_be_single(connection: AnyConnection) -> Steps[bool]:
     """True if a single statement is a READ COMMITTED transaction: that saves two of three round trips."""
     if not connection.autocommit:
         return False
-    return connection.execute("show default_transaction_isolation").fetchone() == ("read committed",)
+    return bool((yield Statement("show default_transaction_isolation")) == "read committed")
 
 
-def _tick(
-    connection: psycopg.Connection[Any], queue: str | None, longest: float, ahead: float, alone: bool
-) -> tuple[int, float]:
+def _tick(queue: str | None, longest: float, ahead: float, single: bool) -> Steps[tuple[int, float]]:
     """Take a due tick; returns the number of ticks, and the seconds, at most `longest`, until the next; 0 after a tick.
 
-    `ahead`: the seconds that a tick takes until its commit; the tick is begun that much earlier. `alone`: the statement
-    needs no transaction around it.
+    `ahead`: the seconds that a tick takes until its commit; the tick is begun that much earlier. `single`: the
+    statement needs no transaction around it.
     """
     # after a tick the pause is not computed: that would delay the tick's commit
     query = qualified("""select made, case when made = 0 then gdq.tick_pause(%s, %s, %s) else 0 end
                  from gdq.ticker(%s, %s) made""")
     until, early = timedelta(seconds=longest), timedelta(seconds=ahead)
     values = [queue, until, early, queue, early]
-    if alone:
-        with mapped_errors(), connection.cursor(binary=True) as cursor:
-            row = cursor.execute(query, values).fetchone()
-    else:
-        row = _in_one_trip(connection, query, values)
-    assert row is not None
+    [row] = yield Statement(query, values, row=tuple_row, binary=single, alone=not single)
     return row[0], row[1]
 
 
@@ -128,11 +108,14 @@ def maintain_all(connection: psycopg.Connection[Any], *, stop: Callable[[], bool
 
     `stop` is called after each step, which truncates one log segment at most. True if it returned True before the end.
     """
-    while True:
-        if not _in_one_trip(connection, "select gdq.maintain()")[0]:
-            return False
+    return run(connection, _maintain_all(stop))
+
+
+def _maintain_all(stop: Callable[[], bool]) -> Steps[bool]:
+    while (yield Statement("select gdq.maintain()", alone=True)):
         if stop():
             return True
+    return False
 
 
 class Housekeeping:
@@ -147,8 +130,8 @@ class Housekeeping:
         self._interval = interval_seconds
         self._next_at = time.monotonic() + interval_seconds
         self._ahead = 0.0
-        self._connection: psycopg.Connection[Any] | None = None
-        self._alone = False
+        self._connection: AnyConnection | None = None
+        self._single = False
         self._maintained_at = float("-inf")
 
     @property
@@ -161,12 +144,16 @@ class Housekeeping:
 
         `stop` is called during the work: True ends the step early.
         """
+        return run(connection, self.steps(connection, stop))
+
+    def steps(self, connection: AnyConnection, stop: Callable[[], bool] = lambda: False) -> Steps[int]:
+        """The steps of step()."""
         if connection is not self._connection:
-            self._connection, self._alone = connection, _may_stand_alone(connection)
+            self._connection, self._single = connection, (yield from _may_be_single(connection))
         made = 0
         begun = time.monotonic()
         while True:
-            more, pause = _tick(connection, self._queue, self._interval, self._ahead, self._alone)
+            more, pause = yield from _tick(self._queue, self._interval, self._ahead, self._single)
             if not more:
                 break
             if not made:
@@ -178,10 +165,12 @@ class Housekeeping:
                 return made
         self._next_at = time.monotonic() + pause
         started = time.monotonic()
-        if started - self._maintained_at >= _MAINTENANCE_SECONDS and not maintain_all(
-            connection, stop=lambda: stop() or time.monotonic() - started >= _MAINTENANCE_SECONDS_MAX
-        ):
-            self._maintained_at = time.monotonic()
+        if started - self._maintained_at >= _MAINTENANCE_SECONDS:
+            more_due = yield from _maintain_all(
+                lambda: stop() or time.monotonic() - started >= _MAINTENANCE_SECONDS_MAX
+            )
+            if not more_due:
+                self._maintained_at = time.monotonic()
         return made
 
 

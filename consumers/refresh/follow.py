@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 import psycopg
 
+from gdq.conninfo import is_pooled
 from gdq.consumers.refresh.refresher import Refresher, RefreshGroup, RefreshResult, refresh_groups
 from gdq.errors import GdqError
 from gdq.listener import Listener
+from gdq.steps import run
 from gdq.view.view import ViewInfo, view_changed
 
 if TYPE_CHECKING:
@@ -75,7 +77,7 @@ class Follower:
         group does not exist at the start.
         """
         refresh_groups(self._connection, self._names, self._groups)
-        self._listener = Listener(self._connection)
+        self._listener = Listener(self._connection, pooled=is_pooled(self._connection))
         try:
             while not stop():
                 started = time.monotonic()
@@ -97,7 +99,7 @@ class Follower:
         self._units = {unit.key: self._units.get(unit.key, _Watched()) for unit in listed}
         if self._slots is not None:
             self._slots.keep({name for unit in listed for name in unit.names})
-        self._listener.listen({view.queue_name for unit in listed for view in unit.views})
+        run(self._connection, self._listener.listen({view.queue_name for unit in listed for view in unit.views}))
         return listed
 
     def _is_wanted(self, unit: RefreshGroup) -> bool:
@@ -145,7 +147,8 @@ class Follower:
             woken = self._woken or (self._slots is None and self._listener.notified)
             return stop() or waited >= look_after or (waited >= self._interval and (woken or self._retry_due()))
 
-        while self._listener.wait(is_over, sockets=list if self._slots is None else self._slots.sockets):
+        sockets = list if self._slots is None else self._slots.sockets
+        while run(self._connection, self._listener.wait(is_over, sockets=sockets)):
             self._connection.execute("select")  # reads the notification
 
     def _retry_due(self) -> bool:

@@ -33,9 +33,10 @@ from psycopg import Connection, sql
 from psycopg.rows import dict_row
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
+from gdq.batch_loop import application_name
 from gdq.call import scalar
 from gdq.conninfo import connect
-from gdq.consumer import application_name, seek
+from gdq.consumer import seek
 from gdq.consumers.spark import reader
 from gdq.consumers.spark.options import check_options, option_number
 from gdq.consumers.spark.table_sql import log_rows_sql

@@ -40,7 +40,7 @@ class Handler:
         if _is_any(self._function, inspect.iscoroutinefunction, inspect.isasyncgenfunction):
             raise base.CommandFailure(
                 f"handler {name} is an async function",
-                hint="Give a plain function. It may run async code by asyncio.run().",
+                hint="Give a plain function, or write a program with gdq.AsyncConsumer.",
             )
         if each and _is_any(self._function, inspect.isgeneratorfunction):
             raise base.CommandFailure(

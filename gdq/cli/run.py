@@ -12,7 +12,7 @@ from typing import Any
 import click
 from psycopg import Connection
 
-import gdq.consumer
+import gdq.batch_loop
 import gdq.ticker
 from gdq.cli import base
 from gdq.cli.handler import Handler
@@ -169,7 +169,7 @@ def consume_command(
             opened.enter_context(reader)
             _take_batches(reader, hand_over, once=once, stop=stop)
 
-    name = gdq.consumer.application_name(queue, consumer, member)
+    name = gdq.batch_loop.application_name(queue, consumer, member)
     try:
         gdq.ticker.reconnecting(lambda: base.connect_checked(dsn, name), work, stop.sleep)
     except KeyboardInterrupt:

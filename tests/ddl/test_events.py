@@ -9,7 +9,8 @@ import psycopg
 import pytest
 
 from gdq import Consumer
-from gdq.batch import Batch, TableVersion
+from gdq.batch import Batch
+from gdq.batch_state import TableVersion
 from gdq.embedded.server import EmbeddedServer
 from gdq.errors import ResyncRequired
 from tests.support.events import Event, Tap

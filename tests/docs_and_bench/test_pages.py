@@ -30,6 +30,7 @@ def test_pages_run_as_they_stand(empty_db: Database, tmp_path: Path) -> None:
             ("Bob", 1, "3.00"),
         ]
         assert su.execute("select id, customer from mirror").fetchall() == [(4, "Cid")]
+        assert su.execute("select id from live").fetchall() == [(8,)]
         assert su.execute("select customer from sent").fetchall() == [("Eve",)]
 
 

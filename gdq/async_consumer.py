@@ -1,0 +1,238 @@
+"""AsyncConsumer: a consumer for programs on asyncio, on psycopg's async connections."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Self
+
+import psycopg
+from psycopg import AsyncConnection
+
+from gdq.batch_loop import BatchLoop, ConsumerState, listener_on, refuse_transaction
+from gdq.batch_state import BatchState, TableVersion, refuse_gap
+from gdq.conninfo import connect_async
+from gdq.errors import GdqError
+from gdq.listener import Listener
+from gdq.member import DEAD_AFTER, show_alive
+from gdq.retry import RETRY_DELAY, RetryOutcome
+from gdq.sequence import SequenceValue
+from gdq.shown import ShownRows
+from gdq.source import MAX_EVENTS, Event, Position
+from gdq.steps import called, execute_async, is_left_open, run_async
+from gdq.stream import next_batch_statement, read_events_async
+
+
+class AsyncBatch(BatchState):
+    """The changes of one consumer between two ticks, open in the transaction of `connection`.
+
+    As Batch, but for typed rows (arrow, delta): a Consumer in a thread reads these.
+    """
+
+    def __init__(
+        self,
+        connection: AsyncConnection[Any],
+        queue: str,
+        consumer: str,
+        row: dict[str, Any],
+        transaction: AsyncExitStack,
+    ) -> None:
+        super().__init__(queue, consumer, row)
+        self.connection = connection
+        self._transaction = transaction
+
+    async def position(self) -> Position:
+        """The consumer's position once the batch is finished."""
+        return Position.parse(await execute_async(self.connection, self._position()))
+
+    async def tables(self) -> list[str]:
+        """The captured tables whose logs may hold rows of the batch, as `%I.%I`."""
+        names: list[str] = await execute_async(self.connection, self._tables())
+        return names
+
+    async def versions(self, table: str) -> list[TableVersion]:
+        """The versions of a table with rows in the batch, oldest first; several only if DDL divides the batch."""
+        return ShownRows(await execute_async(self.connection, self._versions(table)))
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        """All changes in the order of their numbers, streamed; reading again gives the same.
+
+        Retried events that are due come first. ResyncRequired at a gap in capture.
+        """
+        self.streamed = True
+        async with aclosing(read_events_async(self.connection, self.id, self.token)) as events:
+            async for event in events:
+                refuse_gap(event)
+                yield event
+
+    async def retry(self, event: Event, delay: timedelta = RETRY_DELAY, reason: str | None = None) -> bool:
+        """Put an event of this batch aside: it comes again in the first batch that is opened after `delay`.
+
+        It takes effect with commit(). False if the event has had all its retries (set_retry_limit) and became a dead
+        letter.
+        """
+        return bool(await execute_async(self.connection, self._retry(event, delay, reason)))
+
+    async def put_aside(self, outcomes: Sequence[RetryOutcome]) -> int:
+        """Put many events aside, each by its Retry or DeadLetter; returns the number that come again."""
+        return await run_async(self.connection, self._put_aside(outcomes))
+
+    async def dead_letter(self, event: Event, reason: str | None = None) -> None:
+        """Give up an event of this batch and keep it as a dead letter; takes effect with commit()."""
+        await execute_async(self.connection, self._dead_letter(event, reason))
+
+    async def sequences(self, *, changed: bool = True) -> list[SequenceValue]:
+        """The values of the queue's sequences at the end of the batch; `changed`: only those that the batch changed."""
+        return ShownRows(await execute_async(self.connection, self._sequences(changed)))
+
+    async def commit(self) -> None:
+        """Move the consumer past the batch, and commit its transaction with all writes in it.
+
+        A second call does nothing. StaleBatch if another worker took the batch over: nothing is committed.
+        """
+        if self.finished:
+            return
+        seconds = await execute_async(self.connection, self._finish_statement())
+        await self._transaction.aclose()
+        self._note_retry(seconds)
+        self.finished = True
+
+
+class AsyncConsumer(ConsumerState):
+    """Reads the batches of one registered consumer on asyncio; otherwise as Consumer.
+
+        async with AsyncConsumer(dsn, "orders", "mirror") as consumer:
+            async for batch in consumer:
+                async for event in batch.events():
+                    ...
+
+    Arguments as for Consumer; a given connection is an idle psycopg.AsyncConnection. A task that is cancelled, while it
+    waits, reads, handles a batch or finishes one, leaves the batch as an exception does: rolled back, to come again.
+    Only if the COMMIT had already reached the server may the batch be finished, with all writes of its transaction.
+    """
+
+    connection: AsyncConnection[Any]
+
+    def __init__(
+        self,
+        source: AsyncConnection[Any] | str | None,
+        queue: str,
+        consumer: str,
+        *,
+        max_events: int = MAX_EVENTS,
+        member: str | None = None,
+        dead_after: timedelta = DEAD_AFTER,
+    ) -> None:
+        super().__init__(queue, consumer, member, max_events, dead_after)
+        self._source = source
+        self._listener: Listener
+        self._iterator: AsyncGenerator[AsyncBatch, None] | None = None
+
+    async def __aenter__(self) -> Self:
+        owned = not isinstance(self._source, AsyncConnection)
+        if isinstance(self._source, AsyncConnection):
+            refuse_transaction(self._source)
+            self.connection = self._source
+        else:
+            self.connection = await connect_async(self._source, application_name=self._application_name)
+        try:
+            await self.connection.set_autocommit(True)
+            await self.connection.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
+            self._listener = await run_async(self.connection, listener_on(self.connection))
+        except BaseException:
+            if owned:
+                await self.connection.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            await self._end_iteration()
+        finally:
+            self._listener.close()
+            # one that a second cancellation kept from rolling back is of no use to its owner either
+            if not isinstance(self._source, AsyncConnection) or is_left_open(self.connection):
+                await self.connection.close()
+
+    def __aiter__(self) -> AsyncIterator[AsyncBatch]:
+        return self.batches()
+
+    def batches(
+        self,
+        *,
+        once: bool = False,
+        timeout: float | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> AsyncIterator[AsyncBatch]:
+        """Yield the batches from the consumer's position on, each in its own transaction.
+
+        Asking for the next batch finishes and commits the one before (batch.commit() does it earlier). After an
+        exception, a cancellation or a `break` the batch is rolled back when batches() is iterated again, or at the end
+        of `async with`, and comes again. `once`: force a tick and end with its batch. `timeout`: end after this many
+        seconds without a batch. `stop` is called between batches and while waiting.
+        """
+        if not hasattr(self, "_listener"):
+            raise GdqError("the consumer has no connection yet", hint="Write `async with AsyncConsumer(...)`.")
+        loop = BatchLoop(self._listener, self.queue, self.consumer, once=once, timeout=timeout, stop=stop)
+
+        async def iterate() -> AsyncGenerator[AsyncBatch, None]:
+            await self._end_iteration()
+            self._iterator = iterator
+            await run_async(self.connection, loop.begin())
+            while not stop():
+                async with AsyncExitStack() as transaction:
+                    batch = await self._open(transaction)
+                    if batch is not None:
+                        async with self._held(batch):
+                            yield batch
+                            await batch.commit()
+                if not await run_async(self.connection, loop.goes_on(batch)):
+                    return
+
+        iterator = iterate()
+        return iterator
+
+    async def _end_iteration(self) -> None:
+        """Roll back the batch of an iteration that was left: a `break` does not close an async generator."""
+        left, self._iterator = self._iterator, None
+        if left is not None:
+            await left.aclose()
+
+    async def resynced(self, table: str, snapshot: str) -> None:
+        """Record that the table was copied as of a snapshot, after ResyncRequired; call it outside a batch.
+
+        copy_table() in a thread gives a copy and its snapshot.
+        """
+        await execute_async(self.connection, called("resynced", self.queue, self.consumer, table, snapshot))
+
+    async def _open(self, transaction: AsyncExitStack) -> AsyncBatch | None:
+        """The next batch, in a transaction that `transaction` ends; a member's is opened in an earlier one."""
+        statement = next_batch_statement(
+            self.queue, self.consumer, self._max_events, member=self.member, dead_after=self._dead_after
+        )
+        async with AsyncExitStack() as opening:
+            begun = transaction if self.member is None else opening
+            await begun.enter_async_context(self.connection.transaction())
+            found = await execute_async(self.connection, statement)
+        if not found:
+            return None
+        if self.member is not None:
+            await transaction.enter_async_context(self.connection.transaction())
+        return AsyncBatch(self.connection, self.queue, self.consumer, found[0], transaction)
+
+    @asynccontextmanager
+    async def _held(self, batch: AsyncBatch) -> AsyncIterator[None]:
+        """While a member works on a batch, the others know that it is alive."""
+        if self.member is None:
+            yield
+            return
+        end = show_alive(self.connection, batch.id, batch.token, self._dead_after)
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(end)
