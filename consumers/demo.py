@@ -26,7 +26,7 @@ from rich.table import Table
 from gdq import queue as queues
 from gdq.call import scalar
 from gdq.consumers.refresh.refresher import Refresher, RefreshResult
-from gdq.consumers.refresh.verify import verify_view
+from gdq.consumers.refresh.verify import verify_with
 from gdq.embedded.server import EmbeddedServer
 from gdq.installer.install import install
 from gdq.ticker import maintain, tick_all
@@ -239,7 +239,7 @@ def _refreshes(console: Console, refresher: Refresher, load: DemoLoad, rounds: i
             results[name].append(result)
             console.print(f"refresh of {name}: {result.rows_changed:,} rows changed in {result.seconds:.2f} s")
     for name in DEMO_VIEWS:
-        found = verify_view(refresher, name)
+        found = verify_with(refresher, name)
         console.print(f"verified {name} under load: {found.rows:,} rows, {found.missing + found.unexpected} wrong")
         if not found.equal:
             raise DemoError(f"view {name} differs from its query at one snapshot")

@@ -118,7 +118,7 @@ class AsyncConsumer(ConsumerState):
 
     def __init__(
         self,
-        source: AsyncConnection[Any] | str | None,
+        connection: AsyncConnection[Any] | str | None,
         queue: str,
         consumer: str,
         *,
@@ -127,17 +127,17 @@ class AsyncConsumer(ConsumerState):
         dead_after: timedelta = DEAD_AFTER,
     ) -> None:
         super().__init__(queue, consumer, member, max_events, dead_after)
-        self._source = source
+        self._given = connection
         self._listener: Listener
         self._iterator: AsyncGenerator[AsyncBatch, None] | None = None
 
     async def __aenter__(self) -> Self:
-        owned = not isinstance(self._source, AsyncConnection)
-        if isinstance(self._source, AsyncConnection):
-            refuse_transaction(self._source)
-            self.connection = self._source
+        owned = not isinstance(self._given, AsyncConnection)
+        if isinstance(self._given, AsyncConnection):
+            refuse_transaction(self._given)
+            self.connection = self._given
         else:
-            self.connection = await connect_async(self._source, application_name=self._application_name)
+            self.connection = await connect_async(self._given, application_name=self._application_name)
         try:
             await self.connection.set_autocommit(True)
             await self.connection.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
@@ -156,7 +156,7 @@ class AsyncConsumer(ConsumerState):
         finally:
             self._listener.close()
             # one that a second cancellation kept from rolling back is of no use to its owner either
-            if not isinstance(self._source, AsyncConnection) or is_left_open(self.connection):
+            if not isinstance(self._given, AsyncConnection) or is_left_open(self.connection):
                 await self.connection.close()
 
     def __aiter__(self) -> AsyncIterator[AsyncBatch]:

@@ -48,6 +48,9 @@ _PINNED = {
 _SEARCH_PATH = """pg_catalog.ltrim(pg_catalog.regexp_replace(
     pg_catalog.current_setting('search_path'), '(^|,)[ ]*"?pg_catalog"?[ ]*(?=,|$)', '', 'g'), ', ')"""
 
+# What needs a session for longer than a call, or one of its own, takes this; None: as for connect().
+Connectable = psycopg.Connection[Any] | str | None
+
 # The connections of connect() that somebody still holds.
 _opened: weakref.WeakSet[psycopg.Connection[Any]] = weakref.WeakSet()
 
@@ -237,6 +240,11 @@ def conninfo_of(connection: AnyConnection) -> str:
     if info.password:
         parameters["password"] = info.password
     return make_conninfo(**parameters)
+
+
+def conninfo_from(connection: Connectable) -> str | None:
+    """The connection string for a session of one's own: that of a live connection, or the given one."""
+    return conninfo_of(connection) if isinstance(connection, psycopg.Connection) else connection
 
 
 @contextlib.contextmanager

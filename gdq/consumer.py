@@ -16,7 +16,7 @@ from psycopg import Connection
 from gdq.batch import Batch
 from gdq.batch_loop import BatchLoop, ConsumerState, listener_on, refuse_transaction
 from gdq.call import call, rows
-from gdq.conninfo import connect
+from gdq.conninfo import Connectable, connect
 from gdq.errors import GdqError
 from gdq.member import DEAD_AFTER, member_info, stay_alive
 from gdq.retry import RetryOutcome
@@ -156,7 +156,7 @@ class Consumer(ConsumerState):
                 for event in batch.events():
                     ...
 
-    `source`: a connection string or an idle connection. A given connection is switched to autocommit, so that each
+    `connection`: a connection string or an idle connection. A given connection is switched to autocommit, so that each
     batch is its own READ COMMITTED transaction, and stays open at the end. While a Consumer waits it also does a
     ticker's work. Behind a pooler no notification arrives; the Consumer looks every half second instead.
     `max_events`: ticks are joined into batches of at most this many events; a single tick is never divided.
@@ -167,7 +167,7 @@ class Consumer(ConsumerState):
 
     def __init__(
         self,
-        source: Connection[Any] | str | None,
+        connection: Connectable,
         queue: str,
         consumer: str,
         *,
@@ -176,11 +176,11 @@ class Consumer(ConsumerState):
         dead_after: timedelta = DEAD_AFTER,
     ) -> None:
         super().__init__(queue, consumer, member, max_events, dead_after)
-        self._owned = not isinstance(source, Connection)
-        if isinstance(source, Connection):
-            self.connection = source
+        self._owned = not isinstance(connection, Connection)
+        if isinstance(connection, Connection):
+            self.connection = connection
         else:
-            self.connection = connect(source, application_name=self._application_name)
+            self.connection = connect(connection, application_name=self._application_name)
         refuse_transaction(self.connection)
         try:
             self.connection.autocommit = True

@@ -13,7 +13,7 @@ from psycopg import Connection
 from psycopg.rows import dict_row
 
 from gdq.call import call, scalar
-from gdq.conninfo import connect, conninfo_of
+from gdq.conninfo import Connectable, connect, conninfo_from
 from gdq.qualified_sql import qualified
 from gdq.sql_text import raw
 
@@ -48,29 +48,29 @@ class TableCopy:
 
 
 @contextlib.contextmanager
-def copy_table(dsn: str | None, table: str) -> Iterator[TableCopy]:
+def copy_table(connection: Connectable, table: str) -> Iterator[TableCopy]:
     """Open a table at an exported snapshot, on a separate connection that is closed after the block.
 
     `table`: its name as in SQL. Rows hidden by row level security raise an error. The table is locked before the
     snapshot is taken: after a TRUNCATE or rewrite in between it would read as empty.
     """
-    with connect(dsn, application_name="gdq:copy") as connection:
+    with connect(conninfo_from(connection), application_name="gdq:copy") as reader:
         query = qualified("""select pg_catalog.format('%%I.%%I', n.nspname, c.relname)
                      from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
                     where c.oid = %s::pg_catalog.regclass""")
-        name = str(scalar(connection, query, table))
-        connection.rollback()
-        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-        connection.read_only = True
-        connection.execute("set local row_security = off")
-        connection.execute(raw(f"lock table {name} in access share mode"))
-        row = connection.execute(
+        name = str(scalar(reader, query, table))
+        reader.rollback()
+        reader.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        reader.read_only = True
+        reader.execute("set local row_security = off")
+        reader.execute(raw(f"lock table {name} in access share mode"))
+        row = reader.execute(
             qualified("select pg_catalog.pg_current_snapshot()::text, pg_catalog.pg_export_snapshot()")
         ).fetchone()
         if row is None:
             raise AssertionError("a SELECT without FROM gave no row")
-        yield TableCopy(name, row[0], row[1], connection)
-        connection.rollback()
+        yield TableCopy(name, row[0], row[1], reader)
+        reader.rollback()
 
 
 @contextlib.contextmanager
@@ -80,7 +80,7 @@ def resync(connection: Connection[Any], queue: str, consumer: str, table: str) -
     The block's writes on `connection`, which must be idle and in autocommit, and the record commit in one transaction.
     Errors as for resynced().
     """
-    with connection.transaction(), copy_table(conninfo_of(connection), table) as copy:
+    with connection.transaction(), copy_table(connection, table) as copy:
         yield copy
         resynced(connection, queue, consumer, table, copy.snapshot)
 

@@ -29,7 +29,7 @@ import psycopg
 from psycopg import Connection
 
 from gdq.call import call, scalar
-from gdq.conninfo import connect, conninfo_of, is_pooled, resolve_conninfo, target_conninfo
+from gdq.conninfo import Connectable, connect, conninfo_of, is_pooled, resolve_conninfo, target_conninfo
 from gdq.consumers.refresh.attempts import RefreshAttempts, RefreshCheck
 from gdq.consumers.refresh.view_refresh import DescribedQueries, RefreshAction, RefreshPoint, ViewRefresh
 from gdq.consumers.views.change_source import ChangeSource, QueueChangeSource
@@ -88,7 +88,7 @@ class RefreshGroup:
 class Refresher:
     """Refreshes views of one source database; its Spark session starts with the first view that needs it.
 
-    `source`: a connection string, or an idle autocommit connection, which stays open at the end.
+    `connection`: a connection string, or an idle autocommit connection, which stays open at the end.
     `driver_bytes`: Spark's result passes through this process if at most this much was read, else a staging table.
     `at` is called at the points of a refresh, in order; an exception from it ends the refresh there.
     `progress` is called with the view, the phase of its refresh, and the rows written so far (0 if unknown).
@@ -98,7 +98,7 @@ class Refresher:
     @extra_named()
     def __init__(
         self,
-        source: Connection[Any] | str | None = None,
+        connection: Connectable = None,
         *,
         driver_bytes: int = 16 * 2**20,
         at: Callable[[RefreshPoint], None] = lambda _: None,
@@ -113,13 +113,14 @@ class Refresher:
         self.at = at
         self._progress = progress
         self._slot_wait_seconds = slot_wait_seconds
-        if isinstance(source, Connection):
-            self.control = source
+        if isinstance(connection, Connection):
+            self.control = connection
         else:
-            self.control = self._stack.enter_context(connect(source, autocommit=True, application_name="gdq:refresh"))
+            opened = connect(connection, autocommit=True, application_name="gdq:refresh")
+            self.control = self._stack.enter_context(opened)
         self.dsn = conninfo_of(self.control)
-        self._stack.enter_context(_pinned(self.control, pooled=self._pooled, kept=isinstance(source, Connection)))
-        given = self.dsn if isinstance(source, Connection) else resolve_conninfo(source)
+        self._stack.enter_context(_pinned(self.control, pooled=self._pooled, kept=isinstance(connection, Connection)))
+        given = self.dsn if isinstance(connection, Connection) else resolve_conninfo(connection)
         self._engines = Engines(lambda: self.connection("compute", self.dsn), self.dsn, given, driver_bytes)
         self._stack.callback(self._engines.close)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gdq.conninfo import Connectable
 from gdq.consumers.refresh.comparison import IN_ORDER, compare_target, float_columns, rows_unlike
 from gdq.consumers.refresh.refresher import Refresher, refresh_groups
 from gdq.consumers.refresh.view_refresh import ViewRefresh
@@ -28,7 +29,17 @@ class VerifyResult(Shown):
         return not self.missing and not self.unexpected
 
 
-def verify_view(refresher: Refresher, name: str, *, slot: bool = False) -> VerifyResult:
+def verify_view(connection: Connectable, name: str, *, slot: bool = False) -> VerifyResult:
+    """Refresh a view and compare it with its query at the refresh's snapshot.
+
+    A given connection, like that of Refresher, is idle. PostgreSQL compares both sides as multisets; a lake table is
+    compared after its commit. `slot`: as for Refresher.refresh(). Writes what a refresh writes.
+    """
+    with Refresher(connection) as refresher:
+        return verify_with(refresher, name, slot=slot)
+
+
+def verify_with(refresher: Refresher, name: str, *, slot: bool = False) -> VerifyResult:
     """Refresh a view and, before that is committed, compare its target with its query at the refresh's snapshot.
 
     A lake table is compared after its commit. A view of a group is refreshed with its group. `slot`: as for

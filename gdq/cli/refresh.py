@@ -15,7 +15,7 @@ from gdq.cli.progress import shown_progress
 from gdq.cli.terminal import printable
 from gdq.consumers.refresh.follow import Follower
 from gdq.consumers.refresh.refresher import Refresher, RefreshResult, refresh_groups
-from gdq.consumers.refresh.verify import verify_view as verify
+from gdq.consumers.refresh.verify import verify_with as verify
 from gdq.json_text import json_text
 from gdq.ticker import reconnecting
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import psycopg
 
 from gdq.call import call, scalar, try_while_locked
-from gdq.conninfo import connect
+from gdq.conninfo import Connectable, connect, conninfo_from
 from gdq.errors import InstallError, notice_line
 from gdq.installer import version
 from gdq.qualified_sql import qualified
@@ -96,15 +96,16 @@ class InstallResult:
     notices: tuple[str, ...]
 
 
-def install(dsn: str | None = None, *, patience: float = _PATIENCE_SECONDS) -> InstallResult:
+def install(connection: Connectable = None, *, patience: float = _PATIENCE_SECONDS) -> InstallResult:
     """Install or upgrade gdq in one transaction; safe beside writers, consumers and other installs.
 
     Writers never wait for it. Consumers, tickers and DDL wait only while it has its locks, not while it waits for them:
-    if others hold a lock, it tries again for `patience` seconds.
+    if others hold a lock, it tries again for `patience` seconds. A given connection only names the database.
     Writes: schemas gdq and gdq_log; the roles gdq_capture, gdq_admin, gdq_consumer and gdq_reader and the event
     triggers if it may create them. Changed functions are recreated and keep the users' GRANTs.
     InstallError if a newer gdq installed the schema, or gdq is busy; psycopg.Error if the server refuses.
     """
+    dsn = conninfo_from(connection)
     try:
         return try_while_locked(lambda: _install(dsn), patience, pause_max=0.3)
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:

@@ -7,7 +7,7 @@ import threading
 import psycopg
 import pytest
 
-from gdq import Consumer, Event, Position
+from gdq import Consumer, Event, Position, VerifyResult, copy_table, create_view, install, verify_view
 from gdq.batch import Batch
 from gdq.consumer import peek
 from gdq.errors import GdqError, ResyncRequired, StaleBatch
@@ -254,3 +254,15 @@ def test_peek_of_a_queue_without_consumers(db: Database) -> None:
         connection.execute("select gdq.create_queue('q')")
         with pytest.raises(GdqError, match='queue "q" has no consumer'):
             peek(connection, "q", limit=1)
+
+
+def test_a_connection_or_a_string_says_where(shop: Database) -> None:
+    insert(shop, 1, 2)
+    with shop.connect() as connection:
+        create_view(connection, "v", "q", "select id, note from orders", "public.v")
+        for where in (connection, shop.dsn):
+            with copy_table(where, "orders") as copy:
+                assert [row["id"] for row in copy.rows()] == [1, 2]
+            assert not install(where).changed
+            assert verify_view(where, "v") == VerifyResult("v", 2, 0, 0)
+            assert connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE

@@ -21,7 +21,7 @@ from gdq.conninfo import connect, is_pooled
 from gdq.consumer import Consumer
 from gdq.consumers.refresh.follow import Follower
 from gdq.consumers.refresh.refresher import Refresher, RefreshResult
-from gdq.consumers.refresh.verify import verify_view
+from gdq.consumers.refresh.verify import verify_with
 from gdq.consumers.refresh.view_refresh import RefreshPoint
 from gdq.view.view import create_view
 from tests.support.events import Tap
@@ -269,7 +269,7 @@ def test_a_refresh_names_what_it_uses_or_pins_its_transactions(pooled: str, tap:
             tap.write(change)
             for name in queries:
                 refresher.refresh(name)
-                assert verify_view(refresher, name).equal
+                assert verify_with(refresher, name).equal
         refresher.refresh_together([*queries])
     assert sent.seen > 200
     assert sent.loose == {}

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 import gdq
@@ -63,6 +64,29 @@ def test_names() -> None:
     missing = "nothing"
     with pytest.raises(AttributeError, match=missing):
         getattr(gdq, missing)
+
+
+def test_first_comes_the_connection() -> None:
+    """Functions take a connection; those that need a session of their own, and classes that keep one, also a string."""
+    sync, either = psycopg.Connection[Any], psycopg.Connection[Any] | str | None
+    own_session = {
+        "Consumer": either,
+        "AsyncConsumer": psycopg.AsyncConnection[Any] | str | None,
+        "Refresher": either,
+        "copy_table": either,
+        "install": either,
+        "verify_view": either,
+    }
+    functions = {name: getattr(gdq, name) for name in gdq.__all__ if inspect.isfunction(getattr(gdq, name))}
+    del functions["connect"]  # makes one
+    callables = functions | {name: getattr(gdq, name).__init__ for name in own_session if name not in functions}
+    for name, function in callables.items():
+        parameters = [parameter for parameter in inspect.signature(function).parameters if parameter != "self"]
+        assert parameters[0] == "connection", name
+        plain = inspect.unwrap(function)
+        assert eval(plain.__annotations__["connection"], plain.__globals__) == own_session.get(name, sync), name
+        scope = [parameter for parameter in parameters if parameter in ("queue", "consumer", "member")]
+        assert scope == ["queue", "consumer", "member"][: len(scope)], name
 
 
 def test_submodules_hide_no_public_name() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from gdq.consumers.refresh import audit_sample
 from gdq.consumers.refresh.refresher import Refresher
-from gdq.consumers.refresh.verify import verify_view
+from gdq.consumers.refresh.verify import verify_with
 from gdq.consumers.views.computation import Computation
 from gdq.consumers.views.difference import Difference
 from gdq.errors import DivergedView
@@ -56,4 +56,4 @@ def test_lost_change_is_found(lakes: Lakes, monkeypatch: pytest.MonkeyPatch, nam
         assert view_info(lakes.shop.connection, name)[0].diverged is not None
         assert refresher.refresh(name).action == "full"
         assert view_info(lakes.shop.connection, name)[0].diverged is None
-        assert verify_view(refresher, name).equal
+        assert verify_with(refresher, name).equal

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from gdq.consumers.refresh.refresher import Refresher
-from gdq.consumers.refresh.verify import verify_view
+from gdq.consumers.refresh.verify import verify_with
 from gdq.consumers.refresh.view_refresh import RefreshPoint
 from gdq.view.view import view_history
 from tests.support.lake import Lakes
@@ -44,7 +44,7 @@ def test_equal_to_the_query(lakes: Lakes) -> None:
     with Refresher(lakes.shop.db.dsn, at=at) as busy, Refresher(lakes.shop.db.dsn) as refresher:
         for _ in range(ROUNDS):
             for name in VIEWS:
-                assert verify_view(busy, name).equal
+                assert verify_with(busy, name).equal
             for name in VIEWS:
                 actions[name].add(refresher.refresh(name).action)
                 assert lakes.equal(name, SHAPES[name].query)

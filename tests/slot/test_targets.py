@@ -10,7 +10,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from gdq.consumers.refresh.refresher import Refresher
-from gdq.consumers.refresh.verify import verify_view
+from gdq.consumers.refresh.verify import verify_with
 from gdq.consumers.refresh.view_refresh import RefreshPoint
 from gdq.view.view import view_history
 from tests.support.endings import Deaths, Killed
@@ -38,7 +38,7 @@ def targets(scene: Scene, request: pytest.FixtureRequest, tmp_path: Path, monkey
         else:
             place = f"{tmp_path}/w/ns.{name}" if request.param == "iceberg" else f"{tmp_path}/{name}"
             scene.make_alone(name, VIEWS[name], f"{request.param}:{place}")
-        assert verify_view(scene.refresher, name, slot=True).equal
+        assert verify_with(scene.refresher, name, slot=True).equal
     return scene
 
 
@@ -51,9 +51,9 @@ def test_random_work_at_the_same_time(targets: Scene) -> None:
     with writing(targets.db):
         for _ in range(2):
             for name in NAMES:
-                assert verify_view(targets.refresher, name, slot=True).equal
+                assert verify_with(targets.refresher, name, slot=True).equal
     for name in NAMES:
-        assert verify_view(targets.refresher, name, slot=True).equal
+        assert verify_with(targets.refresher, name, slot=True).equal
         assert targets.refresher.refresh(name, slot=True).action == "none"
     done = Counter(action for name in NAMES for action in actions(targets, name))
     assert done["full"] == len(NAMES)
@@ -73,11 +73,11 @@ def test_killed_and_run_again(targets: Scene) -> None:
         with Refresher(targets.db.su_dsn, at=Deaths([point])) as other, pytest.raises(Killed):
             other.refresh("grouped", slot=True)
         assert targets.confirmed("grouped") == before
-        assert verify_view(targets.refresher, "grouped", slot=True).equal
+        assert verify_with(targets.refresher, "grouped", slot=True).equal
         assert actions(targets, "grouped")[0] == ("none" if point == "committed" else "delta")
         assert targets.confirmed("grouped") > before
     targets.write("insert into fact (k, qty) values (1, 1)")
-    assert verify_view(targets.refresher, "grouped", slot=True).equal
+    assert verify_with(targets.refresher, "grouped", slot=True).equal
     assert actions(targets, "grouped")[0] == "delta"
 
 
@@ -93,7 +93,7 @@ def test_lake_that_was_put_back(scene: Scene, tmp_path: Path) -> None:
     shutil.rmtree(folder)
     shutil.copytree(tmp_path / "kept", folder, symlinks=True)
     scene.write("insert into fact (k, qty) values (2, 1)")
-    assert verify_view(scene.refresher, "grouped", slot=True).equal
+    assert verify_with(scene.refresher, "grouped", slot=True).equal
     assert view_history(scene.su, "grouped", 1)[0].reason == "slot gdq_q_grouped is ahead of the target"
     scene.write("insert into fact (k, qty) values (2, 1)")
     assert scene.refresher.refresh("grouped", slot=True).action == "delta"

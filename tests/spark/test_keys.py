@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from gdq.cli import main
 from gdq.consumers.refresh.refresher import Refresher
-from gdq.consumers.refresh.verify import verify_view
+from gdq.consumers.refresh.verify import verify_with
 from gdq.consumers.spark import key_statements
 from gdq.consumers.views.difference import KeySet
 from gdq.plan.postgres import PostgresPlan
@@ -54,7 +54,7 @@ def test_window_is_computed_for_keys_in_shares(shop: Shop, monkeypatch: pytest.M
         )
         assert shop.check(refresher, {"ranked": RANKED})["ranked"].action == "delta"
         shop.execute("update sale set v = 1 where k = 7")
-        assert verify_view(refresher, "ranked").equal
+        assert verify_with(refresher, "ranked").equal
     last, before, first = view_history(shop.connection, "ranked")
     assert [run.kind for run in (first, before, last)] == ["full", "by-key", "by-key"]
     assert first.rows_read == 400

@@ -20,7 +20,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from gdq.cli import main
 from gdq.consumer import consumer_info
 from gdq.consumers.refresh.refresher import Refresher
-from gdq.consumers.refresh.verify import verify_view
+from gdq.consumers.refresh.verify import verify_with
 from gdq.consumers.refresh.view_refresh import RefreshPoint
 from gdq.errors import DivergedPosition, GdqError, RefreshConflict, StaleBatch
 from gdq.view.view import view_info
@@ -76,7 +76,7 @@ def test_nothing_changed_needs_no_spark(shop: Shop, query: str, monkeypatch: pyt
     # a Refresher of its own, which finds no Spark: it must not look for one
     monkeypatch.setattr("gdq.consumers.spark.session.start_run", None)
     with Refresher(shop.db.dsn) as refresher:
-        assert verify_view(refresher, "still").equal
+        assert verify_with(refresher, "still").equal
         assert refresher.refresh("still").action == "none"
 
 
@@ -100,7 +100,7 @@ def test_view_of_an_older_version_is_loaded_in_full_once(shop: Shop) -> None:
         assert refresher.refresh("old").reason == "the plan has changed"
         shop.execute("update own.orders set n = n + 1, status = null where id % 11 = 2")
         assert refresher.refresh("old").action == "delta"
-        assert verify_view(refresher, "old").equal
+        assert verify_with(refresher, "old").equal
     assert shop.differences("old", query.replace("orders", "own.orders")) == (0, 0)
     explained = CliRunner().invoke(main, ["explain-view", "old", "--dsn", shop.db.dsn])
     assert (explained.exit_code, "way: joins" in explained.stdout) == (0, True)
@@ -175,7 +175,7 @@ def test_exact_under_load_with_rotation(shop: Shop) -> None:
         with writers(shop, 3) as done:
             for _ in range(2):
                 for name in VIEWS:
-                    found = verify_view(refresher, name)
+                    found = verify_with(refresher, name)
                     assert found.equal, found
                     shop.keep_house()
         assert min(done) > 10
@@ -287,7 +287,7 @@ def test_target_in_another_database(shop: Shop, empty_db: Database, tmp_path: Pa
         refresher.refresh("far")
         change(shop, 1)
         assert refresher.refresh("far").action == "delta"
-        assert verify_view(refresher, "far").equal
+        assert verify_with(refresher, "far").equal
     with empty_db.connect() as connection:
         rows = connection.execute("select id, mood, amount from far order by id").fetchall()
         assert connection.execute("select to_regnamespace('gdq')").fetchone() == (None,)

@@ -20,7 +20,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from gdq.cli import main
 from gdq.consumers.refresh.refresher import Refresher
-from gdq.consumers.refresh.verify import verify_view
+from gdq.consumers.refresh.verify import verify_with
 from gdq.errors import PlanError
 from gdq.plan.spark.keys import SparkKeyPlan
 from gdq.plan.spark.plan import SparkPlan
@@ -126,7 +126,7 @@ def test_views_follow_whatever_happens(scene: Scene) -> None:
     views = strict | (covered(scene) if EXAMPLES else {})
     for name, query in views.items():
         scene.view(name, query)
-        assert verify_view(scene.refresher, name).equal, name
+        assert verify_with(scene.refresher, name).equal, name
     changed = dict.fromkeys(views, 0)
     rounds = 0
     while rounds < max(EXAMPLES, 1) or not all(changed.values()):
@@ -139,7 +139,7 @@ def test_views_follow_whatever_happens(scene: Scene) -> None:
         waiting = [name for name in views if rounds <= EXAMPLES or not changed[name]]
         for name in waiting:
             before = content(scene, name)
-            found = verify_view(scene.refresher, name)
+            found = verify_with(scene.refresher, name)
             ((action, reason),) = scene.shop.execute("select last_action, last_reason from gdq.view_info(%s)", name)
             # a full load would hide changes that took away rows which were not there
             assert "changed by another" not in str(reason), f"{views[name]}\n" + ";\n".join(scene.history)
@@ -189,7 +189,7 @@ def test_staged_in_another_database_and_killed(scene: Scene, empty_db: Database,
                 refresher.refresh(name)
         scene.run(["update item set k = 5 where k = 3", "insert into dim values (2, 1, 'new')"])
         for name in views:
-            assert verify_view(refresher, name).equal
+            assert verify_with(refresher, name).equal
             (info,) = scene.shop.execute("select last_action, rows_changed from gdq.view_info(%s)", name)
             assert info[0] == "delta"
             assert info[1] > 0

@@ -20,7 +20,7 @@ from gdq.cli import main
 from gdq.conninfo import conninfo_without_password
 from gdq.consumers.refresh import audit_sample
 from gdq.consumers.refresh.refresher import Refresher
-from gdq.consumers.refresh.verify import verify_view
+from gdq.consumers.refresh.verify import verify_with
 from gdq.consumers.refresh.view_refresh import RefreshPoint
 from gdq.consumers.views.computation import Computation
 from gdq.consumers.views.difference import Difference
@@ -112,7 +112,7 @@ def test_equal_to_the_query(places: Places) -> None:
         for _ in range(ROUNDS):
             churn(places, rng)
             for name in RULES:
-                found = verify_view(busy, name)
+                found = verify_with(busy, name)
                 assert found.equal, found
             results = {name: refresher.refresh(name) for name in RULES}
             for name, result in results.items():
@@ -253,7 +253,7 @@ def test_target_that_somebody_changed_is_told_and_mended(places: Places) -> None
     with Refresher(places.shop.db.dsn) as refresher:
         refresher.refresh("bag")
         places.far.execute("delete from bag where ctid = (select min(ctid) from bag)")
-        found = verify_view(refresher, "bag")
+        found = verify_with(refresher, "bag")
         assert (found.equal, found.missing, found.unexpected) == (False, 1, 0)
         wrong = gdq("verify-view", "bag", dsn=places.shop.db.dsn)
         assert (wrong.returncode, "differs" in wrong.stderr) == (3, True)
@@ -290,7 +290,7 @@ def test_lost_change_is_found_by_an_audit(
                 break
             assert found
         assert refresher.refresh(name).action == "full"
-        assert verify_view(refresher, name).equal
+        assert verify_with(refresher, name).equal
 
 
 def test_types_of_the_source_are_text_there(places: Places) -> None:
@@ -349,7 +349,7 @@ def test_text_of_another_encoding(places: Places, module_empty_db: Database) -> 
             with Refresher(places.shop.db.dsn) as refresher, psycopg.connect(dsn, client_encoding="utf8") as far:
                 for label in ("é", "ü"):
                     places.shop.execute("update fact set label = %s", label)
-                    assert verify_view(refresher, "latin").equal
+                    assert verify_with(refresher, "latin").equal
                     assert far.execute("select distinct last, octet_length(last) from latin").fetchall() == [(label, 1)]
                     far.rollback()
                 places.shop.execute("update fact set label = '€'")
@@ -394,6 +394,6 @@ def test_computed_at_the_snapshot_of_the_leader(places: Places, monkeypatch: pyt
 
     with Refresher(places.shop.db.dsn, at=at) as refresher:
         refresher.refresh("left_join")
-        assert verify_view(refresher, "left_join").equal
+        assert verify_with(refresher, "left_join").equal
         monkeypatch.setattr(Computation, "begin", begin)
-        assert not verify_view(refresher, "left_join").equal
+        assert not verify_with(refresher, "left_join").equal

@@ -12,7 +12,7 @@ from psycopg import sql
 
 from gdq.conninfo import conninfo_without_password
 from gdq.consumers.refresh.refresher import Refresher
-from gdq.consumers.refresh.verify import verify_view
+from gdq.consumers.refresh.verify import verify_with
 from gdq.errors import GdqError
 from gdq.owner_sql import OwnerSql
 from gdq.view.view import create_view, drop_view, set_view_audit, set_view_owner, view_info
@@ -91,7 +91,7 @@ def refresh_and_verify(shop: Shop) -> None:
         for change in MANY_CHANGES[:4]:
             shop.execute(change)
             refresher.refresh("w")
-        assert verify_view(refresher, "w").equal
+        assert verify_with(refresher, "w").equal
     assert shop.execute("select how, who::text from trace") == []
     (view,) = view_info(shop.connection, "w")
     assert view.audits > 0, "an audit runs the owner's code too"

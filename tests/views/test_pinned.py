@@ -9,7 +9,7 @@ import pytest
 from psycopg import sql
 
 from gdq.consumers.refresh.refresher import Refresher
-from gdq.consumers.refresh.verify import verify_view
+from gdq.consumers.refresh.verify import verify_with
 from gdq.view.view import create_view
 from tests.support.qualified import watched_statements
 from tests.support.server import Database
@@ -59,7 +59,7 @@ def test_refreshes_of_all_shapes(scene: Shop, part: int) -> None:
                 refresher.refresh(name)
             for statement in transaction(rng, TABLES):
                 scene.execute(statement)
-        differing = [name for name in shapes if not verify_view(refresher, name).equal]
+        differing = [name for name in shapes if not verify_with(refresher, name).equal]
     assert sprung(scene.db) == []
     assert differing == []
     assert sent.seen > 20 * len(shapes)

@@ -12,7 +12,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from gdq.consumers.refresh.refresher import Refresher
-from gdq.consumers.refresh.verify import verify_view
+from gdq.consumers.refresh.verify import verify_with
 from gdq.consumers.refresh.view_refresh import RefreshPoint
 from tests.support.server import Database
 from tests.support.spark import SPARK_MARKS, Shop, make_shop
@@ -65,7 +65,7 @@ def test_in_the_database_of_the_tables(shop: Shop, statement: str) -> None:
     shop.execute("update orders set n = n + 1")
     with wanted(shop, statement) as refresher:
         refresher.refresh("v")
-        assert verify_view(refresher, "v").equal
+        assert verify_with(refresher, "v").equal
     left = 0 if statement.startswith("truncate") else 5
     assert shop.execute("select count(*) from v") == [(left,)]
 
@@ -87,7 +87,7 @@ def test_target_elsewhere(shop: Shop, empty_db: Database, tmp_path: Path) -> Non
     shop.view("v", QUERY, engine="postgres", target_dsn=dsn)
     with wanted(shop, "truncate orders") as refresher:
         refresher.refresh("v")
-        assert verify_view(refresher, "v").equal
+        assert verify_with(refresher, "v").equal
 
 
 class TestSpark:
@@ -97,5 +97,5 @@ class TestSpark:
         shop.view("v", QUERY, engine="spark")
         with wanted(shop, "truncate orders") as refresher:
             refresher.refresh("v")
-            assert verify_view(refresher, "v").equal
+            assert verify_with(refresher, "v").equal
         assert shop.execute("select count(*) from v") == [(0,)]

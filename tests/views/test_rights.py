@@ -15,7 +15,7 @@ from psycopg.conninfo import make_conninfo
 
 from gdq.conninfo import conninfo_without_password
 from gdq.consumers.refresh.refresher import Refresher
-from gdq.consumers.refresh.verify import verify_view
+from gdq.consumers.refresh.verify import verify_with
 from gdq.consumers.views.own_objects import check_own_tables
 from gdq.errors import GdqError
 from gdq.view.view import create_view
@@ -47,7 +47,7 @@ def test_no_operator_or_function_of_others_is_run(viewed: Shop) -> None:
             viewed.execute(change)
             for name in MANY_VIEWS:
                 refresher.refresh(name)
-        assert all(verify_view(refresher, name).equal for name in MANY_VIEWS)
+        assert all(verify_with(refresher, name).equal for name in MANY_VIEWS)
     assert sprung(viewed.db) == []
 
 
@@ -216,7 +216,7 @@ def test_policy_that_would_hide_rows_is_an_error(viewed: Shop, full: bool) -> No
         su.execute("alter table orders disable row level security")
     with Refresher(viewed.db.dsn) as refresher:
         assert refresher.refresh("v").rows_changed == 1
-        assert verify_view(refresher, "v").equal
+        assert verify_with(refresher, "v").equal
 
 
 @pytest.mark.server
@@ -232,7 +232,7 @@ def test_target_truncated_by_another_is_loaded_in_full(viewed: Shop, name: str) 
             "full",
             "the target was changed by another: TRUNCATE, VACUUM FULL or CLUSTER",
         )
-        assert verify_view(refresher, name).equal
+        assert verify_with(refresher, name).equal
         viewed.execute("insert into orders values (1001, 's1', 9)")
         assert refresher.refresh(name).action == "delta"
 
@@ -315,7 +315,7 @@ def test_an_administrator_refreshes(viewed: Shop) -> None:
             refresher.refresh("mine")
             viewed.execute("insert into orders values (1000, 's1', 9)")
             assert refresher.refresh("mine").action == "delta"
-            assert verify_view(refresher, "mine").equal
+            assert verify_with(refresher, "mine").equal
     finally:
         with viewed.db.connect("su") as su:
             su.execute(sql.SQL("drop owned by {0}").format(sql.Identifier(role)))

@@ -23,7 +23,7 @@ from click.testing import CliRunner
 
 from gdq.cli import main
 from gdq.consumers.refresh.refresher import Refresher, RefreshResult
-from gdq.consumers.refresh.verify import verify_view
+from gdq.consumers.refresh.verify import verify_with
 from gdq.consumers.views.target import Target
 from gdq.errors import PlanError
 from gdq.sql_text import quote
@@ -221,7 +221,7 @@ def test_exact_while_writers_go_on(scene: Scene) -> None:
     with writers(scene.shop.db, 3) as done:
         for _ in range(max(2, EXAMPLES // 2)):
             for name in SOME:
-                found = verify_view(scene.refresher, name)
+                found = verify_with(scene.refresher, name)
                 assert found.equal, found
                 actions.add(str(view_info(scene.shop.connection, name)[0].last_action))
                 scene.shop.keep_house()

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from gdq.cli import main
 from gdq.consumers.refresh.follow import Follower
 from gdq.consumers.refresh.refresher import Refresher, RefreshResult, refresh_groups
-from gdq.consumers.refresh.verify import verify_view
+from gdq.consumers.refresh.verify import verify_with
 from gdq.errors import GdqError
 from gdq.view.group import alter_group, create_group, drop_group, group_info
 from gdq.view.view import create_view
@@ -81,11 +81,11 @@ def test_nobody_refreshes_a_member_alone(grouped: Shop) -> None:
             refresher.refresh("rows")
         with pytest.raises(GdqError, match="view rows is refreshed with group g only"):
             refresher.refresh_together(["rows", "tops"])
-        assert verify_view(refresher, "sums").equal
+        assert verify_with(refresher, "sums").equal
         assert len(set(snapshots(grouped).values())) == 1
         grouped.execute(CHANGE)
         grouped.execute("select gdq.set_view_audit('sums', 0); insert into sums values (99, 1, 1)")
-        assert verify_view(refresher, "sums").unexpected == 1
+        assert verify_with(refresher, "sums").unexpected == 1
         grouped.execute(CHANGE)
 
         def failed(name: str, error: Exception) -> None:

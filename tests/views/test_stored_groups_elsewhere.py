@@ -13,7 +13,7 @@ import pytest
 
 from gdq.conninfo import conninfo_without_password
 from gdq.consumers.refresh.refresher import Refresher
-from gdq.consumers.refresh.verify import verify_view
+from gdq.consumers.refresh.verify import verify_with
 from gdq.consumers.refresh.view_refresh import RefreshPoint
 from gdq.view.group import create_group
 from gdq.view.view import create_view
@@ -89,7 +89,7 @@ def test_all_move_in_one_transaction_whatever_is_killed(places: Places) -> None:
             with Refresher(dsn) as refresher:
                 results = refresher.refresh_together(names, group="g")
                 assert [result.action for result in results] == ["delta", "delta", "full"]
-                assert verify_view(refresher, "rows").equal
+                assert verify_with(refresher, "rows").equal
     finally:
         done.set()
         reader.join()
