@@ -16,7 +16,7 @@ from sqlglot.errors import SqlglotError
 from gdq.call import scalar
 from gdq.errors import PlanError
 from gdq.owner_sql import OwnerSql
-from gdq.plan.query import QueryDialect, parse_statement, render_sql
+from gdq.plan.dialect import QueryDialect, parse_statement, render_sql
 from gdq.plan.query_tree import TreeNode, parse_tree, walk_tree
 from gdq.plan.table import TableSchema
 from gdq.plan.tree_meaning import meaning
@@ -35,6 +35,8 @@ from gdq.typed.pgtypes import READ_SETTINGS
 _SYSTEM_NAMES = {"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"}
 # Nodes without a function that depend on the moment or the session.
 _MOMENT = {"SQLVALUEFUNCTION", "NEXTVALUEEXPR", "CURRENTOFEXPR"}
+# How often a text is printed again until it stays as it is.
+_PRINTS_MAX = 3
 # SQL is printed in a form that all sessions with these settings read alike; names follow search_path.
 _READ_SETTINGS = "; ".join(
     f"set local {name} = '{value}'" for name, value in READ_SETTINGS.items() if name not in ("search_path", "timezone")
@@ -72,7 +74,7 @@ def canonical_sql(connection: Connection[Any], query: str) -> str:
         printed = _printed(connection, query.strip().rstrip(";"))
         connection.execute(raw(_READ_SETTINGS))
         pin_transaction(connection)  # the session's search_path was for the user's text alone
-        text, tree = _without_views(connection, *printed)
+        text, tree = _settled_print(connection, *_without_views(connection, *printed))
         if not tree.nodes("targetList"):
             raise PlanError("no-column", "the view has no column")
         _refuse_system_names(tree)
@@ -199,6 +201,20 @@ def _printed(connection: Connection[Any], query: str) -> tuple[str, TreeNode]:
         connection.execute(raw(_PRINT_SETTINGS))
         text = scalar(connection, "select pg_catalog.pg_get_viewdef('pg_temp.gdq_check'::regclass)")
         return str(text).strip().rstrip(";"), _tree(connection)
+
+
+def _settled_print(connection: Connection[Any], text: str, tree: TreeNode) -> tuple[str, TreeNode]:
+    """PostgreSQL's text in a form that it prints again in the same way, and its tree.
+
+    Example: x in ('a', 'b') over varchar is printed as a cast of an array, and that again as an array of casts. Both
+    mean the same, as for pg_dump.
+    """
+    for _ in range(_PRINTS_MAX):
+        again, tree_again = _printed(connection, text)
+        if again == text:
+            break
+        text, tree = again, tree_again
+    return text, tree
 
 
 def _without_views(connection: Connection[Any], text: str, tree: TreeNode) -> tuple[str, TreeNode]:

@@ -23,11 +23,12 @@ from functools import reduce
 from sqlglot import exp
 
 from gdq.errors import PlanError
+from gdq.plan.dialect import render_sql
 from gdq.plan.gate import touched_keys_sql
 from gdq.plan.graph import Graph, GraphKey, build_graph, choose_graph_key
 from gdq.plan.leaf import Leaf, is_correlated, output_names
 from gdq.plan.own_key import replaced_by_own_key
-from gdq.plan.query import Query, aliased, conjuncts, joins_of, leaves_of, render_sql, subqueries_of, value_of, where_of
+from gdq.plan.query import Query, aliased, conjuncts, joins_of, leaves_of, subqueries_of, value_of, where_of
 from gdq.plan.relation_sql import RelationBounds, RelationSql, RelationState, alias_node, among_keys
 from gdq.plan.shape import dividing_expressions, group_all, is_grouped
 from gdq.plan.steps import PlanStep, RecomputeOutcome, ReplaceOutcome, SignedOutcome

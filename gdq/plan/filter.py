@@ -10,7 +10,8 @@ from collections.abc import Iterable
 
 from sqlglot import exp
 
-from gdq.plan.query import Query, conjuncts, joins_of, leaves_of, render_sql, where_of
+from gdq.plan.dialect import render_sql
+from gdq.plan.query import Query, conjuncts, joins_of, leaves_of, where_of
 from gdq.plan.table import TableSchema
 
 # The alias of the row in the condition.

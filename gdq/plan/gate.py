@@ -11,9 +11,10 @@ from collections.abc import Collection, Iterable
 
 from sqlglot import exp
 
+from gdq.plan.dialect import render_sql
 from gdq.plan.graph import Graph, GraphKey
 from gdq.plan.leaf import LEAF_NODES
-from gdq.plan.query import conjuncts, joins_of, leaves_of, render_sql, subqueries_of, where_of
+from gdq.plan.query import conjuncts, joins_of, leaves_of, subqueries_of, where_of
 from gdq.plan.relation_sql import RelationSql
 from gdq.sql_text import quote
 

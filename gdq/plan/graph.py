@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from sqlglot import exp
 
 from gdq.errors import PlanError
+from gdq.plan.dialect import render_sql
 from gdq.plan.leaf import Leaf
 from gdq.plan.query import (
     FromJoin,
@@ -25,7 +26,6 @@ from gdq.plan.query import (
     conjuncts,
     joins_of,
     leaves_of,
-    render_sql,
     selects_of,
     subqueries_of,
     where_of,

@@ -15,9 +15,10 @@ from typing import Literal
 from sqlglot import exp
 
 from gdq.errors import PlanError
+from gdq.plan.dialect import render_sql
 from gdq.plan.leaf import output_names
 from gdq.plan.number import Number, column_number, number_of
-from gdq.plan.query import Query, leaves_of, render_sql, subqueries_of, value_of
+from gdq.plan.query import Query, leaves_of, subqueries_of, value_of
 from gdq.plan.shape import aggregates_of
 from gdq.plan.text_types import query_column_types, text_form
 from gdq.sql_text import is_not_null

@@ -12,8 +12,9 @@ from functools import lru_cache
 from sqlglot import exp
 
 from gdq.errors import PlanError
+from gdq.plan.dialect import render_sql
 from gdq.plan.leaf import output_names
-from gdq.plan.query import Query, parse_query, render_sql, selects_of, subqueries_of, value_of
+from gdq.plan.query import Query, parse_query, selects_of, subqueries_of, value_of
 from gdq.plan.shape import aggregates_of, windows_of
 from gdq.plan.table import TableSchema
 from gdq.sql_text import quote

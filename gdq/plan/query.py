@@ -11,13 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-import sqlglot
 from sqlglot import exp
-from sqlglot.dialects.postgres import Postgres
 from sqlglot.errors import SqlglotError
-from sqlglot.parsers.postgres import PostgresParser
 
 from gdq.errors import PlanError
+from gdq.plan.dialect import parse_statement, render_sql
 from gdq.plan.leaf import Leaf, is_correlated, leaf_of
 from gdq.plan.table import TableSchema
 
@@ -90,27 +88,6 @@ def parse_query(sql: str, tables: Sequence[TableSchema]) -> Query:
     query = Query(root)
     _Namer(query, {(table.schema, table.name): table for table in tables}).run()
     return query
-
-
-class QueryDialect(Postgres):
-    """PostgreSQL's dialect, but without renaming functions that sqlglot knows under another name."""
-
-    class Parser(PostgresParser):
-        FUNCTIONS = {  # noqa: RUF012
-            name: build
-            for name, build in PostgresParser.FUNCTIONS.items()
-            if name not in {"MOD", "VARIANCE", "DATE_TRUNC"}
-        }
-
-
-def parse_statement(sql: str) -> exp.Expr:
-    """The tree of one statement; sqlglot.errors.SqlglotError if it cannot be parsed."""
-    return sqlglot.parse_one(sql, dialect=QueryDialect)
-
-
-def render_sql(node: exp.Expr) -> str:
-    """A node as PostgreSQL's SQL on one line, with every name quoted."""
-    return node.sql(dialect="postgres", identify=True, comments=False, normalize_functions=False)
 
 
 def _is_parenthesis(node: exp.Expr) -> bool:

@@ -7,8 +7,9 @@ from typing import Literal
 
 from sqlglot import exp
 
+from gdq.plan.dialect import render_sql
 from gdq.plan.leaf import LEAF_NODES, Leaf
-from gdq.plan.query import Query, render_sql
+from gdq.plan.query import Query
 from gdq.sql_text import is_null, quote
 
 RelationState = Literal["new", "old", "any"]

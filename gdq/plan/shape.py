@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from sqlglot import exp
 
 from gdq.errors import PlanError
-from gdq.plan.query import render_sql, value_of
+from gdq.plan.dialect import render_sql
+from gdq.plan.query import value_of
 from gdq.plan.whitelist import AGGREGATES
 
 

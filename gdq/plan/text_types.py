@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from sqlglot import exp
 
 from gdq.errors import PlanError
+from gdq.plan.dialect import render_sql
 from gdq.plan.number import column_number, number_of
-from gdq.plan.query import Query, render_sql
+from gdq.plan.query import Query
 
 _KINDS = {
     r"smallint|integer|bigint|oid": "integer",

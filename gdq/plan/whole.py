@@ -8,7 +8,8 @@ from __future__ import annotations
 from sqlglot import exp
 
 from gdq.errors import PlanError
-from gdq.plan.query import Query, leaves_of, render_sql, value_of
+from gdq.plan.dialect import render_sql
+from gdq.plan.query import Query, leaves_of, value_of
 from gdq.plan.shape import group_of, is_grouped
 
 

@@ -14,7 +14,8 @@ from sqlglot.errors import SqlglotError
 from gdq.call import scalar
 from gdq.errors import PlanError
 from gdq.plan.canonical import load_functions, read_tree, strange_operators
-from gdq.plan.query import parse_query, render_sql
+from gdq.plan.dialect import render_sql
+from gdq.plan.query import parse_query
 from gdq.plan.query_tree import TreeNode, walk_tree
 from gdq.plan.select_facts import planner_facts, server_facts
 from gdq.plan.settled import settled_rows

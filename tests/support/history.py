@@ -98,6 +98,21 @@ class History:
                 lost.append((*change, seq))
         return Comparison(matched, lost, missed, list((+captured).elements()))
 
+    def near(self, rows: Iterable[Row], change: tuple[Any, ...]) -> str:
+        """A lost or invented change, and what queue and history hold of its transaction and around its number."""
+        rows = sorted(rows, key=lambda row: row[0])
+        xid, number = change[0], change[4] if len(change) == 5 else None
+        with self.db.connect("su") as su:
+            noted = su.execute(
+                f"select n, xid, seq, tbl, op, old, new from {SCHEMA}.history "
+                "where xid = %(xid)s or seq between %(number)s - 10 and %(number)s + 10 order by n".encode(),
+                {"xid": xid, "number": number},
+            ).fetchall()
+        around = [row for row in rows if row[1] == xid or (number is not None and abs(row[0] - number) <= 10)]
+        switched = [row for row in rows if row[3] in ("resync", "ddl") and abs(row[0] - (number or 0)) <= 300]
+        parts = {"change": [change], "history": noted, "events": around, "resync and ddl": switched}
+        return "\n".join(f"{title}:\n" + "\n".join(map(str, lines)) for title, lines in parts.items())
+
 
 def _key(image: dict[str, Any]) -> dict[str, Any]:
     return {"id": image["id"]}

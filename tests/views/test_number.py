@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from sqlglot import exp
 
+from gdq.plan.dialect import parse_statement
 from gdq.plan.number import Number, column_number, number_of
-from gdq.plan.query import parse_statement
 
 COLUMNS = {
     "status": "text",

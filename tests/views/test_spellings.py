@@ -76,3 +76,48 @@ def test_another_spelling_is_no_foreign_change(db: Database) -> None:
                         shop.execute(f"insert into {table} values ({number}, {number % 2}, {took}, {doc})")
                 results = shop.check(refresher, SPELLED)
                 assert {result.action for result in results.values()} <= {"delta", "none"}, results
+
+
+# PostgreSQL prints each of these in more than one way, or by another name than the user wrote.
+PRINTED = {
+    "in_list": "select id, tags from price where code in ('a', 'b')",
+    "not_in": "select id from price where code not in ('a', 'b')",
+    "case_in": "select id, case when code in ('a', 'c') then 1 else 0 end as n from price",
+    "by_code": "select code, count(*) as n from price group by code having code in ('a', 'b')",
+    "substring_call": "select id, substring(tags, 1, 2) as part from price",
+    "substring_from": "select id, substring(tags from 2 for 1) as part from price",
+    "substr": "select id, substr(tags, 2) as part from price",
+    "left_right": "select id, left(tags, 1) as l, right(tags, 1) as r from price",
+    "overlay": "select id, overlay(tags placing 'x' from 1 for 1) as o, position('a' in tags) as p from price",
+    "trim": "select id, trim(both 'a' from tags) as t, btrim(tags, 'b') as b, ltrim(tags, 'a') as l from price",
+    "strings": "select id, strpos(tags, 'b') as p, char_length(tags) as n, lpad(tags, 5, '-') as q, tags ~ 'b' as r, "
+    "split_part(tags, 'b', 1) as s, initcap(tags) as i, ascii(tags) as a, repeat(tags, 2) as t from price",
+    "numbers": "select id, ceil(id / 2.0) as c, floor(id / 2.0) as f, power(id, 2) as p, log(id) as l, sign(id) as s, "
+    "trunc(id / 3.0, 2) as t, div(id, 2) as d, id % 2 as m, round(id / 3.0, 1) as r, abs(-id) as a from price",
+    "bytes": "select id, decode(md5(code), 'hex') as b, encode(sha256(tags::bytea), 'hex') as h from price",
+    "arrays": "select id, array_length(string_to_array(tags, 'b'), 1) as n, array_append(array[id], 1) as a, "
+    "array_position(array[code::text], 'a') as p from price",
+    "documents": "select id, jsonb_build_object('a', id) #>> '{a}' as a, to_jsonb(tags) as j, "
+    "jsonb_extract_path_text('{\"k\": 1}', 'k') as k from price",
+    "dates": "select id, date_part('year', '2024-02-29'::date + id) as y, make_date(2024, 2, id) as d, "
+    "extract(dow from '2024-02-29'::date + id) as w, '2024-02-29'::timestamp + make_interval(days => id) as t "
+    "from price",
+    "aggregates": "select code, stddev_samp(id) as s, var_pop(id) as v, bit_or(id) as b, every(id > 0) as e, "
+    "bool_or(id > 2) as o, array_agg(id order by id) as a, string_agg(tags, ',' order by id) as t "
+    "from price group by code",
+}
+
+
+def test_text_that_is_printed_in_two_ways_is_followed(db: Database) -> None:
+    setup = "create table price (id int primary key, code varchar(8), tags text)"
+    for shop in make_shop(db, [setup, "insert into price values (1, 'a', 'abc'), (2, 'c', 'bca'), (3, null, null)"]):
+        shop.capture("price")
+        for name, query in PRINTED.items():
+            shop.view(name, query, engine="postgres")
+        with Refresher(db.dsn) as refresher:
+            shop.check(refresher, PRINTED)
+            shop.execute(
+                "update price set code = 'b', tags = 'aab' where id = 2; insert into price values (4, 'a', 'a')"
+            )
+            results = shop.check(refresher, PRINTED)
+            assert {result.action for result in results.values()} == {"delta"}, results

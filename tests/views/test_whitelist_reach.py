@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 from gdq.plan import whitelist
+from gdq.plan.dialect import parse_statement
 from gdq.plan.postgres import PostgresPlan
-from gdq.plan.query import parse_statement
 from gdq.plan.shape import aggregates_of
 from gdq.view.view import explain_view
 from tests.support.server import Database

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from sqlglot import exp
 
 from gdq.errors import PlanError
+from gdq.plan.dialect import render_sql
 from gdq.plan.leaf import Leaf
-from gdq.plan.query import FromJoin, FromTree, Query, conjuncts, render_sql, subqueries_of, where_of
+from gdq.plan.query import FromJoin, FromTree, Query, conjuncts, subqueries_of, where_of
 from gdq.plan.shape import aggregates_of
 from gdq.plan.spark.parts import Branch, LeafEdge, LeafRead, LeafRole
 from gdq.plan.spark.sql import JoinedLeaf, joined_rows_sql

@@ -20,11 +20,12 @@ from functools import lru_cache
 from sqlglot import exp
 
 from gdq.errors import PlanError
+from gdq.plan.dialect import render_sql
 from gdq.plan.kept_state import GroupRewriter, StatePlan, plan_state
 from gdq.plan.leaf import output_names
 from gdq.plan.number import Number
 from gdq.plan.postgres import PostgresPlan, UsedTable, plan_postgres
-from gdq.plan.query import Query, parse_query, render_sql, selects_of, subqueries_of, value_of
+from gdq.plan.query import Query, parse_query, selects_of, subqueries_of, value_of
 from gdq.plan.shape import group_all, group_of, is_grouped, windows_of
 from gdq.plan.spark.branch import BranchPlanner
 from gdq.plan.spark.parts import Branch, Detail
