@@ -47,7 +47,8 @@ class _Logfmt(logging.Formatter):
 def main(verbose: bool, quiet: bool, debug: bool, dsn: str | None) -> None:  # noqa: ARG001 (dsn: from the context)
     """A queue of row changes inside PostgreSQL, and the consumers that read it.
 
-    Exit codes: 0 done or already done, 1 failed, 2 wrong usage, 3 a check found a problem.
+    Exit codes: 0 done or already done, 1 failed, 2 wrong usage, 3 a check found a problem,
+    130 interrupted.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Lines("%(levelname)s: %(message)s") if sys.stderr.isatty() else _Logfmt())

@@ -69,6 +69,15 @@ class FoundWanting(CommandFailure):
     exit_code = 3
 
 
+class Interrupted(CommandFailure):
+    """A command that a signal ended before its work was done; the exit code is a shell's for Ctrl-C."""
+
+    exit_code = 130
+
+    def __init__(self, message: str = "interrupted") -> None:
+        super().__init__(message)
+
+
 def is_expected(error: Exception) -> bool:
     """True if the user reads the error as one line: an error of gdq or psycopg, or a missing package of an extra."""
     return isinstance(error, EXPECTED_ERRORS) or missing_extra(error) is not None
@@ -257,14 +266,16 @@ def field_names(row_type: type) -> list[str]:
 
 
 class StopSignals:
-    """True once SIGTERM or SIGINT came. The first signal lets the current work finish.
+    """True once SIGTERM or SIGINT came. The first signal lets the work at hand finish.
 
     The second one raises KeyboardInterrupt, so that the open transaction is rolled back. Work that waits for a
-    synchronous standby after its COMMIT counts as finished.
+    synchronous standby after its COMMIT counts as finished. While nothing is at hand, as before a connection is made,
+    the first signal ends the program.
     """
 
     def __init__(self) -> None:
         self._asked = False
+        self.at_hand = True
         self._reader, self._writer = os.pipe()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._handle)
@@ -279,14 +290,24 @@ class StopSignals:
             select.select([self._reader], [], [], seconds)
         return self._asked
 
+    def connect(self, dsn: str | None, application_name: str) -> Connection[Any]:
+        """connect_checked(), which the first signal interrupts."""
+        self.at_hand = False
+        try:
+            return connect_checked(dsn, application_name)
+        finally:
+            self.at_hand = True
+
     def _end_commit_waits(self) -> None:
         select.select([self._reader], [], [])
         while True:
             time.sleep(_COMMIT_SECONDS)
             end_commit_waits()
 
-    def _handle(self, _number: int, _frame: FrameType | None) -> None:
-        if self._asked:
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if not self.at_hand and number == signal.SIGTERM:
+            sys.exit(0)  # a service that its manager stops while the server is down has not failed
+        if not self.at_hand or self._asked:
             raise KeyboardInterrupt
         self._asked = True
         os.write(self._writer, b"!")

@@ -13,9 +13,11 @@ from gdq.cli.progress import shown_progress
 from gdq.cli.terminal import printable
 from gdq.consumers.compare import attach
 from gdq.consumers.compare.figure_text import figures_text
+from gdq.consumers.compare.figures import Figures
 from gdq.consumers.compare.page import compare_page
 from gdq.consumers.compare.recommend import recommend
 from gdq.consumers.compare.run import remove_leftovers, run_compare
+from gdq.errors import GdqError
 
 
 @click.command()
@@ -66,16 +68,7 @@ def compare_command(
         raise click.UsageError("name the tables: --tables T1,T2")
     if report is not None and not report.absolute().parent.is_dir():
         raise click.BadParameter(f"no folder {report.absolute().parent}", param_hint="--report")
-    stop = base.StopSignals()
-    with shown_progress(as_json=as_json) as told:
-        figures = run_compare(
-            dsn,
-            names,
-            seconds,
-            replica_identity_full=replica_identity_full,
-            stop=stop,
-            tell=lambda phase, doing: told(phase, doing, 0),
-        )
+    figures = _measure(dsn, names, seconds, replica_identity_full=replica_identity_full, as_json=as_json)
     found = recommend(figures)
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(figures) | {"recommendation": dataclasses.asdict(found)}, indent=1))
@@ -88,6 +81,26 @@ def compare_command(
         except OSError as error:
             raise base.CommandFailure(f"the page cannot be written to {report}: {error.strerror}") from error
         base.talk(f"wrote {report}")
+
+
+def _measure(
+    dsn: str | None, names: list[str], seconds: float, *, replica_identity_full: bool, as_json: bool
+) -> Figures:
+    """The figures of a run; Interrupted if a signal came before its end."""
+    stop = base.StopSignals()
+    stop.at_hand = False
+    with shown_progress(as_json=as_json) as told:
+
+        def tell(phase: str, doing: str) -> None:
+            stop.at_hand = True  # it is connected, and what it makes is to be removed
+            told(phase, doing, 0)
+
+        try:
+            return run_compare(dsn, names, seconds, replica_identity_full=replica_identity_full, stop=stop, tell=tell)
+        except GdqError as error:
+            if stop():
+                raise base.Interrupted(str(error)) from error
+            raise
 
 
 def _clean_up(dsn: str | None) -> None:

@@ -62,6 +62,10 @@ class LazyGroup(click.Group):
         """Run the command; errors of gdq and the server become a CommandFailure, unless --debug wants the traceback."""
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt:
+            from gdq.cli.base import Interrupted  # noqa: PLC0415 (the command has loaded it)
+
+            raise Interrupted from None
         except (click.ClickException, click.Abort, click.exceptions.Exit, OSError):
             raise
         except Exception as error:

@@ -36,6 +36,8 @@ _LISTS: dict[str, tuple[str, Callable[[Connection[Any]], list[str]]]] = {
     "sequence": ("sequence", lambda connection: _relations(connection, "S")),
     "name": ("view", lambda connection: [info.view_name for info in gdq.view_info(connection)]),
     "view": ("view", lambda connection: [info.view_name for info in gdq.view_info(connection)]),
+    "add": ("view", lambda connection: [info.view_name for info in gdq.view_info(connection)]),
+    "remove": ("view", lambda connection: [info.view_name for info in gdq.view_info(connection)]),
     "group": ("group", lambda connection: [info.group_name for info in group_info(connection)]),
     "groups": ("group", lambda connection: [info.group_name for info in group_info(connection)]),
 }
@@ -77,7 +79,7 @@ class Name(click.ParamType[str]):
 
 
 def name_parameters(command: click.Command) -> None:
-    """Give the arguments of a command that name something their type, by their own names."""
+    """Give the parameters of a command that name something their type, by their own names."""
     for parameter in command.params:
         if parameter.name in _LISTS and parameter.type is click.STRING:
             parameter.type = Name(_LISTS[parameter.name][0])
@@ -101,8 +103,8 @@ def _near(context: click.Context, connection: Connection[Any]) -> Iterator[str]:
             continue
         given = context.params.get(str(parameter.name))
         known = _LISTS[str(parameter.name)][1](connection)
-        for one in given if isinstance(given, tuple) else [given]:
-            if isinstance(one, str) and one not in known:
+        for one in given if isinstance(given, tuple) else str(given or "").split(","):
+            if one and one not in known:
                 alike = {name.lower(): name for name in known}
                 for match in difflib.get_close_matches(one.lower(), alike, n=1):
                     yield f"the {parameter.type.name} {alike[match]}"

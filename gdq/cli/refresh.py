@@ -91,7 +91,7 @@ def refresh_command(
         signal.signal(signal.SIGTERM, terminate)
     base.print_rows(results, base.field_names(RefreshResult), as_json=as_json)
     if interrupted:
-        raise base.CommandFailure(_INTERRUPTED)
+        raise base.Interrupted(_INTERRUPTED)
     if failed:
         sys.exit(1)
 
@@ -149,9 +149,9 @@ def _follow(
 
     stop = base.StopSignals()
     try:
-        reconnecting(lambda: base.connect_checked(dsn, "gdq:refresh"), work, stop.sleep)
+        reconnecting(lambda: stop.connect(dsn, "gdq:refresh"), work, stop.sleep)
     except KeyboardInterrupt:
-        raise base.CommandFailure(_INTERRUPTED) from None
+        raise base.Interrupted(_INTERRUPTED) from None
 
 
 @click.command("verify-view")

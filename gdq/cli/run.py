@@ -43,7 +43,7 @@ def ticker_command(once: bool, interval: float, dsn: str | None) -> None:
             gdq.maintain_all(connection)
         return
     stop = base.StopSignals()
-    gdq.ticker.run_ticker(lambda: base.connect_checked(dsn, "gdq ticker"), interval_seconds=interval, stop=stop.sleep)
+    gdq.ticker.run_ticker(lambda: stop.connect(dsn, "gdq ticker"), interval_seconds=interval, stop=stop.sleep)
 
 
 @click.command()
@@ -171,9 +171,9 @@ def consume_command(
 
     name = gdq.batch_loop.application_name(queue, consumer, member)
     try:
-        gdq.ticker.reconnecting(lambda: base.connect_checked(dsn, name), work, stop.sleep)
+        gdq.ticker.reconnecting(lambda: stop.connect(dsn, name), work, stop.sleep)
     except KeyboardInterrupt:
-        raise base.CommandFailure("interrupted: the batch at hand was rolled back") from None
+        raise base.Interrupted("interrupted: the batch at hand was rolled back") from None
 
 
 def _take_batches(

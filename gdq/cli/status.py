@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from gdq.cli.base import Seconds, StopSignals, command_session, connect_checked, dsn_option, json_value
+from gdq.cli.base import Seconds, StopSignals, command_session, dsn_option, json_value
 from gdq.cli.terminal import printable
 from gdq.json_text import json_text
 from gdq.monitor.status import Status
@@ -67,7 +67,7 @@ def _watch(queue: str | None, interval: float, as_json: bool, dsn: str | None) -
             stop.sleep(interval)
 
     with shown or nullcontext():
-        reconnecting(lambda: connect_checked(dsn, "gdq status"), work, stop.sleep)
+        reconnecting(lambda: stop.connect(dsn, "gdq status"), work, stop.sleep)
 
 
 def _print(found: Status, as_json: bool) -> None:

@@ -210,7 +210,7 @@ def test_cleans_up_after_a_signal(db: Database, bank: psycopg.Connection[Any], n
     running.send_signal(number)
     _, told = running.communicate(timeout=SECONDS)
     if number == signal.SIGINT:
-        assert (running.returncode, told) == (1, "Error: interrupted: what the run had made is removed again\n")
+        assert (running.returncode, told) == (130, "Error: interrupted: what the run had made is removed again\n")
     else:
         until(lambda: not bank.execute("select from pg_stat_activity where application_name = 'gdq compare'").rowcount)
         assert state(bank) != before
@@ -230,7 +230,7 @@ def test_a_run_of_days_ends_at_once(db: Database, bank: psycopg.Connection[Any])
     until(lambda: bank.execute("select from pg_stat_replication where application_name ~ 'gdq'").rowcount)
     running.send_signal(signal.SIGINT)
     _, told = running.communicate(timeout=SECONDS)
-    assert (running.returncode, told) == (1, "Error: interrupted: what the run had made is removed again\n")
+    assert (running.returncode, told) == (130, "Error: interrupted: what the run had made is removed again\n")
 
 
 def test_full_identities_stay(db: Database, bank: psycopg.Connection[Any]) -> None:

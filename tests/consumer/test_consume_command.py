@@ -196,7 +196,7 @@ def test_a_second_signal_rolls_back(shop: Database, handlers: Path) -> None:
     # Another number: two signals of one number within a moment are one.
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=SECONDS)
-    assert (process.returncode, errors) == (1, "Error: interrupted: the batch at hand was rolled back\n")
+    assert (process.returncode, errors) == (130, "Error: interrupted: the batch at hand was rolled back\n")
     assert seen(shop) == 0
     assert len(consumed(shop)) == 3
 
