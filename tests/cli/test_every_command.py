@@ -36,6 +36,7 @@ COMMANDS = {
     "create-slot": "Q new TABLE",
     "create-view": "new --queue Q --sql FILE --target public.new",
     "dead-letters": "Q C",
+    "docs": "",
     "doctor": "Q",
     "drop-group": "GROUP",
     "drop-queue": "Q --force",
@@ -88,6 +89,8 @@ def words(command: str, **others: str) -> list[str]:
     return [command, *((NAMES | others).get(word, word) for word in COMMANDS[command].split())]
 
 
+# Commands that need no server, and metrics, which goes on without one and says so by its numbers.
+WITHOUT_SERVER = ("docs", "metrics")
 # Commands for which an object that does not exist is no error: there is nothing left to do.
 GONE = {
     ("drop-group", "GROUP"), ("drop-queue", "Q"), ("drop-slot", "Q"), ("drop-slot", "C"), ("drop-view", "VIEW"),
@@ -137,7 +140,7 @@ def run(dsn: str, *arguments: str) -> Result:
     return result
 
 
-@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "metrics"])
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name not in WITHOUT_SERVER])
 def test_a_dead_server(folder: Path, command: str) -> None:
     result = run("host=127.0.0.1 port=1", *words(command))
     assert result.exit_code == 1
@@ -145,7 +148,7 @@ def test_a_dead_server(folder: Path, command: str) -> None:
     assert len(result.output.splitlines()) == 1
 
 
-@pytest.mark.parametrize("command", [name for name in COMMANDS if name not in ("drop-slot", "metrics", "slots")])
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name not in ("drop-slot", "slots", *WITHOUT_SERVER)])
 def test_a_missing_right(shop: Database, command: str) -> None:
     """A role that may only connect learns what it lacks; slots are the cluster's, which anyone sees."""
     result = run(shop.app_dsn, *words(command))
@@ -162,8 +165,12 @@ MISSING = [(command, name) for command, arguments in COMMANDS.items() for name i
 
 @pytest.mark.parametrize(
     ("command", "name"),
-    # a slot needs a right that comes first; metrics goes on, and says so by its numbers
-    [pair for pair in MISSING if pair[1] not in ("FILE", "POSITION") and pair[0] not in ("create-slot", "metrics")],
+    # a slot needs a right that comes first
+    [
+        pair
+        for pair in MISSING
+        if pair[1] not in ("FILE", "POSITION") and pair[0] not in ("create-slot", *WITHOUT_SERVER)
+    ],
 )
 def test_a_missing_object(shop: Database, command: str, name: str) -> None:
     """One line says which object does not exist, a hint names the one that was meant."""
@@ -187,7 +194,7 @@ def test_a_missing_file(shop: Database, command: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("commands", [list(COMMANDS)[part::8] for part in range(8)])
+@pytest.mark.parametrize("commands", [[name for name in COMMANDS if name != "docs"][part::8] for part in range(8)])
 def test_an_interrupted_command(folder: Path, commands: list[str]) -> None:
     """Ctrl-C while a server does not answer ends each command at once, as a shell expects it, without a traceback."""
     with socket.create_server(("127.0.0.1", 0)) as server:
