@@ -1,8 +1,10 @@
-"""What README and docs/consumers.md show works as it stands there, block after block."""
+"""What the pages of the documentation show works as it stands there, block after block."""
 
 from __future__ import annotations
 
+import re
 import sys
+from decimal import Decimal
 from pathlib import Path
 from types import ModuleType
 
@@ -10,10 +12,32 @@ import psycopg
 import pytest
 
 import gdq
+from gdq.installer.install import install
 from tests.support.page import ROOT, blocks, run_page
+from tests.support.programs import gdq as gdq_program
 from tests.support.server import Database
 
-PAGES = ["README.md", "docs/consumers.md"]
+# The second goes on from the first. Each of the others has a test of its own.
+FIRST_STEPS = ["README.md", "docs/consumers.md"]
+RUN = [*FIRST_STEPS, *(f"docs/{name}.md" for name in ("operations", "monitoring", "views", "slot-or-queue", "compare"))]
+PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))]
+PROGRAMS = Path(sys.executable).parent
+
+# What the pages take as given.
+_SHOP = """create table orders (id int primary key, customer text, amount numeric(10, 2));
+    create table customer (id int primary key, name text);
+    select gdq.create_queue('shop'), gdq.add_table('shop', 'orders'), gdq.add_table('shop', 'customer');
+    alter table orders replica identity full;
+    alter table customer replica identity full;
+    insert into orders values (1, 'Ann', 9.90)"""
+
+
+def _open_shop(database: Database) -> None:
+    """Install gdq as the superuser, as README does, with the tables of the pages."""
+    install(database.su_dsn)
+    with database.connect("su") as su:
+        su.execute(_SHOP)
+
 
 pytestmark = [
     pytest.mark.server,
@@ -22,8 +46,8 @@ pytestmark = [
 
 
 def test_pages_run_as_they_stand(empty_db: Database, tmp_path: Path) -> None:
-    for page in PAGES:
-        run_page(page, empty_db, tmp_path, Path(sys.executable).parent)
+    for page in FIRST_STEPS:
+        run_page(page, empty_db, tmp_path, PROGRAMS)
     with empty_db.connect("su") as su:
         assert su.execute("select customer, orders, amount::text from by_customer order by 1").fetchall() == [
             ("Ann", 2, "13.50"),
@@ -34,13 +58,98 @@ def test_pages_run_as_they_stand(empty_db: Database, tmp_path: Path) -> None:
         assert su.execute("select customer from sent").fetchall() == [("Eve",)]
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_each_block_is_run_or_says_why_not(page: str) -> None:
+    for block in blocks(page):
+        if block.test:
+            test = (ROOT / block.test).read_text(encoding="utf-8")
+            assert Path(page).name in test, f"{block.test} does not read {page}"
+        elif not block.language:  # what a program prints
+            assert not re.findall(r"(?m)^(?:\$ )?(?:gdq|pip|psql|make|python|spark-submit) .*", block.text)
+        else:
+            assert block.not_run or page in RUN, f"nothing runs this block of {page}:\n{block.text}"
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert not re.findall(r"(?m)^    (?:gdq|pip|psql|select) .*", text), "a block of code is fenced"
+
+
+def test_operations(empty_db: Database, tmp_path: Path) -> None:
+    """Where the page goes on in a new cluster, the database is dropped from this one."""
+    shop = Database(empty_db.server, "shop")
+    with empty_db.connect("su") as su:
+        su.execute("create database shop")
+        try:
+            _open_shop(shop)
+            with shop.connect("su") as connection:
+                connection.execute("select gdq.register_consumer('shop', 'mirror')")
+            printed = run_page(
+                "docs/operations.md", shop, tmp_path, PROGRAMS,
+                edit=lambda text: re.sub(r"(?m)^(pg_dump .*)$", r"\1\ndropdb --force shop", text),
+            )  # fmt: skip
+            with shop.connect("su") as connection:
+                assert connection.execute("table orders").fetchall() == [(1, "Ann", Decimal("9.90"))]
+                assert connection.execute("select from pg_namespace where nspname ~ '^gdq'").fetchall() == []
+        finally:
+            su.execute("drop database if exists shop with (force)")
+    outcomes = [re.findall(r"public\.\w+ +(\w+)", text) for text in printed]
+    assert outcomes == [["resync"] * 2, ["kept"] * 2, ["resync"] * 2, [], []]
+
+
+def test_monitoring(empty_db: Database, tmp_path: Path) -> None:
+    _open_shop(empty_db)
+    doctor, metrics = run_page("docs/monitoring.md", empty_db, tmp_path, PROGRAMS)
+    assert "error" not in doctor
+    assert 'gdq_queue_tables{queue="shop"} 2.0' in metrics.splitlines()
+
+
+def test_views(empty_db: Database, tmp_path: Path) -> None:
+    """The examples of rules are left to test_views_doc.py."""
+    _open_shop(empty_db)
+    query = "select c.name, count(*) from public.orders o join public.customer c on c.name = o.customer group by c.name"
+    view = ("create-view", "by_customer", "--queue", "shop", "--sql", "-", "--target", "public.by_customer")
+    assert gdq_program(*view, dsn=empty_db.su_dsn, stdin=query).returncode == 0
+    try:
+        (printed,) = run_page("docs/views.md", empty_db, tmp_path, PROGRAMS)
+        assert "by_customer" in printed
+    finally:
+        gdq_program("drop-slot", "shop", "by_customer", dsn=empty_db.su_dsn)
+
+
+def test_slot_or_queue(empty_db: Database, tmp_path: Path) -> None:
+    _open_shop(empty_db)
+    (printed,) = run_page("docs/slot-or-queue.md", empty_db, tmp_path, PROGRAMS)
+    assert "gdq_shop_audit" in printed
+    with empty_db.connect("su") as su:
+        assert su.execute("select from pg_replication_slots where database = current_database()").fetchall() == []
+
+
+@pytest.mark.long
+def test_compare(empty_db: Database, tmp_path: Path) -> None:
+    """The page's commands, for seconds in place of minutes."""
+
+    def edit(text: str) -> str:
+        shorter = text.replace("-s 10", "-s 1").replace("-T 60", "-T 20").replace("--seconds 20 ", "--seconds 8 ")
+        return shorter.replace("--seconds 120", "--seconds 4")
+
+    _open_shop(empty_db)
+    bank = Database(empty_db.server, "bank")
+    with empty_db.connect("su") as su:
+        su.execute("create database bank")
+        try:
+            install(bank.su_dsn)
+            printed = run_page("docs/compare.md", empty_db, tmp_path, PROGRAMS, edit=edit)
+            assert "public.pgbench_accounts update" in printed[-1]
+            assert (tmp_path / "bank.html").exists()
+        finally:
+            su.execute("drop database bank with (force)")
+
+
 class _Killed(BaseException):
     """Ends a program between two statements."""
 
 
 def test_a_position_kept_elsewhere_is_exact(db: Database, empty_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """The recipe writes each change once, also if it is killed after the target's COMMIT or before it."""
-    (text,) = (text for _, file, text in blocks("docs/consumers.md") if file == "elsewhere.py")
+    (text,) = (block.text for block in blocks("docs/consumers.md") if block.file == "elsewhere.py")
     recipe = ModuleType("elsewhere")
     exec(compile(text, "elsewhere.py", "exec"), vars(recipe))
     with db.connect() as source, empty_db.connect() as target:

@@ -231,6 +231,22 @@ def stop_after(stream: Stream, batches: int) -> None:
 
 
 @pytest.mark.skipif(not PAGE.exists(), reason="an sdist has no documentation")
+def test_example_of_reading_once(shop: Shop, stream: Stream) -> None:
+    (example,) = re.findall(r"```python reading\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    text = example.replace('service="shop", queue="shop"', f"dsn=dsn, queue={QUEUE!r}")
+    shop.execute("update orders set n = n + 1 where id = 1")
+    with Consumer(shop.db.dsn, QUEUE, "history") as consumer:
+        for batch in consumer.batches(once=True):
+            shown: dict[str, Any] = {"spark": stream.spark, "dsn": stream.dsn, "batch": batch}
+            exec(text, shown)
+            assert sorted(row.id for row in shown["rows"].collect()) == sorted(
+                number for (number,) in shop.execute("select id from orders")
+            )
+            changes = {(row["_change_type"], row.id) for row in shown["changes"].collect()}
+            assert changes == {("update_preimage", 1), ("update_postimage", 1)}
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="an sdist has no documentation")
 def test_example_of_the_documentation(shop: Shop, stream: Stream, tmp_path: Path) -> None:
     (example,) = re.findall(r"```python stream\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     shop.execute("update orders set n = n + 1 where id = 1; delete from orders where id = 2")
