@@ -19,13 +19,17 @@ py := .venv/bin/python
 say = @printf '%s\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench bench-quick bench-long bench-all test test-all test-foreign soak campaign lint format schema clean
+.PHONY: help demo docs bench bench-quick bench-long bench-all test test-all test-foreign soak campaign lint format schema clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
 
 demo: .venv/ready ## show gdq at work on an embedded server
 	@$(py) -m gdq.consumers.demo
+
+docs: .venv-docs/ready ## the documentation as a site, build/site/index.html
+	@.venv-docs/bin/python -m docs_site
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --quiet --strict --config-file docs_site/mkdocs.yml
 
 bench-quick: .venv/ready ## gdq beside PgQ, Slony and a slot in two minutes; BENCH='--write FILE' for a page
 	@$(py) -m bench --quick $(BENCH)
@@ -74,7 +78,7 @@ lint: .venv/ready ## ruff, mypy, who may call whom in Python and in SQL, pgspot
 	$(say) '== ruff, mypy, import-linter, folders of SQL, pgspot'
 	@$(py) -m ruff check --quiet .
 	@$(py) -m ruff format --quiet --check .
-	@$(py) -m mypy --no-error-summary gdq tests bench
+	@$(py) -m mypy --no-error-summary gdq tests bench docs_site
 	@out=$$($(py) -c 'from importlinter.cli import lint_imports_command as lint; lint()' --no-cache --no-logo 2>&1) || { printf '%s\n' "$$out"; exit 1; }
 	@$(py) -m tests.support.lint_sql_folders
 	@$(py) -m tests.support.lint_sql
@@ -103,6 +107,13 @@ endef
 	@$(PYTHON) -m venv .venv
 	@$(py) -m pip install --quiet --upgrade pip
 	@$(py) -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@touch $@
+
+.venv-docs/ready: pyproject.toml constraints.txt
+	$(say) '== Python environment .venv-docs'
+	@$(PYTHON) -m venv .venv-docs
+	@.venv-docs/bin/python -m pip install --quiet --upgrade pip
+	@.venv-docs/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	@touch $@
 
 .venv-spark43/ready: pyproject.toml constraints.txt

@@ -1,0 +1,45 @@
+"""Writes the pages of the site into build/docs: those of docs/, and those that are made from the code."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+from docs_site.errors import errors_page
+from docs_site.reference import commands_page, python_page, sql_page
+
+ROOT = Path(__file__).parent.parent
+PAGES = ROOT / "build" / "docs"
+
+
+def main() -> None:
+    """Write all pages anew."""
+    shutil.rmtree(PAGES, ignore_errors=True)
+    shutil.copytree(ROOT / "docs", PAGES)
+    for name, page in (("README", "index"), ("CONTRIBUTING", "CONTRIBUTING"), ("CHANGELOG", "CHANGELOG")):
+        text = (ROOT / f"{name}.md").read_text(encoding="utf-8")
+        (PAGES / f"{page}.md").write_text(text.replace("](docs/", "]("), encoding="utf-8")
+    for path in PAGES.glob("*.md"):
+        # a renderer takes nothing after a block's language, where the tests have the name of a file or of a test
+        text = re.sub(r"(?m)^```(\w+) .*$", r"```\1", path.read_text(encoding="utf-8"))
+        # in GitHub's Markdown a list may follow a paragraph at once
+        path.write_text(_lists_apart(text), encoding="utf-8")
+    for name, text in (
+        ("commands", commands_page()),
+        ("sql", sql_page()),
+        ("python", python_page()),
+        ("errors", errors_page()),
+    ):
+        (PAGES / f"{name}.md").write_text(text, encoding="utf-8")
+
+
+def _lists_apart(text: str) -> str:
+    """An empty line before each list and table that follows a paragraph, outside of fenced blocks."""
+    parts = re.split(r"(?ms)(^```.*?^```$)", text)
+    parts[::2] = [re.sub(r"(?m)^((?![-|#] ?|\s).+)\n(?=(?:- |\| ))", r"\1\n\n", part) for part in parts[::2]]
+    return "".join(parts)
+
+
+if __name__ == "__main__":
+    main()
