@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 import psycopg
-import sqlglot
-from psycopg import Connection, sql
+from psycopg import Connection
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from gdq.call import scalar
 from gdq.errors import PlanError
 from gdq.owner_sql import OwnerSql
-from gdq.plan.dialect import QueryDialect, parse_statement, render_sql
+from gdq.plan.dialect import parse_statement, render_sql
 from gdq.plan.query_tree import TreeNode, parse_tree, walk_tree
 from gdq.plan.table import TableSchema
 from gdq.plan.tree_meaning import meaning
@@ -35,6 +33,7 @@ from gdq.typed.pgtypes import READ_SETTINGS
 _SYSTEM_NAMES = {"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"}
 # Nodes without a function that depend on the moment or the session.
 _MOMENT = {"SQLVALUEFUNCTION", "NEXTVALUEEXPR", "CURRENTOFEXPR"}
+_CREATE_VIEW = "create temp view gdq_check as "
 # How often a text is printed again until it stays as it is.
 _PRINTS_MAX = 3
 # SQL is printed in a form that all sessions with these settings read alike; names follow search_path.
@@ -69,9 +68,11 @@ def canonical_sql(connection: Connection[Any], query: str) -> str:
     PlanError if `query` is not a single SELECT, uses a function that is not immutable, or is parsed differently by the
     planner than by PostgreSQL; psycopg.Error for wrong SQL.
     """
-    _refuse_others(query)
     with connection.transaction(force_rollback=True):
-        printed = _printed(connection, query.strip().rstrip(";"))
+        try:
+            printed = _printed(connection, query.rstrip().rstrip(";"))
+        except psycopg.errors.SyntaxError as error:
+            raise _wrong_syntax(query, error) from error
         connection.execute(raw(_READ_SETTINGS))
         pin_transaction(connection)  # the session's search_path was for the user's text alone
         text, tree = _settled_print(connection, *_without_views(connection, *printed))
@@ -170,30 +171,19 @@ def strange_operators(connection: Connection[Any], tree: TreeNode) -> dict[int, 
     return dict(connection.execute(query, numbers).fetchall())
 
 
-def _refuse_others(query: str) -> None:
-    """PlanError unless the text is one SELECT, set operation or WITH ... SELECT."""
-    # sqlglot logs a warning for statements that it does not know; they are refused here anyway
-    logger = logging.getLogger("sqlglot")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        statements = [found for found in sqlglot.parse(query, dialect=QueryDialect) if found is not None]
-    except SqlglotError as error:
-        line = str(error).splitlines()[0] if str(error) else "unreadable"
-        raise PlanError("syntax", f"the view's SQL cannot be read: {line}") from error
-    finally:
-        logger.setLevel(level)
-    if len(statements) != 1:
-        raise PlanError("several-statements", f"a view is one SELECT, not {len(statements)} statements")
-    if not isinstance(statements[0], exp.Query):
-        raise PlanError("not-a-select", f"a view is a SELECT, not {statements[0].key.upper()}")
+def _wrong_syntax(query: str, error: psycopg.errors.SyntaxError) -> PlanError:
+    """What the server says of the user's text, with its line there."""
+    place = int(error.diag.statement_position or 0) - len(_CREATE_VIEW)
+    where = f", line {query.count(chr(10), 0, place) + 1}" if place > 0 else ""
+    return PlanError("syntax", f"the view's SQL{where}: {error.diag.message_primary}", hint="A view is one SELECT.")
 
 
 def _printed(connection: Connection[Any], query: str) -> tuple[str, TreeNode]:
     """A query's text by pg_get_viewdef(), with all names qualified, and its tree."""
     with connection.transaction(force_rollback=True):
         try:
-            connection.execute(sql.SQL("create temp view gdq_check as {}").format(raw(query)))
+            # binary: by the protocol that takes a single statement
+            connection.execute(raw(f"{_CREATE_VIEW}{query}"), binary=True)
         except psycopg.errors.DuplicateColumn as error:
             raise PlanError(
                 "duplicate-column", f"the view has two columns of one name: {_first_line(error)}"

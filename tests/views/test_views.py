@@ -73,8 +73,8 @@ def test_star_means_the_columns_of_today(captured: Shop) -> None:
         ("select id from orders where at > now()", "nondeterministic"),
         ("select id, to_char(at, 'YYYY') as y from orders", "nondeterministic"),
         ("select id from orders where (", "syntax"),
-        ("select id from orders; select 1", "several-statements"),
-        ("delete from orders", "not-a-select"),
+        ("select id from orders; select 1", "syntax"),
+        ("delete from orders", "syntax"),
         ("select id from orders for update", "locking"),
         ("select n, n from orders", "duplicate-column"),
         ("select 1 as one", "no-table"),
@@ -87,6 +87,13 @@ def test_refused_in_one_line_with_a_code(captured: Shop, query: str, code: str, 
     assert error.value.code == code
     assert str(error.value).endswith(f"[{code}]")
     assert "\n" not in str(error.value)
+
+
+def test_wrong_syntax_is_told_as_the_server_sees_it(captured: Shop) -> None:
+    with pytest.raises(PlanError) as error:
+        explain_view(captured.connection, QUEUE, "\nselect id\n  form orders;")
+    told = 'the view\'s SQL, line 3: syntax error at or near "orders" [syntax]'
+    assert (str(error.value), error.value.hint) == (told, "A view is one SELECT.")
 
 
 @pytest.mark.parametrize(
