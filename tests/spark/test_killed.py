@@ -77,6 +77,7 @@ with Refresher(driver_bytes=0, at=at) as refresher:
 """
 
 
+@pytest.mark.long
 def test_process_killed_before_the_target_commits(shop: Shop) -> None:
     shop.capture("orders")
     shop.view("sums", SUMS)

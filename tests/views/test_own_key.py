@@ -79,6 +79,7 @@ def test_followed_by_postgres(shop: Shop) -> None:
     followed(shop, "postgres", 12)
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark", "closed_sockets")
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")

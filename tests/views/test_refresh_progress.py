@@ -140,7 +140,7 @@ def test_interrupted_a_rerun_is_right(loaded: Shop, empty_db: Database, phase: s
             until(lambda: process.poll() is not None or shop.connection.execute(waiting).rowcount)
             process.send_signal(signal.SIGTERM if phase == "computing" else signal.SIGINT)
             text = printed(ours)
-            assert process.wait() == 1
+            assert process.wait() == 130
             # all of it is gone while what it had waited for is still held
             until(lambda: not sessions(shop))
         assert text.rstrip().splitlines()[-1].endswith("Error: interrupted: the refresh at hand was rolled back")

@@ -209,12 +209,11 @@ def test_composite_keys(shop: Shop) -> None:
     assert {result[name].action for result in results[1:3] for name in ("groups", "distinct", "outer")} == {"delta"}
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark", "closed_sockets")
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
-@pytest.mark.parametrize(
-    "views", [pytest.param(MISREAD, marks=pytest.mark.long, id="misread"), pytest.param(COMPOSITE, id="composite")]
-)
+@pytest.mark.parametrize("views", [MISREAD, COMPOSITE], ids=["misread", "composite"])
 def test_on_spark(shop: Shop, views: dict[str, str]) -> None:
     names = ["aggregate_of_user", "having_union", "ties", "right_using", "set_in_order", "groups", "distinct", "outer"]
     churned(shop, {name: views[name] for name in names if name in views}, "spark")
