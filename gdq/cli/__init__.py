@@ -1,8 +1,9 @@
 """The command `gdq`: a module for each noun, whose commands parse, call one function of the library, and print.
 
-Shared modules: sections (all commands), base (options, output, connections), names (completion, suggestions),
-handler, lazy_group, progress, terminal. A command may call every package of
-gdq and gdq.consumers. Only the script `gdq`, python -m gdq and python -m gdq.consumers.refresh call gdq.cli.
+Shared modules: sections (all commands), base (options, output, connections), queue_command (the argument QUEUE),
+listing (tables, --wide, --json), names (completion, suggestions), handler, lazy_group, progress, terminal. A command
+may call every package of gdq and gdq.consumers. Only the script `gdq`, python -m gdq and
+python -m gdq.consumers.refresh call gdq.cli.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import dataclasses
 import logging
 import os
 import re
@@ -13,8 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import IO, Any, TypeVar
 
@@ -30,8 +28,6 @@ from gdq.conninfo import connect, end_commit_waits, resolve_conninfo
 from gdq.errors import GdqError, ResyncRequired, error_from_server, notice_line
 from gdq.extra import missing_extra
 from gdq.installer.version import check_version
-from gdq.json_text import json_text
-from gdq.source import iso_utc
 
 # Errors that are shown as one line, without a traceback.
 EXPECTED_ERRORS = (psycopg.Error, GdqError)
@@ -134,7 +130,7 @@ def dsn_option(command: CommandFunction) -> CommandFunction:
 
 
 def json_option(command: CommandFunction) -> CommandFunction:
-    """--json, for every listing."""
+    """--json, for findings."""
     return click.option("--json", "as_json", is_flag=True, help="Print a JSON array of objects.")(command)
 
 
@@ -238,33 +234,6 @@ def retry_locked(dsn: str | None, action: Callable[[Connection[Any]], _T], *, an
         return try_while_locked(in_transaction)
 
 
-def print_rows(rows: Sequence[Any], columns: Sequence[str], *, as_json: bool) -> None:
-    """Print dataclasses as aligned text with a header, or as a JSON array of objects."""
-    records = [{name: getattr(row, name) for name in columns} for row in rows]
-    if as_json:
-        lines = (json_text(record, json_value) for record in records)
-        click.echo("[" + ",\n ".join(lines) + "]")
-        return
-    table = [list(columns)] + [[_cell(value) for value in record.values()] for record in records]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for line in table:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-
-
-def list_rows(
-    dsn: str | None, listing: Callable[..., Sequence[Any]], *arguments: Any, columns: Sequence[str], as_json: bool
-) -> None:
-    """Print the rows that a listing function of the library returns for a connection and these arguments."""
-    with command_session(dsn) as connection:
-        rows = listing(connection, *arguments)
-    print_rows(rows, columns, as_json=as_json)
-
-
-def field_names(row_type: type) -> list[str]:
-    """The column names of a row's dataclass."""
-    return [field.name for field in dataclasses.fields(row_type)]
-
-
 class StopSignals:
     """True once SIGTERM or SIGINT came. The first signal lets the work at hand finish.
 
@@ -323,25 +292,3 @@ def _check_dsn(context: click.Context, _parameter: click.Parameter, value: str |
         message = f"{error}. {_noted_hint(error)}"
         raise (click.BadParameter(message) if value else click.UsageError(message)) from error
     return value
-
-
-def json_value(value: Any) -> Any:
-    """JSON value of types that JSON lacks: intervals in seconds, times in UTC."""
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, datetime):
-        return iso_utc(value)
-    raise TypeError(f"no JSON for {type(value).__name__}")
-
-
-def _cell(value: Any) -> str:
-    match value:
-        case None:
-            return ""
-        case dict():
-            return json_text(value)
-        case list():
-            return printable(",".join(map(str, value)))
-        case datetime():
-            return str(json_value(value))
-    return printable(str(value))

@@ -6,16 +6,16 @@ import click
 
 import gdq
 from gdq.cli import base
+from gdq.cli.listing import Shape, list_rows, listing_options
+from gdq.cli.queue_command import queue_command
 
-# The list shows positions and options; `gdq status` shows the state.
 _CONSUMER_COLUMNS = (
-    "queue_name", "consumer_name", "lag", "unread_events", "last_seen", "last_tick", "tables", "skip_origin",
-    "owner_role", "paused", "resync", "reason",
+    "queue_name", "consumer_name", "lag", "unread_events", "last_seen", "retries", "dead_letters", "paused", "reason",
 )  # fmt: skip
+_MEMBER_COLUMNS = ("queue_name", "consumer_name", "member_name", "batch_id", "held_for")
 
 
-@click.command("register-consumer")
-@click.argument("queue")
+@queue_command("register-consumer")
 @click.argument("consumer")
 @click.option("--at", default="now", metavar="TICK|now", show_default=True, help="Get changes after this tick.")
 @click.option("--tables", metavar="T1,T2", help="Only these captured tables, and no messages.")
@@ -45,8 +45,7 @@ def register_consumer_command(
     base.talk(f"registered consumer {consumer} on {queue}" if new else f"already registered: {consumer} on {queue}")
 
 
-@click.command("unregister-consumer")
-@click.argument("queue")
+@queue_command("unregister-consumer")
 @click.argument("consumer")
 @click.option("--member", metavar="M", help="Only this member; others take over its open batch.")
 @base.dsn_option
@@ -63,25 +62,24 @@ def unregister_consumer_command(queue: str, consumer: str, member: str | None, d
 
 @click.command("consumers")
 @click.argument("queue", required=False)
-@base.json_option
+@listing_options
 @base.dsn_option
-def consumers_command(queue: str | None, as_json: bool, dsn: str | None) -> None:
-    """List consumers with their lag in time and events."""
-    base.list_rows(dsn, gdq.consumer_info, queue, columns=_CONSUMER_COLUMNS, as_json=as_json)
+def consumers_command(queue: str | None, shape: Shape, dsn: str | None) -> None:
+    """List consumers with their lag in time and events, with --wide also with their tables and options."""
+    list_rows(dsn, gdq.consumer_info, queue, row_type=gdq.ConsumerInfo, columns=_CONSUMER_COLUMNS, shape=shape)
 
 
 @click.command("members")
 @click.argument("queue", required=False)
 @click.argument("consumer", required=False)
-@base.json_option
+@listing_options
 @base.dsn_option
-def members_command(queue: str | None, consumer: str | None, as_json: bool, dsn: str | None) -> None:
+def members_command(queue: str | None, consumer: str | None, shape: Shape, dsn: str | None) -> None:
     """List members of consumers with their open batches."""
-    base.list_rows(dsn, gdq.member_info, queue, consumer, columns=base.field_names(gdq.MemberInfo), as_json=as_json)
+    list_rows(dsn, gdq.member_info, queue, consumer, row_type=gdq.MemberInfo, columns=_MEMBER_COLUMNS, shape=shape)
 
 
-@click.command()
-@click.argument("queue")
+@queue_command("seek")
 @click.argument("consumer")
 @click.option("--tick", type=click.IntRange(min=1), help="To this tick.")
 @click.option("--time", metavar="TIMESTAMP", help="To the last tick at or before this time.")
@@ -104,8 +102,7 @@ def seek_command(queue: str, consumer: str, *, tick: int | None, time: str | Non
     base.talk(f"moved consumer {consumer} on {queue} to tick {number}")
 
 
-@click.command("set-tables")
-@click.argument("queue")
+@queue_command("set-tables", unless="every")
 @click.argument("consumer")
 @click.argument("tables", required=False, metavar="[T1,T2]")
 @click.option("--all", "every", is_flag=True, help="All tables, also those that are added later.")
@@ -123,8 +120,7 @@ def set_tables_command(queue: str, consumer: str, tables: str | None, every: boo
     base.talk(f"changed tables of {consumer} on {queue}" if changed else f"already so: tables of {consumer} on {queue}")
 
 
-@click.command()
-@click.argument("queue")
+@queue_command("resynced", unless="messages")
 @click.argument("consumer")
 @click.argument("table", required=False)
 @click.option("--messages", is_flag=True, help="Instead of TABLE: go on without the lost messages.")

@@ -5,29 +5,31 @@ from __future__ import annotations
 import click
 
 import gdq
-from gdq.cli.base import FoundWanting, command_session, dsn_option, json_option, print_rows, retry_locked, talk
+from gdq.cli.base import FoundWanting, command_session, dsn_option, retry_locked, talk
+from gdq.cli.listing import Shape, listing_options, print_rows
+from gdq.cli.queue_command import queue_command
+from gdq.era import Rebased
 from gdq.errors import DivergedPosition, EraEnded, TruncatedPosition
 
 
 @click.command()
 @click.argument("queue", required=False)
 @click.option("--keep", is_flag=True, help="Consumers go on at their positions in the dump; see gdq docs operations.")
-@json_option
+@listing_options
 @dsn_option
-def rebase_command(queue: str | None, keep: bool, as_json: bool, dsn: str | None) -> None:
+def rebase_command(queue: str | None, keep: bool, shape: Shape, dsn: str | None) -> None:
     """Start a new era of a queue, or of all queues, that were restored from a dump.
 
     Recreates capture, and every consumer must copy its tables again.
     """
     rows = retry_locked(dsn, lambda connection: gdq.rebase(connection, queue, keep=keep))
-    if rows or as_json:
-        print_rows(rows, ("queue_name", "consumer_name", "table_name", "outcome"), as_json=as_json)
+    if rows or shape == "json":
+        print_rows(rows, Rebased, ("queue_name", "consumer_name", "table_name", "outcome"), shape)
     else:
         talk("no consumer is concerned")
 
 
-@click.command()
-@click.argument("queue")
+@queue_command("position")
 @click.argument("consumer")
 @dsn_option
 def position_command(queue: str, consumer: str, dsn: str | None) -> None:
@@ -36,8 +38,7 @@ def position_command(queue: str, consumer: str, dsn: str | None) -> None:
         click.echo(gdq.position(connection, queue, consumer))
 
 
-@click.command("check-position")
-@click.argument("queue")
+@queue_command("check-position")
 @click.argument("position")
 @dsn_option
 def check_position_command(queue: str, position: str, dsn: str | None) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 
 import gdq
-from gdq.cli.base import command_session, dsn_option, field_names, json_option, list_rows, split_names, talk
+from gdq.cli.base import command_session, dsn_option, split_names, talk
+from gdq.cli.listing import Shape, list_rows, listing_options
 
 
 @click.command("create-group")
@@ -44,11 +45,12 @@ def alter_group_command(group: str, add: str | None, remove: str | None, dsn: st
 
 
 @click.command("groups")
+@listing_options
 @dsn_option
-@json_option
-def groups_command(dsn: str | None, as_json: bool) -> None:
+def groups_command(shape: Shape, dsn: str | None) -> None:
     """List groups of views with the time of their last refresh."""
-    list_rows(dsn, gdq.group_info, columns=field_names(gdq.GroupInfo), as_json=as_json)
+    columns = ("group_name", "queue_name", "views", "last_refresh", "error")
+    list_rows(dsn, gdq.group_info, row_type=gdq.GroupInfo, columns=columns, shape=shape)
 
 
 @click.command("drop-group")

@@ -11,10 +11,10 @@ from psycopg.types.json import Jsonb
 
 import gdq
 from gdq.cli.base import command_session, dsn_option
+from gdq.cli.queue_command import queue_command
 
 
-@click.command("insert-event")
-@click.argument("queue")
+@queue_command("insert-event")
 @click.argument("kind", metavar="TYPE")
 @click.argument("data")
 @click.option("--extra", multiple=True, metavar="TEXT", help="Up to four more texts, in order.")

@@ -9,6 +9,7 @@ import click
 
 import gdq
 from gdq.cli import base
+from gdq.cli.listing import print_json
 from gdq.cli.terminal import printable
 
 
@@ -38,7 +39,7 @@ def doctor_command(queue: str | None, fix: bool, patience: float, as_json: bool,
                 base.talk(repair.text)
             found = gdq.doctor(connection, queue, timedelta(seconds=patience))
     if as_json:
-        base.print_rows(found, base.field_names(gdq.Finding), as_json=True)
+        print_json(found)
     else:
         for finding in found:
             click.echo(printable(f"{finding.severity}: {finding.cause} [{finding.code}]"))

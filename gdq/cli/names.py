@@ -42,6 +42,8 @@ _LISTS: dict[str, tuple[str, Callable[[Connection[Any]], list[str]]]] = {
     "groups": ("group", lambda connection: [info.group_name for info in group_info(connection)]),
 }
 
+_LISTS["named_queue"] = _LISTS["queue"]
+
 # SQLSTATEs of objects that do not exist: object, table, function, schema.
 _MISSING = ("42704", "42P01", "42883", "3F000")
 

@@ -7,13 +7,12 @@ from typing import Any
 import click
 
 import gdq
-from gdq.cli.base import command_session, dsn_option, json_option, list_rows, retry_locked, talk
+from gdq.cli.base import command_session, dsn_option, retry_locked, talk
+from gdq.cli.listing import Shape, list_rows, listing_options
+from gdq.cli.queue_command import queue_command
 
-# The list shows the settings; `gdq status` shows the state.
 _QUEUE_COLUMNS = (
-    "queue_name", "tables", "consumers", "last_tick", "tick_age", "events_since_tick",
-    "ticker_max_count", "ticker_max_lag", "ticker_idle_period", "rotation_period", "rotation_bytes", "retention",
-    "unlogged", "max_bytes", "paused",
+    "queue_name", "tables", "consumers", "tick_age", "events_since_tick", "events_per_second", "log_bytes", "paused",
 )  # fmt: skip
 
 QUEUE_SETTINGS = (
@@ -55,8 +54,7 @@ def create_queue_command(queue: str, settings: tuple[str, ...], dsn: str | None)
     talk(f"created queue {queue}" if made else f"already there: queue {queue}")
 
 
-@click.command("set-queue")
-@click.argument("queue")
+@queue_command("set-queue")
 @click.argument("settings", nargs=-1, required=True, metavar="KEY=VALUE...")
 @dsn_option
 def set_queue_command(queue: str, settings: tuple[str, ...], dsn: str | None) -> None:
@@ -84,15 +82,14 @@ def drop_queue_command(queue: str, force: bool, dsn: str | None) -> None:
 
 
 @click.command("queues")
-@json_option
+@listing_options
 @dsn_option
-def queues_command(as_json: bool, dsn: str | None) -> None:
-    """List queues with their settings and the age of the last tick."""
-    list_rows(dsn, gdq.queue_info, columns=_QUEUE_COLUMNS, as_json=as_json)
+def queues_command(shape: Shape, dsn: str | None) -> None:
+    """List queues with the age of their last tick, with --wide also with their settings."""
+    list_rows(dsn, gdq.queue_info, row_type=gdq.QueueInfo, columns=_QUEUE_COLUMNS, shape=shape)
 
 
-@click.command()
-@click.argument("queue")
+@queue_command("pause")
 @click.argument("consumer", required=False)
 @dsn_option
 def pause_command(queue: str, consumer: str | None, dsn: str | None) -> None:
@@ -102,8 +99,7 @@ def pause_command(queue: str, consumer: str | None, dsn: str | None) -> None:
     talk(f"{'paused' if new else 'already paused:'} {_named(queue, consumer)}")
 
 
-@click.command()
-@click.argument("queue")
+@queue_command("resume")
 @click.argument("consumer", required=False)
 @dsn_option
 def resume_command(queue: str, consumer: str | None, dsn: str | None) -> None:

@@ -11,14 +11,17 @@ import click
 from psycopg import Connection
 
 from gdq.cli import base
+from gdq.cli.listing import Shape, listing_options, print_rows
 from gdq.cli.progress import shown_progress
 from gdq.cli.terminal import printable
 from gdq.consumers.refresh.follow import Follower
 from gdq.consumers.refresh.refresher import Refresher, RefreshResult, refresh_groups
+from gdq.consumers.refresh.verify import VerifyResult
 from gdq.consumers.refresh.verify import verify_with as verify
 from gdq.json_text import json_text
 from gdq.ticker import reconnecting
 
+_RESULT_COLUMNS = ("view_name", "group_name", "action", "reason", "delta_rows", "rows_changed", "seconds")
 _INTERRUPTED = "interrupted: the refresh at hand was rolled back"
 
 
@@ -44,8 +47,8 @@ _INTERRUPTED = "interrupted: the refresh at hand was rolled back"
     metavar="SECONDS",
     help="With --follow: refresh a view at most once in this time.",
 )
+@listing_options
 @base.dsn_option
-@base.json_option
 def refresh_command(
     *,
     view: tuple[str, ...],
@@ -56,8 +59,8 @@ def refresh_command(
     source: str,
     slot_wait: float,
     interval: float,
+    shape: Shape,
     dsn: str | None,
-    as_json: bool,
 ) -> None:
     """Bring views up to the present: all views without VIEW and --group. A view over another's target comes after it.
 
@@ -71,14 +74,14 @@ def refresh_command(
     if follow:
         if full:
             raise click.UsageError("--follow applies changes: leave --full out")
-        _follow(view, groups, interval, dsn, slot=source == "slot", slot_wait=slot_wait, as_json=as_json)
+        _follow(view, groups, interval, dsn, slot=source == "slot", slot_wait=slot_wait, as_json=shape == "json")
         return
     results: list[RefreshResult] = []
     failed = interrupted = False
     terminate = signal.signal(signal.SIGTERM, signal.default_int_handler)  # cancels the server's statement too
     try:
         with (
-            shown_progress(as_json=as_json) as progress,
+            shown_progress(as_json=shape == "json") as progress,
             Refresher(dsn, progress=progress, slot_wait_seconds=slot_wait) as refresher,
         ):
             if together:
@@ -89,7 +92,7 @@ def refresh_command(
         interrupted = True
     finally:
         signal.signal(signal.SIGTERM, terminate)
-    base.print_rows(results, base.field_names(RefreshResult), as_json=as_json)
+    print_rows(results, RefreshResult, _RESULT_COLUMNS, shape)
     if interrupted:
         raise base.Interrupted(_INTERRUPTED)
     if failed:
@@ -156,13 +159,13 @@ def _follow(
 
 @click.command("verify-view")
 @click.argument("name")
+@listing_options
 @base.dsn_option
-@base.json_option
-def verify_view_command(name: str, dsn: str | None, as_json: bool) -> None:
+def verify_view_command(name: str, shape: Shape, dsn: str | None) -> None:
     """Refresh a view and compare it with its query at the same snapshot. Exit code 3 if they differ."""
     with Refresher(dsn) as refresher:
         result = verify(refresher, name)
-    base.print_rows([result], ("view_name", "rows", "missing", "unexpected"), as_json=as_json)
+    print_rows([result], VerifyResult, ("view_name", "rows", "missing", "unexpected"), shape)
     if not result.equal:
         hint = f"gdq refresh --full {name} reloads it."
         raise base.FoundWanting(f"view {name} differs from its query", hint=hint)

@@ -5,7 +5,12 @@ from __future__ import annotations
 import click
 
 import gdq
-from gdq.cli.base import CommandFunction, command_session, dsn_option, field_names, json_option, list_rows, talk
+from gdq.cli.base import CommandFunction, command_session, dsn_option, talk
+from gdq.cli.listing import Shape, list_rows, listing_options
+from gdq.cli.queue_command import queue_command
+
+_RETRY_COLUMNS = ("consumer_name", "ev_id", "op", "tbl", "key", "retries", "due_at", "reason")
+_DEAD_COLUMNS = ("dead_letter_id", "consumer_name", "ev_id", "op", "tbl", "key", "retries", "died_at", "reason")
 
 
 def _chosen(command: CommandFunction) -> CommandFunction:
@@ -17,18 +22,16 @@ def _chosen(command: CommandFunction) -> CommandFunction:
     return click.option("--id", "ids", type=int, multiple=True, metavar="N", help=ids)(command)
 
 
-@click.command("retries")
-@click.argument("queue")
+@queue_command("retries")
 @click.argument("consumer", required=False)
-@json_option
+@listing_options
 @dsn_option
-def retries_command(queue: str, consumer: str | None, as_json: bool, dsn: str | None) -> None:
+def retries_command(queue: str, consumer: str | None, shape: Shape, dsn: str | None) -> None:
     """List the events that wait for a retry."""
-    list_rows(dsn, gdq.retry_info, queue, consumer, columns=field_names(gdq.RetryInfo), as_json=as_json)
+    list_rows(dsn, gdq.retry_info, queue, consumer, row_type=gdq.RetryInfo, columns=_RETRY_COLUMNS, shape=shape)
 
 
-@click.command("set-retry-limit")
-@click.argument("queue")
+@queue_command("set-retry-limit")
 @click.argument("consumer")
 @click.argument("limit", type=click.IntRange(min=0))
 @dsn_option
@@ -39,18 +42,16 @@ def set_retry_limit_command(queue: str, consumer: str, limit: int, dsn: str | No
     talk(f"events of {consumer} on {queue} are retried {limit} times")
 
 
-@click.command("dead-letters")
-@click.argument("queue")
+@queue_command("dead-letters")
 @click.argument("consumer", required=False)
-@json_option
+@listing_options
 @dsn_option
-def dead_letters_command(queue: str, consumer: str | None, as_json: bool, dsn: str | None) -> None:
+def dead_letters_command(queue: str, consumer: str | None, shape: Shape, dsn: str | None) -> None:
     """List the events that consumers gave up, oldest first."""
-    list_rows(dsn, gdq.dead_letters, queue, consumer, columns=field_names(gdq.DeadLetterInfo), as_json=as_json)
+    list_rows(dsn, gdq.dead_letters, queue, consumer, row_type=gdq.DeadLetterInfo, columns=_DEAD_COLUMNS, shape=shape)
 
 
-@click.command("replay-dead-letters")
-@click.argument("queue")
+@queue_command("replay-dead-letters")
 @click.argument("consumer")
 @_chosen
 @dsn_option
@@ -64,8 +65,7 @@ def replay_dead_letters_command(
     talk(f"replayed {number} of {consumer} on {queue}")
 
 
-@click.command("purge-dead-letters")
-@click.argument("queue")
+@queue_command("purge-dead-letters")
 @click.argument("consumer")
 @_chosen
 @dsn_option

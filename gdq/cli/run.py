@@ -16,6 +16,8 @@ import gdq.batch_loop
 import gdq.ticker
 from gdq.cli import base
 from gdq.cli.handler import Handler
+from gdq.cli.listing import Shape, listing_options, print_rows
+from gdq.cli.queue_command import queue_command
 from gdq.consumers.debezium.envelope import debezium_printer
 from gdq.consumers.printer import print_events, print_sequences
 from gdq.consumers.slot.source import SlotSource
@@ -46,8 +48,7 @@ def ticker_command(once: bool, interval: float, dsn: str | None) -> None:
     gdq.ticker.run_ticker(lambda: stop.connect(dsn, "gdq ticker"), interval_seconds=interval, stop=stop.sleep)
 
 
-@click.command()
-@click.argument("queue")
+@queue_command("tick")
 @base.dsn_option
 def tick_command(queue: str, dsn: str | None) -> None:
     """Take a tick now and print its number."""
@@ -56,8 +57,7 @@ def tick_command(queue: str, dsn: str | None) -> None:
     click.echo(number)
 
 
-@click.command()
-@click.argument("queue")
+@queue_command("consume")
 @click.argument("consumer")
 @click.argument("handler", required=False)
 @click.option("--once", is_flag=True, help="Process everything committed so far, then exit (forces a tick).")
@@ -244,17 +244,16 @@ def _print(
         print_sequences(batch.sequences())
 
 
-@click.command()
-@click.argument("queue")
+@queue_command("peek")
 @click.argument("consumer", required=False)
 @click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="At most this many events.")
-@base.json_option
+@listing_options
 @base.dsn_option
-def peek_command(queue: str, consumer: str | None, limit: int, as_json: bool, dsn: str | None) -> None:
+def peek_command(queue: str, consumer: str | None, limit: int, shape: Shape, dsn: str | None) -> None:
     """Show the next events of a consumer without consuming them.
 
     Without CONSUMER: those of the consumer that is furthest behind. Takes a tick first, to show all committed events.
     """
     with base.command_session(dsn, autocommit=True) as connection:
         events = gdq.peek(connection, queue, consumer, limit=limit)
-    base.print_rows(events, base.field_names(Event), as_json=as_json)
+    print_rows(events, Event, ("id", "time", "op", "table", "key", "old", "new"), shape)

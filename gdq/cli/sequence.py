@@ -5,11 +5,14 @@ from __future__ import annotations
 import click
 
 import gdq
-from gdq.cli.base import command_session, dsn_option, field_names, json_option, list_rows, talk
+from gdq.cli.base import command_session, dsn_option, talk
+from gdq.cli.listing import Shape, list_rows, listing_options
+from gdq.cli.queue_command import queue_command
+
+_SEQUENCE_COLUMNS = ("queue_name", "sequence_name", "last_value", "is_called", "tick", "state")
 
 
-@click.command("add-sequence")
-@click.argument("queue")
+@queue_command("add-sequence")
 @click.argument("sequence", metavar="SCHEMA.SEQUENCE")
 @dsn_option
 def add_sequence_command(queue: str, sequence: str, dsn: str | None) -> None:
@@ -19,8 +22,7 @@ def add_sequence_command(queue: str, sequence: str, dsn: str | None) -> None:
     talk(f"added sequence {sequence} to {queue}" if new else f"already there: {sequence} in {queue}")
 
 
-@click.command("remove-sequence")
-@click.argument("queue")
+@queue_command("remove-sequence")
 @click.argument("sequence", metavar="SCHEMA.SEQUENCE")
 @dsn_option
 def remove_sequence_command(queue: str, sequence: str, dsn: str | None) -> None:
@@ -32,8 +34,8 @@ def remove_sequence_command(queue: str, sequence: str, dsn: str | None) -> None:
 
 @click.command("sequences")
 @click.argument("queue", required=False)
-@json_option
+@listing_options
 @dsn_option
-def sequences_command(queue: str | None, as_json: bool, dsn: str | None) -> None:
+def sequences_command(queue: str | None, shape: Shape, dsn: str | None) -> None:
     """List published sequences with their last value."""
-    list_rows(dsn, gdq.sequence_info, queue, columns=field_names(gdq.SequenceInfo), as_json=as_json)
+    list_rows(dsn, gdq.sequence_info, queue, row_type=gdq.SequenceInfo, columns=_SEQUENCE_COLUMNS, shape=shape)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import click
 from psycopg.errors import DuplicateObject, ObjectInUse
 
-from gdq.cli.base import CommandFailure, command_session, dsn_option, field_names, json_option, print_rows, talk
+from gdq.cli.base import CommandFailure, command_session, dsn_option, talk
+from gdq.cli.listing import Shape, listing_options, print_rows
+from gdq.cli.queue_command import queue_command
 from gdq.consumers.slot import slot
 
+_SLOT_COLUMNS = ("slot_name", "publication", "active", "retained_bytes", "lag_bytes", "lost", "narrowed")
 
-@click.command("create-slot")
-@click.argument("queue")
+
+@queue_command("create-slot")
 @click.argument("consumer")
 @click.argument("tables", nargs=-1, metavar="[SCHEMA.TABLE]...")
 @click.option("--two-phase", is_flag=True, help="Send prepared transactions when they are prepared.")
@@ -36,8 +39,7 @@ def create_slot_command(queue: str, consumer: str, tables: tuple[str, ...], two_
     talk(f"created slot {name}: it keeps the write-ahead log until it is read, or dropped by gdq drop-slot")
 
 
-@click.command("drop-slot")
-@click.argument("queue")
+@queue_command("drop-slot")
 @click.argument("consumer")
 @dsn_option
 def drop_slot_command(queue: str, consumer: str, dsn: str | None) -> None:
@@ -53,9 +55,9 @@ def drop_slot_command(queue: str, consumer: str, dsn: str | None) -> None:
 
 
 @click.command("slots")
-@json_option
+@listing_options
 @dsn_option
-def slots_command(as_json: bool, dsn: str | None) -> None:
+def slots_command(shape: Shape, dsn: str | None) -> None:
     """List gdq's slots with the write-ahead log that they keep.
 
     Also named are changes that their publication leaves out.
@@ -64,4 +66,4 @@ def slots_command(as_json: bool, dsn: str | None) -> None:
         rows = slot.slot_info(connection)
         if slot.is_standby(connection):
             talk("this server is a standby: the slots of its primary are listed there, not here")
-    print_rows(rows, field_names(slot.SlotInfo), as_json=as_json)
+    print_rows(rows, slot.SlotInfo, _SLOT_COLUMNS, shape)

@@ -6,64 +6,80 @@ from collections.abc import Callable
 from typing import IO, Any
 
 import click
+from psycopg import Connection
 
 import gdq
-from gdq.cli.base import dsn_option, json_option, list_rows, retry_locked, split_names, split_table_names, talk
-from gdq.queue import CaptureMode
+from gdq.cli.base import dsn_option, retry_locked, split_names, split_table_names, talk
+from gdq.cli.listing import Shape, list_rows, listing_options
+from gdq.cli.queue_command import queue_command
+from gdq.cli.terminal import printable
+from gdq.table_choice import ChosenTable, add_tables, choose_tables
 
-# The list shows the chosen options; `gdq status` shows the state.
 _TABLE_COLUMNS = (
-    "queue_name", "table_name", "mode", "format", "key", "columns", "version", "state", "reason", "log_bytes",
-    "where", "operations", "granularity", "always", "origin", "pin_search_path", "allow_rls",
+    "queue_name", "table_name", "mode", "format", "key", "events", "log_bytes", "state", "reason",
 )  # fmt: skip
 
+# None stands for an option that is not given: only those that are given are compared with those of a captured table.
 _OPTIONS = (
+    click.option("--mode", type=click.Choice(["full", "pk"]), help="Row images or keys; default: full."),
+    click.option("--key", metavar="C1,C2", help="Identifying columns, if not the primary key."),
+    click.option("--include", metavar="C1,C2", help="pk: log old and new values of these too."),
+    click.option("--columns", metavar="C1,C2", help="full: log only these."),
+    click.option("--exclude", metavar="C1,C2", help="full: log all but these."),
+    click.option("--allow-rls", is_flag=True, default=None, help="Capture a table with row level security."),
     click.option("--where", metavar="CONDITION", help="Only rows that match: \"region = 'EU' and not test\"."),
     click.option("--operations", metavar="O1,O2", help="Only these of insert, update, delete, truncate."),
     click.option(
         "--granularity",
         type=click.Choice(["row", "statement"]),
-        default="row",
-        show_default=True,
-        help="statement: for bulk loads; an update is a delete and an insert.",
+        help="statement: for bulk loads; an update is a delete and an insert. Default: row.",
     ),
-    click.option("--always", is_flag=True, help="Also with session_replication_role = replica."),
-    click.option("--origin", is_flag=True, help="Log the session setting gdq.origin with each change."),
+    click.option("--always", is_flag=True, default=None, help="Also with session_replication_role = replica."),
+    click.option("--origin", is_flag=True, default=None, help="Log the session setting gdq.origin with each change."),
     click.option("--format", type=click.Choice(["typed", "json"]), help="Log columns by type, or whole rows."),
-    click.option("--pin-search-path", is_flag=True, help="For sessions that change their search_path all the time."),
+    click.option("--pin-search-path", is_flag=True, default=None, help="For sessions that change theirs all the time."),
 )
 
 
 def _capture_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--where, --operations, --granularity and the like."""
+    """--mode, --where, --operations and the like."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
-@click.command("add-table")
-@click.argument("queue")
-@click.argument("table")
-@click.option(
-    "--mode", type=click.Choice(["full", "pk"]), default="full", show_default=True, help="Row images or keys."
-)
-@click.option("--key", metavar="C1,C2", help="Identifying columns, if not the primary key.")
-@click.option("--include", metavar="C1,C2", help="pk: log old and new values of these too.")
-@click.option("--columns", metavar="C1,C2", help="full: log only these.")
-@click.option("--exclude", metavar="C1,C2", help="full: log all but these.")
-@click.option("--allow-rls", is_flag=True, help="Capture a table with row level security.")
+@queue_command("add-table", unless="every")
+@click.argument("tables", nargs=-1, metavar="[TABLE|PATTERN]...")
+@click.option("--all", "every", is_flag=True, help="All tables but those of the system, of gdq and of views.")
+@click.option("--except", "excepted", multiple=True, metavar="PATTERN", help="But not these tables. May be repeated.")
 @_capture_options
 @dsn_option
-def add_table_command(queue: str, table: str, mode: CaptureMode, dsn: str | None, **options: Any) -> None:
-    """Capture a table from now on.
+def add_table_command(
+    queue: str, tables: tuple[str, ...], every: bool, excepted: tuple[str, ...], dsn: str | None, **options: Any
+) -> None:
+    """Capture tables from now on: all of them in one transaction, or none.
+
+    In a PATTERN, * is any text and ? any character, as in psql: 'shop.*'. Without a schema it matches the tables of the
+    search_path. Partitioned tables are captured at their root, with all partitions.
 
     \b
-    Example: gdq add-table orders public.orders --mode pk --include status
+    Examples: gdq add-table orders public.orders --mode pk --include status
+              gdq add-table orders 'shop.*' public.prices
+              gdq add-table orders --all --except 'audit.*'
     """
-    for name in ("key", "include", "columns", "exclude", "operations"):
-        options[name] = split_names(options[name])
-    retry_locked(dsn, lambda connection: gdq.add_table(connection, queue, table, mode, **options))
-    talk(f"added table {table} to {queue}")
+    if every == bool(tables):
+        raise click.UsageError("give TABLE or PATTERN, or --all")
+    given = {
+        name: split_names(value) if name in _LISTS else value for name, value in options.items() if value is not None
+    }
+
+    def add(connection: Connection[Any]) -> list[tuple[ChosenTable, bool]]:
+        chosen = choose_tables(connection, tables, every=every, excepted=excepted)
+        return list(zip(chosen, add_tables(connection, queue, chosen, given), strict=True))
+
+    for table, new in retry_locked(dsn, add):
+        name = printable(table.shown)
+        talk(f"added table {name} to {queue}" if new else f"already captured: {name} in {queue}")
 
 
 _LISTS = ("key", "include", "columns", "exclude", "operations")
@@ -71,8 +87,7 @@ _SWITCHES = ("always", "origin", "pin_search_path", "allow_rls")
 _CHOICES = ("mode", "granularity", "format", "where")
 
 
-@click.command("alter-table")
-@click.argument("queue")
+@queue_command("alter-table")
 @click.argument("table")
 @click.option("--mode", type=click.Choice(["full", "pk"]), help="Row images or keys.")
 @click.option("--key", metavar="C1,C2", help="Identifying columns.")
@@ -112,8 +127,7 @@ def alter_table_command(queue: str, table: str, reset: tuple[str, ...], dsn: str
     talk(f"altered capture of {table} in {queue}" if changed else f"unchanged: {table} in {queue} has these options")
 
 
-@click.command("remove-table")
-@click.argument("queue")
+@queue_command("remove-table")
 @click.argument("table")
 @click.option("--force", is_flag=True, help="Even with unread changes: their consumers meet a gap.")
 @dsn_option
@@ -125,15 +139,14 @@ def remove_table_command(queue: str, table: str, force: bool, dsn: str | None) -
 
 @click.command("tables")
 @click.argument("queue", required=False)
-@json_option
+@listing_options
 @dsn_option
-def tables_command(queue: str | None, as_json: bool, dsn: str | None) -> None:
-    """List captured tables."""
-    list_rows(dsn, gdq.table_info, queue, columns=_TABLE_COLUMNS, as_json=as_json)
+def tables_command(queue: str | None, shape: Shape, dsn: str | None) -> None:
+    """List captured tables, with --wide also with their options."""
+    list_rows(dsn, gdq.table_info, queue, row_type=gdq.TableInfo, columns=_TABLE_COLUMNS, shape=shape)
 
 
-@click.command("apply-ddl")
-@click.argument("queue")
+@queue_command("apply-ddl")
 @click.option("-f", "--file", required=True, type=click.File(), help="File with the commands; - for stdin.")
 @click.option("--lock", metavar="T1,T2", help="Lock these tables first.")
 @dsn_option

@@ -12,6 +12,8 @@ import click
 from psycopg import Connection
 
 from gdq.cli import base
+from gdq.cli.listing import Shape, list_rows, listing_options
+from gdq.cli.queue_command import only_queue
 from gdq.cli.terminal import printable
 from gdq.conninfo import connect, target_conninfo
 from gdq.consumers.lake.open import open_lake
@@ -24,9 +26,9 @@ from gdq.view import view
 from gdq.view.view import EngineChoice, ViewInfo
 
 _VIEW_COLUMNS = (
-    "view_name", "queue_name", "group_name", "tables", "target", "last_refresh", "last_action", "last_reason",
-    "rows_changed", "error", "diverged",
+    "view_name", "queue_name", "group_name", "target", "age", "last_action", "rows_changed", "error", "diverged",
 )  # fmt: skip
+_RUN_COLUMNS = ("started_at", "action", "reason", "delta_rows", "rows_changed", "seconds", "audit", "error")
 
 _engine_option = click.option(
     "--engine",
@@ -73,7 +75,7 @@ _audit_keys_option = click.option(
 
 @click.command("create-view")
 @click.argument("name")
-@click.option("--queue", required=True, metavar="QUEUE", help="The queue that captures the view's tables.")
+@click.option("-q", "--queue", metavar="QUEUE", help="The queue that captures the view's tables, if not the only one.")
 @click.option("--sql", "file", required=True, type=click.File(), help="File with the view's SELECT; - for stdin.")
 @click.option(
     "--target",
@@ -89,7 +91,7 @@ _audit_keys_option = click.option(
 def create_view_command(
     *,
     name: str,
-    queue: str,
+    queue: str | None,
     file: IO[str],
     target: str,
     target_dsn: str | None,
@@ -101,6 +103,7 @@ def create_view_command(
     """Register a materialized view that is refreshed from a queue."""
     # the checks write temporary objects, after which a transaction can take no tick
     with base.command_session(dsn, autocommit=True) as connection:
+        queue = queue or only_queue(connection)
         check_tables(connection, queue)
         plan = view.create_view(
             connection,
@@ -137,21 +140,21 @@ def _check_target(connection: Connection[Any], name: str) -> None:
 
 
 @click.command()
+@listing_options
 @base.dsn_option
-@base.json_option
-def views_command(dsn: str | None, as_json: bool) -> None:
+def views_command(shape: Shape, dsn: str | None) -> None:
     """List views with the outcome of their last refresh."""
-    base.list_rows(dsn, view.view_info, columns=_VIEW_COLUMNS, as_json=as_json)
+    list_rows(dsn, view.view_info, row_type=ViewInfo, columns=_VIEW_COLUMNS, shape=shape)
 
 
 @click.command("view-history")
 @click.argument("name")
 @click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="At most this many refreshes.")
+@listing_options
 @base.dsn_option
-@base.json_option
-def view_history_command(name: str, limit: int, dsn: str | None, as_json: bool) -> None:
+def view_history_command(name: str, limit: int, shape: Shape, dsn: str | None) -> None:
     """List the refreshes of a view, newest first."""
-    base.list_rows(dsn, view.view_history, name, limit, columns=base.field_names(view.ViewRun), as_json=as_json)
+    list_rows(dsn, view.view_history, name, limit, row_type=view.ViewRun, columns=_RUN_COLUMNS, shape=shape)
 
 
 @click.command("alter-view")
@@ -212,7 +215,7 @@ def _drop_target(info: ViewInfo, dsn: str | None) -> None:
 
 @click.command("explain-view")
 @click.argument("name", required=False)
-@click.option("--queue", metavar="QUEUE", help="With --sql: the queue that captures its tables.")
+@click.option("-q", "--queue", metavar="QUEUE", help="With --sql: the queue of its tables, if not the only one.")
 @click.option("--sql", "file", type=click.File(), help="File with a SELECT to explain instead of a view; - for stdin.")
 @click.option(
     "--elsewhere",
@@ -233,14 +236,15 @@ def explain_view_command(
     as_json: bool,
 ) -> None:
     """Show how a view is refreshed and why. Exit code 3 if it cannot be refreshed from changes."""
-    if (name is None) == (file is None) or (file is None) != (queue is None):
-        raise click.UsageError("give the NAME of a view, or --queue and --sql")
+    if (name is None) == (file is None) or (file is None and queue is not None):
+        raise click.UsageError("give the NAME of a view, or --sql and --queue")
     if elsewhere and file is None:
         raise click.UsageError("--elsewhere needs --sql")
     with base.command_session(dsn) as connection:
         try:
             if file is not None:
-                plan = view.explain_view(connection, str(queue), file.read(), engine=engine, elsewhere=elsewhere)
+                queue = queue or only_queue(connection)
+                plan = view.explain_view(connection, queue, file.read(), engine=engine, elsewhere=elsewhere)
             else:
                 (info,) = view.view_info(connection, name)
                 with pinned(connection):

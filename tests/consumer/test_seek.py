@@ -144,7 +144,7 @@ def test_settings_are_checked(stage: Stage) -> None:
     assert gdq("set-queue", "q", "max_bytes=0", dsn=stage.db.dsn).stderr == "changed queue q\n"
     assert gdq("set-queue", "q", "max_bytes=0", dsn=stage.db.dsn).stderr == "already so: queue q\n"
     [queue] = json.loads(gdq("queues", "--json", dsn=stage.db.dsn).stdout)
-    assert (queue["max_bytes"], queue["ticker_idle_period"]) == (None, 60.0)
+    assert (queue["max_bytes"], queue["ticker_idle_period_seconds"]) == (None, 60.0)
     with pytest.raises(psycopg.errors.UndefinedObject):
         stage.owner.execute("select gdq.set_queue('none', max_bytes => 1)")
 

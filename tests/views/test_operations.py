@@ -143,7 +143,7 @@ def test_status_says_how_fresh_views_are(viewed: Shop) -> None:
             refresher.refresh("v")
     done = gdq("status", "--json", dsn=viewed.db.dsn)
     (seen,) = json.loads(done.stdout)["views"]
-    assert (seen["age"] // 3600, seen["last_action"], seen["rows_changed"]) == (1, "failed", None)
+    assert (seen["age_seconds"] // 3600, seen["last_action"], seen["rows_changed"]) == (1, "failed", None)
     assert seen["error"]
     lines = gdq("status", "q", dsn=viewed.db.dsn).stdout.splitlines()
     assert next(line for line in lines if "last action" in line).split()[:2] == ["queue", "view"]

@@ -1,0 +1,156 @@
+"""`gdq add-table` with several tables, patterns and --all."""
+
+from __future__ import annotations
+
+import json
+
+import psycopg
+import pytest
+
+from gdq.errors import GdqError
+from gdq.table_pattern import is_pattern, table_pattern
+from tests.support.programs import gdq, start_gdq
+from tests.support.server import Database
+from tests.support.waiting import SECONDS, until
+
+
+@pytest.fixture
+def shop(db: Database) -> Database:
+    """Tables of every kind in three schemas, and the queue q."""
+    with db.connect() as connection:
+        connection.execute(
+            """create schema shop; create schema audit;
+               create table shop.orders (id int primary key, note text);
+               create table shop.items (id int primary key);
+               create table shop."Odd* name" (id int primary key);
+               create table shop.sales (id int primary key) partition by range (id);
+               create table shop.sales_1 partition of shop.sales for values from (0) to (10);
+               create table audit.log (line text);
+               create table plain (id int primary key);
+               create table elders (id int); create table children () inherits (elders);
+               create view shop.seen as select 1; create sequence shop.numbers"""
+        )
+        connection.execute("select gdq.create_queue('q')")
+    return db
+
+
+def captured(db: Database) -> set[str]:
+    return {table["table_name"] for table in json.loads(gdq("tables", "--json", dsn=db.dsn).stdout)}
+
+
+@pytest.mark.parametrize(
+    ("text", "fits", "fits_not"),
+    [
+        ("shop.*", [("shop", "a"), ("shop", "B.c")], [("shopp", "a")]),
+        ("SHOP.o?d", [("shop", "odd")], [("shop", "od"), ("SHOP", "odd")]),
+        ('"S*".*"x.""Y"', [("S*", 'ax."Y')], [("Sa", 'ax."Y'), ("S*", "ax.y")]),
+        ("a[b]$*", [("any", "a[b]$1")], [("any", "ab1")]),
+    ],
+)
+def test_patterns(text: str, fits: list[tuple[str, str]], fits_not: list[tuple[str, str]]) -> None:
+    assert is_pattern(text)
+    pattern = table_pattern(text)
+    assert all(pattern.matches(*names, visible=True) for names in fits)
+    assert not any(pattern.matches(*names, visible=True) for names in fits_not)
+
+
+def test_a_pattern_without_a_schema_is_for_the_search_path() -> None:
+    pattern = table_pattern("o*")
+    assert pattern.matches("shop", "orders", visible=True)
+    assert not pattern.matches("shop", "orders", visible=False)
+    assert not is_pattern('shop."a*"')
+    for wrong in ("a.b.*", 'a."*'):
+        with pytest.raises(GdqError, match="pattern"):
+            table_pattern(wrong)
+
+
+def test_names_and_patterns(shop: Database) -> None:
+    done = gdq("add-table", "q", "plain", "shop.*", "--except", "shop.i*", "--granularity", "row", dsn=shop.dsn)
+    assert (done.returncode, done.stdout) == (0, "")
+    added = {"public.plain", "shop.orders", "shop.sales", 'shop."Odd* name"'}
+    assert set(done.stderr.splitlines()) == {f"added table {name} to q" for name in added}
+    assert captured(shop) == added
+    done = gdq("add-table", "q", "shop.*", dsn=shop.dsn)
+    assert sorted(done.stderr.splitlines()) == [
+        "added table shop.items to q",
+        'already captured: shop."Odd* name" in q',
+        "already captured: shop.orders in q",
+        "already captured: shop.sales in q",
+    ]
+    assert done.returncode == 0
+
+
+def test_all_tables(shop: Database) -> None:
+    """Inheritance children come first, targets of views and gdq's own tables not at all."""
+    made = ["create-view", "v", "--queue", "q", "--sql", "-", "--target", "shop.totals"]
+    assert gdq("add-table", "q", "shop.orders", dsn=shop.dsn).returncode == 0
+    query = "select note, count(*) as n, sum(id) as s from shop.orders group by note"
+    assert gdq(*made, dsn=shop.dsn, stdin=query).returncode == 0
+    assert gdq("refresh", dsn=shop.dsn).returncode == 0
+    done = gdq("add-table", "q", "--all", "--except", "audit.*", dsn=shop.dsn)
+    assert done.returncode == 0, done.stderr
+    everything = {"shop.orders", "shop.items", "shop.sales", 'shop."Odd* name"', "public.plain", "public.elders"}
+    assert captured(shop) == everything | {"public.children"}
+
+
+WRONG = [
+    (["shop.*", "none.*"], "no table matches none.*"),
+    (["--all", "--except", "orders"], "no table matches orders"),
+    (["shop.sales_?"], "no table matches shop.sales_?"),
+    (["plain", "--except", "plain"], "the exceptions leave no table to capture"),
+    (["plain", "missing"], 'relation "missing" does not exist'),
+    (["plain", "shop.seen"], "shop.seen is a view, only tables can be captured"),
+    (["--all", "--mode", "pk"], "table public.children has no primary key, which mode pk logs"),
+    (["--all", "--except", "*.*"], "the exceptions leave no table to capture"),
+]
+
+
+def test_all_or_nothing(shop: Database) -> None:
+    """A table or pattern that is wrong is named with a cure, and no other table is captured."""
+    for arguments, message in WRONG:
+        done = gdq("add-table", "q", *arguments, dsn=shop.dsn)
+        assert (done.returncode, done.stderr.splitlines()[0]) == (1, f"Error: {message}"), arguments
+    assert captured(shop) == set()
+    assert gdq("add-table", "q", "--all", "plain", dsn=shop.dsn).returncode == 2
+
+
+def test_options_of_captured_tables(shop: Database) -> None:
+    """Options that are not given do not count; those that differ are named, with the command that changes them."""
+    options = ["--mode", "pk", "--include", "note", "--operations", "delete,insert,update"]
+    assert gdq("add-table", "q", "shop.orders", *options, dsn=shop.dsn).returncode == 0
+    for again in ([], options, ["--mode", "pk"], ["--key", "id"]):
+        done = gdq("add-table", "q", "shop.orders", *again, dsn=shop.dsn)
+        said = "already captured: shop.orders in q\n" if "--key" not in again else done.stderr
+        assert (done.returncode, done.stderr) == (0 if "--key" not in again else 1, said)
+    done = gdq("add-table", "q", "plain", "shop.orders", "--mode", "full", "--origin", dsn=shop.dsn)
+    first, hint = done.stderr.splitlines()
+    assert first == "Error: table shop.orders is already captured by this queue with other options: mode, origin"
+    assert (done.returncode, hint) == (1, "Hint: gdq alter-table changes them.")
+    assert captured(shop) == {"shop.orders"}
+
+
+def test_a_waiting_writer_is_no_victim(shop: Database) -> None:
+    """A writer that holds a later table and waits for an earlier one is never ended as a deadlock's victim."""
+    with shop.connect() as watch, shop.connect("su") as writer:
+        writer.execute("set deadlock_timeout = '100ms'")
+        with writer.transaction():
+            writer.execute("insert into shop.items values (1)")
+            adding = start_gdq("add-table", "q", "shop.orders", "shop.items", dsn=shop.dsn)
+            held = """select from pg_locks where relation = 'shop.orders'::regclass
+                         and mode = 'ShareRowExclusiveLock' and granted"""
+            until(lambda: watch.execute(held).rowcount)
+            writer.execute("insert into shop.orders values (1)")
+        assert adding.communicate(timeout=SECONDS)[1].splitlines()[-1] == "added table shop.items to q"
+
+
+def test_too_many_tables_for_the_servers_locks(shop: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other sessions need locks too: the command stops while half of them are left."""
+    from gdq import table_choice
+
+    monkeypatch.setattr(table_choice, "_LOCKS_MAX", "select 20")
+    with shop.connect(autocommit=False) as connection:
+        chosen = table_choice.choose_tables(connection, ["shop.*"])
+        with pytest.raises(GdqError, match="too many tables for one transaction") as told:
+            table_choice.add_tables(connection, "q", chosen, {})
+        assert told.value.hint is not None
+        assert connection.info.transaction_status is psycopg.pq.TransactionStatus.INTRANS
