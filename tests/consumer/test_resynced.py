@@ -139,7 +139,7 @@ def test_command(shop: Tap) -> None:
     done = gdq("resynced", "q", "c", "shop.t", "--snapshot", snapshot[0], dsn=shop.db.dsn)
     assert (done.returncode, done.stderr) == (0, "resynchronised shop.t of c on q\n")
     assert gdq("consume", "q", "c", "--once", dsn=shop.db.dsn).returncode == 0
-    assert gdq("resynced", "q", "c", "--snapshot", snapshot[0], dsn=shop.db.dsn).returncode == 2
+    assert gdq("resynced", "c", "--snapshot", snapshot[0], dsn=shop.db.dsn).returncode == 2
 
 
 def test_seek_back_before_a_copy_brings_everything_again(shop: Tap) -> None:

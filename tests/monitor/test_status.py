@@ -276,13 +276,13 @@ def test_watch_until_interrupted(db: Database) -> None:
 
 def test_watch_on_a_terminal(db: Database) -> None:
     with db.connect() as connection:
-        connection.execute("select gdq.create_queue('looked at')")
+        connection.execute("select gdq.create_queue('watched')")
     leader, follower = pty.openpty()
     command = [sys.executable, "-m", "gdq", "status", "--watch", "--interval", "0.1"]
     watching = subprocess.Popen(command, env=environment(db.dsn), stdout=follower, stderr=subprocess.PIPE)
     os.close(follower)
     shown = b""
-    while shown.count(b"looked at") < 2:
+    while shown.count(b"watched") < 2:
         shown += os.read(leader, 4096)
     watching.send_signal(signal.SIGINT)
     err = watching.communicate(timeout=SECONDS)[1]
