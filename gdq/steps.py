@@ -31,10 +31,10 @@ class Statement:
     """A statement with its values. Its result is the first value of the first row, or with `row` all rows.
 
     `row`: a row factory of psycopg. `result`: False for a statement that returns no rows. `alone`: in a READ COMMITTED
-    transaction of its own, whose BEGIN and COMMIT are sent with the statement; needs an idle connection. The server then
-    commits without hearing of this program again. A program that stands still, or is cut off, while the transaction is
-    open would hold locks on logs and ticks until the server notices: consumers, and writers that come late to a log,
-    would wait as long.
+    transaction of its own, whose BEGIN and COMMIT are sent with the statement; needs an idle connection. The server
+    then commits without hearing of this program again. A program that stands still, or is cut off, while the
+    transaction is open would hold locks on logs and ticks until the server notices: consumers, and writers that come
+    late to a log, would wait as long.
     """
 
     query: str | sql.SQL | sql.Composed
