@@ -19,7 +19,7 @@ from gdq.embedded.files import MAJORS, find_binaries
 from gdq.embedded.server import EmbeddedServer
 from tests.foreign.fetch import PACKAGES, fetch_packages
 from tests.foreign.material import MaterialFile, find_files, regress_folders
-from tests.foreign.suites import SuiteSources, run_isolation, run_regression
+from tests.foreign.suites import SuiteSources, Told, run_isolation, run_regression
 from tests.foreign.tally import Tally
 from tests.foreign.views_run import _SETTINGS, ViewsRun
 
@@ -34,7 +34,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, help="begin no file after this time")
     parser.add_argument("--every", type=int, default=1, help="every nth file only")
-    parser.add_argument("--report", type=Path, help="write all verdicts here, as lines of JSON")
+    parser.add_argument("--report", type=Path, help="views: write verdicts here, lines of JSON; suites: outputs")
     given = parser.parse_args()
     if given.what == "fetch":
         return 0 if fetch_packages(given.folder, PACKAGES, print) else 2
@@ -76,12 +76,10 @@ def run_suite(given: argparse.Namespace) -> int:
     names = [name for name in given.only.split(",") if name]
     run = run_regression if given.what == "regression" else run_isolation
     suite = SuiteSources(folders[0], binaries, given.folder)
-    result = run(suite, lambda line: print(line, flush=True), names)
+    result = run(suite, Told(lambda line: print(line, flush=True), given.report), names)
     if result is None:
         print(f"PostgreSQL {given.pg} from {binaries.origin} has no isolationtester", file=sys.stderr)
         return 2
-    if given.report is not None:
-        result.write(given.report)
     print(*result.lines(), sep="\n")
     return 0
 

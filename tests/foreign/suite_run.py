@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from gdq.installer.install import install
 from gdq.sql_text import raw
 from gdq.ticker import maintain_all, tick_all
 
-_FILE_SECONDS = 600
+_FILE_SECONDS = 3600
 # Maintenance after a file ends after this time, and goes on after the next.
 _HOUSE_SECONDS = 60
 _DATABASE = "regression"
@@ -40,59 +40,57 @@ _CAPTURE_ALL = Path(__file__).parent / "capture_all.sql"
 
 @dataclass(frozen=True, slots=True)
 class SuiteRun:
-    """Runs files of a suite. `work`: a copy of src/test/regress where the server's account may write.
+    """Runs files of a suite on a server that has the suite's database.
 
-    `captured`: every table is captured from its creation on.
+    `work`: a copy of src/test/regress where the server's account may write. `captured`: every table is captured from
+    its creation on.
     """
 
-    binaries: PostgresBinaries
+    server: EmbeddedServer
     work: Path
     captured: bool
-    tell: Callable[[str], None]
 
+    @classmethod
     @contextmanager
-    def server(self) -> Iterator[EmbeddedServer]:
-        """A new server with the suite's database."""
-        with EmbeddedServer(binaries=self.binaries, settings=_SETTINGS) as server:
+    def start(cls, binaries: PostgresBinaries, work: Path, *, captured: bool) -> Iterator[SuiteRun]:
+        """A run on a new server, which is stopped at the end."""
+        with EmbeddedServer(binaries=binaries, settings=_SETTINGS, in_memory=True) as server:
             with psycopg.connect(server.conninfo(), autocommit=True) as su:
                 su.execute(raw(f"create database {_DATABASE} template template0"))
                 for name, value in _DATABASE_SETTINGS.items():
                     su.execute(raw(f"alter database {_DATABASE} set {name} to '{value}'"))
-            if self.captured:
-                dsn = server.conninfo(dbname=_DATABASE)
-                install(dsn)
-                with psycopg.connect(dsn, autocommit=True) as su:
+            run = cls(server, work, captured)
+            if captured:
+                install(run.dsn)
+                with psycopg.connect(run.dsn, autocommit=True) as su:
                     su.execute(_CAPTURE_ALL.read_bytes())
-            yield server
+            yield run
 
-    def regression(self, names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-        """The outputs of these files, run one after the other, and what capture refused."""
-        with self.server() as server:
-            outputs = {}
-            for name in names:
-                script = self.work / "sql" / f"{name}.sql"
-                outputs[name] = self._psql(server, script)
-                self._keep_house(server)
-                self.tell(f"{'captured' if self.captured else 'plain'} {name}: {outputs[name].count(chr(10))} lines")
-            return outputs, self._refused(server)
+    @property
+    def dsn(self) -> str:
+        """The suite's database, as its superuser."""
+        return self.server.conninfo(dbname=_DATABASE)
 
-    def isolation(self, specs: Sequence[Path], tester: Path) -> tuple[dict[str, str], list[str]]:
-        """The outputs of these specs, and what capture refused."""
-        with self.server() as server:
-            outputs = {}
-            for spec in specs:
-                command = [str(tester), server.conninfo(dbname=_DATABASE)]
-                outputs[spec.stem] = self._output(command, spec, server)
-                self._keep_house(server)
-                self.tell(f"{'captured' if self.captured else 'plain'} {spec.stem}")
-            return outputs, self._refused(server)
-
-    def _psql(self, server: EmbeddedServer, script: Path) -> str:
+    def script(self, name: str) -> str:
+        """The output of a file of the regression suite."""
         options = ["-X", "-a", "-q", "-v", "HIDE_TABLEAM=on", "-v", "HIDE_TOAST_COMPRESSION=on"]
-        command = [self.binaries.program("psql"), *options, "-d", server.conninfo(dbname=_DATABASE)]
-        return self._output([str(one) for one in command], script, server)
+        command = [self.server.binaries.program("psql"), *options, "-d", self.dsn]
+        return self._output([str(one) for one in command], self.work / "sql" / f"{name}.sql")
 
-    def _output(self, command: Sequence[str], script: Path, server: EmbeddedServer) -> str:
+    def spec(self, path: Path, tester: Path) -> str:
+        """The output of a file of the isolation suite; `tester`: the program that runs it."""
+        return self._output([str(tester), self.dsn], path)
+
+    def refused(self) -> list[str]:
+        """For each table that was made: `captured`, or what add_table() said."""
+        if not self.captured:
+            return []
+        query = "select coalesce(refused, 'captured') from capture_all.noted"
+        with psycopg.connect(self.dsn, autocommit=True) as su:
+            return [text for (text,) in su.execute(query)]
+
+    def _output(self, command: Sequence[str], script: Path) -> str:
+        server = self.server
         names = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH")
         environment = {name: os.environ[name] for name in names if name in os.environ} | {
             "PGTZ": "PST8PDT", "PGDATESTYLE": "Postgres, MDY", "LC_MESSAGES": "C",
@@ -110,23 +108,17 @@ class SuiteRun:
                 return (error.stdout or b"").decode(errors="replace") + "\nTIMED OUT\n"
         text = done.stdout.decode(errors="replace")
         # each server has its own port, number of a socket and folder
+        self._keep_house()
         text = re.sub(rf"\b{server.port}\b", "PORT", text)
         return text.replace(str(server.data), "DATA").replace(str(self.work), "WORK")
 
-    def _keep_house(self, server: EmbeddedServer) -> None:
+    def _keep_house(self) -> None:
         """Ticks and maintenance between the files, as a ticker does: the logs of tables that are dropped go too."""
         if self.captured:
             until = time.monotonic() + _HOUSE_SECONDS
-            with connect(server.conninfo(dbname=_DATABASE), autocommit=True) as su:
+            with connect(self.dsn, autocommit=True) as su:
                 tick_all(su)
                 maintain_all(su, stop=lambda: time.monotonic() >= until)
-
-    def _refused(self, server: EmbeddedServer) -> list[str]:
-        if not self.captured:
-            return []
-        query = "select coalesce(refused, 'captured') from capture_all.noted"
-        with psycopg.connect(server.conninfo(dbname=_DATABASE), autocommit=True) as su:
-            return [text for (text,) in su.execute(query)]
 
 
 def prepare_sources(sources: Path, work: Path, binaries: PostgresBinaries, headers: Path | None) -> bool:
