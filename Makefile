@@ -4,8 +4,9 @@
 PYTHON ?= python3
 EXTRAS := arrow,views,spark,lake,metrics,embedded,demo,dev
 MAJORS := 15 16 17 18
-# a server and its databases for each worker; three keep two cores busy, as tests wait; those of one file stay together
-PARALLEL := -n 3 --dist loadfile
+# a server and its databases for each worker; three keep two cores busy, as tests wait; those of one file stay together, in the
+# order of tests/conftest.py
+PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 SPARK43 := 4.3.0
 SOAK ?= 20000
 FOREIGN_PG ?= 18
@@ -19,7 +20,7 @@ py := .venv/bin/python
 say = @printf '%s\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs bench bench-quick bench-long bench-all test test-all test-foreign soak campaign lint format schema clean
+.PHONY: help demo docs bench bench-quick bench-long bench-all test test-all test-foreign test-published soak campaign lint format schema clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -61,6 +62,9 @@ test-all: lint .venv-spark43/ready ## lint, all tests on every PostgreSQL, a Spa
 	@GDQ_TEST_CLUSTER=1 $(py) -m pytest -q tests/spark/test_cluster.py
 	$(say) '== Spark $(SPARK43)'
 	@GDQ_TEST_CLUSTER=1 .venv-spark43/bin/python -m pytest -q -m spark
+
+test-published: .venv/ready ## README, every page and the demo from the wheel alone, in an empty environment, on 15 and 18
+	@$(py) -m tests.published
 
 soak: .venv/ready ## random sequences of steps for hours; SOAK=<examples>
 	@GDQ_MACHINE_EXAMPLES=$(SOAK) $(py) -m pytest -q -s tests/batch/test_machine.py

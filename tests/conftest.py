@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import signal
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from gdq.embedded.files import MAJORS
+
+# What a test that is marked long or spark takes beside one that is not, roughly.
+_SLOW_SECONDS = 10
 
 pytest.register_assert_rewrite("tests.support.guarded")
 pytest_plugins = [
@@ -48,3 +53,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help=f"PostgreSQL to test with: {MAJORS[0]} to {MAJORS[-1]} (default %(default)s);"
         " GDQ_TEST_BIN=FOLDER names the programs of another one",
     )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take long come first: a worker that began with one last would end long after the others."""
+    seconds: Counter[Path] = Counter()
+    for item in items:
+        slow = item.get_closest_marker("long") or item.get_closest_marker("spark")
+        seconds[item.path] += _SLOW_SECONDS if slow else 1
+    items.sort(key=lambda item: -seconds[item.path])

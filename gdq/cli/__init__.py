@@ -42,7 +42,7 @@ class _Logfmt(logging.Formatter):
 )
 @click.version_option(__version__, prog_name="gdq")
 @click.option("-v", "--verbose", is_flag=True, help="Log more.")
-@click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
+@click.option("--quiet", is_flag=True, help="Print errors only.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.option("-d", "--dsn", metavar="CONNINFO", help="The connection, before or after the command.")
 def main(verbose: bool, quiet: bool, debug: bool, dsn: str | None) -> None:  # noqa: ARG001 (dsn: from the context)

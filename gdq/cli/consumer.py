@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
+from psycopg import Connection
 
 import gdq
 from gdq.cli import base
@@ -32,9 +35,7 @@ def register_consumer_command(
     tick = None if at == "now" else int(at)
     with base.command_session(dsn) as connection:
         if tick is None:
-            # the server refuses a tick after DDL that check_tables() has not seen
-            with connection.transaction():
-                gdq.check_tables(connection, queue)
+            _look_at_tables(connection, queue)
         tables, skipped = base.split_table_names(lists["tables"]), base.split_names(lists["skip_origin"])
         new = gdq.register_consumer(connection, queue, consumer, at_tick=tick, tables=tables, skip_origin=skipped)
         if new and messages:
@@ -43,6 +44,19 @@ def register_consumer_command(
             new = gdq.register_member(connection, queue, consumer, member)
             consumer = f"{consumer}/{member}"
     base.talk(f"registered consumer {consumer} on {queue}" if new else f"already registered: {consumer} on {queue}")
+
+
+def register_from_now(connection: Connection[Any], queue: str, consumer: str, member: str | None) -> bool:
+    """Register a consumer, and a member of it if one is named; False if both are there."""
+    _look_at_tables(connection, queue)
+    new = gdq.register_consumer(connection, queue, consumer)
+    return gdq.register_member(connection, queue, consumer, member) if member is not None else new
+
+
+def _look_at_tables(connection: Connection[Any], queue: str) -> None:
+    """See DDL that nothing has seen yet: the server refuses a tick after it."""
+    with connection.transaction():
+        gdq.check_tables(connection, queue)
 
 
 @queue_command("unregister-consumer")

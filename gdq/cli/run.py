@@ -15,6 +15,7 @@ from psycopg import Connection
 import gdq.batch_loop
 import gdq.ticker
 from gdq.cli import base
+from gdq.cli.consumer import register_from_now
 from gdq.cli.handler import Handler
 from gdq.cli.listing import Shape, listing_options, print_rows
 from gdq.cli.queue_command import queue_command
@@ -61,6 +62,7 @@ def tick_command(queue: str, dsn: str | None) -> None:
 @click.argument("consumer")
 @click.argument("handler", required=False)
 @click.option("--once", is_flag=True, help="Process everything committed so far, then exit (forces a tick).")
+@click.option("--register", is_flag=True, help="Register the consumer first, unless it is: it gets changes from now.")
 @click.option("--json", "as_json", is_flag=True, help="Print events as JSON lines; the default without a handler.")
 @click.option("--member", metavar="M", help="Work as this member of the consumer, beside other members.")
 @click.option(
@@ -110,6 +112,7 @@ def consume_command(
     handler: str | None,
     *,
     once: bool,
+    register: bool,
     as_json: bool,
     member: str | None,
     dead_after: float,
@@ -142,8 +145,8 @@ def consume_command(
         raise click.UsageError("--json prints the events itself and takes no handler")
     if (each and handler is None) or (retry_errors is not None and not each):
         raise click.UsageError("--retry-errors needs --each, and --each a handler")
-    if source == "slot" and (each or member is not None):
-        raise click.UsageError("--each and --member need the queue: a slot has one reader and no retries")
+    if source == "slot" and (each or register or member is not None):
+        raise click.UsageError("--each, --register and --member need the queue: a slot has one reader and no retries")
     _check_format(form, tombstones=tombstones, other=as_json or handler is not None)
     on_error = None if retry_errors is None else timedelta(seconds=retry_errors)
     hand_over = (
@@ -155,6 +158,8 @@ def consume_command(
     stop = base.StopSignals()
 
     def work(connection: Connection[Any]) -> None:
+        if register and register_from_now(connection, queue, consumer, member):
+            base.talk(f"registered consumer {consumer} on {queue}")
         with contextlib.ExitStack() as opened:
             try:
                 reader: SlotSource | gdq.Consumer = (

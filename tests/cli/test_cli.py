@@ -296,6 +296,28 @@ def test_add_table_waits_for_a_writer_in_short_tries(db: Database) -> None:
         assert adding.returncode == 0
 
 
+def test_consume_registers(shop: Database) -> None:
+    """With --register a consumer that nobody knows gets what is written from then on; nothing else takes ticks."""
+    with shop.connect() as connection:
+        connection.execute("insert into orders values (1, 'before', 0)")
+        consuming = start_gdq("consume", "q", "new", "--register", "--member", "m", dsn=shop.dsn)
+        assert consuming.stderr is not None
+        assert consuming.stdout is not None
+        try:
+            assert consuming.stderr.readline() == "registered consumer new on q\n"
+            connection.execute("insert into orders values (2, 'after', 0)")
+            assert json.loads(consuming.stdout.readline())["new"]["status"] == "after"
+        finally:
+            consuming.terminate()
+            consuming.communicate(timeout=SECONDS)
+        assert consuming.returncode == 0
+        connection.execute("insert into orders values (3, 'later', 0)")
+    again = gdq("consume", "q", "new", "--register", "--member", "m", "--once", dsn=shop.dsn)
+    assert [json.loads(line)["key"] for line in again.stdout.splitlines()] == [{"id": 3}]
+    assert again.stderr == ""
+    assert gdq("consume", "q", "new", "--register", "--source", "slot", dsn=shop.dsn).returncode == 2
+
+
 def test_warnings_of_the_server_reach_stderr(db: Database) -> None:
     with db.connect() as connection:
         connection.execute("create table t (id int primary key, doc text); select gdq.create_queue('q')")

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
+_OPTIONS = "-q -n 3 --dist loadfile --no-loadscope-reorder"
 _PYTHON = """#!/bin/sh
 case "$*" in *"pytest $FAIL"*) exit 1;; esac
 """
 
 
 @pytest.mark.parametrize("target", ["test", "test-all"])
-@pytest.mark.parametrize("fail", ["-q -n 3 --dist loadfile --pg 15", "-q -n 3 --dist loadfile --pg 18", "of nothing"])
+@pytest.mark.parametrize("fail", [f"{_OPTIONS} --pg 15", f"{_OPTIONS} --pg 18", "of nothing"])
 def test_one_server_that_fails_fails_all(tmp_path: Path, target: str, fail: str) -> None:
     shutil.copy("Makefile", tmp_path)
     for name in ("pyproject.toml", "constraints.txt"):
