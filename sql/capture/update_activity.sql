@@ -84,8 +84,10 @@ comment on function gdq.set_activity(integer, text) is 'Sets the activity of a t
 create or replace function gdq.log_bytes(table_id integer) returns bigint
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
+  -- an array is looked up by the index also while the tables have no statistics
   select coalesce(sum(pg_relation_size(s.segment)), 0)::bigint
-    from gdq.table_version v join gdq.log_segment s using (version_id) where v.table_id = log_bytes.table_id
+    from gdq.log_segment s
+   where s.version_id = any (array(select v.version_id from gdq.table_version v where v.table_id = log_bytes.table_id))
 $$;
 comment on function gdq.log_bytes(integer) is 'Bytes of a captured table''s log.';
 
