@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from gdq.consumers.compare.figures import Figures, LatencyFigures, PathFigures
+import textwrap
+from collections.abc import Callable
+
+from gdq.consumers.compare.figures import Figures, PathFigures
+from gdq.consumers.compare.recommend import Recommendation
+from gdq.units import delay, size, span
 
 _Row = tuple[str, ...]
 
@@ -16,15 +21,7 @@ UNTOLD = (
 )
 
 
-def size_text(number: float | None) -> str:
-    """Bytes in the unit that fits."""
-    if number is None:
-        return "unknown"
-    for unit in ("B", "kB", "MB"):
-        if number < 10_000:
-            return f"{number:,.0f} {unit}"
-        number /= 1024
-    return f"{number:,.0f} GB"
+PATHS = ("queue", "slot")
 
 
 def events_rows(figures: Figures) -> list[_Row]:
@@ -38,42 +35,49 @@ def events_rows(figures: Figures) -> list[_Row]:
 
 def figure_rows(figures: Figures) -> list[_Row]:
     """The figures of both paths."""
-    both = (figures.queue, figures.slot)
+    no_slot = "none of its own"
     return [
-        ("latency p50", *(_milliseconds(path.latency, "p50") for path in both)),
-        ("latency p99", *(_milliseconds(path.latency, "p99") for path in both)),
-        ("bytes of tables per change", size_text(figures.log_bytes_per_change), "0 B"),
-        ("bytes of log per change, added", size_text(figures.queue_wal_per_change), "none but what wal_level adds"),
-        ("kept after nobody read", *(size_text(path.retained_bytes) for path in both)),
-        ("kept more while nobody read", *(_rate(path.retained_per_second) for path in both)),
+        ("latency p50", *(_latency(figures, name, "p50") for name in PATHS)),
+        ("latency p99", *(_latency(figures, name, "p99") for name in PATHS)),
+        ("tables per change", told(figures, "log_bytes_per_change", figures.log_bytes_per_change, size), no_slot),
+        ("log per change, added", told(figures, "queue_wal_per_change", figures.queue_wal_per_change, size), no_slot),
+        ("kept after nobody read", *(_known(getattr(figures, name).retained_bytes, size) for name in PATHS)),
+        ("kept more while nobody read", *(_retained(figures, name) for name in PATHS)),
         (
             "the same without the queue's log",
-            _rate(figures.queue.retained_per_second),
-            _rate(figures.slot_retained_by_itself),
+            _retained(figures, "queue"),
+            _known(figures.slot_retained_by_itself, _per_second),
         ),
-        ("time to catch up", *(_seconds(path.catch_up_seconds) for path in both)),
-        ("CPU of the server, reading", *map(_cpu, both)),
+        ("time to catch up", *(_known(getattr(figures, name).catch_up_seconds, delay) for name in PATHS)),
+        ("CPU of the server, reading", *(_cpu(figures, name) for name in PATHS)),
         ("updates, deletes without the old row", "0", f"{figures.old_missing:,}"),
         ("updates without their large values", "0", f"{figures.new_partial:,}"),
     ]
 
 
 def phase_rows(figures: Figures) -> list[tuple[str, ...]]:
-    """The phases: seconds, changes a second, transactions a second, bytes of log for a change."""
+    """The phases: time, changes a second, transactions a second, bytes of log for a change."""
     return [
         (
             phase.name,
-            f"{phase.end - phase.begin:.1f}",
-            f"{phase.changes_per_second:,.0f}",
-            f"{phase.transactions_per_second:,.0f}",
-            size_text(phase.wal_per_change),
+            span(phase.end - phase.begin),
+            f"{phase.changes_per_second:,.0f}/s",
+            f"{phase.transactions_per_second:,.0f}/s",
+            "no changes" if phase.wal_per_change is None else size(phase.wal_per_change),
         )
         for phase in figures.phases
     ]
 
 
-PHASE_TITLES = ("phase", "seconds", "changes/s", "transactions/s", "bytes of log per change")
-PATH_TITLES = ("", "queue", "slot")
+PHASE_TITLES = ("phase", "time", "changes", "transactions", "log per change")
+PATH_TITLES = ("", *PATHS)
+
+
+def told(figures: Figures, name: str, value: float | None, show: Callable[[float], str]) -> str:
+    """A measured figure; one that cannot be told from nothing says so, with the value that could have been."""
+    if value is None and name in figures.noise:
+        return f"below noise ({show(figures.noise[name])})"
+    return _known(value, show)
 
 
 def difference_lines(figures: Figures) -> list[str]:
@@ -86,18 +90,44 @@ def difference_lines(figures: Figures) -> list[str]:
     return [first, *figures.differences, *(f"by rule {rule.replace('`', '')}: {count:,}" for rule, count in known)]
 
 
-def figures_text(figures: Figures, verdict: str, reasons: list[str]) -> str:
-    """The whole result for a terminal."""
+def about(figures: Figures) -> str:
+    """What was measured, where and when."""
+    set_full = "; replica identity FULL for the run" if figures.replica_identity_full else ""
+    started = figures.started_at[:19].replace("T", " ")
+    return (
+        f"{figures.database}, PostgreSQL {figures.server_version}, {span(figures.seconds)} from"
+        f" {started} UTC: {', '.join(figures.tables)}{set_full}"
+    )
+
+
+def points_of(found: Recommendation) -> dict[str, list[str]]:
+    """What speaks for each path, by a title; nothing if there is no recommendation."""
+    if found.choice == "unknown":
+        return {}
+    return {f"for the {name}": found.points(name) or ["nothing that was measured"] for name in PATHS}
+
+
+def figures_text(figures: Figures, found: Recommendation) -> str:
+    """The whole result for a terminal, the verdict first."""
     parts = [
-        f"{figures.database}, PostgreSQL {figures.server_version}, {figures.seconds:g} s: {', '.join(figures.tables)}",
-        _aligned([("events", "queue", "slot"), *events_rows(figures)]),
-        "differences\n" + "\n".join(f"  {line}" for line in difference_lines(figures)),
-        _aligned([("measured", "queue", "slot"), *figure_rows(figures)]),
+        _wrapped(found.text),
+        *(_listed(title, lines) for title, lines in points_of(found).items()),
+        about(figures),
+        _aligned([("measured", *PATHS), *figure_rows(figures)]),
         _aligned([PHASE_TITLES, *phase_rows(figures)]),
-        UNTOLD,
-        "\n".join([verdict, *(f"  {reason}" for reason in reasons)]),
+        _aligned([("events", *PATHS), *events_rows(figures)]),
+        _listed("differences", difference_lines(figures)),
+        _wrapped(UNTOLD),
     ]
     return "\n\n".join(parts)
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 110, break_long_words=False, break_on_hyphens=False)
+
+
+def _listed(title: str, lines: list[str]) -> str:
+    return "\n".join([title, *(f"  {line}" for line in lines)])
 
 
 def _aligned(rows: list[tuple[str, ...]]) -> str:
@@ -115,18 +145,28 @@ def _count(path: PathFigures, table: str, op: str) -> str:
     return f"{path.events.get(table, {}).get(op, 0):,}"
 
 
-def _rate(number: float | None) -> str:
-    return "unknown" if number is None else f"{size_text(number)}/s"
+def _known(value: float | None, show: Callable[[float], str]) -> str:
+    return "unknown" if value is None else show(value)
 
 
-def _milliseconds(latency: LatencyFigures | None, which: str) -> str:
-    return "unknown" if latency is None else f"{getattr(latency, which) * 1000:,.1f} ms"
+def _per_second(number: float) -> str:
+    return f"{size(number)}/s"
 
 
-def _seconds(seconds: float | None) -> str:
-    return "unknown" if seconds is None else f"{seconds:.2f} s"
+def _retained(figures: Figures, path: str) -> str:
+    name = "retained_per_second"
+    return told(figures, f"{path}.{name}", getattr(getattr(figures, path), name), _per_second)
 
 
-def _cpu(path: PathFigures) -> str:
-    parts = [f"{name} {_seconds(seconds)}" for name, seconds in path.cpu_seconds.items()]
+def _latency(figures: Figures, path: str, which: str) -> str:
+    latency = getattr(figures, path).latency
+    return "unknown" if latency is None else told(figures, f"{path}.latency", getattr(latency, which), delay)
+
+
+def _cpu(figures: Figures, path: str) -> str:
+    by_process: dict[str, float | None] = getattr(figures, path).cpu_seconds
+    parts = [
+        f"{process} {told(figures, f'{path}.cpu_seconds.{process}', seconds, delay)}"
+        for process, seconds in by_process.items()
+    ]
     return ", ".join(parts) or "unknown"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import accumulate
@@ -11,10 +12,11 @@ from gdq.consumers.compare import figure_text
 from gdq.consumers.compare.figures import Figures, LatencyFigures
 from gdq.consumers.compare.pairing import LATENCY_BOUNDS
 from gdq.consumers.compare.recommend import Recommendation
+from gdq.units import size, span
 
-_WIDTH, _HEIGHT, _LEFT, _TOP, _PLOT_HEIGHT = 640, 220, 80, 12, 174
-_PATHS = ("queue", "slot")
-_LABELS = 10  # of an axis, side by side
+# In the units of a plot, which is as wide as a phone or half as wide again.
+_WIDTH, _HEIGHT, _LEFT, _TOP, _PLOT_HEIGHT = 440, 220, 64, 14, 168
+_LABELS = 5  # of an axis, side by side
 
 _Marks = Sequence[tuple[float, str]]
 _Points = Sequence[tuple[float, float]]
@@ -23,79 +25,113 @@ _PAGE = """<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="data:,">
 <title>gdq compare: {title}</title>
 <style>
 :root {{ color-scheme: light dark; --text: #1a202c; --soft: #4a5568; --line: #cbd5e0; --good: #f0fff4; --idle: #edf2f7;
   --bar: #718096; --queue: #2b6cb0; --slot: #c05621; background: #fff }}
 @media screen and (prefers-color-scheme: dark) {{ :root {{ --text: #e2e8f0; --soft: #a0aec0; --line: #4a5568;
   --good: #1c3829; --idle: #2d3748; --bar: #a0aec0; --queue: #63b3ed; --slot: #ed8936; background: #171923 }} }}
-body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 52rem; margin: 2rem auto; padding: 0 1rem; color: var(--text);
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 52rem; margin: 1rem auto; padding: 0 1rem; color: var(--text);
   overflow-wrap: anywhere; print-color-adjust: exact; -webkit-print-color-adjust: exact }}
 table, svg, .verdict {{ break-inside: avoid }}
-h2 {{ break-after: avoid }}
+h1 {{ font-size: 1.5rem; margin: 0 0 .75rem }}
+h2 {{ font-size: 1.2rem; break-after: avoid }}
+h3 {{ font-size: 1rem; margin: 0 }}
+ul {{ margin: .3rem 0; padding-left: 1.2rem }}
 table {{ border-collapse: collapse; margin: .5rem 0 1.5rem }}
 th, td {{ border-bottom: 1px solid var(--line); padding: .2rem .8rem; text-align: right }}
 th:first-child, td:first-child {{ text-align: left }}
-th + th, td + td {{ overflow-wrap: normal; white-space: nowrap }}
-svg {{ max-width: 100%; height: auto }}
-svg text {{ font: 11px system-ui, sans-serif; fill: var(--soft) }}
-.verdict {{ border-left: 4px solid #2f855a; padding: .3rem 1rem; background: var(--good) }}
+svg {{ width: 100%; max-width: 40rem; height: auto }}
+svg text {{ font: 12px system-ui, sans-serif; fill: var(--soft) }}
+.verdict {{ border-left: 4px solid #2f855a; padding: .6rem 1rem; background: var(--good); font-weight: 600 }}
+.points {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(18rem, 100%), 1fr)); gap: 1rem;
+  margin: 1rem 0 }}
+.points div {{ border-top: 3px solid var(--bar); padding-top: .4rem }}
+.points .queue {{ border-color: var(--queue) }}
+.points .slot {{ border-color: var(--slot) }}
+.about {{ color: var(--soft) }}
+@media (max-width: 40rem) {{
+  table, tbody, tr, td {{ display: block }}
+  tr:first-child {{ display: none }}
+  tr {{ border-bottom: 1px solid var(--line); padding: .4rem 0 }}
+  td {{ border: 0; padding: 0; display: flex; justify-content: space-between; gap: 1rem }}
+  td:first-child {{ font-weight: 600 }}
+  td + td::before {{ content: attr(data-title); color: var(--soft); flex: none }}
+}}
 </style>
 </head>
 <body>
-<h1>Queue and slot on {title}</h1>
-<p>{about}</p>
-<div class="verdict"><p><strong>{verdict}</strong></p>{reasons}</div>
-<h2>Events</h2>
-{events}
-<h2>Differences</h2>
-{differences}
+<h1>Queue or slot on {title}</h1>
+<p class="verdict">{verdict}</p>
+{points}
+<p class="about">{about}</p>
 <h2>Measured</h2>
 {figures}
 {phases}
-<p>{untold}</p>
 <h2>Latency, from commit to receipt</h2>
 {latency}
 <h2>Kept on disk</h2>
 {kept}
 <h2>Log written for a change</h2>
 {wal}
+<h2>Events</h2>
+{events}
+<h2>Differences</h2>
+{differences}
+<p>{untold}</p>
 </body>
 </html>
 """
 
 
 def compare_page(figures: Figures, found: Recommendation) -> str:
-    """The whole result of a run as HTML."""
-    set_full = "; replica identity FULL for the run" if figures.replica_identity_full else ""
-    about = (
-        f"PostgreSQL {figures.server_version}, {figures.seconds:g} s from {figures.started_at[:19]} UTC:"
-        f" {', '.join(figures.tables)}{set_full}"
-    )
+    """The whole result of a run as HTML, the verdict first."""
     return _PAGE.format(
-        title=escape(figures.database),
-        about=escape(about),
-        verdict=escape(found.text),
-        reasons=_list([f"{reason.side}: {reason.text}" for reason in found.reasons]),
-        events=_table(figure_text.PATH_TITLES, figure_text.events_rows(figures)),
-        differences=_list(figure_text.difference_lines(figures)),
+        title=_escape(figures.database),
+        verdict=_escape(found.text),
+        points=_points(found),
+        about=_escape(figure_text.about(figures)),
         figures=_table(figure_text.PATH_TITLES, figure_text.figure_rows(figures)),
         phases=_table(figure_text.PHASE_TITLES, figure_text.phase_rows(figures)),
-        untold=escape(figure_text.UNTOLD),
         latency=_latencies({"queue": figures.queue.latency, "slot": figures.slot.latency}),
         kept=_kept(figures),
         wal=_bars([(phase.name, phase.wal_per_change) for phase in figures.phases]),
+        events=_table(figure_text.PATH_TITLES, figure_text.events_rows(figures)),
+        differences=_list(figure_text.difference_lines(figures)),
+        untold=_escape(figure_text.UNTOLD),
     )
 
 
+def _escape(text: str) -> str:
+    """Text as HTML, in which no line ends between a number and its unit."""
+    return escape(re.sub(r"(?<=\d) (?=(?:[kMGT]?B|ms|s|min)\b)", "\N{NO-BREAK SPACE}", text))
+
+
+def _points(found: Recommendation) -> str:
+    boxes = [
+        f'<div class="{name}"><h3>{title.capitalize()}</h3>{_list(lines)}</div>'
+        for name, (title, lines) in zip(figure_text.PATHS, figure_text.points_of(found).items(), strict=False)
+    ]
+    return f'<div class="points">{"".join(boxes)}</div>' if boxes else ""
+
+
 def _list(lines: Sequence[str]) -> str:
-    return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>" if lines else ""
+    return "<ul>" + "".join(f"<li>{_escape(line)}</li>" for line in lines) + "</ul>" if lines else ""
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{escape(title)}</th>" for title in titles)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    """A table; on a narrow screen each cell is a line of its own, after its title."""
+    head = "".join(f"<th>{_escape(title)}</th>" for title in titles)
+    body = "".join(
+        "<tr>"
+        + "".join(
+            f'<td data-title="{_escape(title)}">{_escape(cell)}</td>' for title, cell in zip(titles, row, strict=True)
+        )
+        + "</tr>"
+        for row in rows
+    )
     return f"<table><tr>{head}</tr>{body}</table>"
 
 
@@ -131,10 +167,10 @@ def _kept(figures: Figures) -> str:
     )
     lines = {
         name: [(sample.at / end, getattr(sample, f"{name}_bytes") / most) for sample in figures.samples]
-        for name in _PATHS
+        for name in figure_text.PATHS
     }
     sizes = [(share, _size_like(most, share)) for share in (0.0, 0.5, 1.0)]
-    return _plot("bytes that each path keeps, over time", lines, [(0.0, "0 s"), (1.0, f"{end:.0f} s")], sizes, idle)
+    return _plot("bytes that each path keeps, over time", lines, [(0.0, "0 s"), (1.0, span(end))], sizes, idle)
 
 
 def _round_size(number: float) -> float:
@@ -152,13 +188,13 @@ def _size_like(most: float, share: float) -> str:
 
 def _bars(bars: Sequence[tuple[str, float | None]]) -> str:
     most = max((value or 0 for _, value in bars), default=0) or 1
-    shapes = []
+    left, shapes = 90, []
     for number, (name, value) in enumerate(bars):
-        y, width = 8 + number * 30, (value or 0) / most * (_WIDTH - _LEFT - 110)
+        y, width = 8 + number * 30, (value or 0) / most * (_WIDTH - left - 80)
         shapes += [
-            _text(_LEFT + 12, y + 15, name, "end"),
-            f'<rect x="{_LEFT + 20}" y="{y}" width="{width:.1f}" height="20" fill="var(--bar)"/>',
-            _text(_LEFT + 26 + width, y + 15, figure_text.size_text(value), "start"),
+            _text(left - 8, y + 15, name, "end"),
+            f'<rect x="{left}" y="{y}" width="{width:.1f}" height="20" fill="var(--bar)"/>',
+            _text(left + 6 + width, y + 15, "no changes" if value is None else size(value), "start"),
         ]
     return _svg("bytes of log for a change, by phase", shapes, height=12 + 30 * len(bars))
 
@@ -171,7 +207,7 @@ def _plot(title: str, lines: Mapping[str, _Points], x_marks: _Marks, y_marks: _M
         shapes.append(f'<line x1="{_LEFT}" x2="{_WIDTH}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--line)"/>')
         shapes.append(_text(_LEFT - 6, y + 4, label, "end"))
     shapes += [_text(_x(share), _HEIGHT - 20, label, "end" if share else "start") for share, label in x_marks]
-    for number, name in enumerate(_PATHS):
+    for number, name in enumerate(figure_text.PATHS):
         x = _LEFT + number * 70
         shapes.append(f'<rect x="{x}" y="{_HEIGHT - 13}" width="10" height="10" fill="var(--{name})"/>')
         shapes.append(_text(x + 14, _HEIGHT - 4, name, "start"))
@@ -183,12 +219,12 @@ def _plot(title: str, lines: Mapping[str, _Points], x_marks: _Marks, y_marks: _M
 
 
 def _svg(title: str, shapes: Sequence[str], height: int = _HEIGHT) -> str:
-    head = f'<svg viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}" role="img">'
-    return f"{head}<title>{escape(title)}</title>{''.join(shapes)}</svg>"
+    head = f'<svg viewBox="0 0 {_WIDTH} {height}" role="img">'
+    return f"{head}<title>{_escape(title)}</title>{''.join(shapes)}</svg>"
 
 
 def _text(x: float, y: float, label: str, anchor: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(label)}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{_escape(label)}</text>'
 
 
 def _x(share: float) -> float:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import threading
 from array import array
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from gdq.consumers.compare.comparison import Comparison
 from gdq.consumers.compare.figures import Figures, LatencyFigures
@@ -41,13 +43,15 @@ class Pairing:
     """Takes transactions from both readers, in their threads, and compares them in the thread that calls advance().
 
     A transaction is kept until both paths have it; comparison is in commit order. `clock`: seconds by which the
-    server's clock is ahead of this machine's. Latencies count for transactions committed after `timed_from` and
-    received while `timed`. `slot_position`: LSN up to which the slot was read. `seen` counts changes. `commits`: time
-    and changes of all transactions of the slot, also of those before began(), which are not compared.
+    server's clock is ahead of this machine's, known up to `clock_error`. Latencies count for transactions committed
+    after `timed_from` and received while `timed`. `slot_position`: LSN up to which the slot was read. `seen` counts
+    changes. `commits`: time and changes of all transactions of the slot, also of those before began(), which are not
+    compared.
     """
 
-    def __init__(self, figures: Figures, clock: float) -> None:
+    def __init__(self, figures: Figures, clock: float, clock_error: float = 0.0) -> None:
         self.clock = clock
+        self._clock_error = clock_error
         self.timed = False
         self.timed_from = 0.0
         self.slot_position = 0
@@ -116,13 +120,26 @@ class Pairing:
         figures.difference_counts = dict(self._comparison.used) | (
             {"": self._comparison.errors} if self._comparison.errors else {}
         )
-        figures.queue.latency = _latency(self._latencies["queue"])
-        figures.slot.latency = _latency(self._latencies["slot"])
+        figures.queue.latency = self._latency("queue")
+        figures.slot.latency = self._latency("slot")
+        self.commits.sort()
+        self._totals = [0, *accumulate(changes for _, changes in self.commits)]
 
     def changes_between(self, begin: float, end: float) -> tuple[int, int]:
-        """Numbers of changes and of transactions committed in a time, counted from the slot."""
-        found = [changes for committed, changes in self.commits if begin <= committed < end]
-        return sum(found), len(found)
+        """Numbers of changes and of transactions committed in a time, counted from the slot. Call after finish()."""
+        first, last = bisect_left(self.commits, (begin, 0)), bisect_left(self.commits, (end, 0))
+        return self._totals[last] - self._totals[first], last - first
+
+    def _latency(self, path: str) -> LatencyFigures | None:
+        """The latencies of a path; what is below the error of the clocks is noise."""
+        ordered = sorted(self._latencies[path])
+        if not ordered:
+            return None
+        p50, p99, longest = (
+            self._figures.above_noise(f"{path}.latency", seconds, self._clock_error)
+            for seconds in (_share(ordered, 0.5), _share(ordered, 0.99), ordered[-1])
+        )
+        return LatencyFigures(len(ordered), p50, p99, longest, _histogram(ordered))
 
     def _compare(self, queue: ArrivedTransaction, slot: ArrivedTransaction) -> None:
         for path, arrived in ((self._figures.queue, queue), (self._figures.slot, slot)):
@@ -158,16 +175,12 @@ def _sees(snapshot: PgSnapshot, xid: int) -> bool:
     return snapshot.sees(snapshot.full(xid))
 
 
-def _latency(seconds: array[float]) -> LatencyFigures | None:
-    if not seconds:
-        return None
-    ordered = sorted(seconds)
+def _histogram(ordered: Sequence[float]) -> list[tuple[float, int]]:
+    """Numbers of latencies by their upper bound."""
     counts: Counter[float] = Counter()
     for value in ordered:
         counts[next((bound for bound in LATENCY_BOUNDS if value <= bound), LATENCY_BOUNDS[-1])] += 1
-    return LatencyFigures(
-        len(ordered), _share(ordered, 0.5), _share(ordered, 0.99), ordered[-1], [(b, counts[b]) for b in sorted(counts)]
-    )
+    return sorted(counts.items())
 
 
 def _share(ordered: Sequence[float], share: float) -> float:

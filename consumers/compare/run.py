@@ -13,17 +13,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from psycopg import Connection
 
 from gdq.conninfo import connect, conninfo_of
 from gdq.consumers.compare import attach
-from gdq.consumers.compare.figures import Figures, PathFigures, PhaseFigures, SampleFigures
+from gdq.consumers.compare.figures import Figures, PathFigures, PhaseFigures, SampleFigures, ratio_error
 from gdq.consumers.compare.pairing import Pairing
 from gdq.consumers.compare.readers import ReaderPids, ReaderThreads, run_queue_reader, run_slot_reader
 from gdq.consumers.compare.rules import rule_tables
-from gdq.consumers.compare.server import MeasuredServer
+from gdq.consumers.compare.server import CPU_TICK, PAGE_BYTES, MeasuredServer
 from gdq.errors import GdqError
 from gdq.installer.version import check_version
 from gdq.source import iso_utc
@@ -120,10 +121,11 @@ class _CompareRun:
         self._dsn = conninfo_of(connection)
         self._consumer = attach.attached_consumer_name(connection)
         self._server = MeasuredServer(connection, self._consumer)
-        self._pairing = Pairing(self._figures, self._server.clock())
+        self._pairing = Pairing(self._figures, *self._server.clock())
         self._pids: dict[str, ReaderPids] = {"queue": {}, "slot": {}}
         self._started = 0.0
-        self._times: list[tuple[str, float, float, int]] = []
+        # by phase: times, with the write-ahead log written by then
+        self._log: dict[str, list[tuple[float, int]]] = {}
 
     def figures(self) -> Figures:
         tables, identity_full = self._figures.tables, self._figures.replica_identity_full
@@ -160,35 +162,42 @@ class _CompareRun:
         self._phase("both read", reading)
         self._pairing.timed = False
         for name, path in self._paths().items():
-            after = self._server.cpu(pids[name])
-            path.cpu_seconds = {one: _less(after[one], before[name][one]) for one in after}
+            for process, after in self._server.cpu(pids[name]).items():
+                path.cpu_seconds[process] = self._cpu(f"{name}.cpu_seconds.{process}", before[name][process], after)
 
     def _phase(self, name: str, reading: ReaderThreads | None) -> None:
         """Take samples for a share of the run's time."""
         seconds = self._figures.seconds * PHASE_SHARES[name]
         pause = max(self._figures.seconds / _SAMPLES, _SAMPLE_SECONDS_MIN)
-        begun, moment, wal = time.monotonic(), self._now(), self._server.wal()
-        sampled = -math.inf
+        begun, sampled = time.monotonic(), -math.inf
+        self._note_log(name)
         while (left := begun + seconds - time.monotonic()) > 0:
             self._check(reading)
             if time.monotonic() >= sampled + pause:
                 sampled = time.monotonic()
                 self._sample()
+                self._note_log(name)
             self._pairing.advance()
             seen = self._pairing.seen
             self._tell(name, f"{seen['queue']:,} changes by the queue, {seen['slot']:,} by the slot, {left:.0f} s left")
             time.sleep(min(pause, _STOP_SECONDS_MAX, left))
-        self._times.append((name, moment, self._now(), self._server.wal() - wal))
+        self._note_log(name)
+
+    def _note_log(self, phase: str) -> None:
+        self._log.setdefault(phase, []).append((self._now(), self._server.wal()))
 
     def _retained(self, before: SampleFigures, at: float) -> None:
         after, elapsed = self._sample(), time.monotonic() - at
-        for path, first, last in (
-            (self._figures.queue, before.queue_bytes, after.queue_bytes),
-            (self._figures.slot, before.slot_bytes, after.slot_bytes),
-        ):
-            path.retained_bytes = last
-            path.retained_per_second = max(last - first, 0) / elapsed
-        self._log_growth = max(after.queue_bytes - before.queue_bytes, 0)
+        # a log and its index for each table
+        pages = {"queue": 2 * len(self._figures.tables), "slot": 1}
+        for name, path in self._paths().items():
+            first, path.retained_bytes = getattr(before, f"{name}_bytes"), getattr(after, f"{name}_bytes")
+            growth, noise = path.retained_bytes - first, pages[name] * PAGE_BYTES
+            path.retained_per_second = self._figures.above_noise(
+                f"{name}.retained_per_second", growth / elapsed, noise / elapsed
+            )
+            if name == "queue":
+                self._log_growth = growth, noise
 
     def _catch_up(self) -> None:
         """Read both paths up to the same point, the slot a little further, and compare."""
@@ -201,12 +210,27 @@ class _CompareRun:
         with self._reading("slot", once=True) as slot:
             self._wait_for(lambda: slot.done, slot)
         self._pairing.finish()
-        origin = self._times[0][1]
-        for name, begin, end, wal in self._times:
-            changes, transactions = self._pairing.changes_between(begin, end)
-            self._figures.phases.append(PhaseFigures(name, begin - origin, end - origin, changes, transactions, wal))
+        self._count_changes()
+
+    def _count_changes(self) -> None:
+        """The phases, and what is known of one change."""
+        origin = next(iter(self._log.values()))[0][0]
+        for name, log_noted in self._log.items():
+            (begin, wal), (end, wal_end) = log_noted[0], log_noted[-1]
+            counted = self._pairing.changes_between(begin, end)
+            self._figures.phases.append(PhaseFigures(name, begin - origin, end - origin, *counted, wal_end - wal))
         changes = self._figures.phase("nobody reads").changes
-        self._figures.log_bytes_per_change = self._log_growth / changes if changes else None
+        if changes:
+            growth, noise = (number / changes for number in self._log_growth)
+            self._figures.log_bytes_per_change = self._figures.above_noise("log_bytes_per_change", growth, noise)
+        alone, both = (self._log_error(name) for name in ("slot alone", "both read"))
+        if alone is not None and both is not None:
+            self._figures.noise["queue_wal_per_change"] = 2 * math.hypot(alone, both)
+
+    def _log_error(self, phase: str) -> float | None:
+        """The standard error of a phase's log per change."""
+        parts = pairwise(self._log[phase])
+        return ratio_error([(self._pairing.changes_between(a, b)[0], wal - was) for (a, was), (b, wal) in parts])
 
     def _reading(self, *names: str, once: bool = False) -> ReaderThreads:
         readers: dict[str, Callable[..., None]] = {"queue": run_queue_reader, "slot": run_slot_reader}
@@ -236,12 +260,13 @@ class _CompareRun:
         self._figures.samples.append(sample)
         return sample
 
+    def _cpu(self, name: str, before: float | None, after: float | None) -> float | None:
+        if before is None or after is None:
+            return None
+        return self._figures.above_noise(name, round(after - before, 3), CPU_TICK)
+
     def _now(self) -> float:
         return time.time() + self._pairing.clock
 
     def _paths(self) -> dict[str, PathFigures]:
         return {"queue": self._figures.queue, "slot": self._figures.slot}
-
-
-def _less(after: float | None, before: float | None) -> float | None:
-    return None if after is None or before is None else round(after - before, 3)

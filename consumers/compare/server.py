@@ -18,6 +18,12 @@ from gdq.qualified_sql import qualified
 _PROC = Path("/proc")
 _CLOCK_TRIES = 20
 
+# Relations and the write-ahead log grow by pages.
+PAGE_BYTES = 8192
+
+# The time of a process is counted in ticks, and no finer.
+CPU_TICK = 1 / os.sysconf("SC_CLK_TCK")
+
 
 class MeasuredServer:
     """Measures a server over one connection in autocommit mode."""
@@ -49,8 +55,8 @@ class MeasuredServer:
         pid = scalar(self._connection, query, self._slot)
         return None if pid is None else int(pid)
 
-    def clock(self) -> float:
-        """Seconds by which the server's clock is ahead of ours, by the fastest of several answers."""
+    def clock(self) -> tuple[float, float]:
+        """Seconds by which the server's clock is ahead of ours, by the fastest of several answers; and the error."""
         answers = []
         query = qualified("select extract(epoch from clock_timestamp())::float8")
         for _ in range(_CLOCK_TRIES):
@@ -58,7 +64,8 @@ class MeasuredServer:
             theirs = float(scalar(self._connection, query))
             after = time.time()
             answers.append((after - before, theirs - (before + after) / 2))
-        return min(answers)[1]
+        took, ahead = min(answers)
+        return ahead, took / 2
 
     def flush(self) -> int:
         """Flush the log up to the last commit: a slot sends only flushed commits, and commits may be asynchronous.
@@ -90,4 +97,4 @@ def _cpu_seconds(pid: int, database: str) -> float | None:
         return None
     if "postgres" not in title or not (database in title or "walsender" in title):
         return None
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return (int(fields[11]) + int(fields[12])) * CPU_TICK

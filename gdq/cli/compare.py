@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -71,10 +70,9 @@ def compare_command(
     figures = _measure(dsn, names, seconds, replica_identity_full=replica_identity_full, as_json=as_json)
     found = recommend(figures)
     if as_json:
-        click.echo(json.dumps(dataclasses.asdict(figures) | {"recommendation": dataclasses.asdict(found)}, indent=1))
+        click.echo(json.dumps({"recommendation": found.as_json(), **figures.as_json()}, indent=1))
     else:
-        text = figures_text(figures, found.text, [f"{reason.side}: {reason.text}" for reason in found.reasons])
-        click.echo(printable(text, lines=True))
+        click.echo(printable(figures_text(figures, found), lines=True))
     if report is not None:
         try:
             report.write_text(compare_page(figures, found), encoding="utf-8")

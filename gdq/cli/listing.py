@@ -20,6 +20,7 @@ from gdq.cli.base import CommandFunction, command_session
 from gdq.cli.terminal import printable
 from gdq.json_text import json_text
 from gdq.source import iso_utc
+from gdq.units import size, span
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -157,29 +158,6 @@ def cell(name: str, value: Any, *, exact: bool = False) -> str:
         case list():
             return printable(",".join(map(str, value)))
     return printable(str(value))
-
-
-def size(count: int) -> str:
-    """Bytes with a unit, such as 1.2 MB."""
-    number = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < 1000:
-            return f"{number:.0f} {unit}" if unit == "B" or number >= 100 else f"{number:.1f} {unit}"
-        number /= 1024
-    return f"{number:,.1f} TB"
-
-
-def span(seconds: float) -> str:
-    """A time in one or two units, such as 1.99 s, 3 min, 2 h 30 min."""
-    if abs(seconds) < 60:
-        return f"{seconds:.2f} s" if abs(seconds) < 9.995 else f"{seconds:.1f} s"
-    sign, whole = "-" if seconds < 0 else "", int(abs(seconds))
-    for unit, length, part, part_length in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
-        if whole >= length:
-            number, rest = divmod(whole, length)
-            less = f" {rest // part_length} {part}" if rest >= part_length else ""
-            return f"{sign}{number:,} {unit}{less}"
-    return f"{seconds:.1f} s"
 
 
 def _ago(moment: datetime) -> str:

@@ -14,11 +14,12 @@ from rich.live import Live
 from rich.table import Table
 
 from gdq.cli.base import Seconds, StopSignals, command_session, dsn_option
-from gdq.cli.listing import add_row, cell, grid, json_record, json_value, size
+from gdq.cli.listing import add_row, cell, grid, json_record, json_value
 from gdq.json_text import json_text
 from gdq.monitor.status import Status
 from gdq.monitor.status import status as read
 from gdq.ticker import reconnecting
+from gdq.units import size
 
 _TABLES_SHOWN = 10
 

@@ -6,7 +6,7 @@ import json
 import random
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from gdq.consumers.slot.slot import slot_info
 from gdq.embedded.server import EmbeddedServer
 from gdq.errors import GdqError
 from gdq.installer.install import install
+from tests.support.compare_figures import at, measured
 from tests.support.html_page import Page
 from tests.support.programs import gdq, start_gdq
 from tests.support.server import PASSWORD, Database, chosen_binaries
@@ -103,21 +104,10 @@ def working(db: Database) -> Iterator[dict[str, int]]:
     assert not failed
 
 
-def at(phase: str, action: Callable[[], object]) -> Callable[[str, str], None]:
-    """What run.compare() tells, with something that happens once in a phase."""
-    pending = [action]
-
-    def tell(name: str, _doing: str) -> None:
-        if name == phase and pending:
-            pending.pop()()
-
-    return tell
-
-
 def test_measures_both_paths(db: Database, bank: psycopg.Connection[Any], tmp_path: Path) -> None:
     written = tmp_path / "page.html"
     with working(db) as done:
-        options = ["--tables", TABLES, "--seconds", "2", "--json", "--report", str(written)]
+        options = ["--tables", TABLES, "--seconds", "4", "--json", "--report", str(written)]
         found = gdq("compare", *options, dsn=db.su_dsn)
     assert (found.returncode, found.stderr) == (0, f"wrote {written}\n")
     figures = json.loads(found.stdout)
@@ -135,21 +125,25 @@ def test_measures_both_paths(db: Database, bank: psycopg.Connection[Any], tmp_pa
     assert figures["difference_counts"]["`old` of an update or delete"] >= figures["old_missing"] == 2 * min(counts)
     for path in ("queue", "slot"):
         latency = figures[path]["latency"]
-        assert 0 < latency["p50"] <= latency["p99"] <= latency["max"] < 2
+        assert 0 < latency["p50"] <= latency["p99"] <= latency["max"]
         assert sum(count for _, count in latency["histogram"]) == latency["transactions"] > 5
-        assert figures[path]["retained_bytes"] > figures[path]["retained_per_second"] * 0.5 > 0
+        kept = measured(figures, f"{path}.retained_per_second", figures[path]["retained_per_second"])
+        assert figures[path]["retained_bytes"] > kept * 0.5 > 0
         assert figures[path]["catch_up_seconds"] > 0
     # the slot's latency is not that of a tick; the queue's has one
     assert figures["queue"]["latency"]["p50"] > figures["slot"]["latency"]["p50"]
-    alone, both, idle = figures["phases"]
+    alone, _, idle = figures["phases"]
     assert [phase["name"] for phase in figures["phases"]] == ["slot alone", "both read", "nobody reads"]
     assert all(phase["changes"] == 3 * phase["transactions"] > 0 for phase in figures["phases"][1:])
     assert alone["wal_bytes"] > 0
-    assert both["wal_bytes"] / both["changes"] > figures["log_bytes_per_change"]
-    assert 50 < figures["log_bytes_per_change"] < 1000
+    assert 50 < measured(figures, "log_bytes_per_change", figures["log_bytes_per_change"]) < 1000
     assert set(figures["queue"]["cpu_seconds"]) == {"consumer"}
     assert set(figures["slot"]["cpu_seconds"]) == {"consumer", "walsender"}
-    assert all(value is not None for path in ("queue", "slot") for value in figures[path]["cpu_seconds"].values())
+    for path in ("queue", "slot"):
+        for process, seconds in figures[path]["cpu_seconds"].items():
+            assert measured(figures, f"{path}.cpu_seconds.{process}", seconds) > 0
+    assert 0 < figures["noise"]["queue.latency"] < 1
+    assert next(iter(figures)) == "recommendation"
     assert idle["end"] <= max(sample["at"] for sample in figures["samples"]) + 0.5
     assert figures["recommendation"]["choice"] in ("queue", "slot", "either")
     looked = Page(written.read_text(encoding="utf-8"))

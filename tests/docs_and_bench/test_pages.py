@@ -127,7 +127,7 @@ def test_compare(empty_db: Database, tmp_path: Path) -> None:
     """The page's commands, for seconds in place of minutes."""
 
     def edit(text: str) -> str:
-        shorter = text.replace("-s 10", "-s 1").replace("-T 60", "-T 20").replace("--seconds 20 ", "--seconds 8 ")
+        shorter = text.replace("-s 10", "-s 1").replace("-T 120", "-T 20").replace("--seconds 60 ", "--seconds 8 ")
         return shorter.replace("--seconds 120", "--seconds 4")
 
     _open_shop(empty_db)
