@@ -120,6 +120,13 @@ endef
 	@.venv-docs/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	@touch $@
 
+.venv-browser/ready: pyproject.toml constraints.txt
+	$(say) '== Python environment .venv-browser'
+	@$(PYTHON) -m venv .venv-browser
+	@.venv-browser/bin/python -m pip install --quiet --upgrade pip
+	@.venv-browser/bin/python -m pip install --quiet --constraint constraints.txt --group browser
+	@touch $@
+
 .venv-spark43/ready: pyproject.toml constraints.txt
 	$(say) '== Python environment .venv-spark43'
 	@$(PYTHON) -m venv .venv-spark43
