@@ -60,9 +60,15 @@ def sql_page() -> str:
     return "\n".join(lines)
 
 
+_PYTHON = (
+    "The names of `gdq.__all__`. All other names are private, but for those of `gdq.alembic` and `gdq.django`, which"
+    " [managed PostgreSQL](managed.md) shows."
+)
+
+
 def python_page() -> str:
     """The public names of Python, with signatures and docstrings; classes with their public methods."""
-    lines = ["# Python", "", "The names of `gdq.__all__`: all other names are private.", ""]
+    lines = ["# Python", "", _PYTHON, ""]
     for name in gdq.__all__:
         thing = getattr(gdq, name)
         lines += [f"## gdq.{name}", "", _block(f"{name}{_signature(thing)}", "python")]

@@ -5,9 +5,9 @@
             for event in batch.events():
                 print(event.op, event.table, event.new)
 
-The names in `gdq.__all__` are the public ones, with the programs in gdq.consumers; the modules that hold them, and all
-else, are private and change without notice. The file `__init__.pyi` beside this one lists the names. A name loads its
-module when it is first used, so `import gdq` is quick.
+The names in `gdq.__all__` are the public ones, with the programs in gdq.consumers and what gdq.alembic and gdq.django
+hold for these tools; the modules that hold them, and all else, are private and change without notice. The file
+`__init__.pyi` beside this one lists the names. A name loads its module when it is first used, so `import gdq` is quick.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ pytest_plugins = [
     "tests.support.retry_shop",
     "tests.support.row_filter",
     "tests.support.unguarded",
+    "tests.support.managed",
     "tests.support.guarded_shop",
     "tests.support.stage",
     "tests.support.lake",

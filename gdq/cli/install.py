@@ -23,7 +23,8 @@ def install_command(dsn: str | None, as_sql: bool) -> None:
     talk(
         "format of captured tables: typed, as the event triggers follow DDL"
         if result.event_triggers
-        else "format of captured tables: json, as no event triggers follow DDL"
+        else "format of captured tables: json, as no event triggers follow DDL: capture takes 1.3 to 1.4 x the time of"
+        " typed, and logs whole rows: also in mode pk, without columns, exclude and where"
     )
     talk(f"{'installed' if result.changed else 'already at'} {result.revision}")
 

@@ -60,7 +60,8 @@ as $$
   select 'error', 'event_triggers_off', coalesce(w.names, '!gdq_*'),
          'event triggers of gdq are missing, disabled or changed: capture does not follow DDL, and writes after an '
          'ALTER TABLE fail',
-         'As a superuser: gdq create-event-triggers', (select r.rolsuper from pg_roles r where r.rolname = session_user)
+         'As a superuser: gdq create-event-triggers. Until then run DDL with gdq apply-ddl.',
+         (select r.rolsuper from pg_roles r where r.rolname = session_user)
     from (select string_agg(n, ', ' order by n) as names
             from unnest(array['!gdq_ddl', '!gdq_drop', '!gdq_rewrite', '!gdq_capture_role']) n
            where not exists (select from pg_event_trigger e where e.evtname = n and e.evtenabled = 'A')) w

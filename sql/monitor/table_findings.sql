@@ -13,26 +13,35 @@ declare
   told boolean;
   unseen text;
   fix constant text := 'gdq doctor --fix captures it again, and records that changes may be missing.';
+  instead text := '';
 begin
   select * into strict t from gdq.captured_table ct where ct.table_id = table_findings.table_id;
   state := gdq.capture_state(t.queue_id, t.relid);
   name := coalesce(gdq.table_name(t.relid), t.table_name);
   reason := (select o from gdq.open_resync(t.queue_id, t.relid, t.table_id) o);
+  if not gdq.event_triggers_on() then
+    instead := ' Run DDL with gdq apply-ddl: without event triggers gdq follows no other.';
+  end if;
   if state in ('dropped', 'covered') then
     return;
   elsif state = 'disarmed' then
     return query
     select 'error', 'capture_off', format('capture of %s is off: %s', name, reason),
-           'Mend that; gdq ticker switches it on again, or gdq doctor --fix at once.', true;
+           'Mend that; gdq ticker switches it on again, or gdq doctor --fix at once.'
+           || case when reason like '%no event trigger saw it' then instead else '' end, true;
     return;
   elsif reason is not null then
     return query
     select 'warning', 'resync', format('changes of %s are missing: %s', name, reason),
-           'Consumers read the table afresh, and views load in full.', false;
+           'Consumers read the table afresh, and views load in full.'
+           -- the latest reason may be that capture is on again
+           || case when exists (select from gdq.resync r where r.queue_id = t.queue_id and r.relid = t.relid
+                                                           and r.reason like '%no event trigger saw it')
+                   then instead else '' end, false;
   end if;
   return query
   select 'error', 'columns_changed', format('the columns of %s are not those that its log was made for', name),
-         fix, true
+         fix || instead, true
    where not gdq.version_fits(gdq.current_version(t.table_id), gdq.describe_table(t.table_id));
   told := found;
   return query
@@ -57,7 +66,8 @@ begin
   select 'error', 'trigger_touched', format('%s: it may have been off for a while', unseen), fix, true
    where unseen like 'a capture trigger%';
   return query
-  select 'error', 'altered_unseen', format('%s was altered, and gdq has not seen it: %s', name, unseen), fix, true
+  select 'error', 'altered_unseen', format('%s was altered, and gdq has not seen it: %s', name, unseen),
+         fix || instead, true
    where unseen not like 'a capture trigger%';
   return query
   select 'warning', 'row_security',

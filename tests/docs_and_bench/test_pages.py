@@ -13,13 +13,15 @@ import pytest
 
 import gdq
 from gdq.installer.install import install
+from tests.support.managed import ManagedDatabase
 from tests.support.page import ROOT, blocks, run_page
 from tests.support.programs import gdq as gdq_program
 from tests.support.server import Database
 
 # The second goes on from the first. Each of the others has a test of its own.
 FIRST_STEPS = ["README.md", "docs/consumers.md"]
-RUN = [*FIRST_STEPS, *(f"docs/{name}.md" for name in ("operations", "monitoring", "views", "slot-or-queue", "compare"))]
+OTHERS = ("operations", "managed", "monitoring", "views", "slot-or-queue", "compare")
+RUN = [*FIRST_STEPS, *(f"docs/{name}.md" for name in OTHERS)]
 PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))]
 PROGRAMS = Path(sys.executable).parent
 
@@ -92,6 +94,13 @@ def test_operations(empty_db: Database, tmp_path: Path) -> None:
             su.execute("drop database if exists shop with (force)")
     outcomes = [re.findall(r"public\.\w+ +(\w+)", text) for text in printed]
     assert outcomes == [["resync"] * 2, ["kept"] * 2, ["resync"] * 2, [], []]
+
+
+def test_managed(managed_db: ManagedDatabase, tmp_path: Path) -> None:
+    """Run by a role that is no superuser, as its reader is."""
+    managed_db.run("create table orders (id int primary key)")
+    run_page("docs/managed.md", managed_db, tmp_path, PROGRAMS)
+    assert managed_db.run("select format, columns from gdq.table_info('shop')") == [("json", ["id", "note"])]
 
 
 def test_monitoring(empty_db: Database, tmp_path: Path) -> None:

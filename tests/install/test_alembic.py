@@ -1,9 +1,7 @@
-"""The function in docs/operations.md keeps an application's Alembic from gdq's tables."""
+"""gdq.alembic.include_name() keeps an application's Alembic from gdq's tables."""
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +9,9 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import MetaData, create_engine
 
+from gdq.alembic import include_name
 from tests.support.programs import gdq
 from tests.support.server import Database
-
-PAGE = Path(__file__).parent.parent.parent / "docs" / "operations.md"
 
 
 def proposed(db: Database, **options: Any) -> list[str]:
@@ -38,8 +35,5 @@ def test_autogenerate_leaves_gdq_alone(db: Database) -> None:
     assert gdq("refresh", dsn=db.dsn).returncode == 0
     with db.connect() as owner:
         owner.execute("drop table public.v")
-    (text,) = re.findall(r"```python\n(def include_name.*?)\n\n\ncontext", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    names: dict[str, Any] = {}
-    exec(text, names)
     assert proposed(db).count("remove_table") > 20
-    assert proposed(db, include_name=names["include_name"]) == ["remove_table"]
+    assert proposed(db, include_name=include_name) == ["remove_table"]
