@@ -25,8 +25,8 @@ say = @printf '%s\n'
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
 
-demo: .venv/ready ## show gdq at work on an embedded server
-	@$(py) -m gdq.consumers.demo
+demo: .venv/ready ## show gdq at work on an embedded server, in a minute and a half
+	@$(py) -m gdq demo
 
 docs: .venv-docs/ready ## the documentation as a site, build/site/index.html
 	@.venv-docs/bin/python -m docs_site

@@ -64,6 +64,8 @@ _DRIVER = re.compile(r"^(postgres(?:ql)?)\+\w+://")
 
 # What libpq quotes from a connection string.
 _QUOTED = re.compile(r'"[^"]*"')
+# Ports as libpq reads them: several for several hosts.
+_PORTS = re.compile(r"[\d,\s]*")
 # A URI's path with a bare @.
 _AT_IN_PATH = re.compile(r"^\w+://[^/]*/[^?]*@")
 
@@ -79,8 +81,8 @@ def resolve_conninfo(dsn: str | None = None, environ: Mapping[str, str] = os.env
     chosen = _DRIVER.sub(r"\1://", chosen)
     try:
         parameters = conninfo_to_dict(chosen)
-        if "://" in chosen and _has_part_of_password(chosen, parameters):
-            raise psycopg.ProgrammingError("a character of the password ends the password")
+        if why := _why_unreadable(chosen, parameters):
+            raise psycopg.ProgrammingError(why)
     except psycopg.ProgrammingError as error:
         place = "the connection string" if dsn else f"the connection string in {source}"
         wrong = psycopg.ProgrammingError(f"{place} cannot be read: {_QUOTED.sub('...', str(error).strip())}")
@@ -92,13 +94,18 @@ def resolve_conninfo(dsn: str | None = None, environ: Mapping[str, str] = os.env
     return chosen
 
 
-def _has_part_of_password(uri: str, parameters: Mapping[str, Any]) -> bool:
-    """True if libpq takes a part of a URI's password for host, port or database, which messages would then show.
+def _why_unreadable(given: str, parameters: Mapping[str, Any]) -> str | None:
+    """What is wrong with a port, or with a URI of whose password libpq takes a part for host, port or database.
 
-    For example the host of postgresql://u:a@b@host/d is b@host to libpq.
+    Messages would show that part: the host of postgresql://u:a@b@host/d is b@host to libpq. With a wrong port libpq
+    says that the host cannot be resolved.
     """
-    host, port = str(parameters.get("host", "")), str(parameters.get("port", ""))
-    return "@" in host or not re.fullmatch(r"[\d,]*", port) or _AT_IN_PATH.search(uri) is not None
+    uri = "://" in given
+    if uri and ("@" in str(parameters.get("host", "")) or _AT_IN_PATH.search(given)):
+        return "a character of the password ends the password"
+    if _PORTS.fullmatch(str(parameters.get("port", ""))):
+        return None
+    return "its port is no number" + (", or a character of the password ends the password" if uri else "")
 
 
 def connect(

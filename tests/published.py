@@ -135,7 +135,7 @@ def run_pages(wheel: Path, folder: Path, majors: list[int]) -> None:
             print(f"README, the pages and the demo on PostgreSQL {major}", flush=True)
             tests = [str(bin_folder / "python"), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--pg", str(major)]
             _run([*tests, *_TESTS], environment, checkout)
-            _run([str(bin_folder / "python"), "-m", "gdq.consumers.demo", "--pg", str(major)], environment, checkout)
+            _run([str(bin_folder / "gdq"), "demo", "--pg", str(major)], environment, checkout)
 
 
 @contextmanager

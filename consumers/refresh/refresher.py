@@ -118,6 +118,10 @@ class Refresher:
         else:
             opened = connect(connection, autocommit=True, application_name="gdq:refresh")
             self.control = self._stack.enter_context(opened)
+        if self.control.info.parameter_status("in_hot_standby") == "on":
+            self._stack.close()
+            # the server would refuse each view of a refresh by itself
+            raise GdqError("a refresh needs the primary server, this is a standby", hint="Connect to the primary.")
         self.dsn = conninfo_of(self.control)
         self._stack.enter_context(_pinned(self.control, pooled=self._pooled, kept=isinstance(connection, Connection)))
         given = self.dsn if isinstance(connection, Connection) else resolve_conninfo(connection)

@@ -48,12 +48,16 @@ def verify_with(refresher: Refresher, name: str, *, slot: bool = False) -> Verif
     """
     found: list[VerifyResult] = []
     (unit,) = refresh_groups(refresher.control, [name])
-    refresher.refresh_group(unit, check={name: lambda work, holder: found.append(_compare(work, holder))}, slot=slot)
+    check = {name: lambda work, holder: found.append(compare_with_query(work, holder))}
+    refresher.refresh_group(unit, check=check, slot=slot)
     return found[-1]
 
 
-def _compare(work: ViewRefresh, holder: SnapshotHolder) -> VerifyResult:
-    """Copy the query's rows at the held snapshot into a table beside the target, and compare both there."""
+def compare_with_query(work: ViewRefresh, holder: SnapshotHolder) -> VerifyResult:
+    """Compare a refreshed target with its query at the held snapshot; for the argument `check` of a refresh.
+
+    The query's rows are copied into a table beside the target, and compared there.
+    """
     if work.lake is not None:
         return _compare_lake(work, holder)
     return VerifyResult(work.view.view_name, *compare_target(work, holder, work.plan.query).counts())

@@ -5,6 +5,7 @@ from __future__ import annotations
 # The sections of the list of commands, and the module of each command: the function create_queue_command of
 # gdq/cli/queue.py is `gdq create-queue`.
 SECTIONS = {
+    "Try": {"demo": ["demo"]},
     "Install": {"install": ["install", "create-event-triggers", "uninstall"]},
     "Queues and tables": {
         "queue": ["create-queue", "set-queue", "queues", "pause", "resume", "drop-queue"],

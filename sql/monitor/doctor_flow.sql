@@ -38,9 +38,9 @@ begin
      where s.queue_id = q.queue_id and (doctor_flow.queue_id is null or q.queue_id = doctor_flow.queue_id)
   )
   select 'warning', 'consumer_never_seen', b.consumer_name,
-         format('consumer %I of queue %I was registered %s ago and has never asked for a batch; its changes are kept',
+         format('consumer %I of queue %I was registered %s ago and has finished no batch since; its changes are kept',
                 b.consumer_name, b.queue_name, date_trunc('second', clock_timestamp() - b.finished_at)),
-         'Start it, or unregister it.', false
+         'Start it, see why its batches are rolled back if it runs, or unregister it.', false
     from behind b
    where b.batch_no = 0 and b.batch_age is null and clock_timestamp() - b.finished_at > patience
   union all

@@ -36,6 +36,7 @@ COMMANDS = {
     "create-slot": "Q new TABLE",
     "create-view": "new --queue Q --sql FILE --target public.new",
     "dead-letters": "Q C",
+    "demo": "--no-spark",
     "docs": "",
     "doctor": "Q",
     "drop-group": "GROUP",
@@ -89,8 +90,8 @@ def words(command: str, **others: str) -> list[str]:
     return [command, *((NAMES | others).get(word, word) for word in COMMANDS[command].split())]
 
 
-# Commands that need no server, and metrics, which goes on without one and says so by its numbers.
-WITHOUT_SERVER = ("docs", "metrics")
+# Commands that need no server, demo, which has one of its own, and metrics, which goes on without and says so.
+WITHOUT_SERVER = ("demo", "docs", "metrics")
 # Commands for which an object that does not exist is no error: there is nothing left to do.
 GONE = {
     ("drop-group", "GROUP"), ("drop-queue", "Q"), ("drop-slot", "Q"), ("drop-slot", "C"), ("drop-view", "VIEW"),
@@ -194,7 +195,9 @@ def test_a_missing_file(shop: Database, command: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("commands", [[name for name in COMMANDS if name != "docs"][part::8] for part in range(8)])
+@pytest.mark.parametrize(
+    "commands", [[name for name in COMMANDS if name not in ("demo", "docs")][part::8] for part in range(8)]
+)
 def test_an_interrupted_command(folder: Path, commands: list[str]) -> None:
     """Ctrl-C while a server does not answer ends each command at once, as a shell expects it, without a traceback."""
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -65,6 +65,13 @@ def test_no_part_of_a_password_is_shown(dsn: str) -> None:
     assert "in DATABASE_URL" in str(caught.value)
 
 
+@pytest.mark.parametrize("dsn", ["host=h port=54x2", "host=h,g port=5432,-1", "postgresql://u@h:54x2/d"])
+def test_a_malformed_port_is_named(dsn: str) -> None:
+    """libpq would say that the host cannot be resolved."""
+    with pytest.raises(psycopg.ProgrammingError, match="cannot be read: its port is no number"):
+        resolve_conninfo(dsn, {})
+
+
 def test_passwords_with_any_character_are_read_if_encoded() -> None:
     uri = "postgresql://u:%40%2F%3A%25%3F@h:5433,g:5434/d?user=a@b"
     assert conninfo_to_dict(resolve_conninfo(uri, {}))["password"] == "@/:%?"

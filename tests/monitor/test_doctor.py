@@ -265,10 +265,14 @@ def test_replication(shop: Tap, server: EmbeddedServer) -> None:
 def test_ticker_and_consumers(shop: Tap) -> None:
     shop.owner.execute("select gdq.register_consumer('q', 'new')")
     shop.write("insert into item values (2, 'b')")
+    shop.owner.execute("select gdq.force_tick('q')")
+    with shop.owner.transaction(force_rollback=True):  # one that asks, and fails each time
+        assert shop.owner.execute("select batch_id from gdq.next_batch('q', 'new')").fetchone() is not None
     assert found(shop) == []
     seen = {finding.code: finding for finding in found(shop, NOW)}
     assert seen.keys() == {"consumer_lagging", "consumer_never_seen"} | ({"ticker_silent"} & seen.keys())
     assert (seen["consumer_never_seen"].object, seen["consumer_lagging"].object) == ("new", "c")
+    assert "has finished no batch since" in seen["consumer_never_seen"].cause
     shop.owner.execute("update gdq.tick set created_at = created_at - interval '1 hour'")
     seen = {finding.code: finding for finding in found(shop)}
     assert seen.keys() == {"consumer_lagging", "ticker_silent"}

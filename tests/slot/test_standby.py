@@ -21,7 +21,9 @@ def test_commands_say_that_the_server_is_a_standby(pytestconfig: pytest.Config) 
         dsn = server.conninfo()
         with psycopg.connect(dsn, autocommit=True) as su:
             su.execute("create table item (id int primary key)")
-        assert gdq("install", dsn=dsn).returncode == 0
+        query = ("--queue", "q", "--sql", "-", "--target", "public.ids")
+        for words in (["install"], ["create-queue", "q"], ["add-table", "q", "item"], ["create-view", "ids", *query]):
+            assert gdq(*words, dsn=dsn, stdin="select id from item").returncode == 0
         server.account.write(server.data / "standby.signal", "")
         server.crash()
         server.start()
@@ -39,4 +41,8 @@ def test_commands_say_that_the_server_is_a_standby(pytestconfig: pytest.Config) 
         for source in ("slot", "queue"):
             read = gdq("consume", "q", "c", "--source", source, "--once", dsn=dsn)
             assert (read.returncode, "this is a standby" in read.stderr) == (1, True), read.stderr
+        for command in ("refresh", "verify-view"):
+            told = "Error: a refresh needs the primary server, this is a standby\nHint: Connect to the primary.\n"
+            read = gdq(command, "ids", dsn=dsn)
+            assert (read.returncode, read.stderr) == (1, told)
         server.account.run("rm", server.data / "standby.signal")

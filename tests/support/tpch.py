@@ -9,13 +9,13 @@ from typing import Any
 
 import psycopg
 
-from gdq.consumers import demo
+from gdq.consumers.demo.data import DEMO_SCHEMA
 from tests.support.waiting import SECONDS
 
 TABLES = ("region", "nation", "supplier", "customer", "part", "partsupp", "orders", "lineitem")
 
 SCHEMA = (
-    demo.DEMO_SCHEMA,
+    DEMO_SCHEMA,
     "create table region (r_regionkey int primary key, r_name text not null, r_comment text not null)",
     """create table nation (n_nationkey int primary key, n_name text not null, n_regionkey int not null,
                             n_comment text not null)""",
