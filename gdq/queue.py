@@ -88,6 +88,23 @@ class TableInfo(Shown):
     allow_rls: bool
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class NewTableInfo(Shown):
+    """One rule for tables that do not exist yet: a pattern, its exceptions, and options of add_table().
+
+    `missing`: tables that match and are not captured, though they were made later; `reason`: why, for the first.
+    """
+
+    _shown = "queue_name pattern excepted options missing reason"
+
+    queue_name: str
+    pattern: str
+    excepted: list[str]
+    options: dict[str, Any]
+    missing: list[str]
+    reason: str | None
+
+
 def create_queue(connection: Connection[Any], queue: str, **settings: Any) -> bool:
     """Create a queue; False if it existed, and then unchanged.
 
@@ -164,6 +181,29 @@ def add_table(
     options |= {"allow_rls": allow_rls, "where": where, "granularity": granularity, "always": always}
     options |= {"origin": origin, "pin_search_path": pin_search_path, "format": format}
     call(connection, "add_table", queue, table, mode=mode, **options)
+
+
+def add_new_tables(
+    connection: Connection[Any], queue: str, patterns: Sequence[str], *, excepted: Sequence[str] = (), **options: Any
+) -> bool:
+    """Capture tables that match a pattern when they are made; False if the queue has these rules already.
+
+    `patterns`, `excepted`: SCHEMA.TABLE, where * is any text and ? any character. `options`: of add_table(). Tables
+    that exist are not captured; a pattern that is a rule of the queue gets these exceptions and options from now on.
+    With the event triggers, rows that the transaction of CREATE TABLE writes are captured too; else a ticker captures
+    the table, and consumers get a resync for it. They also get one for CREATE TABLE AS.
+    """
+    return bool(call(connection, "add_new_tables", queue, list(patterns), list(excepted), Jsonb(options)))
+
+
+def remove_new_tables(connection: Connection[Any], queue: str, patterns: Sequence[str] | None = None) -> int:
+    """Remove rules of add_new_tables(), all if `patterns` is None; returns their number. Captured tables stay."""
+    return int(call(connection, "remove_new_tables", queue, None if patterns is None else list(patterns)))
+
+
+def new_table_info(connection: Connection[Any], queue: str | None = None) -> list[NewTableInfo]:
+    """The rules for tables that do not exist yet, of all queues or of one."""
+    return rows(connection, NewTableInfo, "select * from gdq.new_table_info(%s)", queue)
 
 
 def alter_table_options(connection: Connection[Any], queue: str, table: str, **options: Any) -> bool:

@@ -18,6 +18,7 @@ from gdq.table_choice import ChosenTable, add_tables, choose_tables
 _TABLE_COLUMNS = (
     "queue_name", "table_name", "mode", "format", "key", "events", "log_bytes", "state", "reason",
 )  # fmt: skip
+_RULE_COLUMNS = ("queue_name", "pattern", "excepted", "options", "missing", "reason")
 
 # None stands for an option that is not given: only those that are given are compared with those of a captured table.
 _OPTIONS = (
@@ -52,6 +53,7 @@ def _capture_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.argument("tables", nargs=-1, metavar="[TABLE|PATTERN]...")
 @click.option("--all", "every", is_flag=True, help="All tables but those of the system, of gdq and of views.")
 @click.option("--except", "excepted", multiple=True, metavar="PATTERN", help="But not these tables. May be repeated.")
+@click.option("--new-tables", is_flag=True, help="Not the tables that exist, but those that are created later.")
 @_capture_options
 @dsn_option
 def add_table_command(
@@ -62,16 +64,25 @@ def add_table_command(
     In a PATTERN, * is any text and ? any character, as in psql: 'shop.*'. Without a schema it matches the tables of the
     search_path. Partitioned tables are captured at their root, with all partitions.
 
+    --new-tables makes each PATTERN a rule of the queue: tables that match it are captured when they are created. The
+    same pattern again changes the rule. `gdq tables --new-tables` lists the rules.
+
     \b
     Examples: gdq add-table orders public.orders --mode pk --include status
               gdq add-table orders 'shop.*' public.prices
               gdq add-table orders --all --except 'audit.*'
+              gdq add-table orders --new-tables 'shop.*' --except 'shop.tmp_*'
     """
     if every == bool(tables):
         raise click.UsageError("give TABLE or PATTERN, or --all")
+    new_tables = options.pop("new_tables")
     given = {
         name: split_names(value) if name in _LISTS else value for name, value in options.items() if value is not None
     }
+    if new_tables:
+        patterns = ("*.*",) if every else tables
+        _add_rules(dsn, queue, patterns, excepted, given)
+        return
 
     def add(connection: Connection[Any]) -> list[tuple[ChosenTable, bool]]:
         chosen = choose_tables(connection, tables, every=every, excepted=excepted)
@@ -80,6 +91,16 @@ def add_table_command(
     for table, new in retry_locked(dsn, add):
         name = printable(table.shown)
         talk(f"added table {name} to {queue}" if new else f"already captured: {name} in {queue}")
+
+
+def _add_rules(
+    dsn: str | None, queue: str, patterns: tuple[str, ...], excepted: tuple[str, ...], options: dict[str, Any]
+) -> None:
+    changed = retry_locked(
+        dsn, lambda connection: gdq.add_new_tables(connection, queue, patterns, excepted=excepted, **options)
+    )
+    for pattern in patterns:
+        talk(f"{queue} captures new tables {pattern}" if changed else f"unchanged: new tables {pattern} in {queue}")
 
 
 _LISTS = ("key", "include", "columns", "exclude", "operations")
@@ -130,19 +151,35 @@ def alter_table_command(queue: str, table: str, reset: tuple[str, ...], dsn: str
 @queue_command("remove-table")
 @click.argument("table")
 @click.option("--force", is_flag=True, help="Even with unread changes: their consumers meet a gap.")
+@click.option("--new-tables", is_flag=True, help="Remove the rule with this pattern; captured tables stay.")
 @dsn_option
-def remove_table_command(queue: str, table: str, force: bool, dsn: str | None) -> None:
-    """Stop capturing a table and drop its logs."""
+def remove_table_command(queue: str, table: str, force: bool, new_tables: bool, dsn: str | None) -> None:
+    """Stop capturing a table and drop its logs.
+
+    \b
+    Examples: gdq remove-table orders public.orders
+              gdq remove-table orders --new-tables 'shop.*'
+    """
+    if new_tables:
+        if force:
+            raise click.UsageError("--force goes with a table, not with --new-tables")
+        retry_locked(dsn, lambda connection: gdq.remove_new_tables(connection, queue, [table]))
+        talk(f"{queue} does not capture new tables {table} any more")
+        return
     retry_locked(dsn, lambda connection: gdq.remove_table(connection, queue, table, force=force))
     talk(f"removed table {table} from {queue}")
 
 
 @click.command("tables")
 @click.argument("queue", required=False)
+@click.option("--new-tables", is_flag=True, help="List the rules for tables that are created later.")
 @listing_options
 @dsn_option
-def tables_command(queue: str | None, shape: Shape, dsn: str | None) -> None:
+def tables_command(queue: str | None, new_tables: bool, shape: Shape, dsn: str | None) -> None:
     """List captured tables, with --wide also with their options."""
+    if new_tables:
+        list_rows(dsn, gdq.new_table_info, queue, row_type=gdq.NewTableInfo, columns=_RULE_COLUMNS, shape=shape)
+        return
     list_rows(dsn, gdq.table_info, queue, row_type=gdq.TableInfo, columns=_TABLE_COLUMNS, shape=shape)
 
 

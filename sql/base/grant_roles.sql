@@ -59,7 +59,7 @@ as $$
          (values
            -- information about queues, without their data
            ('{gdq_reader,gdq_consumer,gdq_admin}'::name[],
-            '{queue_info,table_info,sequence_info,consumer_info,member_info,
+            '{queue_info,table_info,new_table_info,sequence_info,consumer_info,member_info,
               view_info,view_history,group_info,
               doctor,event_triggers_on}'::text[]),
            -- consumers: check_consumer_role() allows a role its own
@@ -76,7 +76,8 @@ as $$
            -- administration of queues, typed reads of their logs, refreshes
            ('{gdq_admin}',
             '{create_queue,set_queue,drop_queue,rebase,set_consumer_role,
-              add_table,alter_table_options,differing_options,remove_table,add_sequence,remove_sequence,
+              add_table,alter_table_options,differing_options,remove_table,
+              add_new_tables,remove_new_tables,add_sequence,remove_sequence,
               suspend_table,rearm,off_reason,stray_triggers,renamed_triggers,
               apply_ddl,begin_ddl,end_ddl,insert_event,insert_events,
               batch_sql,delta_sql,delta_events,stream_end,log_segments,summarise_logs,

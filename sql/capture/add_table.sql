@@ -27,18 +27,35 @@ language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   queue_of integer := gdq.find_queue(queue);
+begin
+  perform gdq.require_read_committed('add_table');
+  perform gdq.take_turn();
+  perform gdq.capture_table(queue_of, tbl, mode, key, include, columns, exclude, allow_rls, "where", operations,
+                            granularity, always, origin, pin_search_path, format, 3);
+end
+$$;
+comment on function gdq.add_table(text, regclass, text, text[], text[], text[], text[], boolean, text, text[], text,
+                                  boolean, boolean, boolean, text) is
+  'Captures the changes of a table from now on, in mode full or pk.';
+
+-- capture_table(queue_id, tbl, ..., slots): does add_table(), with its options, for a caller that has taken its turn.
+-- slots: as for create_version(). Writes and errors: as add_table().
+create or replace function gdq.capture_table(queue_id integer, tbl regclass, mode text, key text[], include text[],
+  columns text[], exclude text[], allow_rls boolean, "where" text, operations text[], granularity text, always boolean,
+  origin boolean, pin_search_path boolean, format text, slots integer) returns void
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set client_min_messages = warning
+as $$
+declare
   name text := gdq.table_name(tbl);
   id integer;
   described jsonb;
   log_format text := coalesce(format, case when gdq.event_triggers_on() then 'typed' else 'json' end);
 begin
-  perform gdq.require_read_committed('add_table');
-  perform gdq.take_turn();
-  perform gdq.refuse_table(queue_of, tbl, allow_rls, log_format);
+  perform gdq.refuse_table(queue_id, tbl, allow_rls, log_format);
   perform gdq.refuse_partitions(tbl);
   perform gdq.check_options(tbl, mode, include, columns, exclude, operations, granularity, always, "where", log_format);
   begin
-    perform gdq.create_capture(queue_of, tbl, operations, granularity, always, origin);
+    perform gdq.create_capture(queue_id, tbl, operations, granularity, always, origin);
   exception when lock_not_available then
     raise exception 'table % is busy: no lock within 500 ms', name using errcode = 'lock_not_available',
       hint = 'Nothing was changed. Try again when no long transaction holds the table.';
@@ -48,7 +65,7 @@ begin
                                   key_attnums, include_attnums, column_attnums, exclude_attnums,
                                   operations,
                                   granularity, always, origin, pin_search_path, allow_rls, row_filter)
-    values (queue_of, tbl, name, mode, log_format,
+    values (queue_id, tbl, name, mode, log_format,
             gdq.column_numbers(tbl, key, 'key'),
             gdq.column_numbers(tbl, include, 'include'),
             gdq.column_numbers(tbl, columns, 'columns'),
@@ -63,15 +80,16 @@ begin
   end if;
   described := gdq.describe_table(id);
   perform gdq.check_key(id, described);
-  perform gdq.arm(gdq.create_version(id, described, 3), 0);
+  perform gdq.arm(gdq.create_version(id, described, slots), 0);
+  delete from gdq.passed_table p where p.queue_id = capture_table.queue_id and p.relid = tbl;
   insert into gdq.captured_leaf (table_id, leaf) select id, p.relid from pg_partition_tree(tbl) p where p.relid <> tbl;
   perform gdq.witness(array[id]);
   perform gdq.warn_wide(tbl, mode, (select array_agg((c->>'attnum')::smallint) from jsonb_array_elements(described) c));
 end
 $$;
-comment on function gdq.add_table(text, regclass, text, text[], text[], text[], text[], boolean, text, text[], text,
-                                  boolean, boolean, boolean, text) is
-  'Captures the changes of a table from now on, in mode full or pk.';
+comment on function gdq.capture_table(integer, regclass, text, text[], text[], text[], text[], boolean, text, text[],
+                                      text, boolean, boolean, boolean, text, integer) is
+  'Captures the changes of a table from now on, for a caller that has taken its turn.';
 
 -- take_turn(): waits for other transactions that capture a table, another one perhaps, until they end: two that make
 -- capture functions at once would both change the rights of the schema gdq_log. Called before add_table() has locked

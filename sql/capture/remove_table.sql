@@ -1,8 +1,8 @@
 -- remove_table(queue, tbl, force): stops capturing a table and drops its logs. Every consumer that takes the table gets
 -- an event about it, in order: ddl when all consumers have read all changes; else force is needed, and the event is a
 -- resync. tbl: also the oid of a table that is gone.
--- Writes: drops triggers, functions, logs, perhaps a capture role; deletes control rows; subscription_resync and the
--- event log. Errors: 42704;
+-- Writes: drops triggers, functions, logs, perhaps a capture role; deletes control rows; passed_table,
+-- subscription_resync and the event log. Errors: 42704;
 -- 55006 when a consumer has not read all changes and force is not given; 55P03 when writers or readers hold the table
 -- or a log: nothing is changed, try again; GDQ04.
 create or replace function gdq.remove_table(queue text, tbl regclass, force boolean default false) returns void
@@ -44,6 +44,11 @@ begin
   end;
   delete from gdq.resync r where r.queue_id = queue_of and r.relid = tbl;
   delete from gdq.captured_table ct where ct.table_id = id;
+  -- a rule for new tables must not bring it back
+  insert into gdq.passed_table (queue_id, relid)
+    select queue_of, tbl
+     where not gone and exists (select from gdq.new_table_rule r where r.queue_id = queue_of)
+    on conflict on constraint passed_table_pkey do nothing;
   perform gdq.drop_capture_roles();
 end
 $$;

@@ -6,11 +6,18 @@
 -- ddl_guard(): the event trigger on ddl_command_end and on sql_drop. sql_drop comes first and sees what a DROP did:
 -- event triggers of the application that write to a captured table must not meet functions that do not fit the table.
 -- It has qualified operators and no SET clauses, since it runs for every DDL of the database. Writes and errors: as
--- follow_ddl().
+-- capture_created() and follow_ddl().
 create or replace function gdq.ddl_guard() returns event_trigger
 language plpgsql volatile security definer
 as $$
 begin
+  -- first: the guard of an inheritance parent then finds its new child captured
+  if TG_EVENT operator(pg_catalog.=) 'ddl_command_end'
+     and TG_TAG operator(pg_catalog.=) any (
+           '{CREATE TABLE,CREATE TABLE AS,SELECT INTO,CREATE SCHEMA}'::pg_catalog.text[])
+  then
+    perform gdq.capture_created();
+  end if;
   -- leave out frequent commands that change no table
   if TG_TAG operator(pg_catalog.=) any (pg_catalog.string_to_array(
        'CREATE INDEX,REINDEX,GRANT,REVOKE,COMMENT,SECURITY LABEL,ALTER DEFAULT PRIVILEGES,'

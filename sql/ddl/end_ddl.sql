@@ -11,6 +11,8 @@ declare
   tag constant text := 'APPLY DDL';
 begin
   if not gdq.event_triggers_on() then
+    perform gdq.capture_wanted(w.rule_id, w.relid, 3)
+       from gdq.wanted_tables(gdq.locked_tables('AccessExclusiveLock')) w;
     touched := gdq.touched_relations('ALTER TABLE');
     for t in select * from gdq.near_tables(touched) loop
       -- begin_ddl() has witnessed the files of before

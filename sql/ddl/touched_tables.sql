@@ -1,6 +1,8 @@
 -- What a DDL command has touched: relations, and the captured tables that it concerns.
 
--- touches_nothing(event, tag): whether a command concerns only temporary tables or tables of gdq_log. Writes: nothing.
+-- touches_nothing(event, tag): whether a command concerns only temporary tables, tables of gdq_log, or the triggers that
+-- add_table() puts on a table which no queue captures yet: it will have captured it when its parents are looked at.
+-- Writes: nothing.
 create or replace function gdq.touches_nothing(event text, tag text) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -10,13 +12,20 @@ begin
   elsif tag = 'CREATE TABLE' then
     return not exists (select from pg_event_trigger_ddl_commands() c
                         where c.object_type = 'table' and c.schema_name not in ('pg_temp', 'gdq_log'));
+  elsif tag = 'CREATE TRIGGER' then
+    return not exists (select from pg_event_trigger_ddl_commands() o
+                         join pg_trigger tg on o.classid = 'pg_trigger'::regclass and tg.oid = o.objid
+                         join pg_proc p on p.oid = tg.tgfoid
+                         join pg_class c on c.oid = tg.tgrelid
+                        where p.pronamespace <> 'gdq_log'::regnamespace or c.relispartition
+                           or exists (select from gdq.captured_table ct where ct.relid = tg.tgrelid));
   end if;
   return tag = 'ALTER TABLE'
      and coalesce((select bool_and(c.schema_name = 'gdq_log') from pg_event_trigger_ddl_commands() c), false);
 end
 $$;
 comment on function gdq.touches_nothing(text, text) is
-  'Whether a command concerns only temporary tables or tables of gdq_log.';
+  'Whether a command concerns no captured table, nor one that could be.';
 
 -- touched_relations(tag): the relations that the command may have changed: those that this transaction has locked.
 -- After CREATE TRIGGER only the trigger's table and its partitions: a transaction that captures many tables would else
@@ -47,13 +56,15 @@ comment on function gdq.touched_relations(text) is 'The relations that a command
 
 -- concerned_tables(event, touched, tag): the captured tables that the command may concern: those that have one of the
 -- touched relations, and those whose own name or a name of a type of theirs it may have changed, which locks no table.
--- In an old snapshot the names of capture functions tell. Writes: nothing.
+-- Of many tables, those of which the catalogs hold what was witnessed are left out, unless the command names them. In
+-- an old snapshot the names of capture functions tell. Writes: nothing.
 create or replace function gdq.concerned_tables(event text, touched oid[], tag text) returns gdq.captured_table[]
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   schemas oid[];
   holders oid[];
+  tables gdq.captured_table[];
 begin
   if not gdq.snapshot_is_fresh() then
     return null;
@@ -64,10 +75,33 @@ begin
     end if;
     holders := gdq.relations_of_types(gdq.renamed_types(touched, schemas, tag));
   end if;
-  return array(select n from gdq.near_tables(touched || holders, schemas) n);
+  tables := array(select n from gdq.near_tables(touched || holders, schemas) n);
+  -- a script that makes many tables in one transaction has locked all of them, and a command alters one or two
+  if event = 'ddl_command_end' and tag in ('CREATE TABLE', 'ALTER TABLE') and cardinality(tables) > 4 then
+    tables := array(
+      select t from unnest(tables) t
+       where t.table_id in (select n.table_id from gdq.near_tables(gdq.command_relations() || holders) n
+                            union all
+                            select u.table_id
+                              from gdq.unwitnessed(array(select k.table_id from unnest(tables) k), touched) u));
+  end if;
+  return tables;
 end
 $$;
 comment on function gdq.concerned_tables(text, oid[], text) is 'The captured tables that a command may concern.';
+
+-- command_relations(): the relations that the current command names, or whose constraints it names. Writes: nothing.
+create or replace function gdq.command_relations() returns oid[]
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+begin
+  return array(select case when o.classid = 'pg_class'::regclass then o.objid else n.conrelid end
+                 from pg_event_trigger_ddl_commands() o
+                 left join pg_constraint n on o.classid = 'pg_constraint'::regclass and n.oid = o.objid
+                where o.classid in ('pg_class'::regclass, 'pg_constraint'::regclass));
+end
+$$;
+comment on function gdq.command_relations() is 'The relations that the current command names.';
 
 -- renamed_types(touched, schemas, tag): the types whose names the command may have changed, with or without a schema:
 -- those that it altered, those of the schemas, and the row types of the touched relations. Writes: nothing.

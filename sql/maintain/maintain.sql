@@ -59,6 +59,9 @@ begin
   if cleared then
     return true;
   end if;
+  if gdq.capture_waiting() then
+    return true;
+  end if;
   if gdq.check_owners(extract(second from clock_timestamp())::integer % 60) then
     return true;
   end if;
@@ -70,6 +73,32 @@ end
 $$;
 comment on function gdq.maintain() is
   'Rotates, summarises and empties logs, one step a call: call again while it returns true.';
+
+-- capture_waiting(): captures a table that matches a rule for new tables and was not captured when it was made: without
+-- event triggers, in an old snapshot, after a failure or a new name. A failure is tried again after a minute. It also
+-- forgets tables that are gone.
+-- Result: whether it captured one. Writes: as capture_wanted(); passed_table.
+create or replace function gdq.capture_waiting() returns boolean
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms'
+as $$
+declare
+  w record;
+begin
+  if not exists (select from gdq.new_table_rule) then
+    return false;
+  end if;
+  delete from gdq.passed_table p where not exists (select from pg_class c where c.oid = p.relid);
+  for w in select * from gdq.wanted_tables() t
+            where coalesce(gdq.is_past(t.tried_at, interval '1 min'), true) loop
+    if gdq.capture_wanted(w.rule_id, w.relid, 3, 'it was made or got its name before capture began') then
+      return true;
+    end if;
+  end loop;
+  return false;
+end
+$$;
+comment on function gdq.capture_waiting() is
+  'Captures a table that matches a rule for new tables and was not captured when it was made.';
 
 -- drop_old_versions(): drops the logs of table versions that are no longer written and hold no rows. It also forgets
 -- captured tables that were dropped, once every consumer has passed the end of their changes. Never waits for a lock on

@@ -12,8 +12,8 @@ as $$
 declare
   wanted integer;
   part text;
-  parts text[] := array['event_triggers', 'tables', 'strays', 'flow', 'logs', 'writers', 'replication', 'views',
-                         'server'];
+  parts text[] := array['event_triggers', 'tables', 'new_tables', 'strays', 'flow', 'logs', 'writers', 'replication',
+                         'views', 'server'];
 begin
   -- in a restored queue the other checks would report numbers of the old cluster
   return query
