@@ -34,6 +34,7 @@ SECTIONS = {
     "Slots": {"slot": ["create-slot", "slots", "drop-slot"], "compare": ["compare"]},
     "Operations": {
         "status": ["status"],
+        "top": ["top"],
         "monitor": ["doctor", "metrics"],
         "era": ["position", "check-position", "rebase"],
         "docs": ["docs"],

@@ -97,7 +97,7 @@ class _Watcher:
             try:
                 self.look()
             except EXPECTED_ERRORS as error:
-                self.trouble = command_failure(error).message
+                self.trouble = command_failure(error).message.rpartition("FATAL: ")[2].strip()
                 if self._connection is not None:
                     self._connection.close()
                     self._connection = None

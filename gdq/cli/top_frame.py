@@ -142,8 +142,8 @@ def _lines(part: _Part, count: int, width: int) -> list[tuple[str, bool]]:
     # of the numbers of all rows, so that columns keep their places
     widths = [max(cell_len(text) for text in column) for column in zip(part.headings, *rows, strict=True)]
     spare = width - sum(widths[part.names : -1]) - 2 * (len(widths) - 1) - min(widths[-1], 8)
-    for n in range(part.names):
-        widths[n] = min(widths[n], max(_NAME_MIN, spare // part.names))
+    while sum(widths[: part.names]) > spare and max(widths[: part.names]) > _NAME_MIN:
+        widths[widths.index(max(widths[: part.names]))] -= 1
     lines = [("", False), (_line(part, part.headings, widths), True)]
     lines += [(_line(part, cells, widths), False) for cells in rows]
     if count < len(part.rows):

@@ -73,6 +73,7 @@ COMMANDS = {
     "tables": "Q",
     "tick": "Q",
     "ticker": "--once",
+    "top": "--once",
     "uninstall": "--yes",
     "unregister-consumer": "Q C",
     "verify-view": "VIEW",
