@@ -125,14 +125,14 @@ def _show(watcher: _Watcher, interval: float) -> None:
             pressed = os.read(keys[0], 1024)
             if not pressed:
                 keys = []
-            elif pressed[:1] in b"qQ":
+            elif set(pressed) & set(b"qQ"):
                 return
 
 
 def _draw(lines: list[tuple[str, bool]]) -> None:
     """Put (text, bold) lines on the screen, in one write so that it does not flicker."""
     texts = (f"\x1b[1m{text}\x1b[0m" if bold else text for text, bold in lines)
-    sys.stdout.write("\x1b[H" + "\r\n".join(text + "\x1b[K" for text in texts) + "\x1b[J")
+    sys.stdout.write("\x1b[H" + "\n".join(text + "\x1b[K" for text in texts) + "\x1b[J")
     sys.stdout.flush()
 
 

@@ -19,6 +19,9 @@ from gdq.view.view import ViewInfo
 # A name gets at least this many columns, however wide the numbers are.
 _NAME_MIN = 10
 
+# The last column, which tells what is wrong, gets at least this many.
+_STATE_MIN = 26
+
 
 @dataclass(frozen=True, slots=True)
 class Look:
@@ -138,10 +141,10 @@ def _shares(counts: list[int], room: int | None) -> list[int]:
 
 def _lines(part: _Part, count: int, width: int) -> list[tuple[str, bool]]:
     heaviest = sorted(part.rows, key=lambda row: -row.weight)[:count]
-    rows = [row.cells for row in part.rows if row in heaviest]
+    rows = [[printable(text) for text in row.cells] for row in part.rows if row in heaviest]
     # of the numbers of all rows, so that columns keep their places
     widths = [max(cell_len(text) for text in column) for column in zip(part.headings, *rows, strict=True)]
-    spare = width - sum(widths[part.names : -1]) - 2 * (len(widths) - 1) - min(widths[-1], 8)
+    spare = width - sum(widths[part.names : -1]) - 2 * (len(widths) - 1) - min(widths[-1], _STATE_MIN)
     while sum(widths[: part.names]) > spare and max(widths[: part.names]) > _NAME_MIN:
         widths[widths.index(max(widths[: part.names]))] -= 1
     lines = [("", False), (_line(part, part.headings, widths), True)]
@@ -153,13 +156,13 @@ def _lines(part: _Part, count: int, width: int) -> list[tuple[str, bool]]:
 
 def _line(part: _Part, cells: Sequence[str], widths: Sequence[int]) -> str:
     """Names and the last cell on the left of their columns, numbers on the right; the last column has no end."""
-    texts = [_cut(printable(text), width) for text, width in zip(cells[:-1], widths, strict=False)]
+    texts = [_cut(text, width) for text, width in zip(cells[:-1], widths, strict=False)]
     last = len(texts)
     padded = [
         text + " " * (width - cell_len(text)) if n < part.names else " " * (width - cell_len(text)) + text
         for n, (text, width) in enumerate(zip(texts, widths[:last], strict=True))
     ]
-    return "  ".join([*padded, printable(cells[-1])])
+    return "  ".join([*padded, cells[-1]])
 
 
 def _cut(text: str, width: int) -> str:

@@ -154,3 +154,48 @@ def test_too_many_tables_for_the_servers_locks(shop: Database, monkeypatch: pyte
             table_choice.add_tables(connection, "q", chosen, {})
         assert told.value.hint is not None
         assert connection.info.transaction_status is psycopg.pq.TransactionStatus.INTRANS
+
+
+def test_new_tables(shop: Database) -> None:
+    """Rules are made, changed, listed and removed; tables that exist are not captured by them."""
+    rule = ("add-table", "q", "--new-tables", "shop.*", "--except", "shop.tmp_*")
+    done = gdq(*rule, "--operations", "insert", dsn=shop.dsn)
+    assert (done.returncode, done.stderr) == (0, "q captures new tables shop.*\n")
+    assert gdq(*rule, "--operations", "insert", dsn=shop.dsn).stderr == "unchanged: new tables shop.* in q\n"
+    assert gdq(*rule, dsn=shop.dsn).stderr == "q captures new tables shop.*\n"
+    with shop.connect() as connection:
+        connection.execute("create table shop.later (id int); create unlogged table shop.never (id int)")
+    assert captured(shop) == {"shop.later"}
+    [listed] = json.loads(gdq("tables", "--new-tables", "--json", dsn=shop.dsn).stdout)
+    reason = "shop.never is unlogged: a crash empties it without any event"
+    assert listed == {
+        "queue_name": "q",
+        "pattern": "shop.*",
+        "excepted": ["shop.tmp_*"],
+        "options": {},
+        "missing": ["shop.never"],
+        "reason": reason,
+    }
+    assert json.loads(gdq("status", "--json", dsn=shop.dsn).stdout)["new_tables"] == [listed]
+    done = gdq("doctor", dsn=shop.dsn)
+    assert done.returncode == 3
+    assert f"and is not captured: {reason} [new_table_not_captured]" in done.stdout
+    done = gdq("remove-table", "q", "--new-tables", "shop.*", dsn=shop.dsn)
+    assert (done.returncode, done.stderr) == (0, "q does not capture new tables shop.* any more\n")
+    done = gdq("remove-table", "q", "--new-tables", "shop.*", dsn=shop.dsn)
+    assert (done.returncode, done.stderr.splitlines()[0]) == (1, 'Error: queue "q" has no rule for new tables shop.*')
+    assert captured(shop) == {"shop.later"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--new-tables"], 2, "give TABLE or PATTERN, or --all"),
+        (["--new-tables", "t*"], 1, "pattern t* is not of the form SCHEMA.TABLE"),
+        (["--new-tables", "--all", "--include", "a"], 1, "include goes with mode pk"),
+    ],
+)
+def test_rules_that_are_refused(shop: Database, arguments: list[str], code: int, message: str) -> None:
+    done = gdq("add-table", "-q", "q", *arguments, dsn=shop.dsn)
+    assert done.returncode == code
+    assert message in done.stderr

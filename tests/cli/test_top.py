@@ -13,7 +13,6 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, Self
 
@@ -95,7 +94,7 @@ class Screen:
 
 
 @pytest.fixture
-def shop(db: Database) -> Iterator[Database]:
+def shop(db: Database) -> Database:
     with db.connect() as owner:
         owner.execute("create table orders (id int primary key)")
         owner.execute("select gdq.create_queue('q')")
@@ -103,7 +102,7 @@ def shop(db: Database) -> Iterator[Database]:
         owner.execute("select gdq.add_table('q', 'orders')")
         owner.execute("insert into orders values (1), (2)")
         owner.execute("select gdq.force_tick('q')")
-    yield db
+    return db
 
 
 def test_one_frame_in_a_pipe(shop: Database) -> None:
@@ -174,7 +173,8 @@ def test_the_server_goes_and_comes_back(shop: Database) -> None:
         su.execute(f"revoke connect on database {shop.name} from public, gdq_owner".encode())
         su.execute(f"alter database {shop.name} owner to postgres".encode())
         su.execute(
-            "select pg_terminate_backend(pid) from pg_stat_activity where datname = %s and application_name = 'gdq top'",
+            "select pg_terminate_backend(pid) from pg_stat_activity"
+            " where datname = %s and application_name = 'gdq top'",
             [shop.name],
         )
         lines = screen.until("trying again for .*permission denied")
@@ -194,7 +194,7 @@ def test_no_server() -> None:
 
 
 def consumer(number: int, lag: float, **values: Any) -> ConsumerInfo:
-    given = {
+    given: dict[str, Any] = {
         "queue_name": "q", "consumer_name": f"c{number}", "lag": timedelta(seconds=lag), "unread_events": number,
         "unread_bytes": 0, "last_seen": None, "batch_age": None, "last_tick": None, "retries": 0, "dead_letters": 0,
         "resync": None, "reason": None, "tables": None, "skip_origin": None, "owner_role": "o", "paused": False,
