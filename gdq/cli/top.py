@@ -52,7 +52,11 @@ def top_command(once: bool, interval: float, dsn: str | None) -> None:
         raise click.UsageError("stdout is no terminal: give --once, or use gdq status --watch")
     connection = connect_checked(dsn, "gdq top")
     watcher = _Watcher(connection, dsn, interval)
-    watcher.look()
+    try:
+        watcher.look()
+    except BaseException:
+        connection.close()
+        raise
     if once:
         connection.close()
         for line, _ in frame_lines(watcher.seen, shutil.get_terminal_size().columns, None, ""):
@@ -115,7 +119,7 @@ def _show(watcher: _Watcher, interval: float) -> None:
     """Draw the screen at every look, every second and at every new size, until q is pressed."""
     keys = [sys.stdin.fileno()] if sys.stdin.isatty() else []
     while True:
-        columns, rows = shutil.get_terminal_size()
+        columns, rows = os.get_terminal_size(sys.stdout.fileno())  # shutil's would believe COLUMNS
         state = watcher.status() or f"{time.strftime('%H:%M:%S')}  every {interval:g} s  q quits"
         _draw(frame_lines(watcher.seen, columns, rows, state))
         ready, _, _ = select.select([watcher.reader, *keys], [], [], 1)

@@ -1,8 +1,8 @@
 -- What a DDL command has touched: relations, and the captured tables that it concerns.
 
--- touches_nothing(event, tag): whether a command concerns only temporary tables, tables of gdq_log, or the triggers that
--- add_table() puts on a table which no queue captures yet: it will have captured it when its parents are looked at.
--- Writes: nothing.
+-- touches_nothing(event, tag): whether a command concerns only temporary tables, tables of gdq_log, or the triggers
+-- that add_table() puts on a table which no queue captures yet: it will have captured it when its parents are looked
+-- at. Writes: nothing.
 create or replace function gdq.touches_nothing(event text, tag text) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
