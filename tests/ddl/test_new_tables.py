@@ -27,8 +27,8 @@ def captured(tap: Tap) -> set[str]:
 
 
 def findings(tap: Tap) -> list[tuple[str, str, str]]:
-    query = "select object, cause, cure from gdq.doctor('q') where code = 'new_table_not_captured'"
-    return tap.owner.execute(query).fetchall()
+    query = "select object, cause, cure from gdq.doctor('q') where code = %s"
+    return tap.owner.execute(query, ["new_table_not_captured"]).fetchall()
 
 
 def seen(tap: Tap) -> list[tuple[str, str | None, Any]]:
