@@ -8,12 +8,13 @@ from datetime import timedelta
 
 from rich.cells import cell_len, set_cell_size
 
-from gdq.cli.listing import cell, span
+from gdq.cli.listing import cell
 from gdq.cli.terminal import printable
 from gdq.consumer import ConsumerInfo
 from gdq.consumers.slot.slot import SlotInfo
 from gdq.monitor.doctor import Finding
 from gdq.queue import QueueInfo
+from gdq.units import span
 from gdq.view.view import ViewInfo
 
 # A name gets at least this many columns, however wide the numbers are.
