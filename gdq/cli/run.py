@@ -141,12 +141,9 @@ def consume_command(
     Examples: gdq consume orders mirror shop.mirror:apply
               gdq consume orders mail shop.mail:send --each --retry-errors 60 --member $HOSTNAME
     """
-    if as_json and handler is not None:
-        raise click.UsageError("--json prints the events itself and takes no handler")
-    if (each and handler is None) or (retry_errors is not None and not each):
-        raise click.UsageError("--retry-errors needs --each, and --each a handler")
     if source == "slot" and (each or register or member is not None):
         raise click.UsageError("--each, --register and --member need the queue: a slot has one reader and no retries")
+    _check_handler(handler, as_json=as_json, each=each, retries=retry_errors is not None)
     _check_format(form, tombstones=tombstones, other=as_json or handler is not None)
     on_error = None if retry_errors is None else timedelta(seconds=retry_errors)
     hand_over = (
@@ -200,6 +197,14 @@ def _take_batches(
             log.warning("%s: going on with the next batch", error)
         else:
             return
+
+
+def _check_handler(handler: str | None, *, as_json: bool, each: bool, retries: bool) -> None:
+    """UsageError for options that do not go with the handler, or need one."""
+    if as_json and handler is not None:
+        raise click.UsageError("--json prints the events itself and takes no handler")
+    if (each and handler is None) or (retries and not each):
+        raise click.UsageError("--retry-errors needs --each, and --each a handler")
 
 
 def _check_format(form: str, *, tombstones: bool, other: bool) -> None:
