@@ -103,9 +103,10 @@ def prometheus(db: Database, prometheus_program: str, tmp_path: Path) -> Iterato
         try:
             yield f"http://{own}"
         finally:
-            for process in (server, exporter):
-                process.terminate()
-                process.wait()
+            server.terminate()
+            server.wait()
+            exporter.terminate()
+            exporter.communicate()
 
 
 def series(server: str, expression: str) -> list[dict[str, Any]]:
