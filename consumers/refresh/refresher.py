@@ -33,7 +33,7 @@ from gdq.conninfo import Connectable, connect, conninfo_of, is_pooled, resolve_c
 from gdq.consumers.refresh.attempts import RefreshAttempts, RefreshCheck
 from gdq.consumers.refresh.view_refresh import DescribedQueries, RefreshAction, RefreshPoint, ViewRefresh
 from gdq.consumers.views.change_source import ChangeSource, QueueChangeSource
-from gdq.consumers.views.engine import EnginePhase
+from gdq.consumers.views.progress import EnginePhase, Progress
 from gdq.errors import GdqError
 from gdq.extra import extra_named
 from gdq.qualified_sql import qualified
@@ -91,7 +91,8 @@ class Refresher:
     `connection`: a connection string, or an idle autocommit connection, which stays open at the end.
     `driver_bytes`: Spark's result passes through this process if at most this much was read, else a staging table.
     `at` is called at the points of a refresh, in order; an exception from it ends the refresh there.
-    `progress` is called with the view, the phase of its refresh, and the rows written so far (0 if unknown).
+    `progress` is called with the view, the phase of its refresh, the rows read or written so far (0 if unknown), and
+    about how many there will be (None if unknown), by the planner's or the tables' statistics.
     `slot_wait_seconds`: how long a refresh from a slot waits for another reader of the slot.
     """
 
@@ -102,7 +103,7 @@ class Refresher:
         *,
         driver_bytes: int = 16 * 2**20,
         at: Callable[[RefreshPoint], None] = lambda _: None,
-        progress: Callable[[str, EnginePhase, int], None] = lambda _view, _phase, _rows: None,
+        progress: Callable[[str, EnginePhase, int, int | None], None] | None = None,
         slot_wait_seconds: float = 30.0,
     ) -> None:
         from gdq.consumers.refresh.engines import Engines  # noqa: PLC0415 (loads sqlglot, an extra)
@@ -234,7 +235,7 @@ class Refresher:
                 self._change_source(view, slot=slot),
                 open_target=partial(self._target, view.target_dsn),
                 described=self._described,
-                tell=partial(self._progress, view.view_name),
+                tell=Progress(self._progress and partial(self._progress, view.view_name)),
                 run=run,
             )
             yield work

@@ -15,7 +15,8 @@ from gdq.call import scalar
 from gdq.consumers.lake.open import open_lake
 from gdq.consumers.lake.table import LakeTable
 from gdq.consumers.views.change_source import ChangeSource
-from gdq.consumers.views.engine import CommittingEngine, Engine, EngineEffort, EngineTask, TellPhase
+from gdq.consumers.views.engine import CommittingEngine, Engine, EngineEffort, EngineTask
+from gdq.consumers.views.progress import Progress
 from gdq.consumers.views.signals import NeedsFull, TableWanted
 from gdq.consumers.views.snapshot_holder import SnapshotHolder
 from gdq.consumers.views.target import StoredPosition, Target, TargetColumn, TargetState, target_types
@@ -57,7 +58,7 @@ class ViewRefresh:
         *,
         open_target: Callable[[], Connection[Any]],
         described: DescribedQueries,
-        tell: TellPhase,
+        tell: Progress,
         run: int = 0,
     ) -> None:
         self.view = view = with_canonical_sql(control, view)
@@ -99,7 +100,7 @@ class ViewRefresh:
     @property
     def place(self) -> TargetRows | LakeTable:
         """The target for the engine."""
-        return TargetRows(self.output, self.target, self.types) if self.lake is None else self.lake
+        return TargetRows(self.output, self.target, self.types, self._tell) if self.lake is None else self.lake
 
     def task(self, holder: SnapshotHolder, *, grouped: bool, joined: bool) -> EngineTask:
         """The engine's task; `grouped` and `joined` as for EngineTask."""

@@ -92,7 +92,7 @@ class SparkJoinEngine:
 
     def compute(self, s0: str | None, changed: Mapping[str, str]) -> None:
         """Let Spark compute and stage the result: from the changes since s0, or for None from the whole tables."""
-        self.task.tell("computing", 0)
+        self.task.tell("computing")
         if s0 is not None and not changed:
             return
         logs = None if s0 is None else self.logs(changed)
@@ -125,7 +125,7 @@ class SparkJoinEngine:
         return {names[table]: (table, rows) for table, rows in changed.items()}
 
     def apply(self, s0: str | None, changed: Mapping[str, str]) -> int:  # noqa: ARG002 (what changed is staged)
-        self.task.tell("writing", 0)
+        self.task.tell("writing")
         staged = self._staged
         if staged is None:
             return 0

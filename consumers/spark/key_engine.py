@@ -98,7 +98,7 @@ class SparkKeyEngine:
             return self.inner.apply(s0, changed)
         output = self.inner.rows.output
         apply_view_settings(output, READ_SETTINGS | self._view.target_settings)
-        self.inner.computation.task.tell("writing", 0)
+        self.inner.computation.task.tell("writing")
         output.execute(raw(f"analyze {staged.table}"))
         read = ROWS_READ_COLUMN
         counted = f"select coalesce(sum({read}::bigint), 0)::bigint from {staged.table} where {read} is not null"
@@ -184,7 +184,7 @@ class SparkKeyEngine:
     ) -> _Staged:
         """Run each query, all with these columns, in a Spark task that writes its rows into a new staging table."""
         view, run, place = self._view, self.start(), self.inner.rows
-        self.inner.computation.task.tell("computing", 0)
+        self.inner.computation.task.tell("computing")
         with worker_errors(delta=keys is not None), own_jobs(run.spark):
             names = [column.name for column in columns]
             data = self._statements.frame(queries, names, text_columns, counted=True)

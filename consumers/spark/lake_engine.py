@@ -60,7 +60,7 @@ class SparkLakeEngine:
 
     def compute(self, s0: str | None, changed: Mapping[str, str]) -> None:
         """Read and compute without touching the lake. Spark caches changed rows; a full load is streamed at commit."""
-        self.task.tell("computing", 0)
+        self.task.tell("computing")
         if s0 is not None and not changed:
             return
         with _told(delta=s0 is not None):
@@ -118,7 +118,7 @@ def spark_lake_engine(run: SparkRun, task: EngineTask, computation: Computation 
         source: JoinedLakeRows | KeyLakeRows
         if isinstance(plan, SparkPlan):
             # this target only names the view: the rows go to the lake
-            place = TargetRows(task.holder.connection, Target(view.view_name, view.source, view.target), ())
+            place = TargetRows(task.holder.connection, Target(view.view_name, view.source, view.target), (), task.tell)
             source = JoinedLakeRows(SparkJoinEngine(lambda: run, task, plan, place, texts), stack, len(task.columns))
         else:
             assert isinstance(plan, SparkKeyPlan)

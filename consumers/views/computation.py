@@ -134,6 +134,7 @@ class Computation:
     def full(self) -> Difference:
         """All rows of the view as a difference."""
         self._kind = "full"
+        self.task.tell.expect_rows_of(self.sql, self.plan.query)
         return Difference("full", self._named(self.plan.query), match=self.plan.match)
 
     def outcome(self, changed: Mapping[str, str], *, once: bool) -> SignedOutcome | ReplaceOutcome | None:
@@ -155,11 +156,11 @@ class Computation:
             columns = [column for column in logged if column.name in read.get(name, ())]
             deltas[name] = weighted_log_rows(changed[table], columns)
             self._exact |= {(name, column.name) for column in columns if column.is_exact}
-        self.task.tell("netting", 0)
+        self.task.tell("netting")
         tables = self._make_deltas(deltas)
         if tables:
             self.task.choose(self._delta_rows)
-        self.task.tell("computing", 0)
+        self.task.tell("computing")
         return self._take_all(tables, once)
 
     def _readable(self, changed: Mapping[str, str]) -> Mapping[str, str]:

@@ -53,7 +53,7 @@ class CopyEngine:
         if difference is None or difference.kind == "none":
             return 0
         apply_view_settings(self.rows.output, READ_SETTINGS | self.computation.task.view.target_settings)
-        self.computation.task.tell("writing", 0)
+        self.computation.task.tell("writing")
         rows, target = self.rows, self.rows.target
         if difference.kind == "full":
             deleted = target.empty(self.rows.output, self.rows.types)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 from psycopg import Connection
 
 from gdq.consumers.views.difference import KeySet
+from gdq.consumers.views.progress import Progress
 from gdq.consumers.views.snapshot_holder import SnapshotHolder
 from gdq.consumers.views.target import StoredPosition, TargetColumn
 from gdq.view.view import ViewInfo
@@ -18,12 +19,6 @@ if TYPE_CHECKING:
     from gdq.view.view import Plan
 
 EffortKind = Literal["none", "incremental", "by-key", "full"]
-
-# The phases of a refresh. A full load in the database of the tables computes and writes in one statement: writing.
-EnginePhase = Literal["netting", "computing", "writing"]
-
-# Called with the phase of a refresh, and with the rows written so far if they pass through this process, else 0.
-TellPhase = Callable[[EnginePhase, int], None]
 
 # The counters behind pg_stat_xact_all_tables, for given tables with their partitions.
 ROWS_READ_SQL = """
@@ -41,7 +36,7 @@ class EngineTask:
     """One refresh of one view, described for its engine.
 
     `columns`: name, type oid and type of each view column. `choose` gets the number of netted changes and raises
-    NeedsFull if a full load is expected to cost less. `tell` reports a phase. `write` creates the relations that the
+    NeedsFull if a full load is expected to cost less. `tell`: its progress. `write` creates the relations that the
     SELECTs of log rows read. `grouped`: the target's transaction serves several views. `joined`: an earlier view of the
     group, computed in that transaction, has given it the held snapshot.
     """
@@ -51,7 +46,7 @@ class EngineTask:
     columns: Sequence[tuple[str, int, str]]
     holder: SnapshotHolder
     choose: Callable[[int], None]
-    tell: TellPhase
+    tell: Progress
     write: Callable[[Connection[Any]], None]
     grouped: bool = False
     joined: bool = False

@@ -56,7 +56,7 @@ class PostgresEngine:
         self.computation.clear()
 
     def _write(self, difference: Difference) -> int:
-        self.computation.task.tell("writing", 0)
+        self.computation.task.tell("writing")
         return self.rows.change(difference)
 
     def _difference(self, changed: Mapping[str, str]) -> Difference:
@@ -72,7 +72,7 @@ class PostgresEngine:
         if state is None:
             return self._write(self.computation.full())
         self.computation.full()
-        self.computation.task.tell("computing", 0)
+        self.computation.task.tell("computing")
         return self._write(self._kept(state).load(KeptSums(state, state.loose).whole()))
 
     def _add_to_state(self, state: StatePlan, rows: str) -> Difference:

@@ -9,6 +9,7 @@ from typing import Any
 from psycopg import Connection, sql
 
 from gdq.consumers.views.difference import NETTED_ROWS, Difference, KeySet
+from gdq.consumers.views.progress import Progress
 from gdq.consumers.views.row_deletion import delete_netted_rows
 from gdq.consumers.views.target import Target, TargetColumn
 from gdq.owner_sql import OwnerSql
@@ -17,11 +18,12 @@ from gdq.sql_text import is_null, quote
 
 @dataclass(frozen=True, slots=True)
 class TargetRows:
-    """Rows of `target`, changed in the transaction of `output`; `types`: the target's columns."""
+    """Rows of `target`, changed in the transaction of `output`; `types`: the target's columns; `tell`: the progress."""
 
     output: Connection[Any]
     target: Target
     types: Sequence[TargetColumn]
+    tell: Progress
 
     @property
     def sql(self) -> OwnerSql:
@@ -49,15 +51,20 @@ class TargetRows:
             where = " and ".join(self._among(key) for key in difference.keys)
             return self.sql.run(f"delete from {self.target.table} where {where}") + self._insert(difference.rows)
         deleted = self.target.empty(self.output, self.types)
-        inserted = self.target.fill(self.output, lambda: self._insert(difference.rows))
+        inserted = self.target.fill(self.output, lambda: self._load(difference.rows))
         self.loaded(difference)
         return deleted + inserted
 
     def loaded(self, difference: Difference) -> None:
         """Create the index and the statistics of a target that was loaded in full."""
+        self.tell("indexing")
         indexed = ", ".join(quote(column) for column in difference.match)
         self.target.make_index(self.output, indexed)
         self.sql.run(f"analyze {self.target.table}")
+
+    def _load(self, rows: str) -> int:
+        with self.tell.counted(self.sql, self.target.table, rows) as told:
+            return self._insert(told)
 
     def _insert(self, rows: str) -> int:
         return self.sql.run(f"insert into {self.target.table} ({self.columns}) {rows}")

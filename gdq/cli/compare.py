@@ -87,11 +87,12 @@ def _measure(
     """The figures of a run; Interrupted if a signal came before its end."""
     stop = base.StopSignals()
     stop.at_hand = False
-    with shown_progress(as_json=as_json) as told:
+    with shown_progress(as_json=as_json, logged=False) as told:
 
         def tell(phase: str, doing: str) -> None:
             stop.at_hand = True  # it is connected, and what it makes is to be removed
-            told(phase, doing, 0)
+            if told is not None:
+                told(phase, doing, 0, None)
 
         try:
             return run_compare(dsn, names, seconds, replica_identity_full=replica_identity_full, stop=stop, tell=tell)

@@ -1,9 +1,13 @@
-"""Progress of `gdq refresh` on a terminal: a line for each view with its phase, rows and time."""
+"""Progress of refreshes on stderr: a line for each view on a terminal, else a line of the log every ten seconds."""
 
 from __future__ import annotations
 
+import logging
 import sys
+import threading
+import time
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import click
@@ -13,19 +17,116 @@ if TYPE_CHECKING:
 
     from rich.progress import Progress, TaskID
 
-    _Told = Callable[[str, str, int], None]
+    _Told = Callable[[str, str, int, int | None], None]
+
+log = logging.getLogger(__name__)
 
 # At most this many views are shown; the oldest is removed first.
 _SHOWN = 8
 
+_LOG_SECONDS = 10.0
 
-def shown_progress(*, as_json: bool) -> AbstractContextManager[_Told]:
-    """The progress function of a Refresher; it shows nothing with JSON, --quiet or output that is not a terminal."""
+# A rate is known after this many seconds in which rows came.
+_RATE_SECONDS = 1.0
+
+
+def shown_progress(*, as_json: bool, logged: bool = True) -> AbstractContextManager[_Told | None]:
+    """The progress function of a Refresher. None with --quiet, and with JSON on a terminal, where both would mix.
+
+    `logged`: where stderr is no terminal, lines of the log say the same.
+    """
     context = click.get_current_context(silent=True)
-    quiet = context is not None and context.find_root().params.get("quiet")
-    if as_json or quiet or not (sys.stdout.isatty() and sys.stderr.isatty()):
-        return nullcontext(lambda _view, _phase, _rows: None)
-    return _Screen()
+    if context is not None and context.find_root().params.get("quiet"):
+        return nullcontext()
+    if not sys.stderr.isatty():
+        return LoggedProgress() if logged else nullcontext()
+    return nullcontext() if as_json else _Screen()
+
+
+@dataclass(slots=True)
+class RowCount:
+    """What one view's refresh is at: its phase, and the rows of the phase beside those expected."""
+
+    phase: str
+    started: float
+    rows: int = 0
+    expected: int | None = None
+    _first: tuple[float, int] | None = field(default=None, init=False)
+
+    def told(self, phase: str, rows: int, expected: int | None, now: float) -> None:
+        """Note what a Refresher tells. A phase that begins again begins at no rows."""
+        if phase != self.phase or rows == 0:
+            self.phase, self.rows, self._first = phase, 0, None
+        # a statement that is tried again counts anew: the share must not go down
+        self.rows, self.expected = max(self.rows, rows), expected
+        if rows and self._first is None:
+            self._first = (now, rows)
+
+    def text(self, now: float) -> str:
+        """The phase, the rows, and what is expected; an estimate that turned out too low is left out."""
+        if not self.rows:
+            wanted = f", about {self.expected:,} rows expected" if self.expected else ""
+            return f"{self.phase}{wanted}"
+        if not self.expected or self.rows >= self.expected:
+            return f"{self.phase} {self.rows:,} rows"
+        share = f"about {100 * self.rows // self.expected} %"
+        left = self._left(now, self.expected - self.rows)
+        remaining = "" if left is None else f", about {seconds_text(left)} left"
+        return f"{self.phase} {self.rows:,} of about {self.expected:,} rows, {share}{remaining}"
+
+    def _left(self, now: float, rows: int) -> float | None:
+        """Seconds that this many rows take at the rate since the first ones; None before the rate is known."""
+        if self._first is None:
+            return None
+        began, before = self._first
+        if self.rows == before or now - began < _RATE_SECONDS:
+            return None
+        return rows * (now - began) / (self.rows - before)
+
+
+def seconds_text(seconds: float) -> str:
+    """A time such as 40 s, 3 min or 2.5 h."""
+    if seconds < 100:
+        return f"{max(1, round(seconds))} s"
+    return f"{round(seconds / 60)} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+class LoggedProgress(AbstractContextManager["_Told"]):
+    """Lines of the log: one every ten seconds (`every`) while a refresh is at work."""
+
+    def __init__(self, every: float = _LOG_SECONDS) -> None:
+        self._every = every
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._now: tuple[str, RowCount] | None = None
+
+    def __enter__(self) -> _Told:
+        threading.Thread(target=self._log, name="gdq progress", daemon=True).start()
+        return self._tell
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+
+    def done(self) -> None:
+        """Note that no refresh is at work."""
+        with self._lock:
+            self._now = None
+
+    def _tell(self, view: str, phase: str, rows: int, expected: int | None) -> None:
+        now = time.monotonic()
+        with self._lock:
+            if self._now is None or self._now[0] != view:
+                self._now = (view, RowCount(phase, now))
+            self._now[1].told(phase, rows, expected, now)
+
+    def _log(self) -> None:
+        while not self._ended.wait(self._every):
+            with self._lock:
+                if self._now is None:
+                    continue
+                (view, count), now = self._now, time.monotonic()
+                text = f"view {view}: {count.text(now)}, after {seconds_text(now - count.started)}"
+            log.info(text)
 
 
 class _Screen(AbstractContextManager["_Told"]):
@@ -38,7 +139,7 @@ class _Screen(AbstractContextManager["_Told"]):
         name = TextColumn("{task.description}", markup=False)
         columns = (SpinnerColumn(), name, TextColumn("{task.fields[doing]}"), TimeElapsedColumn())
         self._progress: Progress = Progress(*columns, console=Console(stderr=True), transient=True)
-        self._tasks: dict[str, TaskID] = {}
+        self._tasks: dict[str, tuple[TaskID, RowCount]] = {}
         self._last: str | None = None
 
     def __enter__(self) -> _Told:
@@ -48,19 +149,20 @@ class _Screen(AbstractContextManager["_Told"]):
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def _tell(self, view: str, phase: str, rows: int) -> None:
-        doing = f"{phase} {rows:,} rows" if rows else phase
-        if view == self._last:
-            self._progress.update(self._tasks[view], doing=doing)
-        else:
-            self._begin(view, doing)
+    def _tell(self, view: str, phase: str, rows: int, expected: int | None) -> None:
+        now = time.monotonic()
+        if view != self._last:
+            self._begin(view, RowCount(phase, now))
+        task, count = self._tasks[view]
+        count.told(phase, rows, expected, now)
+        self._progress.update(task, doing=count.text(now))
 
-    def _begin(self, view: str, doing: str) -> None:
+    def _begin(self, view: str, count: RowCount) -> None:
         if self._last is not None:
-            self._progress.stop_task(self._tasks[self._last])
+            self._progress.stop_task(self._tasks[self._last][0])
         if view in self._tasks:  # the refresh started again
-            self._progress.remove_task(self._tasks.pop(view))
+            self._progress.remove_task(self._tasks.pop(view)[0])
         if len(self._tasks) == _SHOWN:
-            self._progress.remove_task(self._tasks.pop(next(iter(self._tasks))))
-        self._tasks[view] = self._progress.add_task(view, total=None, doing=doing)
+            self._progress.remove_task(self._tasks.pop(next(iter(self._tasks)))[0])
+        self._tasks[view] = (self._progress.add_task(view, total=None, doing=count.phase), count)
         self._last = view

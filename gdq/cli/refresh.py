@@ -12,7 +12,7 @@ from psycopg import Connection
 
 from gdq.cli import base
 from gdq.cli.listing import Shape, listing_options, print_rows
-from gdq.cli.progress import shown_progress
+from gdq.cli.progress import LoggedProgress, shown_progress
 from gdq.cli.terminal import printable
 from gdq.consumers.refresh.follow import Follower
 from gdq.consumers.refresh.refresher import Refresher, RefreshResult, refresh_groups
@@ -131,7 +131,10 @@ def _follow(
     slot_wait: float,
     as_json: bool,
 ) -> None:
+    progress = LoggedProgress()
+
     def report(result: RefreshResult) -> None:
+        progress.done()
         if as_json:
             click.echo(json_text(dataclasses.asdict(result)))
         else:
@@ -140,19 +143,24 @@ def _follow(
             click.echo(printable(f"{result.view_name}: {result.action}{why}, {done}"))
 
     def failed(what: str, error: Exception) -> None:
+        progress.done()
         told = base.command_failure(error)
         base.CommandFailure(f"{what}: {told.message}", told.detail, told.hint).show()
 
     def work(connection: Connection[Any]) -> None:
-        with Refresher(connection, slot_wait_seconds=slot_wait) as refresher:
+        with Refresher(connection, progress=tell, slot_wait_seconds=slot_wait) as refresher:
             follower = Follower(
                 refresher, names, groups=groups, interval=interval, slot=slot, report=report, failed=failed
             )
-            follower.run(stop)
+            try:
+                follower.run(stop)
+            finally:
+                progress.done()
 
     stop = base.StopSignals()
     try:
-        reconnecting(lambda: stop.connect(dsn, "gdq:refresh"), work, stop.sleep)
+        with progress as tell:
+            reconnecting(lambda: stop.connect(dsn, "gdq:refresh"), work, stop.sleep)
     except KeyboardInterrupt:
         raise base.Interrupted(_INTERRUPTED) from None
 

@@ -20,6 +20,6 @@ class Deaths(list[RefreshPoint]):
 class Interrupts(list[str]):
     """The phases in which Ctrl-C comes to a Refresher, each once, in this order; for its argument `progress`."""
 
-    def __call__(self, _view: str, phase: str, _rows: int) -> None:
+    def __call__(self, _view: str, phase: str, _rows: int, _expected: int | None) -> None:
         if self and self[0] == phase:
             raise KeyboardInterrupt(self.pop(0))

@@ -18,12 +18,13 @@ from tests.support.views import MANY_CHANGES
 
 
 @contextmanager
-def role_named(db: Database, suffix: str, rights: str) -> Iterator[str]:
+def role_named(db: Database, suffix: str, rights: str, table: str = "orders") -> Iterator[str]:
     """A role for one test, which may make tables in public."""
     role = sql.Identifier(f"{db.name}_{suffix}")
     with db.connect("su") as su:
         su.execute(sql.SQL("create role {} login password {} " + rights).format(role, sql.Literal(PASSWORD)))
-        su.execute(sql.SQL("grant create on schema public to {0}; grant select on orders to {0}").format(role))
+        may = sql.SQL("grant create on schema public to {0}; grant select on {1} to {0}")
+        su.execute(may.format(role, sql.Identifier(table)))
     try:
         yield f"{db.name}_{suffix}"
     finally:
