@@ -12,14 +12,23 @@ from docs_site.reference import commands_page, python_page, sql_page
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "build" / "docs"
 
+# Pages from elsewhere, and their names on the site.
+_OTHERS = (
+    ("README", "index"),
+    ("CONTRIBUTING", "CONTRIBUTING"),
+    ("CHANGELOG", "CHANGELOG"),
+    ("examples/README", "examples"),
+)
+
 
 def main() -> None:
     """Write all pages anew."""
     shutil.rmtree(PAGES, ignore_errors=True)
     shutil.copytree(ROOT / "docs", PAGES)
-    for name, page in (("README", "index"), ("CONTRIBUTING", "CONTRIBUTING"), ("CHANGELOG", "CHANGELOG")):
+    for name, page in _OTHERS:
         text = (ROOT / f"{name}.md").read_text(encoding="utf-8")
-        (PAGES / f"{page}.md").write_text(text.replace("](docs/", "]("), encoding="utf-8")
+        text = text.replace("](docs/", "](").replace("](examples/README.md", "](examples.md")
+        (PAGES / f"{page}.md").write_text(text, encoding="utf-8")
     for path in PAGES.glob("*.md"):
         # a renderer takes nothing after a block's language, where the tests have the name of a file or of a test
         text = re.sub(r"(?m)^```(\w+) .*$", r"```\1", path.read_text(encoding="utf-8"))

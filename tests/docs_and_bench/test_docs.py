@@ -11,7 +11,7 @@ import pytest
 from gdq.cli import main
 
 ROOT = Path(__file__).parent.parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.md")])
 SQL = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "gdq" / "sql").rglob("*.sql")))
 
 pytestmark = pytest.mark.skipif(not PAGES, reason="an sdist has no documentation")

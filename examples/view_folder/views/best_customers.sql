@@ -1,0 +1,3 @@
+select customer, amount
+  from {{ ref('customers') }}
+ where amount >= 100

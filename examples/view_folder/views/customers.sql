@@ -1,0 +1,3 @@
+select customer, count(*) as orders, sum(amount) as amount
+  from public.orders
+ group by customer
