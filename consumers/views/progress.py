@@ -20,7 +20,7 @@ from gdq.call import scalar
 from gdq.owner_sql import OwnerSql
 
 # The phases of a refresh. A full load in the database of the tables computes and writes in one statement: writing.
-EnginePhase = Literal["netting", "computing", "reading", "writing", "indexing"]
+EnginePhase = Literal["netting", "computing", "writing", "indexing"]
 
 # Called with the phase, the rows so far (0 if unknown), and about how many there will be (None if unknown).
 TellProgress = Callable[[EnginePhase, int, int | None], None]
@@ -60,7 +60,7 @@ class Progress:
         """Tell the phase, and the rows that it has read or written so far."""
         self._phase = phase
         if self._tell is not None:
-            self._tell(phase, rows, self._expected if phase in ("reading", "writing") else None)
+            self._tell(phase, rows, self._expected if phase == "writing" else None)
 
     def expect(self, rows: int | None) -> None:
         """Note about how many rows the following phases will read or write; None or 0 if it is unknown."""

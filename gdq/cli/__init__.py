@@ -57,3 +57,5 @@ def main(verbose: bool, quiet: bool, debug: bool, dsn: str | None) -> None:  # n
     logger = logging.getLogger("gdq")
     logger.handlers[:] = [handler]
     logger.setLevel(level)
+    # psycopg tells of what fails while a connection is given up: after Ctrl-C that is no news
+    logging.getLogger("psycopg").setLevel(level if verbose or debug else logging.ERROR)
