@@ -235,7 +235,7 @@ class Refresher:
                 self._change_source(view, slot=slot),
                 open_target=partial(self._target, view.target_dsn),
                 described=self._described,
-                tell=Progress(self._progress and partial(self._progress, view.view_name)),
+                tell=Progress(None if self._progress is None else partial(self._progress, view.view_name)),
                 run=run,
             )
             yield work

@@ -360,7 +360,7 @@ def test_every_command_has_help() -> None:
         assert command is not None
         assert command.help, name
         options = {option for parameter in command.params for option in parameter.opts}
-        assert {"-d", "--dsn"} <= options or name == "docs", name
+        assert {"-d", "--dsn"} <= options or name in ("demo", "docs"), name
 
 
 @pytest.mark.parametrize(
