@@ -51,7 +51,7 @@ def _capture_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @queue_command("add-table", unless="every")
 @click.argument("tables", nargs=-1, metavar="[TABLE|PATTERN]...")
-@click.option("--all", "every", is_flag=True, help="All tables but those of the system, of gdq and of views.")
+@click.option("--all", "every", is_flag=True, help="All tables but those of extensions, gdq and views.")
 @click.option("--except", "excepted", multiple=True, metavar="PATTERN", help="But not these tables. May be repeated.")
 @click.option("--new-tables", is_flag=True, help="Not the tables that exist, but those that are created later.")
 @_capture_options
@@ -62,7 +62,8 @@ def add_table_command(
     """Capture tables from now on: all of them in one transaction, or none.
 
     In a PATTERN, * is any text and ? any character, as in psql: 'shop.*'. Without a schema it matches the tables of the
-    search_path. Partitioned tables are captured at their root, with all partitions.
+    search_path. It leaves out tables of extensions and targets of views, as --all does. Partitioned tables are captured
+    at their root, with all partitions.
 
     --new-tables makes each PATTERN a rule of the queue: tables that match it are captured when they are created. The
     same pattern again changes the rule. `gdq tables --new-tables` lists the rules.
@@ -89,7 +90,7 @@ def add_table_command(
         return list(zip(chosen, add_tables(connection, queue, chosen, given), strict=True))
 
     for table, new in retry_locked(dsn, add):
-        name = printable(table.shown)
+        name = printable(table.table_name)
         talk(f"added table {name} to {queue}" if new else f"already captured: {name} in {queue}")
 
 

@@ -76,7 +76,7 @@ as $$
            -- administration of queues, typed reads of their logs, refreshes
            ('{gdq_admin}',
             '{create_queue,set_queue,drop_queue,rebase,set_consumer_role,
-              add_table,alter_table_options,differing_options,remove_table,
+              add_table,alter_table_options,differing_options,remove_table,find_tables,require_locks,
               add_new_tables,remove_new_tables,add_sequence,remove_sequence,
               suspend_table,rearm,off_reason,stray_triggers,renamed_triggers,
               apply_ddl,begin_ddl,end_ddl,insert_event,insert_events,

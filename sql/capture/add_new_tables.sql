@@ -1,7 +1,7 @@
 -- add_new_tables(queue, patterns, excepted, options): makes rules for tables that do not exist yet: a queue captures
 -- those that match a pattern when they are made, see capture_created(). Tables that exist are not captured; gdq
 -- remembers them. A pattern that is a rule of the queue already gets these exceptions and options.
---   patterns, excepted: SCHEMA.TABLE, where * is any text and ? any character.
+--   patterns, excepted: of find_tables(), with a schema.
 --   options: of add_table(), as for alter_table_options().
 -- Result: whether this changed a rule. Writes: new_table_rule, passed_table. Errors: 42704; 42602 for a pattern; 22023
 -- for the options; GDQ04.
@@ -11,6 +11,7 @@ language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   queue_of integer := gdq.find_queue(queue);
+  schemaless text;
   waiting oid[];
   changed bigint;
 begin
@@ -18,7 +19,11 @@ begin
   if coalesce(patterns, '{}') = '{}' then
     raise exception 'no pattern is given' using errcode = 'invalid_parameter_value', hint = 'Give some: {public.*}.';
   end if;
-  perform gdq.pattern_likes(p) from unnest(patterns || excepted) p;
+  select p into schemaless from unnest(patterns || excepted) p where (gdq.pattern_likes(p))[1] is null limit 1;
+  if schemaless is not null then
+    raise exception 'pattern % is not of the form SCHEMA.TABLE', schemaless
+      using errcode = 'invalid_name', hint = 'The search_path of those who make tables may differ.';
+  end if;
   perform gdq.check_rule_options(options);
   waiting := array(select w.relid from gdq.wanted_tables() w where w.queue_id = queue_of);
   insert into gdq.new_table_rule as r (queue_id, pattern, excepted, options)

@@ -1,44 +1,9 @@
--- Rules for tables that do not exist yet: which tables match them, and capturing those. Patterns are psql's: * is any
--- text, ? any character; schema and name are folded to lower case outside double quotes.
-
--- pattern_likes(pattern): the two patterns of LIKE, for schema and name, that a pattern SCHEMA.TABLE stands for.
--- Writes: nothing. Errors: 42602 for a pattern without a schema, with more parts, or with an open quote.
-create or replace function gdq.pattern_likes(pattern text) returns text[]
-language plpgsql immutable security definer set search_path = pg_catalog, pg_temp
-as $$
-declare
-  piece text;
-  parts text[] := '{""}';
-  n integer := 1;
-begin
-  -- a quoted part, in which a quote is written twice, or a single character
-  for piece in select m[1] from regexp_matches(pattern, E'("(?:[^"]|"")*"|.)', 'g') m loop
-    if piece = '.' then
-      n := n + 1;
-      parts[n] := '';
-    elsif piece = '"' then
-      raise exception 'pattern % has a quote that does not end', pattern using errcode = 'invalid_name';
-    elsif piece in ('*', '?') then
-      parts[n] := parts[n] || translate(piece, '*?', '%_');
-    else
-      piece := case when length(piece) > 1 then replace(substr(piece, 2, length(piece) - 2), '""', '"')
-                    else lower(piece) end;
-      parts[n] := parts[n] || regexp_replace(piece, E'([\\\\%_])', E'\\\\\\1', 'g');
-    end if;
-  end loop;
-  if n <> 2 or '' = any (parts) then
-    raise exception 'pattern % is not of the form SCHEMA.TABLE', coalesce(pattern, 'null')
-      using errcode = 'invalid_name', hint = 'Write it with * and ? as needed: ''public.*''.';
-  end if;
-  return parts;
-end
-$$;
-comment on function gdq.pattern_likes(text) is 'The patterns of LIKE that a pattern of tables stands for.';
+-- Rules for tables that do not exist yet: which tables match them, and capturing those.
 
 -- wanted_tables(relations): the tables among these relations (NULL: of the database) that match a rule of a queue which
--- does not capture them: ordinary tables and roots of partition trees, outside the schemas of the system and of gdq.
--- Left out are tables of extensions, what gdq makes for views, tables that were passed over, and restored queues. Of
--- several rules of a queue the oldest counts.
+-- wanted_tables(relations): the tables among these relations (NULL: of the database) that match a rule of a queue
+-- which does not capture them. Left out are tables that were passed over, and restored queues. Of several rules of a
+-- queue the oldest counts.
 -- Result: tried_at, reason, hint: of the last try; NULL when there was none. Writes: nothing.
 create or replace function gdq.wanted_tables(relations oid[] default null)
   returns table (rule_id integer, queue_id integer, relid oid, tried_at timestamptz, reason text, hint text)
@@ -53,28 +18,16 @@ begin
       from gdq.new_table_rule r
      where r.queue_id not in (select q.queue_id from gdq.restored_queues() q)
   )
-  select distinct on (r.queue_id, c.oid) r.rule_id, r.queue_id, c.oid, p.tried_at, p.reason, p.hint
+  select distinct on (r.queue_id, t.relid) r.rule_id, r.queue_id, t.relid, p.tried_at, p.reason, p.hint
     from rules r
-   cross join pg_class c
-    join pg_namespace n on n.oid = c.relnamespace
-    left join gdq.passed_table p on p.queue_id = r.queue_id and p.relid = c.oid
-   where (relations is null or c.oid = any (relations))
-     and c.relkind in ('r', 'p') and not c.relispartition and c.relpersistence <> 't'
-     and n.nspname::text like r.likes[1] and c.relname::text like r.likes[2]
-     and n.nspname !~ '^(pg_.*|information_schema|gdq|gdq_log|gdq_target)$'
-     and c.relname !~ '^gdq_state_[0-9a-f]{12}$'
+   cross join gdq.user_tables(relations) t
+    left join gdq.passed_table p on p.queue_id = r.queue_id and p.relid = t.relid
+   where t.schema::text like r.likes[1] and t.name::text like r.likes[2]
      and not exists (select from generate_subscripts(r.excepted, 1) i
-                      where n.nspname::text like r.excepted[i][1] and c.relname::text like r.excepted[i][2])
+                      where t.schema::text like r.excepted[i][1] and t.name::text like r.excepted[i][2])
      and (p.relid is null or p.reason is not null)
-     and not exists (select from gdq.captured_table ct where ct.queue_id = r.queue_id and ct.relid = c.oid)
-     and not exists (select from pg_depend d
-                      where d.classid = 'pg_class'::regclass and d.objid = c.oid and d.objsubid = 0
-                        and d.deptype = 'e')
-     and not starts_with(coalesce(obj_description(c.oid, 'pg_class'), ''), 'gdq: target of view ')
-     and not exists (select from gdq.view v
-                      where v.target = format('"%s"."%s"', replace(n.nspname, '"', '""'), replace(c.relname, '"', '""'))
-                        and not v.options ? 'target_dsn')
-   order by r.queue_id, c.oid, r.rule_id;
+     and not exists (select from gdq.captured_table ct where ct.queue_id = r.queue_id and ct.relid = t.relid)
+   order by r.queue_id, t.relid, r.rule_id;
 end
 $$;
 comment on function gdq.wanted_tables(oid[]) is 'The tables that match a rule of a queue which does not capture them.';
@@ -140,22 +93,3 @@ exception when lock_not_available then
 end
 $$;
 comment on function gdq.take_short_turn() is 'take_turn() where others wait for this transaction.';
-
--- require_locks(): error when half of the server's locks are taken: another captured table could leave too few for the
--- commands that follow. Writes: nothing. Errors: 53000.
-create or replace function gdq.require_locks() returns void
-language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
-as $$
-declare
-  most constant bigint := current_setting('max_locks_per_transaction')::bigint
-    * (current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint);
-  taken constant bigint := (select count(*) from pg_locks l where not l.fastpath);
-begin
-  if taken > most / 2 then
-    raise exception 'too many tables in one transaction: % of the server''s % locks are taken', taken, most
-      using errcode = 'insufficient_resources',
-            hint = 'Make fewer tables in one transaction, or raise max_locks_per_transaction.';
-  end if;
-end
-$$;
-comment on function gdq.require_locks() is 'Error when half of the server''s locks are taken.';

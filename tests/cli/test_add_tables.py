@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 
-import psycopg
 import pytest
 
 from gdq.errors import GdqError
-from gdq.table_pattern import is_pattern, table_pattern
+from gdq.table_choice import choose_tables
 from tests.support.programs import gdq, start_gdq
 from tests.support.server import Database
 from tests.support.waiting import SECONDS, until
@@ -39,29 +38,41 @@ def captured(db: Database) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("text", "fits", "fits_not"),
+    ("pattern", "found"),
     [
-        ("shop.*", [("shop", "a"), ("shop", "B.c")], [("shopp", "a")]),
-        ("SHOP.o?d", [("shop", "odd")], [("shop", "od"), ("SHOP", "odd")]),
-        ('"S*".*"x.""Y"', [("S*", 'ax."Y')], [("Sa", 'ax."Y'), ("S*", "ax.y")]),
-        ("a[b]$*", [("any", "a[b]$1")], [("any", "ab1")]),
+        ("shop.*", ["shop.items", 'shop."Odd* name"', "shop.orders", "shop.sales"]),
+        ("SHOP.o?ders", ["shop.orders"]),
+        ("SHOP.o?ers", []),
+        ('sh?p."Odd* "*', ['shop."Odd* name"']),
+        ('"SHOP".*', []),
+        ("*.*l_g", []),
+        ("*.lo?", ["audit.log"]),
+        ("p*", ["public.plain"]),
+        ("o*", []),
+        ('"pl"*', ["public.plain"]),
     ],
 )
-def test_patterns(text: str, fits: list[tuple[str, str]], fits_not: list[tuple[str, str]]) -> None:
-    assert is_pattern(text)
-    pattern = table_pattern(text)
-    assert all(pattern.matches(*names, visible=True) for names in fits)
-    assert not any(pattern.matches(*names, visible=True) for names in fits_not)
+def test_patterns(shop: Database, pattern: str, found: list[str]) -> None:
+    """Patterns are psql's; one without a schema stands for tables that the search_path finds by their name."""
+    with shop.connect() as connection:
+        if not found:
+            with pytest.raises(GdqError, match="no table matches"):
+                choose_tables(connection, [pattern])
+            return
+        assert sorted(table.table_name for table in choose_tables(connection, [pattern])) == sorted(found)
 
 
-def test_a_pattern_without_a_schema_is_for_the_search_path() -> None:
-    pattern = table_pattern("o*")
-    assert pattern.matches("shop", "orders", visible=True)
-    assert not pattern.matches("shop", "orders", visible=False)
-    assert not is_pattern('shop."a*"')
-    for wrong in ("a.b.*", 'a."*'):
-        with pytest.raises(GdqError, match="pattern"):
-            table_pattern(wrong)
+def test_a_table_behind_another_is_not_found_without_its_schema(shop: Database) -> None:
+    with shop.connect() as connection:
+        connection.execute("create table shop.plain (id int); set search_path = shop, public")
+        assert {"shop.plain"} == {table.table_name for table in choose_tables(connection, ["pl*"])}
+
+
+@pytest.mark.parametrize("wrong", ["a.b.*", 'a."*', "shop.*."])
+def test_wrong_patterns(shop: Database, wrong: str) -> None:
+    done = gdq("add-table", "q", "shop.*", "--except", wrong, dsn=shop.dsn)
+    assert (done.returncode, captured(shop)) == (1, set())
+    assert done.stderr.startswith(f"Error: pattern {wrong} ")
 
 
 def test_names_and_patterns(shop: Database) -> None:
@@ -143,17 +154,18 @@ def test_a_waiting_writer_is_no_victim(shop: Database) -> None:
         assert adding.communicate(timeout=SECONDS)[1].splitlines()[-1] == "added table shop.items to q"
 
 
-def test_too_many_tables_for_the_servers_locks(shop: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_tables_for_the_servers_locks(shop: Database) -> None:
     """Other sessions need locks too: the command stops while half of them are left."""
-    from gdq import table_choice
-
-    monkeypatch.setattr(table_choice, "_LOCKS_MAX", "select 20")
-    with shop.connect(autocommit=False) as connection:
-        chosen = table_choice.choose_tables(connection, ["shop.*"])
-        with pytest.raises(GdqError, match="too many tables for one transaction") as told:
-            table_choice.add_tables(connection, "q", chosen, {})
-        assert told.value.hint is not None
-        assert connection.info.transaction_status is psycopg.pq.TransactionStatus.INTRANS
+    slots = "current_setting('max_connections')::int + current_setting('max_prepared_transactions')::int"
+    locks = f"generate_series(1, current_setting('max_locks_per_transaction')::int * ({slots}) / 2)"
+    with shop.connect("su") as others, others.transaction():
+        others.execute(f"select count(pg_advisory_xact_lock_shared(i)) from {locks} i")
+        done = gdq("add-table", "q", "shop.*", dsn=shop.dsn)
+        assert (done.returncode, captured(shop)) == (1, set())
+        first, hint = done.stderr.splitlines()
+        assert first.startswith("Error: too many tables in one transaction: ")
+        assert hint.endswith("or raise max_locks_per_transaction.")
+    assert gdq("add-table", "q", "shop.*", dsn=shop.dsn).returncode == 0
 
 
 def test_new_tables(shop: Database) -> None:
