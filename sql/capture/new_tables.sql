@@ -1,6 +1,5 @@
 -- Rules for tables that do not exist yet: which tables match them, and capturing those.
 
--- wanted_tables(relations): the tables among these relations (NULL: of the database) that match a rule of a queue which
 -- wanted_tables(relations): the tables among these relations (NULL: of the database) that match a rule of a queue
 -- which does not capture them. Left out are tables that were passed over, and restored queues. Of several rules of a
 -- queue the oldest counts.
