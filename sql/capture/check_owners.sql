@@ -39,7 +39,8 @@ comment on function gdq.check_owners(integer) is
   'Gives capture functions to the roles of their tables'' owners where no event trigger has.';
 
 -- follow_owner(queue_id, relid): gives the capture functions of a table whose owner has changed to the capture role of
--- the new owner. No other session may be writing to the table. Writes: as own_functions() and revoke_logs().
+-- the new owner. No other session may be writing to the table. Writes: as own_functions() and revoke_logs(). Errors:
+-- when another transaction that captures a table is open.
 create or replace function gdq.follow_owner(queue_id integer, relid oid) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -47,6 +48,9 @@ begin
   if exists (select from (select gdq.capture_function(queue_id, relid, 'i') as number offset 0) f
                          join pg_proc p on p.oid = f.number
               where pg_get_userbyid(p.proowner) <> gdq.capture_role(relid)) then
+    if not gdq.take_short_turn() then
+      raise exception 'another transaction that captures a table is open';
+    end if;
     perform gdq.own_functions(queue_id, relid);
     perform gdq.revoke_logs(ct.table_id)
        from gdq.captured_table ct where ct.queue_id = follow_owner.queue_id and ct.relid = follow_owner.relid;

@@ -41,12 +41,15 @@ language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   r gdq.new_table_rule;
+  turn constant boolean := gdq.take_short_turn();
   failure text;
   cure text;
 begin
   select * into strict r from gdq.new_table_rule nr where nr.rule_id = capture_wanted.rule_id;
   begin
-    perform gdq.take_short_turn();
+    if not turn then
+      raise exception 'another transaction that captures a table is open';
+    end if;
     perform gdq.require_locks();
     perform gdq.capture_table(r.queue_id, relid, coalesce(r.options->>'mode', 'full'),
       gdq.option_list(r.options, 'key'), gdq.option_list(r.options, 'include'),
@@ -81,14 +84,25 @@ comment on function gdq.capture_wanted(integer, regclass, integer, text) is
   'Captures a table by a rule, or notes why it cannot.';
 
 -- take_short_turn(): take_turn() where others wait for this transaction: in the DDL of an application, in maintenance.
--- Writes: a lock. Errors: 55P03 after the caller's lock_timeout.
-create or replace function gdq.take_short_turn() returns void
+-- It asks again and again, for 500 ms or lock_timeout, since a lock that is waited for could close a circle: the server
+-- might end a transaction that waits for this one as the victim of the deadlock. Only one call in a transaction waits:
+-- together those of a hundred tables would pass a statement_timeout.
+-- Result: whether it is this transaction's turn. Writes: a lock.
+create or replace function gdq.take_short_turn() returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
+declare
+  until constant timestamptz := clock_timestamp()
+    + least(nullif(current_setting('lock_timeout')::interval, '0'), interval '500 ms');
 begin
-  perform pg_advisory_xact_lock(gdq.lock_key('capture', 0));
-exception when lock_not_available then
-  raise exception 'another transaction that captures a table is open' using errcode = 'lock_not_available';
+  while not pg_try_advisory_xact_lock(gdq.lock_key('capture', 0)) loop
+    if clock_timestamp() >= until or current_setting('gdq.turn_missed', true) = 'on' then
+      perform set_config('gdq.turn_missed', 'on', true);
+      return false;
+    end if;
+    perform pg_sleep(0.01);
+  end loop;
+  return true;
 end
 $$;
 comment on function gdq.take_short_turn() is 'take_turn() where others wait for this transaction.';
