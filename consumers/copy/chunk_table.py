@@ -1,0 +1,175 @@
+"""A captured table as a chunked copy reads it: its columns and key, the bounds of chunks, and the rows that changed.
+
+Chunks are ranges of the key, compared in the source's server alone. A row belongs to a range by its image: an update
+that moves it from one range to another takes it from the one and adds it to the other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg import Connection, sql
+
+from gdq.consumers.views.change_source import log_columns, weighted_log_rows
+from gdq.consumers.views.snapshot_holder import SnapshotHolder
+from gdq.errors import GdqError, mapped_errors
+from gdq.qualified_sql import qualified
+from gdq.queue import TableInfo, table_info
+from gdq.sql_text import quote, raw
+
+# Columns that a copy writes, in order. `divides`: whether key ranges of the column mean the same wherever gdq compares
+# values. The operators of other schemas' types are found by the search_path, and values that a collation takes for
+# equal are two rows elsewhere.
+_COLUMNS = qualified("""
+select a.attname::text, format_type(a.atttypid, a.atttypmod),
+       coalesce(b.typtype = 'e' or b.typnamespace = 'pg_catalog'::pg_catalog.regnamespace, false)
+         and coalesce(o.collisdeterministic, true)
+  from pg_catalog.pg_attribute a
+  join pg_catalog.pg_type t on t.oid = a.atttypid
+  left join pg_catalog.pg_type b on b.oid = (case when t.typtype = 'd' then t.typbasetype else t.oid end)
+  left join pg_catalog.pg_collation o on o.oid = a.attcollation
+ where a.attrelid = %s::pg_catalog.regclass and a.attnum > 0 and not a.attisdropped and a.attgenerated = ''
+ order by a.attnum""")
+
+# The key's columns in the order of the index that finds them, so that chunks are read by it.
+_KEY = qualified("""
+with k as (select array_agg(c.attnum::smallint) as columns
+             from gdq.table_columns(%(queue)s, %(table)s::pg_catalog.regclass) c where c.is_key)
+select a.attname::text
+  from k, (select i.indkey::smallint[] as columns from k, pg_catalog.pg_index i
+            where i.indrelid = %(table)s::pg_catalog.regclass and i.indisvalid and i.indisunique and i.indpred is null
+              and i.indkey::smallint[] @> k.columns and k.columns @> i.indkey::smallint[]
+            order by i.indisprimary desc, i.indexrelid limit 1) x,
+       unnest(x.columns) with ordinality as o(attnum, place)
+  join pg_catalog.pg_attribute a on a.attrelid = %(table)s::pg_catalog.regclass and a.attnum = o.attnum
+ order by o.place""")
+
+_ONLY = qualified("select c.relkind <> 'p' from pg_catalog.pg_class c where c.oid = %s::pg_catalog.regclass")
+
+# A bound: the texts of the key's values.
+Bound = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkTable:
+    """A captured table of `queue`: its columns with their types, and its key. `only`: it has no partitions."""
+
+    queue: str
+    name: str
+    columns: tuple[tuple[str, str], ...]
+    key: tuple[str, ...]
+    only: bool
+
+    @property
+    def described(self) -> str:
+        """The columns and the key as text: a copy whose table has another text starts again."""
+        return json.dumps([self.columns, self.key])
+
+    @property
+    def listed(self) -> str:
+        """The columns as a list in SQL."""
+        return ", ".join(quote(name) for name, _ in self.columns)
+
+    def next_bound(self, connection: Connection[Any], after: Bound | None, size: int) -> Bound | None:
+        """The key of the row that stands `size` rows after a bound (None: from the start); None if there is none."""
+        texts = ", ".join(f"t.{quote(name)}::text" for name in self.key)
+        key = ", ".join(f"t.{quote(name)}" for name in self.key)
+        query = f"select {texts} from {self._from} {self._where(after, None)} order by {key} limit 1 offset {size - 1}"
+        row = connection.execute(raw(query)).fetchone()
+        return None if row is None else tuple(row)
+
+    def rows(self, after: Bound | None, upto: Bound | None) -> str:
+        """SELECT of the rows whose key is after a bound and not after another; None: without that limit."""
+        return f"select {self.listed} from {self._from} {self._where(after, upto)}"
+
+    def changed_rows(self, holder: SnapshotHolder, since: str, upto: Bound | None) -> str | None:
+        """SELECT of the keys that changed between `since` and the held snapshot, each with its row as it is held.
+
+        Columns: the key, whether a row has it, and the row. Keys after `upto` are left out. None if nothing changed.
+        """
+        with mapped_errors():
+            query = qualified("select gdq.delta_sql(%s, %s::pg_catalog.regclass, %s::pg_snapshot, %s::pg_snapshot)")
+            row = holder.connection.execute(query, [self.queue, self.name, since, holder.snapshot]).fetchone()
+            assert row is not None
+            if row[0].endswith(" where false"):  # as delta_sql() writes it for no rows
+                return None
+            logged = [c for c in log_columns(holder.connection, self.queue, self.name) if c.name in self.key]
+        keys = ", ".join(f"t.{quote(name)}" for name in self.key)
+        same = " and ".join(f"t.{quote(name)} = k.{quote(name)}" for name in self.key)
+        shown = ", ".join(f"k.{quote(name)}" for name in self.key)
+        images = weighted_log_rows(row[0], logged)
+        rows = ", ".join(f"t.{quote(name)}" for name, _ in self.columns)
+        return (
+            f"with k as materialized (select distinct {keys} from {images} as t {self._where(None, upto)}) "
+            f"select {shown}, t.{quote(self.key[0])} is not null, {rows} from k left join {self._from} on {same}"
+        )
+
+    @property
+    def _from(self) -> str:
+        return f"{'only ' if self.only else ''}{self.name} as t"
+
+    def _where(self, after: Bound | None, upto: Bound | None) -> str:
+        types = dict(self.columns)
+        key = ", ".join(f"t.{quote(name)}" for name in self.key)
+
+        def row(bound: Bound) -> str:
+            values = zip(self.key, bound, strict=True)
+            return ", ".join(f"{sql.Literal(value).as_string(None)}::{types[name]}" for name, value in values)
+
+        limits = [f"row({key}) > row({row(after)})"] if after is not None else []
+        limits += [f"row({key}) <= row({row(upto)})"] if upto is not None else []
+        return f"where {' and '.join(limits)}" if limits else ""
+
+
+def captured_tables(connection: Connection[Any], queue: str, names: Sequence[str]) -> list[str]:
+    """The tables' qualified names; GdqError for one that a chunked copy cannot follow."""
+    captured = {info.table_name: info for info in table_info(connection, queue)}
+    query = qualified("""select format('%%I.%%I', n.nspname, c.relname)
+                 from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+                where c.oid = %s::pg_catalog.regclass""")
+    found: list[str] = []
+    for name in names:
+        row = connection.execute(query, [name]).fetchone()
+        info = captured.get(row[0]) if row else None
+        if info is None:
+            raise GdqError(f'queue "{queue}" does not capture table {name}', hint="gdq add-table captures it.")
+        _check_followed(info)
+        if info.table_name not in found:
+            found.append(info.table_name)
+    return found
+
+
+def _check_followed(info: TableInfo) -> None:
+    if not info.key:
+        raise GdqError(
+            f"table {info.table_name} has no key, so it cannot be divided into chunks",
+            hint="Give it a primary key and capture it again, or copy it whole.",
+        )
+    if info.where or not {"insert", "update", "delete", "truncate"} <= set(info.operations):
+        raise GdqError(
+            f"table {info.table_name} is captured in part, by where or operations: its copy could not be kept right",
+            hint="Capture all changes of all its rows, in another queue.",
+        )
+
+
+def describe_table(connection: Connection[Any], queue: str, table: str) -> ChunkTable:
+    """The table as the open transaction sees it; `table` is its qualified name. GdqError for a key without ranges."""
+    columns = connection.execute(_COLUMNS, [table]).fetchall()
+    divides = {name: good for name, _, good in columns}
+    key = tuple(name for (name,) in connection.execute(_KEY, {"queue": queue, "table": table}))
+    if not key:
+        raise GdqError(
+            f"table {table} has no unique index on just the columns of its key",
+            hint="Create one, and run the copy again: it goes on.",
+        )
+    for name in key:
+        if not divides.get(name):
+            raise GdqError(
+                f"column {name} of the key of table {table} has a type or a collation that has no ranges here",
+                hint="Types of extensions and collations that are not deterministic cannot be divided.",
+            )
+    row = connection.execute(_ONLY, [table]).fetchone()
+    return ChunkTable(queue, table, tuple((name, kind) for name, kind, _ in columns), key, bool(row and row[0]))

@@ -1,0 +1,128 @@
+"""The target tables of a chunked copy, in another PostgreSQL or another schema: checked, filled, and changed by key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import Connection
+
+from gdq.call import scalar
+from gdq.consumers.copy.chunk_table import ChunkTable
+from gdq.consumers.views.copy_engine import copy_rows
+from gdq.consumers.views.netting import UNKNOWN_ROWS
+from gdq.consumers.views.snapshot_holder import SnapshotHolder
+from gdq.errors import GdqError
+from gdq.owner_sql import OwnerSql
+from gdq.qualified_sql import qualified
+from gdq.sql_text import quote, raw
+from gdq.typed.pgtypes import READ_SETTINGS
+from gdq.view.table_schema import apply_view_settings
+
+_NAME = qualified("""
+select format('%%I.%%I', n.nspname, c.relname), c.relkind
+  from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+ where c.oid = to_regclass(%s)""")
+
+_COLUMNS = qualified("""
+select a.attname::text from pg_catalog.pg_attribute a
+ where a.attrelid = %s::pg_catalog.regclass and a.attnum > 0 and not a.attisdropped""")
+
+# Whether one index finds a row by its key: rows are deleted by key, and a copy must not bring one twice.
+_KEYED = qualified("""
+select exists (
+  select from pg_catalog.pg_index i
+   where i.indrelid = %s::pg_catalog.regclass and i.indisunique and i.indisvalid and i.indpred is null
+     and %s::text[] @> array(select a.attname::text from pg_catalog.pg_attribute a
+                              where a.attrelid = i.indrelid and a.attnum = any (i.indkey[0:i.indnkeyatts - 1]))
+     and 0::smallint <> all (i.indkey))""")
+
+# The server and database that a session is in: a copy of a table into itself would delete its rows.
+_PLACE = qualified("""
+select current_database() || ' ' || pg_postmaster_start_time()::text || ' ' || current_setting('port')""")
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkTarget:
+    """The session that writes a chunked copy. Each step writes in one transaction of writing()."""
+
+    connection: Connection[Any]
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """One transaction, in which values are read as they were written, and triggers of the tables stand still."""
+        with self.connection.transaction():
+            apply_view_settings(self.connection, READ_SETTINGS)
+            try:
+                with self.connection.transaction():
+                    self.connection.execute("set local session_replication_role = replica")
+            except psycopg.errors.InsufficientPrivilege:
+                pass  # triggers and foreign keys of the target's tables work as for any writer
+            yield
+
+    def find(self, name: str) -> str:
+        """The qualified name of a target table; GdqError if there is none."""
+        row = self.connection.execute(_NAME, [name]).fetchone()
+        if row is None or row[1] not in ("r", "p"):
+            raise GdqError(
+                f"the target has no table {name}", hint="Create it first, with the source's columns and primary key."
+            )
+        return str(row[0])
+
+    def is_in(self, source: Connection[Any]) -> bool:
+        """True if the target is in the source's own database."""
+        return bool(scalar(self.connection, _PLACE) == scalar(source, _PLACE))
+
+    def check(self, table: ChunkTable, target: str) -> None:
+        """GdqError unless the target has all columns, finds rows by the key, and is empty."""
+        own = {name for (name,) in self.connection.execute(_COLUMNS, [target])}
+        missing = [name for name, _ in table.columns if name not in own]
+        if missing:
+            raise GdqError(
+                f"target table {target} lacks column{'s' if len(missing) > 1 else ''} {', '.join(missing)} "
+                f"of table {table.name}",
+                hint="Add what is missing, and run the copy again: it goes on.",
+            )
+        if not scalar(self.connection, _KEYED, target, list(table.key)):
+            raise GdqError(
+                f"target table {target} has no primary key or unique index on {', '.join(table.key)}",
+                hint="Create one, and run the copy again: it goes on.",
+            )
+        if scalar(self.connection, raw(f"select exists (select from {target})")):
+            raise GdqError(f"target table {target} has rows already", hint="Empty it, and run the copy again.")
+
+    def empty(self, target: str) -> None:
+        """Delete all rows of a target table whose copy starts again."""
+        self.connection.execute(raw(f"delete from {target}"))
+
+    def insert(self, holder: SnapshotHolder, table: ChunkTable, query: str, target: str) -> int:
+        """Copy the rows of a SELECT of all columns into the target; returns their number."""
+        into = f"{target} ({table.listed})"
+        return copy_rows(OwnerSql(holder.connection, None), query, self.connection, into)
+
+    def change(self, holder: SnapshotHolder, table: ChunkTable, changed: str, target: str) -> int:
+        """Bring the target's rows to the state that ChunkTable.changed_rows() gives; returns the number of keys."""
+        keys = [f"t.{quote(name)} as k{number}" for number, name in enumerate(table.key, 1)]
+        rows = [f"t.{quote(name)} as c{number}" for number, (name, _) in enumerate(table.columns, 1)]
+        values = ", ".join(f"c{number}" for number in range(1, len(rows) + 1))
+        same = " and ".join(f"t.{quote(name)} = c.k{number}" for number, name in enumerate(table.key, 1))
+        execute = self.connection.execute
+        listed = ", ".join([*keys, "false as present", *rows])
+        execute(raw(f"create temp table gdq_changed on commit drop as select {listed} from {target} as t with no data"))
+        holder.connection.execute("set local enable_seqscan = off")  # of a long log only the new part should be read
+        number = copy_rows(OwnerSql(holder.connection, None), changed, self.connection, "pg_temp.gdq_changed")
+        holder.connection.execute("set local enable_seqscan to default")
+        if number > UNKNOWN_ROWS:
+            execute("analyze pg_temp.gdq_changed")
+        execute(raw(f"delete from {target} as t using pg_temp.gdq_changed as c where {same}"))
+        execute(
+            raw(
+                f"insert into {target} ({table.listed}) overriding system value "
+                f"select {values} from pg_temp.gdq_changed where present"
+            )
+        )
+        execute("drop table pg_temp.gdq_changed")
+        return number
