@@ -6,8 +6,8 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,8 @@ from psycopg import Connection
 from gdq.call import scalar
 from gdq.consumers.spark.stage import text_rows, write_stage
 from gdq.consumers.spark.table_sql import images_held
+from gdq.consumers.views.engine import EngineTask
+from gdq.consumers.views.progress import Progress
 from gdq.consumers.views.signals import NeedsFull, TableWanted
 from gdq.consumers.views.snapshot_holder import SnapshotHolder
 from gdq.consumers.views.target import Target
@@ -26,6 +28,7 @@ from gdq.owner_sql import OwnerSql
 from gdq.qualified_sql import qualified
 from gdq.typed.arrow import ArrowColumn
 from gdq.typed.pgtypes import ColumnType
+from gdq.view.cost import rows_held
 from gdq.view.table_schema import apply_view_settings
 from gdq.view.view import ViewInfo
 
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
 PARTITION_BYTES = 64 * 2**20
 _JOB_PROPERTIES = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
 _TASKS_END_SECONDS = 30.0
+_TOLD_SECONDS = 1.0
 _ONE_AT_A_TIME = threading.RLock()
 _WORKER_ERROR = re.compile(r"(?:psycopg|gdq)\.(?:errors\.)?(\w+): (.+)")
 LONG_TYPE = ColumnType("int64", "bigint", "({c})::bigint")
@@ -64,6 +68,13 @@ def weighed_log_images(holder: SnapshotHolder, changed: Mapping[str, str], choos
     return images
 
 
+def tell_computing(task: EngineTask, *, full: bool) -> None:
+    """Tell that Spark computes, and for a full load about how many rows of tables its tasks will read."""
+    if task.tell.watched:
+        task.tell.expect(rows_held(task.holder.connection, task.view.tables) if full else None, "computing")
+    task.tell("computing")
+
+
 def stage_job_rows(data: DataFrame, place: tuple[Connection[Any], Target, str | None], dsn: str) -> StagedRows:
     """Compute `data`. Spark's tasks write it into the staging table of `place`; without one this process gets it."""
     output, target, stage = place
@@ -83,12 +94,13 @@ class OwnJobs:
 
 
 @contextmanager
-def own_jobs(spark: SparkSession) -> Iterator[OwnJobs]:
+def own_jobs(spark: SparkSession, progress: Progress | None = None) -> Iterator[OwnJobs]:
     """Run the block's Spark jobs so that no task outlives it. One thread of the process at a time may be in the block.
 
     No task may start after the held snapshot is gone. But Spark leaves tasks behind: a join with an empty side returns
     while the other side is still read, and when one stage fails, the stages beside it go on. One thread at a time,
-    because refreshes share the session's settings and the names of temporary views.
+    because refreshes share the session's settings and the names of temporary views. `progress` is told, from a thread
+    of its own, the rows that the tasks have read.
     """
     with _ONE_AT_A_TIME:
         context, group = spark.sparkContext, f"gdq {secrets.token_hex(8)}"
@@ -96,7 +108,8 @@ def own_jobs(spark: SparkSession) -> Iterator[OwnJobs]:
         context.setJobGroup(group, "gdq refresh", interruptOnCancel=True)
         jobs = OwnJobs()
         try:
-            yield jobs
+            with _told_rows(spark, group, progress):
+                yield jobs
         finally:
             for name, value in outer.items():
                 context.setLocalProperty(name, value)  # type: ignore[arg-type]  # None takes it away
@@ -109,18 +122,46 @@ def own_jobs(spark: SparkSession) -> Iterator[OwnJobs]:
             deadline = time.monotonic() + _TASKS_END_SECONDS
             while any(map(is_running, tracker.getJobIdsForGroup(group))) and time.monotonic() < deadline:
                 time.sleep(0.01)
-        jobs.rows_read = _rows_read(spark, tracker.getJobIdsForGroup(group))
+        if _all_told(spark):
+            jobs.rows_read = _rows_read(spark, group)
 
 
-def _rows_read(spark: SparkSession, jobs: Iterable[int]) -> int | None:
-    """Input records of all stages of these jobs, by Spark's count; None if Spark does not give it."""
+@contextmanager
+def _told_rows(spark: SparkSession, group: str, progress: Progress | None) -> Iterator[None]:
+    """Tell the rows that the tasks of a job group have read, every second until the block ends."""
+    if progress is None or not progress.watched:
+        yield
+        return
+    ended = threading.Event()
+
+    def tell() -> None:
+        # what cannot be told is left out: it makes no load fail
+        with suppress(Exception):
+            over = False
+            while not over:
+                over = ended.wait(_TOLD_SECONDS)
+                if over:
+                    _all_told(spark)
+                rows = _rows_read(spark, group)
+                if rows:
+                    progress.at(rows)
+
+    thread = threading.Thread(target=tell, name="gdq spark progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _rows_read(spark: SparkSession, group: str) -> int | None:
+    """Input records of all stages of a group's jobs, as far as Spark has counted; None if it does not."""
     from py4j.protocol import Py4JError  # noqa: PLC0415 (comes with pyspark)
 
     tracker, context = spark.sparkContext.statusTracker(), spark.sparkContext._jsc.sc()
-    infos = [tracker.getJobInfo(job) for job in jobs]
+    infos = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
     stages = {stage for info in infos if info is not None for stage in info.stageIds}
-    if not _all_told(spark):
-        return None
     try:
         return sum(int(context.statusStore().lastStageAttempt(stage).inputRecords()) for stage in stages)
     except Py4JError:

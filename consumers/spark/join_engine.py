@@ -92,14 +92,14 @@ class SparkJoinEngine:
 
     def compute(self, s0: str | None, changed: Mapping[str, str]) -> None:
         """Let Spark compute and stage the result: from the changes since s0, or for None from the whole tables."""
-        self.task.tell("computing")
+        jobs.tell_computing(self.task, full=s0 is None)
         if s0 is not None and not changed:
             return
         logs = None if s0 is None else self.logs(changed)
         self._value_types = [self._types_of(branch) for branch in self.plan.branches]
         delta_rows = jobs.weighed_log_images(self.task.holder, changed, self.task.choose)
         try:
-            with jobs.worker_errors(delta=s0 is not None), jobs.own_jobs(self.run.spark) as own:
+            with jobs.worker_errors(delta=s0 is not None), jobs.own_jobs(self.run.spark, self.task.tell) as own:
                 self._staged = self._write(logs)
             self._effort = EngineEffort("full" if s0 is None else "incremental", delta_rows, own.rows_read)
         except psycopg.DataError as error:

@@ -159,6 +159,8 @@ class SparkKeyEngine:
             query, by = KeptSums(state, state.loose).whole(), list(self.plan.divided_by)
             columns = self._state_columns(query)
         kinds = {column.name: column.type for column in columns}
+        tell, owned = self.inner.computation.task.tell, OwnerSql(self._source, self._view.acts_as)
+        tell.expect_rows_of(owned, query, "computing")
         return self._stage(columns, self._statements.whole(query, kinds, by), None)
 
     def _state_columns(self, query: str) -> list[TargetColumn]:
@@ -184,8 +186,9 @@ class SparkKeyEngine:
     ) -> _Staged:
         """Run each query, all with these columns, in a Spark task that writes its rows into a new staging table."""
         view, run, place = self._view, self.start(), self.inner.rows
-        self.inner.computation.task.tell("computing")
-        with worker_errors(delta=keys is not None), own_jobs(run.spark):
+        tell = self.inner.computation.task.tell
+        tell("computing")
+        with worker_errors(delta=keys is not None), own_jobs(run.spark, tell):
             names = [column.name for column in columns]
             data = self._statements.frame(queries, names, text_columns, counted=True)
             dsn = run.worker_dsn if view.target_dsn is None else view.target_dsn

@@ -18,7 +18,7 @@ from gdq.consumers.lake.files import ArrowDifference
 from gdq.consumers.lake.open import open_lake
 from gdq.consumers.lake.table import LakeTable
 from gdq.consumers.lake.types import LakeColumn, lake_column, lake_columns, lake_schema
-from gdq.consumers.spark.jobs import own_jobs, spark_errors, text_columns, worker_errors
+from gdq.consumers.spark.jobs import own_jobs, spark_errors, tell_computing, text_columns, worker_errors
 from gdq.consumers.spark.join_engine import SparkJoinEngine
 from gdq.consumers.spark.key_statements import KeyStatements
 from gdq.consumers.spark.lake_merge import SparkDifference, SparkTableWriter
@@ -60,7 +60,7 @@ class SparkLakeEngine:
 
     def compute(self, s0: str | None, changed: Mapping[str, str]) -> None:
         """Read and compute without touching the lake. Spark caches changed rows; a full load is streamed at commit."""
-        self.task.tell("computing")
+        tell_computing(self.task, full=s0 is None)
         if s0 is not None and not changed:
             return
         with _told(delta=s0 is not None):
@@ -114,7 +114,7 @@ def spark_lake_engine(run: SparkRun, task: EngineTask, computation: Computation 
         plain = text_columns(connection, columns)
         return [lake_type_as_text(lake_column(*column, kind), own) for column, own in zip(columns, plain, strict=True)]
 
-    with own_jobs(spark), ExitStack() as stack:
+    with own_jobs(spark, task.tell), ExitStack() as stack:
         source: JoinedLakeRows | KeyLakeRows
         if isinstance(plan, SparkPlan):
             # this target only names the view: the rows go to the lake

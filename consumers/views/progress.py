@@ -54,25 +54,35 @@ class Progress:
     def __init__(self, tell: TellProgress | None = None) -> None:
         self._tell = tell
         self._expected: int | None = None
+        self._expected_phase: EnginePhase = "writing"
         self._phase: EnginePhase = "computing"
 
     def __call__(self, phase: EnginePhase, rows: int = 0) -> None:
         """Tell the phase, and the rows that it has read or written so far."""
         self._phase = phase
         if self._tell is not None:
-            self._tell(phase, rows, self._expected if phase == "writing" else None)
+            self._tell(phase, rows, self._expected if phase == self._expected_phase else None)
 
-    def expect(self, rows: int | None) -> None:
-        """Note about how many rows the following phases will read or write; None or 0 if it is unknown."""
-        self._expected = rows or None
+    @property
+    def watched(self) -> bool:
+        """True if somebody is told."""
+        return self._tell is not None
 
-    def expect_rows_of(self, owned: OwnerSql, query: str) -> None:
-        """Note how many rows the planner expects of a SELECT."""
+    def at(self, rows: int) -> None:
+        """Tell the rows so far of the phase told last."""
+        self(self._phase, rows)
+
+    def expect(self, rows: int | None, phase: EnginePhase = "writing") -> None:
+        """Note about how many rows a phase that follows will read or write; None or 0 if it is unknown."""
+        self._expected, self._expected_phase = rows or None, phase
+
+    def expect_rows_of(self, owned: OwnerSql, query: str, phase: EnginePhase = "writing") -> None:
+        """Note how many rows the planner expects of a SELECT, which a phase that follows will read or write."""
         self._expected = None
         if self._tell is None:
             return
         with suppress(*_REFUSED, LookupError, TypeError), owned.connection.transaction():
-            self.expect(int(owned.explain(query)[0]["Plan"]["Plan Rows"]))
+            self.expect(int(owned.explain(query)[0]["Plan"]["Plan Rows"]), phase)
 
     @contextmanager
     def counted(self, owned: OwnerSql, table: str, rows: str) -> Iterator[str]:
