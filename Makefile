@@ -67,7 +67,7 @@ test-published: .venv/ready ## README, every page and the demo from the wheel al
 	@$(py) -m tests.published
 
 soak: .venv/ready ## random sequences of steps for hours; SOAK=<examples>
-	@GDQ_MACHINE_EXAMPLES=$(SOAK) $(py) -m pytest -q -s tests/batch/test_machine.py
+	@GDQ_MACHINE_EXAMPLES=$(SOAK) $(py) -m pytest -q -s -m 'not long' tests/batch/test_machine.py
 
 test-foreign: .venv/ready ## other projects' suites below FOREIGN=<folder> as views of gdq, PostgreSQL's under capture
 	@$(if $(FOREIGN),,echo "make test-foreign FOREIGN=FOLDER: see docs/foreign-suites.md for what the folder holds"; exit 2)

@@ -140,6 +140,7 @@ def test_logged_queue_survives_a_crash(private: Place) -> None:
         assert [e.new for batch in source.batches(once=True) for e in batch.events()] == [{"id": 1}]
 
 
+@pytest.mark.long
 def test_promotion_is_told_too(private: Place) -> None:
     with standby_of(private.server) as standby:
         promoted = Place(standby, private.name)

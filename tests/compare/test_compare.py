@@ -189,7 +189,8 @@ def test_cleans_up_after_a_lost_connection(db: Database, bank: psycopg.Connectio
     assert ended == [(True,)]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_cleans_up_after_a_signal(db: Database, bank: psycopg.Connection[Any], number: signal.Signals) -> None:
     """A run that cannot clean up any more has its leftovers removed by the next, replica identities too."""
     bank.execute("alter table pgbench_tellers replica identity using index pgbench_tellers_pkey")

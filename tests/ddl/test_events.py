@@ -226,6 +226,7 @@ def test_ddl_and_dml_in_one_transaction_with_savepoints(tap: Tap) -> None:
     assert [d["new_version"] for d in told[:-1]] == [d["old_version"] for d in told[1:]]
 
 
+@pytest.mark.long
 def test_hundreds_of_alters_in_one_transaction(tap: Tap) -> None:
     """They leave the lock table to others, and nothing is lost unseen."""
     tap.write(T)

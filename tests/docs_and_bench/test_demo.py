@@ -134,9 +134,9 @@ def test_a_loss_is_told() -> None:
 
 
 INTERRUPTS = [
-    pytest.param("Setting up", ["--no-spark"], id="set-up"),
+    pytest.param("Setting up", ["--no-spark"], id="set-up", marks=[pytest.mark.long]),
     pytest.param("1. ", ["--no-spark"], id="events"),
-    pytest.param("2. ", ["--no-spark"], id="postgres"),
+    pytest.param("2. ", ["--no-spark"], id="postgres", marks=[pytest.mark.long]),
     pytest.param("Setting up", [], id="set-up-spark", marks=[pytest.mark.long, pytest.mark.spark]),
     pytest.param("  first load", [], id="spark", marks=[pytest.mark.long, pytest.mark.spark]),
 ]

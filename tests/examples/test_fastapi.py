@@ -113,6 +113,7 @@ def test_changes_are_pushed(empty_db: Database, tmp_path: Path) -> None:
     assert ticker.returncode == 0
 
 
+@pytest.mark.long
 @pytest.mark.server
 def test_a_gap_is_told(empty_db: Database, tmp_path: Path) -> None:
     """Where changes are missing, browsers are told to load their rows again, and later changes come."""

@@ -35,6 +35,7 @@ def upgrade(old: EmbeddedServer, new: EmbeddedServer) -> None:
     new.account.run("/bin/sh", "-c", script, "sh", new.folder, *environment, *command)
 
 
+@pytest.mark.long
 def test_16_to_18(pytestconfig: pytest.Config) -> None:
     if pytestconfig.getoption("--pg") != 18:
         pytest.skip("the upgrade from 16 to 18 runs once")

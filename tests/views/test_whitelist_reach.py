@@ -6,6 +6,8 @@ import random
 import re
 from pathlib import Path
 
+import pytest
+
 from gdq.plan import whitelist
 from gdq.plan.dialect import parse_statement
 from gdq.plan.postgres import PostgresPlan
@@ -17,6 +19,7 @@ from tests.support.view_grammar import CAPTURE, SCHEMA, SHAPES
 from tests.support.view_random import RandomView
 
 
+@pytest.mark.long
 def test_grammar_is_on_the_list(db: Database) -> None:
     """No view of the tests' grammars is loaded in full for what is not listed, or is read otherwise."""
     draw = random.Random("whitelist")
