@@ -38,6 +38,19 @@ OWN_TABLES: Mapping[str, tuple[str, ...]] = {
         "arrived boolean not null",
         "updated_at timestamp with time zone not null default now()",
     ),
+    "replica": (
+        "name text not null",
+        "queue text not null",
+        "position text not null",
+        "updated_at timestamp with time zone not null default now()",
+    ),
+    "replica_table": (
+        "replica text not null",
+        "table_name text not null",
+        "snapshot text not null",
+        "handed_over boolean not null",
+        "copied_at timestamp with time zone not null default now()",
+    ),
     "compare_run": ("made text", "relid oid", 'identity "char"', "index_name name"),
     "slot_asked": ("slot_name text not null", "asked_at timestamp with time zone not null default now()"),
     "slot_position": (

@@ -20,7 +20,7 @@ from tests.support.server import Database
 
 # The second goes on from the first. Each of the others has a test of its own.
 FIRST_STEPS = ["README.md", "docs/consumers.md"]
-OTHERS = ("operations", "managed", "monitoring", "views", "slot-or-queue", "compare")
+OTHERS = ("operations", "managed", "monitoring", "views", "slot-or-queue", "compare", "replicas")
 RUN = [*FIRST_STEPS, *(f"docs/{name}.md" for name in OTHERS)]
 PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))]
 PROGRAMS = Path(sys.executable).parent
@@ -129,6 +129,18 @@ def test_slot_or_queue(empty_db: Database, tmp_path: Path) -> None:
     assert "gdq_shop_audit" in printed
     with empty_db.connect("su") as su:
         assert su.execute("select from pg_replication_slots where database = current_database()").fetchall() == []
+
+
+def test_replicas(empty_db: Database, tmp_path: Path) -> None:
+    _open_shop(empty_db)
+    with empty_db.connect("su") as su:
+        su.execute("drop database if exists copy with (force)")
+        try:
+            printed = run_page("docs/replicas.md", empty_db, tmp_path, PROGRAMS)
+        finally:
+            su.execute("drop database if exists copy with (force)")
+    assert "20 | Zoe" in printed[-1]
+    assert "public.orders" in printed[-1]
 
 
 @pytest.mark.long

@@ -1,0 +1,172 @@
+"""What a replica's target keeps of it, in schema gdq_target: its position, and at which snapshot each table was copied.
+
+The position moves in the transaction that changes the rows, so it alone says what the target holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+import psycopg
+from psycopg import Connection
+
+from gdq.call import rows, scalar
+from gdq.consumer import consumer_info
+from gdq.consumers.views.own_objects import check_own_tables
+from gdq.errors import GdqError
+from gdq.qualified_sql import qualified
+from gdq.shown import Shown
+from gdq.source import Position
+from gdq.sql_text import pinned
+
+_CREATE = """
+create schema if not exists gdq_target;
+create table if not exists gdq_target.replica (
+  name        pg_catalog.text primary key,
+  queue       pg_catalog.text not null,
+  position    pg_catalog.text not null,
+  updated_at  pg_catalog.timestamptz not null default pg_catalog.now()
+);
+create table if not exists gdq_target.replica_table (
+  replica      pg_catalog.text,
+  table_name   pg_catalog.text,
+  snapshot     pg_catalog.text not null,
+  handed_over  pg_catalog.bool not null,
+  copied_at    pg_catalog.timestamptz not null default pg_catalog.now(),
+  primary key (replica, table_name)
+)"""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ReplicaInfo(Shown):
+    """One replica of a target. `lag` and `unread_events`: of its consumer, None if the source has no such consumer."""
+
+    replica_name: str
+    queue_name: str
+    tables: list[str]
+    tick: int
+    updated_at: datetime
+    lag: timedelta | None
+    unread_events: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedTable:
+    """A table of a replica: the snapshot of its copy, and whether the source knows that changes begin there."""
+
+    table_name: str
+    snapshot: str
+    handed_over: bool
+
+
+@dataclass(slots=True)
+class ReplicaState:
+    """The stored state of one replica, as read by load() and changed since."""
+
+    connection: Connection[Any]
+    queue: str
+    name: str
+    position: str | None = field(default=None, init=False)
+    tables: dict[str, CopiedTable] = field(default_factory=dict, init=False)
+
+    @property
+    def tick(self) -> int:
+        """The tick that the target stands at."""
+        return Position.parse(self.position or "").tick
+
+    def load(self) -> None:
+        """Make the tables of gdq_target if they are missing, and read this replica's state."""
+        if scalar(self.connection, "select pg_catalog.to_regclass('gdq_target.replica_table')") is None:
+            with self.connection.transaction():
+                self.connection.execute(
+                    "select pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('gdq target', 0))"
+                )
+                self.connection.execute("set local client_min_messages = warning")
+                self.connection.execute(_CREATE)
+        check_own_tables(self.connection, "replica", "replica_table")
+        query = qualified("select queue, position from gdq_target.replica where name = %s")
+        row = self.connection.execute(query, [self.name]).fetchone()
+        queue, self.position = row or (self.queue, None)
+        if queue != self.queue:
+            raise GdqError(
+                f'the target holds a replica "{self.name}" of another queue, "{queue}"', hint="Choose another name."
+            )
+        query = qualified("select table_name, snapshot, handed_over from gdq_target.replica_table where replica = %s")
+        self.tables = {table.table_name: table for table in rows(self.connection, CopiedTable, query, self.name)}
+
+    def begin(self, position: str) -> None:
+        """Store the position of a replica that has copied nothing yet."""
+        self.connection.execute(
+            """insert into gdq_target.replica (name, queue, position) values (%s, %s, %s)
+               on conflict (name) do update set position = excluded.position, updated_at = pg_catalog.now()""",
+            [self.name, self.queue, position],
+        )
+        self.position = position
+
+    def hold(self) -> None:
+        """Lock the position in the open transaction; GdqError if another program has moved it."""
+        query = qualified("select position from gdq_target.replica where name = %s for update")
+        if scalar(self.connection, query, self.name) != self.position:
+            raise GdqError(f'another program has moved replica "{self.name}" meanwhile', hint="Run one at a time.")
+
+    def move(self, position: str) -> None:
+        """Store a position in the open transaction, which hold() has begun; note it by moved() after the commit."""
+        query = qualified("update gdq_target.replica set position = %s, updated_at = now() where name = %s")
+        self.connection.execute(query, [position, self.name], prepare=True)
+
+    def copied(self, table: str, snapshot: str) -> None:
+        """Store in the open transaction that the table was copied at a snapshot which the source does not know yet."""
+        self.connection.execute(
+            """insert into gdq_target.replica_table (replica, table_name, snapshot, handed_over)
+               values (%s, %s, %s, false)
+               on conflict (replica, table_name) do update set snapshot = excluded.snapshot, handed_over = false,
+                 copied_at = pg_catalog.now()""",
+            [self.name, table, snapshot],
+        )
+        self.tables[table] = CopiedTable(table, snapshot, handed_over=False)
+
+    def handed_over(self, table: str) -> None:
+        """Store that the source gives this table's changes from the copy's snapshot on."""
+        query = qualified(
+            "update gdq_target.replica_table set handed_over = true where (replica, table_name) = (%s, %s)"
+        )
+        self.connection.execute(query, [self.name, table])
+        self.tables[table] = CopiedTable(table, self.tables[table].snapshot, handed_over=True)
+
+    def forget(self, table: str) -> None:
+        """Delete what is stored of a table that the replica takes no longer; its rows stay."""
+        query = qualified("delete from gdq_target.replica_table where (replica, table_name) = (%s, %s)")
+        self.connection.execute(query, [self.name, table])
+        del self.tables[table]
+
+    def drop(self) -> bool:
+        """Delete what is stored of the replica, in the open transaction; False if nothing was. Its tables stay."""
+        for query in (
+            "delete from gdq_target.replica_table where replica = %s",
+            "delete from gdq_target.replica where name = %s",
+        ):
+            known = self.connection.execute(qualified(query), [self.name]).rowcount
+        return known > 0
+
+
+def replica_info(source: Connection[Any], target: Connection[Any]) -> list[ReplicaInfo]:
+    """The replicas that a target holds, with the lag of their consumers in the source."""
+    with pinned(target):
+        check_own_tables(target, "replica", "replica_table")
+    query = qualified("""
+        select r.name, r.queue, r.position, r.updated_at,
+               array(select t.table_name from gdq_target.replica_table t where t.replica = r.name order by 1)
+          from gdq_target.replica r order by 1""")
+    try:
+        found = target.execute(query).fetchall()
+    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+        return []
+    consumers = {(info.queue_name, info.consumer_name): info for info in consumer_info(source)}
+    replicas = []
+    for name, queue, position, updated_at, tables in found:
+        info = consumers.get((queue, name))
+        lag, unread = (None, None) if info is None else (info.lag, info.unread_events)
+        replicas.append(ReplicaInfo(name, queue, tables, Position.parse(position).tick, updated_at, lag, unread))
+    return replicas

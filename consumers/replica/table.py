@@ -1,0 +1,167 @@
+"""A replicated table as both databases have it: which columns travel, in which types, and by which key rows are found.
+
+Values of types whose equal values are equal to the bit travel in binary form. All others travel as text, by which
+they are also netted: 1.0 and 1.00 are equal numbers and different values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg import Connection
+from psycopg.rows import namedtuple_row
+
+from gdq.errors import GdqError, mapped_errors
+from gdq.sql_text import quote
+
+_EXACT = frozenset(
+    (
+        *("smallint", "integer", "bigint", "oid", "boolean", "uuid", "date", "text", "character varying", "bytea"),
+        *("timestamp without time zone", "timestamp with time zone", "time without time zone"),
+    )
+)
+
+_TARGET_TABLE = """
+select c.oid, c.relkind,
+       exists (select from pg_trigger t where t.tgrelid = c.oid and t.tgenabled <> 'D') as triggers,
+       exists (select from pg_constraint k
+                where k.confrelid = c.oid and k.contype = 'f' and k.conrelid <> c.oid) as referenced,
+       exists (select from pg_index i where i.indrelid = c.oid and i.indisvalid and i.indpred is null
+                and i.indnkeyatts = cardinality(%(key)s::text[])
+                and i.indisunique
+                and array(select a.attname::text from unnest((i.indkey::int2[])[0:i.indnkeyatts - 1]) k
+                            join pg_attribute a on a.attrelid = c.oid and a.attnum = k order by 1)
+                    = array(select n from unnest(%(key)s::text[]) n order by 1)) as by_key,
+       (select count(*) > 1 from pg_index i
+         where i.indrelid = c.oid and (i.indisunique or i.indisexclusion)) as more_keys
+  from pg_class c where c.oid = to_regclass(%(table)s) and c.relkind in ('r', 'p')"""
+
+_TARGET_COLUMNS = """
+select a.attname as name, format_type(a.atttypid, -1) as type, a.attgenerated <> '' as generated,
+       a.attidentity = 'a' as always
+  from pg_attribute a where a.attrelid = %s and a.attnum > 0 and not a.attisdropped"""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaColumn:
+    """A column that travels: `stage` is its type on the way, `type` the target's, `old` and `new` the log's columns.
+
+    `settable`: an UPDATE may set it.
+    """
+
+    name: str
+    stage: str
+    type: str
+    is_key: bool
+    old: str
+    new: str
+    settable: bool
+
+    def staged(self, alias: str, place: int) -> str:
+        """The value from the staging table, in a type that the target's column takes."""
+        value = f"{alias}.c{place}"
+        return f"{value}::{self.type}" if self.stage == "text" and self.type != "text" else value
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaTable:
+    """A table whose changes a replica applies, at one version of its columns in the source.
+
+    `name`: as `%I.%I`, the same in both databases. `more_keys`: the target has further unique keys. `referenced`:
+    foreign keys of other tables lead to the target's. `extra`: the target has columns that the source lacks.
+    """
+
+    name: str
+    version: int
+    columns: tuple[ReplicaColumn, ...]
+    partitioned: bool
+    more_keys: bool
+    referenced: bool
+    extra: bool
+
+    @property
+    def target(self) -> str:
+        """The target table in UPDATE and DELETE: rows of inheritance children are not its own."""
+        return self.name if self.partitioned else f"only {self.name}"
+
+    @property
+    def column_list(self) -> str:
+        return ", ".join(quote(column.name) for column in self.columns)
+
+
+def describe_table(
+    source: Connection[Any], target: Connection[Any], queue: str, table: str, *, may_suppress: bool
+) -> ReplicaTable:
+    """A table as both databases have it now; GdqError if the replica cannot keep it.
+
+    `may_suppress`: the target's session keeps triggers and foreign keys from firing.
+    """
+    with mapped_errors(), source.cursor(row_factory=namedtuple_row) as cursor:
+        query = """select i.version, i.mode, i.operations, i."where" as filter, c.*
+                     from gdq.table_info(%(queue)s) i,
+                          gdq.table_columns(%(queue)s, %(table)s::text::regclass, i.version) c
+                    where i.table_name = %(table)s::text order by c.attnum"""
+        logged: list[Any] = cursor.execute(query, {"queue": queue, "table": table}).fetchall()
+    if not logged:
+        raise GdqError(f"table {table} is not captured by queue {queue}")
+    first = logged[0]
+    if first.mode != "full" or first.filter is not None or len(first.operations) < 3:
+        raise GdqError(
+            f"table {table} is captured in part: a replica needs whole rows of all changes",
+            hint=f"Capture it in mode full, without a filter: gdq alter-table {queue} {table}",
+        )
+    key = [column.name for column in logged if column.is_key]
+    if not key:
+        raise GdqError(f"table {table} has no key", hint="Give it a primary key, or leave the table out by --tables.")
+    with target.cursor(row_factory=namedtuple_row) as cursor:
+        there: Any = cursor.execute(_TARGET_TABLE, {"table": table, "key": key}).fetchone()
+        if there is None:
+            raise GdqError(
+                f"the target has no table {table}",
+                hint=f"Create it there: pg_dump --schema-only --table='{table}' (docs/replicas.md)",
+            )
+        listed: list[Any] = cursor.execute(_TARGET_COLUMNS, [there.oid]).fetchall()
+    columns = {column.name: column for column in listed}
+    _check_target(table, there, key, [c.name for c in logged if c.name not in columns], may_suppress=may_suppress)
+    travelling = [(column, columns[column.name]) for column in logged if not columns[column.name].generated]
+    names = {column.name for column in logged}
+    return ReplicaTable(
+        name=table,
+        version=first.version,
+        columns=tuple(
+            ReplicaColumn(
+                name=ours.name,
+                stage=ours.log_type if ours.log_type in _EXACT and not ours.as_text else "text",
+                type=theirs.type,
+                is_key=ours.is_key,
+                old=ours.log_old,
+                new=ours.log_new,
+                settable=not theirs.always,
+            )
+            for ours, theirs in travelling
+        ),
+        partitioned=there.relkind == "p",
+        more_keys=there.more_keys,
+        referenced=there.referenced,
+        extra=any(not column.generated and name not in names for name, column in columns.items()),
+    )
+
+
+def _check_target(table: str, there: Any, key: list[str], missing: list[str], *, may_suppress: bool) -> None:
+    """GdqError for a target table that lacks columns or the key, or whose triggers would fire."""
+    if missing:
+        raise GdqError(
+            f"table {table} of the target lacks {', '.join(map(quote, missing))}",
+            hint="Add what is missing by ALTER TABLE, as the source has it; then start again.",
+        )
+    if not there.by_key:
+        raise GdqError(
+            f"table {table} of the target has no unique key ({', '.join(map(quote, key))})",
+            hint="Create it there: a replica finds rows by the key of the source.",
+        )
+    if there.triggers and not may_suppress:
+        raise GdqError(
+            f"table {table} of the target has triggers or foreign keys, which this role cannot keep from firing",
+            hint="Have a superuser of the target say: grant set on parameter session_replication_role to ROLE",
+        )

@@ -1,0 +1,74 @@
+"""Whole tables copied to a replica's target, all at one snapshot of the source, each in a transaction of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from psycopg import Connection
+
+from gdq.conninfo import connect, conninfo_of
+from gdq.consumers.replica.changes import empty_table, in_blocks
+from gdq.consumers.replica.state import ReplicaState
+from gdq.consumers.replica.table import ReplicaTable
+from gdq.consumers.views.snapshot_holder import hold_snapshot
+from gdq.errors import GdqError
+from gdq.sql_text import raw
+from gdq.typed.pgtypes import READ_SETTINGS
+
+
+def copy_tables(
+    source: Connection[Any],
+    state: ReplicaState,
+    tables: Collection[ReplicaTable],
+    *,
+    overwrite: bool,
+    tell: Callable[[str], None],
+) -> None:
+    """Copy tables as one snapshot of the source has them, and store it in the target beside each.
+
+    GdqError if the target has rows of a table that this replica has not copied before, unless `overwrite`.
+    """
+    names = [table.name for table in tables]
+    session = f"gdq:{state.queue}/{state.name}/copy"
+    with connect(conninfo_of(source), application_name=session, autocommit=True) as reader:
+        apply_settings(reader)
+        with hold_snapshot(reader, state.queue, names) as holder:
+            for table in tables:
+                with state.connection.transaction():
+                    _make_room(state, table, overwrite=overwrite)
+                    copied = _copy(holder.connection, state.connection, table)
+                    state.copied(table.name, holder.snapshot)
+                state.connection.execute(raw(f"analyze {table.name}"))
+                tell(f"copied {table.name}: {copied} rows")
+
+
+def apply_settings(connection: Connection[Any]) -> None:
+    """Give a session the settings under which values are written and read as the same text everywhere."""
+    for name, value in READ_SETTINGS.items():
+        connection.execute("select pg_catalog.set_config(%s, %s, false)", [name, value])
+
+
+def _make_room(state: ReplicaState, table: ReplicaTable, *, overwrite: bool) -> None:
+    known = table.name in state.tables or overwrite
+    if not known and state.connection.execute(raw(f"select from {table.name} limit 1")).rowcount:
+        raise GdqError(
+            f"table {table.name} of the target has rows already", hint="Empty it, or replace its rows by --overwrite."
+        )
+    empty_table(state.connection, table)
+
+
+def _copy(reader: Connection[Any], target: Connection[Any], table: ReplicaTable) -> int:
+    """Copy all rows as text, so that a type may differ a little: the target's may be wider."""
+    # a partitioned table's rows are in its partitions; those of inheritance children belong to the children
+    only = f"(select {table.column_list} from {{}}{table.name})"
+    row = reader.execute("select relkind = 'p' from pg_class where oid = %s::regclass", [table.name]).fetchone()
+    rows_of = only.format("" if row is not None and row[0] else "only ")
+    with target.cursor() as writer:
+        with (
+            reader.cursor().copy(raw(f"copy {rows_of} to stdout")) as rows,
+            writer.copy(raw(f"copy {table.name} ({table.column_list}) from stdin")) as copy,
+        ):
+            for block in in_blocks(rows):
+                copy.write(block)
+        return writer.rowcount

@@ -1,0 +1,125 @@
+"""Commands for replicas: tables of another PostgreSQL that are kept equal to captured tables."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+
+import click
+import psycopg
+
+from gdq.cli import base
+from gdq.cli.base import CommandFunction
+from gdq.cli.listing import Shape, listing_options, print_rows
+from gdq.cli.queue_command import queue_command
+from gdq.cli.terminal import printable
+from gdq.conninfo import connect
+from gdq.consumers.replica.replica import AppliedBatch, Replica
+from gdq.consumers.replica.state import ReplicaInfo, replica_info
+from gdq.json_text import json_text
+
+_BATCH_COLUMNS = ("replica_name", "tick", "tables", "inserted", "updated", "deleted", "seconds")
+_REPLICA_COLUMNS = ("replica_name", "queue_name", "tables", "tick", "updated_at", "lag", "unread_events")
+_PAUSE_SECONDS = 1.0
+
+
+def _to_option(command: CommandFunction) -> CommandFunction:
+    return click.option("--to", "target", required=True, metavar="CONNINFO", help="The target's connection.")(command)
+
+
+@queue_command("replicate")
+@click.argument("name")
+@_to_option
+@click.option("--tables", metavar="T1,T2", help="At the first start: only these captured tables. Default: all.")
+@click.option("--overwrite", is_flag=True, help="Replace the rows that a target table has before its first copy.")
+@click.option("--copy-again", metavar="T1,T2", help="Replace the copies of these tables.")
+@click.option("--follow", is_flag=True, help="Go on with every change, until SIGTERM or Ctrl-C.")
+@listing_options
+@base.dsn_option
+def replicate_command(
+    queue: str,
+    name: str,
+    *,
+    target: str,
+    tables: str | None,
+    overwrite: bool,
+    copy_again: str | None,
+    follow: bool,
+    shape: Shape,
+    dsn: str | None,
+) -> None:
+    """Bring the tables of another PostgreSQL up to the present: copy them, then apply their changes.
+
+    \b
+    Example: gdq replicate shop mirror --to postgresql://host/copy --follow
+    """
+    start = partial(
+        Replica,
+        dsn,
+        target,
+        queue,
+        name,
+        tables=base.split_table_names(tables),
+        overwrite=overwrite,
+        copy_again=base.split_table_names(copy_again) or [],
+        tell=base.talk,
+    )
+    stop = base.StopSignals()
+    if follow:
+        _follow(stop, start, as_json=shape == "json")
+        return
+    with start() as replica:
+        applied = list(replica.run(stop=stop))
+    print_rows(applied, AppliedBatch, _BATCH_COLUMNS, shape)
+
+
+def _follow(stop: base.StopSignals, start: Callable[[], Replica], *, as_json: bool) -> None:
+    """Apply changes until a signal comes; a lost connection is made again, but for the first."""
+    replica = start()
+    while True:
+        try:
+            with replica:
+                for batch in replica.run(once=False, stop=stop):
+                    _report(batch, as_json=as_json)
+            return
+        except psycopg.OperationalError as error:
+            base.command_failure(error).show()
+        while True:
+            if stop.sleep(_PAUSE_SECONDS):
+                return
+            try:
+                replica = start()
+            except psycopg.OperationalError:
+                continue
+            break
+
+
+def _report(batch: AppliedBatch, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json_text(dataclasses.asdict(batch)))
+    else:
+        rows = f"{batch.inserted} inserted, {batch.updated} updated, {batch.deleted} deleted"
+        click.echo(printable(f"{batch.replica_name}: tick {batch.tick}, {rows} in {batch.seconds:.2f} s"))
+
+
+@click.command("replicas")
+@_to_option
+@listing_options
+@base.dsn_option
+def replicas_command(target: str, shape: Shape, dsn: str | None) -> None:
+    """List the replicas that a target holds, with their lag in time and events."""
+    with base.command_session(dsn) as source, connect(target) as there:
+        found = replica_info(source, there)
+    print_rows(found, ReplicaInfo, _REPLICA_COLUMNS, shape)
+
+
+@queue_command("drop-replica")
+@click.argument("name")
+@_to_option
+@base.dsn_option
+def drop_replica_command(queue: str, name: str, *, target: str, dsn: str | None) -> None:
+    """Delete a replica's consumer and position. The tables of the target stay."""
+    with Replica(dsn, target, queue, name) as replica:
+        known = replica.drop()
+    base.talk(f"dropped replica {name} of {queue}" if known else f"already gone: replica {name} of {queue}")

@@ -1,0 +1,75 @@
+"""A source with gdq and a target, between which tables are replicated."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+
+import psycopg
+import pytest
+
+from tests.support.programs import gdq
+from tests.support.server import Database
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Source and target of a replica named mirror, of the queue shop."""
+
+    source: Database
+    target: Database
+
+    def make(self, table: str) -> None:
+        """Run a CREATE TABLE on both sides."""
+        for place in (self.source, self.target):
+            with place.connect() as connection:
+                connection.execute(table.encode())
+
+    def run(self, *statements: str) -> None:
+        """Run statements in the source, each a transaction."""
+        with self.source.connect() as connection:
+            for statement in statements:
+                connection.execute(statement.encode())
+
+    def there(self, *statements: str) -> None:
+        """Run statements in the target."""
+        with self.target.connect() as connection:
+            for statement in statements:
+                connection.execute(statement.encode())
+
+    def capture(self, *tables: str) -> None:
+        for table in tables:
+            self.run(f"select gdq.add_table('shop', '{table}')")
+
+    def replicate(self, *options: str, role: str = "su") -> subprocess.CompletedProcess[str]:
+        """Run `gdq replicate` up to now."""
+        to = self.target.su_dsn if role == "su" else self.target.dsn
+        return gdq("replicate", "shop", "mirror", "--to", to, *options, dsn=self.source.dsn)
+
+    def apply(self, *options: str) -> subprocess.CompletedProcess[str]:
+        """As replicate(), which must succeed."""
+        done = self.replicate(*options)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    def rows(self, place: Database, table: str) -> list[tuple[str, ...]]:
+        with place.connect("su") as connection:
+            return connection.execute(f"select t::text from {table} t order by 1".encode()).fetchall()
+
+    def same(self, *tables: str) -> None:
+        """Both sides have the same rows, to the text; nobody writes meanwhile."""
+        for table in tables:
+            assert self.rows(self.target, table) == self.rows(self.source, table)
+
+
+@pytest.fixture
+def pair(db: Database, empty_db: Database) -> Pair:
+    pair = Pair(db, empty_db)
+    pair.run("select gdq.create_queue('shop')")
+    return pair
+
+
+def count(connection: psycopg.Connection[tuple[object, ...]], query: str) -> object:
+    row = connection.execute(query.encode()).fetchone()
+    assert row is not None
+    return row[0]

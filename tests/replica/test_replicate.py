@@ -1,0 +1,264 @@
+"""`gdq replicate` keeps tables of another database equal to captured ones, and says what keeps it from that."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.replica.conftest import Pair
+from tests.support.programs import gdq, start_gdq
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.server
+
+ORDERS = "create table orders (id int primary key, customer text, amount numeric(10, 2))"
+
+
+def test_copy_then_changes(pair: Pair) -> None:
+    pair.make(ORDERS)
+    pair.run("insert into orders select i, 'c' || i, i from generate_series(1, 100) i")
+    pair.capture("orders")
+    assert "copied public.orders: 100 rows" in pair.apply().stderr
+    pair.same("orders")
+    pair.run(
+        "update orders set amount = amount + 1 where id <= 10",
+        "update orders set amount = amount + 1 where id <= 5",
+        "delete from orders where id between 20 and 29",
+        "insert into orders values (200, 'new', 1.5), (201, null, null)",
+        "update orders set id = id + 1000 where id = 40",
+        "insert into orders values (300, 'gone', 1)",
+        "delete from orders where id = 300",
+        "update orders set amount = amount + 1 where id = 50",
+        "update orders set amount = amount - 1 where id = 50",
+    )
+    [batch] = json.loads(pair.apply("--json").stdout)
+    assert (batch["inserted"], batch["updated"], batch["deleted"]) == (3, 10, 11)
+    pair.same("orders")
+    assert json.loads(pair.apply("--json").stdout) == []
+
+
+def test_types_and_generated_columns(pair: Pair) -> None:
+    for place in (pair.source, pair.target):
+        with place.connect() as connection:
+            connection.execute("create type mood as enum ('sad', 'glad')")
+            connection.execute("create domain cents as int check (value >= 0)")
+    pair.make(
+        """create table kinds (id numeric primary key, a mood, b cents, c char(5), d bit(4), e jsonb, f float8,
+             g text[], h regclass, i bytea, j timestamptz, k interval, l varchar(3), m money, n json, o point,
+             p int generated always as (id::int * 2) stored, q int generated always as identity)"""
+    )
+    pair.capture("kinds")
+    pair.apply()
+    values = """'glad', 5, 'ab', b'1010', '{"x": 1.00}', 'NaN', '{a,NULL,"b c"}', 'pg_class', '\\x00ff',
+        '2026-01-01 12:00+03', '1 mon 2 days', 'xyz', '12.50', '{"b": 1}', '(1,2)'"""
+    pair.run(
+        "insert into kinds (id, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o) values (1.0, " + values + ")",
+        "insert into kinds (id, f) values (2, -0.0), (3, 'infinity')",
+    )
+    pair.apply()
+    pair.same("kinds")
+    # equal numbers with other texts, also as the key
+    pair.run("update kinds set id = 1.00, e = '{\"x\": 1.0}' where id = 1", "update kinds set f = 0.0 where id = 2")
+    pair.apply()
+    pair.same("kinds")
+
+
+def test_truncate_in_its_place(pair: Pair) -> None:
+    pair.make(ORDERS)
+    pair.make("create table lines (id int primary key, order_id int references orders)")
+    pair.run("insert into orders select i from generate_series(1, 5) i", "insert into lines values (1, 1)")
+    pair.capture("orders", "lines")
+    pair.apply()
+    pair.run(
+        "update orders set amount = 7 where id = 1",
+        "truncate orders, lines",
+        "insert into orders values (1, 'again', 1), (9, 'x', 2)",
+        "update orders set amount = 3 where id = 9",
+    )
+    pair.apply()
+    pair.same("orders", "lines")
+    pair.run("truncate orders, lines")
+    pair.apply()
+    pair.same("orders", "lines")
+
+
+def test_another_unique_key_is_swapped(pair: Pair) -> None:
+    pair.make("create table seat (id int primary key, place int unique)")
+    pair.run("insert into seat select i, i from generate_series(1, 9) i")
+    pair.capture("seat")
+    pair.apply()
+    pair.run(
+        "update seat set place = null where id = 1",
+        "update seat set place = 1 where id = 2",
+        "update seat set place = 2 where id = 1",
+        "delete from seat where id = 3",
+        "insert into seat values (30, 3)",
+    )
+    pair.apply()
+    pair.same("seat")
+
+
+def test_sequences(pair: Pair) -> None:
+    pair.make(ORDERS)
+    for place in (pair.source, pair.target):
+        with place.connect() as connection:
+            connection.execute("create sequence number")
+    pair.capture("orders")
+    pair.run("select gdq.add_sequence('shop', 'number')", "select nextval('number') from generate_series(1, 5)")
+    pair.apply()
+    pair.run("select nextval('number')", "insert into orders values (1)")
+    pair.apply()
+    with pair.target.connect() as connection:
+        assert connection.execute("select last_value from number").fetchone() == (6,)
+
+
+def test_triggers_and_foreign_keys_do_not_fire(pair: Pair) -> None:
+    pair.make(ORDERS)
+    pair.make("create table lines (id int primary key, order_id int references orders on delete cascade)")
+    pair.there(
+        "create function stop() returns trigger language plpgsql as $$ begin raise 'fired'; end $$",
+        "create trigger t before insert or update or delete on lines execute function stop()",
+    )
+    pair.capture("orders", "lines")
+    pair.apply()
+    pair.run("insert into orders values (1), (2)", "insert into lines values (1, 1), (2, 2)")
+    pair.apply()
+    pair.run("update lines set order_id = 2", "delete from orders where id = 1")
+    pair.apply()
+    pair.same("orders", "lines")
+
+
+def test_a_role_that_cannot_keep_triggers_from_firing(pair: Pair) -> None:
+    pair.make(ORDERS)
+    pair.make("create table lines (id int primary key, order_id int references orders)")
+    pair.capture("orders", "lines")
+    refused = pair.replicate(role="owner")
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("Error: table public.lines of the target has triggers or foreign keys")
+    with pair.target.connect("su") as su:
+        su.execute("grant set on parameter session_replication_role to gdq_owner")
+        try:
+            done = pair.replicate(role="owner")
+        finally:
+            su.execute("revoke set on parameter session_replication_role from gdq_owner")
+    assert done.returncode == 0, done.stderr
+
+
+def test_ddl_and_gaps_lead_to_another_copy(pair: Pair) -> None:
+    pair.make(ORDERS)
+    pair.capture("orders")
+    pair.apply()
+    pair.run(
+        "insert into orders values (1, 'a', 1)",
+        "alter table orders add column note text",
+        "insert into orders values (2, 'b', 2, 'n')",
+    )
+    failed = pair.replicate()
+    assert (failed.returncode, failed.stdout) == (1, "")
+    assert 'Error: table public.orders of the target lacks "note"' in failed.stderr
+    pair.there("alter table orders add column note text")
+    assert "copied public.orders: 2 rows" in pair.apply().stderr
+    pair.same("orders")
+    pair.run("alter table orders drop column customer", "update orders set note = 'm'")
+    pair.apply()
+    with pair.target.connect() as connection:
+        assert connection.execute("select note from orders").fetchall() == [("m",), ("m",)]
+
+
+def test_tables_that_come_later(pair: Pair) -> None:
+    pair.make(ORDERS)
+    pair.capture("orders")
+    pair.apply()
+    pair.make("create table later (id int primary key)")
+    pair.run("insert into later values (1)")
+    pair.capture("later")
+    pair.run("insert into later values (2)", "insert into orders values (1)")
+    pair.apply()
+    pair.same("orders", "later")
+
+
+@pytest.mark.parametrize(
+    ("table", "options", "there", "message"),
+    [
+        ("orders (id int primary key)", "", None, "the target has no table public.orders"),
+        ("orders (id int)", "mode => 'full'", "orders (id int)", "table public.orders has no key"),
+        ("orders (id int primary key)", "mode => 'pk'", "orders (id int primary key)", "is captured in part"),
+        ("orders (id int primary key)", "", "orders (id int)", 'has no unique key ("id")'),
+        ("orders (id int primary key, n int)", "", "orders (id int primary key)", 'lacks "n"'),
+    ],
+)
+def test_what_cannot_be_replicated(pair: Pair, table: str, options: str, there: str | None, message: str) -> None:
+    pair.run(f"create table {table}", f"select gdq.add_table('shop', 'orders'{', ' + options if options else ''})")
+    if there:
+        pair.there(f"create table {there}")
+    failed = pair.replicate()
+    assert failed.returncode == 1
+    assert message in failed.stderr.splitlines()[0]
+
+
+def test_a_target_that_has_rows_is_left_alone(pair: Pair) -> None:
+    pair.make(ORDERS)
+    pair.capture("orders")
+    pair.run("insert into orders values (1)")
+    pair.there("insert into orders values (5)")
+    failed = pair.replicate()
+    assert "table public.orders of the target has rows already" in failed.stderr
+    assert pair.rows(pair.target, "orders") == [("(5,,)",)]
+    pair.apply("--overwrite")
+    pair.same("orders")
+
+
+def test_a_target_that_somebody_changed(pair: Pair) -> None:
+    pair.make(ORDERS)
+    pair.run("insert into orders values (1), (2)")
+    pair.capture("orders")
+    pair.apply()
+    pair.there("delete from orders where id = 1")
+    pair.run("update orders set amount = 1")
+    failed = pair.replicate()
+    assert failed.returncode == 1
+    assert "lacks 1 of 2 rows that the source changed or deleted" in failed.stderr
+    assert pair.rows(pair.target, "orders") == [("(2,,)",)]
+    pair.apply("--copy-again", "public.orders")
+    pair.same("orders")
+
+
+def test_source_and_target_are_one(pair: Pair) -> None:
+    done = gdq("replicate", "shop", "mirror", "--to", pair.source.dsn, dsn=pair.source.dsn)
+    assert done.stderr.startswith("Error: source and target are the same database")
+
+
+def test_the_consumer_follows_the_target(pair: Pair) -> None:
+    """Where somebody has moved the consumer, or the target was restored, the target's position decides."""
+    pair.make(ORDERS)
+    pair.capture("orders")
+    pair.apply()
+    pair.run("insert into orders values (1)", "select gdq.force_tick('shop')")
+    pair.run("select gdq.seek('shop', 'mirror', to_now => true)")
+    pair.apply()
+    pair.same("orders")
+
+
+def test_follow_list_and_drop(pair: Pair) -> None:
+    pair.make(ORDERS)
+    pair.capture("orders")
+    to = ("--to", pair.target.su_dsn)
+    follower = start_gdq("replicate", "shop", "mirror", *to, "--follow", "--json", dsn=pair.source.dsn)
+    try:
+        assert follower.stdout is not None
+        pair.run("insert into orders values (1)")
+        until(lambda: pair.rows(pair.target, "orders"), "the row in the target")
+        pair.run("insert into orders values (2)")
+        until(lambda: len(pair.rows(pair.target, "orders")) == 2, "the second row")
+    finally:
+        follower.terminate()
+        out, err = follower.communicate()
+    assert follower.returncode == 0, err
+    assert sum(json.loads(line)["inserted"] for line in out.splitlines()) == 2 or "copied public.orders: 1" in err
+    [listed] = json.loads(gdq("replicas", *to, "--json", dsn=pair.source.dsn).stdout)
+    assert (listed["replica_name"], listed["tables"]) == ("mirror", ["public.orders"])
+    dropped = gdq("drop-replica", "shop", "mirror", *to, dsn=pair.source.dsn)
+    assert dropped.stderr.strip().endswith("dropped replica mirror of shop")
+    assert json.loads(gdq("replicas", *to, "--json", dsn=pair.source.dsn).stdout) == []
+    assert "has rows already" in pair.replicate().stderr
