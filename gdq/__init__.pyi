@@ -14,6 +14,9 @@ from gdq.consumer import register_consumer as register_consumer
 from gdq.consumer import seek as seek
 from gdq.consumer import set_tables as set_tables
 from gdq.consumer import unregister_consumer as unregister_consumer
+from gdq.consumers.copy.chunk import ChunkedCopy as ChunkedCopy
+from gdq.consumers.copy.chunk import ChunkedTable as ChunkedTable
+from gdq.consumers.copy.chunk import copy_in_chunks as copy_in_chunks
 from gdq.consumers.refresh.refresher import Refresher as Refresher
 from gdq.consumers.refresh.refresher import RefreshResult as RefreshResult
 from gdq.consumers.refresh.verify import VerifyResult as VerifyResult

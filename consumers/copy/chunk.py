@@ -18,7 +18,7 @@ from typing import Any, Self
 from psycopg import Connection
 
 from gdq.call import scalar, try_while_locked
-from gdq.conninfo import connect
+from gdq.conninfo import Connectable, connect, conninfo_from
 from gdq.consumer import consumer_info, register_consumer, set_tables, unregister_consumer
 from gdq.consumers.copy.chunk_progress import Progress, begin_copy, store
 from gdq.consumers.copy.chunk_table import ChunkTable, captured_tables, describe_table
@@ -43,15 +43,21 @@ select e.kind, e.data->>'kind' from gdq.delta_events(%s, %s::pg_snapshot, %s::pg
                                                      array[%s::pg_catalog.regclass]) e
  where e.kind <> 'message' limit 1""")
 
+_EXPECTED = qualified("""
+select sum(greatest(c.reltuples, 0::real))
+  from (select %s::pg_catalog.regclass as relid) as one
+  join pg_catalog.pg_class c on c.oid = one.relid
+    or c.oid = any (array(select t.relid::oid from pg_catalog.pg_partition_tree(one.relid) t where t.isleaf))""")
+
 _POSITION = qualified("select gdq.tick_position(%s, tick_id) from gdq.add_tick(%s, %s::pg_snapshot)")
 
 
 @dataclass(frozen=True, slots=True)
-class CopiedTable:
-    """One table of a chunked copy: its name, its target's, and the rows that were read."""
+class ChunkedTable:
+    """One table of a chunked copy: its name, its target's, and the rows that its chunks had."""
 
-    table: str
-    target: str
+    table_name: str
+    target_name: str
     rows: int
 
 
@@ -59,12 +65,13 @@ class CopiedTable:
 class ChunkedCopy:
     """A finished chunked copy. `position`: the tick that all tables are at, as text for check_position().
 
-    `snapshot`: the tick's pg_snapshot.
+    `snapshot`: the tick's pg_snapshot. `done_before`: an earlier call had finished it, and this one did nothing.
     """
 
-    tables: tuple[CopiedTable, ...]
+    tables: tuple[ChunkedTable, ...]
     snapshot: str
     position: str
+    done_before: bool
 
 
 class _StartAgain(Exception):  # noqa: N818 (a signal between two parts, no error)
@@ -75,18 +82,50 @@ class _StartAgain(Exception):  # noqa: N818 (a signal between two parts, no erro
         self.table, self.reason = table, reason
 
 
+def copy_in_chunks(
+    connection: Connectable,
+    queue: str,
+    tables: Sequence[str],
+    target: str,
+    *,
+    copy: str,
+    into: Mapping[str, str] | None = None,
+    consumer: str | None = None,
+    chunk_rows: int = CHUNK_ROWS,
+    anew: bool = False,
+    progress: Callable[[str, str, int, int | None], None] | None = None,
+) -> ChunkedCopy:
+    """Copy captured tables of a queue to another database in short transactions, and bring them to one tick.
+
+    `target`: its connection string; its tables have primary keys and no rows. `into`: target tables by source table,
+    where the names differ. `copy`: the copy's name; after an interruption the same call goes on where it was. Meanwhile
+    a consumer of that name with "copy " before it keeps the log. `consumer` gets all changes after the tick, and none
+    before; it is registered if it is missing. `anew`: delete what an earlier call has copied. `progress` is
+    called after every step with the table, "copied" or why it starts again, the rows copied so far, and about how many
+    there will be. GdqError if a table cannot be copied;
+    DivergedPosition if the source has lost the state that was copied.
+    """
+
+    source = conninfo_from(connection)
+    expected: dict[str, int | None] = {}
+
+    def told(state: Progress, what: str) -> None:
+        if progress is not None:
+            if state.table not in expected:
+                expected[state.table] = copier.expected_rows(state.table)
+            progress(state.table, what, state.rows, expected[state.table])
+
+    with ChunkedCopier(
+        source, queue, tables, target, copy, into or {}, consumer, chunk_rows=chunk_rows, anew=anew, tell=told
+    ) as copier:
+        return copier.run()
+
+
 @dataclass(slots=True)
 class ChunkedCopier:
-    """Copies captured tables of a queue in chunks; the object is a context manager that holds the sessions.
+    """Copies captured tables of a queue in chunks, see copy_in_chunks(); a context manager that holds the sessions.
 
-        with ChunkedCopier(dsn, "orders", ["public.orders"], to=other_dsn, copy="replica") as copier:
-            copy = copier.run()
-
-    `source`, `to`: connection strings. `tables`: names as in SQL; `into`: target tables by source table, where they
-    have another name. `copy`: the name of the copy; one that was interrupted goes on when it is run under the same
-    name. The consumer `copy` of the queue, which is made and removed, keeps the log meanwhile. `consumer`: this one
-    gets the tables' changes from the copy's tick on; it is made if it is missing. `anew`: what an earlier run has
-    copied is deleted. `tell` is called after every step, with the table's state and what was done.
+    `tell` is called after every step, with the table's state and what was done.
     """
 
     source: str | None
@@ -125,10 +164,16 @@ class ChunkedCopier:
     def run(self) -> ChunkedCopy:
         """Copy what is missing, and bring all tables to one tick. GdqError if a table cannot be copied."""
         states = self._begin()
-        if not all(state.arrived for state in states) or self._is_pinned():
+        done_before = all(state.arrived for state in states) and not self._is_pinned()
+        if not done_before:
             states = self._arrive(states)
             unregister_consumer(self._control, self.queue, self._pin)
-        return _result(states)
+        return _result(states, done_before=done_before)
+
+    def expected_rows(self, table: str) -> int | None:
+        """About how many rows a table has, None if its statistics do not tell."""
+        rows = scalar(self._control, _EXPECTED, table)
+        return int(rows) if rows else None
 
     @property
     def _pin(self) -> str:
@@ -149,7 +194,7 @@ class ChunkedCopier:
         if arrived:  # they arrive together; a consumer may have changed the target's rows since
             raise GdqError(
                 f'copy "{self.copy}" has finished, with table {", ".join(arrived)}',
-                hint="Give the copy of further tables another name.",
+                hint="Name further tables alone, or copy all of them anew.",
             )
         names = [name for name, _ in pairs]
         register_consumer(self._control, self.queue, self._pin, tables=names)
@@ -325,9 +370,9 @@ class ChunkedCopier:
                 resynced(self._control, self.queue, consumer, state.table, state.snapshot)
 
 
-def _result(states: Sequence[Progress]) -> ChunkedCopy:
+def _result(states: Sequence[Progress], *, done_before: bool) -> ChunkedCopy:
     last = states[0]
     assert last.snapshot is not None
     assert last.position is not None
-    tables = tuple(CopiedTable(state.table, state.target, state.rows) for state in states)
-    return ChunkedCopy(tables, last.snapshot, last.position)
+    tables = tuple(ChunkedTable(state.table, state.target, state.rows) for state in states)
+    return ChunkedCopy(tables, last.snapshot, last.position, done_before)

@@ -12,8 +12,8 @@ from psycopg import Connection
 
 from gdq.call import scalar
 from gdq.consumers.copy.chunk_table import ChunkTable
-from gdq.consumers.views.copy_engine import copy_rows
 from gdq.consumers.views.netting import UNKNOWN_ROWS
+from gdq.consumers.views.row_copy import copy_rows
 from gdq.consumers.views.snapshot_holder import SnapshotHolder
 from gdq.errors import GdqError
 from gdq.owner_sql import OwnerSql

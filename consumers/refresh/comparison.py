@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gdq.consumers.refresh.view_refresh import ViewRefresh
+from gdq.consumers.views.row_copy import copy_rows
 from gdq.consumers.views.snapshot_holder import SnapshotHolder
 from gdq.consumers.views.target import TargetColumn
 from gdq.owner_sql import OwnerSql
@@ -64,8 +65,6 @@ def compare_target(
     `query`: the view's, perhaps with a condition, like the condition `where` on the target's rows. `left_out`: numbers
     of columns, from 0, that are not compared.
     """
-    from gdq.consumers.views.copy_engine import copy_rows  # noqa: PLC0415 (loads sqlglot, an extra)
-
     output = work.output
     apply_view_settings(output, READ_SETTINGS | work.view.target_settings)
     columns = ", ".join(f"{quote(column.name)} {column.type}" for column in work.types)
@@ -88,8 +87,6 @@ def compare_target(
 
 def _copy_as_text(source: OwnerSql, query: str, owned: OwnerSql, columns: Sequence[TargetColumn]) -> None:
     """As copy_rows(), but no type's input function runs in COPY: a domain's check could be code of the view's owner."""
-    from gdq.consumers.views.copy_engine import copy_rows  # noqa: PLC0415 (loads sqlglot, an extra)
-
     names = [f"c{n}" for n in range(len(columns))]
     owned.run(f"create temp table gdq_texts ({', '.join(f'{name} text' for name in names)}) on commit drop")
     copy_rows(source, query, owned.connection, "pg_temp.gdq_texts")

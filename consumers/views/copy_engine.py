@@ -7,7 +7,7 @@ transaction, which deletes, inserts and moves the position.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,16 +19,13 @@ from gdq.consumers.views.computation import Computation
 from gdq.consumers.views.difference import NETTED_ROWS, Difference, row_image_sql
 from gdq.consumers.views.engine import EngineEffort
 from gdq.consumers.views.netting import make_temporary_table
+from gdq.consumers.views.row_copy import copy_rows
 from gdq.consumers.views.target import text_elsewhere
 from gdq.consumers.views.target_rows import TargetRows
-from gdq.owner_sql import OwnerSql
 from gdq.typed.pgtypes import READ_SETTINGS
 from gdq.view.table_schema import apply_view_settings
 
 _IN = "pg_temp.gdq_in"
-
-# Rows copied between two reports of progress.
-_REPORT_ROWS = 10_000
 
 
 @dataclass(slots=True)
@@ -100,34 +97,3 @@ def folded_columns(connection: Connection[Any], columns: Sequence[tuple[str, int
     query = "select oid from pg_catalog.pg_type where oid = any (%s::oid[]) and typtype = 'e'"
     enums = {oid for (oid,) in connection.execute(query, [[oid for _, oid, _ in columns]])}
     return {name for name, oid, kind in columns if text_elsewhere(oid, kind) and oid not in enums}
-
-
-def copy_rows(
-    source: OwnerSql,
-    query: str,
-    sink: Connection[Any],
-    into: str,
-    copied_so_far: Callable[[int], None] = lambda _: None,
-) -> int:
-    """Copy a SELECT's rows from one session into `into`, a table or table (columns), of another; returns their number.
-
-    The rows travel as text in the encoding of `source`. `copied_so_far` gets the number of rows every 10,000 rows.
-    """
-    theirs = sink.info.parameter_status("client_encoding")
-    own = source.connection.info.parameter_status("client_encoding")
-    set_encoding = "select pg_catalog.set_config('client_encoding', %s, true)"
-    if own != theirs:
-        sink.execute(set_encoding, [own])
-    with sink.cursor() as writer:
-        with (
-            source.connection.cursor().copy(f"copy ({source.select(query)}) to stdout") as rows,
-            writer.copy(f"copy {into} from stdin") as copy,
-        ):
-            for number, block in enumerate(rows, 1):  # one row each
-                copy.write(block)
-                if number % _REPORT_ROWS == 0:
-                    copied_so_far(number)
-        copied = writer.rowcount
-    if own != theirs:
-        sink.execute(set_encoding, [theirs])
-    return copied

@@ -54,10 +54,20 @@ def _capture_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--all", "every", is_flag=True, help="All tables but those of extensions, gdq and views.")
 @click.option("--except", "excepted", multiple=True, metavar="PATTERN", help="But not these tables. May be repeated.")
 @click.option("--new-tables", is_flag=True, help="Not the tables that exist, but those that are created later.")
+@click.option("--backfill", metavar="CONNINFO", help="Copy the rows that are there, in chunks, to this database.")
+@click.option("--register", "consumer", metavar="CONSUMER", help="--backfill: gets all later changes.")
 @_capture_options
 @dsn_option
 def add_table_command(
-    queue: str, tables: tuple[str, ...], every: bool, excepted: tuple[str, ...], dsn: str | None, **options: Any
+    queue: str,
+    tables: tuple[str, ...],
+    *,
+    every: bool,
+    excepted: tuple[str, ...],
+    backfill: str | None,
+    consumer: str | None,
+    dsn: str | None,
+    **options: Any,
 ) -> None:
     """Capture tables from now on: all of them in one transaction, or none.
 
@@ -68,15 +78,23 @@ def add_table_command(
     --new-tables makes each PATTERN a rule of the queue: tables that match it are captured when they are created. The
     same pattern again changes the rule. `gdq tables --new-tables` lists the rules.
 
+    --backfill copies the tables to tables of the same names in short transactions. The consumer, new or not, then has
+    the tables as of one tick, and gets every change after it. If it is interrupted, the same command goes on.
+
     \b
     Examples: gdq add-table orders public.orders --mode pk --include status
               gdq add-table orders 'shop.*' public.prices
               gdq add-table orders --all --except 'audit.*'
               gdq add-table orders --new-tables 'shop.*' --except 'shop.tmp_*'
+              gdq add-table orders public.items --backfill "$COPY_DSN" --register mirror
     """
     if every == bool(tables):
         raise click.UsageError("give TABLE or PATTERN, or --all")
     new_tables = options.pop("new_tables")
+    if (backfill is None) != (consumer is None):
+        raise click.UsageError("--backfill CONNINFO and --register CONSUMER go together")
+    if new_tables and backfill is not None:
+        raise click.UsageError("--backfill goes with tables that exist, not with --new-tables")
     given = {
         name: split_names(value) if name in _LISTS else value for name, value in options.items() if value is not None
     }
@@ -89,9 +107,14 @@ def add_table_command(
         chosen = choose_tables(connection, tables, every=every, excepted=excepted)
         return list(zip(chosen, add_tables(connection, queue, chosen, given), strict=True))
 
-    for table, new in retry_locked(dsn, add):
+    added = retry_locked(dsn, add)
+    for table, new in added:
         name = printable(table.table_name)
         talk(f"added table {name} to {queue}" if new else f"already captured: {name} in {queue}")
+    if backfill is not None and consumer is not None:
+        from gdq.cli.chunked import copy_chunks  # noqa: PLC0415 (the command starts quicker without it)
+
+        copy_chunks(dsn, queue, [table.table_name for table, _ in added], backfill, consumer, anew=False)
 
 
 def _add_rules(
