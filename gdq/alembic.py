@@ -18,10 +18,14 @@ if TYPE_CHECKING:
 def follow_ddl(connection: Connection) -> None:
     """Have capture follow each DDL statement of this SQLAlchemy connection from now on, as gdq.apply_ddl() does.
 
-    It does nothing where gdq is not installed or its event triggers follow DDL. Statements in AUTOCOMMIT are not
-    followed; the next tick finds those that concern capture. The role needs gdq_admin; an error of gdq is a warning.
+    It does nothing where gdq is not installed, its event triggers follow DDL, or the database is no PostgreSQL.
+    Statements in AUTOCOMMIT are not followed; the next tick finds those that concern capture. The role needs gdq_admin;
+    an error of gdq is a warning.
     """
     from sqlalchemy import event, text  # noqa: PLC0415 (slow to load)
+
+    if connection.dialect.name != "postgresql":
+        return
 
     def run(query: str, value: str | None) -> Any:
         return connection.execute(text(query.format(":value")), {} if value is None else {"value": value}).first()

@@ -74,7 +74,8 @@ def resolve_conninfo(dsn: str | None = None, environ: Mapping[str, str] = os.env
     """The connection string to use: `dsn`, else GDQ_DSN, else DATABASE_URL, else "" (libpq's PG* and service file).
 
     An empty value counts as missing. Accepts libpq's key=value form and URIs; SQLAlchemy's postgresql+psycopg:// is
-    read as postgresql://. psycopg.ProgrammingError, which quotes no part of it, if libpq cannot parse it.
+    read as postgresql://. psycopg.ProgrammingError, which quotes no part of it, if libpq cannot parse it, or if PGPORT,
+    where it counts, is no number.
     """
     source = next((name for name in ("GDQ_DSN", "DATABASE_URL") if environ.get(name)), None)
     chosen = dsn or environ.get(source or "") or ""
@@ -91,6 +92,13 @@ def resolve_conninfo(dsn: str | None = None, environ: Mapping[str, str] = os.env
             " single quotes; in a URI write % and @ / : of a password as %25 and %40 %2F %3A."
         )
         raise wrong from None
+    # libpq reads PGPORT where neither the string nor a service names a port
+    if not (parameters.keys() & {"port", "service"} or environ.get("PGSERVICE")) and not _PORTS.fullmatch(
+        environ.get("PGPORT", "")
+    ):
+        no_port = psycopg.ProgrammingError("PGPORT is no number")
+        no_port.add_note("Hint: Set it to the port of the server, as in PGPORT=5432, or unset it.")
+        raise no_port
     return chosen
 
 

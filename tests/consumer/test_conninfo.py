@@ -72,6 +72,22 @@ def test_a_malformed_port_is_named(dsn: str) -> None:
         resolve_conninfo(dsn, {})
 
 
+def test_a_malformed_pgport_is_named() -> None:
+    """Where it counts: a string or a service may name a port of its own."""
+    wrong = {"PGPORT": "54x2"}
+    for given, environ in (("host=h", wrong), (None, wrong), (None, wrong | {"GDQ_DSN": "postgresql://h/d"})):
+        with pytest.raises(psycopg.ProgrammingError, match=r"^PGPORT is no number"):
+            resolve_conninfo(given, environ)
+    for given, environ in (
+        ("port=5433", wrong),
+        ("service=s", wrong),
+        ("", wrong | {"PGSERVICE": "s"}),
+        ("", {"PGPORT": ""}),
+        ("", {"PGPORT": "5432,5433"}),
+    ):
+        assert resolve_conninfo(given, environ) == given
+
+
 def test_passwords_with_any_character_are_read_if_encoded() -> None:
     uri = "postgresql://u:%40%2F%3A%25%3F@h:5433,g:5434/d?user=a@b"
     assert conninfo_to_dict(resolve_conninfo(uri, {}))["password"] == "@/:%?"

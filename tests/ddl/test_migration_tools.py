@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from psycopg.conninfo import conninfo_to_dict
-from sqlalchemy import URL
+from sqlalchemy import URL, create_engine, inspect
 
+from gdq.alembic import follow_ddl
 from gdq.installer.install import install
 from tests.support.events import Event
 from tests.support.managed import ManagedDatabase, superuser_for_a_moment
@@ -233,3 +234,11 @@ def test_event_triggers_follow_by_themselves(managed_db: ManagedDatabase, tmp_pa
     seen = events(db)
     assert {(e.new or {})["tag"] for e in seen if e.op == "ddl"} == {"ALTER TABLE"}
     assert [(e.new or {}).get("id") for e in seen if e.op == "insert"] == [2, 3]
+
+
+def test_migrations_of_other_databases_are_left_alone() -> None:
+    """As in a project with several databases, of which one is no PostgreSQL."""
+    with create_engine("sqlite://").connect() as connection:
+        follow_ddl(connection)
+        connection.exec_driver_sql("create table t (id int)")
+        assert inspect(connection).get_table_names() == ["t"]

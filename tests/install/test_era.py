@@ -232,6 +232,29 @@ def test_a_rebase_keeps_all_that_was_chosen(tap: Tap, cluster: Cluster) -> None:
                 su.execute("revoke app from gdq_owner")
 
 
+def test_rules_for_new_tables_are_restored(tap: Tap, cluster: Cluster) -> None:
+    """Tables that were passed over stay so by their names, though their oids are others; what came between is told."""
+    tap.write("create table elder (id int)")
+    tap.owner.execute("select gdq.add_new_tables('q', '{shop.*}', '{shop.tmp_*}')")
+    tap.write("create table t (id int)", "create unlogged table u (id int)", "create table removed (id int)")
+    tap.owner.execute("select gdq.remove_table('q', 'shop.removed')")
+    db = moved(tap, cluster)
+    with db.connect("app") as app, db.connect() as owner:
+        app.execute("create table between (id int); insert into between values (1)")
+        rebase(owner)
+        app.execute("create table later (id int); insert into later values (1); create table tmp_1 (id int)")
+        while owner.execute("select gdq.maintain()").fetchone() == (True,):
+            pass
+        names = {name for (name,) in owner.execute("select table_name from gdq.table_info()")}
+        assert names == {"shop.t", 'shop."between"', "shop.later"}
+        assert [(event.op, event.tbl) for event in events(db)] == [
+            ("resync", "shop.t"),
+            ("insert", "shop.later"),
+            ("resync", 'shop."between"'),
+        ]
+        assert {found.object for found in doctor(owner) if found.code == "new_table_not_captured"} == {"shop.u"}
+
+
 def test_columns_that_changed_before_the_rebase(tap: Tap, cluster: Cluster) -> None:
     """By its number the key would be another column; what cannot be found again is said."""
     tap.write("create table t (gone int, id int not null, other int not null, extra int, unique (id), unique (other))")
