@@ -17,6 +17,10 @@ from gdq.consumer import unregister_consumer as unregister_consumer
 from gdq.consumers.copy.chunk import ChunkedCopy as ChunkedCopy
 from gdq.consumers.copy.chunk import ChunkedTable as ChunkedTable
 from gdq.consumers.copy.chunk import copy_in_chunks as copy_in_chunks
+from gdq.consumers.copy.pieces import CopyChoice as CopyChoice
+from gdq.consumers.copy.snapshot import CopiedTable as CopiedTable
+from gdq.consumers.copy.snapshot import SnapshotCopy as SnapshotCopy
+from gdq.consumers.copy.snapshot import copy_tables as copy_tables
 from gdq.consumers.refresh.refresher import Refresher as Refresher
 from gdq.consumers.refresh.refresher import RefreshResult as RefreshResult
 from gdq.consumers.refresh.verify import VerifyResult as VerifyResult

@@ -1,4 +1,4 @@
-"""Progress of refreshes on stderr: a line for each view on a terminal, else a line of the log every ten seconds."""
+"""Progress of refreshes and copies on stderr: lines on a terminal, else a line of the log every ten seconds."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _LOG_SECONDS = 10.0
 _RATE_SECONDS = 1.0
 
 
-def shown_progress(*, as_json: bool, logged: bool = True) -> AbstractContextManager[_Told | None]:
+def shown_progress(*, as_json: bool, logged: bool = True, what: str = "view") -> AbstractContextManager[_Told | None]:
     """The progress function of a Refresher. None with --quiet, and with JSON on a terminal, where both would mix.
 
-    `logged`: where stderr is no terminal, lines of the log say the same.
+    `logged`: where stderr is no terminal, lines of the log say the same; `what` stands there before the name.
     """
     context = click.get_current_context(silent=True)
     if context is not None and context.find_root().params.get("quiet"):
         return nullcontext()
     if not sys.stderr.isatty():
-        return LoggedProgress() if logged else nullcontext()
+        return LoggedProgress(what=what) if logged else nullcontext()
     return nullcontext() if as_json else _Screen()
 
 
@@ -67,21 +67,22 @@ class RowCount:
         if not self.rows:
             wanted = f", about {self.expected:,} rows expected" if self.expected else ""
             return f"{self.phase}{wanted}"
+        rate = self._rate(now)
+        speed = "" if rate is None else f", {rate:,.0f} rows/s"
         if not self.expected or self.rows >= self.expected:
-            return f"{self.phase} {self.rows:,} rows"
+            return f"{self.phase} {self.rows:,} rows{speed}"
         share = f"about {100 * self.rows // self.expected} %"
-        left = self._left(now, self.expected - self.rows)
-        remaining = "" if left is None else f", about {seconds_text(left)} left"
-        return f"{self.phase} {self.rows:,} of about {self.expected:,} rows, {share}{remaining}"
+        left = "" if rate is None else f", about {seconds_text((self.expected - self.rows) / rate)} left"
+        return f"{self.phase} {self.rows:,} of about {self.expected:,} rows, {share}{speed}{left}"
 
-    def _left(self, now: float, rows: int) -> float | None:
-        """Seconds that this many rows take at the rate since the first ones; None before the rate is known."""
+    def _rate(self, now: float) -> float | None:
+        """Rows in a second since the first ones; None before it is known."""
         if self._first is None:
             return None
         began, before = self._first
         if self.rows == before or now - began < _RATE_SECONDS:
             return None
-        return rows * (now - began) / (self.rows - before)
+        return (self.rows - before) / (now - began)
 
 
 def seconds_text(seconds: float) -> str:
@@ -94,8 +95,8 @@ def seconds_text(seconds: float) -> str:
 class LoggedProgress(AbstractContextManager["_Told"]):
     """Lines of the log: one every ten seconds (`every`) while a refresh is at work."""
 
-    def __init__(self, every: float = _LOG_SECONDS) -> None:
-        self._every = every
+    def __init__(self, every: float = _LOG_SECONDS, *, what: str = "view") -> None:
+        self._every, self._what = every, what
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._now: tuple[str, RowCount] | None = None
@@ -125,7 +126,7 @@ class LoggedProgress(AbstractContextManager["_Told"]):
                 if self._now is None:
                     continue
                 (view, count), now = self._now, time.monotonic()
-                text = f"view {view}: {count.text(now)}, after {seconds_text(now - count.started)}"
+                text = f"{self._what} {view}: {count.text(now)}, after {seconds_text(now - count.started)}"
             log.info(text)
 
 

@@ -31,7 +31,7 @@ SECTIONS = {
         "refresh": ["refresh", "verify-view"],
         "group": ["create-group", "alter-group", "groups", "drop-group"],
     },
-    "Replicas": {"replicate": ["replicate", "replicas", "drop-replica"]},
+    "Copies and replicas": {"snapshot": ["snapshot"], "replicate": ["replicate", "replicas", "drop-replica"]},
     "Slots": {"slot": ["create-slot", "slots", "drop-slot"], "compare": ["compare"]},
     "Operations": {
         "status": ["status"],

@@ -20,7 +20,7 @@ from tests.support.server import Database
 
 # The second goes on from the first. Each of the others has a test of its own.
 FIRST_STEPS = ["README.md", "docs/consumers.md"]
-OTHERS = ("operations", "managed", "monitoring", "views", "slot-or-queue", "compare", "replicas")
+OTHERS = ("operations", "managed", "monitoring", "views", "slot-or-queue", "compare", "replicas", "copies")
 RUN = [*FIRST_STEPS, *(f"docs/{name}.md" for name in OTHERS)]
 PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))]
 PROGRAMS = Path(sys.executable).parent
@@ -141,6 +141,19 @@ def test_replicas(empty_db: Database, tmp_path: Path) -> None:
             su.execute("drop database if exists copy with (force)")
     assert "20 | Zoe" in printed[-1]
     assert "public.orders" in printed[-1]
+
+
+def test_copies(empty_db: Database, tmp_path: Path) -> None:
+    _open_shop(empty_db)
+    copy = Database(empty_db.server, "copy")
+    with empty_db.connect("su") as su:
+        try:
+            printed = run_page("docs/copies.md", empty_db, tmp_path, PROGRAMS)
+            assert "public.customer" in printed[-1]
+            with copy.connect("su") as connection:
+                assert connection.execute("table orders").fetchall() == [(1, "Ann", Decimal("9.90"))]
+        finally:
+            su.execute("drop database if exists copy with (force)")
 
 
 @pytest.mark.long

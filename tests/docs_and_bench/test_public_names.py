@@ -75,6 +75,7 @@ def test_first_comes_the_connection() -> None:
         "Refresher": either,
         "copy_in_chunks": either,
         "copy_table": either,
+        "copy_tables": either,
         "install": either,
         "verify_view": either,
     }

@@ -174,9 +174,9 @@ def test_time_left() -> None:
     count.told("writing", 100, 40_000, 60.0)  # the rows came late: what was before says nothing of their rate
     assert count.text(60.0) == "writing 100 of about 40,000 rows, about 0 %"
     count.told("writing", 10_100, 40_000, 70.0)
-    assert count.text(70.0) == "writing 10,100 of about 40,000 rows, about 25 %, about 30 s left"
+    assert count.text(70.0) == "writing 10,100 of about 40,000 rows, about 25 %, 1,000 rows/s, about 30 s left"
     count.told("writing", 50_000, 40_000, 110.0)
-    assert count.text(110.0) == "writing 50,000 rows"
+    assert count.text(110.0) == "writing 50,000 rows, 998 rows/s"
 
 
 def on_terminal(dsn: str, *arguments: str) -> tuple[subprocess.Popen[bytes], int]:
