@@ -150,11 +150,17 @@ class Replica:
                 return
 
     def drop(self) -> bool:
-        """Unregister the consumer and delete what the target keeps of the replica; the tables stay. False if gone."""
-        known = unregister_consumer(self.source, self.queue, self.name)
+        """Unregister the consumer and delete what the target keeps of the replica; the tables stay. False if gone.
+
+        A consumer of that name of which the target knows nothing is somebody else's, and stays.
+        """
         self.state.load()
+        if self.state.position is None:
+            return False
+        unregister_consumer(self.source, self.queue, self.name)
         with self.state.connection.transaction():
-            return self.state.drop() or known
+            self.state.drop()
+        return True
 
     def _begin(self) -> None:
         """Find the replica as it was left, or register it."""

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import IO, Any, TypeVar
 
@@ -261,9 +262,15 @@ class StopSignals:
 
     def connect(self, dsn: str | None, application_name: str) -> Connection[Any]:
         """connect_checked(), which the first signal interrupts."""
+        with self.nothing_at_hand():
+            return connect_checked(dsn, application_name)
+
+    @contextmanager
+    def nothing_at_hand(self) -> Iterator[None]:
+        """Let the first signal interrupt the block."""
         self.at_hand = False
         try:
-            return connect_checked(dsn, application_name)
+            yield
         finally:
             self.at_hand = True
 

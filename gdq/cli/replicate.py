@@ -66,10 +66,15 @@ def replicate_command(
         tell=base.talk,
     )
     stop = base.StopSignals()
+
+    def connected() -> Replica:
+        with stop.nothing_at_hand():
+            return start()
+
     if follow:
-        _follow(stop, start, as_json=shape == "json")
+        _follow(stop, connected, as_json=shape == "json")
         return
-    with start() as replica:
+    with connected() as replica:
         applied = list(replica.run(stop=stop))
     print_rows(applied, AppliedBatch, _BATCH_COLUMNS, shape)
 

@@ -41,6 +41,7 @@ COMMANDS = {
     "doctor": "Q",
     "drop-group": "GROUP",
     "drop-queue": "Q --force",
+    "drop-replica": "Q C --to TO",
     "drop-slot": "Q C",
     "drop-view": "VIEW",
     "explain-view": "VIEW",
@@ -60,6 +61,8 @@ COMMANDS = {
     "remove-sequence": "Q SEQUENCE",
     "remove-table": "Q TABLE",
     "replay-dead-letters": "Q C --all",
+    "replicas": "--to TO",
+    "replicate": "Q new --to TO",
     "resume": "Q C",
     "resynced": "Q C TABLE --snapshot 1:1:",
     "retries": "Q C",
@@ -69,6 +72,7 @@ COMMANDS = {
     "set-retry-limit": "Q C 3",
     "set-tables": "Q C TABLE",
     "slots": "",
+    "snapshot": "TABLE --to TO",
     "status": "Q",
     "tables": "Q",
     "tick": "Q",
@@ -82,7 +86,7 @@ COMMANDS = {
 }
 NAMES = {
     "Q": "q", "C": "c", "TABLE": "orders", "OTHER": "log", "SEQUENCE": "number", "VIEW": "total", "GROUP": "night",
-    "POSITION": "1", "FILE": "query.sql",
+    "POSITION": "1", "FILE": "query.sql", "TO": "host=127.0.0.1 port=1",
 }  # fmt: skip
 
 
@@ -93,10 +97,12 @@ def words(command: str, **others: str) -> list[str]:
 
 # Commands that need no server, demo, which has one of its own, and metrics, which goes on without and says so.
 WITHOUT_SERVER = ("demo", "docs", "metrics")
+# Slots are the cluster's, which anyone sees; a target without replicas has none to hide.
+NO_RIGHT_NEEDED = ("drop-slot", "slots", "replicas", *WITHOUT_SERVER)
 # Commands for which an object that does not exist is no error: there is nothing left to do.
 GONE = {
     ("drop-group", "GROUP"), ("drop-queue", "Q"), ("drop-slot", "Q"), ("drop-slot", "C"), ("drop-view", "VIEW"),
-    ("remove-sequence", "SEQUENCE"), ("unregister-consumer", "C"),
+    ("drop-replica", "Q"), ("drop-replica", "C"), ("remove-sequence", "SEQUENCE"), ("unregister-consumer", "C"),
 }  # fmt: skip
 
 
@@ -150,14 +156,16 @@ def test_a_dead_server(folder: Path, command: str) -> None:
     assert len(result.output.splitlines()) == 1
 
 
-@pytest.mark.parametrize("command", [name for name in COMMANDS if name not in ("drop-slot", "slots", *WITHOUT_SERVER)])
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name not in NO_RIGHT_NEEDED])
 def test_a_missing_right(shop: Database, command: str) -> None:
-    """A role that may only connect learns what it lacks; slots are the cluster's, which anyone sees."""
-    result = run(shop.app_dsn, *words(command))
+    """A role that may only connect learns what it lacks."""
+    result = run(shop.app_dsn, *words(command, TO=shop.app_dsn))
     first, *others = result.output.splitlines()
     assert result.exit_code == 1
     assert re.match(
-        "Error: (permission denied|schema gdq belongs to role gdq_owner|role app has no REPLICATION)", first
+        "Error: (permission denied|schema gdq belongs to role gdq_owner|role app has no REPLICATION"
+        "|this role may not read the logs)",
+        first,
     )
     assert all(line.startswith(("Detail: ", "Hint: ")) for line in others)
 
@@ -171,13 +179,13 @@ MISSING = [(command, name) for command, arguments in COMMANDS.items() for name i
     [
         pair
         for pair in MISSING
-        if pair[1] not in ("FILE", "POSITION") and pair[0] not in ("create-slot", *WITHOUT_SERVER)
+        if pair[1] not in ("FILE", "POSITION", "TO") and pair[0] not in ("create-slot", *WITHOUT_SERVER)
     ],
 )
 def test_a_missing_object(shop: Database, command: str, name: str) -> None:
     """One line says which object does not exist, a hint names the one that was meant."""
     wrong = NAMES[name] + "x"
-    result = run(shop.dsn, *words(command, **{name: wrong}))
+    result = run(shop.dsn, *words(command, **{"TO": shop.server.conninfo(), name: wrong}))
     first, *others = result.output.splitlines()
     if (command, name) in GONE:
         assert (result.exit_code, others) == (0, [])

@@ -23,14 +23,20 @@ from tests.support.server import Database
 from tests.support.waiting import SECONDS
 
 _CONTEXT = click.Context(main)
+# All but replicate, which needs another database with the tables.
 LISTINGS = [
     name
     for name in main.list_commands(_CONTEXT)
-    if any(parameter.name == "shape" for parameter in main.commands[name].params)
+    if name != "replicate" and any(parameter.name == "shape" for parameter in main.commands[name].params)
 ]
-ARGUMENTS = {"view-history": ["v"], "verify-view": ["v"]}
-# No slots and no restored queues in the test's database.
-EMPTY = {"slots", "rebase"}
+# TO: a connection string of a target.
+ARGUMENTS = {
+    "view-history": ["v"],
+    "verify-view": ["v"],
+    "replicas": ["--to", "TO"],
+}
+# No slots, no restored queues and no replicas in the test's database.
+EMPTY = {"slots", "rebase", "replicas"}
 
 # A name, and a reason of an error, that would steer a terminal.
 _HOSTILE = "a\x1b[31m\nb"
@@ -93,7 +99,7 @@ def test_every_listing(shop: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {"queues", "tables", "consumers", "members", "views", "view-history", "groups", "slots"} <= set(LISTINGS)
     monkeypatch.setenv("COLUMNS", "80")
     for name in LISTINGS:
-        arguments = [name, *ARGUMENTS.get(name, [])]
+        arguments = [name, *(shop.dsn if word == "TO" else word for word in ARGUMENTS.get(name, []))]
         parsed = json.loads(run(shop, *arguments, "--json"))
         assert isinstance(parsed, list), name
         assert bool(parsed) == (name not in EMPTY), name
