@@ -25,6 +25,8 @@ from gdq.consumers.refresh.refresher import Refresher as Refresher
 from gdq.consumers.refresh.refresher import RefreshResult as RefreshResult
 from gdq.consumers.refresh.verify import VerifyResult as VerifyResult
 from gdq.consumers.refresh.verify import verify_view as verify_view
+from gdq.consumers.table_compare.compare import TableComparison as TableComparison
+from gdq.consumers.table_compare.compare import compare_tables as compare_tables
 from gdq.ddl import apply_ddl as apply_ddl
 from gdq.era import Rebased as Rebased
 from gdq.era import check_position as check_position

@@ -15,10 +15,9 @@ from psycopg import Connection
 
 from gdq.consumers.replica.table import ReplicaTable
 from gdq.consumers.views.change_source import NEW_OPS, OLD_OPS
-from gdq.errors import GdqError
 from gdq.sql_text import quote, raw
 
-_STAGE = "pg_temp.gdq_replica_stage"
+STAGE = "pg_temp.gdq_replica_stage"
 
 # Rows from which on the planner is told what the staging table holds; below that its guess does.
 _ANALYZE_ROWS = 1_000
@@ -29,20 +28,27 @@ _BLOCK_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """Rows of the target that were changed: by one table's changes, or by those of a whole batch."""
+    """Rows of the target that were changed, by one table's changes or those of a whole batch, and settled conflicts."""
 
     inserted: int = 0
     updated: int = 0
     deleted: int = 0
+    conflicts: int = 0
 
     def __add__(self, other: Applied) -> Applied:
-        return Applied(self.inserted + other.inserted, self.updated + other.updated, self.deleted + other.deleted)
+        return Applied(
+            self.inserted + other.inserted,
+            self.updated + other.updated,
+            self.deleted + other.deleted,
+            self.conflicts + other.conflicts,
+        )
 
 
-def netted_sql(table: ReplicaTable, log_rows: str, after: int | None) -> str:
+def netted_sql(table: ReplicaTable, log_rows: str, after: int | None, *, whole: bool = False) -> str:
     """SELECT of a table's net change from its log rows: is_new, then the columns; of a row that went only its key.
 
-    `after`: the number of the last TRUNCATE among them; earlier changes are part of what it emptied.
+    `after`: the number of the last TRUNCATE among them; earlier changes are part of what it emptied. `whole`: of a row
+    that went, too, all columns.
     """
     places = range(1, len(table.columns) + 1)
     images = ", ".join(
@@ -51,7 +57,7 @@ def netted_sql(table: ReplicaTable, log_rows: str, after: int | None) -> str:
         for place, column in zip(places, table.columns, strict=True)
     )
     values = ", ".join(
-        f"c{place}" if column.is_key else f"case when net > 0 then c{place} end"
+        f"c{place}" if column.is_key or whole else f"case when net > 0 then c{place} end"
         for place, column in zip(places, table.columns, strict=True)
     )
     later = "" if after is None else f" and d.ev_id > {after}"
@@ -63,37 +69,18 @@ def netted_sql(table: ReplicaTable, log_rows: str, after: int | None) -> str:
              group by {listed} having sum(w) <> 0) as netted"""
 
 
-def apply_changes(
-    source: Connection[Any], target: Connection[Any], table: ReplicaTable, log_rows: str | None, truncated: int | None
-) -> Applied:
-    """Bring a table's changes into the open transaction of the target; GdqError if its rows are not those expected."""
-    if truncated is not None:
-        empty_table(target, table)
-    if log_rows is None:
-        return Applied()
+def stage_changes(source: Connection[Any], target: Connection[Any], table: ReplicaTable, query: str) -> None:
+    """Copy a table's net change into the staging table, which is made for it."""
+    make_stage(target, table)
+    staged = copy_binary(source, query, target, STAGE)
+    if staged >= _ANALYZE_ROWS:
+        target.execute(f"analyze {STAGE}")
+
+
+def make_stage(target: Connection[Any], table: ReplicaTable) -> None:
+    """Make the staging table of a table, in the open transaction."""
     columns = ", ".join(f"c{place} {column.stage}" for place, column in enumerate(table.columns, 1))
     target.execute(raw(f"create temp table gdq_replica_stage (is_new boolean, {columns}) on commit drop"))
-    staged = copy_binary(source, netted_sql(table, log_rows, truncated), target, _STAGE)
-    if staged >= _ANALYZE_ROWS:
-        target.execute(f"analyze {_STAGE}")
-    try:
-        with target.transaction():
-            applied = _update(target, table)
-    except psycopg.errors.UniqueViolation:
-        # two rows may have swapped the values of another unique key
-        if not table.more_keys or table.extra:
-            raise
-        applied = _replace(target, table)
-    old = _count(target, f"select count(*) from {_STAGE} where not is_new")
-    if applied.updated + applied.deleted != old:
-        lacking = old - applied.updated - applied.deleted
-        raise GdqError(
-            f"table {table.name} of the target lacks {lacking} of {old} rows that the source changed or deleted",
-            hint="Somebody else has changed the target. Copy the table again: gdq replicate ... "
-            f"--copy-again '{table.name}'",
-        )
-    target.execute(f"drop table {_STAGE}")
-    return applied
 
 
 def empty_table(target: Connection[Any], table: ReplicaTable) -> None:
@@ -124,25 +111,25 @@ def in_blocks(rows: psycopg.Copy) -> Iterator[bytes]:
     yield bytes(block)
 
 
-def _update(target: Connection[Any], table: ReplicaTable) -> Applied:
+def update_rows(target: Connection[Any], table: ReplicaTable) -> Applied:
     """Delete the rows that went, update those that stay, insert those that came."""
-    partner = f"select from {_STAGE} p where {{}} p.is_new and {_same_key(table, 'p', 's')}"
-    went = f"{_found(table)} and not s.is_new and not exists ({partner.format('')})"
-    deleted = target.execute(raw(f"delete from {table.target} t using {_STAGE} s where {went}")).rowcount
+    partner = f"select from {STAGE} p where {{}} p.is_new and {same_key(table, 'p', 's')}"
+    went = f"{found_sql(table)} and not s.is_new and not exists ({partner.format('')})"
+    deleted = target.execute(raw(f"delete from {table.target} t using {STAGE} s where {went}")).rowcount
     changed = [(place, column) for place, column in enumerate(table.columns, 1) if column.settable]
     assigned = ", ".join(f"{quote(column.name)} = {column.staged('s', place)}" for place, column in changed)
-    stays = f"{_found(table)} and s.is_new and exists ({partner.format('not')})"
+    stays = f"{found_sql(table)} and s.is_new and exists ({partner.format('not')})"
     updated = 0
     if assigned:
-        query = f"update {table.target} t set {assigned} from {_STAGE} s where {stays}"
+        query = f"update {table.target} t set {assigned} from {STAGE} s where {stays}"
         updated = target.execute(raw(query)).rowcount
     came = f"s.is_new and not exists ({partner.format('not')})"
     return Applied(_insert(target, table, came), updated, deleted)
 
 
-def _replace(target: Connection[Any], table: ReplicaTable) -> Applied:
+def replace_rows(target: Connection[Any], table: ReplicaTable) -> Applied:
     """Delete all rows that went or changed, and insert what they are now."""
-    query = f"delete from {table.target} t using {_STAGE} s where {_found(table)} and not s.is_new"
+    query = f"delete from {table.target} t using {STAGE} s where {found_sql(table)} and not s.is_new"
     deleted = target.execute(raw(query)).rowcount
     return Applied(_insert(target, table, "s.is_new"), 0, deleted)
 
@@ -152,30 +139,24 @@ def _insert(target: Connection[Any], table: ReplicaTable, condition: str) -> int
     return target.execute(
         raw(
             f"insert into {table.name} ({table.column_list}) overriding system value "
-            f"select {values} from {_STAGE} s where {condition}"
+            f"select {values} from {STAGE} s where {condition}"
         )
     ).rowcount
 
 
-def _found(table: ReplicaTable) -> str:
-    """Condition that row t of the target has the key of the staged row s."""
+def found_sql(table: ReplicaTable, alias: str = "s") -> str:
+    """Condition that row t of the target has the key of a staged row."""
     return " and ".join(
-        f"t.{quote(column.name)} = {column.staged('s', place)}"
+        f"t.{quote(column.name)} = {column.staged(alias, place)}"
         for place, column in enumerate(table.columns, 1)
         if column.is_key
     )
 
 
-def _same_key(table: ReplicaTable, one: str, other: str) -> str:
+def same_key(table: ReplicaTable, one: str, other: str) -> str:
     """Condition that two staged rows have one key."""
     return " and ".join(
         f"{column.staged(one, place)} = {column.staged(other, place)}"
         for place, column in enumerate(table.columns, 1)
         if column.is_key
     )
-
-
-def _count(connection: Connection[Any], query: str) -> int:
-    row = connection.execute(raw(query)).fetchone()
-    assert row is not None
-    return int(row[0])

@@ -22,7 +22,9 @@ from gdq.batch import Batch
 from gdq.call import call, scalar
 from gdq.conninfo import connect, is_pooled
 from gdq.consumer import Consumer, ConsumerInfo, consumer_info, register_consumer, seek, unregister_consumer
-from gdq.consumers.replica.changes import Applied, apply_changes
+from gdq.consumers.replica.apply import Applier
+from gdq.consumers.replica.changes import Applied
+from gdq.consumers.replica.policy import Policies
 from gdq.consumers.replica.state import ReplicaState
 from gdq.consumers.replica.table import ReplicaTable, describe_table
 from gdq.consumers.replica.table_copy import apply_settings, copy_tables
@@ -61,6 +63,7 @@ class AppliedBatch:
     inserted: int
     updated: int
     deleted: int
+    conflicts: int
     seconds: float
 
 
@@ -81,8 +84,8 @@ class Replica:
 
     `source`, `target`: connection strings; `name`: the replica's, and its consumer's. `tables`: captured tables, as
     `schema.table`, taken at the first start; None for all, also later ones. `overwrite`: replace rows that a target
-    table has before its first copy. `copy_again`: tables whose copy is to be replaced. `tell` gets a line for each
-    copy.
+    table has before its first copy. `copy_again`: tables whose copy is to be replaced. `on_conflict`: answers to
+    conflicts, as Policies.parse() reads them. `tell` gets a line for each copy.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class Replica:
         tables: Sequence[str] | None = None,
         overwrite: bool = False,
         copy_again: Sequence[str] = (),
+        on_conflict: Sequence[str] = (),
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.queue = queue
@@ -103,6 +107,7 @@ class Replica:
         self._overwrite = overwrite
         self._wanted = set(copy_again)
         self._tell = tell
+        policies = Policies.parse(on_conflict)
         self._described: dict[str, ReplicaTable] = {}
         self._sequences_set = False
         with ExitStack() as stack:
@@ -116,6 +121,7 @@ class Replica:
                     )
                 apply_settings(connection)
             self._may_suppress = _suppress_triggers(there)
+            self._applier = Applier(name, self.source, there, policies)
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Self:
@@ -208,6 +214,7 @@ class Replica:
                     hint=f"Capture it again, or have the replica leave it: gdq set-tables {self.queue} {self.name} ...",
                 )
             self.state.forget(table)
+        self._applier.policies.check_tables(taken)
         self._hand_over()
         resync = set(consumer.resync or [])
         if "messages" in resync:
@@ -269,6 +276,7 @@ class Replica:
                     applied.inserted,
                     applied.updated,
                     applied.deleted,
+                    applied.conflicts,
                     round(time.monotonic() - started, 3),
                 )
 
@@ -288,7 +296,7 @@ class Replica:
             self.state.hold()
             target.execute("set local default_statistics_target = 10")
             for table, log_rows in changes:
-                applied += apply_changes(self.source, target, table, log_rows, truncated.get(table.name))
+                applied += self._applier.apply(table, log_rows, truncated.get(table.name), batch.tick_to)
             self._set_sequences(batch)
             self.state.move(position)
         self.state.position = position
@@ -339,6 +347,7 @@ class Replica:
             self._described[name] = describe_table(
                 self.source, self.state.connection, self.queue, name, may_suppress=self._may_suppress
             )
+            self._applier.answers(self._described[name])
         return self._described[name]
 
     def _set_sequences(self, batch: Batch) -> None:

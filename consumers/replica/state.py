@@ -36,7 +36,21 @@ create table if not exists gdq_target.replica_table (
   handed_over  pg_catalog.bool not null,
   copied_at    pg_catalog.timestamptz not null default pg_catalog.now(),
   primary key (replica, table_name)
+);
+create table if not exists gdq_target.replica_conflict (
+  conflict_id  pg_catalog.int8 generated always as identity primary key,
+  replica      pg_catalog.text not null,
+  table_name   pg_catalog.text not null,
+  kind         pg_catalog.text not null,
+  key          pg_catalog.jsonb not null,
+  local        pg_catalog.jsonb,
+  remote       pg_catalog.jsonb,
+  tick         pg_catalog.int8 not null,
+  noted_at     pg_catalog.timestamptz not null default pg_catalog.now(),
+  resolution   pg_catalog.text not null
 )"""
+
+_TABLES = ("replica", "replica_table", "replica_conflict")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -50,6 +64,26 @@ class ReplicaInfo(Shown):
     updated_at: datetime
     lag: timedelta | None
     unread_events: int | None
+    conflicts: int
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ConflictInfo(Shown):
+    """A conflict that a replica has settled: the rows as they were in the target and in the source.
+
+    `local`: None where the target had no row, a list where several were in the way. `remote`: None for a deleted row.
+    """
+
+    conflict_id: int
+    replica_name: str
+    table_name: str
+    kind: str
+    key: dict[str, Any]
+    local: Any
+    remote: Any
+    tick: int
+    noted_at: datetime
+    resolution: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +93,17 @@ class CopiedTable:
     table_name: str
     snapshot: str
     handed_over: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPosition:
+    """Where a replica's table stands: the replica's position, and the snapshot of the table's copy.
+
+    The later of the two is the state of the source that the table is equal to.
+    """
+
+    position: str
+    copied: str
 
 
 @dataclass(slots=True)
@@ -78,14 +123,14 @@ class ReplicaState:
 
     def load(self) -> None:
         """Make the tables of gdq_target if they are missing, and read this replica's state."""
-        if scalar(self.connection, "select pg_catalog.to_regclass('gdq_target.replica_table')") is None:
+        if scalar(self.connection, "select pg_catalog.to_regclass('gdq_target.replica_conflict')") is None:
             with self.connection.transaction():
                 self.connection.execute(
                     "select pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('gdq target', 0))"
                 )
                 self.connection.execute("set local client_min_messages = warning")
                 self.connection.execute(_CREATE)
-        check_own_tables(self.connection, "replica", "replica_table")
+        check_own_tables(self.connection, *_TABLES)
         query = qualified("select queue, position from gdq_target.replica where name = %s")
         row = self.connection.execute(query, [self.name]).fetchone()
         queue, self.position = row or (self.queue, None)
@@ -145,6 +190,7 @@ class ReplicaState:
         """Delete what is stored of the replica, in the open transaction; False if nothing was. Its tables stay."""
         for query in (
             "delete from gdq_target.replica_table where replica = %s",
+            "delete from gdq_target.replica_conflict where replica = %s",
             "delete from gdq_target.replica where name = %s",
         ):
             known = self.connection.execute(qualified(query), [self.name]).rowcount
@@ -154,10 +200,11 @@ class ReplicaState:
 def replica_info(source: Connection[Any], target: Connection[Any]) -> list[ReplicaInfo]:
     """The replicas that a target holds, with the lag of their consumers in the source."""
     with pinned(target):
-        check_own_tables(target, "replica", "replica_table")
+        check_own_tables(target, *_TABLES)
     query = qualified("""
         select r.name, r.queue, r.position, r.updated_at,
-               array(select t.table_name from gdq_target.replica_table t where t.replica = r.name order by 1)
+               array(select t.table_name from gdq_target.replica_table t where t.replica = r.name order by 1),
+               (select count(*) from gdq_target.replica_conflict c where c.replica = r.name)
           from gdq_target.replica r order by 1""")
     try:
         found = target.execute(query).fetchall()
@@ -165,8 +212,80 @@ def replica_info(source: Connection[Any], target: Connection[Any]) -> list[Repli
         return []
     consumers = {(info.queue_name, info.consumer_name): info for info in consumer_info(source)}
     replicas = []
-    for name, queue, position, updated_at, tables in found:
+    for name, queue, position, updated_at, tables, conflicts in found:
         info = consumers.get((queue, name))
         lag, unread = (None, None) if info is None else (info.lag, info.unread_events)
-        replicas.append(ReplicaInfo(name, queue, tables, Position.parse(position).tick, updated_at, lag, unread))
+        replicas.append(
+            ReplicaInfo(name, queue, tables, Position.parse(position).tick, updated_at, lag, unread, conflicts)
+        )
     return replicas
+
+
+def conflict_info(target: Connection[Any], replica: str | None = None) -> list[ConflictInfo]:
+    """The conflicts that a replica has settled, or all replicas of the target, oldest first.
+
+    GdqError if the target holds no replica of this name.
+    """
+    with pinned(target):
+        check_own_tables(target, *_TABLES)
+    known = qualified("select count(*) from gdq_target.replica where name = %s")
+    if replica is not None and _read(target, known, replica) in (None, (0,)):
+        raise _no_replica(replica)
+    query = qualified("""
+        select conflict_id, replica as replica_name, table_name, kind, key, local, remote, tick, noted_at, resolution
+          from gdq_target.replica_conflict where replica = coalesce(%s, replica) order by conflict_id""")
+    try:
+        return rows(target, ConflictInfo, query, replica)
+    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+        return []
+
+
+def stored_position(
+    target: Connection[Any], queue: str, name: str, table: str, *, locked: bool = False
+) -> StoredPosition:
+    """Where a table of a replica stands, as the open transaction of the target sees it.
+
+    GdqError if the target holds no such replica, or no copy of the table. `locked`: no batch is applied until the
+    transaction ends; needs READ COMMITTED.
+    """
+    check_own_tables(target, "replica", "replica_table")
+    for_update = "for update of r" if locked else ""
+    query = qualified(
+        f"""select r.position, t.snapshot from gdq_target.replica r
+              left join gdq_target.replica_table t on t.replica = r.name and t.table_name = %s
+             where r.name = %s and r.queue = %s {for_update}"""
+    )
+    row = _read(target, query, table, name, queue)
+    if row is None:
+        raise _no_replica(name, queue)
+    if row[1] is None:
+        raise GdqError(f'replica "{name}" has not copied table {table} yet', hint=f"gdq replicate {queue} {name} ...")
+    return StoredPosition(*row)
+
+
+def replica_tables(target: Connection[Any], queue: str, name: str) -> list[str]:
+    """The tables that a replica has copied; GdqError if the target holds no such replica."""
+    with pinned(target):
+        check_own_tables(target, "replica", "replica_table")
+    query = qualified("""
+        select array(select t.table_name from gdq_target.replica_table t where t.replica = r.name order by 1)
+          from gdq_target.replica r where r.name = %s and r.queue = %s""")
+    found = _read(target, query, name, queue)
+    if found is None:
+        raise _no_replica(name, queue)
+    tables: list[str] = found[0]
+    return tables
+
+
+def _read(target: Connection[Any], query: str, *values: Any) -> Any:
+    """The first row that a query finds in the tables of gdq_target; None without one, or without these tables."""
+    try:
+        with target.transaction():
+            return target.execute(query, values).fetchone()
+    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+        return None
+
+
+def _no_replica(name: str, queue: str | None = None) -> GdqError:
+    of_queue = "" if queue is None else f" of queue {queue}"
+    return GdqError(f'the target holds no replica "{name}"{of_queue}', hint="gdq replicas lists those that it holds.")

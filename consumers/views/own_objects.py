@@ -51,6 +51,18 @@ OWN_TABLES: Mapping[str, tuple[str, ...]] = {
         "handed_over boolean not null",
         "copied_at timestamp with time zone not null default now()",
     ),
+    "replica_conflict": (
+        "conflict_id bigint not null generated",
+        "replica text not null",
+        "table_name text not null",
+        "kind text not null",
+        "key jsonb not null",
+        "local jsonb",
+        "remote jsonb",
+        "tick bigint not null",
+        "noted_at timestamp with time zone not null default now()",
+        "resolution text not null",
+    ),
     "compare_run": ("made text", "relid oid", 'identity "char"', "index_name name"),
     "slot_asked": ("slot_name text not null", "asked_at timestamp with time zone not null default now()"),
     "slot_position": (

@@ -95,8 +95,8 @@ class Progress:
 
         def told(message: Diagnostic) -> None:
             found = _MESSAGE.fullmatch(message.message_primary or "")
-            if found is not None and message.severity_nonlocalized == "INFO":
-                self(self._phase, max(0, int(found[1]) - before))
+            if found is not None and message.severity_nonlocalized == "INFO" and int(found[1]) > before:
+                self(self._phase, int(found[1]) - before)
 
         connection.add_notice_handler(told)
         try:

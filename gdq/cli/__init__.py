@@ -16,7 +16,7 @@ import click
 from gdq import __version__
 from gdq.cli.lazy_group import LazyGroup
 from gdq.cli.sections import SECTIONS
-from gdq.cli.terminal import printable
+from gdq.cli.terminal import escape_unknown_letters, printable
 
 
 class _Lines(logging.Formatter):
@@ -51,6 +51,7 @@ def main(verbose: bool, quiet: bool, debug: bool, dsn: str | None) -> None:  # n
     Exit codes: 0 done or already done, 1 failed, 2 wrong usage, 3 a check found a problem,
     130 interrupted.
     """
+    escape_unknown_letters()
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Lines("%(levelname)s: %(message)s") if sys.stderr.isatty() else _Logfmt())
     level = logging.DEBUG if verbose or debug else logging.ERROR if quiet else logging.INFO

@@ -16,11 +16,22 @@ from gdq.cli.queue_command import queue_command
 from gdq.cli.terminal import printable
 from gdq.conninfo import connect
 from gdq.consumers.replica.replica import AppliedBatch, Replica
-from gdq.consumers.replica.state import ReplicaInfo, replica_info
+from gdq.consumers.replica.state import ConflictInfo, ReplicaInfo, conflict_info, replica_info
 from gdq.json_text import json_text
 
-_BATCH_COLUMNS = ("replica_name", "tick", "tables", "inserted", "updated", "deleted", "seconds")
-_REPLICA_COLUMNS = ("replica_name", "queue_name", "tables", "tick", "updated_at", "lag", "unread_events")
+_BATCH_COLUMNS = ("replica_name", "tick", "tables", "inserted", "updated", "deleted", "conflicts", "seconds")
+_REPLICA_COLUMNS = ("replica_name", "queue_name", "tables", "tick", "updated_at", "lag", "unread_events", "conflicts")
+_CONFLICT_COLUMNS = (
+    "conflict_id",
+    "replica_name",
+    "table_name",
+    "kind",
+    "key",
+    "local",
+    "remote",
+    "noted_at",
+    "resolution",
+)
 _PAUSE_SECONDS = 1.0
 
 
@@ -34,6 +45,13 @@ def _to_option(command: CommandFunction) -> CommandFunction:
 @click.option("--tables", metavar="T1,T2", help="At the first start: only these captured tables. Default: all.")
 @click.option("--overwrite", is_flag=True, help="Replace the rows that a target table has before its first copy.")
 @click.option("--copy-again", metavar="T1,T2", help="Replace the copies of these tables.")
+@click.option(
+    "--on-conflict",
+    multiple=True,
+    metavar="ANSWER",
+    help="For rows of the target that are not as expected: error (default), apply, skip or newest:COLUMN; for one kind "
+    "KIND=ANSWER, for one table TABLE=ANSWER or TABLE:KIND=ANSWER. May be repeated.",
+)
 @click.option("--follow", is_flag=True, help="Go on with every change, until SIGTERM or Ctrl-C.")
 @listing_options
 @base.dsn_option
@@ -45,6 +63,7 @@ def replicate_command(
     tables: str | None,
     overwrite: bool,
     copy_again: str | None,
+    on_conflict: tuple[str, ...],
     follow: bool,
     shape: Shape,
     dsn: str | None,
@@ -63,6 +82,7 @@ def replicate_command(
         tables=base.split_table_names(tables),
         overwrite=overwrite,
         copy_again=base.split_table_names(copy_again) or [],
+        on_conflict=on_conflict,
         tell=base.talk,
     )
     stop = base.StopSignals()
@@ -105,6 +125,7 @@ def _report(batch: AppliedBatch, *, as_json: bool) -> None:
         click.echo(json_text(dataclasses.asdict(batch)))
     else:
         rows = f"{batch.inserted} inserted, {batch.updated} updated, {batch.deleted} deleted"
+        rows += f", {batch.conflicts} conflicts" if batch.conflicts else ""
         click.echo(printable(f"{batch.replica_name}: tick {batch.tick}, {rows} in {batch.seconds:.2f} s"))
 
 
@@ -117,6 +138,20 @@ def replicas_command(target: str, shape: Shape, dsn: str | None) -> None:
     with base.command_session(dsn) as source, connect(target) as there:
         found = replica_info(source, there)
     print_rows(found, ReplicaInfo, _REPLICA_COLUMNS, shape)
+
+
+@click.command("replica-conflicts")
+@click.argument("name", required=False)
+@_to_option
+@listing_options
+def replica_conflicts_command(name: str | None, *, target: str, shape: Shape) -> None:
+    """List the conflicts that a replica has settled, oldest first: the rows of both sides, and what was done.
+
+    Without NAME: those of all replicas that the target holds.
+    """
+    with connect(target) as there:
+        found = conflict_info(there, name)
+    print_rows(found, ConflictInfo, _CONFLICT_COLUMNS, shape)
 
 
 @queue_command("drop-replica")

@@ -31,7 +31,11 @@ SECTIONS = {
         "refresh": ["refresh", "verify-view"],
         "group": ["create-group", "alter-group", "groups", "drop-group"],
     },
-    "Copies and replicas": {"snapshot": ["snapshot"], "replicate": ["replicate", "replicas", "drop-replica"]},
+    "Copies and replicas": {
+        "snapshot": ["snapshot"],
+        "replicate": ["replicate", "replicas", "replica-conflicts", "drop-replica"],
+        "table_compare": ["compare-tables"],
+    },
     "Slots": {"slot": ["create-slot", "slots", "drop-slot"], "compare": ["compare"]},
     "Operations": {
         "status": ["status"],

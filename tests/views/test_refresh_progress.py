@@ -116,6 +116,7 @@ def test_rows_that_cannot_be_told(loaded: Shop) -> None:
     assert loaded.differences("rows", "select id, n from item") == (0, 0)
 
 
+@pytest.mark.long
 def test_a_long_load_is_logged(loaded: Shop) -> None:
     """Where stderr is no terminal a line of the log comes every ten seconds; nothing comes with --quiet."""
     for name in ("quiet", "told"):
@@ -270,6 +271,7 @@ def test_interrupted_a_rerun_is_right(loaded: Shop, empty_db: Database, phase: s
         assert target(there) == expected
 
 
+@pytest.mark.long
 def test_killed_while_the_server_works(loaded: Shop) -> None:
     """The statement at hand does not go on without its process."""
     loaded.view("v", ROWS, engine="postgres")
