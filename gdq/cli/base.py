@@ -73,6 +73,9 @@ class Interrupted(CommandFailure):
 
     def __init__(self, message: str = "interrupted") -> None:
         super().__init__(message)
+        # After Ctrl-C within code that Python made of a text, as in the import of a dataclass, `python -m` kills itself
+        # by SIGINT whatever the exit code, until such code has ended well.
+        eval("None")
 
 
 def is_expected(error: Exception) -> bool:

@@ -46,11 +46,13 @@ def register_consumer_command(
     base.talk(f"registered consumer {consumer} on {queue}" if new else f"already registered: {consumer} on {queue}")
 
 
-def register_from_now(connection: Connection[Any], queue: str, consumer: str, member: str | None) -> bool:
-    """Register a consumer, and a member of it if one is named; False if both are there."""
+def register_from_now(connection: Connection[Any], queue: str, consumer: str, member: str | None) -> None:
+    """Register a consumer, and a member of it if one is named, unless both are there; say which is new."""
     _look_at_tables(connection, queue)
-    new = gdq.register_consumer(connection, queue, consumer)
-    return gdq.register_member(connection, queue, consumer, member) if member is not None else new
+    if gdq.register_consumer(connection, queue, consumer):
+        base.talk(f"registered consumer {consumer} on {queue}")
+    if member is not None and gdq.register_member(connection, queue, consumer, member):
+        base.talk(f"registered consumer {consumer}/{member} on {queue}")
 
 
 def _look_at_tables(connection: Connection[Any], queue: str) -> None:

@@ -146,29 +146,29 @@ def consume_command(
     _check_handler(handler, as_json=as_json, each=each, retries=retry_errors is not None)
     _check_format(form, tombstones=tombstones, other=as_json or handler is not None)
     on_error = None if retry_errors is None else timedelta(seconds=retry_errors)
-    hand_over = (
-        _for_printer(queue, form, has_lsn=source == "slot", tombstones=tombstones)
-        if handler is None
-        else _for_handler(handler, each=each, on_error=on_error)
-    )
+    if handler is None:
+        hand_over = _for_printer(queue, form, has_lsn=source == "slot", tombstones=tombstones)
+    else:
+        hand_over = _for_handler(handler, each=each, on_error=on_error)
     cooperation: Any = {"member": member, "dead_after": timedelta(seconds=dead_after)}
     stop = base.StopSignals()
 
     def work(connection: Connection[Any]) -> None:
-        if register and register_from_now(connection, queue, consumer, member):
-            base.talk(f"registered consumer {consumer} on {queue}")
-        with contextlib.ExitStack() as opened:
-            try:
-                reader: SlotSource | gdq.Consumer = (
-                    SlotSource(connection, queue, consumer, wait_seconds=slot_wait, pause=stop.sleep)
-                    if source == "slot"
-                    else gdq.Consumer(connection, queue, consumer, max_events=max_events, **cooperation)
-                )
-            except GdqError:
-                if stop():
-                    return  # a signal came while it waited for the slot
-                raise
-            opened.enter_context(reader)
+        nonlocal register
+        if register:
+            register_from_now(connection, queue, consumer, member)
+            register = False  # made anew after somebody unregistered it, the consumer would miss changes silently
+        try:
+            reader: SlotSource | gdq.Consumer = (
+                SlotSource(connection, queue, consumer, wait_seconds=slot_wait, pause=stop.sleep)
+                if source == "slot"
+                else gdq.Consumer(connection, queue, consumer, max_events=max_events, **cooperation)
+            )
+        except GdqError:
+            if stop():
+                return  # a signal came while it waited for the slot
+            raise
+        with reader:
             _take_batches(reader, hand_over, once=once, stop=stop)
 
     name = gdq.batch_loop.application_name(queue, consumer, member)

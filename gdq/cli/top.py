@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
 import shutil
-import signal
 import sys
-import termios
 import threading
 import time
-import tty
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import click
 from psycopg import Connection
 
-from gdq.cli.base import EXPECTED_ERRORS, Seconds, command_failure, connect_checked, dsn_option
+from gdq.cli.base import CommandFailure, Seconds, command_failure, connect_checked, dsn_option
+from gdq.cli.screen import Screen
 from gdq.cli.top_frame import Look, frame_lines
 from gdq.consumer import consumer_info
 from gdq.consumers.slot.slot import slot_info
@@ -31,10 +27,6 @@ _DOCTOR_SECONDS = 10.0
 
 # Seconds without an answer of the server after which the screen says so.
 _SILENCE = 5.0
-
-# The other screen, without cursor and without wrapping; and back.
-_ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l"
-_LEAVE = "\x1b[?7h\x1b[?25h\x1b[?1049l"
 
 
 @click.command()
@@ -50,6 +42,8 @@ def top_command(once: bool, interval: float, dsn: str | None) -> None:
     """
     if not (once or sys.stdout.isatty()):
         raise click.UsageError("stdout is no terminal: give --once, or use gdq status --watch")
+    if not once and os.environ.get("TERM", "dumb") == "dumb":
+        raise click.UsageError("TERM names no terminal that can be drawn on: set TERM, or give --once")
     connection = connect_checked(dsn, "gdq top")
     watcher = _Watcher(connection, dsn, interval)
     try:
@@ -62,10 +56,12 @@ def top_command(once: bool, interval: float, dsn: str | None) -> None:
         for line, _ in frame_lines(watcher.seen, shutil.get_terminal_size().columns, None, ""):
             click.echo(line)
         return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    threading.Thread(target=watcher.watch, daemon=True).start()
-    with _screen():
-        _show(watcher, interval)
+    try:
+        with Screen() as screen:
+            threading.Thread(target=watcher.watch, args=(screen.wake,), daemon=True).start()
+            _show(screen, watcher, interval)
+    except OSError as error:
+        raise CommandFailure(f"the terminal is gone: {error.strerror}") from error
 
 
 class _Watcher:
@@ -80,7 +76,6 @@ class _Watcher:
         self.seen = Look([], [], [], [], [])
         self.seen_at = time.monotonic()
         self.trouble: str | None = None
-        self.reader, self._writer = os.pipe()
 
     def look(self) -> None:
         """Look at the database once; an error is the caller's."""
@@ -94,18 +89,18 @@ class _Watcher:
         self.seen_at = time.monotonic()
         self.trouble = None
 
-    def watch(self) -> None:
-        """Look again and again; after an error with a new connection."""
+    def watch(self, seen: Callable[[], None]) -> None:
+        """Look again and again, and call `seen` each time; after an error, whatever it is, with a new connection."""
         while True:
             time.sleep(self._interval)
             try:
                 self.look()
-            except EXPECTED_ERRORS as error:
+            except Exception as error:
                 self.trouble = command_failure(error).message.rpartition("FATAL: ")[2].strip()
                 if self._connection is not None:
                     self._connection.close()
                     self._connection = None
-            os.write(self._writer, b"!")
+            seen()
 
     def status(self) -> str:
         """What to say about the server: nothing while it answers."""
@@ -115,42 +110,10 @@ class _Watcher:
         return f"no answer for {away:.0f} s" if away > self._interval + _SILENCE else ""
 
 
-def _show(watcher: _Watcher, interval: float) -> None:
+def _show(screen: Screen, watcher: _Watcher, interval: float) -> None:
     """Draw the screen at every look, every second and at every new size, until q is pressed."""
-    keys = [sys.stdin.fileno()] if sys.stdin.isatty() else []
     while True:
-        columns, rows = os.get_terminal_size(sys.stdout.fileno())  # shutil's would believe COLUMNS
         state = watcher.status() or f"{time.strftime('%H:%M:%S')}  every {interval:g} s  q quits"
-        _draw(frame_lines(watcher.seen, columns, rows, state))
-        ready, _, _ = select.select([watcher.reader, *keys], [], [], 1)
-        if watcher.reader in ready:
-            os.read(watcher.reader, 1024)
-        if keys and keys[0] in ready:
-            pressed = os.read(keys[0], 1024)
-            if not pressed:
-                keys = []
-            elif set(pressed) & set(b"qQ"):
-                return
-
-
-def _draw(lines: list[tuple[str, bool]]) -> None:
-    """Put (text, bold) lines on the screen, in one write so that it does not flicker."""
-    texts = (f"\x1b[1m{text}\x1b[0m" if bold else text for text, bold in lines)
-    sys.stdout.write("\x1b[H" + "\n".join(text + "\x1b[K" for text in texts) + "\x1b[J")
-    sys.stdout.flush()
-
-
-@contextlib.contextmanager
-def _screen() -> Iterator[None]:
-    """The terminal's other screen, with keys that arrive at once and unseen; at the end the terminal is as before."""
-    before = termios.tcgetattr(sys.stdin) if sys.stdin.isatty() else None
-    try:
-        if before is not None:
-            tty.setcbreak(sys.stdin)
-        sys.stdout.write(_ENTER)
-        yield
-    finally:
-        sys.stdout.write(_LEAVE)
-        sys.stdout.flush()
-        if before is not None:
-            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+        screen.draw(frame_lines(watcher.seen, *screen.size(), state))
+        if set(screen.wait(1)) & set(b"qQ"):
+            return

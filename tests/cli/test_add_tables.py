@@ -91,6 +91,7 @@ def test_names_and_patterns(shop: Database) -> None:
     assert done.returncode == 0
 
 
+@pytest.mark.long
 def test_all_tables(shop: Database) -> None:
     """Inheritance children come first, targets of views and gdq's own tables not at all."""
     made = ["create-view", "v", "--queue", "q", "--sql", "-", "--target", "shop.totals"]
@@ -125,6 +126,7 @@ def test_all_or_nothing(shop: Database) -> None:
     assert gdq("add-table", "q", "--all", "plain", dsn=shop.dsn).returncode == 2
 
 
+@pytest.mark.long
 def test_options_of_captured_tables(shop: Database) -> None:
     """Options that are not given do not count; those that differ are named, with the command that changes them."""
     options = ["--mode", "pk", "--include", "note", "--operations", "delete,insert,update"]

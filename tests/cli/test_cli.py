@@ -204,6 +204,7 @@ MISSPELT = [
 ]
 
 
+@pytest.mark.long
 def test_misspelt_names_are_put_right(shop: Database) -> None:
     """Where the server says that something is missing, the hint ends with the name that is nearest."""
     with shop.connect() as connection:
@@ -360,7 +361,7 @@ def test_every_command_has_help() -> None:
         assert command is not None
         assert command.help, name
         options = {option for parameter in command.params for option in parameter.opts}
-        assert {"-d", "--dsn"} <= options or name in ("demo", "docs"), name
+        assert {"-d", "--dsn"} <= options or name in ("demo", "docs", "replica-conflicts"), name
 
 
 @pytest.mark.parametrize(

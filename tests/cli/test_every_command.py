@@ -28,6 +28,7 @@ COMMANDS = {
     "apply-ddl": "Q -f FILE",
     "check-position": "Q POSITION",
     "compare": "--tables orders --seconds 1",
+    "compare-tables": "--tables TABLE --to TO",
     "consume": "Q C --once",
     "consumers": "Q",
     "create-event-triggers": "",
@@ -61,6 +62,7 @@ COMMANDS = {
     "remove-sequence": "Q SEQUENCE",
     "remove-table": "Q TABLE",
     "replay-dead-letters": "Q C --all",
+    "replica-conflicts": "mirror --to TO",
     "replicas": "--to TO",
     "replicate": "Q new --to TO",
     "resume": "Q C",
@@ -98,7 +100,7 @@ def words(command: str, **others: str) -> list[str]:
 # Commands that need no server, demo, which has one of its own, and metrics, which goes on without and says so.
 WITHOUT_SERVER = ("demo", "docs", "metrics")
 # Slots are the cluster's, which anyone sees; a target without replicas has none to hide.
-NO_RIGHT_NEEDED = ("drop-slot", "slots", "replicas", *WITHOUT_SERVER)
+NO_RIGHT_NEEDED = ("drop-slot", "slots", "replicas", "replica-conflicts", *WITHOUT_SERVER)
 # Commands for which an object that does not exist is no error: there is nothing left to do.
 GONE = {
     ("drop-group", "GROUP"), ("drop-queue", "Q"), ("drop-slot", "Q"), ("drop-slot", "C"), ("drop-view", "VIEW"),
@@ -213,7 +215,7 @@ def test_an_interrupted_command(folder: Path, commands: list[str]) -> None:
         server.settimeout(SECONDS)
         for command in commands:
             dsn = f"host=127.0.0.1 port={server.getsockname()[1]} connect_timeout={SECONDS}"
-            process = start_gdq(*words(command), dsn=dsn, cwd=folder)
+            process = start_gdq(*words(command, TO=dsn), dsn=dsn, cwd=folder)
             with server.accept()[0]:
                 process.send_signal(signal.SIGINT)
                 _, errors = process.communicate(timeout=SECONDS)

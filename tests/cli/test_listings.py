@@ -33,10 +33,11 @@ LISTINGS = [
 ARGUMENTS = {
     "view-history": ["v"],
     "verify-view": ["v"],
+    "replica-conflicts": ["--to", "TO"],
     "replicas": ["--to", "TO"],
 }
-# No slots, no restored queues and no replicas in the test's database.
-EMPTY = {"slots", "rebase", "replicas"}
+# No slots, no restored queues, no replicas and no conflicts in the test's database.
+EMPTY = {"slots", "rebase", "replicas", "replica-conflicts"}
 
 # A name, and a reason of an error, that would steer a terminal.
 _HOSTILE = "a\x1b[31m\nb"
@@ -81,7 +82,7 @@ def shop(db: Database, modules_folder: Path) -> Database:
 
 
 def run(shop: Database, *arguments: str) -> str:
-    done = CliRunner().invoke(main, [*arguments, "-d", shop.dsn])
+    done = CliRunner().invoke(main, arguments, env={"GDQ_DSN": shop.dsn})
     assert done.exit_code == 0, done.output
     return done.stdout
 
@@ -116,6 +117,7 @@ def test_every_listing(shop: Database, monkeypatch: pytest.MonkeyPatch) -> None:
             assert not control_characters(output), name
 
 
+@pytest.mark.long
 def test_a_listing_fits_a_terminal(shop: Database) -> None:
     """A queue, a consumer and a view in one line each, without a folded cell."""
     for name, rows in (("queues", 1), ("consumers", 3), ("views", 1), ("members", 1), ("groups", 1)):
@@ -124,6 +126,7 @@ def test_a_listing_fits_a_terminal(shop: Database) -> None:
         assert max(map(len, lines)) <= 80, name
 
 
+@pytest.mark.long
 def test_on_a_terminal(shop: Database) -> None:
     leader, follower = pty.openpty()
     command = [sys.executable, "-m", "gdq", "queues"]

@@ -46,6 +46,7 @@ def shop(db: Database) -> Database:
     return db
 
 
+@pytest.mark.long
 def test_the_only_queue(shop: Database) -> None:
     for arguments, says in COMMANDS:
         done = gdq(*arguments, dsn=shop.dsn, stdin="select id from items")
@@ -53,6 +54,7 @@ def test_the_only_queue(shop: Database) -> None:
         assert done.stderr == says or "view" in arguments[0], arguments
 
 
+@pytest.mark.long
 def test_one_line_where_there_is_none_or_more_than_one(shop: Database) -> None:
     assert gdq("create-queue", "more", dsn=shop.dsn).returncode == 0
     for arguments in (["tick"], ["add-table", "items"], ["create-view", "v", "--sql", "-", "--target", "public.v"]):

@@ -7,12 +7,14 @@ import os
 import pty
 import re
 import select
+import shlex
 import signal
 import struct
 import subprocess
 import sys
 import termios
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Self
 
@@ -30,20 +32,27 @@ from tests.support.waiting import SECONDS
 ENTER, LEAVE = "\x1b[?1049h", "\x1b[?1049l"
 
 
-class Screen:
-    """`gdq top` on a terminal of its own."""
+# What is around a frame, of which a terminal shows nothing.
+FRAME_END = "\x1b[?2026l"
+TOP = [sys.executable, "-m", "gdq", "top", "--interval", "0.1"]
 
-    def __init__(self, dsn: str, *options: str, columns: int = 80, rows: int = 24) -> None:
+
+class Screen:
+    """`gdq top`, or a program that runs it, on a terminal of its own."""
+
+    def __init__(
+        self, dsn: str, *, program: Sequence[str] = TOP, columns: int = 80, rows: int = 24, **env: str
+    ) -> None:
         self._terminal, inner = pty.openpty()
         self.resize(columns, rows)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "gdq", "top", "--interval", "0.1", *options],
-            env=environment(dsn) | {"TERM": "xterm"},
+            program,
+            env=environment(dsn) | {"TERM": "xterm"} | env,
             stdin=inner,
             stdout=inner,
             stderr=inner,
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 (no threads here)
+            preexec_fn=_take_terminal,  # noqa: PLW1509 (no threads here)
         )
         os.close(inner)
         self.text = ""
@@ -58,23 +67,31 @@ class Screen:
 
     def resize(self, columns: int, rows: int) -> None:
         fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self._shown = Shown(columns or 80, rows or 24)
 
     def press(self, key: str) -> None:
         os.write(self._terminal, key.encode())
 
-    def frame(self) -> list[str]:
-        """The last whole frame."""
-        whole = self.text.split("\x1b[J")[-2:-1]
-        lines = "".join(whole).rpartition("\x1b[H")[2].split("\r\n")
-        return [re.sub(r"\x1b\[[01]?[mK]", "", line) for line in lines]
+    def foreground(self) -> int:
+        """The process whose terminal it is at present."""
+        return os.tcgetpgrp(self._terminal)
+
+    def modes(self) -> list[Any]:
+        """How the terminal takes keys."""
+        return termios.tcgetattr(self._terminal)
 
     def until(self, pattern: str) -> list[str]:
         """Read until a whole frame has the pattern."""
         deadline = time.monotonic() + SECONDS
-        while not re.search(pattern, "\n".join(self.frame())):
-            assert time.monotonic() < deadline, self.text[-3000:]
+        while not re.search(pattern, "\n".join(self._shown.lines())):
+            assert time.monotonic() < deadline, self._shown.lines()
             assert self._read(), f"it ended: {self.text[-3000:]}"
-        return self.frame()
+        return self._shown.lines()
+
+    def until_said(self, pattern: str, times: int = 1) -> None:
+        """Read until the pattern has come so often."""
+        while len(re.findall(pattern, self.text)) < times:
+            assert self._read(), f"it ended: {self.text[-3000:]}"
 
     def end(self) -> int:
         """Read to the end; the exit code."""
@@ -89,8 +106,50 @@ class Screen:
             found = os.read(self._terminal, 65536)
         except OSError:  # the other end was closed
             return False
+        before = self.text.rfind(FRAME_END)
         self.text += found.decode()
+        self._shown.write(self.text[max(before, 0) : max(self.text.rfind(FRAME_END), 0)])
         return bool(found)
+
+
+def _take_terminal() -> None:
+    """Make stdin the process's own terminal, whose keys end it even where the tests run in the background."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
+class Shown:
+    """What a terminal shows that does not wrap: as in xterm the cursor stays on the last letter of a full line."""
+
+    def __init__(self, columns: int, rows: int) -> None:
+        self._columns = columns
+        self._cells = [[" "] * columns for _ in range(rows)]
+        self._row = self._column = 0
+
+    def lines(self) -> list[str]:
+        return "\n".join("".join(row).rstrip() for row in self._cells).rstrip().split("\n")
+
+    def write(self, text: str) -> None:
+        for token in re.findall(r"\x1b\[[?\d;]*[A-Za-z]|[^\x1b]", text):
+            row = self._cells[min(self._row, len(self._cells) - 1)]
+            match token:
+                case "\r":
+                    self._column = 0
+                case "\n":
+                    self._row += 1
+                case "\x1b[H":
+                    self._row = self._column = 0
+                case "\x1b[K" | "\x1b[J":
+                    row[self._column :] = [" "] * (self._columns - self._column)
+                    for below in self._cells[self._row + 1 :] if token == "\x1b[J" else []:
+                        below[:] = [" "] * self._columns
+                case "\x1b[2K":
+                    row[:] = [" "] * self._columns
+                case _ if token[0] != "\x1b":
+                    wide = cell_len(token)
+                    row[self._column : self._column + wide] = [token, *[""] * (wide - 1)]
+                    self._column = min(self._column + wide, self._columns - 1)
 
 
 @pytest.fixture
@@ -143,27 +202,81 @@ def test_numbers_change_and_q_ends(shop: Database) -> None:
         assert "\x1b[31m" not in screen.text
 
 
-def test_interrupted(shop: Database) -> None:
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [
+        pytest.param("\x03", 130, id="Ctrl-C"),
+        pytest.param("\x1c", 131, id="Ctrl-\\", marks=pytest.mark.long),
+        pytest.param(signal.SIGTERM, 0, id="SIGTERM", marks=pytest.mark.long),
+        pytest.param(signal.SIGHUP, 129, id="SIGHUP"),
+    ],
+)
+def test_ended(shop: Database, ending: str | signal.Signals, code: int) -> None:
     with Screen(shop.dsn) as screen:
+        before = screen.modes()
         screen.until("mirror")
-        screen.press("\x03")
-        assert screen.end() == 130
-        assert LEAVE in screen.text
-        assert "Error: interrupted" in screen.text.partition(LEAVE)[2]
-    with Screen(shop.dsn) as screen:
+        assert screen.modes() != before
+        if isinstance(ending, str):
+            screen.press(ending)
+        else:
+            screen.process.send_signal(ending)
+        assert screen.end() == code
+        assert screen.modes() == before
+        said = screen.text.partition(LEAVE)[2]
+        assert said == ("Error: interrupted\r\n" if code == 130 else "")
+
+
+@pytest.mark.parametrize(
+    "stop",
+    [pytest.param("\x1a", id="Ctrl-Z"), pytest.param(signal.SIGSTOP, id="SIGSTOP", marks=pytest.mark.long)],
+)
+def test_stopped_and_gone_on_with(shop: Database, stop: str | signal.Signals) -> None:
+    """While the program stands still the terminal is a shell's; `fg` shows the screen again."""
+    with Screen(shop.dsn, program=["sh", "-i"], PS1="shell: ", ENV="") as screen:
+        screen.press(f"{shlex.join(TOP)}\n")
         screen.until("mirror")
-        screen.process.send_signal(signal.SIGTERM)
+        if isinstance(stop, str):
+            screen.press(stop)
+            screen.until_said(re.escape(LEAVE))
+            screen.until_said("shell: ", 2)
+            screen.press("stty -a; echo that was $((40 + 2))\n")
+            screen.until_said("that was 42")
+            assert re.search(r"(?<!-)\bicanon\b.*\s(?<!-)echo\b", screen.text.rpartition(LEAVE)[2], re.DOTALL)
+        else:
+            os.kill(screen.foreground(), stop)
+            screen.until_said("shell: ", 2)
+        entered = screen.text.count(ENTER)
+        screen.press("fg\n")
+        screen.until_said(re.escape(ENTER), entered + 1)
+        left = screen.text.count(LEAVE)
+        screen.press("q")
+        screen.until_said(re.escape(LEAVE), left + 1)
+        assert screen.text.rindex(LEAVE) > screen.text.rindex(ENTER)
+        screen.press("exit\n")
         assert screen.end() == 0
-        assert LEAVE in screen.text
 
 
-def test_narrow_screens_cut(shop: Database) -> None:
-    with Screen(shop.dsn, columns=30, rows=8) as screen:
-        lines = screen.until("…")
-        assert len(lines) <= 8
-        assert max(map(cell_len, lines)) <= 30, lines
+@pytest.mark.parametrize(
+    ("columns", "rows"),
+    [(20, 5), (0, 0), *(pytest.param(*size, marks=pytest.mark.long) for size in ((30, 8), (300, 100), (1, 1)))],
+)
+def test_sizes(shop: Database, columns: int, rows: int) -> None:
+    """A frame fits a screen of any size, up to its last column; without a size it is taken for a common one."""
+    with Screen(shop.dsn, columns=columns, rows=rows) as screen:
+        screen.until("…|^g$" if 0 < columns < 80 else "mirror +q .*idle")
+        if 0 < columns < 80:
+            assert max(cell_len(line) for line in screen.until("")) == columns
         screen.resize(100, 30)
         screen.until("mirror +q .*idle")
+        screen.press("q")
+        assert screen.end() == 0
+
+
+def test_no_screen_on_a_dumb_terminal(shop: Database) -> None:
+    with Screen(shop.dsn, TERM="dumb") as screen:
+        assert screen.end() == 2
+        assert "set TERM, or give --once" in screen.text
+        assert "\x1b" not in screen.text
 
 
 def test_the_server_goes_and_comes_back(shop: Database) -> None:
