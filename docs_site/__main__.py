@@ -1,16 +1,16 @@
-"""Writes the pages of the site into build/docs: those of docs/, and those that are made from the code."""
+"""Writes the pages of the site into a folder: those of docs/, and those that are made from the code."""
 
 from __future__ import annotations
 
 import re
 import shutil
+import sys
 from pathlib import Path
 
 from docs_site.errors import errors_page
 from docs_site.reference import commands_page, python_page, sql_page
 
 ROOT = Path(__file__).parent.parent
-PAGES = ROOT / "build" / "docs"
 
 # Pages from elsewhere, and their names on the site.
 _OTHERS = (
@@ -21,15 +21,15 @@ _OTHERS = (
 )
 
 
-def main() -> None:
+def main(folder: Path) -> None:
     """Write all pages anew."""
-    shutil.rmtree(PAGES, ignore_errors=True)
-    shutil.copytree(ROOT / "docs", PAGES)
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(ROOT / "docs", folder)
     for name, page in _OTHERS:
         text = (ROOT / f"{name}.md").read_text(encoding="utf-8")
         text = text.replace("](docs/", "](").replace("](examples/README.md", "](examples.md")
-        (PAGES / f"{page}.md").write_text(text, encoding="utf-8")
-    for path in PAGES.glob("*.md"):
+        (folder / f"{page}.md").write_text(text, encoding="utf-8")
+    for path in folder.glob("*.md"):
         # a renderer takes nothing after a block's language, where the tests have the name of a file or of a test
         text = re.sub(r"(?m)^```(\w+) .*$", r"```\1", path.read_text(encoding="utf-8"))
         # in GitHub's Markdown a list may follow a paragraph at once
@@ -40,7 +40,7 @@ def main() -> None:
         ("python", python_page()),
         ("errors", errors_page()),
     ):
-        (PAGES / f"{name}.md").write_text(text, encoding="utf-8")
+        (folder / f"{name}.md").write_text(text, encoding="utf-8")
 
 
 def _lists_apart(text: str) -> str:
@@ -51,4 +51,4 @@ def _lists_apart(text: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]))

@@ -25,6 +25,7 @@ from gdq.consumers.compare.page import compare_page
 from gdq.consumers.compare.recommend import recommend
 from tests.support.compare_figures import figures_of, phases
 from tests.support.page import ROOT
+from tests.support.site import built_site
 
 pytestmark = [
     pytest.mark.long,
@@ -125,11 +126,9 @@ def served(folder: Path) -> Iterator[str]:
             thread.join()
 
 
-def test_the_site_works_in_a_browser(browse: Browse) -> None:
+def test_the_site_works_in_a_browser(browse: Browse, tmp_path: Path) -> None:
     """Every page has its heading and fits; its search finds; nothing is asked of other machines."""
-    done = subprocess.run(["make", "docs"], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    site = ROOT / "build" / "site"
+    site = built_site(tmp_path)
     names = sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html") if path.name != "404.html")
     assert len(names) > 20
     with served(site) as address:

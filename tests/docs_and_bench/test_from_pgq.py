@@ -1,4 +1,4 @@
-"""docs/from-pgq.md leaves no function of PgQ out, and names none of gdq's that does not exist."""
+"""docs/from-pgq.md leaves no function of PgQ out, and with from-londiste.md names none of gdq's that does not exist."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from tests.support.server import Database
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "from-pgq.md"
+LONDISTE = PAGE.with_name("from-londiste.md")
 
 # pg_proc of pgq 3.5, but for its two trigger functions of former names.
 _PGQ = """_grant_perms_from batch_event_sql batch_event_tables batch_retry create_queue current_event_table drop_queue
@@ -23,9 +24,9 @@ PGQ = re.findall(r"\w+", _PGQ)
 pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="an sdist has no documentation")
 
 
-def rows() -> list[list[str]]:
+def rows(page: Path = PAGE) -> list[list[str]]:
     """The cells of every table row."""
-    lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    lines = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
 
 
@@ -35,7 +36,7 @@ def test_every_function_of_pgq_is_there() -> None:
 
 
 def test_every_function_of_gdq_exists(db: Database) -> None:
-    named = sorted({name for row in rows() for name in re.findall(r"\bgdq\.(\w+)\(\)", row[1])})
+    named = sorted({name for row in rows() + rows(LONDISTE) for name in re.findall(r"\bgdq\.(\w+)\(\)", row[1])})
     assert len(named) > 30
     with db.connect() as owner:
         known = owner.execute("select proname from pg_proc where pronamespace = 'gdq'::regnamespace").fetchall()

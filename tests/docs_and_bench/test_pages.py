@@ -21,7 +21,9 @@ from tests.support.server import Database
 # The second goes on from the first. Each of the others has a test of its own.
 FIRST_STEPS = ["README.md", "docs/consumers.md"]
 OTHERS = ("operations", "managed", "monitoring", "views", "slot-or-queue", "compare", "replicas", "copies")
-RUN = [*FIRST_STEPS, *(f"docs/{name}.md" for name in OTHERS)]
+# Run by test_from_replication.py.
+MOVES = ("from-londiste", "from-slony")
+RUN = [*FIRST_STEPS, *(f"docs/{name}.md" for name in (*OTHERS, *MOVES))]
 PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))]
 PROGRAMS = Path(sys.executable).parent
 
@@ -74,6 +76,7 @@ def test_each_block_is_run_or_says_why_not(page: str) -> None:
     assert not re.findall(r"(?m)^    (?:gdq|pip|psql|select) .*", text), "a block of code is fenced"
 
 
+@pytest.mark.long
 def test_operations(empty_db: Database, tmp_path: Path) -> None:
     """Where the page goes on in a new cluster, the database is dropped from this one."""
     shop = Database(empty_db.server, "shop")
@@ -96,6 +99,7 @@ def test_operations(empty_db: Database, tmp_path: Path) -> None:
     assert outcomes == [["resync"] * 2, ["kept"] * 2, ["resync"] * 2, [], []]
 
 
+@pytest.mark.long
 def test_managed(managed_db: ManagedDatabase, tmp_path: Path) -> None:
     """Run by a role that is no superuser, as its reader is."""
     managed_db.run("create table orders (id int primary key)")
@@ -139,8 +143,10 @@ def test_replicas(empty_db: Database, tmp_path: Path) -> None:
             printed = run_page("docs/replicas.md", empty_db, tmp_path, PROGRAMS)
         finally:
             su.execute("drop database if exists copy with (force)")
-    assert "20 | Zoe" in printed[-1]
-    assert "public.orders" in printed[-1]
+    replicated, compared = printed[1], printed[-1]
+    assert "20 | Zoe" in replicated
+    assert "public.orders" in replicated
+    assert "public.orders" in compared
 
 
 def test_copies(empty_db: Database, tmp_path: Path) -> None:

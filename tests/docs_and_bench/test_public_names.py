@@ -73,6 +73,7 @@ def test_first_comes_the_connection() -> None:
         "Consumer": either,
         "AsyncConsumer": psycopg.AsyncConnection[Any] | str | None,
         "Refresher": either,
+        "compare_tables": either,
         "copy_in_chunks": either,
         "copy_table": either,
         "copy_tables": either,

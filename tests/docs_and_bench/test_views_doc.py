@@ -47,6 +47,7 @@ def blocks() -> tuple[str, list[tuple[str, str]]]:
     return schema, [(rule, text.strip()) for kind, rule, text in found if kind != "schema"]
 
 
+@pytest.mark.long
 def test_examples(db: Database) -> None:
     schema, views = blocks()
     assert len(views) > 12

@@ -15,7 +15,8 @@ from gdq.embedded.server import EmbeddedServer
 from gdq.era import check_position, position
 from gdq.errors import DivergedPosition, EmbeddedError
 from gdq.installer import install
-from tests.support.server import OldServer, chosen_binaries
+from tests.support.programs import gdq
+from tests.support.server import Database, OldServer, chosen_binaries
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.server
@@ -68,6 +69,17 @@ def drain(connection: psycopg.Connection[Any], consumer: str) -> None:
     connection.execute("select gdq.force_tick('q')")
     while consume(connection, consumer):
         pass
+
+
+def cut_off(standby: psycopg.Connection[Any]) -> None:
+    standby.execute("alter system set primary_conninfo = ''")
+    standby.execute("select pg_reload_conf()")
+    until(lambda: scalar(standby, "select count(*) from pg_stat_wal_receiver") == 0)
+
+
+def promote(standby: psycopg.Connection[Any]) -> None:
+    assert scalar(standby, "select pg_promote()")
+    until(lambda: not scalar(standby, "select pg_is_in_recovery()"))
 
 
 def prepared(server: EmbeddedServer) -> None:
@@ -126,9 +138,7 @@ def test_promoted_under_load(primary: OldServer) -> None:
                     connection.execute("select * from gdq.next_batch('q', 'slow')")
                 assert error.value.sqlstate == "GDQ04"
                 # from here on the primary writes, and its consumer reads, what the standby never gets
-                connection.execute("alter system set primary_conninfo = ''")
-                connection.execute("select pg_reload_conf()")
-                until(lambda: scalar(connection, "select count(*) from pg_stat_wal_receiver") == 0)
+                cut_off(connection)
                 seen = scalar(connection, "select count(*) from sink")
                 until(lambda: scalar(su, "select count(*) from sink") > seen + 200)
             finally:
@@ -138,8 +148,7 @@ def test_promoted_under_load(primary: OldServer) -> None:
             late = position(su, "q", "fast")
         primary.crash()
         with psycopg.connect(standby.conninfo(), autocommit=True) as connection:
-            assert scalar(connection, "select pg_promote()")
-            until(lambda: not scalar(connection, "select pg_is_in_recovery()"))
+            promote(connection)
             check_position(connection, "q", early)
             with pytest.raises(DivergedPosition):
                 check_position(connection, "q", late)
@@ -150,3 +159,52 @@ def test_promoted_under_load(primary: OldServer) -> None:
             for consumer in ("fast", "slow"):
                 read = connection.execute("select id from sink where consumer = %s", [consumer]).fetchall()
                 assert sorted(read) == rows
+
+
+@pytest.mark.parametrize("behind", [False, True], ids=["synchronous", "behind"])
+def test_a_replica_goes_on_from_a_promoted_standby(primary: OldServer, empty_db: Database, behind: bool) -> None:
+    """It stops and leaves its target alone if the target has what the new primary never got."""
+    prepared(primary)
+    stop = threading.Event()
+    writer = threading.Thread(target=write, args=(primary.conninfo(), 1_000_000, stop))
+
+    def replicate(source: EmbeddedServer, *options: str) -> tuple[int, str]:
+        done = gdq("replicate", "q", "mirror", "--to", empty_db.su_dsn, *options, dsn=source.conninfo())
+        return done.returncode, done.stderr
+
+    with (
+        standby_of(primary) as standby,
+        psycopg.connect(standby.conninfo(), autocommit=True) as source,
+        empty_db.connect("su") as target,
+    ):
+        target.execute("create table t (id int primary key)")
+        if not behind:
+            with psycopg.connect(primary.conninfo(), autocommit=True) as su:
+                su.execute("alter system set synchronous_standby_names = '*'")
+                su.execute("select pg_reload_conf()")
+        writer.start()
+        try:
+            assert replicate(primary)[0] == 0
+            if behind:
+                cut_off(source)
+            before = scalar(target, "select max(id) from t")
+            until(lambda: replicate(primary)[0] == 0 and scalar(target, "select max(id) from t") > before)
+        finally:
+            stop.set()
+            writer.join()
+        primary.crash()
+        promote(source)
+        there = target.execute("table t").fetchall()
+        source.execute("insert into t values (1)")
+        code, errors = replicate(standby)
+        if behind:
+            assert code == 1
+            assert "diverged" in errors
+            assert target.execute("table t").fetchall() == there
+            assert gdq("drop-replica", "q", "mirror", "--to", empty_db.su_dsn, dsn=standby.conninfo()).returncode == 0
+            code, errors = replicate(standby, "--overwrite")
+        assert code == 0, errors
+        assert ("copied" in errors) == behind
+        rows = sorted(source.execute("table t").fetchall())
+        assert sorted(target.execute("table t").fetchall()) == rows
+        assert (1,) in rows
