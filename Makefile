@@ -3,7 +3,6 @@
 
 PYTHON ?= python3
 EXTRAS := arrow,views,spark,lake,metrics,embedded,demo,dev
-MAJORS := 15 16 17 18
 # a server and its databases for each worker; three keep two cores busy, as tests wait; those of one file stay together, in the
 # order of tests/conftest.py
 PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
@@ -13,6 +12,8 @@ FOREIGN_PG ?= 18
 SECONDS ?= 720
 SEED ?= 1
 PG ?= 18
+# where `make docs` writes
+SITE ?= build
 # Debian's PostgreSQL 15 comes with the program that runs isolation specs
 FOREIGN_SUITES_PG ?= 15
 
@@ -29,8 +30,9 @@ demo: .venv/ready ## show gdq at work on an embedded server, in a minute and a h
 	@$(py) -m gdq demo
 
 docs: .venv-docs/ready ## the documentation as a site, build/site/index.html
-	@.venv-docs/bin/python -m docs_site
-	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --quiet --strict --config-file docs_site/mkdocs.yml
+	@.venv-docs/bin/python -m docs_site $(SITE)/docs
+	@NO_MKDOCS_2_WARNING=1 GDQ_PAGES=$(abspath $(SITE)/docs) .venv-docs/bin/python -m mkdocs build --quiet --strict \
+	  --config-file docs_site/mkdocs.yml --site-dir $(abspath $(SITE)/site)
 
 bench-quick: .venv/ready ## gdq beside PgQ, Slony and a slot in two minutes; BENCH='--write FILE' for a page
 	@$(py) -m bench --quick $(BENCH)
@@ -56,12 +58,14 @@ test: lint ## lint, all tests but the long ones on PostgreSQL 18, the server tes
 	@$(call pytest,18,-m 'not long')
 	@$(call pytest,15,-m 'server and not long')
 
-test-all: lint .venv-spark43/ready ## lint, all tests on every PostgreSQL, a Spark cluster, the Spark tests on the newest Spark too
-	@$(foreach major,$(MAJORS),$(call pytest,$(major),) &&) true
-	$(say) '== a cluster of Spark'
-	@GDQ_TEST_CLUSTER=1 $(py) -m pytest -q tests/spark/test_cluster.py
-	$(say) '== Spark $(SPARK43)'
-	@GDQ_TEST_CLUSTER=1 .venv-spark43/bin/python -m pytest -q -m spark
+test-all: lint .venv-spark43/ready ## lint, all tests on the newest and the oldest PostgreSQL, server tests between, Spark's on the newest Spark
+	@$(tree); failed=; export GDQ_TEST_CLUSTER=1; \
+	$(call part,18,$(call pytest,18,)); \
+	$(call part,15,$(call pytest,15,)); \
+	$(call part,16,$(call pytest,16,-m server)); \
+	$(call part,17,$(call pytest,17,-m server)); \
+	$(call part,spark,$(spark43)); \
+	test -z "$$failed" || { printf 'FAILED:%s\n' "$$failed"; exit 1; }
 
 test-published: .venv/ready ## README, every page and the demo from the wheel alone, in an empty environment, on 15 and 18
 	@$(py) -m tests.published
@@ -103,6 +107,19 @@ $(py) -m gdq.embedded $(1) >/dev/null; found=$$?; \
 if [ $$found -eq 0 ]; then $(py) -m pytest -q $(PARALLEL) --pg $(1) $(2); \
 elif [ $$found -eq 3 ] && [ $(1) != 18 ]; then printf 'PASSED OVER: PostgreSQL %s\n' $(1); \
 else exit $$found; fi; }
+endef
+
+define spark43
+{ printf '== Spark %s\n' '$(SPARK43)'; .venv-spark43/bin/python -m pytest -q -n 2 --dist loadfile -m spark; }
+endef
+
+# A part of test-all. Hours of tests can be stopped and go on: what passed is not run again while the tree is the same.
+# A tree with changes that are not committed has no name; all is run.
+tree = tree=$$(test -z "$$(git status --porcelain 2>&1)" && git rev-parse 'HEAD^{tree}')
+define part
+if [ "$$tree" ] && [ -e "build/test-all/$$tree/$(1)" ]; then printf '== %s passed before\n' '$(1)'; \
+elif $(2); then test -z "$$tree" || { mkdir -p "build/test-all/$$tree" && touch "build/test-all/$$tree/$(1)"; }; \
+else failed="$$failed $(1)"; fi
 endef
 
 .venv/ready: pyproject.toml constraints.txt

@@ -26,6 +26,7 @@ pytest_plugins = [
     "tests.support.guarded_shop",
     "tests.support.stage",
     "tests.support.lake",
+    "tests.support.quick",
     "tests.support.slot",
 ]
 

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 from tests.support.concurrency import Applied, Change, Scene, Stream, maintain, next_batch, read_events, read_typed
 from tests.support.server import Database
 
-EXAMPLES = int(os.environ.get("GDQ_MACHINE_EXAMPLES", "200"))
+EXAMPLES = int(os.environ.get("GDQ_MACHINE_EXAMPLES", "100"))
 MORE = pytest.param(500, marks=[pytest.mark.long])
 
 WRITERS = st.integers(0, 2)

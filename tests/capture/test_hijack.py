@@ -244,6 +244,7 @@ def test_maintenance_by_a_superuser_lends_nobody_its_consumers(tap: Tap) -> None
             su.execute("revoke gdq_consumer from app")
 
 
+@pytest.mark.long
 def test_no_text_follows_standard_conforming_strings(tap: Tap) -> None:
     """Neither that of functions, generated ones too, nor the SQL in Python's strings."""
     make_shapes(tap)

@@ -12,6 +12,7 @@ pytestmark = pytest.mark.server
 READ = "select sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0))::bigint from pg_stat_xact_sys_tables"
 
 
+@pytest.mark.long
 def test_truncate_of_a_root_with_many_partitions_is_linear(tap: Tap) -> None:
     """Three times the partitions cost three times the rows read in the catalogs; work for each pair would cost nine."""
     read = {}

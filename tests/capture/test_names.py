@@ -134,6 +134,7 @@ def test_tables_and_schemas_of_odd_names(tap: Tap, mode: str) -> None:
     tap.owner.execute("select gdq.drop_queue('q', true)")
 
 
+@pytest.mark.long
 def test_queues_and_consumers_of_odd_names(tap: Tap) -> None:
     tap.write("create table t (id int primary key)")
     odd = [*ODD[2:6], *ODD[10:13], "null", " "]

@@ -104,6 +104,7 @@ def test_crash_is_told_to_every_consumer(private: Place) -> None:
         assert values(connection, "select state from gdq.table_info('q')") == ["ok"]
 
 
+@pytest.mark.long
 def test_whoever_looks_first_records_it(private: Place) -> None:
     looks = ("select gdq.maintain()", "select * from gdq.begin_refresh('q', 'd')", "select gdq.check_logs()")
     for number, look in enumerate(looks, 1):
@@ -118,6 +119,7 @@ def test_whoever_looks_first_records_it(private: Place) -> None:
         consume(private, "c")
 
 
+@pytest.mark.long
 def test_orderly_restart_keeps_the_logs(private: Place) -> None:
     with connect(private) as connection:
         connection.execute("insert into t values (1)")
@@ -128,6 +130,7 @@ def test_orderly_restart_keeps_the_logs(private: Place) -> None:
     assert consume(private, "c") == [1, 2]
 
 
+@pytest.mark.long
 def test_logged_queue_survives_a_crash(private: Place) -> None:
     with connect(private) as connection:
         connection.execute("select gdq.create_queue('safe')")

@@ -41,7 +41,7 @@ def typed(connection: psycopg.Connection[Any], consumer: str, *, delta: bool) ->
         return [*batch.events()], rows.to_pylist(), batch.delta("shop.t").to_pylist() if delta else None
 
 
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", ["full", *(pytest.param(how, marks=pytest.mark.long) for how in HOW if how != "full")])
 def test_every_reader_reads_the_widest_table(tap: Tap, how: str) -> None:
     with tap.db.connect("su") as su:
         su.execute(sql.SQL("create role wide_mirror login password {} in role gdq_consumer").format(PASSWORD))

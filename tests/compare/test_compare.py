@@ -252,6 +252,7 @@ def test_an_identity_whose_index_is_gone_stays_full(db: Database, bank: psycopg.
     bank.execute("drop table doc")
 
 
+@pytest.mark.long
 def test_clean_up_does_what_is_free(
     db: Database, bank: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,18 @@ def test_consume_prints_json_lines(shop: Database) -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
+def test_consume_prints_json_lines_where_stdout_is_not_utf8(shop: Database) -> None:
+    """A letter that stdout's encoding lacks is written as JSON writes it, and arrives."""
+    note = "Zoë 雪 😀"
+    with shop.connect() as connection:
+        connection.execute("insert into orders values (1, %s)", [note])
+    done = gdq("consume", "q", "c", "--once", dsn=shop.dsn, env={"PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.isascii()
+    assert json.loads(done.stdout)["new"] == {"id": 1, "note": note}
+    assert consumed(shop) == []
+
+
 HANDLERS = """
 import logging, urllib.error
 def store(connection, events):
@@ -73,6 +85,8 @@ def slow(connection, events):
     store(connection, events)
     print("stored", flush=True)
     connection.execute("select pg_sleep(2)")
+def generated(connection, events):
+    exec("slow(connection, events)")
 """
 
 
@@ -185,9 +199,11 @@ def test_one_signal_finishes_the_batch(shop: Database, handlers: Path, number: s
     assert consumed(shop) == []
 
 
-def test_a_second_signal_rolls_back(shop: Database, handlers: Path) -> None:
+@pytest.mark.parametrize("handler", ["slow", pytest.param("generated", id="within exec")])
+def test_a_second_signal_rolls_back(shop: Database, handlers: Path, handler: str) -> None:
+    """Python would end itself by SIGINT, not with an exit code, after Ctrl-C in code that is made of a text."""
     insert(shop, 1, 3)
-    process = start_gdq("consume", "q", "c", "shop_handlers:slow", dsn=shop.dsn, cwd=handlers)
+    process = start_gdq("consume", "q", "c", f"shop_handlers:{handler}", dsn=shop.dsn, cwd=handlers)
     run_until(process, "stored")
     process.send_signal(signal.SIGTERM)
     with shop.connect() as connection:
@@ -227,6 +243,22 @@ def test_a_cut_connection_is_made_again(shop: Database) -> None:
     assert process.returncode == 0
     assert errors.count("connection lost") == 1
     assert errors.count("connected again") == 1
+
+
+def test_a_consumer_that_was_unregistered_is_not_made_again(shop: Database) -> None:
+    """After a lost connection --register would begin with a later change than the last one that was consumed."""
+    process = start_gdq("consume", "q", "late", "--register", "--member", "x", dsn=shop.dsn)
+    assert process.stderr is not None
+    assert process.stderr.readline() == "registered consumer late on q\n"
+    assert process.stderr.readline() == "registered consumer late/x on q\n"
+    insert(shop, 1, 1)
+    run_until(process, '"id": 1')
+    with shop.connect("su") as su, su.transaction():
+        su.execute("select gdq.unregister_consumer('q', 'late')")
+        su.execute("select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'gdq:q/late/x'")
+    _, errors = process.communicate(timeout=SECONDS)
+    assert process.returncode == 1
+    assert errors.splitlines()[-2] == 'Error: consumer "late" is not registered on queue "q"', errors
 
 
 def test_ticker_ends_by_signal_and_survives_a_cut(shop: Database) -> None:

@@ -27,6 +27,7 @@ def untold(db: Database) -> Iterator[Database]:
             su.execute(f"drop database {name} with (force)".encode())
 
 
+@pytest.mark.long
 def test_bytes_that_are_no_utf8(untold: Database) -> None:
     assert gdq("install", dsn=untold.su_dsn).returncode == 0
     with untold.connect("su") as su:

@@ -37,6 +37,7 @@ def test_paused_queue_takes_no_ticks_and_gives_no_batches(stage: Stage) -> None:
     stage.finish()
 
 
+@pytest.mark.long
 def test_paused_consumer_gets_nothing_and_loses_nothing(stage: Stage) -> None:
     stage.owner.execute("select gdq.register_consumer('q', 'other')")
     stage.insert()

@@ -205,12 +205,14 @@ def test_monitoring(tap: Tap, pooled: str) -> None:
     assert in_both_sessions(pooled, "current_setting('statement_timeout')") == ["0", "0"]
 
 
+@pytest.mark.long
 def test_install_through_the_pooler(tap: Tap, pooled: str) -> None:
     tap.owner.execute("comment on schema gdq is 'as an older gdq left it'")
     with busy(pooled):
         assert gdq("install", dsn=pooled).returncode == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pooled", [4], indirect=True)
 def test_refreshes_keep_each_other_out_and_follow_by_asking(tap: Tap, pooled: str) -> None:
     tap.write("create table t (id int primary key)", "insert into t values (1), (2)")

@@ -143,6 +143,7 @@ def raises(connection, events):
 """
 
 
+@pytest.mark.long
 def test_commands(shop: RetryShop, tmp_path: Path) -> None:
     (tmp_path / "hands.py").write_text(HANDLERS)
     dsn = shop.db.dsn

@@ -9,6 +9,7 @@ from collections import Counter
 from typing import Any
 
 import psycopg
+import pytest
 
 from gdq import register_member
 from tests.support.server import Database
@@ -107,6 +108,7 @@ class Workers:
         self.counts["aside"] += 1
 
 
+@pytest.mark.long
 def test_every_event_is_handled_once(db: Database) -> None:
     with db.connect() as owner:
         owner.execute("create table orders (id int primary key); create table handled (ev_id bigint)")

@@ -127,6 +127,7 @@ def test_a_worker_at_work_is_not_disturbed(stage: Stage) -> None:
     seek(stage, to_now=True)
 
 
+@pytest.mark.long
 def test_settings_are_checked(stage: Stage) -> None:
     stage.owner.execute("select gdq.set_queue('q', max_bytes => 1000000, ticker_max_count => 5)")
     [queue] = json.loads(gdq("queues", "--json", dsn=stage.db.dsn).stdout)

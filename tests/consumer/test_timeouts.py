@@ -69,6 +69,7 @@ def set_timeouts(shop: Database, milliseconds: int) -> None:
             )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_timeouts_of_the_role_are_not_those_of_gdq(shop: Database, command: list[str]) -> None:
     set_timeouts(shop, 20)
@@ -82,6 +83,7 @@ def test_timeouts_of_the_role_are_not_those_of_gdq(shop: Database, command: list
     assert "lost" not in errors
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_a_timeout_of_the_connection_string_ends_no_command(shop: Database, command: list[str]) -> None:
     """A statement is cancelled, and from PostgreSQL 17 on a transaction, with another class of error."""

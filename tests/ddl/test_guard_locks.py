@@ -184,6 +184,7 @@ SETTINGS = (
 )
 
 
+@pytest.mark.long
 def test_settings_of_the_session_of_the_ddl(t: Tap) -> None:
     with t.db.connect("su") as su:
         su.execute("set allow_in_place_tablespaces = on")
@@ -264,6 +265,7 @@ def test_many_changes_in_one_transaction_do_not_fill_the_lock_table(t: Tap, isol
     assert state(t) == ("ok", None)
 
 
+@pytest.mark.long
 def test_many_tables_in_one_transaction(tap: Tap) -> None:
     tables = [f"t{i}" for i in range(60)]
     tap.write(*(f"create table {name} (id int)" for name in tables))

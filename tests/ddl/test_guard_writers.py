@@ -271,6 +271,7 @@ def history(tap: Tap) -> History:
     return history
 
 
+@pytest.mark.long
 def test_every_kind_of_ddl_under_writers(tap: Tap, history: History) -> None:
     order = [(kind, mode) for kind in DDL for mode in MODES]
     random.Random(20).shuffle(order)

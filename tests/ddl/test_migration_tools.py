@@ -202,6 +202,7 @@ def test_migrations_are_followed(kind: type[Project], managed_db: ManagedDatabas
     assert db.run("select state from gdq.table_info('shop')") == [("ok",)]
 
 
+@pytest.mark.long
 def test_no_migration_fails_because_of_gdq(managed_db: ManagedDatabase, tmp_path: Path) -> None:
     """What capture cannot follow is a warning, and a resync."""
     db = managed_db
@@ -221,6 +222,7 @@ def test_no_migration_fails_because_of_gdq(managed_db: ManagedDatabase, tmp_path
     assert [state for state, _reason in found] == ["resync"], found
 
 
+@pytest.mark.long
 def test_event_triggers_follow_by_themselves(managed_db: ManagedDatabase, tmp_path: Path) -> None:
     db = managed_db
     project = AlembicProject(db, tmp_path)

@@ -231,6 +231,7 @@ def test_many_sessions(tap: Tap) -> None:
     assert findings(tap) == []
 
 
+@pytest.mark.long
 def test_a_script_with_many_tables(tap: Tap) -> None:
     """As pg_restore --single-transaction: tables, rows, then keys. Beyond half of the server's locks, it is told."""
     rule(tap, "shop.*")

@@ -154,6 +154,7 @@ HARMLESS = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seen", [True, False], ids=["seen", "unseen"])
 def test_harmless_commands_ask_for_no_copy(witnessed: Tap, seen: bool) -> None:
     with witnessed.db.connect("su") as su:

@@ -73,6 +73,7 @@ def viewed(empty_db: Database, tmp_path: Path) -> Database:
     return empty_db
 
 
+@pytest.mark.long
 @pytest.mark.server
 def test_the_commands(viewed: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Refresh, then verify; a view whose rows differ fails its task, which is not tried again.

@@ -49,6 +49,7 @@ def services() -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.server
 def test_what_the_containers_run(empty_db: Database, tmp_path: Path) -> None:
     """Each service with its own command and variables: only the place of the server is another."""

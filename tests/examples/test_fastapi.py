@@ -73,6 +73,7 @@ def allow(database: Database, connections: bool) -> None:
         other.execute(sql.SQL("alter database {} allow_connections {}").format(name, sql.Literal(connections)))
 
 
+@pytest.mark.long
 @pytest.mark.server
 def test_changes_are_pushed(empty_db: Database, tmp_path: Path) -> None:
     make_shop(empty_db, command_folder(tmp_path / "bin"))

@@ -64,6 +64,7 @@ class Unit:
         self.command = [str(program), *words]
 
 
+@pytest.mark.long
 @pytest.mark.server
 def test_what_the_units_start(empty_db: Database, tmp_path: Path) -> None:
     """Ticker, consumer and views at work together, then the health check; SIGTERM ends each with exit code 0."""

@@ -31,6 +31,7 @@ def actions(done: subprocess.CompletedProcess[str]) -> list[tuple[str, str]]:
     return [(name, rest.partition(",")[0]) for name, _, rest in lines]
 
 
+@pytest.mark.long
 def test_apply_views(empty_db: Database, tmp_path: Path) -> None:
     make_shop(empty_db, command_folder(tmp_path / "bin"))
     folder = tmp_path / "views"

@@ -37,6 +37,7 @@ def _run(db: Database) -> list[Verdict]:
             return ScopeRun(su, refresher, Scope("own", "suite.sql", split_sql(SUITE)), 1, 1).run()
 
 
+@pytest.mark.long
 def test_each_query_gets_a_verdict(empty_db: Database) -> None:
     outcomes = [one.outcome for one in _run(empty_db)]
     assert sorted(outcomes[:-1]) == sorted(
@@ -45,6 +46,7 @@ def test_each_query_gets_a_verdict(empty_db: Database) -> None:
     assert outcomes[-1] == "invalid"
 
 
+@pytest.mark.long
 def test_a_wrong_view_is_found(empty_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """A refresh that does nothing after the first load leaves its views wrong."""
     refresh = Refresher.refresh

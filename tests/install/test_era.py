@@ -149,6 +149,7 @@ def test_marks_that_stay(tap: Tap) -> None:
             su.execute(f"drop database {copy} with (force)".encode())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sooner", [False, True])
 def test_positions_that_are_kept(tap: Tap, cluster: Cluster, sooner: bool) -> None:
     """Three consumers at different places go on exactly, whether the numbers of the new cluster are lower or higher."""
@@ -207,6 +208,7 @@ def choose_everything(tap: Tap) -> None:
     tap.owner.execute("select gdq.set_retry_limit('q', 'd', 3), gdq.pause('q', 'd'), gdq.pause('r')")
 
 
+@pytest.mark.long
 def test_a_rebase_keeps_all_that_was_chosen(tap: Tap, cluster: Cluster) -> None:
     """Whatever column a revision adds: `always_alike` tells when nothing here differs in it."""
     clusters = [Database(server, "postgres") for server in (tap.db.server, cluster.server)]
@@ -302,6 +304,7 @@ def test_queues_from_before_there_were_eras(tap: Tap) -> None:
         owner.execute("select gdq.force_tick('q')")
 
 
+@pytest.mark.long
 def test_restored_over_an_installed_database(tap: Tap, cluster: Cluster) -> None:
     """pg_dump --clean, into a database that the same dump has filled before, and that has been in use."""
     filled(tap)
@@ -369,6 +372,7 @@ def test_restored_in_part(tap: Tap, cluster: Cluster) -> None:
         rebase(owner)
 
 
+@pytest.mark.long
 def test_positions_kept_outside(tap: Tap) -> None:
     """What the server knows, never knew, has lost, and has forgotten."""
     tap.owner.execute("select gdq.force_tick('q')")

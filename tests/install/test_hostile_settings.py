@@ -144,7 +144,7 @@ def expected(server: EmbeddedServer, template: str) -> Iterator[dict[str, Any]]:
 # Both places for each profile take twice as long, and the server treats them alike. With forced workers each query
 # starts some: a minute.
 # What make test looks at; make test-all sets each profile in both places.
-QUICK = (("parser", "role"), ("search_path", "database"))
+QUICK = (("search_path", "database"),)
 PLACES = [
     pytest.param(profile, where, marks=[] if (profile, where) in QUICK else [pytest.mark.long])
     for profile in PROFILES

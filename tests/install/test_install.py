@@ -111,6 +111,7 @@ def test_standby_is_refused(pytestconfig: pytest.Config) -> None:
         server.account.run("rm", server.data / "standby.signal")
 
 
+@pytest.mark.long
 def test_install_without_the_right_to_make_event_triggers_says_what_to_do(empty_db: Database) -> None:
     done = gdq("install", dsn=empty_db.dsn)
     assert done.returncode == 0

@@ -41,6 +41,7 @@ def findings(db: ManagedDatabase) -> list[tuple[str, str]]:
     return [(f["code"], f["cure"]) for f in lines if f["severity"] != "note"]
 
 
+@pytest.mark.long
 def test_admin_without_event_triggers(managed_db: ManagedDatabase) -> None:
     db = managed_db
     warned, cost, done = run(db, "install").stderr.splitlines()
@@ -65,6 +66,7 @@ def test_admin_without_event_triggers(managed_db: ManagedDatabase) -> None:
     assert db.run("table t") == [(1, None), (2, "x")]
 
 
+@pytest.mark.long
 def test_doctor_names_the_cure_of_ddl_that_passed_by(managed_db: ManagedDatabase) -> None:
     db = managed_db
     run(db, "install")
@@ -83,6 +85,7 @@ def test_doctor_names_the_cure_of_ddl_that_passed_by(managed_db: ManagedDatabase
     assert run(db, "consume", "shop", "c", "--once", code=3).stderr
 
 
+@pytest.mark.long
 def test_admin_who_may_make_event_triggers(managed_db: ManagedDatabase) -> None:
     db = managed_db
     run(db, "install")

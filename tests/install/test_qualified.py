@@ -180,6 +180,7 @@ def test_a_name_that_loses_its_schema_is_found(tap: Tap) -> None:
         assert any(unqualified(statement) for statement in body_statements(mutant)), definition[start - 20 : end + 20]
 
 
+@pytest.mark.long
 @pytest.mark.server
 def test_all_that_is_sent(server: EmbeddedServer, template: str) -> None:
     """Every command and reader, in sessions with the path of an application."""
@@ -193,6 +194,7 @@ def test_all_that_is_sent(server: EmbeddedServer, template: str) -> None:
     assert {text: names for text, names in sent.loose.items() if text not in own} == {}
 
 
+@pytest.mark.long
 @pytest.mark.server
 def test_all_that_is_sent_for_slots(db: Database) -> None:
     set_path(db)

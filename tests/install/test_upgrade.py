@@ -121,6 +121,7 @@ def test_grants_of_users_survive(db: Database) -> None:
             su.execute("drop role deployer")
 
 
+@pytest.mark.long
 def test_what_users_built_on_a_function_stays(db: Database) -> None:
     view = "create view public.lags as select queue_name, tick_age from gdq.queue_info()"
     upgrade(db, view)
@@ -164,6 +165,7 @@ def test_event_triggers_fire_on(tap: Tap) -> None:
     assert tap.owner.execute("select gdq.event_triggers_on()").fetchone() == (True,)
 
 
+@pytest.mark.long
 def test_six_upgrades_at_once(db: Database) -> None:
     fresh = dump(db, "-s")
     with db.connect() as owner:
@@ -204,6 +206,7 @@ def install_at(db: Database, revision: str) -> int:
     return made
 
 
+@pytest.mark.long
 def test_upgrade_from_every_revision_equals_a_fresh_install(server: EmbeddedServer, db: Database) -> None:
     fresh = dump(db, "-s", "-n", "gdq")
     older = sorted(path.name[:4] for path in Path("migrations/versions").glob("0*.sql"))[:-1]
@@ -229,6 +232,7 @@ def without_producers(lines: list[str]) -> list[str]:
     return re.sub(r"(?s)(CREATE FUNCTION gdq\.insert_events?\(.*?AS )\$\$.*?\$\$", r"\1", "\n".join(lines)).splitlines()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("mark", "program", "code", "message"),
     [
@@ -276,6 +280,7 @@ def test_listing_with_other_columns_is_read_or_told(db: Database, columns: str, 
     assert (done.returncode, message in done.stderr) == (code, True)
 
 
+@pytest.mark.long
 def test_upgrade_of_the_schema_beneath_a_command_mends_it(db: Database) -> None:
     with db.connect() as owner:
         owner.execute("comment on schema gdq is 'Revision 0001, functions 0.'")
@@ -321,6 +326,7 @@ def test_writers_and_ddl_during_upgrades(tap: Tap) -> None:
     ]
 
 
+@pytest.mark.long
 def test_consumers_during_upgrades(tap: Tap) -> None:
     """A worker may meet a function that is just being replaced: it fails, tries again, and has every change once."""
     tap.write("create table t (id serial primary key)")

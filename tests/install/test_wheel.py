@@ -101,6 +101,7 @@ def test_readme_from_the_wheel(wheel: Path, empty_db: Database, tmp_path: Path) 
         run_page(page, empty_db, tmp_path, environment / "bin")
 
 
+@pytest.mark.long
 def test_wheel_works_alone(wheel: Path, tmp_path: Path) -> None:
     """In an environment with the core dependencies only, away from the checkout, the command prints its SQL."""
     environment = tmp_path / "environment"

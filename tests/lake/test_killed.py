@@ -98,6 +98,7 @@ def read(lakes: Lakes) -> Counter[int]:
     return Counter({row["id"]: int(row["amount"]) for row in rows})
 
 
+@pytest.mark.long
 def test_reader_meanwhile(lakes: Lakes) -> None:
     """Money goes from one account to another: whoever reads during refreshes finds all of it, at every look."""
     lakes.shop.execute("delete from few; insert into few select i, 100 from generate_series(1, 50) i")

@@ -70,6 +70,7 @@ Refresher(sys.argv[1], at=at).refresh(sys.argv[2])
 """
 
 
+@pytest.mark.long
 def test_killed(lakes: Lakes) -> None:
     """Between the commit and the queue's position: nothing is done twice."""
     lakes.view("bag", BAG)

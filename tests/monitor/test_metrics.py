@@ -113,6 +113,7 @@ def test_connection_that_is_cut_off_and_database_that_is_away(db: Database) -> N
     collector.close()
 
 
+@pytest.mark.long
 def test_restarts_of_the_server(pytestconfig: pytest.Config) -> None:
     """A restart between two scrapes is a lost connection, one under way gdq_up 0; both are counted."""
     with EmbeddedServer(binaries=chosen_binaries(pytestconfig.getoption("--pg"))) as server:

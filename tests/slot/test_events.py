@@ -261,6 +261,7 @@ def test_origins_and_messages(db: Database, both: psycopg.Connection[Any]) -> No
     ]
 
 
+@pytest.mark.long
 def test_commands(db: Database, both: psycopg.Connection[Any]) -> None:
     dsn = db.su_dsn
     again = gdq("create-slot", "q", "c", "public.item", dsn=dsn)

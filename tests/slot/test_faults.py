@@ -91,6 +91,7 @@ def reader(dsn: str, folder: Path, *options: str) -> Iterator[subprocess.Popen[s
         process.communicate()
 
 
+@pytest.mark.long
 def test_killed_in_the_middle_of_a_streamed_transaction(
     db: Database, su: psycopg.Connection[Any], tmp_path: Path
 ) -> None:

@@ -36,6 +36,7 @@ def together(scene: Scene) -> Scene:
     return scene
 
 
+@pytest.mark.long
 def test_random_work_at_the_same_time(together: Scene) -> None:
     done = Counter[str]()
     with writing(together.db):

@@ -35,6 +35,7 @@ def test_identity_of_another_index_than_the_key(db: Database, slot_owner: psycop
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("late", [False, True])
 def test_identity_that_changes(db: Database, slot_owner: psycopg.Connection[Any], late: bool) -> None:
     """Each change has the key that the table had when it was made, in one session and read after the fact."""

@@ -21,6 +21,7 @@ def unread(scene: Scene) -> list[tuple[str, str]]:
     return [(one.object, one.cure) for one in doctor(scene.su) if one.code == "slot_unread"]
 
 
+@pytest.mark.long
 def test_view_is_dropped_and_its_slot_is_there(scene: Scene) -> None:
     for name in ("grouped", "counted"):
         scene.make(name, VIEWS[name])

@@ -43,6 +43,7 @@ def parted(scene: Scene) -> Scene:
     return scene
 
 
+@pytest.mark.long
 def test_random_work_at_the_same_time(parted: Scene) -> None:
     """Rows that move from partition to partition among it."""
     moving = """update part p set region = 4 - region
@@ -104,6 +105,7 @@ FULL: dict[str, tuple[str, ...]] = {
 }
 
 
+@pytest.mark.long
 def test_loaded_in_full(parted: Scene) -> None:
     """What is done to a partition and not to its rows; then changes do again."""
     for number, statements in enumerate(FULL.values()):

@@ -15,6 +15,7 @@ from tests.support.server import chosen_binaries
 pytestmark = pytest.mark.server
 
 
+@pytest.mark.long
 def test_commands_say_that_the_server_is_a_standby(pytestconfig: pytest.Config) -> None:
     settings: dict[str, str | float | bool] = {"wal_level": "logical", "hot_standby": True}
     with EmbeddedServer(binaries=chosen_binaries(pytestconfig.getoption("--pg")), settings=settings) as server:

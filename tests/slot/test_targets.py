@@ -47,6 +47,7 @@ def actions(scene: Scene, name: str) -> list[str | None]:
     return [run.action for run in view_history(scene.su, name, 100)]
 
 
+@pytest.mark.long
 def test_random_work_at_the_same_time(targets: Scene) -> None:
     with writing(targets.db):
         for _ in range(2):

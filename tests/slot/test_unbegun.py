@@ -61,6 +61,7 @@ def test_rolled_back_before_the_slot_is_read(
     assert read_slot(db) == []
 
 
+@pytest.mark.long
 def test_rolled_back_while_the_slot_is_read(db: Database, slot_owner: psycopg.Connection[Any]) -> None:
     """Blocks of a transaction have arrived before its savepoint is undone, and others commit in between."""
     with SlotSource(db.su_dsn, "q", "c") as source:
@@ -126,6 +127,7 @@ def test_gid_that_is_used_again(db: Database, slot_owner: psycopg.Connection[Any
     assert ids(db) == [2]
 
 
+@pytest.mark.long
 def test_message_right_after_a_commit(db: Database, slot_owner: psycopg.Connection[Any]) -> None:
     """Its place is the end of its record, past the position of the commit before it."""
     run(slot_owner, ["insert into item values (1)"])

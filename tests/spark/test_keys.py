@@ -43,6 +43,7 @@ def make(shop: Shop, name: str, query: str) -> None:
     assert isinstance(plan, SparkKeyPlan)
 
 
+@pytest.mark.long
 def test_window_is_computed_for_keys_in_shares(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_statements, "KEYS_EACH", 1)
     make(shop, "ranked", RANKED)

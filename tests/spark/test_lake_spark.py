@@ -155,6 +155,7 @@ def test_killed(lakes: SparkLakes) -> None:
         assert lakes.differences("bag") == (0, 0)
 
 
+@pytest.mark.long
 def test_without_jars(shop: Shop, spark: object, tmp_path: Path) -> None:
     shop.capture("orders")
     create_view(shop.connection, "v", QUEUE, "select id, n from orders", f"delta:{tmp_path}/v", engine="spark")

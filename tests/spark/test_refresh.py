@@ -80,6 +80,7 @@ def test_nothing_changed_needs_no_spark(shop: Shop, query: str, monkeypatch: pyt
         assert refresher.refresh("still").action == "none"
 
 
+@pytest.mark.long
 def test_view_of_an_older_version_is_loaded_in_full_once(shop: Shop) -> None:
     """Stored as the user wrote it, names without a schema, without the option `planner`."""
     shop.execute("create schema own; alter table orders set schema own; set search_path = own, public")
@@ -182,6 +183,7 @@ def test_exact_under_load_with_rotation(shop: Shop) -> None:
         shop.check(refresher, VIEWS)
 
 
+@pytest.mark.long
 def test_view_that_max_bytes_cut_off_loads_in_full(shop: Shop) -> None:
     shop.capture("orders")
     shop.view("sums", SUMS)
@@ -202,6 +204,7 @@ def test_view_that_max_bytes_cut_off_loads_in_full(shop: Shop) -> None:
         assert shop.check(refresher, {"sums": SUMS})["sums"].action == "delta"
 
 
+@pytest.mark.long
 def test_overtaken_refresh_changes_nothing(shop: Shop) -> None:
     shop.capture("orders")
     shop.view("sums", SUMS)
@@ -222,6 +225,7 @@ def test_overtaken_refresh_changes_nothing(shop: Shop) -> None:
         shop.check(refresher, {"sums": SUMS})
 
 
+@pytest.mark.long
 def test_target_that_somebody_changed_is_loaded_afresh(shop: Shop) -> None:
     shop.capture("orders")
     shop.view("bag", BAG)
@@ -237,6 +241,7 @@ def test_target_that_somebody_changed_is_loaded_afresh(shop: Shop) -> None:
         assert refresher.refresh("bag").reason == "the target table is gone"
 
 
+@pytest.mark.long
 def test_unknown_position_is_loaded_afresh(shop: Shop) -> None:
     shop.capture("orders")
     shop.view("bag", BAG)
@@ -256,6 +261,7 @@ def test_unknown_position_is_loaded_afresh(shop: Shop) -> None:
         assert (result.action, shop.differences("bag", BAG)) == ("full", (0, 0))
 
 
+@pytest.mark.long
 def test_row_that_cannot_be_computed_any_more(shop: Shop) -> None:
     query = "select id, 100 / n as share from orders where n <> 0"
     shop.execute("delete from orders where n = 0")
@@ -272,6 +278,7 @@ def test_row_that_cannot_be_computed_any_more(shop: Shop) -> None:
         assert shop.differences("shares", query) == (0, 0)
 
 
+@pytest.mark.long
 def test_target_in_another_database(shop: Shop, empty_db: Database, tmp_path: Path) -> None:
     parameters: dict[str, Any] = dict(conninfo_to_dict(empty_db.dsn))
     passfile = tmp_path / "pgpass"
@@ -294,6 +301,7 @@ def test_target_in_another_database(shop: Shop, empty_db: Database, tmp_path: Pa
     assert repr(rows) == repr(shop.execute("select id, mood::text, amount from orders order by id"))
 
 
+@pytest.mark.long
 def test_commands(shop: Shop) -> None:
     shop.capture("orders")
     shop.view("sums", SUMS)

@@ -49,6 +49,7 @@ def test_changes_in_signed_long_form(shop: Shop, spark: SparkSession) -> None:
     assert rows[0].asDict()["_commit_timestamp"] is not None
 
 
+@pytest.mark.long
 def test_base_rows_of_an_inheritance_parent_are_its_own(shop: Shop, spark: SparkSession) -> None:
     """As its changes are: those of a child are the child's."""
     shop.execute("create table child () inherits (orders); insert into child (id) values (1001), (1002)")
@@ -91,6 +92,7 @@ def test_partitions_share_one_snapshot(shop: Shop, spark: SparkSession) -> None:
     assert not any(row["n"] == 77 for row in rows)
 
 
+@pytest.mark.long
 def test_partitioned_table_by_blocks_and_keys(shop: Shop, spark: SparkSession) -> None:
     shop.execute("create table parts (id int, region text, primary key (id, region)) partition by list (region)")
     shop.execute("create table parts_a partition of parts for values in ('a')")

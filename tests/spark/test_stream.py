@@ -246,6 +246,7 @@ def test_example_of_reading_once(shop: Shop, stream: Stream) -> None:
             assert changes == {("update_preimage", 1), ("update_postimage", 1)}
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not PAGE.exists(), reason="an sdist has no documentation")
 def test_example_of_the_documentation(shop: Shop, stream: Stream, tmp_path: Path) -> None:
     (example,) = re.findall(r"```python stream\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)

@@ -330,6 +330,7 @@ def test_open_column_is_left_out(shop: Shop) -> None:
             refresher.refresh("open")
 
 
+@pytest.mark.long
 def test_commands(shop: Shop, tmp_path: Path) -> None:
     file = tmp_path / "view.sql"
     file.write_text(VIEWS["rows"])

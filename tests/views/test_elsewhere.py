@@ -247,6 +247,7 @@ def test_connections_cut_off(places: Places) -> None:
     assert places.rows("left_join") == places.expected(query)
 
 
+@pytest.mark.long
 def test_target_that_somebody_changed_is_told_and_mended(places: Places) -> None:
     query = SHAPES["bag"].query
     places.view("bag", query)

@@ -79,6 +79,7 @@ def test_changes_arrive_and_a_view_without_any_is_left_alone(viewed: Shop) -> No
     assert viewed.execute("select count(*) from pg_locks where locktype = 'advisory'") == [(0,)]
 
 
+@pytest.mark.long
 def test_failing_view_stops_no_other_and_is_tried_again(viewed: Shop) -> None:
     viewed.execute("delete from orders where n = 0")
     viewed.view("shares", "select id, 100 / n as share from orders", engine="postgres")
@@ -114,6 +115,7 @@ def test_view_without_changes_moves_on_now_and_then(viewed: Shop, monkeypatch: p
     assert told == [("still", "full"), ("still", "none"), ("still", "none")]
 
 
+@pytest.mark.long
 def test_lost_connection_new_views_and_names(viewed: Shop) -> None:
     named: Any = gdq("refresh", "--follow", "v", "nothing", dsn=viewed.db.dsn)
     assert (named.returncode, named.stderr.splitlines()[0]) == (1, 'Error: view "nothing" does not exist')

@@ -22,6 +22,7 @@ def views(shop: Shop) -> list[tuple[object, ...]]:
     return shop.execute("select view_name from gdq.view_info() order by 1")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", ["here", "elsewhere", "delta"])
 def test_create_view_refuses_a_target_of_another(viewed: Shop, empty_db: Database, tmp_path: Path, place: str) -> None:
     """No view is left behind, and the other's rows stay."""
@@ -43,6 +44,7 @@ def test_create_view_refuses_a_target_of_another(viewed: Shop, empty_db: Databas
         assert views(viewed) == [("v",)]
 
 
+@pytest.mark.long
 def test_drop_view_leaves_a_table_that_took_the_targets_place(viewed: Shop) -> None:
     """A view whose target somebody has replaced can neither be refreshed nor does it hold its name for ever."""
     create = ["create-view", "w", "--queue", QUEUE, "--sql", "-", "--target", "public.w"]

@@ -72,6 +72,7 @@ def test_function_that_is_replaced_below_another(shop: Shop, body: str) -> None:
         assert shop.check(refresher, views)["v"].action == "delta"
 
 
+@pytest.mark.long
 def test_functions_with_names_that_must_be_quoted(shop: Shop) -> None:
     odd = '"Odd One"."Two Of"'
     views = {

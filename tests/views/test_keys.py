@@ -82,6 +82,7 @@ def places(
         drop_view(module_shop.connection, info.view_name)
 
 
+@pytest.mark.long
 def test_keys_of_a_wider_type(places: Places) -> None:
     """Values that only lose something on the way to the column's type replace no rows, and fail nothing."""
     shop = places.shop

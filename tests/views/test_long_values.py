@@ -26,6 +26,7 @@ def different(shop: Shop, view: str) -> int:
     return -1 if row is None else int(row[0])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("view", SHAPES)
 def test_values_too_long_for_an_index(db: Database, view: str) -> None:
     table = "create table document (id int primary key, body text, n int)"

@@ -10,6 +10,7 @@ from tests.support.spark import Shop
 pytestmark = pytest.mark.server
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [32, 33, 100])
 @pytest.mark.parametrize("query", ["select distinct {} from wide", "select {}, count(*) as n from wide group by {}"])
 def test_more_columns_than_an_index_has(viewed: Shop, query: str, count: int) -> None:

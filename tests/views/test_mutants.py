@@ -129,6 +129,7 @@ def test_healthy_views_are_exact(db: Database) -> None:
         assert wrong_views(db) == set()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("mutation", "victim"),
     [

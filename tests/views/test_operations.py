@@ -26,6 +26,7 @@ def rows(shop: Shop, *arguments: str) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.long
 def test_history(viewed: Shop) -> None:
     with Refresher(viewed.db.dsn) as refresher:
         refresher.refresh("v")
@@ -150,6 +151,7 @@ def test_status_says_how_fresh_views_are(viewed: Shop) -> None:
     assert next(line for line in lines if " failed " in line).split()[:4] == ["q", "v", "1", "h"]
 
 
+@pytest.mark.long
 def test_view_over_the_target_of_another(viewed: Shop) -> None:
     """Made in the wrong order of names, over a target that is captured."""
     with Refresher(viewed.db.dsn) as refresher:

@@ -43,6 +43,7 @@ def trap(db: Database) -> None:
         su.execute(sql.SQL(path).format(sql.Identifier(db.name)))
 
 
+@pytest.mark.long
 @pytest.mark.server
 @pytest.mark.parametrize("part", PARTS)
 def test_refreshes_of_all_shapes(scene: Shop, part: int) -> None:

@@ -107,6 +107,7 @@ def shop(db: Database) -> Iterator[Shop]:
     yield from make_shop(db, ["create table t (id int primary key, v int)", rows, capture])
 
 
+@pytest.mark.long
 def test_what_a_view_names_is_defined_anew(shop: Shop) -> None:
     """All of them are refreshed by one process, which remembers what it read."""
     views = {f"v_{name}": case.query for name, case in CASES.items()}

@@ -93,6 +93,7 @@ def test_target_elsewhere(shop: Shop, empty_db: Database, tmp_path: Path) -> Non
 class TestSpark:
     pytestmark: Any = SPARK_MARKS
 
+    @pytest.mark.long
     def test_workers(self, shop: Shop) -> None:
         shop.view("v", QUERY, engine="spark")
         with wanted(shop, "truncate orders") as refresher:

@@ -35,6 +35,7 @@ def trap_everything(shop: Shop) -> None:
         su.execute(sql.SQL(path).format(sql.Identifier(shop.db.name)))
 
 
+@pytest.mark.long
 @pytest.mark.server
 def test_no_operator_or_function_of_others_is_run(viewed: Shop) -> None:
     """Generated SQL names `net > 0`, and public has a better operator for the types."""
@@ -60,6 +61,7 @@ def test_the_traps_do_spring(viewed: Shop) -> None:
     assert {what.split("(")[0] for _, what in sprung(viewed.db)} >= {">", "="}
 
 
+@pytest.mark.long
 @pytest.mark.server
 def test_elsewhere_no_operator_of_others_is_run(viewed: Shop, empty_db: Database) -> None:
     make_kinds(viewed)

@@ -27,6 +27,7 @@ STEPS = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.server
 def test_groups_show_a_spelling_that_is_there(db: Database) -> None:
     rows = "(1, 1.0, '1 day', '-0', 'a,b'), (2, 1.00, '24:00', '0', 'a,b'), (3, 2.5, '2 days', '1', null)"
@@ -55,6 +56,7 @@ SPELLED = {
 }
 
 
+@pytest.mark.long
 def test_another_spelling_is_no_foreign_change(db: Database) -> None:
     """Rows that went are found by their values when the target shows another spelling: no full load is paid."""
     draw = random.Random(5)
@@ -108,6 +110,7 @@ PRINTED = {
 }
 
 
+@pytest.mark.long
 def test_text_that_is_printed_in_two_ways_is_followed(db: Database) -> None:
     setup = "create table price (id int primary key, code varchar(8), tags text)"
     for shop in make_shop(db, [setup, "insert into price values (1, 'a', 'abc'), (2, 'c', 'bca'), (3, null, null)"]):

@@ -62,6 +62,7 @@ def places(db: Database, empty_db: Database) -> Iterator[Places]:
             yield Places(shop, empty_db, dsn)
 
 
+@pytest.mark.long
 @pytest.mark.server
 def test_all_move_in_one_transaction_whatever_is_killed(places: Places) -> None:
     names, dsn = list(VIEWS), places.shop.db.dsn
@@ -99,6 +100,7 @@ def test_all_move_in_one_transaction_whatever_is_killed(places: Places) -> None:
         assert places.ask(f"select t::text from {name} t order by 1") == expected
 
 
+@pytest.mark.long
 @pytest.mark.server
 def test_writes_after_the_snapshot_reach_no_view(places: Places) -> None:
     names, dsn = list(VIEWS), places.shop.db.dsn

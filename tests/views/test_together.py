@@ -86,6 +86,7 @@ def test_reader_never_sees_two_snapshots(grouped: Shop) -> None:
     assert [len(actions) for actions in runs] == [6] * 4
 
 
+@pytest.mark.long
 def test_killed_anywhere_a_rerun_is_right(grouped: Shop) -> None:
     points: tuple[RefreshPoint, ...] = ("begun", "exported", "ticked", "applied", "committed")
     for number, wanted in enumerate(points):

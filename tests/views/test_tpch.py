@@ -39,6 +39,7 @@ def differing(shop: Shop) -> dict[str, tuple[int, int]]:
     return {name: numbers for name, numbers in found.items() if numbers != (0, 0)}
 
 
+@pytest.mark.long
 def test_every_query_stays_exact(tpch_shop: Shop) -> None:
     shop = tpch_shop
     for name, query in tpch.QUERIES.items():

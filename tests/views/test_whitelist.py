@@ -182,6 +182,7 @@ def churned(shop: Shop, views: dict[str, str], engine: EngineChoice) -> list[dic
     return results
 
 
+@pytest.mark.long
 def test_misread_views_are_right(shop: Shop) -> None:
     churned(shop, MISREAD, "postgres")
 
@@ -204,6 +205,7 @@ def test_full_join_by_a_column_that_its_own_side_pads(db: Database) -> None:
                 shop.execute(f"insert into a values ({number}, {draw.randint(0, 3)}, {h})")
 
 
+@pytest.mark.long
 def test_composite_keys(shop: Shop) -> None:
     results = churned(shop, COMPOSITE, "postgres")
     assert {result[name].action for result in results[1:3] for name in ("groups", "distinct", "outer")} == {"delta"}

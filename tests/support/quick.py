@@ -1,0 +1,26 @@
+"""What `make test` leaves out of tests with many cases, so that it stays short: `make test-all` runs every case."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+
+from gdq.embedded.files import MAJORS
+
+_CASES = 3
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of a parametrized test that needs a server three cases are not long, spread evenly; one on old PostgreSQLs."""
+    cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if "server" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("long"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    places = range(_CASES if config.getoption("--pg") == max(MAJORS) else 1)
+    for same in cases.values():
+        kept = {round(place * (len(same) - 1) / (_CASES - 1)) for place in places}
+        for place, item in enumerate(same):
+            if place not in kept:
+                item.add_marker(pytest.mark.long)
