@@ -83,9 +83,16 @@ def make_stage(target: Connection[Any], table: ReplicaTable) -> None:
     target.execute(raw(f"create temp table gdq_replica_stage (is_new boolean, {columns}) on commit drop"))
 
 
-def empty_table(target: Connection[Any], table: ReplicaTable) -> None:
+def empty_table(target: Connection[Any], name: str) -> None:
     """Delete all rows of a target table, by DELETE where the server refuses TRUNCATE for a foreign key."""
-    target.execute(raw(f"delete from {table.target}" if table.referenced else f"truncate {table.target}"))
+    found = target.execute("select relkind = 'p' from pg_class where oid = to_regclass(%s)", [name]).fetchone()
+    # rows of inheritance children are not its own
+    rows_of = name if found is not None and found[0] else f"only {name}"
+    try:
+        with target.transaction():
+            target.execute(raw(f"truncate {rows_of}"))
+    except psycopg.errors.FeatureNotSupported:
+        target.execute(raw(f"delete from {rows_of}"))
 
 
 def copy_binary(source: Connection[Any], query: str, target: Connection[Any], into: str) -> int:

@@ -15,38 +15,22 @@ from typing import Any, Self
 
 import psycopg
 from psycopg import Connection
-from psycopg.rows import namedtuple_row
 
 import gdq
-from gdq.batch import Batch
 from gdq.call import call, scalar
 from gdq.conninfo import connect, is_pooled
 from gdq.consumer import Consumer, ConsumerInfo, consumer_info, register_consumer, seek, unregister_consumer
-from gdq.consumers.replica.apply import Applier
-from gdq.consumers.replica.changes import Applied
+from gdq.consumers.replica.batch_apply import BatchApplier, CopyAgain
 from gdq.consumers.replica.policy import Policies
 from gdq.consumers.replica.state import ReplicaState
-from gdq.consumers.replica.table import ReplicaTable, describe_table
 from gdq.consumers.replica.table_copy import apply_settings, copy_tables
-from gdq.errors import GdqError, ResyncRequired, TruncatedPosition, mapped_errors
+from gdq.errors import GdqError, ResyncRequired, TruncatedPosition
 from gdq.queue import check_tables, table_info
 from gdq.table_copy import resynced
 from gdq.typed.batch_rows import may_read_logs
 
 # A batch joins the changes of many ticks: a row that was changed several times is written once.
 MAX_EVENTS = 200_000
-
-# In the source: how a batch's rows are read. The planner overestimates what lies in a BRIN range.
-_READING = "set local enable_seqscan = off; set local max_parallel_workers_per_gather = 0; set local work_mem = '64MB'"
-
-# Events of the queue that rows do not show. An event without a number says that capture is off: the gap comes later.
-_EVENTS = """
-select distinct e.tbl from gdq.delta_events(%s, %s::pg_snapshot, %s::pg_snapshot) e
- where e.kind <> 'message' and e.ev_id is not null"""
-
-_TABLE_EVENTS = """
-select t.name, g.ev_id, g.kind, g.data
-  from unnest(%s::text[]) t(name), gdq.batch_gaps(%s, %s, t.name::regclass) g order by g.ev_id"""
 
 _SAME_DATABASE = """
 select c.system_identifier::text, (select d.oid from pg_database d where d.datname = current_database())
@@ -65,14 +49,6 @@ class AppliedBatch:
     deleted: int
     conflicts: int
     seconds: float
-
-
-class _CopyAgain(Exception):  # noqa: N818 (a signal)
-    """These tables have to be copied before the batch can be applied."""
-
-    def __init__(self, *tables: str) -> None:
-        super().__init__(*tables)
-        self.tables = set(tables)
 
 
 class _Misplaced(Exception):  # noqa: N818 (a signal)
@@ -108,8 +84,6 @@ class Replica:
         self._wanted = set(copy_again)
         self._tell = tell
         policies = Policies.parse(on_conflict)
-        self._described: dict[str, ReplicaTable] = {}
-        self._sequences_set = False
         with ExitStack() as stack:
             self.source = stack.enter_context(connect(source, application_name=f"gdq:{queue}/{name}", autocommit=True))
             there = stack.enter_context(connect(target, application_name=f"gdq:{queue}/{name}", autocommit=True))
@@ -120,8 +94,7 @@ class Replica:
                         "a replica needs sessions of its own", hint="Connect to the servers, past the pooler."
                     )
                 apply_settings(connection)
-            self._may_suppress = _suppress_triggers(there)
-            self._applier = Applier(name, self.source, there, policies)
+            self._applier = BatchApplier(self.source, self.state, policies, may_suppress=_suppress_triggers(there))
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Self:
@@ -144,7 +117,7 @@ class Replica:
             copied = self._copy_missing()
             try:
                 yield from self._batches(once=once, stop=stop)
-            except _CopyAgain as again:
+            except CopyAgain as again:
                 self._wanted |= again.tables
             except _Misplaced:
                 self._go_where_the_target_is()
@@ -214,7 +187,7 @@ class Replica:
                     hint=f"Capture it again, or have the replica leave it: gdq set-tables {self.queue} {self.name} ...",
                 )
             self.state.forget(table)
-        self._applier.policies.check_tables(taken)
+        self._applier.check_policies(taken)
         self._hand_over()
         resync = set(consumer.resync or [])
         if "messages" in resync:
@@ -224,9 +197,10 @@ class Replica:
         missing = sorted((taken - self.state.tables.keys()) | (resync & taken) | self._wanted)
         if not missing:
             return False
-        self._described.clear()
-        described = [self._describe(table) for table in missing]
-        copy_tables(self.source, self.state, described, overwrite=self._overwrite, tell=self._tell)
+        self._applier.forget_tables()
+        copy_tables(
+            self.source, self.state, missing, self._applier.describe, overwrite=self._overwrite, tell=self._tell
+        )
         self._wanted.clear()
         self._hand_over()
         return True
@@ -265,7 +239,7 @@ class Replica:
                     continue
                 if batch.tick_from != tick:
                     raise _Misplaced
-                tables, applied = self._apply(batch)
+                tables, applied = self._applier.apply(batch)
                 batch.commit()
                 if not tables:
                     continue
@@ -279,92 +253,6 @@ class Replica:
                     applied.conflicts,
                     round(time.monotonic() - started, 3),
                 )
-
-    def _apply(self, batch: Batch) -> tuple[int, Applied]:
-        """Apply a batch and move the target's position, in one transaction; the numbers of tables and of rows."""
-        self.source.execute(_READING)
-        truncated = self._truncated(batch)
-        changed = sorted({*batch.tables(), *truncated})
-        if unknown := [table for table in changed if table not in self.state.tables]:
-            raise _CopyAgain(*unknown)
-        found = [self._changes(batch, table) for table in changed]
-        changes = [(table, select) for table, select in found if select is not None or table.name in truncated]
-        position = str(batch.position)
-        applied = Applied()
-        target = self.state.connection
-        with target.transaction():
-            self.state.hold()
-            target.execute("set local default_statistics_target = 10")
-            for table, log_rows in changes:
-                applied += self._applier.apply(table, log_rows, truncated.get(table.name), batch.tick_to)
-            self._set_sequences(batch)
-            self.state.move(position)
-        self.state.position = position
-        return len(changes), applied
-
-    def _changes(self, batch: Batch, name: str) -> tuple[ReplicaTable, str | None]:
-        """A table and the SELECT of its log rows, None without any; _CopyAgain if its columns have changed since."""
-        table = self._describe(name)
-        versions = batch.versions(name)
-        if any(version.id != table.version for version in versions):
-            raise _CopyAgain(name)
-        if not versions:
-            return table, None
-        with mapped_errors():
-            return table, scalar(self.source, "select gdq.batch_sql(%s, %s, %s::regclass)", batch.id, batch.token, name)
-
-    def _truncated(self, batch: Batch) -> dict[str, int]:
-        """The tables that were truncated in a batch, with the number of the last TRUNCATE.
-
-        _CopyAgain for tables with changes that no row shows: gaps of capture, DDL, TRUNCATE of a partition.
-        """
-        values = [self.queue, batch.snapshot_from, batch.snapshot_to]
-        with mapped_errors(), self.source.cursor(row_factory=namedtuple_row) as cursor:
-            named = {table for (table,) in cursor.execute(_EVENTS, values, prepare=True)}
-            if not named:
-                return {}
-            captured = {info.table_name for info in table_info(self.source, self.queue)}
-            # an event may have an older name of its table
-            looked_at = named if named <= captured else set(self.state.tables)
-            looked_at &= self.state.tables.keys()
-            if gone := sorted(looked_at - captured):
-                raise GdqError(f"table {', '.join(gone)} is no longer captured by queue {self.queue}")
-            events: list[Any] = cursor.execute(_TABLE_EVENTS, [sorted(looked_at), batch.id, batch.token]).fetchall()
-        found: dict[str, int] = {}
-        stale = set()
-        for event in events:
-            if event.kind == "truncate" and "partition" not in (event.data or {}):
-                found[event.name] = event.ev_id
-            # a new name or an empty new partition does not concern the rows
-            elif event.kind != "ddl" or event.data.keys() & {"new_version", "dropped"}:
-                stale.add(event.name)
-        if stale:
-            raise _CopyAgain(*stale)
-        return found
-
-    def _describe(self, name: str) -> ReplicaTable:
-        if name not in self._described:
-            self._described[name] = describe_table(
-                self.source, self.state.connection, self.queue, name, may_suppress=self._may_suppress
-            )
-            self._applier.answers(self._described[name])
-        return self._described[name]
-
-    def _set_sequences(self, batch: Batch) -> None:
-        """Bring the target's sequences to their values at the batch's end: at first all, then those that changed."""
-        for value in batch.sequences(changed=self._sequences_set):
-            if value.last_value is None:
-                continue
-            try:
-                self.state.connection.execute(
-                    "select setval(%s::regclass, %s, %s)", [value.sequence_name, value.last_value, value.is_called]
-                )
-            except psycopg.errors.UndefinedTable:
-                raise GdqError(
-                    f"the target has no sequence {value.sequence_name}",
-                    hint=f"Create it there, or leave it out: gdq remove-sequence {self.queue} {value.sequence_name}",
-                ) from None
-        self._sequences_set = True
 
 
 def _suppress_triggers(target: Connection[Any]) -> bool:

@@ -5,7 +5,7 @@ The position moves in the transaction that changes the rows, so it alone says wh
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -14,6 +14,7 @@ from psycopg import Connection
 
 from gdq.call import rows, scalar
 from gdq.consumer import consumer_info
+from gdq.consumers.replica.column_changes import SourceColumns
 from gdq.consumers.views.own_objects import check_own_tables
 from gdq.errors import GdqError
 from gdq.qualified_sql import qualified
@@ -33,6 +34,7 @@ create table if not exists gdq_target.replica_table (
   replica      pg_catalog.text,
   table_name   pg_catalog.text,
   snapshot     pg_catalog.text not null,
+  columns      pg_catalog.jsonb not null,
   handed_over  pg_catalog.bool not null,
   copied_at    pg_catalog.timestamptz not null default pg_catalog.now(),
   primary key (replica, table_name)
@@ -88,10 +90,14 @@ class ConflictInfo(Shown):
 
 @dataclass(frozen=True, slots=True)
 class CopiedTable:
-    """A table of a replica: the snapshot of its copy, and whether the source knows that changes begin there."""
+    """A table of a replica: the snapshot of its copy, and whether the source knows that changes begin there.
+
+    `columns`: the version of the source's columns that the target's are in line with.
+    """
 
     table_name: str
     snapshot: str
+    columns: SourceColumns
     handed_over: bool
 
 
@@ -138,8 +144,13 @@ class ReplicaState:
             raise GdqError(
                 f'the target holds a replica "{self.name}" of another queue, "{queue}"', hint="Choose another name."
             )
-        query = qualified("select table_name, snapshot, handed_over from gdq_target.replica_table where replica = %s")
-        self.tables = {table.table_name: table for table in rows(self.connection, CopiedTable, query, self.name)}
+        query = qualified(
+            "select table_name, snapshot, columns, handed_over from gdq_target.replica_table where replica = %s"
+        )
+        self.tables = {
+            table: CopiedTable(table, snapshot, SourceColumns.stored(columns), handed_over)
+            for table, snapshot, columns, handed_over in self.connection.execute(query, [self.name])
+        }
 
     def begin(self, position: str) -> None:
         """Store the position of a replica that has copied nothing yet."""
@@ -161,16 +172,22 @@ class ReplicaState:
         query = qualified("update gdq_target.replica set position = %s, updated_at = now() where name = %s")
         self.connection.execute(query, [position, self.name], prepare=True)
 
-    def copied(self, table: str, snapshot: str) -> None:
+    def copied(self, table: str, snapshot: str, columns: SourceColumns) -> None:
         """Store in the open transaction that the table was copied at a snapshot which the source does not know yet."""
         self.connection.execute(
-            """insert into gdq_target.replica_table (replica, table_name, snapshot, handed_over)
-               values (%s, %s, %s, false)
-               on conflict (replica, table_name) do update set snapshot = excluded.snapshot, handed_over = false,
-                 copied_at = pg_catalog.now()""",
-            [self.name, table, snapshot],
+            """insert into gdq_target.replica_table (replica, table_name, snapshot, columns, handed_over)
+               values (%s, %s, %s, %s, false)
+               on conflict (replica, table_name) do update set snapshot = excluded.snapshot,
+                 columns = excluded.columns, handed_over = false, copied_at = pg_catalog.now()""",
+            [self.name, table, snapshot, columns.to_store()],
         )
-        self.tables[table] = CopiedTable(table, snapshot, handed_over=False)
+        self.tables[table] = CopiedTable(table, snapshot, columns, handed_over=False)
+
+    def altered(self, table: str, columns: SourceColumns) -> None:
+        """Store in the open transaction that the target's columns are in line with another version of the source's."""
+        query = qualified("update gdq_target.replica_table set columns = %s where (replica, table_name) = (%s, %s)")
+        self.connection.execute(query, [columns.to_store(), self.name, table])
+        self.tables[table] = replace(self.tables[table], columns=columns)
 
     def handed_over(self, table: str) -> None:
         """Store that the source gives this table's changes from the copy's snapshot on."""
@@ -178,7 +195,7 @@ class ReplicaState:
             "update gdq_target.replica_table set handed_over = true where (replica, table_name) = (%s, %s)"
         )
         self.connection.execute(query, [self.name, table])
-        self.tables[table] = CopiedTable(table, self.tables[table].snapshot, handed_over=True)
+        self.tables[table] = replace(self.tables[table], handed_over=True)
 
     def forget(self, table: str) -> None:
         """Delete what is stored of a table that the replica takes no longer; its rows stay."""

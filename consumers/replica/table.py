@@ -25,8 +25,6 @@ _EXACT = frozenset(
 _TARGET_TABLE = """
 select c.oid, c.relkind,
        exists (select from pg_trigger t where t.tgrelid = c.oid and t.tgenabled <> 'D') as triggers,
-       exists (select from pg_constraint k
-                where k.confrelid = c.oid and k.contype = 'f' and k.conrelid <> c.oid) as referenced,
        exists (select from pg_index i where i.indrelid = c.oid and i.indisvalid and i.indpred is null
                 and i.indnkeyatts = cardinality(%(key)s::text[])
                 and i.indisunique
@@ -68,8 +66,8 @@ class ReplicaColumn:
 class ReplicaTable:
     """A table whose changes a replica applies, at one version of its columns in the source.
 
-    `name`: as `%I.%I`, the same in both databases. `more_keys`: the target has further unique keys. `referenced`:
-    foreign keys of other tables lead to the target's. `extra`: the target has columns that the source lacks.
+    `name`: as `%I.%I`, the same in both databases. `more_keys`: the target has further unique keys. `extra`: the
+    target has columns that the source lacks.
     """
 
     name: str
@@ -77,7 +75,6 @@ class ReplicaTable:
     columns: tuple[ReplicaColumn, ...]
     partitioned: bool
     more_keys: bool
-    referenced: bool
     extra: bool
 
     @property
@@ -91,18 +88,26 @@ class ReplicaTable:
 
 
 def describe_table(
-    source: Connection[Any], target: Connection[Any], queue: str, table: str, *, may_suppress: bool
+    source: Connection[Any],
+    target: Connection[Any],
+    queue: str,
+    table: str,
+    version: int | None = None,
+    *,
+    may_suppress: bool,
 ) -> ReplicaTable:
-    """A table as both databases have it now; GdqError if the replica cannot keep it.
+    """A table as the source has it at a version of its columns, None for the newest, and the target has it now.
 
-    `may_suppress`: the target's session keeps triggers and foreign keys from firing.
+    GdqError if the replica cannot keep it. `may_suppress`: the target's session keeps triggers and foreign keys from
+    firing.
     """
     with mapped_errors(), source.cursor(row_factory=namedtuple_row) as cursor:
-        query = """select i.version, i.mode, i.operations, i."where" as filter, c.*
-                     from gdq.table_info(%(queue)s) i,
-                          gdq.table_columns(%(queue)s, %(table)s::text::regclass, i.version) c
-                    where i.table_name = %(table)s::text order by c.attnum"""
-        logged: list[Any] = cursor.execute(query, {"queue": queue, "table": table}).fetchall()
+        query = """select v.version, v.mode, v.operations, v.filter, c.*
+                     from (select coalesce(%(version)s, i.version) as version, i.mode, i.operations, i."where" as filter
+                             from gdq.table_info(%(queue)s) i where i.table_name = %(table)s::text) v,
+                          gdq.table_columns(%(queue)s, %(table)s::text::regclass, v.version) c order by c.attnum"""
+        values = {"queue": queue, "table": table, "version": version}
+        logged: list[Any] = cursor.execute(query, values).fetchall()
     if not logged:
         raise GdqError(f"table {table} is not captured by queue {queue}")
     first = logged[0]
@@ -143,7 +148,6 @@ def describe_table(
         ),
         partitioned=there.relkind == "p",
         more_keys=there.more_keys,
-        referenced=there.referenced,
         extra=any(not column.generated and name not in names for name, column in columns.items()),
     )
 

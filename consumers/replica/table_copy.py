@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from psycopg import Connection
 
 from gdq.conninfo import connect, conninfo_of
 from gdq.consumers.replica.changes import empty_table, in_blocks
+from gdq.consumers.replica.column_changes import change_columns, source_columns
 from gdq.consumers.replica.state import ReplicaState
 from gdq.consumers.replica.table import ReplicaTable
 from gdq.consumers.views.snapshot_holder import hold_snapshot
@@ -20,27 +21,34 @@ from gdq.typed.pgtypes import READ_SETTINGS
 def copy_tables(
     source: Connection[Any],
     state: ReplicaState,
-    tables: Collection[ReplicaTable],
+    tables: Sequence[str],
+    describe: Callable[[str], ReplicaTable],
     *,
     overwrite: bool,
     tell: Callable[[str], None],
 ) -> None:
     """Copy tables as one snapshot of the source has them, and store it in the target beside each.
 
-    GdqError if the target has rows of a table that this replica has not copied before, unless `overwrite`.
+    A table that was copied before gets the source's present columns first. `describe` gives it as it is then. GdqError
+    if the target has rows of a table that this replica has not copied before, unless `overwrite`.
     """
-    names = [table.name for table in tables]
+    for table in tables:
+        if table not in state.tables:
+            describe(table)  # all that could not be copied is told before the first copy
     session = f"gdq:{state.queue}/{state.name}/copy"
     with connect(conninfo_of(source), application_name=session, autocommit=True) as reader:
         apply_settings(reader)
-        with hold_snapshot(reader, state.queue, names) as holder:
-            for table in tables:
+        with hold_snapshot(reader, state.queue, tables) as holder:
+            for name in tables:
                 with state.connection.transaction():
-                    _make_room(state, table, overwrite=overwrite)
-                    copied = _copy(holder.connection, state.connection, table)
-                    state.copied(table.name, holder.snapshot)
-                state.connection.execute(raw(f"analyze {table.name}"))
-                tell(f"copied {table.name}: {copied} rows")
+                    _make_room(state, name, overwrite=overwrite)
+                    columns = source_columns(source, state.queue, name)
+                    if name in state.tables:
+                        change_columns(source, state.connection, name, state.tables[name].columns, columns)
+                    copied = _copy(holder.connection, state.connection, describe(name))
+                    state.copied(name, holder.snapshot, columns)
+                state.connection.execute(raw(f"analyze {name}"))
+                tell(f"copied {name}: {copied} rows")
 
 
 def apply_settings(connection: Connection[Any]) -> None:
@@ -49,11 +57,11 @@ def apply_settings(connection: Connection[Any]) -> None:
         connection.execute("select pg_catalog.set_config(%s, %s, false)", [name, value])
 
 
-def _make_room(state: ReplicaState, table: ReplicaTable, *, overwrite: bool) -> None:
-    known = table.name in state.tables or overwrite
-    if not known and state.connection.execute(raw(f"select from {table.name} limit 1")).rowcount:
+def _make_room(state: ReplicaState, table: str, *, overwrite: bool) -> None:
+    known = table in state.tables or overwrite
+    if not known and state.connection.execute(raw(f"select from {table} limit 1")).rowcount:
         raise GdqError(
-            f"table {table.name} of the target has rows already", hint="Empty it, or replace its rows by --overwrite."
+            f"table {table} of the target has rows already", hint="Empty it, or replace its rows by --overwrite."
         )
     empty_table(state.connection, table)
 

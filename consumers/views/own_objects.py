@@ -48,6 +48,7 @@ OWN_TABLES: Mapping[str, tuple[str, ...]] = {
         "replica text not null",
         "table_name text not null",
         "snapshot text not null",
+        "columns jsonb not null",
         "handed_over boolean not null",
         "copied_at timestamp with time zone not null default now()",
     ),

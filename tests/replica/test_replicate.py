@@ -145,27 +145,6 @@ def test_a_role_that_cannot_keep_triggers_from_firing(pair: Pair) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_ddl_and_gaps_lead_to_another_copy(pair: Pair) -> None:
-    pair.make(ORDERS)
-    pair.capture("orders")
-    pair.apply()
-    pair.run(
-        "insert into orders values (1, 'a', 1)",
-        "alter table orders add column note text",
-        "insert into orders values (2, 'b', 2, 'n')",
-    )
-    failed = pair.replicate()
-    assert (failed.returncode, failed.stdout) == (1, "")
-    assert 'Error: table public.orders of the target lacks "note"' in failed.stderr
-    pair.there("alter table orders add column note text")
-    assert "copied public.orders: 2 rows" in pair.apply().stderr
-    pair.same("orders")
-    pair.run("alter table orders drop column customer", "update orders set note = 'm'")
-    pair.apply()
-    with pair.target.connect() as connection:
-        assert connection.execute("select note from orders").fetchall() == [("m",), ("m",)]
-
-
 def test_tables_that_come_later(pair: Pair) -> None:
     pair.make(ORDERS)
     pair.capture("orders")

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from typing import Any
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, TimeoutError, sync_playwright  # noqa: A004
 
 _PHONE_WIDTH_MAX = 500
 _HEIGHTS = {True: 844, False: 800}
+
+# Milliseconds that no busy machine needs; and those after which a word is typed again, for the page may have been
+# drawn before it listened.
+_LIMIT, _AGAIN = 1_200_000, 10_000
 
 
 def visit(
@@ -39,6 +44,7 @@ def visit(
         device_scale_factor=2 if picture and phone else 1,
         color_scheme="dark" if dark else "light",
     )
+    context.set_default_timeout(_LIMIT)
     page = context.new_page()
     complaints: list[str] = []
     asked: list[str] = []
@@ -74,8 +80,12 @@ def _seen(page: Page) -> dict[str, Any]:
 
 def _search(page: Page, word: str) -> list[str]:
     """The titles that the site's search, a worker that loads its index, shows for a word."""
-    page.fill("input[name=query]", word)
-    page.wait_for_selector(".md-search-result__item h1")
+    for _ in range(_LIMIT // _AGAIN):
+        page.fill("input[name=query]", "")
+        page.fill("input[name=query]", word)
+        with suppress(TimeoutError):
+            page.wait_for_selector(".md-search-result__item h1", timeout=_AGAIN)
+            break
     titles: list[str] = page.locator(".md-search-result__item h1").all_inner_texts()
     return titles
 

@@ -11,7 +11,6 @@ from psycopg import Connection
 from gdq.consumers.replica.changes import (
     STAGE,
     Applied,
-    empty_table,
     netted_sql,
     replace_rows,
     stage_changes,
@@ -29,7 +28,7 @@ class RowsLackingError(GdqError):
 
 
 @dataclass(frozen=True, slots=True)
-class Applier:
+class TableApplier:
     """Applies the changes of a replica's tables: `policies` answer conflicts, which are noted in the target."""
 
     replica: str
@@ -37,12 +36,11 @@ class Applier:
     target: Connection[Any]
     policies: Policies
 
-    def apply(self, table: ReplicaTable, log_rows: str | None, truncated: int | None, tick: int) -> Applied:
-        """Bring a table's changes of the batch that ends with a tick into the open transaction of the target."""
-        if truncated is not None:
-            empty_table(self.target, table)
-        if log_rows is None:
-            return Applied()
+    def apply(self, table: ReplicaTable, log_rows: str, truncated: int | None, tick: int) -> Applied:
+        """Bring a table's changes of the batch that ends with a tick into the open transaction of the target.
+
+        `truncated`: the number of the last TRUNCATE, which has been applied; earlier changes are left out.
+        """
         answers = self.answers(table)
         whole = any(kind in answers for kind in DIFFERING)
         stage_changes(self.source, self.target, table, netted_sql(table, log_rows, truncated, whole=whole))

@@ -1,0 +1,120 @@
+"""Columns of a target table brought in line with another version of the source's.
+
+Two versions of a captured table are compared by the numbers of their columns, which PostgreSQL gives only once: a
+column whose number is gone was dropped, one with a new number was added, one with another name was renamed. What
+somebody has changed in the target already is left as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Self
+
+import psycopg
+from psycopg import Connection
+from psycopg.types.json import Jsonb
+
+from gdq.errors import GdqError, mapped_errors
+from gdq.qualified_sql import qualified
+from gdq.sql_text import pinned, quote, raw
+
+_COLUMNS = qualified("""
+select v.version, c.attnum, c.name, c.type
+  from (select coalesce(%(version)s, i.version) as version from gdq.table_info(%(queue)s) i
+         where i.table_name = %(table)s) v,
+       gdq.table_columns(%(queue)s, %(table)s::pg_catalog.regclass, v.version) c""")
+
+# Columns that are no longer captured, but still there.
+_LEFT_OUT = """
+select a.attnum from pg_attribute a
+ where a.attrelid = %s::regclass and a.attnum = any (%s::int2[]) and not a.attisdropped"""
+
+_TARGET = """
+select a.attname::text, format_type(a.atttypid, a.atttypmod) from pg_attribute a
+ where a.attrelid = to_regclass(%s) and a.attnum > 0 and not a.attisdropped"""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceColumns:
+    """The columns of a captured table at one version: by their numbers the names, and the types with length."""
+
+    version: int
+    columns: dict[int, tuple[str, str]]
+
+    @classmethod
+    def stored(cls, stored: dict[str, Any]) -> Self:
+        """Columns as to_store() gave them."""
+        return cls(stored["version"], {number: (name, kind) for number, name, kind in stored["columns"]})
+
+    def to_store(self) -> Jsonb:
+        """The columns as a JSON value."""
+        return Jsonb(
+            {"version": self.version, "columns": [(number, *column) for number, column in self.columns.items()]}
+        )
+
+
+def source_columns(source: Connection[Any], queue: str, table: str, version: int | None = None) -> SourceColumns:
+    """The columns of a captured table, at its newest version or an older one; GdqError if it is not captured."""
+    with mapped_errors():
+        values = {"queue": queue, "table": table, "version": version}
+        found = source.execute(_COLUMNS, values, prepare=True).fetchall()
+    if not found:
+        raise GdqError(f"table {table} is not captured by queue {queue}")
+    return SourceColumns(found[0][0], {number: (name, kind) for _, number, name, kind in found})
+
+
+def change_columns(
+    source: Connection[Any], target: Connection[Any], table: str, old: SourceColumns, new: SourceColumns
+) -> None:
+    """Alter a target table, in the open transaction, by what has changed between two versions of the source's columns.
+
+    A column is added without default and constraints, which never change a row that the replica writes. GdqError if
+    the target refuses.
+    """
+    if old.columns == new.columns:
+        return
+    gone = [*(old.columns.keys() - new.columns.keys())]
+    left_out = {number for (number,) in source.execute(_LEFT_OUT, [table, gone])}
+    with pinned(target):
+        there: dict[str, str] = dict(target.execute(_TARGET, [table]).fetchall())
+    if not there:  # whoever describes the table says so
+        return
+    for clause in _clauses({n: column for n, column in old.columns.items() if n not in left_out}, new.columns, there):
+        try:
+            target.execute(raw(f"alter table {table} {clause}"))
+        except psycopg.OperationalError:
+            raise
+        except psycopg.Error as error:
+            raise GdqError(
+                f"table {table} has other columns in the source by now, and the target refuses ALTER TABLE {table} "
+                f"{clause}: {error.diag.message_primary}",
+                hint="Have its owner change it there; then start again.",
+            ) from error
+
+
+def _clauses(old: dict[int, tuple[str, str]], new: dict[int, tuple[str, str]], there: dict[str, str]) -> Iterator[str]:
+    """What ALTER TABLE has to do, in an order that works. `there`: the target's columns with their types."""
+    for number, (name, _) in old.items():
+        if number not in new and name in there:
+            yield f"drop column {quote(name)}"
+            there.pop(name)
+    renamed = {
+        name: (number, new[number][0])
+        for number, (name, _) in old.items()
+        if number in new and name != new[number][0] and name in there
+    }
+    # by way of names that nothing else has, if one takes over another's name
+    taken_over = renamed.keys() & {to for _, to in renamed.values()}
+    between = {name: f"!gdq_{number}" for name, (number, _) in renamed.items()} if taken_over else {}
+    for name, other in between.items():
+        yield f"rename column {quote(name)} to {quote(other)}"
+    for name, (_, to) in renamed.items():
+        yield f"rename column {quote(between.get(name, name))} to {quote(to)}"
+    there = {renamed[name][1] if name in renamed else name: kind for name, kind in there.items()}
+    for number, (name, kind) in new.items():
+        before = old.get(number, (name, kind))[1]
+        if number not in old and name not in there:
+            yield f"add column {quote(name)} {kind}"
+        elif number in old and before != kind and there.get(name) == before:
+            yield f"alter column {quote(name)} type {kind} using {quote(name)}::{kind}"
