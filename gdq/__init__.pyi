@@ -27,6 +27,8 @@ from gdq.consumers.refresh.verify import VerifyResult as VerifyResult
 from gdq.consumers.refresh.verify import verify_view as verify_view
 from gdq.consumers.table_compare.compare import TableComparison as TableComparison
 from gdq.consumers.table_compare.compare import compare_tables as compare_tables
+from gdq.consumers.table_compare.repair import TableRepair as TableRepair
+from gdq.consumers.table_compare.repair import repair_tables as repair_tables
 from gdq.ddl import apply_ddl as apply_ddl
 from gdq.era import Rebased as Rebased
 from gdq.era import check_position as check_position

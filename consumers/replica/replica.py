@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-import psycopg
 from psycopg import Connection
 
 import gdq
@@ -23,6 +22,7 @@ from gdq.consumer import Consumer, ConsumerInfo, consumer_info, register_consume
 from gdq.consumers.replica.batch_apply import BatchApplier, CopyAgain
 from gdq.consumers.replica.policy import Policies
 from gdq.consumers.replica.state import ReplicaState
+from gdq.consumers.replica.table import suppress_triggers
 from gdq.consumers.replica.table_copy import apply_settings, copy_tables
 from gdq.errors import GdqError, ResyncRequired, TruncatedPosition
 from gdq.queue import check_tables, table_info
@@ -94,7 +94,7 @@ class Replica:
                         "a replica needs sessions of its own", hint="Connect to the servers, past the pooler."
                     )
                 apply_settings(connection)
-            self._applier = BatchApplier(self.source, self.state, policies, may_suppress=_suppress_triggers(there))
+            self._applier = BatchApplier(self.source, self.state, policies, may_suppress=suppress_triggers(there))
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Self:
@@ -253,15 +253,6 @@ class Replica:
                     applied.conflicts,
                     round(time.monotonic() - started, 3),
                 )
-
-
-def _suppress_triggers(target: Connection[Any]) -> bool:
-    """Keep the target's triggers and foreign keys from firing in this session; False if the role may not."""
-    try:
-        target.execute("set session_replication_role = replica")
-    except psycopg.errors.InsufficientPrivilege:
-        return False
-    return True
 
 
 def _identity(connection: Connection[Any]) -> Any:

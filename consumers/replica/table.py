@@ -6,9 +6,11 @@ they are also netted: 1.0 and 1.00 are equal numbers and different values.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import psycopg
 from psycopg import Connection
 from psycopg.rows import namedtuple_row
 
@@ -42,6 +44,17 @@ select a.attname as name, format_type(a.atttypid, -1) as type, a.attgenerated <>
 
 
 @dataclass(frozen=True, slots=True)
+class SourceColumn:
+    """A column of the source's table: `stage` is its type on the way, `old` and `new` are the log's columns, if any."""
+
+    name: str
+    stage: str
+    is_key: bool
+    old: str = ""
+    new: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaColumn:
     """A column that travels: `stage` is its type on the way, `type` the target's, `old` and `new` the log's columns.
 
@@ -66,12 +79,12 @@ class ReplicaColumn:
 class ReplicaTable:
     """A table whose changes a replica applies, at one version of its columns in the source.
 
-    `name`: as `%I.%I`, the same in both databases. `more_keys`: the target has further unique keys. `extra`: the
-    target has columns that the source lacks.
+    `name`: as `%I.%I`, the same in both databases. `version`: None if no log was looked at. `more_keys`: the target has
+    further unique keys. `extra`: columns of the target do not come from the source.
     """
 
     name: str
-    version: int
+    version: int | None
     columns: tuple[ReplicaColumn, ...]
     partitioned: bool
     more_keys: bool
@@ -116,7 +129,32 @@ def describe_table(
             f"table {table} is captured in part: a replica needs whole rows of all changes",
             hint=f"Capture it in mode full, without a filter: gdq alter-table {queue} {table}",
         )
-    key = [column.name for column in logged if column.is_key]
+    columns = [
+        SourceColumn(
+            name=column.name,
+            stage=column.log_type if not column.as_text else "text",
+            is_key=column.is_key,
+            old=column.log_old,
+            new=column.log_new,
+        )
+        for column in logged
+    ]
+    return match_target(target, table, columns, version=first.version, may_suppress=may_suppress)
+
+
+def match_target(
+    target: Connection[Any],
+    table: str,
+    columns: Sequence[SourceColumn],
+    *,
+    version: int | None = None,
+    may_suppress: bool,
+) -> ReplicaTable:
+    """A table whose columns in the source are known, as the target has it; GdqError if it cannot be kept equal.
+
+    Columns whose type is not equal to the bit travel as text, whatever their `stage`.
+    """
+    key = [column.name for column in columns if column.is_key]
     if not key:
         raise GdqError(f"table {table} has no key", hint="Give it a primary key, or leave the table out by --tables.")
     with target.cursor(row_factory=namedtuple_row) as cursor:
@@ -127,29 +165,42 @@ def describe_table(
                 hint=f"Create it there: pg_dump --schema-only --table='{table}' (docs/replicas.md)",
             )
         listed: list[Any] = cursor.execute(_TARGET_COLUMNS, [there.oid]).fetchall()
-    columns = {column.name: column for column in listed}
-    _check_target(table, there, key, [c.name for c in logged if c.name not in columns], may_suppress=may_suppress)
-    travelling = [(column, columns[column.name]) for column in logged if not columns[column.name].generated]
-    names = {column.name for column in logged}
+    theirs = {column.name: column for column in listed}
+    _check_target(table, there, key, [c.name for c in columns if c.name not in theirs], may_suppress=may_suppress)
+    names = {column.name for column in columns}
     return ReplicaTable(
         name=table,
-        version=first.version,
+        version=version,
         columns=tuple(
             ReplicaColumn(
-                name=ours.name,
-                stage=ours.log_type if ours.log_type in _EXACT and not ours.as_text else "text",
-                type=theirs.type,
-                is_key=ours.is_key,
-                old=ours.log_old,
-                new=ours.log_new,
-                settable=not theirs.always,
+                name=column.name,
+                stage=column.stage if column.stage in _EXACT else "text",
+                type=theirs[column.name].type,
+                is_key=column.is_key,
+                old=column.old,
+                new=column.new,
+                settable=not theirs[column.name].always,
             )
-            for ours, theirs in travelling
+            for column in columns
+            if not theirs[column.name].generated
         ),
         partitioned=there.relkind == "p",
         more_keys=there.more_keys,
-        extra=any(not column.generated and name not in names for name, column in columns.items()),
+        extra=any(not column.generated and name not in names for name, column in theirs.items()),
     )
+
+
+def suppress_triggers(target: Connection[Any], *, local: bool = False) -> bool:
+    """Keep the target's triggers and foreign keys from firing in this session; False if the role may not.
+
+    `local`: in the open transaction alone.
+    """
+    try:
+        with target.transaction():
+            target.execute(f"set {'local' if local else 'session'} session_replication_role = replica")
+    except psycopg.errors.InsufficientPrivilege:
+        return False
+    return True
 
 
 def _check_target(table: str, there: Any, key: list[str], missing: list[str], *, may_suppress: bool) -> None:
@@ -162,7 +213,7 @@ def _check_target(table: str, there: Any, key: list[str], missing: list[str], *,
     if not there.by_key:
         raise GdqError(
             f"table {table} of the target has no unique key ({', '.join(map(quote, key))})",
-            hint="Create it there: a replica finds rows by the key of the source.",
+            hint="Create it there: rows are found by the key of the source.",
         )
     if there.triggers and not may_suppress:
         raise GdqError(

@@ -182,7 +182,7 @@ def compared_rows(
     sums = bucket_sums(sides, lambda rows: tell(name, "comparing", rows, about))
     if sums.differing:
         tell(name, "looking for rows that differ", 0, None)
-        found.take(differing_rows(sides, f"kh & {BUCKETS - 1} = any(%s)", sums.differing), each)
+        found.take(differing_rows(sides, f"kh & {BUCKETS - 1} = any({{}})", sums.differing), each)
     return sums.source_rows
 
 
@@ -218,7 +218,7 @@ def _again(sides: TwoSides, before: Found) -> Found:
         here, there = (found_rows(side, sides.shape, keys) for side in (sides.source, sides.target))
         found.take(merge(here, there))
     else:
-        found.take(differing_rows(sides, "kh = any(%s)", [row.kh for row in before.listed]))
+        found.take(differing_rows(sides, "kh = any({})", [row.kh for row in before.listed]))
     return found
 
 

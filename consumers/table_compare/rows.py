@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from threading import Event
+from typing import Any
+
+from psycopg import Connection, sql
 
 from gdq.consumers.table_compare.shape import BUCKETS, TableShape
 from gdq.consumers.table_compare.sides import Side, TwoSides
@@ -66,14 +69,16 @@ def bucket_sums(sides: TwoSides, tell: Tell) -> Sums:
 
 
 def differing_rows(sides: TwoSides, condition: str, numbers: Sequence[int]) -> Iterator[Differing]:
-    """The rows that differ among those of a condition on kh, whose parameter `numbers` is; in the order of kh."""
+    """The rows that differ among those of a condition on kh, where {} stands for `numbers`; in the order of kh."""
+    # a literal, for a condition of the user may have a %, which marks a parameter
+    listed = condition.format(f"'{{{','.join(map(str, numbers))}}}'::bigint[]")
     with (
         sides.source.connection.cursor(name="gdq_rows") as here,
         sides.target.connection.cursor(name="gdq_rows") as there,
     ):
         for cursor, side in ((here, sides.source), (there, sides.target)):
             cursor.itersize = _FETCHED
-            cursor.execute(raw(side.rows_sql(sides.shape, condition)), [list(numbers)])
+            cursor.execute(raw(side.rows_sql(sides.shape, listed)))
         yield from merge(here, there)
 
 
@@ -97,9 +102,19 @@ def merge(here: Iterable[_Row], there: Iterable[_Row]) -> Iterator[Differing]:
 def found_rows(side: Side, shape: TableShape, keys: Sequence[tuple[str, ...]]) -> list[_Row]:
     """The rows of some keys, in the order of kh."""
     found = side.found_sql(shape, shape.hashes)
-    select = f"""{_wanted(shape)} select kh, h, gdq_key, sum(w)::bigint from ({found}) as r
+    wanted = keys_sql(side.connection, shape, keys)
+    select = f"""with wanted as ({wanted}) select kh, h, gdq_key, sum(w)::bigint from ({found}) as r
                   group by 1, 2, 3 having sum(w) <> 0 order by kh"""
-    return side.connection.execute(raw(select), _columns(shape, keys)).fetchall()
+    return side.connection.execute(raw(select)).fetchall()
+
+
+def keys_sql(connection: Connection[Any], shape: TableShape, keys: Sequence[tuple[str, ...]]) -> str:
+    """SELECT of keys as gdq_key, an array of texts each; they stand in it as literals of the connection."""
+    places = [f"k{place}" for place in range(1, len(shape.key) + 1)]
+    columns = ([key[place] for key in keys] for place in range(len(shape.key)))
+    arrays = ", ".join(f"{sql.Literal(column).as_string(connection)}::text[]" for column in columns)
+    listed = ", ".join(places)
+    return f"select array[{listed}] as gdq_key from unnest({arrays}) as k({listed})"
 
 
 def differing_columns(sides: TwoSides, keys: Sequence[tuple[str, ...]]) -> dict[tuple[str, ...], tuple[str, ...]]:
@@ -115,20 +130,10 @@ def differing_columns(sides: TwoSides, keys: Sequence[tuple[str, ...]]) -> dict[
 
 def _values(side: Side, shape: TableShape, keys: Sequence[tuple[str, ...]]) -> dict[tuple[str, ...], list[str]]:
     found = side.found_sql(shape, f"{shape.row_texts()} as texts")
-    select = f"{_wanted(shape)} select gdq_key, texts from ({found}) as r group by gdq_key, texts having sum(w) > 0"
-    return {tuple(key): texts for key, texts in side.connection.execute(raw(select), _columns(shape, keys))}
-
-
-def _wanted(shape: TableShape) -> str:
-    """The relation wanted(gdq_key), of arrays of texts, as WITH; its parameters are those of _columns()."""
-    places = [f"k{place}" for place in range(1, len(shape.key) + 1)]
-    arrays = ", ".join("%s::text[]" for _ in places)
-    listed = ", ".join(places)
-    return f"with wanted as (select array[{listed}] as gdq_key from unnest({arrays}) as k({listed}))"
-
-
-def _columns(shape: TableShape, keys: Sequence[tuple[str, ...]]) -> list[list[str]]:
-    return [[key[place] for key in keys] for place in range(len(shape.key))]
+    wanted = keys_sql(side.connection, shape, keys)
+    select = f"""with wanted as ({wanted})
+                 select gdq_key, texts from ({found}) as r group by gdq_key, texts having sum(w) > 0"""
+    return {tuple(key): texts for key, texts in side.connection.execute(raw(select))}
 
 
 def _side_sums(shape: TableShape, side: Side, tell: Tell, stopped: Event) -> dict[int, tuple[int, int]]:

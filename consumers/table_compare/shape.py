@@ -43,7 +43,8 @@ class TableShape:
 
     `key`: the columns that name a row, none if rows are told apart by all their values alone. `values`: SQL of the
     compared columns by name, the key's first. `types`: of the key's columns, if they are PostgreSQL's own. `lacking`:
-    columns of the source that the target does not have. `recoded`: the sides have different encodings.
+    columns of the source that the target does not have. `others`: columns that both have and that are not compared.
+    `recoded`: the sides have different encodings.
     """
 
     name: str
@@ -51,6 +52,7 @@ class TableShape:
     values: Mapping[str, str]
     types: Mapping[str, str]
     lacking: tuple[str, ...]
+    others: tuple[str, ...]
     recoded: bool
 
     @property
@@ -131,6 +133,7 @@ def compared_shape(
         values={column.name: _value(column, theirs[column.name]) for column in ordered},
         types={c.name: c.type for c in there if c.name in key and c.has_binary and theirs[c.name].type == c.type},
         lacking=tuple(column.name for column in wanted if column.name not in theirs),
+        others=tuple(column.name for column in ours if column.name in theirs and column not in wanted),
         recoded=recoded,
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from psycopg import Connection
@@ -127,6 +127,9 @@ class Side:
             f"join {images} on {shape.has_key('wanted.gdq_key')}"
         )
 
+    def without_condition(self) -> Side:
+        return replace(self, table=replace(self.table, condition=None))
+
     @property
     def _rows(self) -> str:
         # children of inheritance are tables of their own, partitions are not
@@ -143,12 +146,20 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class TwoSides:
-    """A table on both sides. `tick`: where both are one state; None for two snapshots of databases without link."""
+    """A table on both sides. `stored`: where both are one state; None for two snapshots of databases without link."""
 
     shape: TableShape
     source: Side
     target: Side
-    tick: int | None
+    stored: StoredPosition | None
+
+    @property
+    def tick(self) -> int | None:
+        return None if self.stored is None else Position.parse(self.stored.position).tick
+
+    def without_condition(self) -> TwoSides:
+        """The same, with all rows of the table."""
+        return replace(self, source=self.source.without_condition(), target=self.target.without_condition())
 
 
 class _Behind(Exception):  # noqa: N818 (a signal)
@@ -156,22 +167,23 @@ class _Behind(Exception):  # noqa: N818 (a signal)
 
 
 @contextmanager
-def open_sides(databases: Databases, choice: Choice) -> Iterator[TwoSides]:
+def open_sides(databases: Databases, choice: Choice, *, writing: bool = False) -> Iterator[TwoSides]:
     """Snapshots of a table in both databases, held until the block ends.
 
     Where images of rows do not lead from the source back to the target's position, because of a TRUNCATE or DDL, the
-    replica is waited for. GdqError if that takes too long.
+    replica is waited for. GdqError if that takes too long. `writing`: the target's side has no snapshot, but a
+    transaction that may write; no batch of the replica is applied in it, and the block has to commit it.
     """
     with ExitStack() as stack:
         link = databases.link
         if link is None:
-            yield _unlinked(stack, databases, choice)
+            yield _opened(stack, databases, choice, writing=writing)
             return
         deadline = time.monotonic() + databases.wait_seconds
         while True:
             try:
                 with ExitStack() as opening:
-                    sides = _linked(opening, databases, choice, link)
+                    sides = _opened(opening, databases, choice, writing=writing)
                     stack.push(opening.pop_all())
                 break
             except _Behind as behind:
@@ -184,22 +196,20 @@ def open_sides(databases: Databases, choice: Choice) -> Iterator[TwoSides]:
         yield sides
 
 
-def _unlinked(stack: ExitStack, databases: Databases, choice: Choice) -> TwoSides:
-    there = _side(stack, databases.target, choice, "the target")
-    here = _side(stack, databases.source, choice, "the source")
-    key = key_of(here.connection, choice.table)
-    shape = compared_shape(here.table, there.table, key, columns=choice.columns, recoded=_recoded(here, there))
-    return TwoSides(shape, here, there, None)
-
-
-def _linked(stack: ExitStack, databases: Databases, choice: Choice, link: Link) -> TwoSides:
-    there = _side(stack, databases.target, choice, "the target")
-    stored = stored_position(there.connection, link.queue, link.replica, choice.table)
-    here, columns, key = take_source(stack, databases.source, choice, link.queue, stored)
+def _opened(stack: ExitStack, databases: Databases, choice: Choice, *, writing: bool) -> TwoSides:
+    there = (_writing_side if writing else _reading_side)(stack, databases.target, choice, "the target")
+    known, stored = None, None
+    if databases.link is None:
+        here = _reading_side(stack, databases.source, choice, "the source")
+        key = key_of(here.connection, choice.table)
+    else:
+        queue, name = databases.link.queue, databases.link.replica
+        stored = stored_position(there.connection, queue, name, choice.table, locked=writing)
+        here, known, key = take_source(stack, databases.source, choice, queue, stored)
     shape = compared_shape(
-        here.table, there.table, key, known=columns, columns=choice.columns, recoded=_recoded(here, there)
+        here.table, there.table, key, known=known, columns=choice.columns, recoded=_recoded(here, there)
     )
-    return TwoSides(shape, here, there, Position.parse(stored.position).tick)
+    return TwoSides(shape, here, there, stored)
 
 
 def take_source(
@@ -237,13 +247,26 @@ def take_source(
     return side, [column.name for column in columns], tuple(captured[table].key or ())
 
 
-def _side(stack: ExitStack, dsn: str | None, choice: Choice, what: str) -> Side:
+def _reading_side(stack: ExitStack, dsn: str | None, choice: Choice, what: str) -> Side:
     """A side at a snapshot of its own, as it is."""
     with closing(connect(dsn, application_name="gdq:compare", autocommit=True)) as connection:
-        if scalar(connection, "select pg_catalog.to_regclass(%s)::pg_catalog.text", choice.table) is None:
-            raise GdqError(f"{what} has no table {choice.table}")
+        _check_table(connection, choice, what)
     lead = stack.enter_context(lead_copy(dsn, [CopyChoice(choice.table, choice.where)], 0))
     return Side(lead.holder.connection, lead.tables[0], lead.block_size)
+
+
+def _writing_side(stack: ExitStack, dsn: str | None, choice: Choice, what: str) -> Side:
+    """A side in a transaction in which each statement sees what others have committed."""
+    connection = stack.enter_context(closing(connect(dsn, application_name="gdq:repair")))
+    connection.execute(raw(COPY_SETTINGS))
+    _check_table(connection, choice, what)
+    described = describe_source_table(connection, CopyChoice(choice.table, choice.where))
+    return Side(connection, described, _block_size(connection))
+
+
+def _check_table(connection: Connection[Any], choice: Choice, what: str) -> None:
+    if scalar(connection, "select pg_catalog.to_regclass(%s)::pg_catalog.text", choice.table) is None:
+        raise GdqError(f"{what} has no table {choice.table}")
 
 
 def _later(one: str, other: str) -> str:

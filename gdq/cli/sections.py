@@ -34,7 +34,7 @@ SECTIONS = {
     "Copies and replicas": {
         "snapshot": ["snapshot"],
         "replicate": ["replicate", "replicas", "replica-conflicts", "drop-replica"],
-        "table_compare": ["compare-tables"],
+        "table_compare": ["compare-tables", "repair-tables"],
     },
     "Slots": {"slot": ["create-slot", "slots", "drop-slot"], "compare": ["compare"]},
     "Operations": {

@@ -1,9 +1,10 @@
-"""The command that compares tables with those of another database."""
+"""The commands that compare tables with those of another database, and repair what differs there."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import click
 
@@ -13,11 +14,15 @@ from gdq.cli.listing import print_json, print_rows
 from gdq.cli.progress import shown_progress
 from gdq.cli.queue_command import only_queue
 from gdq.cli.terminal import printable
-from gdq.consumers.table_compare.compare import TableComparison, compare_each
+from gdq.consumers.table_compare.compare import CompareProgress, TableComparison, compare_each
+from gdq.consumers.table_compare.repair import TableRepair, repair_each
 from gdq.consumers.table_compare.sides import Link
 from gdq.json_text import json_text
 
 _COMPARED_COLUMNS = ("table_name", "rows", "different", "missing", "extra", "tick", "seconds")
+_REPAIRED_COLUMNS = ("table_name", "inserted", "updated", "deleted", "tick", "seconds")
+
+_Result = TypeVar("_Result")
 
 
 def _sides_options(command: CommandFunction) -> CommandFunction:
@@ -76,20 +81,15 @@ def compare_tables_command(
     """
     link = _link(replica, tables, dsn)
     compared: list[TableComparison] = []
-    terminate = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    interrupted = False
-    try:
-        with shown_progress(as_json=as_json, what="comparison of") as progress:
-            compared.extend(
-                compare_each(
-                    dsn, target, base.split_table_names(tables), link=link, columns=base.split_names(columns),
-                    where=where, examples=examples, wait_seconds=wait, progress=progress,
-                )
-            )  # fmt: skip
-    except KeyboardInterrupt:
-        interrupted = True
-    finally:
-        signal.signal(signal.SIGTERM, terminate)
+    interrupted = _collect(
+        compared,
+        lambda progress: compare_each(
+            dsn, target, base.split_table_names(tables), link=link, columns=base.split_names(columns),
+            where=where, examples=examples, wait_seconds=wait, progress=progress,
+        ),
+        as_json=as_json,
+        what="comparison of",
+    )  # fmt: skip
     _print(compared, as_json=as_json)
     if interrupted:
         raise base.Interrupted("interrupted: the tables above were compared")
@@ -97,10 +97,89 @@ def compare_tables_command(
     if unequal:
         raise base.FoundWanting(
             f"{len(unequal)} of {len(compared)} tables differ: {', '.join(unequal)}",
-            hint=None
+            hint="gdq repair-tables with the same arguments makes these rows equal."
             if link is None
-            else f"gdq replicate {link.queue} {link.replica} ... --copy-again replaces a copy.",
+            else f"gdq repair-tables {link.queue} {link.replica} ... makes these rows equal, "
+            f"gdq replicate {link.queue} {link.replica} ... --copy-again replaces a copy.",
         )
+
+
+@click.command("repair-tables")
+@_sides_options
+@click.option("--columns", metavar="C1,C2", help="Compare and update only these columns, beside the key.")
+@click.option("--dry-run", is_flag=True, help="Write nothing. Exit code 3 if there is something to repair.")
+@click.option(
+    "--wait",
+    type=base.Seconds(),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Wait so long for the REPLICA to pass DDL.",
+)
+@base.json_option
+@base.dsn_option
+def repair_tables_command(
+    replica: tuple[str, ...],
+    target: str,
+    tables: str | None,
+    where: str | None,
+    columns: str | None,
+    *,
+    dry_run: bool,
+    wait: float,
+    as_json: bool,
+    dsn: str | None,
+) -> None:
+    """Make the rows of another database that differ from those here equal to them, while both are written to.
+
+    The rows are found as by `gdq compare-tables`, and no others are touched. Those of a REPLICA become what the source
+    had at the tick that the replica stands at. Without REPLICA they become what the source has now.
+
+    \b
+    Examples: gdq repair-tables shop mirror --to "$COPY_DSN" --dry-run
+              gdq repair-tables --to "$COPY_DSN" --tables public.orders,public.customer
+    """
+    link = _link(replica, tables, dsn)
+    repaired: list[TableRepair] = []
+    try:
+        interrupted = _collect(
+            repaired,
+            lambda progress: repair_each(
+                dsn, target, base.split_table_names(tables), link=link, columns=base.split_names(columns),
+                where=where, dry_run=dry_run, wait_seconds=wait, progress=progress,
+            ),
+            as_json=as_json,
+            what="repair of",
+        )  # fmt: skip
+    except Exception:
+        if repaired:
+            _print_repaired(repaired, as_json=as_json)
+        raise
+    _print_repaired(repaired, as_json=as_json)
+    if interrupted:
+        raise base.Interrupted("interrupted: the tables above were repaired; what was repaired of another one stays")
+    unequal = [table.table_name for table in repaired if not table.nothing]
+    if dry_run and unequal:
+        raise base.FoundWanting(f"{len(unequal)} of {len(repaired)} tables would be repaired: {', '.join(unequal)}")
+
+
+def _collect(
+    found: list[_Result],
+    each: Callable[[CompareProgress | None], Iterator[_Result]],
+    *,
+    as_json: bool,
+    what: str,
+) -> bool:
+    """Take the results of all tables into a list, with progress shown; True if a signal ended it."""
+    terminate = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with shown_progress(as_json=as_json, what=what) as progress:
+            found.extend(each(progress))
+    except KeyboardInterrupt:
+        return True
+    finally:
+        signal.signal(signal.SIGTERM, terminate)
+    return False
 
 
 def _link(replica: tuple[str, ...], tables: str | None, dsn: str | None) -> Link | None:
@@ -125,6 +204,10 @@ def _print(compared: Sequence[TableComparison], *, as_json: bool) -> None:
     for table in compared:
         for line in _differences(table):
             click.echo(printable(f"{table.table_name}: {line}"))
+
+
+def _print_repaired(repaired: Sequence[TableRepair], *, as_json: bool) -> None:
+    print_rows(repaired, TableRepair, _REPAIRED_COLUMNS, "json" if as_json else None)
 
 
 def _differences(table: TableComparison) -> Iterator[str]:

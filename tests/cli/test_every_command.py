@@ -61,6 +61,7 @@ COMMANDS = {
     "register-consumer": "Q new",
     "remove-sequence": "Q SEQUENCE",
     "remove-table": "Q TABLE",
+    "repair-tables": "--tables TABLE --to TO",
     "replay-dead-letters": "Q C --all",
     "replica-conflicts": "mirror --to TO",
     "replicas": "--to TO",

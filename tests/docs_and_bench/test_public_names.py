@@ -78,6 +78,7 @@ def test_first_comes_the_connection() -> None:
         "copy_table": either,
         "copy_tables": either,
         "install": either,
+        "repair_tables": either,
         "verify_view": either,
     }
     functions = {name: getattr(gdq, name) for name in gdq.__all__ if inspect.isfunction(getattr(gdq, name))}

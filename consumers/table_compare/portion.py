@@ -1,0 +1,171 @@
+"""One portion of a repair: the rows of some keys made equal to the source's, in one transaction of the target.
+
+The rows of these keys are read again on both sides, under locks that keep the target's as they are. So what the
+comparison has found decides only which keys are looked at, and rows that agree by now are not touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import psycopg
+
+from gdq.consumers.replica.changes import Applied, replace_rows, stage_changes, update_rows
+from gdq.consumers.replica.state import stored_position
+from gdq.consumers.replica.table import ReplicaTable, SourceColumn, match_target, suppress_triggers
+from gdq.consumers.table_compare.rows import Differing, found_rows, keys_sql, merge
+from gdq.consumers.table_compare.sides import Link, TwoSides
+from gdq.errors import GdqError
+from gdq.sql_text import quote, raw
+
+# The names of a row: the texts of its key.
+Key = tuple[str, ...]
+
+# Writers of the target that come after a waiting lock wait too, so it waits for a moment only, and is tried again. The
+# lock is against all but readers: behind a row that somebody has locked the portion would wait with all its own locks.
+_LOCK_TIMEOUT = "500ms"
+
+# How values are read whose types have a collation, or which travel as text.
+_AS_TEXT = {name: f'::{name} collate "C"' for name in ("text", "character varying")}
+
+
+class BlockedError(GdqError):
+    """Rows of other keys in the target have values of another unique key that rows of the portion need."""
+
+
+class _UnequalError(GdqError):
+    """The target took the rows, and has other values now."""
+
+
+def repaired_table(sides: TwoSides) -> ReplicaTable:
+    """How rows are brought to the target's table, whose triggers are kept from firing until its transaction ends.
+
+    GdqError if its rows cannot be made equal: without a key, without columns of the source.
+    """
+    shape = sides.shape
+    theirs = {column.name: column.type for column in sides.target.table.columns}
+    compared = {*shape.values, *shape.others, *shape.lacking}
+    # a type that is another in the target travels as text: its values may be beyond the source's type
+    columns = [
+        SourceColumn(
+            name=column.name,
+            stage=column.type if theirs.get(column.name) == column.type else "text",
+            is_key=column.name in shape.key,
+        )
+        for column in sides.source.table.columns
+        if column.name in compared
+    ]
+    there = sides.target.connection
+    table = match_target(there, shape.name, columns, may_suppress=suppress_triggers(there, local=True))
+    return replace(
+        table,
+        columns=tuple(
+            replace(column, settable=column.settable and column.name in shape.values) for column in table.columns
+        ),
+        extra=table.extra or bool(shape.others),
+    )
+
+
+def differing_keys(sides: TwoSides, keys: Sequence[Key]) -> list[Differing]:
+    """The rows of some keys that differ now, whatever else is asked of the table's rows."""
+    return list(merge(*(found_rows(side, sides.shape, keys) for side in (sides.source, sides.target))))
+
+
+def counted(differing: Sequence[Differing]) -> Applied:
+    """How many rows have to be inserted, updated and deleted."""
+    return Applied(
+        inserted=sum(row.missing for row in differing),
+        updated=sum(row.different for row in differing),
+        deleted=sum(row.extra for row in differing),
+    )
+
+
+def repair_portion(sides: TwoSides, link: Link | None, keys: Sequence[Key]) -> Applied | None:
+    """Make the rows of some keys equal to the source's in the target's open transaction; the rows that were changed.
+
+    None if the replica has copied the table anew meanwhile: then nothing was changed. BlockedError if rows of other
+    keys are in the way, GdqError if the target does not take the rows. LockNotAvailable of psycopg.errors if somebody
+    holds the table.
+    """
+    table = repaired_table(sides)
+    ours = found_rows(sides.source, sides.shape, keys)
+    there = sides.target.connection
+    there.execute(
+        raw(
+            f"set local lock_timeout = '{_LOCK_TIMEOUT}'; lock table {table.target} in exclusive mode; "
+            "set local lock_timeout to default"
+        )
+    )
+    # a copy does not wait for the lock of the position
+    if link is not None and stored_position(there, link.queue, link.replica, table.name) != sides.stored:
+        return None
+    differing = list(merge(ours, found_rows(sides.target, sides.shape, keys)))
+    if differing:
+        stage_changes(sides.source.connection, there, table, _staged_sql(sides, table, differing))
+        _apply(sides, table, [row.key for row in differing if row.key is not None])
+    return counted(differing)
+
+
+def _apply(sides: TwoSides, table: ReplicaTable, keys: Sequence[Key]) -> None:
+    """Bring the staged rows to the target's table, and see that they are equal then."""
+    there = sides.target.connection
+    try:
+        try:
+            with there.transaction():
+                update_rows(there, table)
+                _check_equal(sides, keys)
+        except (psycopg.errors.UniqueViolation, psycopg.errors.ExclusionViolation, _UnequalError):
+            # two rows may have swapped the values of another unique key; a column may not be settable
+            if table.extra:
+                raise
+            with there.transaction():
+                replace_rows(there, table)
+                _check_equal(sides, keys)
+    except (psycopg.errors.UniqueViolation, psycopg.errors.ExclusionViolation) as error:
+        raise BlockedError(
+            f"rows of table {table.name} of the target are in the way: {error.diag.message_primary}",
+            detail=error.diag.message_detail,
+            hint="Rows swap the values of another unique key, or others than those to be repaired have them.",
+        ) from error
+    except (psycopg.errors.DataError, psycopg.errors.IntegrityError) as error:
+        raise GdqError(
+            f"table {table.name} of the target does not take the source's rows: {error.diag.message_primary}",
+            detail=error.diag.message_detail,
+        ) from error
+
+
+def _check_equal(sides: TwoSides, keys: Sequence[Key]) -> None:
+    for row in differing_keys(sides, keys):
+        raise _UnequalError(
+            f"table {sides.shape.name} of the target does not keep the source's row of key {', '.join(row.key or ())}",
+            hint="Has it triggers that are ENABLE ALWAYS or ENABLE REPLICA, or columns that cannot hold the values?",
+        )
+
+
+def _staged_sql(sides: TwoSides, table: ReplicaTable, differing: Sequence[Differing]) -> str:
+    """SELECT for the staging table: the keys that the target has, the rows that the source has."""
+    shape, here = sides.shape, sides.source
+    places = range(1, len(table.columns) + 1)
+    # by the column's own collation other texts may be equal
+    values = [
+        f"{quote(column.name)}{_AS_TEXT.get(column.stage, '')} as c{place}"
+        for place, column in zip(places, table.columns, strict=True)
+    ]
+    key_places = {name: place for place, name in enumerate(shape.key, 1)}
+    old = ", ".join(
+        f"gdq_key[{key_places[column.name]}]::{column.stage}" if column.is_key else f"null::{column.stage}"
+        for column in table.columns
+    )
+    listed = ", ".join(f"c{place}" for place in places)
+    wanted, gone = (
+        keys_sql(here.connection, shape, [row.key for row in rows if row.key is not None])
+        for rows in (
+            [row for row in differing if row.different or row.missing],
+            [row for row in differing if row.different or row.extra],
+        )
+    )
+    return f"""with wanted as ({wanted})
+        select true, {listed} from ({here.found_sql(shape, ", ".join(values))}) as r
+         group by gdq_key, {listed} having sum(w) > 0
+         union all select false, {old} from ({gone}) as gone"""
