@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import threading
 from typing import Any
@@ -271,9 +272,6 @@ def test_an_interrupted_portion_leaves_nothing(pair: Pair) -> None:
     holder = pair.target.connect("su")
     holder.autocommit = False
 
-    def hold() -> None:
-        holder.execute("select from item where id = 1 for update")
-
     def finish(done: str) -> None:
         with pair.target.connect("su") as su:
             until(lambda: su.execute(f"{waiting} and datname = current_database()".encode()).rowcount == 1, "it")
@@ -286,7 +284,7 @@ def test_an_interrupted_portion_leaves_nothing(pair: Pair) -> None:
 
         def tell(table: str, phase: str, rows: int, expected: int | None) -> None:
             if (phase, rows) == ("repairing", 2000) or (phase, done) == ("repairing", "wait"):
-                hold()
+                holder.execute("select from item where id = 1 for update")
                 waiter.start()
 
         try:
@@ -304,6 +302,22 @@ def test_an_interrupted_portion_leaves_nothing(pair: Pair) -> None:
             assert su.execute("select from item where n = -1").rowcount == 1000
         assert call("wait") == 1000
     pair.same("item")
+
+
+def test_ctrl_c(pair: Pair) -> None:
+    """While it waits for a table that somebody holds."""
+    pair.make("create table orders (id int primary key)")
+    pair.run("insert into orders values (1)")
+    with pair.target.connect("su") as holder, holder.transaction():
+        holder.execute("lock table orders in row share mode")
+        program = start_gdq("repair-tables", "--tables", "orders", "--to", pair.target.su_dsn, dsn=pair.source.dsn)
+        waiting = "select from pg_locks where relation = 'orders'::regclass and not granted"
+        until(lambda: holder.execute(waiting).rowcount == 1, "a lock that is waited for")
+        program.send_signal(signal.SIGINT)
+        told = program.communicate()[1]
+    assert program.returncode == 130
+    assert told.splitlines()[-1].startswith("Error: interrupted: the tables above were repaired")
+    assert pair.rows(pair.target, "orders") == []
 
 
 def test_what_cannot_be_repaired(pair: Pair) -> None:
