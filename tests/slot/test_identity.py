@@ -145,8 +145,9 @@ def test_no_net_change_where_an_old_row_is_missing(db: Database, slot_owner: psy
 def test_keys_of_one_batch_as_arrow(db: Database, slot_owner: psycopg.Connection[Any]) -> None:
     """A column for each key that the table had."""
     slot_owner.execute("alter table item add code int not null unique")
-    run(slot_owner, ["insert into item values (1, 'a', 10), (2, 'b', 20)", "delete from item where id = 1"])
-    run(slot_owner, ["alter table item replica identity using index item_code_key", "delete from item"])
+    # in one transaction, which no batch divides
+    run(slot_owner, ["begin", "insert into item values (1, 'a', 10), (2, 'b', 20)", "delete from item where id = 1"])
+    run(slot_owner, ["alter table item replica identity using index item_code_key", "delete from item", "commit"])
     with SlotSource(db.su_dsn, "q", "c") as source:
         (table,) = (batch.arrow("public.item") for batch in source.batches(once=True))
     assert table.column("key_id").to_pylist() == [1, 2, 1, None]
