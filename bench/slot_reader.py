@@ -44,15 +44,17 @@ def pgoutput_options(publication: str) -> dict[str, str]:
     return {"proto_version": "1", "publication_names": publication, "binary": "true"}
 
 
-def wait_for(what: str, query: str, connection: psycopg.Connection[Any], *values: object) -> Any:
-    """The first value that the query gives which is not NULL. BenchError after a minute without one."""
-    end = time.monotonic() + _GIVE_UP_SECONDS
+def wait_for(
+    what: str, query: str, connection: psycopg.Connection[Any], *values: object, seconds: float = _GIVE_UP_SECONDS
+) -> Any:
+    """The first value that the query gives which is not NULL. BenchError after so many seconds without one."""
+    end = time.monotonic() + seconds
     while time.monotonic() < end:
         row = connection.execute(query.encode(), values).fetchone()
         if row is not None and row[0] is not None:
             return row[0]
         time.sleep(_LOOK_SECONDS)
-    raise BenchError(f"waited {_GIVE_UP_SECONDS} s for {what}")
+    raise BenchError(f"waited {seconds:.0f} s for {what}")
 
 
 def drop_slots(connection: psycopg.Connection[Any], pattern: str) -> None:
