@@ -17,6 +17,7 @@ from gdq.batch import Batch
 from gdq.call import scalar
 from gdq.consumers.replica.changes import Applied, empty_table
 from gdq.consumers.replica.column_changes import change_columns, source_columns
+from gdq.consumers.replica.dead_letters import DeadLetters
 from gdq.consumers.replica.policy import Policies
 from gdq.consumers.replica.state import ReplicaState
 from gdq.consumers.replica.table import ReplicaTable, describe_table
@@ -62,7 +63,8 @@ class BatchApplier:
         self._target = state.connection
         self._state = state
         self._may_suppress = may_suppress
-        self._tables = TableApplier(state.name, source, self._target, policies)
+        self._letters = DeadLetters(self._target, state.name)
+        self._tables = TableApplier(state.name, source, self._target, policies, self._letters)
         self._described: dict[str, ReplicaTable] = {}
         self._sequences_set = False
 
@@ -156,6 +158,7 @@ class BatchApplier:
         """Apply a table's changes: one version of its columns after the other."""
         if found.truncated is not None:
             empty_table(self._target, name)
+            self._letters.forget(name)
         applied = Applied()
         for version in sorted({*found.with_rows, *found.made}):
             now = self._state.tables[name].columns
@@ -163,6 +166,7 @@ class BatchApplier:
                 columns = source_columns(self._source, self._state.queue, name, version)
                 change_columns(self._source, self._target, name, now, columns)
                 self._state.altered(name, columns)
+                self._letters.rename_columns(name, now, columns)
             if version not in found.with_rows:
                 continue
             table = self.describe(name, version)

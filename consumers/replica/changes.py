@@ -28,12 +28,16 @@ _BLOCK_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """Rows of the target that were changed, by one table's changes or those of a whole batch, and settled conflicts."""
+    """Rows of the target that were changed, by one table's changes or those of a whole batch, and those that were not.
+
+    `conflicts` were settled, `dead_letters` were refused and put aside.
+    """
 
     inserted: int = 0
     updated: int = 0
     deleted: int = 0
     conflicts: int = 0
+    dead_letters: int = 0
 
     def __add__(self, other: Applied) -> Applied:
         return Applied(
@@ -41,6 +45,7 @@ class Applied:
             self.updated + other.updated,
             self.deleted + other.deleted,
             self.conflicts + other.conflicts,
+            self.dead_letters + other.dead_letters,
         )
 
 
@@ -81,6 +86,11 @@ def make_stage(target: Connection[Any], table: ReplicaTable) -> None:
     """Make the staging table of a table, in the open transaction."""
     columns = ", ".join(f"c{place} {column.stage}" for place, column in enumerate(table.columns, 1))
     target.execute(raw(f"create temp table gdq_replica_stage (is_new boolean, {columns}) on commit drop"))
+
+
+def drop_stage(target: Connection[Any]) -> None:
+    """Drop the staging table, so that the next table can have it."""
+    target.execute(f"drop table {STAGE}")
 
 
 def empty_table(target: Connection[Any], name: str) -> None:

@@ -38,13 +38,22 @@ select pg_get_expr(i.indpred, i.indrelid) as predicate, i.indnullsnotdistinct as
 
 
 def settle_conflicts(
-    target: Connection[Any], table: ReplicaTable, answers: dict[Kind, Answer], replica: str, tick: int
+    target: Connection[Any],
+    table: ReplicaTable,
+    answers: dict[Kind, Answer],
+    replica: str,
+    tick: int,
+    *,
+    refused: str | None,
 ) -> int:
     """Find the staged rows that rows of the target are in the way of, or that it lacks, and settle them.
 
-    Returns their number, 0 if the target is as the changes suppose; GdqError if the answer to one is an error.
+    `refused`: SELECT of the keys whose newer rows were refused, by letters_sql(): what the target has of them is old,
+    and in nobody's way. Returns the conflicts' number, 0 if the target is as the changes suppose; GdqError if the
+    answer to one is an error.
     """
-    target.execute(raw(f"create temp table gdq_replica_clash on commit drop as {_clashes_sql(target, table)}"))
+    clashes = _clashes_sql(target, table, refused)
+    target.execute(raw(f"create temp table gdq_replica_clash on commit drop as {clashes}"))
     number = _settle(target, table, _conflicts_sql(table, answers), replica, tick)
     target.execute(f"drop table {_CLASH}")
     return number
@@ -118,11 +127,12 @@ def _edits(table: ReplicaTable) -> list[str]:
     ]
 
 
-def _clashes_sql(target: Connection[Any], table: ReplicaTable) -> str:
+def _clashes_sql(target: Connection[Any], table: ReplicaTable, refused: str | None) -> str:
     """SELECT of new rows and the target's rows that have one of their unique keys, and are not changed themselves."""
     with target.cursor(row_factory=namedtuple_row) as cursor:
         found: list[Any] = cursor.execute(_UNIQUE_KEYS, [table.name]).fetchall()
     travelling = {column.name for column in table.columns}
+    old = "" if refused is None else f" and not exists (select from ({refused}) p where {found_sql(table, 'p')})"
     selects = []
     for key in found:
         # a key over columns that the target computes itself cannot be foreseen: applying the row shows it
@@ -136,7 +146,8 @@ def _clashes_sql(target: Connection[Any], table: ReplicaTable) -> str:
             select s.staged, t."!table" as relid, t."!row" as local
               from (select "!staged" as staged, {parts} from ({_named_sql(table)}) r {where}) s,
                    (select *, tableoid as "!table", ctid as "!row", {parts} from {table.target} {where}) t
-             where {same} and not exists (select from {STAGE} o where not o.is_new and {found_sql(table, "o")})""")
+             where {same} and not exists (select from {STAGE} o where not o.is_new and {found_sql(table, "o")})
+                   {old}""")
     return " union ".join(selects)
 
 
@@ -150,8 +161,8 @@ def _named_sql(table: ReplicaTable) -> str:
 
 def _conflicts_sql(table: ReplicaTable, answers: dict[Kind, Answer]) -> str:
     """SELECT of the conflicts: the staged row, kind, key, local and remote row, and what is done about it."""
-    partner = f"exists (select from {STAGE} p where p.is_new <> s.is_new and {same_key(table, 'p', 's')})"
-    lacking = f"not exists (select from {table.target} t where {found_sql(table)})"
+    # joins, since conditions with EXISTS within CASE would be looked up for each row
+    partner, lacking = "p.is_new is not null", "t.tableoid is null"
     newer = "".join(f", bool_and({_newer_sql(table, name, 's')}) as newer_{n}" for n, name in _deciding(answers))
     decided = "".join(f", c.newer_{n}" for n, _ in _deciding(answers))
     return f"""
@@ -171,7 +182,10 @@ def _conflicts_sql(table: ReplicaTable, answers: dict[Kind, Answer]) -> str:
                  {_staged_object(table, "s", key=True)} as key,
                  case when c.rows > 1 then c.local else c.local->0 end as local,
                  case when s.is_new then {_staged_object(table, "s")} end as remote{decided}
-            from {STAGE} s left join clash c on c.staged = s.ctid
+            from {STAGE} s
+            left join clash c on c.staged = s.ctid
+            left join {STAGE} p on p.is_new <> s.is_new and {same_key(table, "p", "s")}
+            left join {table.target} t on {found_sql(table)}
            where case when s.is_new then c.staged is not null or ({partner} and {lacking})
                       else not {partner} and {lacking} end
         )

@@ -1,4 +1,6 @@
-"""What a replica does about conflicts: the answer to each kind, for all tables or for one, as --on-conflict gives it.
+"""What a replica does about conflicts, and about rows that the target refuses.
+
+--on-conflict gives the answer to each kind of conflict, for all tables or for one:
 
 Policies.parse(["newest:changed_at", "update_missing=skip", "public.orders:insert_exists=error"])
 """
@@ -47,15 +49,22 @@ class Answer:
 
 _ERROR = Answer("error")
 
+# What is done about rows that the target refuses: the replica stops, or they are put aside.
+OnError = Literal["stop", "dead-letter"]
+
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """The answers of a replica by table and kind; None stands for all tables or all kinds."""
+    """The answers of a replica by table and kind; None stands for all tables or all kinds.
+
+    `on_error`: the answer to rows that the target refuses.
+    """
 
     answers: tuple[tuple[str | None, Kind | None, Answer], ...] = ()
+    on_error: OnError = "stop"
 
     @classmethod
-    def parse(cls, texts: Sequence[str]) -> Policies:
+    def parse(cls, texts: Sequence[str], on_error: OnError = "stop") -> Policies:
         """Answers as they are written: [TABLE:][KIND=]ANSWER or TABLE=ANSWER; GdqError for anything else."""
         answers = []
         for text in texts:
@@ -70,7 +79,7 @@ class Policies:
                     hint=f"The kinds are {', '.join(KINDS)}.",
                 )
             answers.append((table or None, kind, Answer.parse(answer)))
-        return cls(tuple(answers))
+        return cls(tuple(answers), on_error)
 
     def check_tables(self, known: Collection[str]) -> None:
         """GdqError for a table that the replica does not have."""

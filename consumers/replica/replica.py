@@ -20,7 +20,7 @@ from gdq.call import call, scalar
 from gdq.conninfo import connect, is_pooled
 from gdq.consumer import Consumer, ConsumerInfo, consumer_info, register_consumer, seek, unregister_consumer
 from gdq.consumers.replica.batch_apply import BatchApplier, CopyAgain
-from gdq.consumers.replica.policy import Policies
+from gdq.consumers.replica.policy import OnError, Policies
 from gdq.consumers.replica.state import ReplicaState
 from gdq.consumers.replica.table import suppress_triggers
 from gdq.consumers.replica.table_copy import apply_settings, copy_tables
@@ -48,6 +48,7 @@ class AppliedBatch:
     updated: int
     deleted: int
     conflicts: int
+    dead_letters: int
     seconds: float
 
 
@@ -61,7 +62,8 @@ class Replica:
     `source`, `target`: connection strings; `name`: the replica's, and its consumer's. `tables`: captured tables, as
     `schema.table`, taken at the first start; None for all, also later ones. `overwrite`: replace rows that a target
     table has before its first copy. `copy_again`: tables whose copy is to be replaced. `on_conflict`: answers to
-    conflicts, as Policies.parse() reads them. `tell` gets a line for each copy.
+    conflicts, as Policies.parse() reads them; `on_error`: what is done about rows that the target refuses. `tell`
+    gets a line for each copy.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Replica:
         overwrite: bool = False,
         copy_again: Sequence[str] = (),
         on_conflict: Sequence[str] = (),
+        on_error: OnError = "stop",
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.queue = queue
@@ -83,7 +86,7 @@ class Replica:
         self._overwrite = overwrite
         self._wanted = set(copy_again)
         self._tell = tell
-        policies = Policies.parse(on_conflict)
+        policies = Policies.parse(on_conflict, on_error)
         with ExitStack() as stack:
             self.source = stack.enter_context(connect(source, application_name=f"gdq:{queue}/{name}", autocommit=True))
             there = stack.enter_context(connect(target, application_name=f"gdq:{queue}/{name}", autocommit=True))
@@ -251,6 +254,7 @@ class Replica:
                     applied.updated,
                     applied.deleted,
                     applied.conflicts,
+                    applied.dead_letters,
                     round(time.monotonic() - started, 3),
                 )
 

@@ -15,6 +15,7 @@ from psycopg import Connection
 from gdq.call import rows, scalar
 from gdq.consumer import consumer_info
 from gdq.consumers.replica.column_changes import SourceColumns
+from gdq.consumers.replica.dead_letters import forget_dead_letters
 from gdq.consumers.views.own_objects import check_own_tables
 from gdq.errors import GdqError
 from gdq.qualified_sql import qualified
@@ -50,9 +51,22 @@ create table if not exists gdq_target.replica_conflict (
   tick         pg_catalog.int8 not null,
   noted_at     pg_catalog.timestamptz not null default pg_catalog.now(),
   resolution   pg_catalog.text not null
+);
+create table if not exists gdq_target.replica_dead_letter (
+  dead_letter_id  pg_catalog.int8 generated always as identity primary key,
+  replica         pg_catalog.text not null,
+  table_name      pg_catalog.text not null,
+  operation       pg_catalog.text not null,
+  key             pg_catalog.jsonb not null,
+  local           pg_catalog.jsonb,
+  remote          pg_catalog.jsonb,
+  sqlstate        pg_catalog.text,
+  reason          pg_catalog.text not null,
+  tick            pg_catalog.int8 not null,
+  died_at         pg_catalog.timestamptz not null default pg_catalog.now()
 )"""
 
-_TABLES = ("replica", "replica_table", "replica_conflict")
+_TABLES = ("replica", "replica_table", "replica_conflict", "replica_dead_letter")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -67,6 +81,7 @@ class ReplicaInfo(Shown):
     lag: timedelta | None
     unread_events: int | None
     conflicts: int
+    dead_letters: int
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -129,7 +144,7 @@ class ReplicaState:
 
     def load(self) -> None:
         """Make the tables of gdq_target if they are missing, and read this replica's state."""
-        if scalar(self.connection, "select pg_catalog.to_regclass('gdq_target.replica_conflict')") is None:
+        if not _exist(self.connection, *_TABLES):
             with self.connection.transaction():
                 self.connection.execute(
                     "select pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('gdq target', 0))"
@@ -181,6 +196,7 @@ class ReplicaState:
                  columns = excluded.columns, handed_over = false, copied_at = pg_catalog.now()""",
             [self.name, table, snapshot, columns.to_store()],
         )
+        forget_dead_letters(self.connection, self.name, table)
         self.tables[table] = CopiedTable(table, snapshot, columns, handed_over=False)
 
     def altered(self, table: str, columns: SourceColumns) -> None:
@@ -201,6 +217,7 @@ class ReplicaState:
         """Delete what is stored of a table that the replica takes no longer; its rows stay."""
         query = qualified("delete from gdq_target.replica_table where (replica, table_name) = (%s, %s)")
         self.connection.execute(query, [self.name, table])
+        forget_dead_letters(self.connection, self.name, table)
         del self.tables[table]
 
     def drop(self) -> bool:
@@ -208,6 +225,7 @@ class ReplicaState:
         for query in (
             "delete from gdq_target.replica_table where replica = %s",
             "delete from gdq_target.replica_conflict where replica = %s",
+            "delete from gdq_target.replica_dead_letter where replica = %s",
             "delete from gdq_target.replica where name = %s",
         ):
             known = self.connection.execute(qualified(query), [self.name]).rowcount
@@ -221,7 +239,8 @@ def replica_info(source: Connection[Any], target: Connection[Any]) -> list[Repli
     query = qualified("""
         select r.name, r.queue, r.position, r.updated_at,
                array(select t.table_name from gdq_target.replica_table t where t.replica = r.name order by 1),
-               (select count(*) from gdq_target.replica_conflict c where c.replica = r.name)
+               (select count(*) from gdq_target.replica_conflict c where c.replica = r.name),
+               (select count(*) from gdq_target.replica_dead_letter d where d.replica = r.name)
           from gdq_target.replica r order by 1""")
     try:
         found = target.execute(query).fetchall()
@@ -229,12 +248,11 @@ def replica_info(source: Connection[Any], target: Connection[Any]) -> list[Repli
         return []
     consumers = {(info.queue_name, info.consumer_name): info for info in consumer_info(source)}
     replicas = []
-    for name, queue, position, updated_at, tables, conflicts in found:
+    for name, queue, position, updated_at, tables, *counts in found:
         info = consumers.get((queue, name))
         lag, unread = (None, None) if info is None else (info.lag, info.unread_events)
-        replicas.append(
-            ReplicaInfo(name, queue, tables, Position.parse(position).tick, updated_at, lag, unread, conflicts)
-        )
+        tick = Position.parse(position).tick
+        replicas.append(ReplicaInfo(name, queue, tables, tick, updated_at, lag, unread, *counts))
     return replicas
 
 
@@ -243,11 +261,7 @@ def conflict_info(target: Connection[Any], replica: str | None = None) -> list[C
 
     GdqError if the target holds no replica of this name.
     """
-    with pinned(target):
-        check_own_tables(target, *_TABLES)
-    known = qualified("select count(*) from gdq_target.replica where name = %s")
-    if replica is not None and _read(target, known, replica) in (None, (0,)):
-        raise _no_replica(replica)
+    check_replica(target, replica)
     query = qualified("""
         select conflict_id, replica as replica_name, table_name, kind, key, local, remote, tick, noted_at, resolution
           from gdq_target.replica_conflict where replica = coalesce(%s, replica) order by conflict_id""")
@@ -255,6 +269,15 @@ def conflict_info(target: Connection[Any], replica: str | None = None) -> list[C
         return rows(target, ConflictInfo, query, replica)
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
         return []
+
+
+def check_replica(target: Connection[Any], name: str | None) -> None:
+    """GdqError if the target holds no replica of a name, or if its tables of gdq_target are not gdq's own."""
+    with pinned(target):
+        check_own_tables(target, *_TABLES)
+    known = qualified("select count(*) from gdq_target.replica where name = %s")
+    if name is not None and _read(target, known, name) in (None, (0,)):
+        raise _no_replica(name)
 
 
 def stored_position(
@@ -301,6 +324,12 @@ def _read(target: Connection[Any], query: str, *values: Any) -> Any:
             return target.execute(query, values).fetchone()
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
         return None
+
+
+def _exist(target: Connection[Any], *names: str) -> bool:
+    """True if all these tables of gdq_target exist."""
+    query = qualified("select bool_and(to_regclass('gdq_target.' || n) is not null) from unnest(%s::text[]) n")
+    return bool(scalar(target, query, list(names)))
 
 
 def _no_replica(name: str, queue: str | None = None) -> GdqError:

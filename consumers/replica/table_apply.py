@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,70 +12,85 @@ from psycopg import Connection
 from gdq.consumers.replica.changes import (
     STAGE,
     Applied,
+    drop_stage,
     netted_sql,
     replace_rows,
     stage_changes,
     update_rows,
 )
 from gdq.consumers.replica.conflicts import settle_conflicts, settle_differing
+from gdq.consumers.replica.dead_letters import DeadLetters
 from gdq.consumers.replica.policy import DIFFERING, Answer, Kind, Policies
+from gdq.consumers.replica.refusal import Refused, RowsLackingError, apply_in_parts, refusal_error, refuses_rows
 from gdq.consumers.replica.table import ReplicaTable
-from gdq.errors import GdqError
 from gdq.sql_text import raw
-
-
-class RowsLackingError(GdqError):
-    """The target lacks rows that the source changed or deleted, or a trigger of its own keeps them as they are."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableApplier:
-    """Applies the changes of a replica's tables: `policies` answer conflicts, which are noted in the target."""
+    """Applies the changes of a replica's tables: `policies` answer conflicts and refusals, which the target notes."""
 
     replica: str
     source: Connection[Any]
     target: Connection[Any]
     policies: Policies
+    letters: DeadLetters
 
     def apply(self, table: ReplicaTable, log_rows: str, truncated: int | None, tick: int) -> Applied:
         """Bring a table's changes of the batch that ends with a tick into the open transaction of the target.
 
-        `truncated`: the number of the last TRUNCATE, which has been applied; earlier changes are left out.
+        `truncated`: the number of the last TRUNCATE, which has been applied; earlier changes are left out. GdqError if
+        the target refuses a row and rows do not become dead letters.
         """
         answers = self.answers(table)
         whole = any(kind in answers for kind in DIFFERING)
         stage_changes(self.source, self.target, table, netted_sql(table, log_rows, truncated, whole=whole))
+        met = self.letters.meet_stage(table)
         conflicts = settle_differing(self.target, table, answers, self.replica, tick)
-        while True:
+        applied, refused = None, list[Refused]()
+        while applied is None:
             try:
-                applied = self._attempt(table)
-                break
-            except (psycopg.errors.UniqueViolation, RowsLackingError) as error:
-                settled = settle_conflicts(self.target, table, answers, self.replica, tick)
-                if settled:
-                    conflicts += settled
-                    continue
-                # two rows may have swapped the values of another unique key
-                if isinstance(error, RowsLackingError) or not table.more_keys or table.extra:
+                applied = apply_staged(self.target, table)
+            except (psycopg.Error, RowsLackingError) as error:
+                if not refuses_rows(error):
                     raise
-                applied = self._attempt(table, replaced=True)
-                break
-        self.target.execute(f"drop table {STAGE}")
-        return replace(applied, conflicts=conflicts)
+                old = self.letters.keys_sql(table)
+                settled = settle_conflicts(self.target, table, answers, self.replica, tick, refused=old)
+                conflicts += settled
+                if not settled and self.policies.on_error == "stop":
+                    raise refusal_error(table, error) from error
+                if not settled:
+                    applied, refused = apply_in_parts(self.target, table, apply_staged)
+        self.letters.settle(table, met, refused, tick)
+        drop_stage(self.target)
+        return replace(applied, conflicts=conflicts, dead_letters=len(refused))
 
     def answers(self, table: ReplicaTable) -> dict[Kind, Answer]:
         """What is done about conflicts in a table; GdqError if a column that decides is missing."""
         return self.policies.of(table.name, [column.name for column in table.columns])
 
-    def _attempt(self, table: ReplicaTable, *, replaced: bool = False) -> Applied:
-        """Apply what is staged, in a savepoint; RowsLackingError if the target lacks some of the rows."""
-        with self.target.transaction():
-            applied = (replace_rows if replaced else update_rows)(self.target, table)
-            row = self.target.execute(raw(f"select count(*) from {STAGE} where not is_new")).fetchone()
-            lacking = 0 if row is None else row[0] - applied.updated - applied.deleted
-            if lacking:
-                raise RowsLackingError(
-                    f"table {table.name} of the target did not take {lacking} changes",
-                    hint="Has it triggers that are ENABLE ALWAYS or ENABLE REPLICA and keep rows as they are?",
-                )
-            return applied
+
+def apply_staged(target: Connection[Any], table: ReplicaTable) -> Applied:
+    """Apply what is staged, or raise and leave the target as it was; RowsLackingError if it does not take some rows."""
+    try:
+        return _attempt(target, table, update_rows)
+    except psycopg.errors.UniqueViolation:
+        # two rows may have swapped the values of another unique key
+        if not table.more_keys or table.extra:
+            raise
+        return _attempt(target, table, replace_rows)
+
+
+def _attempt(
+    target: Connection[Any], table: ReplicaTable, change: Callable[[Connection[Any], ReplicaTable], Applied]
+) -> Applied:
+    """Change the rows that are staged, in a savepoint."""
+    with target.transaction():
+        applied = change(target, table)
+        query = f"select count(*) filter (where is_new), count(*) filter (where not is_new) from {STAGE}"
+        row = target.execute(raw(query)).fetchone()
+        assert row is not None
+        lacking = max(row[0] - applied.inserted - applied.updated, row[1] - applied.updated - applied.deleted)
+        if lacking:
+            raise RowsLackingError(f"did not take {lacking} changes")
+        return applied

@@ -15,12 +15,33 @@ from gdq.cli.listing import Shape, listing_options, print_rows
 from gdq.cli.queue_command import queue_command
 from gdq.cli.terminal import printable
 from gdq.conninfo import connect
+from gdq.consumers.replica.policy import OnError
 from gdq.consumers.replica.replica import AppliedBatch, Replica
 from gdq.consumers.replica.state import ConflictInfo, ReplicaInfo, conflict_info, replica_info
 from gdq.json_text import json_text
 
-_BATCH_COLUMNS = ("replica_name", "tick", "tables", "inserted", "updated", "deleted", "conflicts", "seconds")
-_REPLICA_COLUMNS = ("replica_name", "queue_name", "tables", "tick", "updated_at", "lag", "unread_events", "conflicts")
+_BATCH_COLUMNS = (
+    "replica_name",
+    "tick",
+    "tables",
+    "inserted",
+    "updated",
+    "deleted",
+    "conflicts",
+    "dead_letters",
+    "seconds",
+)
+_REPLICA_COLUMNS = (
+    "replica_name",
+    "queue_name",
+    "tables",
+    "tick",
+    "updated_at",
+    "lag",
+    "unread_events",
+    "conflicts",
+    "dead_letters",
+)
 _CONFLICT_COLUMNS = (
     "conflict_id",
     "replica_name",
@@ -35,13 +56,14 @@ _CONFLICT_COLUMNS = (
 _PAUSE_SECONDS = 1.0
 
 
-def _to_option(command: CommandFunction) -> CommandFunction:
+def to_option(command: CommandFunction) -> CommandFunction:
+    """--to, for every command that connects to a target."""
     return click.option("--to", "target", required=True, metavar="CONNINFO", help="The target's connection.")(command)
 
 
 @queue_command("replicate")
 @click.argument("name")
-@_to_option
+@to_option
 @click.option("--tables", metavar="T1,T2", help="At the first start: only these captured tables. Default: all.")
 @click.option("--overwrite", is_flag=True, help="Replace the rows that a target table has before its first copy.")
 @click.option("--copy-again", metavar="T1,T2", help="Replace the copies of these tables.")
@@ -51,6 +73,12 @@ def _to_option(command: CommandFunction) -> CommandFunction:
     metavar="ANSWER",
     help="For rows of the target that are not as expected: error (default), apply, skip or newest:COLUMN; for one kind "
     "KIND=ANSWER, for one table TABLE=ANSWER or TABLE:KIND=ANSWER. May be repeated.",
+)
+@click.option(
+    "--on-error",
+    type=click.Choice(["stop", "dead-letter"]),
+    default="stop",
+    help="For rows that the target refuses, as by a CHECK: stop (default), or put them aside as dead letters.",
 )
 @click.option("--follow", is_flag=True, help="Go on with every change, until SIGTERM or Ctrl-C.")
 @listing_options
@@ -64,6 +92,7 @@ def replicate_command(
     overwrite: bool,
     copy_again: str | None,
     on_conflict: tuple[str, ...],
+    on_error: OnError,
     follow: bool,
     shape: Shape,
     dsn: str | None,
@@ -83,6 +112,7 @@ def replicate_command(
         overwrite=overwrite,
         copy_again=base.split_table_names(copy_again) or [],
         on_conflict=on_conflict,
+        on_error=on_error,
         tell=base.talk,
     )
     stop = base.StopSignals()
@@ -126,11 +156,12 @@ def _report(batch: AppliedBatch, *, as_json: bool) -> None:
     else:
         rows = f"{batch.inserted} inserted, {batch.updated} updated, {batch.deleted} deleted"
         rows += f", {batch.conflicts} conflicts" if batch.conflicts else ""
+        rows += f", {batch.dead_letters} dead letters" if batch.dead_letters else ""
         click.echo(printable(f"{batch.replica_name}: tick {batch.tick}, {rows} in {batch.seconds:.2f} s"))
 
 
 @click.command("replicas")
-@_to_option
+@to_option
 @listing_options
 @base.dsn_option
 def replicas_command(target: str, shape: Shape, dsn: str | None) -> None:
@@ -142,7 +173,7 @@ def replicas_command(target: str, shape: Shape, dsn: str | None) -> None:
 
 @click.command("replica-conflicts")
 @click.argument("name", required=False)
-@_to_option
+@to_option
 @listing_options
 def replica_conflicts_command(name: str | None, *, target: str, shape: Shape) -> None:
     """List the conflicts that a replica has settled, oldest first: the rows of both sides, and what was done.
@@ -156,7 +187,7 @@ def replica_conflicts_command(name: str | None, *, target: str, shape: Shape) ->
 
 @queue_command("drop-replica")
 @click.argument("name")
-@_to_option
+@to_option
 @base.dsn_option
 def drop_replica_command(queue: str, name: str, *, target: str, dsn: str | None) -> None:
     """Delete a replica's consumer and position. The tables of the target stay."""

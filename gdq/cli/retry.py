@@ -13,12 +13,12 @@ _RETRY_COLUMNS = ("consumer_name", "ev_id", "op", "tbl", "key", "retries", "due_
 _DEAD_COLUMNS = ("dead_letter_id", "consumer_name", "ev_id", "op", "tbl", "key", "retries", "died_at", "reason")
 
 
-def _chosen(command: CommandFunction) -> CommandFunction:
+def chosen_options(command: CommandFunction) -> CommandFunction:
     """The options that choose dead letters: --id, --older-than, --all."""
     command = click.option("--all", "everything", is_flag=True, help="All of them.")(command)
-    age = "Only events dead for longer than this, such as '7 days'."
+    age = "Only those dead for longer than this, such as '7 days'."
     command = click.option("--older-than", metavar="INTERVAL", help=age)(command)
-    ids = "Only this event, a number in the first column of gdq dead-letters. May be repeated."
+    ids = "Only this one, a number in the first column of their list. May be repeated."
     return click.option("--id", "ids", type=int, multiple=True, metavar="N", help=ids)(command)
 
 
@@ -53,13 +53,13 @@ def dead_letters_command(queue: str, consumer: str | None, shape: Shape, dsn: st
 
 @queue_command("replay-dead-letters")
 @click.argument("consumer")
-@_chosen
+@chosen_options
 @dsn_option
 def replay_dead_letters_command(
     queue: str, consumer: str, *, ids: tuple[int, ...], older_than: str | None, everything: bool, dsn: str | None
 ) -> None:
     """Give dead letters to their consumer again, in its next batch."""
-    _need_choice(ids, older_than, everything)
+    need_choice(ids, older_than, everything)
     with command_session(dsn) as connection:
         number = gdq.replay_dead_letters(connection, queue, consumer, ids or None, older_than=older_than)
     talk(f"replayed {number} of {consumer} on {queue}")
@@ -67,18 +67,19 @@ def replay_dead_letters_command(
 
 @queue_command("purge-dead-letters")
 @click.argument("consumer")
-@_chosen
+@chosen_options
 @dsn_option
 def purge_dead_letters_command(
     queue: str, consumer: str, *, ids: tuple[int, ...], older_than: str | None, everything: bool, dsn: str | None
 ) -> None:
     """Delete dead letters."""
-    _need_choice(ids, older_than, everything)
+    need_choice(ids, older_than, everything)
     with command_session(dsn) as connection:
         number = gdq.purge_dead_letters(connection, queue, consumer, ids or None, older_than=older_than)
     talk(f"purged {number} of {consumer} on {queue}")
 
 
-def _need_choice(ids: tuple[int, ...], older_than: str | None, everything: bool) -> None:
+def need_choice(ids: tuple[int, ...], older_than: str | None, everything: bool) -> None:
+    """A usage error unless dead letters are chosen one way: all of them, or some."""
     if everything == bool(ids or older_than):
         raise click.UsageError("Give --id, --older-than or --all.")

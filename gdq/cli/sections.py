@@ -34,6 +34,7 @@ SECTIONS = {
     "Copies and replicas": {
         "snapshot": ["snapshot"],
         "replicate": ["replicate", "replicas", "replica-conflicts", "drop-replica"],
+        "replica_dead_letter": ["replica-dead-letters", "replay-replica-dead-letters", "purge-replica-dead-letters"],
         "table_compare": ["compare-tables", "repair-tables"],
     },
     "Slots": {"slot": ["create-slot", "slots", "drop-slot"], "compare": ["compare"]},

@@ -55,6 +55,7 @@ COMMANDS = {
     "peek": "Q C",
     "position": "Q C",
     "purge-dead-letters": "Q C --all",
+    "purge-replica-dead-letters": "mirror --to TO --all",
     "queues": "",
     "rebase": "Q",
     "refresh": "VIEW",
@@ -63,7 +64,9 @@ COMMANDS = {
     "remove-table": "Q TABLE",
     "repair-tables": "--tables TABLE --to TO",
     "replay-dead-letters": "Q C --all",
+    "replay-replica-dead-letters": "mirror --to TO --all",
     "replica-conflicts": "mirror --to TO",
+    "replica-dead-letters": "mirror --to TO",
     "replicas": "--to TO",
     "replicate": "Q new --to TO",
     "resume": "Q C",
@@ -101,7 +104,13 @@ def words(command: str, **others: str) -> list[str]:
 # Commands that need no server, demo, which has one of its own, and metrics, which goes on without and says so.
 WITHOUT_SERVER = ("demo", "docs", "metrics")
 # Slots are the cluster's, which anyone sees; a target without replicas has none to hide.
-NO_RIGHT_NEEDED = ("drop-slot", "slots", "replicas", "replica-conflicts", *WITHOUT_SERVER)
+REPLICA_NOTES = (
+    "replica-conflicts",
+    "replica-dead-letters",
+    "replay-replica-dead-letters",
+    "purge-replica-dead-letters",
+)
+NO_RIGHT_NEEDED = ("drop-slot", "slots", "replicas", *REPLICA_NOTES, *WITHOUT_SERVER)
 # Commands for which an object that does not exist is no error: there is nothing left to do.
 GONE = {
     ("drop-group", "GROUP"), ("drop-queue", "Q"), ("drop-slot", "Q"), ("drop-slot", "C"), ("drop-view", "VIEW"),

@@ -34,10 +34,11 @@ ARGUMENTS = {
     "view-history": ["v"],
     "verify-view": ["v"],
     "replica-conflicts": ["--to", "TO"],
+    "replica-dead-letters": ["--to", "TO"],
     "replicas": ["--to", "TO"],
 }
-# No slots, no restored queues, no replicas and no conflicts in the test's database.
-EMPTY = {"slots", "rebase", "replicas", "replica-conflicts"}
+# No slots, no restored queues, and no replicas in the test's database.
+EMPTY = {"slots", "rebase", "replicas", "replica-conflicts", "replica-dead-letters"}
 
 # A name, and a reason of an error, that would steer a terminal.
 _HOSTILE = "a\x1b[31m\nb"
