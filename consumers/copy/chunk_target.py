@@ -16,7 +16,6 @@ from gdq.consumers.views.netting import UNKNOWN_ROWS
 from gdq.consumers.views.row_copy import copy_rows
 from gdq.consumers.views.snapshot_holder import SnapshotHolder
 from gdq.errors import GdqError
-from gdq.owner_sql import OwnerSql
 from gdq.qualified_sql import qualified
 from gdq.sql_text import quote, raw
 from gdq.typed.pgtypes import READ_SETTINGS
@@ -101,7 +100,7 @@ class ChunkTarget:
     def insert(self, holder: SnapshotHolder, table: ChunkTable, query: str, target: str) -> int:
         """Copy the rows of a SELECT of all columns into the target; returns their number."""
         into = f"{target} ({table.listed})"
-        return copy_rows(OwnerSql(holder.connection, None), query, self.connection, into)
+        return copy_rows(holder.connection, f"({query})", self.connection, into).rows
 
     def change(self, holder: SnapshotHolder, table: ChunkTable, changed: str, target: str) -> int:
         """Bring the target's rows to the state that ChunkTable.changed_rows() gives; returns the number of keys."""
@@ -113,7 +112,7 @@ class ChunkTarget:
         listed = ", ".join([*keys, "false as present", *rows])
         execute(raw(f"create temp table gdq_changed on commit drop as select {listed} from {target} as t with no data"))
         holder.connection.execute("set local enable_seqscan = off")  # of a long log only the new part should be read
-        number = copy_rows(OwnerSql(holder.connection, None), changed, self.connection, "pg_temp.gdq_changed")
+        number = copy_rows(holder.connection, f"({changed})", self.connection, "pg_temp.gdq_changed").rows
         holder.connection.execute("set local enable_seqscan to default")
         if number > UNKNOWN_ROWS:
             execute("analyze pg_temp.gdq_changed")

@@ -13,10 +13,10 @@ from gdq.call import scalar
 from gdq.conninfo import connect
 from gdq.consumers.copy.leader import COPY_SETTINGS, CopyLead
 from gdq.consumers.copy.pieces import Piece, SourceTable
-from gdq.consumers.copy.pipe import CopyRoute, pipe_rows
 from gdq.consumers.copy.table_definition import create_table_sql, sequence_values
 from gdq.consumers.copy.target_columns import target_form
 from gdq.consumers.copy.workers import CopyTally
+from gdq.consumers.views.row_copy import CopyForm, RowsCopied, copy_rows
 from gdq.errors import GdqError
 from gdq.sql_text import raw
 
@@ -46,7 +46,7 @@ class PostgresTarget:
         complete: Callable[[Connection[Any], str], None] | None = None,
     ) -> None:
         self._dsn, self._create, self._truncate, self._complete = dsn, create, truncate, complete
-        self._forms: dict[str, str] = {}
+        self._forms: dict[str, CopyForm] = {}
         self._created: list[str] = []
         self._writers: list[PostgresPieceWriter] = []
         self._committed = False
@@ -121,7 +121,7 @@ def _refuse_source(leader: Connection[Any], control: Connection[Any]) -> None:
 class PostgresPieceWriter:
     """One session of the target, whose transaction holds all pieces of one worker."""
 
-    def __init__(self, dsn: str, number: int, forms: dict[str, str]) -> None:
+    def __init__(self, dsn: str, number: int, forms: dict[str, CopyForm]) -> None:
         self._forms = forms
         self._connection = connect(dsn, application_name=f"gdq:copy/{number}")
         try:
@@ -133,11 +133,11 @@ class PostgresPieceWriter:
             self._connection.close()
             raise
 
-    def write(self, reader: Connection[Any], piece: Piece, moved: Callable[[int, int], None]) -> tuple[int, int]:
-        """Copy a piece; returns its rows and bytes."""
+    def write(self, reader: Connection[Any], piece: Piece, moved: Callable[[int], None]) -> RowsCopied:
+        """Copy a piece."""
         table = piece.table
-        route = CopyRoute(piece.copied(), f"{table.name} ({table.listed})", self._forms[table.name])
-        return pipe_rows(reader, self._connection, route, moved)
+        into = f"{table.name} ({table.listed})"
+        return copy_rows(reader, piece.copied(), self._connection, into, form=self._forms[table.name], moved=moved)
 
     def cancel(self) -> None:
         """End the statement at hand."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from psycopg import Connection
 
 from gdq.consumers.copy.pieces import CopyColumn, SourceTable
+from gdq.consumers.views.row_copy import CopyForm
 from gdq.errors import GdqError
 from gdq.typed.pgtypes import base_type_name
 
@@ -24,8 +25,6 @@ _WIDER = {
     "bigint": {"numeric"},
 }
 _TEXTS = {"text", "character varying"}
-
-CopyForm = Literal["binary", "text"]
 
 
 def target_form(control: Connection[Any], table: SourceTable) -> CopyForm:

@@ -14,7 +14,7 @@ import psycopg
 from psycopg import Connection
 
 from gdq.consumers.copy.pieces import Piece
-from gdq.consumers.copy.pipe import CopyStopped
+from gdq.consumers.views.row_copy import RowsCopied
 
 # Seconds between two looks at the workers, and between two reports of progress.
 _LOOK_SECONDS = 0.2
@@ -26,11 +26,15 @@ _STOP_SECONDS = 10.0
 TellCopied = Callable[[int, int | None], None]
 
 
+class CopyStopped(Exception):  # noqa: N818 (it says what happened)
+    """Another part of the copy has failed, or the user has stopped it."""
+
+
 class PieceWriter(Protocol):
     """One worker's end at the target; its writes become visible with commit() alone."""
 
-    def write(self, reader: Connection[Any], piece: Piece, moved: Callable[[int, int], None]) -> tuple[int, int]:
-        """Copy a piece; returns its rows and bytes. `moved` is called with rows and bytes on the way."""
+    def write(self, reader: Connection[Any], piece: Piece, moved: Callable[[int], None]) -> RowsCopied:
+        """Copy a piece. `moved` gets the rows since it was called last; what it raises ends the copy."""
 
     def cancel(self) -> None:
         """End the statement at hand; called by another thread."""
@@ -64,11 +68,11 @@ class CopyTally:
         with self._lock:
             self._moved += rows
 
-    def done(self, piece: Piece, rows: int, size: int) -> None:
+    def done(self, piece: Piece, copied: RowsCopied) -> None:
         """Note a copied piece."""
         with self._lock:
-            self.rows[piece.table.name] += rows
-            self.bytes[piece.table.name] += size
+            self.rows[piece.table.name] += copied.rows
+            self.bytes[piece.table.name] += copied.bytes
             self._blocks_done += piece.blocks
 
     def told(self) -> tuple[int, int | None]:
@@ -119,14 +123,14 @@ class _Workers:
         try:
             while not self._stopped.is_set():
                 piece = self._waiting.get_nowait()
-                self.tally.done(piece, *writer.write(reader, piece, self._moved))
+                self.tally.done(piece, writer.write(reader, piece, self._moved))
         except queue.Empty:
             return
         except BaseException as error:
             self._errors.append(error)  # the caller's thread raises it
             self._stopped.set()
 
-    def _moved(self, rows: int, _size: int) -> None:
+    def _moved(self, rows: int) -> None:
         if self._stopped.is_set():
             raise CopyStopped
         self.tally.moved(rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
+from gdq.consumers.views.row_copy import copy_blocks
 from gdq.errors import UnsupportedValue
 from gdq.owner_sql import OwnerSql
 from gdq.typed.arrow import arrow_array_of_texts, arrow_type
@@ -94,17 +96,9 @@ def read_lake_rows(
     schema = lake_schema(wanted)
     select = owned.select(f"select {values} from ({rows}) as r({names})")
     query = f"copy ({select}) to stdout (format csv, encoding 'UTF8')"
-    with owned.connection.cursor().copy(query) as copy:
-        blocks: list[bytes] = []
-        size = 0
-        for block in copy:  # whole rows
-            blocks.append(bytes(block))
-            size += len(block)
-            if size >= _BLOCK_BYTES:
-                yield _batch(b"".join(blocks), wanted, schema)
-                blocks, size = [], 0
-    if blocks:
-        yield _batch(b"".join(blocks), wanted, schema)
+    with closing(copy_blocks(owned.connection, query, _BLOCK_BYTES)) as blocks:
+        for block, _ in blocks:
+            yield _batch(block, wanted, schema)
 
 
 def read_lake_column(owned: OwnerSql, rows: str, column: LakeColumn) -> pa.Array:

@@ -74,7 +74,7 @@ def compare_target(
         apply_view_settings(holder.connection, READ_SETTINGS | work.view.settings | IN_ORDER)
         source = OwnerSql(holder.connection, work.view.acts_as)
         if owned.role is None:
-            copy_rows(source, query, output, _EXPECTED)
+            copy_rows(holder.connection, f"({source.select(query)})", output, _EXPECTED)
         else:
             _copy_as_text(source, query, owned, work.types)
     compared = [column for number, column in enumerate(work.types) if number not in left_out]
@@ -89,7 +89,7 @@ def _copy_as_text(source: OwnerSql, query: str, owned: OwnerSql, columns: Sequen
     """As copy_rows(), but no type's input function runs in COPY: a domain's check could be code of the view's owner."""
     names = [f"c{n}" for n in range(len(columns))]
     owned.run(f"create temp table gdq_texts ({', '.join(f'{name} text' for name in names)}) on commit drop")
-    copy_rows(source, query, owned.connection, "pg_temp.gdq_texts")
+    copy_rows(source.connection, f"({source.select(query)})", owned.connection, "pg_temp.gdq_texts")
     values = ", ".join(f"{name}::{column.type}" for name, column in zip(names, columns, strict=True))
     owned.run(f"insert into {_EXPECTED} select {values} from pg_temp.gdq_texts")
 

@@ -6,7 +6,6 @@ a key, whatever the order in which the log has them: a trigger of the applicatio
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,15 +14,13 @@ from psycopg import Connection
 
 from gdq.consumers.replica.table import ReplicaTable
 from gdq.consumers.views.change_source import NEW_OPS, OLD_OPS
+from gdq.consumers.views.row_copy import copy_rows
 from gdq.sql_text import quote, raw
 
 STAGE = "pg_temp.gdq_replica_stage"
 
 # Rows from which on the planner is told what the staging table holds; below that its guess does.
 _ANALYZE_ROWS = 1_000
-
-# Bytes that go to the target at once.
-_BLOCK_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +74,8 @@ def netted_sql(table: ReplicaTable, log_rows: str, after: int | None, *, whole: 
 def stage_changes(source: Connection[Any], target: Connection[Any], table: ReplicaTable, query: str) -> None:
     """Copy a table's net change into the staging table, which is made for it."""
     make_stage(target, table)
-    staged = copy_binary(source, query, target, STAGE)
-    if staged >= _ANALYZE_ROWS:
+    staged = copy_rows(source, f"({query})", target, STAGE, form="binary")
+    if staged.rows >= _ANALYZE_ROWS:
         target.execute(f"analyze {STAGE}")
 
 
@@ -103,29 +100,6 @@ def empty_table(target: Connection[Any], name: str) -> None:
             target.execute(raw(f"truncate {rows_of}"))
     except psycopg.errors.FeatureNotSupported:
         target.execute(raw(f"delete from {rows_of}"))
-
-
-def copy_binary(source: Connection[Any], query: str, target: Connection[Any], into: str) -> int:
-    """Copy a SELECT's rows in binary form from one session into a table of another; returns their number."""
-    with target.cursor() as writer:
-        with (
-            source.cursor().copy(raw(f"copy ({query}) to stdout (format binary)")) as rows,
-            writer.copy(raw(f"copy {into} from stdin (format binary)")) as copy,
-        ):
-            for block in in_blocks(rows):
-                copy.write(block)
-        return writer.rowcount
-
-
-def in_blocks(rows: psycopg.Copy) -> Iterator[bytes]:
-    """The data of a COPY in larger blocks: it comes a row at a time."""
-    block = bytearray()
-    for row in rows:
-        block += row
-        if len(block) >= _BLOCK_BYTES:
-            yield bytes(block)
-            block.clear()
-    yield bytes(block)
 
 
 def update_rows(target: Connection[Any], table: ReplicaTable) -> Applied:

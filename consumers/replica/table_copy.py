@@ -8,10 +8,11 @@ from typing import Any
 from psycopg import Connection
 
 from gdq.conninfo import connect, conninfo_of
-from gdq.consumers.replica.changes import empty_table, in_blocks
+from gdq.consumers.replica.changes import empty_table
 from gdq.consumers.replica.column_changes import change_columns, source_columns
 from gdq.consumers.replica.state import ReplicaState
 from gdq.consumers.replica.table import ReplicaTable
+from gdq.consumers.views.row_copy import copy_rows
 from gdq.consumers.views.snapshot_holder import hold_snapshot
 from gdq.errors import GdqError
 from gdq.sql_text import raw
@@ -72,11 +73,4 @@ def _copy(reader: Connection[Any], target: Connection[Any], table: ReplicaTable)
     only = f"(select {table.column_list} from {{}}{table.name})"
     row = reader.execute("select relkind = 'p' from pg_class where oid = %s::regclass", [table.name]).fetchone()
     rows_of = only.format("" if row is not None and row[0] else "only ")
-    with target.cursor() as writer:
-        with (
-            reader.cursor().copy(raw(f"copy {rows_of} to stdout")) as rows,
-            writer.copy(raw(f"copy {table.name} ({table.column_list}) from stdin")) as copy,
-        ):
-            for block in in_blocks(rows):
-                copy.write(block)
-        return writer.rowcount
+    return copy_rows(reader, rows_of, target, f"{table.name} ({table.column_list})").rows

@@ -7,10 +7,9 @@ transaction, which deletes, inserts and moves the position.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from psycopg import Connection
@@ -85,8 +84,20 @@ class CopyEngine:
         # the SELECT may still have to compute the rows
         full = difference.kind == "full"
         with nullcontext() if full else self.computation.computing():
-            tell = partial(self.computation.task.tell, "writing")
-            return copy_rows(self.computation.sql, difference.rows, self.rows.output, into, tell)
+            computed = self.computation.sql
+            rows = f"({computed.select(difference.rows)})"
+            return copy_rows(computed.connection, rows, self.rows.output, into, moved=self._tell_moved()).rows
+
+    def _tell_moved(self) -> Callable[[int], None]:
+        """What adds up the rows that are written, and tells them."""
+        written = 0
+
+        def moved(rows: int) -> None:
+            nonlocal written
+            written += rows
+            self.computation.task.tell("writing", written)
+
+        return moved
 
 
 def folded_columns(connection: Connection[Any], columns: Sequence[tuple[str, int, str]]) -> set[str]:

@@ -1,44 +1,94 @@
-"""Rows of a SELECT in one session copied into a table of another, by COPY."""
+"""Rows from one session to another: COPY TO of the one goes, in large blocks, into COPY FROM of the other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Generator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from psycopg import Connection
+import psycopg
+from psycopg import Connection, pq
 
-from gdq.owner_sql import OwnerSql
+from gdq.sql_text import raw
 
-# Rows copied between two reports of progress.
-_REPORT_ROWS = 10_000
+# Bytes that are handed over at once, unless one row has more.
+_BLOCK_BYTES = 256 * 1024
+
+CopyForm = Literal["binary", "text"]
+
+# Text is in one encoding whatever the two sessions have; values in binary form follow the sessions, which are gdq's.
+_OPTIONS: dict[CopyForm, str] = {"binary": "format binary", "text": "format text, encoding 'UTF8'"}
+
+
+@dataclass(frozen=True, slots=True)
+class RowsCopied:
+    """What copy_rows() has moved: the rows that the sink's server counted, and the bytes that were sent for them."""
+
+    rows: int
+    bytes: int
 
 
 def copy_rows(
-    source: OwnerSql,
-    query: str,
+    source: Connection[Any],
+    copied: str,
     sink: Connection[Any],
     into: str,
-    copied_so_far: Callable[[int], None] = lambda _: None,
-) -> int:
-    """Copy a SELECT's rows from one session into `into`, a table or table (columns), of another; returns their number.
+    *,
+    form: CopyForm = "text",
+    moved: Callable[[int], None] = lambda _: None,
+) -> RowsCopied:
+    """Copy rows from one session to another.
 
-    The rows travel as text in the encoding of `source`. `copied_so_far` gets the number of rows every 10,000 rows.
+    `copied` stands between COPY and TO: a table, table (columns), or a SELECT in parentheses; `into` between COPY and
+    FROM. `moved` gets the number of rows since it was called last; what it raises ends the copy.
     """
-    theirs = sink.info.parameter_status("client_encoding")
-    own = source.connection.info.parameter_status("client_encoding")
-    set_encoding = "select pg_catalog.set_config('client_encoding', %s, true)"
-    if own != theirs:
-        sink.execute(set_encoding, [own])
+    options, size = _OPTIONS[form], 0
     with sink.cursor() as writer:
         with (
-            source.connection.cursor().copy(f"copy ({source.select(query)}) to stdout") as rows,
-            writer.copy(f"copy {into} from stdin") as copy,
+            closing(copy_blocks(source, f"copy {copied} to stdout ({options})")) as blocks,
+            writer.copy(raw(f"copy {into} from stdin ({options})")) as copy,
         ):
-            for number, block in enumerate(rows, 1):  # one row each
+            for block, rows in blocks:
                 copy.write(block)
-                if number % _REPORT_ROWS == 0:
-                    copied_so_far(number)
-        copied = writer.rowcount
-    if own != theirs:
-        sink.execute(set_encoding, [theirs])
-    return copied
+                size += len(block)
+                moved(rows)
+        return RowsCopied(writer.rowcount, size)
+
+
+def copy_blocks(
+    source: Connection[Any], statement: str, block_bytes: int = _BLOCK_BYTES
+) -> Generator[tuple[bytes, int], None, None]:
+    """The data of a COPY TO STDOUT as blocks of whole rows of about `block_bytes`, each with its number of rows.
+
+    Close the iterator when you leave it before its end: the session is in COPY until then.
+    """
+    with source.cursor().copy(raw(statement)) as rows:
+        wire = source.pgconn
+        ended = False
+        while not ended and (first := rows.read()):
+            parts, size = [first], len(first)
+            # what libpq has received already is taken without a step of psycopg's for every row
+            while size < block_bytes:
+                length, part = wire.get_copy_data(1)
+                if length < 0:
+                    ended = True
+                    break
+                more = part if length else rows.read()
+                if not more:
+                    break
+                parts.append(more)
+                size += len(more)
+            if ended:
+                _finish(wire)  # before the block: whoever stops at it leaves the session idle
+            yield b"".join(parts), len(parts)
+
+
+def _finish(wire: pq.abc.PGconn) -> None:
+    """Take the result of a COPY whose last row was read; raises the error that ended it."""
+    failed = None
+    while (result := wire.get_result()) is not None:
+        if result.status != pq.ExecStatus.COMMAND_OK:
+            failed = failed or result
+    if failed is not None:
+        raise psycopg.errors.error_from_result(failed)
