@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import Connection
@@ -14,8 +14,15 @@ from psycopg.rows import dict_row
 
 from gdq.call import call, scalar
 from gdq.conninfo import Connectable, connect, conninfo_from
+from gdq.extra import extra_named
 from gdq.qualified_sql import qualified
 from gdq.sql_text import raw
+from gdq.typed.arrow import arrow_schema
+from gdq.typed.copy_rows import read_table_copy, table_copy_columns
+from gdq.typed.pgtypes import OnUnsupported
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _FETCH_ROWS = 5_000
 
@@ -39,12 +46,37 @@ class TableCopy:
 
         Rows of inheritance children are not among them: a child has a log and a copy of its own.
         """
-        query = qualified("select c.relkind = 'p' from pg_catalog.pg_class c where c.oid = %s::pg_catalog.regclass")
-        only = "" if scalar(self.connection, query, self.table) else "only "
         name = f"gdq_copy_{next(_cursor_numbers)}"
         with self.connection.cursor(name, row_factory=dict_row) as cursor:
             cursor.itersize = _FETCH_ROWS
-            yield from cursor.execute(raw(f"select * from {only}{self.table}"))
+            yield from cursor.execute(raw(f"select * from {self._relation()}"))
+
+    @extra_named()
+    def arrow(self, *, unsupported: OnUnsupported = "error", as_text: Collection[str] = ()) -> pa.Table:
+        """All rows as one Arrow table; see arrow_batches()."""
+        import pyarrow as pa  # noqa: PLC0415 (an extra, and slow to load)
+
+        columns = table_copy_columns(self.connection, self.table, unsupported, as_text)
+        rows = read_table_copy(self.connection, self.exported, self._relation(), columns)
+        return pa.Table.from_batches(rows, schema=arrow_schema(columns))
+
+    @extra_named()
+    def arrow_batches(
+        self, *, unsupported: OnUnsupported = "error", as_text: Collection[str] = ()
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows that rows() gives, typed as the changes of a batch are, streamed on another connection.
+
+        UnsupportedValue names a column that Arrow cannot hold. To read such columns as text, set `unsupported` to
+        "text" (all types that Arrow lacks) or name them in `as_text`.
+        """
+        import pyarrow as pa  # noqa: F401, PLC0415 (missed here, not at the first row)
+
+        columns = table_copy_columns(self.connection, self.table, unsupported, as_text)
+        return read_table_copy(self.connection, self.exported, self._relation(), columns)
+
+    def _relation(self) -> str:
+        query = qualified("select c.relkind = 'p' from pg_catalog.pg_class c where c.oid = %s::pg_catalog.regclass")
+        return self.table if scalar(self.connection, query, self.table) else f"only {self.table}"
 
 
 @contextlib.contextmanager

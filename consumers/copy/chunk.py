@@ -23,10 +23,14 @@ from gdq.consumer import consumer_info, register_consumer, set_tables, unregiste
 from gdq.consumers.copy.chunk_progress import Progress, begin_copy, store
 from gdq.consumers.copy.chunk_table import ChunkTable, captured_tables, describe_table
 from gdq.consumers.copy.chunk_target import ChunkTarget
+from gdq.consumers.copy.leader import COPY_SETTINGS
+from gdq.consumers.copy.pieces import CopyChoice, describe_source_table
+from gdq.consumers.copy.table_definition import create_table
 from gdq.consumers.views.snapshot_holder import SnapshotHolder, hold_snapshot
 from gdq.era import check_position
 from gdq.errors import GdqError, ResyncRequired, TruncatedPosition, mapped_errors
 from gdq.qualified_sql import qualified
+from gdq.sql_text import raw
 from gdq.table_copy import resynced
 
 CHUNK_ROWS = 50_000
@@ -92,6 +96,7 @@ def copy_in_chunks(
     into: Mapping[str, str] | None = None,
     consumer: str | None = None,
     chunk_rows: int = CHUNK_ROWS,
+    create: bool = False,
     anew: bool = False,
     progress: Callable[[str, str, int, int | None], None] | None = None,
 ) -> ChunkedCopy:
@@ -100,10 +105,10 @@ def copy_in_chunks(
     `target`: its connection string; its tables have primary keys and no rows. `into`: target tables by source table,
     where the names differ. `copy`: the copy's name; after an interruption the same call goes on where it was. Meanwhile
     a consumer of that name with "copy " before it keeps the log. `consumer` gets all changes after the tick, and none
-    before; it is registered if it is missing. `anew`: delete what an earlier call has copied. `progress` is
-    called after every step with the table, "copied" or why it starts again, the rows copied so far, and about how many
-    there will be. GdqError if a table cannot be copied;
-    DivergedPosition if the source has lost the state that was copied.
+    before; it is registered if it is missing. `create`: make tables that the target lacks, with columns and primary
+    key. `anew`: delete what an earlier call has copied. `progress` is called after every step with the table, "copied"
+    or why it starts again, the rows copied so far, and about how many there will be. GdqError if a table cannot be
+    copied; DivergedPosition if the source has lost the state that was copied.
     """
 
     source = conninfo_from(connection)
@@ -116,8 +121,9 @@ def copy_in_chunks(
             progress(state.table, what, state.rows, expected[state.table])
 
     with ChunkedCopier(
-        source, queue, tables, target, copy, into or {}, consumer, chunk_rows=chunk_rows, anew=anew, tell=told
-    ) as copier:
+        source, queue, tables, target, copy, into or {}, consumer,
+        chunk_rows=chunk_rows, create=create, anew=anew, tell=told,
+    ) as copier:  # fmt: skip
         return copier.run()
 
 
@@ -136,6 +142,7 @@ class ChunkedCopier:
     into: Mapping[str, str] = field(default_factory=dict)
     consumer: str | None = None
     chunk_rows: int = CHUNK_ROWS
+    create: bool = False
     anew: bool = False
     tell: Callable[[Progress, str], None] = lambda _state, _what: None
     _control: Connection[Any] = field(init=False)
@@ -214,12 +221,24 @@ class ChunkedCopier:
         if not names:
             raise GdqError("no table to copy", hint="Name at least one.")
         into = dict(zip(captured_tables(self._control, self.queue, list(self.into)), self.into.values(), strict=True))
+        if self.create:
+            self._create([name for name in names if name not in into])
         pairs = [(name, self._target.find(into.get(name, name))) for name in names]
         same = self._target.is_in(self._control)
         for name, target in pairs:
             if same and name == target:
                 raise GdqError(f"table {name} would be copied into itself", hint="Name another target.")
         return pairs
+
+    def _create(self, names: Sequence[str]) -> None:
+        """Make the tables that the target lacks."""
+        control = self._target.connection
+        for name in names:
+            with self._reader.transaction(), control.transaction():
+                for session in (self._reader, control):
+                    session.execute(raw(COPY_SETTINGS))
+                if scalar(control, "select to_regclass(%s) is null", name):
+                    create_table(self._reader, control, describe_source_table(self._reader, CopyChoice(name)))
 
     def _arrive(self, states: Sequence[Progress]) -> list[Progress]:
         """Copy all tables to their end, and then move them to one tick together, from which the consumer goes on."""

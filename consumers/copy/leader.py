@@ -39,10 +39,13 @@ class CopyLead:
 
 
 @contextlib.contextmanager
-def lead_copy(source: str | None, choices: Sequence[CopyChoice], workers: int) -> Iterator[CopyLead]:
+def lead_copy(
+    source: str | None, choices: Sequence[CopyChoice], workers: int, *, generated: bool = False
+) -> Iterator[CopyLead]:
     """Open the leader's session and `workers` others, which all see one snapshot of locked tables until the block ends.
 
-    Locks are ACCESS SHARE. Raises LockNotAvailable of psycopg.errors if others hold a table for 20 seconds.
+    Locks are ACCESS SHARE. `generated`: generated columns are copied like others. Raises LockNotAvailable of
+    psycopg.errors if others hold a table for 20 seconds.
     """
     with contextlib.ExitStack() as stack:
         leader = stack.enter_context(contextlib.closing(connect(source, application_name="gdq:copy/leader")))
@@ -50,13 +53,15 @@ def lead_copy(source: str | None, choices: Sequence[CopyChoice], workers: int) -
             stack.enter_context(contextlib.closing(connect(source, application_name=f"gdq:copy/{number}")))
             for number in range(1, workers + 1)
         ]
-        yield try_while_locked(lambda: _take(leader, readers, choices))
+        yield try_while_locked(lambda: _take(leader, readers, choices, generated=generated))
         # the block's work is done whatever becomes of a transaction that has only read
         for connection in (*readers, leader):
             connection.rollback()
 
 
-def _take(leader: Connection[Any], readers: Sequence[Connection[Any]], choices: Sequence[CopyChoice]) -> CopyLead:
+def _take(
+    leader: Connection[Any], readers: Sequence[Connection[Any]], choices: Sequence[CopyChoice], *, generated: bool
+) -> CopyLead:
     """Lock, take the snapshot, and have the readers join it; nothing stays open after an error."""
     try:
         locked = _locked(leader, choices)
@@ -66,7 +71,7 @@ def _take(leader: Connection[Any], readers: Sequence[Connection[Any]], choices: 
             "select pg_current_snapshot()::text, pg_export_snapshot(), current_setting('block_size')::int"
         ).fetchone()
         assert row is not None
-        tables = tuple(describe_source_table(leader, choice) for choice in choices)
+        tables = tuple(describe_source_table(leader, choice, generated=generated) for choice in choices)
         holder = SnapshotHolder(leader, row[0], row[1], locked)
         for reader in readers:
             try:

@@ -74,7 +74,10 @@ class SourcePart:
 
 @dataclass(frozen=True, slots=True)
 class SourceTable:
-    """A table to copy as the source's snapshot sees it: its columns in their order, without generated ones."""
+    """A table to copy as the source's snapshot sees it: the columns that are copied, in their order.
+
+    `as_text`: those of them that files have as text.
+    """
 
     name: str
     partitioned: bool
@@ -83,6 +86,7 @@ class SourceTable:
     condition: str | None = None
     # False if columns were chosen by name
     whole: bool = True
+    as_text: frozenset[str] = frozenset()
 
     @property
     def listed(self) -> str:
@@ -142,15 +146,22 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class CopyChoice:
-    """A table to copy: its name with schema, quoted where SQL needs it; the condition and the columns, None for all."""
+    """A table to copy: its name with schema, quoted where SQL needs it; the condition and the columns, None for all.
+
+    `as_text`: columns that files have as PostgreSQL's text, such as dates that may be infinity.
+    """
 
     table: str
     where: str | None = None
     columns: Sequence[str] | None = None
+    as_text: Sequence[str] = ()
 
 
-def describe_source_table(leader: Connection[Any], choice: CopyChoice) -> SourceTable:
-    """What the leader's snapshot says of a table; GdqError if it cannot be copied so."""
+def describe_source_table(leader: Connection[Any], choice: CopyChoice, *, generated: bool = False) -> SourceTable:
+    """What the leader's snapshot says of a table; GdqError if it cannot be copied so.
+
+    `generated`: its generated columns are copied like others.
+    """
     kind = leader.execute("select relkind::text from pg_class where oid = %s::regclass", [choice.table]).fetchone()
     if kind is None or kind[0] not in "rp":
         raise GdqError(f"{choice.table} is no table", hint="Tables and partitioned tables can be copied.")
@@ -158,28 +169,35 @@ def describe_source_table(leader: Connection[Any], choice: CopyChoice) -> Source
         columns = cursor.execute(_COLUMNS, [choice.table]).fetchall()
     with leader.cursor(row_factory=class_row(SourcePart)) as cursor:
         parts = cursor.execute(_PARTS, {"table": choice.table}).fetchall()
+    chosen = _chosen(choice, columns, generated=generated)
+    _refuse_missing(choice.table, choice.as_text, chosen)
     table = SourceTable(
-        choice.table, kind[0] == "p", _chosen(choice, columns), tuple(parts), choice.where, choice.columns is None
-    )
+        choice.table, kind[0] == "p", chosen, tuple(parts), choice.where, choice.columns is None,
+        frozenset(choice.as_text),
+    )  # fmt: skip
     if choice.where is not None:
         _check_condition(leader, table)
     return table
 
 
-def _chosen(choice: CopyChoice, columns: Sequence[CopyColumn]) -> tuple[CopyColumn, ...]:
+def _refuse_missing(table: str, wanted: Sequence[str], columns: Sequence[CopyColumn]) -> None:
+    missing = set(wanted) - {column.name for column in columns}
+    if missing:
+        raise GdqError(f'table {table} has no column "{min(missing)}"')
+
+
+def _chosen(choice: CopyChoice, columns: Sequence[CopyColumn], *, generated: bool) -> tuple[CopyColumn, ...]:
     """The columns to copy, in the table's order."""
     wanted = choice.columns
     kept = [column for column in columns if wanted is None or column.name in wanted]
-    missing = set(wanted or ()) - {column.name for column in kept}
-    if missing:
-        raise GdqError(f'table {choice.table} has no column "{min(missing)}"')
-    generated = [column.name for column in kept if column.generated]
-    if wanted is not None and generated:
+    _refuse_missing(choice.table, wanted or (), kept)
+    refused = [column.name for column in kept if column.generated and not generated]
+    if wanted is not None and refused:
         raise GdqError(
-            f'column "{generated[0]}" of table {choice.table} is generated',
+            f'column "{refused[0]}" of table {choice.table} is generated',
             hint="The target computes it: leave it out.",
         )
-    kept = [column for column in kept if not column.generated]
+    kept = [column for column in kept if column.name not in refused]
     if not kept:
         raise GdqError(f"table {choice.table} has no column to copy")
     return tuple(kept)

@@ -12,8 +12,8 @@ from psycopg import Connection
 from gdq.call import scalar
 from gdq.conninfo import connect
 from gdq.consumers.copy.leader import COPY_SETTINGS, CopyLead
-from gdq.consumers.copy.pieces import Piece, SourceTable
-from gdq.consumers.copy.table_definition import create_table_sql, sequence_values
+from gdq.consumers.copy.pieces import Piece
+from gdq.consumers.copy.table_definition import create_table, sequence_values
 from gdq.consumers.copy.target_columns import target_form
 from gdq.consumers.copy.workers import CopyTally
 from gdq.consumers.views.row_copy import CopyForm, RowsCopied, copy_rows
@@ -37,6 +37,8 @@ class PostgresTarget:
     snapshot.
     """
 
+    takes_generated = False
+
     def __init__(
         self,
         dsn: str,
@@ -59,7 +61,11 @@ class PostgresTarget:
             _refuse_source(leader, control)
             for table in lead.tables:
                 if scalar(control, "select to_regclass(%s) is null", table.name):
-                    self._make(leader, control, table)
+                    if not self._create:
+                        raise GdqError(
+                            f"the target has no table {table.name}", hint="Create it there, or copy with --create."
+                        )
+                    create_table(leader, control, table)
                     created.append(table.name)
                 self._forms[table.name] = target_form(control, table)
             names = [table.name for table in lead.tables if table.name not in created]
@@ -79,7 +85,7 @@ class PostgresTarget:
             self._writers.append(PostgresPieceWriter(self._dsn, n, self._forms))
         return self._writers
 
-    def commit(self, lead: CopyLead, tally: CopyTally) -> None:  # noqa: ARG002 (what was copied is in the tables)
+    def commit(self, lead: CopyLead, tally: CopyTally, position: str | None) -> None:  # noqa: ARG002 (for other targets)
         """Commit what all workers have written, then the transaction of `complete`."""
         with connect(self._dsn, application_name="gdq:copy/target") as control:
             if self._complete is not None:
@@ -100,14 +106,6 @@ class PostgresTarget:
             kept = [name for name in self._forms if name not in self._created]
             if self._committed and kept:
                 control.execute(raw(f"truncate {', '.join(kept)}"))
-
-    def _make(self, leader: Connection[Any], control: Connection[Any], table: SourceTable) -> None:
-        if not self._create:
-            raise GdqError(f"the target has no table {table.name}", hint="Create it there, or copy with --create.")
-        schema, statement = create_table_sql(leader, table)
-        if scalar(control, "select to_regnamespace(%s) is null", schema):
-            control.execute(raw(f"create schema {schema}"))
-        control.execute(raw(statement))
 
 
 def _refuse_source(leader: Connection[Any], control: Connection[Any]) -> None:

@@ -18,7 +18,12 @@ from gdq.consumers.copy.leader import CopyLead, lead_copy
 from gdq.consumers.copy.pieces import CopyChoice
 from gdq.consumers.copy.postgres_target import PostgresTarget
 from gdq.consumers.copy.workers import CopyTally, PieceWriter, run_workers
+from gdq.errors import GdqError
+from gdq.extra import extra_named
 from gdq.table_copy import resynced
+
+# What stands before the colon in a target of files.
+FILE_FORMATS = ("parquet", "arrow")
 
 # Called with what is copied, the phase, the rows so far, and about how many there will be (None if unknown).
 CopyProgress = Callable[[str, str, int, int | None], None]
@@ -49,7 +54,9 @@ class SnapshotCopy:
 
 
 class CopyTarget(Protocol):
-    """Where a copy goes; nothing is left of one that fails."""
+    """Where a copy goes; nothing is left of one that fails. `takes_generated`: it stores generated columns."""
+
+    takes_generated: bool
 
     def prepare(self, lead: CopyLead) -> None:
         """Check that the tables fit, and make the target ready."""
@@ -57,8 +64,8 @@ class CopyTarget(Protocol):
     def writers(self, number: int) -> Sequence[PieceWriter]:
         """The ends of this many workers."""
 
-    def commit(self, lead: CopyLead, tally: CopyTally) -> None:
-        """Make all of it durable."""
+    def commit(self, lead: CopyLead, tally: CopyTally, position: str | None) -> None:
+        """Make all of it durable. `position`: of a queue at the snapshot, if there is one."""
 
     def undo(self) -> None:
         """Take back what was done, after an error."""
@@ -77,27 +84,54 @@ def copy_tables(
     complete: Callable[[Connection[Any], str], None] | None = None,
     progress: CopyProgress | None = None,
 ) -> SnapshotCopy:
-    """Copy tables, named as in SQL with their schema, as one snapshot sees them, into another database.
+    """Copy tables, named as in SQL with their schema, as one snapshot sees them, into another database or into files.
 
-    `target`: its connection string. It has tables of the same names, or gets them (`create`); they are empty, or are
-    emptied (`truncate`), and after an error they are empty again. `queue`: a tick is taken at the snapshot. `consumer`
-    of that queue gets the changes after the snapshot; it is registered if need be. `complete` is called with a
-    connection to the target and the snapshot, in the transaction that commits last. GdqError if tables do not fit.
+    `target`: a connection string. The database has tables of the same names, or gets them (`create`); they are empty,
+    or are emptied (`truncate`), and after an error they are empty again. Or `target` is "parquet:/folder" or
+    "arrow:/folder": a new folder, which is there when all files are. `queue`: a tick is taken at the snapshot.
+    `consumer` of that queue gets the changes after the snapshot; it is registered if need be. `complete` is called with
+    a connection to the target and the snapshot, in the transaction that commits last. GdqError if tables do not fit;
+    UnsupportedValue for a value that a file cannot hold.
     """
     dsn = conninfo_from(connection)
     choices = [one if isinstance(one, CopyChoice) else CopyChoice(one) for one in tables]
     started = time.monotonic()
     if isinstance(target, str):
-        target = PostgresTarget(target, create=create, truncate=truncate, complete=complete)
-    with _following(dsn, queue, consumer, choices) as follow, lead_copy(dsn, choices, workers) as lead:
+        target = _named_target(target, choices, create=create, truncate=truncate, complete=complete)
+    with (
+        _following(dsn, queue, consumer, choices) as follow,
+        lead_copy(dsn, choices, workers, generated=target.takes_generated) as lead,
+    ):
         tick_id, position = follow.tick(lead.holder.snapshot)
-        tally = _copy(lead, target, workers, progress)
+        tally = _copy(lead, target, workers, position, progress)
         follow.settle(lead.holder.snapshot)
     copied = tuple(CopiedTable(choice.table, tally.rows[choice.table], tally.bytes[choice.table]) for choice in choices)
     return SnapshotCopy(copied, lead.holder.snapshot, time.monotonic() - started, tick_id, position)
 
 
-def _copy(lead: CopyLead, target: CopyTarget, workers: int, progress: CopyProgress | None) -> CopyTally:
+def _named_target(
+    name: str,
+    choices: Sequence[CopyChoice],
+    *,
+    create: bool,
+    truncate: bool,
+    complete: Callable[[Connection[Any], str], None] | None,
+) -> CopyTarget:
+    """The target of a name; GdqError for options that it does not have."""
+    if name.partition(":")[0] not in FILE_FORMATS:
+        if any(choice.as_text for choice in choices):
+            raise GdqError("as_text is for files", hint="A column of type text in the target's table takes any value.")
+        return PostgresTarget(name, create=create, truncate=truncate, complete=complete)
+    if create or truncate or complete is not None:
+        raise GdqError("create, truncate and complete are for databases", hint="Name a new folder for each copy.")
+    with extra_named():
+        from gdq.consumers.copy.file_target import file_target  # noqa: PLC0415 (an extra, and slow to load)
+    return file_target(name)
+
+
+def _copy(
+    lead: CopyLead, target: CopyTarget, workers: int, position: str | None, progress: CopyProgress | None
+) -> CopyTally:
     """Copy all pieces, the largest table first, and commit them."""
     largest = sorted(lead.tables, key=lambda table: -table.blocks)
     pieces = [piece for table in largest for piece in table.pieces(lead.block_size)]
@@ -116,7 +150,7 @@ def _copy(lead: CopyLead, target: CopyTarget, workers: int, progress: CopyProgre
         tally = run_workers(lead.readers, writers, pieces, tell)
         # a leader that is gone may have let somebody rewrite a table: it answers, so its locks are still there
         lead.holder.connection.execute("select")
-        target.commit(lead, tally)
+        target.commit(lead, tally, position)
     return tally
 
 

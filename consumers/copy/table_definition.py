@@ -7,6 +7,7 @@ from typing import Any
 
 from psycopg import Connection
 
+from gdq.call import scalar
 from gdq.consumers.copy.pieces import SourceTable
 from gdq.sql_text import raw
 
@@ -51,11 +52,11 @@ select a.attname::text, format('%%I.%%I', n.nspname, s.relname)
    and d.refobjid = %s::regclass and d.refobjsubid > 0 and d.deptype in ('a', 'i')"""
 
 
-def create_table_sql(leader: Connection[Any], table: SourceTable) -> tuple[str, str]:
-    """The schema of a copied table, and the statement that makes the table with its columns, NOT NULL and primary key.
+def create_table(leader: Connection[Any], control: Connection[Any], table: SourceTable) -> None:
+    """Make a copied table in the target, and its schema if need be, with its columns, NOT NULL and primary key.
 
-    Defaults, other constraints and indexes, triggers, rights and partitions are not among them. Of chosen columns the
-    table has these alone.
+    Both sessions write names and types as COPY_SETTINGS of the leader do. Defaults, other constraints and indexes,
+    triggers, rights and partitions are not among them. Of chosen columns the table has these alone.
     """
     row = leader.execute(_TABLE, [table.name]).fetchone()
     assert row is not None
@@ -70,7 +71,9 @@ def create_table_sql(leader: Connection[Any], table: SourceTable) -> tuple[str, 
     if key is not None and set(key[1]) <= copied:
         lines.append(key[0])
     kind = "unlogged table" if unlogged else "table"
-    return schema, f"create {kind} {table.name} ({', '.join(lines)})"
+    if scalar(control, "select to_regnamespace(%s) is null", schema):
+        control.execute(raw(f"create schema {schema}"))
+    control.execute(raw(f"create {kind} {table.name} ({', '.join(lines)})"))
 
 
 def sequence_values(

@@ -41,12 +41,17 @@ _COMPARABLE = {
 
 @dataclass(frozen=True, slots=True)
 class LakeColumn:
-    """A column of a view: its types in PostgreSQL and in the lake table, and the SQL over {c} that is read as text."""
+    """A column of a view: its types in PostgreSQL and in the lake table, and the SQL over {c} that is read as text.
+
+    `of` and `cure` are for errors: whose column it is, and what helps if its type cannot hold a value.
+    """
 
     name: str
     type: str
     arrow: pa.DataType
     read: str
+    of: str = "the view"
+    cure: str = "Cast it to text in the view."
 
 
 def lake_columns(described: Sequence[tuple[str, int, str]], kind: LakeKind) -> tuple[LakeColumn, ...]:
@@ -157,7 +162,7 @@ def _array(text: pa.Array, column: LakeColumn) -> pa.Array:
         return arrow_array_of_texts(text, column.arrow)
     except pa.ArrowInvalid as error:
         raise UnsupportedValue(
-            f'column "{column.name}" of the view holds a value of {column.type} that a lake table cannot hold',
+            f'column "{column.name}" of {column.of} holds a value of {column.type} that {column.arrow} cannot hold',
             detail=str(error).splitlines()[0],
-            hint="Cast it to text in the view.",
+            hint=column.cure,
         ) from error

@@ -67,21 +67,22 @@ def copy_blocks(
         wire = source.pgconn
         ended = False
         while not ended and (first := rows.read()):
-            parts, size = [first], len(first)
+            # one buffer: a list of rows would take many times their bytes where they are small
+            block, count = bytearray(first), 1
             # what libpq has received already is taken without a step of psycopg's for every row
-            while size < block_bytes:
-                length, part = wire.get_copy_data(1)
+            while len(block) < block_bytes:
+                length, row = wire.get_copy_data(1)
                 if length < 0:
                     ended = True
                     break
-                more = part if length else rows.read()
+                more = row if length else rows.read()
                 if not more:
                     break
-                parts.append(more)
-                size += len(more)
+                block += more
+                count += 1
             if ended:
                 _finish(wire)  # before the block: whoever stops at it leaves the session idle
-            yield b"".join(parts), len(parts)
+            yield bytes(block), count
 
 
 def _finish(wire: pq.abc.PGconn) -> None:

@@ -4,29 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import click
+
 from gdq.cli import base
+from gdq.cli.listing import json_record
 from gdq.cli.progress import shown_progress
 from gdq.cli.terminal import printable
 from gdq.consumers.copy.chunk import copy_in_chunks
+from gdq.json_text import json_text
 
 # The phase in which a table's rows are counted.
 _COPYING = "copied"
 
 
-def copy_chunks(dsn: str | None, queue: str, tables: Sequence[str], target: str, consumer: str, *, anew: bool) -> None:
+def copy_chunks(
+    dsn: str | None,
+    queue: str,
+    tables: Sequence[str],
+    target: str,
+    consumer: str,
+    *,
+    create: bool = False,
+    anew: bool = False,
+    as_json: bool = False,
+) -> None:
     """Copy tables for a consumer; the copy has the consumer's name."""
     try:
-        with shown_progress(as_json=False) as progress:
+        with shown_progress(as_json=as_json, what="copy of") as progress:
             copied = copy_in_chunks(
-                dsn, queue, tables, target, copy=consumer, consumer=consumer, anew=anew, progress=_told(progress)
-            )
+                dsn, queue, tables, target,
+                copy=consumer, consumer=consumer, create=create, anew=anew, progress=_told(progress),
+            )  # fmt: skip
     except KeyboardInterrupt:
         raise base.Interrupted("interrupted: the same command goes on where the copy is") from None
+    if as_json:
+        click.echo(json_text(json_record(copied) | {"tables": [json_record(table) for table in copied.tables]}))
+        return
     for table in copied.tables:
         done = "copied before" if copied.done_before else "copied"
         base.talk(printable(f"{done}: {table.rows:,} rows of {table.table_name} for {consumer}"))
     if not copied.done_before:
         base.talk(f"{consumer} of {queue} gets every change after snapshot {copied.snapshot}")
+        base.talk(printable(f"position {copied.position}"))
 
 
 def _told(progress: Callable[[str, str, int, int | None], None] | None) -> Callable[[str, str, int, int | None], None]:

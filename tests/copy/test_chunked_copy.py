@@ -17,9 +17,7 @@ from gdq.consumers.copy.chunk import ChunkedCopier, ChunkedCopy
 from gdq.consumers.copy.chunk_progress import Progress
 from gdq.errors import DivergedPosition, GdqError
 from tests.support.events import Tap
-from tests.support.programs import gdq, start_gdq
 from tests.support.server import Database
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.server
 
@@ -349,45 +347,3 @@ def test_two_sessions_do_not_meet(places: Places) -> None:
 
     places.copy(tell=again)
     places.check()
-
-
-def test_backfill_that_is_killed_goes_on(places: Places) -> None:
-    places.tap.write("insert into shop.t select i, 'k', 0, 0 from generate_series(2000, 90000) i", "analyze shop.t")
-    command = ["add-table", "q", *TABLES, "--backfill", places.target.su_dsn, "--register", "mirror"]
-    kept = "select sum(row_count), bool_and(arrived) from gdq_target.chunked_copy"
-    reached = 0
-    with places.target.connect("su") as su:
-        for _ in range(2):
-            running = start_gdq(*command, dsn=places.tap.db.dsn)
-
-            def came_on(reached: int = reached) -> bool:
-                places.write()
-                there = su.execute("select to_regclass('gdq_target.chunked_copy')").fetchone() != (None,)
-                rows, arrived = su.execute(kept).fetchone() or (0, False) if there else (0, False)
-                return bool(arrived or (rows or 0) > reached)
-
-            until(came_on, "a chunk")
-            running.kill()
-            running.communicate()
-            [(rows, _)] = su.execute(kept).fetchall()
-            assert rows > reached
-            reached = rows
-
-        def again() -> bool:
-            done = gdq(*command, dsn=places.tap.db.dsn)
-            if "another session is at work" in done.stderr:  # the server has not yet noticed the end of the killed one
-                return False
-            assert done.returncode == 0, done.stderr
-            assert "mirror of q gets every change after snapshot" in done.stderr
-            return True
-
-        until(again, "the end of the copy")
-    assert "copied before: " in gdq(*command, dsn=places.tap.db.dsn).stderr
-    places.check()
-
-
-def test_backfill_options(places: Places) -> None:
-    for given in (["--backfill", places.target.su_dsn], ["--register", "mirror"]):
-        done = gdq("add-table", "q", "shop.t", *given, dsn=places.tap.db.dsn)
-        assert done.returncode == 2
-        assert "--backfill CONNINFO and --register CONSUMER go together" in done.stderr

@@ -155,7 +155,7 @@ def test_copies(empty_db: Database, tmp_path: Path) -> None:
     with empty_db.connect("su") as su:
         try:
             printed = run_page("docs/copies.md", empty_db, tmp_path, PROGRAMS)
-            assert "public.customer" in printed[-1]
+            assert "public.customer" in printed[-2]
             with copy.connect("su") as connection:
                 assert connection.execute("table orders").fetchall() == [(1, "Ann", Decimal("9.90"))]
         finally:

@@ -246,6 +246,15 @@ def test_example_of_reading_once(shop: Shop, stream: Stream) -> None:
             assert changes == {("update_preimage", 1), ("update_postimage", 1)}
 
 
+@pytest.mark.skipif(not PAGE.exists(), reason="an sdist has no documentation")
+def test_example_of_a_table_at_one_snapshot(shop: Shop, stream: Stream, tmp_path: Path) -> None:
+    (example,) = re.findall(r"```python at-snapshot\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    text = example.replace('service="shop", queue="shop"', f"dsn=dsn, queue={QUEUE!r}, partition_bytes='8192'")
+    exec(text, {"spark": stream.spark, "dsn": stream.dsn, "folder": tmp_path})
+    rows = stream.spark.read.parquet(f"{tmp_path}/orders").collect()
+    assert sorted((row.id, row.n) for row in rows) == sorted(shop.execute("select id, n from orders"))
+
+
 @pytest.mark.long
 @pytest.mark.skipif(not PAGE.exists(), reason="an sdist has no documentation")
 def test_example_of_the_documentation(shop: Shop, stream: Stream, tmp_path: Path) -> None:
