@@ -24,6 +24,7 @@ from gdq.consumers.replica.policy import OnError, Policies
 from gdq.consumers.replica.state import ReplicaState
 from gdq.consumers.replica.table import suppress_triggers
 from gdq.consumers.replica.table_copy import apply_settings, copy_tables
+from gdq.consumers.replica.writing_side import refuse_source
 from gdq.errors import GdqError, ResyncRequired, TruncatedPosition
 from gdq.queue import check_tables, table_info
 from gdq.table_copy import resynced
@@ -150,8 +151,9 @@ class Replica:
             raise GdqError(
                 "this role may not read the logs of changes", hint="Connect as the owner of gdq, or grant gdq_admin."
             )
-        if _identity(self.source) == _identity(self.state.connection):
+        if database_identity(self.source) == database_identity(self.state.connection):
             raise GdqError("source and target are the same database", hint="--to names the target.")
+        refuse_source(self.state.connection, self.queue, self.name)
         check_tables(self.source, self.queue)
         self.state.load()
         registered = any(info.consumer_name == self.name for info in consumer_info(self.source, self.queue))
@@ -259,7 +261,7 @@ class Replica:
                 )
 
 
-def _identity(connection: Connection[Any]) -> Any:
+def database_identity(connection: Connection[Any]) -> Any:
     """What no two databases share: the server's identifier and the database's number."""
     return connection.execute(_SAME_DATABASE).fetchone()
 

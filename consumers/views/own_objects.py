@@ -77,6 +77,14 @@ OWN_TABLES: Mapping[str, tuple[str, ...]] = {
         "tick bigint not null",
         "died_at timestamp with time zone not null default now()",
     ),
+    "switchover": (
+        "replica text not null",
+        "queue text not null",
+        "side text not null",
+        "turns integer not null",
+        "other text not null",
+        "changed_at timestamp with time zone not null default now()",
+    ),
     "compare_run": ("made text", "relid oid", 'identity "char"', "index_name name"),
     "slot_asked": ("slot_name text not null", "asked_at timestamp with time zone not null default now()"),
     "slot_position": (

@@ -36,6 +36,7 @@ SECTIONS = {
         "replicate": ["replicate", "replicas", "replica-conflicts", "drop-replica"],
         "replica_dead_letter": ["replica-dead-letters", "replay-replica-dead-letters", "purge-replica-dead-letters"],
         "table_compare": ["compare-tables", "repair-tables"],
+        "switchover": ["switchover"],
     },
     "Slots": {"slot": ["create-slot", "slots", "drop-slot"], "compare": ["compare"]},
     "Operations": {

@@ -80,6 +80,7 @@ COMMANDS = {
     "slots": "",
     "snapshot": "TABLE --to TO",
     "status": "Q",
+    "switchover": "Q mirror --to TO --check",
     "tables": "Q",
     "tick": "Q",
     "ticker": "--once",

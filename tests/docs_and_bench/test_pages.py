@@ -20,7 +20,17 @@ from tests.support.server import Database
 
 # The second goes on from the first. Each of the others has a test of its own.
 FIRST_STEPS = ["README.md", "docs/consumers.md"]
-OTHERS = ("operations", "managed", "monitoring", "views", "slot-or-queue", "compare", "replicas", "copies")
+OTHERS = (
+    "operations",
+    "managed",
+    "monitoring",
+    "views",
+    "slot-or-queue",
+    "compare",
+    "replicas",
+    "switchover",
+    "copies",
+)
 # Run by test_from_replication.py.
 MOVES = ("from-londiste", "from-slony")
 RUN = [*FIRST_STEPS, *(f"docs/{name}.md" for name in (*OTHERS, *MOVES))]
@@ -147,6 +157,20 @@ def test_replicas(empty_db: Database, tmp_path: Path) -> None:
     assert "20 | Zoe" in replicated
     assert "public.orders" in replicated
     assert "public.orders" in compared
+
+
+def test_switchover(empty_db: Database, tmp_path: Path) -> None:
+    _open_shop(empty_db)
+    new = Database(empty_db.server, "new")
+    with empty_db.connect("su") as su:
+        su.execute("drop database if exists new with (force)")
+        try:
+            printed = run_page("docs/switchover.md", empty_db, tmp_path, PROGRAMS)
+            with new.connect("su") as connection:
+                assert connection.execute("select customer from orders").fetchall() == [("Ann",), ("Bob",)]
+        finally:
+            su.execute("drop database if exists new with (force)")
+    assert "/new " in printed[2]
 
 
 def test_copies(empty_db: Database, tmp_path: Path) -> None:
