@@ -20,6 +20,7 @@ from gdq.call import call, scalar
 from gdq.conninfo import connect, is_pooled
 from gdq.consumer import Consumer, ConsumerInfo, consumer_info, register_consumer, seek, unregister_consumer
 from gdq.consumers.replica.batch_apply import BatchApplier, CopyAgain
+from gdq.consumers.replica.pause import PauseWatch
 from gdq.consumers.replica.policy import OnError, Policies
 from gdq.consumers.replica.state import ReplicaState
 from gdq.consumers.replica.table import suppress_triggers
@@ -115,12 +116,18 @@ class Replica:
         """Copy what is to be copied, then apply batches and yield those that held changes.
 
         `once`: up to a tick that is taken now; else until `stop`, which is called between batches and while waiting.
+        A replica that is paused waits and says so; `once` it is a GdqError.
         """
         self._begin()
+        pause = PauseWatch(self.source, self.queue, self.name, self._tell)
         while True:
+            if once:
+                pause.refuse()
+            elif not pause.wait(stop):
+                return
             copied = self._copy_missing()
             try:
-                yield from self._batches(once=once, stop=stop)
+                yield from self._batches(once=once, stop=pause.watched(stop))
             except CopyAgain as again:
                 self._wanted |= again.tables
             except _Misplaced:
@@ -130,6 +137,8 @@ class Replica:
                 if not copied and not self._consumer().resync:
                     raise
             else:
+                if once:
+                    pause.refuse()
                 return
 
     def drop(self) -> bool:

@@ -13,7 +13,7 @@ import psycopg
 from psycopg import Connection
 
 from gdq.call import rows, scalar
-from gdq.consumer import consumer_info
+from gdq.consumer import ConsumerInfo, consumer_info
 from gdq.consumers.replica.column_changes import SourceColumns
 from gdq.consumers.replica.dead_letters import forget_dead_letters
 from gdq.consumers.views.own_objects import check_own_tables
@@ -71,11 +71,15 @@ _TABLES = ("replica", "replica_table", "replica_conflict", "replica_dead_letter"
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ReplicaInfo(Shown):
-    """One replica of a target. `lag` and `unread_events`: of its consumer, None if the source has no such consumer."""
+    """One replica of a target. `lag` and `unread_events`: of its consumer, None if the source has no such consumer.
+
+    `state`: `running` while a program applies its changes, `stopped`, `paused` by gdq.pause(), or `no consumer`.
+    """
 
     replica_name: str
     queue_name: str
     tables: list[str]
+    state: str
     tick: int
     updated_at: datetime
     lag: timedelta | None
@@ -240,7 +244,10 @@ def replica_info(source: Connection[Any], target: Connection[Any]) -> list[Repli
         select r.name, r.queue, r.position, r.updated_at,
                array(select t.table_name from gdq_target.replica_table t where t.replica = r.name order by 1),
                (select count(*) from gdq_target.replica_conflict c where c.replica = r.name),
-               (select count(*) from gdq_target.replica_dead_letter d where d.replica = r.name)
+               (select count(*) from gdq_target.replica_dead_letter d where d.replica = r.name),
+               exists (select from pg_catalog.pg_stat_activity a
+                        where a.datname = current_database()
+                          and a.application_name = left('gdq:' || r.queue || '/' || r.name, 63))
           from gdq_target.replica r order by 1""")
     try:
         found = target.execute(query).fetchall()
@@ -248,12 +255,22 @@ def replica_info(source: Connection[Any], target: Connection[Any]) -> list[Repli
         return []
     consumers = {(info.queue_name, info.consumer_name): info for info in consumer_info(source)}
     replicas = []
-    for name, queue, position, updated_at, tables, *counts in found:
+    for name, queue, position, updated_at, tables, conflicts, dead_letters, connected in found:
         info = consumers.get((queue, name))
         lag, unread = (None, None) if info is None else (info.lag, info.unread_events)
         tick = Position.parse(position).tick
-        replicas.append(ReplicaInfo(name, queue, tables, tick, updated_at, lag, unread, *counts))
+        state = _state(info, connected=connected)
+        replicas.append(ReplicaInfo(name, queue, tables, state, tick, updated_at, lag, unread, conflicts, dead_letters))
     return replicas
+
+
+def _state(consumer: ConsumerInfo | None, *, connected: bool) -> str:
+    """The state of a replica, by its consumer and by whether a program of its name is connected to the target."""
+    if consumer is None:
+        return "no consumer"
+    if consumer.paused:
+        return "paused"
+    return "running" if connected else "stopped"
 
 
 def conflict_info(target: Connection[Any], replica: str | None = None) -> list[ConflictInfo]:

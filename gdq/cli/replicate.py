@@ -35,6 +35,7 @@ _REPLICA_COLUMNS = (
     "replica_name",
     "queue_name",
     "tables",
+    "state",
     "tick",
     "updated_at",
     "lag",

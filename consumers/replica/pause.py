@@ -1,0 +1,67 @@
+"""Whether a replica is paused: `gdq pause QUEUE REPLICA` pauses its consumer, which gets no batches then."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from psycopg import Connection
+
+from gdq.call import scalar
+from gdq.errors import GdqError
+
+_LOOK_SECONDS = 2.0
+_WAIT_SECONDS = 0.2
+
+
+class PauseWatch:
+    """Looks every two seconds whether a replica's consumer is paused, and tells when that changes."""
+
+    def __init__(self, source: Connection[Any], queue: str, replica: str, tell: Callable[[str], None]) -> None:
+        self._source = source
+        self._queue = queue
+        self._replica = replica
+        self._tell = tell
+        self._paused = False
+        self._look_at = 0.0
+
+    def refuse(self) -> None:
+        """GdqError if the consumer is paused: nobody waits for a run that has an end."""
+        if self._is_paused():
+            raise GdqError(f'replica "{self._replica}" is paused', hint=self._hint)
+
+    def wait(self, stop: Callable[[], bool]) -> bool:
+        """Wait until the consumer is not paused; False if `stop` ended that."""
+        while self._look():
+            if stop():
+                return False
+            time.sleep(_WAIT_SECONDS)
+        return True
+
+    def watched(self, stop: Callable[[], bool]) -> Callable[[], bool]:
+        """`stop` of a loop that calls it between batches and while waiting; then the pause is looked at too."""
+
+        def stopped() -> bool:
+            self._look()
+            return stop()
+
+        return stopped
+
+    def _look(self) -> bool:
+        """True if the consumer is paused, as of two seconds ago at most."""
+        if time.monotonic() >= self._look_at:
+            paused = self._is_paused()
+            if paused != self._paused:
+                self._tell(f"replica {self._replica} is {f'paused: {self._hint}' if paused else 'resumed'}")
+            self._paused = paused
+            self._look_at = time.monotonic() + _LOOK_SECONDS
+        return self._paused
+
+    def _is_paused(self) -> bool:
+        query = "select paused from gdq.consumer_info(%s) where consumer_name = %s"
+        return bool(scalar(self._source, query, self._queue, self._replica))
+
+    @property
+    def _hint(self) -> str:
+        return f"gdq resume {self._queue} {self._replica}"
