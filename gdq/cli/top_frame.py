@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,6 +24,9 @@ _NAME_MIN = 10
 # The last column, which tells what is wrong, gets at least this many.
 _STATE_MIN = 26
 
+# Seconds below which a lag is as good as none, so that it moves no line.
+_LAG_MIN = 10.0
+
 
 @dataclass(frozen=True, slots=True)
 class Look:
@@ -37,15 +41,24 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """The cells of a line; `weight`: where not all lines fit, the heaviest are shown."""
+    """The cells of a line; `wrong`: something is to be mended; `late`: seconds or bytes behind."""
 
     cells: list[str]
-    weight: float
+    wrong: bool
+    late: float
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """The place among the others: what is wrong first, then by orders of magnitude, so that lines rarely move."""
+        return (not self.wrong, -max(0, int(math.log2(self.late / _LAG_MIN)) + 1) if self.late > _LAG_MIN else 0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The lines of one kind of object. `names`: how many columns on the left are names; the last one is text too."""
+    """The lines of one kind of object. `names`: how many columns on the left are names; the last one is text too.
+
+    The numbers between them stand in the order of their worth: where they do not all fit, the right ones are left out.
+    """
 
     headings: list[str]
     names: int
@@ -55,7 +68,8 @@ class _Part:
 def frame_lines(look: Look, width: int, height: int | None, state: str) -> list[tuple[str, bool]]:
     """The lines of a frame, each with True if it is bold; `height` None: as many as there are.
 
-    No line is wider than `width`, nor has a control character.
+    No line is wider than `width`, nor has a control character. What needs attention stands first in its part; where
+    the parts do not all fit, the first ones are shown.
     """
     parts = [part for part in (_queues(look), _consumers(look), _views(look), _slots(look)) if part.rows]
     head = [(f"gdq top  {state}", True), (_doctor_line(look.findings), False)]
@@ -82,19 +96,22 @@ def _queues(look: Look) -> _Part:
     for queue in look.queues:
         own = [one for one in look.consumers if one.queue_name == queue.queue_name]
         lag = max((one.lag or timedelta(0) for one in own), default=timedelta(0))
-        names = ("events_per_second", "log_bytes", "tick_age", "tables", "consumers")
+        names = ("tick_age", "events_per_second", "log_bytes", "tables", "consumers")
         shown = [cell("lag", lag), *(cell(name, getattr(queue, name)) for name in names)]
-        state = ["paused"] * queue.paused + [f"resync {queue.tables_resync}"] * bool(queue.tables_resync)
-        rows.append(_Row([queue.queue_name, *shown, ", ".join(state)], lag.total_seconds()))
-    return _Part(["QUEUE", "lag", "events/s", "log", "tick", "tables", "consumers", "state"], 1, rows)
+        states = ["paused"] * queue.paused + [f"resync {queue.tables_resync}"] * bool(queue.tables_resync)
+        if any(one.code == "ticker_silent" and one.object == queue.queue_name for one in look.findings):
+            states.insert(0, "no ticks")
+        rows.append(_Row([queue.queue_name, *shown, ", ".join(states)], bool(states), lag.total_seconds()))
+    return _Part(["QUEUE", "lag", "tick", "events/s", "log", "tables", "consumers", "state"], 1, rows)
 
 
 def _consumers(look: Look) -> _Part:
     rows = []
     for one in look.consumers:
         numbers = [cell(name, getattr(one, name)) for name in ("lag", "unread_events", "unread_bytes")]
-        lag = one.lag.total_seconds() if one.lag else 0.0
-        rows.append(_Row([one.consumer_name, one.queue_name, *numbers, _consumer_state(one)], lag))
+        wrong = bool(one.paused or one.tables_resync or one.dead_letters)
+        late = one.lag.total_seconds() if one.lag else 0.0
+        rows.append(_Row([one.consumer_name, one.queue_name, *numbers, _consumer_state(one)], wrong, late))
     return _Part(["CONSUMER", "queue", "lag", "unread", "bytes", "state"], 2, rows)
 
 
@@ -112,8 +129,9 @@ def _views(look: Look) -> _Part:
     for view in look.views:
         wrong = f"differs from its query: {view.diverged}" if view.diverged else view.error or ""
         numbers = [cell("age", view.age), cell("rows_changed", view.rows_changed)]
-        weight = float("inf") if wrong else view.age.total_seconds() if view.age else 0.0
-        rows.append(_Row([view.view_name, view.queue_name, *numbers, wrong or view.last_action or "new"], weight))
+        late = view.age.total_seconds() if view.age else 0.0
+        cells = [view.view_name, view.queue_name, *numbers, wrong or view.last_action or "new"]
+        rows.append(_Row(cells, bool(wrong), late))
     return _Part(["VIEW", "queue", "age", "changed", "last refresh"], 2, rows)
 
 
@@ -121,9 +139,9 @@ def _slots(look: Look) -> _Part:
     rows = []
     for slot in look.slots:
         state = "lost" if slot.lost else "read" if slot.active else "not read"
-        numbers = [cell("lag_bytes", slot.lag_bytes), cell("retained_bytes", slot.retained_bytes)]
-        rows.append(_Row([slot.slot_name, *numbers, state], float(slot.retained_bytes or 0)))
-    return _Part(["SLOT", "lag", "retained", "state"], 1, rows)
+        numbers = [cell("retained_bytes", slot.retained_bytes), cell("lag_bytes", slot.lag_bytes)]
+        rows.append(_Row([slot.slot_name, *numbers, state], bool(slot.lost), float(slot.retained_bytes or 0)))
+    return _Part(["SLOT", "retained", "lag", "state"], 1, rows)
 
 
 def _shares(counts: list[int], room: int | None) -> list[int]:
@@ -134,22 +152,27 @@ def _shares(counts: list[int], room: int | None) -> list[int]:
         return sum(2 + count + (count < whole) for count, whole in zip(shown, counts, strict=True) if count)
 
     while room is not None and shown and taken() > room and max(shown) > 0:
-        largest = shown.index(max(shown))
+        # of parts that are equally large the last one
+        largest = max(range(len(shown)), key=lambda n: (shown[n], n))
         # a row and the line about the others: where there is no room for both, the part is left out
         shown[largest] -= 2 if shown[largest] == counts[largest] and shown[largest] > 1 else 1
     return shown
 
 
 def _lines(part: _Part, count: int, width: int) -> list[tuple[str, bool]]:
-    heaviest = sorted(part.rows, key=lambda row: -row.weight)[:count]
-    rows = [[printable(text) for text in row.cells] for row in part.rows if row in heaviest]
-    # of the numbers of all rows, so that columns keep their places
-    widths = [max(cell_len(text) for text in column) for column in zip(part.headings, *rows, strict=True)]
-    spare = width - sum(widths[part.names : -1]) - 2 * (len(widths) - 1) - min(widths[-1], _STATE_MIN)
+    first = sorted(part.rows, key=lambda row: row.rank)[:count]
+    table = [part.headings, *([printable(text) for text in row.cells] for row in first)]
+    while True:
+        # of the numbers of all rows, so that columns keep their places
+        widths = [max(map(cell_len, column)) for column in zip(*table, strict=True)]
+        spare = width - sum(widths[part.names : -1]) - 2 * (len(widths) - 1) - min(widths[-1], _STATE_MIN)
+        if len(widths) <= part.names + 2 or spare >= sum(min(name, _NAME_MIN) for name in widths[: part.names]):
+            break
+        table = [cells[:-2] + cells[-1:] for cells in table]
     while sum(widths[: part.names]) > spare and max(widths[: part.names]) > _NAME_MIN:
         widths[widths.index(max(widths[: part.names]))] -= 1
-    lines = [("", False), (_line(part, part.headings, widths), True)]
-    lines += [(_line(part, cells, widths), False) for cells in rows]
+    lines = [("", False), (_line(part, table[0], widths), True)]
+    lines += [(_line(part, cells, widths), False) for cells in table[1:]]
     if count < len(part.rows):
         lines.append((f"and {len(part.rows) - count} more", False))
     return lines

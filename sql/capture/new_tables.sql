@@ -83,6 +83,24 @@ $$;
 comment on function gdq.capture_wanted(integer, regclass, integer, text) is
   'Captures a table by a rule, or notes why it cannot.';
 
+-- forget_dropped(relations): removes tables that are gone, of these relations (NULL: of all), from passed_table. A dump
+-- would write their bare oids, and where it is restored these may be the oids of other tables, which no rule would
+-- capture then. It waits for nobody: a row that another transaction has locked stays until maintain() comes.
+-- Writes: passed_table.
+create or replace function gdq.forget_dropped(relations oid[] default null) returns void
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+begin
+  delete from gdq.passed_table p
+   using (select d.queue_id, d.relid from gdq.passed_table d
+           where (relations is null or d.relid = any (relations))
+             and not exists (select from pg_class c where c.oid = d.relid)
+             for update skip locked) gone
+   where p.queue_id = gone.queue_id and p.relid = gone.relid;
+end
+$$;
+comment on function gdq.forget_dropped(oid[]) is 'Removes tables that are gone from passed_table.';
+
 -- take_short_turn(): take_turn() where others wait for this transaction: in the DDL of an application, in maintenance.
 -- It asks again and again, for 500 ms or lock_timeout, since a lock that is waited for could close a circle: the server
 -- might end a transaction that waits for this one as the victim of the deadlock. Only one call in a transaction waits:

@@ -6,7 +6,7 @@
 -- ddl_guard(): the event trigger on ddl_command_end and on sql_drop. sql_drop comes first and sees what a DROP did:
 -- event triggers of the application that write to a captured table must not meet functions that do not fit the table.
 -- It has qualified operators and no SET clauses, since it runs for every DDL of the database. Writes and errors: as
--- capture_created() and follow_ddl().
+-- capture_created(), follow_drop() and follow_ddl().
 create or replace function gdq.ddl_guard() returns event_trigger
 language plpgsql volatile security definer
 as $$
@@ -17,6 +17,9 @@ begin
            '{CREATE TABLE,CREATE TABLE AS,SELECT INTO,CREATE SCHEMA}'::pg_catalog.text[])
   then
     perform gdq.capture_created();
+  end if;
+  if TG_EVENT operator(pg_catalog.=) 'sql_drop' then
+    perform gdq.follow_drop();
   end if;
   -- leave out frequent commands that change no table
   if TG_TAG operator(pg_catalog.=) any (pg_catalog.string_to_array(
@@ -33,6 +36,23 @@ end
 $$;
 comment on function gdq.ddl_guard() is
   'Event trigger: keeps capture functions in step with DDL, or switches them off; never lets an error out.';
+
+-- follow_drop(): forget_dropped() for the tables that the current command has dropped. In an old snapshot it leaves
+-- that to maintain(): reading could make a SERIALIZABLE transaction fail. Writes: as forget_dropped(). Errors: none but
+-- a cancel or a statement_timeout.
+create or replace function gdq.follow_drop() returns void
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+begin
+  if gdq.snapshot_is_fresh() and exists (select from gdq.passed_table) then
+    perform gdq.forget_dropped(array(select o.objid from pg_event_trigger_dropped_objects() o
+                                      where o.classid = 'pg_class'::regclass and o.objsubid = 0));
+  end if;
+exception when others then
+  raise log 'gdq: dropped tables could not be forgotten: %', sqlerrm;
+end
+$$;
+comment on function gdq.follow_drop() is 'Removes the tables that the current command has dropped from passed_table.';
 
 -- follow_ddl(event, tag): does the work of ddl_guard() for a command that may have changed a captured table. First it
 -- raises the alarm, last it answers it. Settings are pinned because the session of the DDL may have others.

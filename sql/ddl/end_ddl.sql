@@ -1,5 +1,5 @@
 -- end_ddl(queue, ddl): does the part of apply_ddl() after its commands, with the rights of gdq. Result: how many
--- captured tables have new columns. Writes: as guard_table(). Errors: any of capture.
+-- captured tables have new columns. Writes: as guard_table() and forget_dropped(). Errors: any of capture.
 create or replace function gdq.end_ddl(queue text, ddl text) returns integer
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
   set default_table_access_method = 'heap' set default_tablespace = '' set client_min_messages = warning
@@ -11,6 +11,7 @@ declare
   tag constant text := 'APPLY DDL';
 begin
   if not gdq.event_triggers_on() then
+    perform gdq.forget_dropped();
     perform gdq.capture_wanted(w.rule_id, w.relid, 3)
        from gdq.wanted_tables(gdq.locked_tables('AccessExclusiveLock')) w;
     touched := gdq.touched_relations('ALTER TABLE');

@@ -87,7 +87,7 @@ begin
   if not exists (select from gdq.new_table_rule) then
     return false;
   end if;
-  delete from gdq.passed_table p where not exists (select from pg_class c where c.oid = p.relid);
+  perform gdq.forget_dropped();
   for w in select * from gdq.wanted_tables() t
             where coalesce(gdq.is_past(t.tried_at, interval '1 min'), true) loop
     if gdq.capture_wanted(w.rule_id, w.relid, 3, 'it was made or got its name before capture began') then

@@ -15,6 +15,7 @@ import sys
 import termios
 import time
 from collections.abc import Sequence
+from dataclasses import fields
 from datetime import timedelta
 from typing import Any, Self
 
@@ -23,7 +24,9 @@ from rich.cells import cell_len
 
 from gdq.cli.top_frame import Look, frame_lines
 from gdq.consumer import ConsumerInfo
+from gdq.consumers.slot.slot import SlotInfo
 from gdq.monitor.doctor import Finding
+from gdq.queue import QueueInfo
 from tests.support.programs import environment, gdq
 from tests.support.server import Database
 from tests.support.waiting import SECONDS
@@ -320,9 +323,53 @@ def test_the_slowest_are_shown_where_not_all_fit() -> None:
     lines = [text for text, _ in frame_lines(look, 80, 24, "now")]
     assert len(lines) <= 24
     shown = [line.split()[0] for line in lines if line.startswith("c")]
-    assert shown == [f"c{number}" for number in range(100 - len(shown), 100)]
+    assert len(shown) > 15
+    # by orders of magnitude: from 640 s on all are alike
+    assert shown == [f"c{number}" for number in range(64, 64 + len(shown))]
     assert lines[-1] == f"and {100 - len(shown)} more"
     assert len(frame_lines(look, 80, None, "now")) == 104
+
+
+def queue(number: int, **values: Any) -> QueueInfo:
+    given: dict[str, Any] = {field.name: None for field in fields(QueueInfo)}
+    given |= {"queue_name": f"q{number:02}", "tick_age": timedelta(hours=25), "events_per_second": 12345.6}
+    given |= {"log_bytes": 10**9, "tables": 100, "tables_resync": 0, "consumers": 4, "paused": False}
+    return QueueInfo(**given | values)
+
+
+@pytest.mark.parametrize("height", [24, 10])
+@pytest.mark.parametrize("width", [80, 60])
+@pytest.mark.parametrize("letter", ["n", "漢"])
+def test_many_queues_and_consumers(width: int, height: int, letter: str) -> None:
+    """What is to be mended stands first, and its state is read whole, however long the names are."""
+    name = letter * (63 if letter == "n" else 21)
+    queues = [queue(number) for number in range(60)]
+    queues[40] = queue(40, queue_name=name, paused=True, tables_resync=12)
+    held = [consumer(n, lag=100_000.0 - n, queue_name=name, consumer_name=name + "x") for n in range(200)]
+    held[150] = consumer(150, lag=0, queue_name=name, consumer_name=name, dead_letters=1234)
+    finding = Finding("error", "ticker_silent", "q59", 'queue "q59" has had no tick for 2 h', "cure", fixable=False)
+    lines = [text for text, _ in frame_lines(Look(queues, held, [], [], [finding]), width, height, "now")]
+    assert len(lines) <= height
+    assert all(cell_len(line) <= width for line in lines), lines
+    headings = {line.split()[0]: number for number, line in enumerate(lines) if line.startswith(("QUEUE", "CONSUMER"))}
+    assert list(headings) == ["QUEUE", "CONSUMER"], lines
+    assert lines[headings["QUEUE"] + 1].endswith("  paused, resync 12")
+    assert lines[headings["CONSUMER"] + 1].endswith("  dead 1,234")
+    for number in headings.values():
+        assert "…" in lines[number + 1].split("  ")[0]
+        assert " lag " in lines[number]
+    if height == 24:
+        assert lines[headings["QUEUE"] + 2].startswith("q59")
+        assert lines[headings["QUEUE"] + 2].endswith("  no ticks")
+        assert [line for line in lines if line.startswith("and ")] == ["and 52 more", "and 192 more"]
+
+
+def test_parts_that_do_not_fit_are_the_last_ones() -> None:
+    given: dict[str, Any] = {field.name: None for field in fields(SlotInfo)}
+    slots = [SlotInfo(**given | {"slot_name": f"s{n}"}) for n in range(5)]
+    look = Look([queue(n) for n in range(5)], [consumer(n, lag=0) for n in range(5)], [], slots, [])
+    headings = [text.split()[0] for text, bold in frame_lines(look, 80, 10, "now") if bold]
+    assert headings == ["gdq", "QUEUE", "CONSUMER"]
 
 
 def test_wide_letters_and_states() -> None:

@@ -291,6 +291,30 @@ def test_removed_tables_stay_removed(tap: Tap) -> None:
     assert tap.owner.execute("select count(*) from gdq.passed_table").fetchone() == (0,)
 
 
+def passed(tap: Tap) -> set[str]:
+    return {name for (name,) in tap.owner.execute("select relid::text from gdq.passed_table")}
+
+
+def test_dropped_tables_are_forgotten_at_once(tap: Tap) -> None:
+    """A DROP waits for nobody who has the row locked; what it leaves so, maintenance removes."""
+    tap.write(*(f"create table {name} (id int)" for name in "abc"), "create table d (id int) partition by list (id)")
+    rule(tap, "shop.*")
+    assert passed(tap) == {"shop.a", "shop.b", "shop.c", "shop.d"}
+    with tap.app.transaction(force_rollback=True):
+        tap.app.execute("drop table a")
+    tap.write("drop table a, d")
+    assert passed(tap) == {"shop.b", "shop.c"}
+    with tap.owner.transaction():
+        tap.owner.execute("select from gdq.passed_table for update")
+        tap.write("drop table b")
+    with tap.app.transaction():
+        tap.app.execute("set transaction isolation level serializable")
+        tap.app.execute("drop table c")
+    assert all(name.isdigit() for name in passed(tap)), passed(tap)
+    maintain(tap)
+    assert passed(tap) == set()
+
+
 def test_rules_that_are_refused(tap: Tap) -> None:
     for patterns, excepted, options, message in (
         (["t*"], [], {}, "pattern t\\* is not of the form SCHEMA.TABLE"),
