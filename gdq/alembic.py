@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 def follow_ddl(connection: Connection) -> None:
     """Have capture follow each DDL statement of this SQLAlchemy connection from now on, as gdq.apply_ddl() does.
 
-    It does nothing where gdq is not installed, its event triggers follow DDL, or the database is no PostgreSQL.
-    Statements in AUTOCOMMIT are not followed; the next tick finds those that concern capture. The role needs gdq_admin;
-    an error of gdq is a warning.
+    It does nothing where gdq is not installed, its event triggers follow DDL, or the database is no PostgreSQL. In a
+    project with several databases, call it for the connection of each.
+    Statements in AUTOCOMMIT are not followed, which is a warning; the next tick finds those that concern capture. The
+    role needs gdq_admin; an error of gdq is a warning.
     """
     from sqlalchemy import event, text  # noqa: PLC0415 (slow to load)
 
@@ -35,8 +36,10 @@ def follow_ddl(connection: Connection) -> None:
 
     def before(_c: Any, _cursor: Any, statement: str, _parameters: Any, _context: Any, _many: bool) -> None:
         nonlocal followed
-        outside = connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT"
-        followed = not outside and follower.begin(statement)
+        if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
+            follower.leave(statement)
+        else:
+            followed = follower.begin(statement)
 
     def after(_c: Any, _cursor: Any, statement: str, _parameters: Any, _context: Any, _many: bool) -> None:
         nonlocal followed

@@ -62,7 +62,7 @@ _environment_lock = threading.Lock()
 
 _DRIVER = re.compile(r"^(postgres(?:ql)?)\+\w+://")
 
-# What libpq quotes from a connection string.
+# What libpq quotes; all of it but "=" is from the connection string.
 _QUOTED = re.compile(r'"[^"]*"')
 # Ports as libpq reads them: several for several hosts.
 _PORTS = re.compile(r"[\d,\s]*")
@@ -86,7 +86,7 @@ def resolve_conninfo(dsn: str | None = None, environ: Mapping[str, str] = os.env
             raise psycopg.ProgrammingError(why)
     except psycopg.ProgrammingError as error:
         place = "the connection string" if dsn else f"the connection string in {source}"
-        wrong = psycopg.ProgrammingError(f"{place} cannot be read: {_QUOTED.sub('...', str(error).strip())}")
+        wrong = psycopg.ProgrammingError(f"{place} cannot be read: {_without_quoted(str(error).strip())}")
         wrong.add_note(
             "Hint: Write 'host=HOST dbname=NAME user=ROLE' or postgresql://ROLE@HOST/NAME. Put a value with spaces in"
             " single quotes; in a URI write % and @ / : of a password as %25 and %40 %2F %3A."
@@ -100,6 +100,10 @@ def resolve_conninfo(dsn: str | None = None, environ: Mapping[str, str] = os.env
         no_port.add_note("Hint: Set it to the port of the server, as in PGPORT=5432, or unset it.")
         raise no_port
     return chosen
+
+
+def _without_quoted(message: str) -> str:
+    return _QUOTED.sub(lambda quoted: quoted[0] if quoted[0] == '"="' else "...", message)
 
 
 def _why_unreadable(given: str, parameters: Mapping[str, Any]) -> str | None:

@@ -15,6 +15,14 @@ from gdq.call import call
 # Anything that such a word is in, as an INSERT of a text, is followed too: that finds nothing and takes milliseconds.
 _MAY_BE_DDL = re.compile(r"\b(alter|create|drop)\b|(^|;)\s*(do|call)\b", re.IGNORECASE)
 
+# Such a statement runs outside of a transaction because it must, and changes nothing that capture is made for.
+_CONCURRENT = re.compile(r"\s*((create|drop)\s+(unique\s+)?index|reindex\b.*)\s+concurrently\b", re.IGNORECASE)
+
+# Whether gdq's event trigger follows DDL.
+_EVENT_TRIGGER = """select exists (select from pg_catalog.pg_event_trigger
+                                    where evtname operator(pg_catalog.=) '!gdq_ddl'
+                                      and evtenabled operator(pg_catalog.=) 'A')"""
+
 
 def apply_ddl(connection: Connection[Any], queue: str, ddl: str, *, lock: Sequence[str] | None = None) -> int:
     """Run DDL commands in the caller's transaction and update capture; returns the number of tables with new columns.
@@ -46,7 +54,7 @@ class Follower:
 
     def begin(self, statement: str) -> bool:
         """Prepare for a statement; True if end() is to be called after it."""
-        if not may_be_ddl(statement) or not self._run("select pg_catalog.to_regnamespace('gdq') is not null", None)[0]:
+        if not self._is_watched(statement):
             return False
         return self._try("select gdq.begin_ddl(null, {}) where not gdq.event_triggers_on()", statement)
 
@@ -54,14 +62,26 @@ class Follower:
         """Have capture follow what the statement did."""
         self._try("select gdq.end_ddl(null, {})", statement)
 
+    def leave(self, statement: str) -> None:
+        """Say that nobody follows a statement outside of a transaction, if it may concern capture."""
+        if _CONCURRENT.match(statement) or not self._is_watched(statement):
+            return
+        # the catalog, which every role may read: an error here could fail a transaction that the tool does not know of
+        if not self._run(_EVENT_TRIGGER, None)[0]:
+            _warn(statement, "it is outside of a transaction")
+
+    def _is_watched(self, statement: str) -> bool:
+        return may_be_ddl(statement) and self._run("select pg_catalog.to_regnamespace('gdq') is not null", None)[0]
+
     def _try(self, query: str, statement: str) -> bool:
         try:
             with self._savepoint():
                 return self._run(query, statement) is not None
         except Exception as error:
-            cause = str(error.__cause__ or error).partition("\n")[0]
-            # a logger made at import would be off: Alembic's env.py has fileConfig() disable those that exist
-            logging.getLogger("gdq.ddl").warning(
-                "capture does not follow %r: %s", statement.strip().partition("\n")[0], cause
-            )
+            _warn(statement, str(error.__cause__ or error).partition("\n")[0])
             return False
+
+
+def _warn(statement: str, cause: str) -> None:
+    # a logger made at import would be off: Alembic's env.py has fileConfig() disable those that exist
+    logging.getLogger("gdq.ddl").warning("capture does not follow %r: %s", statement.strip().partition("\n")[0], cause)

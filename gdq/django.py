@@ -19,9 +19,10 @@ from gdq.ddl import Follower
 class FollowDdl(AppConfig):  # type: ignore[misc]  # Django has no types
     """An app that has capture follow each DDL statement of `manage.py migrate`, as gdq.apply_ddl() does.
 
-    It does nothing where gdq is not installed or its event triggers follow DDL. Statements outside of a transaction
-    (`atomic = False`) are not followed; the next tick finds those that concern capture. The role needs gdq_admin; an
-    error of gdq is a warning.
+    It does nothing where gdq is not installed, its event triggers follow DDL, or the database is no PostgreSQL. Of
+    several databases it follows the one that `migrate --database` names. Statements outside of a transaction
+    (`atomic = False`) are not followed, which is a warning; the next tick finds those that concern capture. The role
+    needs gdq_admin; an error of gdq is a warning.
     """
 
     name = "gdq.django"
@@ -57,6 +58,8 @@ def _follow(execute: Callable[..., Any], sql: Any, params: Any, many: bool, cont
     follower = Follower(run, partial(transaction.atomic, using=connection.alias))
     statement = str(sql)
     followed = connection.in_atomic_block and follower.begin(statement)
+    if not connection.in_atomic_block:
+        follower.leave(statement)
     done = execute(sql, params, many, context)
     if followed:
         follower.end(statement)

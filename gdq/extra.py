@@ -31,5 +31,6 @@ def extra_named() -> Iterator[None]:
         extra = missing_extra(error)
         if extra is None:
             raise
-        message = f"this needs the Python package {error.name}: pip install 'gdq[{extra}]'"
+        package = str(error.name).partition(".")[0]
+        message = f"this needs the Python package {package}: pip install 'gdq[{extra}]'"
         raise ModuleNotFoundError(message, name=error.name) from error

@@ -86,4 +86,5 @@ def _open(name: LakeName, view: str, source: str) -> LakeTable:
 
                 return IcebergLake(name, view, source)
     except ModuleNotFoundError as error:
-        raise GdqError(f"a {name.kind} target needs {error.name}", hint="pip install 'gdq[lake]'") from error
+        message = f"a target of kind {name.kind} needs the Python package {error.name}"
+        raise GdqError(message, hint="pip install 'gdq[lake]'") from error

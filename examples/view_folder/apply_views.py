@@ -95,5 +95,7 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except (gdq.GdqError, psycopg.Error) as error:
+    except gdq.GdqError as error:
         raise SystemExit(f"error: {error}") from None
+    except psycopg.Error as error:
+        raise SystemExit(f"error: {error.diag.message_primary or error}") from None

@@ -98,7 +98,8 @@ def command_failure(error: Exception) -> CommandFailure:
         return kind(str(error), error.detail, error.hint)
     extra = missing_extra(error)
     if extra is not None:
-        return CommandFailure(f"this needs the Python package {error.name}", hint=f"pip install 'gdq[{extra}]'")  # type: ignore[attr-defined]
+        package = str(getattr(error, "name", "")).partition(".")[0]
+        return CommandFailure(f"this needs the Python package {package}", hint=f"pip install 'gdq[{extra}]'")
     return CommandFailure(str(error))
 
 
@@ -107,6 +108,8 @@ def _hint(error: psycopg.Error, message: str) -> str | None:
     match error:
         case psycopg.errors.InvalidSchemaName() if '"gdq"' in message:
             return "Is gdq installed in this database? gdq install"
+        case psycopg.errors.InvalidName():
+            return """Put names with spaces or capitals in double quotes, in a shell within single ones: 'a."My T"'."""
         case psycopg.errors.CharacterNotInRepertoire():
             return "A row has text that is no UTF-8: `gdq docs guarantees` says under Encoding how to go on."
         case psycopg.errors.ReadOnlySqlTransaction():

@@ -46,6 +46,11 @@ class Handler:
             raise base.CommandFailure(
                 f"handler {name} is a generator", hint="With --each, raise gdq.Retry or gdq.DeadLetter; do not yield."
             )
+        if not _takes_two(self._function):
+            raise base.CommandFailure(
+                f"handler {name} does not take two arguments",
+                hint=f"It is called with the connection and {'an event' if each else 'the events of a batch'}.",
+            )
 
     def __call__(self, connection: Connection[Any], given: Any) -> list[RetryOutcome]:
         """Call the function with events or one event; returns the outcomes of a function that takes batches."""
@@ -118,6 +123,17 @@ def _is_any(function: Callable[..., Any], *tests: Callable[[Any], bool]) -> bool
     return any(test(candidate) for test in tests for candidate in (function, getattr(function, "__call__", None)))  # noqa: B004
 
 
+def _takes_two(function: Callable[..., Any]) -> bool:
+    """Whether a function can be called with two arguments, as far as Python knows that of it."""
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:  # a function in C that does not tell
+        return True
+    return True
+
+
 def _load(name: str) -> Callable[[Any, Any], Any]:
     """The function that `module:function` names; a module is also looked for in the current folder."""
     module, _, function = name.partition(":")
@@ -128,9 +144,10 @@ def _load(name: str) -> Callable[[Any, Any], Any]:
     try:
         loaded = getattr(importlib.import_module(module), function)
     except (ModuleNotFoundError, AttributeError) as error:
-        raise base.CommandFailure(
-            f"no handler {name}: {error}", hint=f"Modules are looked for on Python's path and in {Path.cwd()}."
-        ) from error
+        hint = f"Modules are looked for on Python's path and in {Path.cwd()}."
+        if module.endswith(".py"):
+            hint = f"Write {module.removesuffix('.py').replace('/', '.')}:{function}, as in import."
+        raise base.CommandFailure(f"no handler {name}: {error}", hint=hint) from error
     except Exception as error:
         log.debug("handler %s cannot be loaded", name, exc_info=error)
         raise base.CommandFailure(f"handler {name} cannot be loaded: {type(error).__name__}: {error}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import sys
 from collections import UserDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -63,6 +64,9 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
+            if "gdq.cli.base" not in sys.modules:  # it came while that was loaded, and loading it again could fail
+                click.echo("Error: interrupted", err=True)
+                raise click.exceptions.Exit(130) from None
             from gdq.cli.base import Interrupted  # noqa: PLC0415 (the command has loaded it)
 
             raise Interrupted from None

@@ -10,6 +10,7 @@ import click
 import gdq
 from gdq.cli import base
 from gdq.cli.listing import print_json
+from gdq.cli.names import with_commands
 from gdq.cli.terminal import printable
 
 
@@ -43,7 +44,7 @@ def doctor_command(queue: str | None, fix: bool, patience: float, as_json: bool,
     else:
         for finding in found:
             click.echo(printable(f"{finding.severity}: {finding.cause} [{finding.code}]"))
-            click.echo(printable(f"  cure: {finding.cure}"))
+            click.echo(printable(f"  cure: {with_commands(finding.cure)}"))
     if any(finding.severity != "note" for finding in found):
         sys.exit(3)
 

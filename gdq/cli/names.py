@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import click
@@ -44,8 +45,8 @@ _LISTS: dict[str, tuple[str, Callable[[Connection[Any]], list[str]]]] = {
 
 _LISTS["named_queue"] = _LISTS["queue"]
 
-# SQLSTATEs of objects that do not exist: object, table, function, schema.
-_MISSING = ("42704", "42P01", "42883", "3F000")
+# SQLSTATEs of objects that do not exist: object, table, function, schema; and of what is no name at all.
+_MISSING = ("42704", "42P01", "42883", "3F000", "42602")
 
 # Functions whose command has another name than theirs.
 _COMMANDS = {
@@ -88,28 +89,58 @@ def name_parameters(command: click.Command) -> None:
 
 
 def suggestion(error: Exception, context: click.Context) -> str | None:
-    """The names near those that the command was given, if the server said that something does not exist."""
+    """The names near those that the command was given, if the server said that something does not exist.
+
+    What was given as QUEUE, and is the name of another thing that the command takes, was meant as that.
+    """
     if not isinstance(error, psycopg.Error) or error.sqlstate not in _MISSING:
         return None
     try:
         with connect(_dsn(context), connect_timeout=2) as connection:
             near = list(_near(context, connection))
+            if not near and (kind := _not_a_queue(context, connection)):
+                return f"{context.params['queue']} is a {kind}: give the queue first, or by -q."
     except (psycopg.Error, GdqError):
         return None
     return f"Did you mean {' or '.join(near)}?" if near else None
 
 
 def _near(context: click.Context, connection: Connection[Any]) -> Iterator[str]:
-    for parameter in context.command.params:
-        if not isinstance(parameter.type, Name):
-            continue
+    for parameter, known in _named(context, connection):
         given = context.params.get(str(parameter.name))
-        known = _LISTS[str(parameter.name)][1](connection)
+        kind = parameter.type.name
+        # a table by its own name, since the schema may be the one that is wrong
+        part = _bare if kind in ("table", "sequence") else str.lower
+        alike: dict[str, list[str]] = {}
+        for name in known:
+            alike.setdefault(part(name), []).append(name)
         for one in given if isinstance(given, tuple) else str(given or "").split(","):
             if one and one not in known:
-                alike = {name.lower(): name for name in known}
-                for match in difflib.get_close_matches(one.lower(), alike, n=1):
-                    yield f"the {parameter.type.name} {alike[match]}"
+                for match in difflib.get_close_matches(part(one), alike, n=1):
+                    yield f"the {kind} {max(alike[match], key=partial(_likeness, one))}"
+
+
+def _not_a_queue(context: click.Context, connection: Connection[Any]) -> str | None:
+    """What the text given as QUEUE is the name of, if the command takes such names too."""
+    queue = context.params.get("queue")
+    kinds = (one.type.name for one, known in _named(context, connection) if one.type.name != "queue" and queue in known)
+    return next(kinds, None)
+
+
+def _named(context: click.Context, connection: Connection[Any]) -> Iterator[tuple[click.Parameter, list[str]]]:
+    """The parameters that name something, each with the names that exist."""
+    for parameter in context.command.params:
+        if isinstance(parameter.type, Name):
+            yield parameter, _LISTS[str(parameter.name)][1](connection)
+
+
+def _likeness(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, one.lower(), other.lower()).ratio()
+
+
+def _bare(name: str) -> str:
+    """The last part of a name, in lower case and without quotes."""
+    return name.lower().rpartition(".")[2].strip('"')
 
 
 def _dsn(context: click.Context) -> str | None:

@@ -18,8 +18,12 @@ from gdq.queue import QueueInfo
 from gdq.units import span
 from gdq.view.view import ViewInfo
 
-# A name gets at least this many columns, however wide the numbers are.
+# A name gets at least this many columns, however wide the numbers are; and this many, if leaving out numbers helps.
 _NAME_MIN = 10
+_NAME_WANTED = 24
+
+# So many numbers are never left out.
+_NUMBERS_MIN = 2
 
 # The last column, which tells what is wrong, gets at least this many.
 _STATE_MIN = 26
@@ -166,7 +170,8 @@ def _lines(part: _Part, count: int, width: int) -> list[tuple[str, bool]]:
         # of the numbers of all rows, so that columns keep their places
         widths = [max(map(cell_len, column)) for column in zip(*table, strict=True)]
         spare = width - sum(widths[part.names : -1]) - 2 * (len(widths) - 1) - min(widths[-1], _STATE_MIN)
-        if len(widths) <= part.names + 2 or spare >= sum(min(name, _NAME_MIN) for name in widths[: part.names]):
+        wanted = sum(min(name, _NAME_WANTED) for name in widths[: part.names])
+        if spare >= wanted or len(widths) - part.names - 1 <= _NUMBERS_MIN:
             break
         table = [cells[:-2] + cells[-1:] for cells in table]
     while sum(widths[: part.names]) > spare and max(widths[: part.names]) > _NAME_MIN:
@@ -180,13 +185,21 @@ def _lines(part: _Part, count: int, width: int) -> list[tuple[str, bool]]:
 
 def _line(part: _Part, cells: Sequence[str], widths: Sequence[int]) -> str:
     """Names and the last cell on the left of their columns, numbers on the right; the last column has no end."""
-    texts = [_cut(text, width) for text, width in zip(cells[:-1], widths, strict=False)]
+    texts = [_cut_name(text, width) for text, width in zip(cells[:-1], widths, strict=False)]
     last = len(texts)
     padded = [
         text + " " * (width - cell_len(text)) if n < part.names else " " * (width - cell_len(text)) + text
         for n, (text, width) in enumerate(zip(texts, widths[:last], strict=True))
     ]
     return "  ".join([*padded, cells[-1]])
+
+
+def _cut_name(text: str, width: int) -> str:
+    """A name of at most so many columns: of a longer one the begin and the end, in which names may differ."""
+    if cell_len(text) <= width or width < _NAME_MIN:
+        return _cut(text, width)
+    end = (width - 1) // 2
+    return set_cell_size(text, width - 1 - end).rstrip() + "…" + set_cell_size(text[::-1], end).rstrip()[::-1]
 
 
 def _cut(text: str, width: int) -> str:

@@ -47,8 +47,8 @@ begin
     raise exception 'table % is already captured by this queue%', name,
       case when other = tbl then '' else ' through ' || gdq.table_name(other) end
       using errcode = 'duplicate_object',
-            hint = format('To change how it is captured use gdq alter-table or gdq.alter_table_options(). '
-                          'Or remove %s first, or use another queue.', gdq.table_name(other));
+            hint = case when other = tbl then 'gdq.alter_table_options() changes how it is captured. ' else '' end
+                   || format('Remove %s first with gdq.remove_table(), or use another queue.', gdq.table_name(other));
   end if;
   select pg_get_userbyid(c.relowner) into owner;
   if not has_table_privilege(tbl, 'TRIGGER') then

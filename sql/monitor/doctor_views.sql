@@ -7,7 +7,7 @@ as $$
   select case when v.diverged is null then 'warning' else 'error' end, 'view_diverged', v.view_name,
          case when v.diverged is null
            then format('view %s differed from its query %s ago, and was loaded in full since', v.view_name,
-                       date_trunc('second', clock_timestamp() - v.last_divergence))
+                       gdq.span_text(clock_timestamp() - v.last_divergence))
            else format('view %s differs from its query: %s', v.view_name, v.diverged) end,
          case when v.diverged is null then 'See gdq view-history, and who else writes into the target; '
               else 'gdq refresh loads it in full. ' end

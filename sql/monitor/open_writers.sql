@@ -128,7 +128,7 @@ as $$
   select format('pid %s (%s)', session_name.pid,
                 concat_ws(', ', 'user ' || a.usename, 'application ' || nullif(a.application_name, ''), a.state,
                           'in a transaction for ' || case when a.xact_start is null then 'at least ' end
-                          || date_trunc('second', clock_timestamp() - least(a.xact_start, since))))
+                          || gdq.span_text(clock_timestamp() - least(a.xact_start, since))))
     from (select session_name.pid as n) s
     left join pg_stat_activity a on a.pid = s.n
    where s.n is not null

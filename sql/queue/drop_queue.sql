@@ -26,7 +26,7 @@ begin
       (select count(*) from gdq.captured_table ct where ct.queue_id = id),
       (select count(*) from gdq.subscription s where s.queue_id = id),
       (select count(*) from gdq.view v where v.queue_id = id)
-      using errcode = 'object_in_use', hint = 'Remove them first, or drop the queue with force.';
+      using errcode = 'object_in_use', hint = 'Remove them first, or drop all with the queue: gdq drop-queue --force.';
   end if;
   for t in select ct.relid from gdq.captured_table ct where ct.queue_id = id order by ct.relid loop
     perform gdq.remove_table(queue, t.relid, force => true);

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -119,6 +121,29 @@ with gdq.connect(dsn) as connection:
     except ModuleNotFoundError as error:
         print(error)
 """
+
+
+@pytest.mark.parametrize(
+    ("package", "extra", "target"),
+    [
+        ("deltalake", "lake", ["delta:TMP/t"]),
+        ("pyiceberg", "lake", ["iceberg:TMP/t/n.t"]),
+        ("pyarrow", "lake", ["parquet:TMP/t"]),
+        pytest.param("pyspark", "spark", ["delta:TMP/t", "--engine", "spark"], marks=pytest.mark.long),
+    ],
+)
+def test_a_missing_extra_of_a_target(db: Database, tmp_path: Path, package: str, extra: str, target: list[str]) -> None:
+    """The refresh names it, in one line; the view can be made elsewhere than where it is refreshed."""
+    with db.connect() as connection:
+        connection.execute("create table t (id int primary key); select gdq.create_queue('q')")
+        connection.execute("select gdq.add_table('q', 't')")
+    program = f"import sys; sys.modules['{package}'] = None; from gdq.cli import main; main(prog_name='gdq')"
+    made = ["create-view", "v", "--queue", "q", "--sql", "-", "--target", target[0].replace("TMP", str(tmp_path))]
+    for arguments, code in (([*made, *target[1:]], 0), (["refresh"], 1)):
+        command = [sys.executable, "-c", program, *arguments, "--dsn", db.dsn]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, input="select id from t")
+        assert done.returncode == code, done.stderr
+    assert re.match(f"Error: .*needs the Python package {package}\nHint: pip install 'gdq\\[{extra}\\]'\n", done.stderr)
 
 
 @pytest.mark.parametrize(

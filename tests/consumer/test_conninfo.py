@@ -65,6 +65,13 @@ def test_no_part_of_a_password_is_shown(dsn: str) -> None:
     assert "in DATABASE_URL" in str(caught.value)
 
 
+def test_what_lacks_an_equals_sign_is_told() -> None:
+    """As where a database's name alone is given, as psql takes it."""
+    with pytest.raises(psycopg.ProgrammingError, match=r'cannot be read: missing "=" after \.\.\. in') as caught:
+        resolve_conninfo("shop", {})
+    assert "dbname=NAME" in caught.value.__notes__[0]
+
+
 @pytest.mark.parametrize("dsn", ["host=h port=54x2", "host=h,g port=5432,-1", "postgresql://u@h:54x2/d"])
 def test_a_malformed_port_is_named(dsn: str) -> None:
     """libpq would say that the host cannot be resolved."""

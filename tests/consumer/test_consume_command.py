@@ -71,6 +71,8 @@ class Awaited:
         pass
 awaited = Awaited()
 rows = [1]
+def alone(batch):
+    pass
 def logged(connection, events):
     logging.getLogger("shop.mail").info("stored %s", len(list(events)))
     logging.getLogger("shop").debug("nothing")
@@ -139,6 +141,7 @@ def test_handler_error_rolls_back_and_exits_1(shop: Database, handlers: Path, ha
         (["shop_handlers:rows"], "handler shop_handlers:rows is not a function"),
         (["broken:f"], "handler broken:f cannot be loaded: ZeroDivisionError: division by zero"),
         (["shop_handlers"], "no handler shop_handlers"),
+        (["shop_handlers:alone"], "handler shop_handlers:alone does not take two arguments"),
         (["shop_handlers:stor"], "no handler shop_handlers:stor: module 'shop_handlers' has no attribute 'stor'"),
     ],
 )
@@ -151,6 +154,12 @@ def test_a_handler_that_cannot_be_called_is_refused(
     assert done.returncode == 1
     assert f"Error: {says}" in [line.partition(" (")[0] for line in done.stderr.splitlines()]
     assert len(consumed(shop)) == 1
+
+
+def test_a_handler_that_is_named_by_its_file(shop: Database, handlers: Path) -> None:
+    done = gdq("consume", "q", "c", "shop_handlers.py:store", "--once", dsn=shop.dsn, cwd=handlers)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "Hint: Write shop_handlers:store, as in import."
 
 
 @pytest.mark.parametrize("options", [(), ("--quiet",)])

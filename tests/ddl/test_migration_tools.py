@@ -18,6 +18,7 @@ from gdq.installer.install import install
 from tests.support.events import Event
 from tests.support.managed import ManagedDatabase, superuser_for_a_moment
 from tests.support.page import blocks
+from tests.support.programs import gdq
 
 pytestmark = pytest.mark.server
 
@@ -55,7 +56,7 @@ DJANGO = {
         """,
     "two": """
         migrations.AddField("Item", "note", models.TextField(null=True)),
-        migrations.RunPython(lambda apps, editor: apps.get_model("store", "Item").objects.update(note="added")),
+        migrations.RunPython(set_notes),
         migrations.RenameField("Item", "name", "label"),
         migrations.AlterField("Item", "label", models.CharField(max_length=50, null=True)),
         migrations.RemoveField("Item", "qty"),
@@ -66,7 +67,22 @@ DJANGO = {
         migrations.RunSQL("insert into thing (id) values (3)"),""",
     "three": """
         migrations.AlterField("Item", "id", models.BigIntegerField(primary_key=True)),""",
+    "loose": """
+        migrations.RunSQL("create index concurrently thing_label on thing (label)"),
+        migrations.RunPython(in_transaction),
+        migrations.RunSQL("alter table thing add late text"),""",
 }
+
+# The functions of RunPython. The second one opens a transaction itself, as a migration without one may.
+RUN_PYTHON = """
+def set_notes(apps, editor):
+    apps.get_model("store", "Item").objects.using(editor.connection.alias).update(note="added")
+
+def in_transaction(apps, editor):
+    with transaction.atomic(using=editor.connection.alias):
+        editor.execute("alter table thing rename note to remark")
+        editor.execute("insert into thing (id, remark) values (7, 'kept')")
+"""
 
 
 class Project:
@@ -79,13 +95,14 @@ class Project:
             if block.file in ("env.py", "installed_apps.py"):
                 (folder / block.file).write_text(block.text)
 
-    def _run(self, *command: str) -> str:
-        env = os.environ | {"DATABASE_URL": self.db.dsn, "PYTHONPATH": str(self.folder)}
+    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        path = os.pathsep.join([str(self.folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+        env = os.environ | {"DATABASE_URL": self.db.dsn, "PYTHONPATH": path}
         done = subprocess.run(
             [sys.executable, *command], cwd=self.folder, env=env, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        return done.stderr
+        return done
 
     def migrate(self, name: str) -> str:
         """Run the migrations up to this one; gives what is said on stderr."""
@@ -106,17 +123,23 @@ class AlembicProject(Project):
         (folder / "versions").mkdir()
         before = None
         for name, text in ALEMBIC.items():
-            (folder / "versions" / f"{name}.py").write_text(
-                f"from alembic import op\nfrom sqlalchemy import *\nrevision, down_revision = {name!r}, {before!r}\n"
-                f"def upgrade():\n{indent(dedent(text), '    ')}\n"
-            )
+            self.add(name, before, text)
             before = name
 
+    def add(self, name: str, before: str | tuple[str, ...] | None, text: str) -> None:
+        """Write a revision; `before`: the one or ones that it follows."""
+        (self.folder / "versions" / f"{name}.py").write_text(
+            f"from alembic import op\nfrom sqlalchemy import *\nrevision, down_revision = {name!r}, {before!r}\n"
+            f"def upgrade():\n{indent(dedent(text), '    ')}\n"
+        )
+
     def migrate(self, name: str) -> str:
-        return self._run("-m", "alembic", "upgrade", name)
+        return self.run("-m", "alembic", "upgrade", name).stderr
 
 
 class DjangoProject(Project):
+    """The database is named shop, and the project's default is a file of SQLite."""
+
     def __init__(self, db: ManagedDatabase, folder: Path) -> None:
         super().__init__(db, folder)
         url = conninfo_to_dict(db.dsn)
@@ -126,7 +149,9 @@ class DjangoProject(Project):
             **{name.upper(): url[name] for name in ("user", "password", "host", "port")},
         }
         (folder / "settings.py").write_text(
-            f"from installed_apps import INSTALLED_APPS\nDATABASES = {{'default': {database!r}}}\nUSE_TZ = True\n"
+            "from installed_apps import INSTALLED_APPS\nUSE_TZ = True\n"
+            f"DATABASES = {{'default': {{'ENGINE': 'django.db.backends.sqlite3', 'NAME': {str(folder / 'other')!r}}},"
+            f" 'shop': {database!r}}}\n"
             "DEFAULT_AUTO_FIELD = 'django.db.models.BigAutoField'\n"
         )
         migrations = folder / "store" / "migrations"
@@ -136,13 +161,15 @@ class DjangoProject(Project):
         before: list[tuple[str, str]] = []
         for name, text in DJANGO.items():
             (migrations / f"{name}.py").write_text(
-                "from django.db import migrations, models\nclass Migration(migrations.Migration):\n"
-                f"    dependencies = {before!r}\n    operations = [{text}]\n"
+                f"from django.db import migrations, models, transaction\n{RUN_PYTHON}"
+                "class Migration(migrations.Migration):\n"
+                f"    dependencies = {before!r}\n    operations = [{text}]\n    atomic = {name != 'loose'}\n"
             )
             before = [("store", name)]
 
-    def migrate(self, name: str) -> str:
-        return self._run("-m", "django", "migrate", "--settings", "settings", "store", name)
+    def migrate(self, name: str, database: str = "shop") -> str:
+        command = ("-m", "django", "migrate", "--settings", "settings", "--database", database, "store", name)
+        return self.run(*command).stderr
 
 
 def events(db: ManagedDatabase) -> list[Event]:
@@ -200,6 +227,60 @@ def test_migrations_are_followed(kind: type[Project], managed_db: ManagedDatabas
     db.run("delete from thing where id = 5")
     assert [(e.op, e.old) for e in events(db)] == [("delete", {"id": "5", "label": None, "note": None})]
     assert db.run("select state from gdq.table_info('shop')") == [("ok",)]
+
+
+@pytest.mark.long
+def test_branches_and_scripts_of_alembic(managed_db: ManagedDatabase, tmp_path: Path) -> None:
+    """Two heads, their merge, and a script of the offline mode, which gdq apply-ddl runs."""
+    db = managed_db
+    project = AlembicProject(db, tmp_path)
+    project.migrate("one")
+    install(db.dsn)
+    db.run("select gdq.create_queue('shop'), gdq.add_table('shop', 'item')")
+    db.run("select gdq.register_consumer('shop', 'c')")
+    for name in ("two", "three", "four"):
+        (tmp_path / "versions" / f"{name}.py").unlink()
+    project.add("left", "one", "op.add_column('item', Column('a', Text))\nop.execute(\"insert into item values (1)\")")
+    project.add("right", "one", "op.add_column('item', Column('b', Text))")
+    project.migrate("heads")
+    project.add("merge", ("left", "right"), "op.alter_column('item', 'b', new_column_name='c')")
+    project.migrate("head")
+    project.add("last", "merge", "op.drop_column('item', 'qty')\nop.execute(\"insert into item (id) values (2)\")")
+    script = project.run("-m", "alembic", "upgrade", "merge:last", "--sql").stdout
+    assert {"BEGIN;", "COMMIT;"} <= set(script.splitlines())
+    (tmp_path / "last.sql").write_text(script.replace("BEGIN;", "").replace("COMMIT;", ""))
+    done = gdq("apply-ddl", "shop", "-f", str(tmp_path / "last.sql"), dsn=db.dsn)
+    assert done.returncode == 0, done.stderr
+    seen = events(db)
+    assert [(e.new or {})["id"] for e in seen if e.op == "insert"] == [1]
+    # the row that the script writes into the table which it has altered
+    assert [(e.new or {})["reason"] for e in seen if e.op == "resync"] == [
+        "written after an ALTER that capture had not followed"
+    ]
+    maintain(db)
+    db.run("insert into item (id) values (3)")
+    assert [e.new for e in events(db)] == [{"id": 3, "name": None, "a": None, "c": None}]
+    assert db.run("select version_num from alembic_version") == [("last",)]
+
+
+@pytest.mark.long
+def test_what_django_runs_outside_of_a_transaction(managed_db: ManagedDatabase, tmp_path: Path) -> None:
+    """It is said, and is a resync at the next tick; a transaction that RunPython opens is followed."""
+    db = managed_db
+    project = DjangoProject(db, tmp_path)
+    project.migrate("one", database="default")
+    project.migrate("three")
+    install(db.dsn)
+    db.run("select gdq.create_queue('shop'), gdq.add_table('shop', 'thing')")
+    db.run("select gdq.register_consumer('shop', 'c')")
+    said = project.migrate("loose")
+    assert said.count("capture does not follow") == 1, said
+    assert "capture does not follow 'alter table thing add late text': it is outside of a transaction" in said
+    seen = events(db)
+    statements = [(e.new or {})["statement"] for e in seen if e.op == "ddl"]
+    assert statements[0] == "alter table thing rename note to remark"
+    assert [(e.new or {})["remark"] for e in seen if e.op == "insert"] == ["kept"]
+    assert "resync" in {e.op for e in seen}
 
 
 @pytest.mark.long

@@ -14,9 +14,9 @@ from tests.support.programs import environment
 from tests.support.server import Database
 
 
-def apply(database: Database, folder: Path) -> subprocess.CompletedProcess[str]:
+def apply(database: Database, folder: Path, queue: str = "shop") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, EXAMPLES / "view_folder" / "apply_views.py", folder, "--queue", "shop"],
+        [sys.executable, EXAMPLES / "view_folder" / "apply_views.py", folder, "--queue", queue],
         env=environment(database.su_dsn),
         capture_output=True,
         text=True,
@@ -53,6 +53,8 @@ def test_apply_views(empty_db: Database, tmp_path: Path) -> None:
         (folder / "customers.sql").write_text("select customer, max(amount) as amount from public.orders group by 1")
         assert actions(apply(empty_db, folder)) == [("customers", "full"), ("best_customers", "full")]
         assert su.execute(best).fetchall() == []
+    done = apply(empty_db, folder, "none")
+    assert (done.returncode, done.stderr) == (1, 'error: queue "none" does not exist\n')
 
 
 @pytest.mark.parametrize(

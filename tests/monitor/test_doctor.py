@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from datetime import timedelta
 
 import psycopg
@@ -276,9 +277,34 @@ def test_ticker_and_consumers(shop: Tap) -> None:
     shop.owner.execute("update gdq.tick set created_at = created_at - interval '1 hour'")
     seen = {finding.code: finding for finding in found(shop)}
     assert seen.keys() == {"consumer_lagging", "ticker_silent"}
-    assert "1 events" in seen["consumer_lagging"].cause
+    cause = seen["consumer_lagging"].cause
+    assert re.match("consumer c of queue q is (1 h|59 min [0-9]+ s), 1 event and [0-9]+ [a-zA-Z]+ behind", cause), cause
+    assert re.match("queue q has had no tick for (1 h|59 min [0-9]+ s), ", seen["ticker_silent"].cause)
     drain(shop.db)
     assert found(shop) == []
+
+
+def test_the_consumer_of_a_view_is_told_as_the_view(shop: Tap) -> None:
+    """What cures it is a refresh; the command names its own commands."""
+    view = "select gdq.create_view('total', 'q', 'select id from shop.item', 'public.total', '{shop.item}', '{}')"
+    shop.owner.execute(view.encode())
+    [finding] = [one for one in found(shop, NOW) if one.object == "view:total"]
+    assert finding.cause.startswith("view total of queue q was registered ")
+    assert finding.cure == "Refresh it: gdq refresh. If it is not needed: gdq.drop_view()."
+    shown = gdq("doctor", "--patience", "0", dsn=shop.db.dsn).stdout
+    assert "  cure: Refresh it: gdq refresh. If it is not needed: gdq drop-view.\n" in shown
+    assert "gdq." not in shown
+
+
+@pytest.mark.parametrize(
+    ("span", "text"),
+    [
+        ("-1 s", "0 s"), ("59.9 s", "59 s"), ("1 min", "1 min"), ("61 s", "1 min 1 s"), ("3661 s", "1 h 1 min"),
+        ("24 h", "1 d"), ("400 d 1 h", "400 d 1 h"), (None, None),
+    ],
+)  # fmt: skip
+def test_spans_of_time(shop: Tap, span: str | None, text: str | None) -> None:
+    assert shop.owner.execute("select gdq.span_text(%s::interval)", [span]).fetchone() == (text,)
 
 
 def test_index_that_is_behind(shop: Tap) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -236,6 +237,6 @@ def test_old_snapshot_whose_age_is_hidden(shop: Tap) -> None:
         shop.owner.execute("select gdq.force_tick('q')")
         [finding] = found(shop.owner, "long_transaction")
         assert finding.object == f"pid {old.info.backend_pid}"
-        assert "in a transaction for at least 00:00:0" in finding.cause
+        assert re.search("in a transaction for at least [0-9]+ s", finding.cause)
         assert "keeps an old snapshot" in finding.cause
         assert found(shop.owner, "long_transaction", PATIENCE) == []
