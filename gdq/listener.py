@@ -56,7 +56,7 @@ class Listener:
         for queue in (yield queue_statement()):
             channel = f"gdq_{queue.queue_id}"
             if queue.queue_name in names and channel not in self._queues:
-                self._queues[channel] = _Queue(queue.queue_name, Housekeeping(queue.queue_name))
+                self._queues[channel] = _Queue(queue.queue_name, Housekeeping(queue.queue_name, _PAUSE_SECONDS_MAX))
                 if not self.pooled:
                     yield Statement(sql.SQL("listen {}").format(sql.Identifier(channel)), result=False)
 
@@ -72,26 +72,33 @@ class Listener:
         The caller's next command reads the server's message; then `notified` may be True. `is_over` is called at least
         every half second, or `pause_seconds`, and whenever one of `sockets()` becomes readable.
         """
-        pause = TICK_INTERVAL_SECONDS
+        pause = 0.0
         while not is_over():
             if (yield from self._take_ticks()):
                 self.notified = self.notified or self.pooled  # a pooler passes no notification on
-                pause = TICK_INTERVAL_SECONDS
+                pause = 0.0
             elif is_over():  # a notification came with the answer
                 break
-            elif (yield Wait(min(pause, pause_seconds), sockets())):
+            elif (yield Wait(min(max(self._until_due(), pause), _PAUSE_SECONDS_MAX, pause_seconds), sockets())):
                 return True
             else:
-                pause = min(pause * 2, _PAUSE_SECONDS_MAX)
+                pause = max(pause * 2, TICK_INTERVAL_SECONDS)
         return False
+
+    def _until_due(self) -> float:
+        """Seconds until the next tick of this session is due, for changes that wait or may come meanwhile."""
+        return min((queue.housekeeping.pause for queue in self._own_queues()), default=TICK_INTERVAL_SECONDS)
 
     def _take_ticks(self) -> Steps[int]:
         """Take the due ticks of queues whose ticker has not notified lately; returns their number."""
-        due = [queue for queue in self._queues.values() if time.monotonic() - queue.heard_at >= TICKER_SECONDS]
         made = 0
-        for queue in due:
+        for queue in self._own_queues():
             made += yield from queue.housekeeping.steps(self._connection)
         return made
+
+    def _own_queues(self) -> list[_Queue]:
+        """The queues for which no other session has notified of a tick lately."""
+        return [queue for queue in self._queues.values() if time.monotonic() - queue.heard_at >= TICKER_SECONDS]
 
     def _notice(self, notify: psycopg.Notify) -> None:
         # psycopg may call this during any command

@@ -15,6 +15,7 @@ from psycopg.rows import namedtuple_row
 
 from gdq.batch import Batch
 from gdq.call import scalar
+from gdq.consumers.replica.change_reader import ChangeReader
 from gdq.consumers.replica.changes import Applied, empty_table
 from gdq.consumers.replica.column_changes import change_columns, source_columns
 from gdq.consumers.replica.dead_letters import DeadLetters
@@ -24,9 +25,6 @@ from gdq.consumers.replica.table import ReplicaTable, describe_table
 from gdq.consumers.replica.table_apply import TableApplier
 from gdq.errors import GdqError, mapped_errors
 from gdq.queue import table_info
-
-# In the source: how a batch's rows are read. The planner overestimates what lies in a BRIN range.
-_READING = "set local enable_seqscan = off; set local max_parallel_workers_per_gather = 0; set local work_mem = '64MB'"
 
 # Events of the queue that rows do not show. An event without a number says that capture is off: the gap comes later.
 _EVENTS = """
@@ -63,22 +61,28 @@ class BatchApplier:
         self._target = state.connection
         self._state = state
         self._may_suppress = may_suppress
+        self._reader = ChangeReader(source)
         self._letters = DeadLetters(self._target, state.name)
-        self._tables = TableApplier(state.name, source, self._target, policies, self._letters)
+        self._tables = TableApplier(state.name, self._reader, self._target, policies, self._letters)
+        self._log_rows: dict[tuple[str, int], str] = {}
         self._described: dict[str, ReplicaTable] = {}
         self._sequences_set = False
 
     def apply(self, batch: Batch) -> tuple[int, Applied]:
         """Apply a batch and move the target's position; the numbers of tables and of rows. CopyAgain if need be."""
-        self._source.execute(_READING)
+        self._reader.prepare()
+        self._log_rows.clear()
         changes = self._changes(batch)
         position = str(batch.position)
         applied = Applied()
         with self._target.transaction():
             self._state.hold()
             self._target.execute("set local default_statistics_target = 10")
-            for name, found in sorted(changes.items()):
-                applied += self._apply_table(batch, name, found)
+            names = sorted(changes)
+            for place, name in enumerate(names, 1):
+                following = names[place] if place < len(names) else None
+                self._reader.then = None if following is None else self._query(batch, following, changes[following])
+                applied += self._apply_table(batch, name, changes[name])
             self._set_sequences(batch)
             self._state.move(position)
         self._state.position = position
@@ -98,6 +102,10 @@ class BatchApplier:
     def check_policies(self, tables: set[str]) -> None:
         """GdqError if an answer to conflicts names a table that the replica does not take."""
         self._tables.policies.check_tables(tables)
+
+    def close(self) -> None:
+        """End the session that reads ahead."""
+        self._reader.close()
 
     def forget_tables(self) -> None:
         """Look at the tables anew when they are needed next."""
@@ -169,12 +177,26 @@ class BatchApplier:
                 self._letters.rename_columns(name, now, columns)
             if version not in found.with_rows:
                 continue
-            table = self.describe(name, version)
-            with mapped_errors():
-                query = "select gdq.batch_sql(%s, %s, %s::regclass, %s)"
-                log_rows = scalar(self._source, query, batch.id, batch.token, name, version)
+            table, log_rows = self.describe(name, version), self._rows_sql(batch, name, version)
             applied += self._tables.apply(table, log_rows, found.truncated, batch.tick_to)
         return applied
+
+    def _query(self, batch: Batch, name: str, found: _TableChanges) -> str | None:
+        """The SELECT of a table's changes, which may be read ahead; None if its columns change, or it has no rows."""
+        if found.made or len(found.with_rows) != 1:
+            return None
+        [version] = found.with_rows
+        return self._tables.query(self.describe(name, version), self._rows_sql(batch, name, version), found.truncated)
+
+    def _rows_sql(self, batch: Batch, name: str, version: int) -> str:
+        """The SELECT of a table's log rows of one version."""
+        known = self._log_rows.get((name, version))
+        if known is None:
+            with mapped_errors():
+                query = "select gdq.batch_sql(%s, %s, %s::regclass, %s)"
+                known = str(scalar(self._source, query, batch.id, batch.token, name, version))
+            self._log_rows[name, version] = known
+        return known
 
     def _set_sequences(self, batch: Batch) -> None:
         """Bring the target's sequences to their values at the batch's end: at first all, then those that changed."""

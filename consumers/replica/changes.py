@@ -6,18 +6,20 @@ a key, whatever the order in which the log has them: a trigger of the applicatio
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 from psycopg import Connection
 
+from gdq.consumers.replica.change_reader import ChangeReader
 from gdq.consumers.replica.table import ReplicaTable
 from gdq.consumers.views.change_source import NEW_OPS, OLD_OPS
-from gdq.consumers.views.row_copy import copy_rows
 from gdq.sql_text import quote, raw
 
-STAGE = "pg_temp.gdq_replica_stage"
+_STAGE_NAME = "gdq_replica_stage"
+STAGE = f"pg_temp.{_STAGE_NAME}"
 
 # Rows from which on the planner is told what the staging table holds; below that its guess does.
 _ANALYZE_ROWS = 1_000
@@ -47,47 +49,86 @@ class Applied:
 
 
 def netted_sql(table: ReplicaTable, log_rows: str, after: int | None, *, whole: bool = False) -> str:
-    """SELECT of a table's net change from its log rows: is_new, then the columns; of a row that went only its key.
+    """SELECT of a table's net change from its log rows: is_new, the columns, paired; of a row that went only its key.
 
     `after`: the number of the last TRUNCATE among them; earlier changes are part of what it emptied. `whole`: of a row
-    that went, too, all columns.
+    that went, too, all columns. paired: the key has an old and a new row; NULL if the source cannot tell.
     """
-    places = range(1, len(table.columns) + 1)
+    numbered = list(enumerate(table.columns, 1))
     images = ", ".join(
         f"(case when s.w < 0 then d.{quote(column.old)} else d.{quote(column.new)} end)"
         f"{'::text' if column.stage == 'text' else ''} as c{place}"
-        for place, column in zip(places, table.columns, strict=True)
+        for place, column in numbered
     )
     values = ", ".join(
-        f"c{place}" if column.is_key or whole else f"case when net > 0 then c{place} end"
-        for place, column in zip(places, table.columns, strict=True)
+        f"c{place}" if column.is_key or whole else f"case when net > 0 then c{place} end" for place, column in numbered
     )
     later = "" if after is None else f" and d.ev_id > {after}"
-    listed = ", ".join(f"c{place}" for place in places)
-    return f"""select net > 0, {values}
+    key = ", ".join(f"c{place}" for place, column in numbered if column.is_key)
+    # the key first: rows that are sorted to be added up are in the order of the pairs, too
+    listed = ", ".join([key, *(f"c{place}" for place, column in numbered if not column.is_key)])
+    paired = f"count(*) over (partition by {key}) > 1" if _tells_pairs(table) else "null::boolean"
+    return f"""select net > 0, {values}, {paired}
       from (select {listed}, sum(w) as net
               from (select s.w, {images} from ({log_rows}) as d, (values (-1), (1)) as s(w)
                      where case when s.w < 0 then d.ev_op in {OLD_OPS} else d.ev_op in {NEW_OPS} end{later}) as image
              group by {listed} having sum(w) <> 0) as netted"""
 
 
-def stage_changes(source: Connection[Any], target: Connection[Any], table: ReplicaTable, query: str) -> None:
-    """Copy a table's net change into the staging table, which is made for it."""
+def _tells_pairs(table: ReplicaTable) -> bool:
+    """True if keys are equal in the source as in the target: not by text alone, where 1.0 and 1.00 are one number."""
+    return all(column.stage != "text" or column.type == "text" for column in table.columns if column.is_key)
+
+
+def stage_changes(
+    reader: ChangeReader, target: Connection[Any], table: ReplicaTable, query: str, *, paired: bool = False
+) -> None:
+    """Copy a table's net change into the staging table, which is made for it.
+
+    `query`: SELECT of is_new and the columns, then of what tells `paired` rows.
+    """
     make_stage(target, table)
-    staged = copy_rows(source, f"({query})", target, STAGE, form="binary")
-    if staged.rows >= _ANALYZE_ROWS:
+    listed = [f"c{place}" for place in range(1, len(table.columns) + 1)]
+    into = f"{STAGE} (is_new, {', '.join([*listed, 'paired'] if paired else listed)})"
+    if reader.copy_into(query, target, into) >= _ANALYZE_ROWS:
         target.execute(f"analyze {STAGE}")
 
 
 def make_stage(target: Connection[Any], table: ReplicaTable) -> None:
-    """Make the staging table of a table, in the open transaction."""
+    """Make the staging table of a table, in the open transaction; release_stage() ends its use.
+
+    paired: an old and a new row of the key were staged. It is right as long as nobody has edited the stage.
+    """
+    own = _kept_name(table)
+    target.execute(
+        raw(f"""do $do$ begin
+                  if pg_catalog.to_regclass('{STAGE}') is not null then
+                    drop table {STAGE};
+                  end if;
+                  if pg_catalog.to_regclass('pg_temp.{own}') is null then
+                    create temp table {own} ({_stage_columns(table)}) on commit delete rows;
+                  end if;
+                  alter table pg_temp.{own} rename to {_STAGE_NAME};
+                  if exists (select from {STAGE}) then
+                    truncate {STAGE};
+                  end if;
+                end $do$""")
+    )
+
+
+def release_stage(target: Connection[Any], table: ReplicaTable) -> None:
+    """Keep the staging table for the next batch with the same columns: a new one would bloat the catalogs."""
+    target.execute(raw(f"alter table {STAGE} rename to {_kept_name(table)}"))
+
+
+def _kept_name(table: ReplicaTable) -> str:
+    """The name of a staging table between two uses: tables with the same columns share one."""
+    return f"{_STAGE_NAME}_{hashlib.sha256(_stage_columns(table).encode()).hexdigest()[:16]}"
+
+
+def _stage_columns(table: ReplicaTable) -> str:
     columns = ", ".join(f"c{place} {column.stage}" for place, column in enumerate(table.columns, 1))
-    target.execute(raw(f"create temp table gdq_replica_stage (is_new boolean, {columns}) on commit drop"))
-
-
-def drop_stage(target: Connection[Any]) -> None:
-    """Drop the staging table, so that the next table can have it."""
-    target.execute(f"drop table {STAGE}")
+    return f"is_new boolean, {columns}, paired boolean"
 
 
 def empty_table(target: Connection[Any], name: str) -> None:
@@ -102,20 +143,24 @@ def empty_table(target: Connection[Any], name: str) -> None:
         target.execute(raw(f"delete from {rows_of}"))
 
 
-def update_rows(target: Connection[Any], table: ReplicaTable) -> Applied:
-    """Delete the rows that went, update those that stay, insert those that came."""
-    partner = f"select from {STAGE} p where {{}} p.is_new and {same_key(table, 'p', 's')}"
-    went = f"{found_sql(table)} and not s.is_new and not exists ({partner.format('')})"
-    deleted = target.execute(raw(f"delete from {table.target} t using {STAGE} s where {went}")).rowcount
+def update_rows(target: Connection[Any], table: ReplicaTable, *, paired: bool = False) -> Applied:
+    """Delete the rows that went, update those that stay, insert those that came.
+
+    `paired`: the stage is as netted_sql() has filled it, and may tell which rows stay; else it is looked through for
+    the two rows of a key.
+    """
+    partner = f"exists (select from {STAGE} p where p.is_new <> s.is_new and {same_key(table, 'p', 's')})"
+    stays = "s.paired" if paired and _tells_pairs(table) else partner
+    found = found_sql(table)
+    query = f"delete from {table.target} t using {STAGE} s where {found} and not s.is_new and not {stays}"
+    deleted = target.execute(raw(query)).rowcount
     changed = [(place, column) for place, column in enumerate(table.columns, 1) if column.settable]
     assigned = ", ".join(f"{quote(column.name)} = {column.staged('s', place)}" for place, column in changed)
-    stays = f"{found_sql(table)} and s.is_new and exists ({partner.format('not')})"
     updated = 0
     if assigned:
-        query = f"update {table.target} t set {assigned} from {STAGE} s where {stays}"
+        query = f"update {table.target} t set {assigned} from {STAGE} s where {found} and s.is_new and {stays}"
         updated = target.execute(raw(query)).rowcount
-    came = f"s.is_new and not exists ({partner.format('not')})"
-    return Applied(_insert(target, table, came), updated, deleted)
+    return Applied(_insert(target, table, f"s.is_new and not {stays}"), updated, deleted)
 
 
 def replace_rows(target: Connection[Any], table: ReplicaTable) -> Applied:

@@ -10,7 +10,7 @@ import psycopg
 from psycopg import Connection
 
 from gdq.call import rows
-from gdq.consumers.replica.changes import drop_stage, make_stage
+from gdq.consumers.replica.changes import make_stage, release_stage
 from gdq.consumers.replica.column_changes import SourceColumns
 from gdq.consumers.replica.dead_letters import DeadLetters, ReplicaDeadLetter
 from gdq.consumers.replica.refusal import Refused, RowsLackingError, apply_in_parts, refuses_rows
@@ -117,5 +117,5 @@ def _replay(kept: DeadLetters, table: ReplicaTable, letters: Sequence[int], tick
             raise
         _, refused = apply_in_parts(target, table, apply_staged)
     kept.settle(table, met, refused, tick)
-    drop_stage(target)
+    release_stage(target, table)
     return refused

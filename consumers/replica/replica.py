@@ -32,7 +32,7 @@ from gdq.table_copy import resynced
 from gdq.typed.batch_rows import may_read_logs
 
 # A batch joins the changes of many ticks: a row that was changed several times is written once.
-MAX_EVENTS = 200_000
+MAX_EVENTS = 500_000
 
 _SAME_DATABASE = """
 select c.system_identifier::text, (select d.oid from pg_database d where d.datname = current_database())
@@ -100,6 +100,7 @@ class Replica:
                     )
                 apply_settings(connection)
             self._applier = BatchApplier(self.source, self.state, policies, may_suppress=suppress_triggers(there))
+            stack.callback(self._applier.close)
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Self:

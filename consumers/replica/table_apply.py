@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import psycopg
 from psycopg import Connection
 
+from gdq.consumers.replica.change_reader import ChangeReader
 from gdq.consumers.replica.changes import (
     STAGE,
     Applied,
-    drop_stage,
     netted_sql,
+    release_stage,
     replace_rows,
     stage_changes,
     update_rows,
@@ -31,7 +33,7 @@ class TableApplier:
     """Applies the changes of a replica's tables: `policies` answer conflicts and refusals, which the target notes."""
 
     replica: str
-    source: Connection[Any]
+    reader: ChangeReader
     target: Connection[Any]
     policies: Policies
     letters: DeadLetters
@@ -43,14 +45,14 @@ class TableApplier:
         the target refuses a row and rows do not become dead letters.
         """
         answers = self.answers(table)
-        whole = any(kind in answers for kind in DIFFERING)
-        stage_changes(self.source, self.target, table, netted_sql(table, log_rows, truncated, whole=whole))
+        stage_changes(self.reader, self.target, table, self.query(table, log_rows, truncated), paired=True)
         met = self.letters.meet_stage(table)
         conflicts = settle_differing(self.target, table, answers, self.replica, tick)
         applied, refused = None, list[Refused]()
         while applied is None:
             try:
-                applied = apply_staged(self.target, table)
+                # dead letters and conflicts edit the stage
+                applied = apply_staged(self.target, table, paired=not met and not conflicts)
             except (psycopg.Error, RowsLackingError) as error:
                 if not refuses_rows(error):
                     raise
@@ -62,18 +64,26 @@ class TableApplier:
                 if not settled:
                     applied, refused = apply_in_parts(self.target, table, apply_staged)
         self.letters.settle(table, met, refused, tick)
-        drop_stage(self.target)
+        release_stage(self.target, table)
         return replace(applied, conflicts=conflicts, dead_letters=len(refused))
+
+    def query(self, table: ReplicaTable, log_rows: str, truncated: int | None) -> str:
+        """The SELECT of the changes that apply() brings: of a row that went whole only if conflicts ask for it."""
+        whole = any(kind in self.answers(table) for kind in DIFFERING)
+        return netted_sql(table, log_rows, truncated, whole=whole)
 
     def answers(self, table: ReplicaTable) -> dict[Kind, Answer]:
         """What is done about conflicts in a table; GdqError if a column that decides is missing."""
         return self.policies.of(table.name, [column.name for column in table.columns])
 
 
-def apply_staged(target: Connection[Any], table: ReplicaTable) -> Applied:
-    """Apply what is staged, or raise and leave the target as it was; RowsLackingError if it does not take some rows."""
+def apply_staged(target: Connection[Any], table: ReplicaTable, *, paired: bool = False) -> Applied:
+    """Apply what is staged, or raise and leave the target as it was; RowsLackingError if it does not take some rows.
+
+    `paired`: the stage is as netted_sql() has filled it.
+    """
     try:
-        return _attempt(target, table, update_rows)
+        return _attempt(target, table, partial(update_rows, paired=paired))
     except psycopg.errors.UniqueViolation:
         # two rows may have swapped the values of another unique key
         if not table.more_keys or table.extra:

@@ -8,11 +8,12 @@ from typing import Any
 from psycopg import Connection
 
 from gdq.conninfo import connect, conninfo_of
+from gdq.consumers.copy.pieces import CopyChoice, describe_source_table
 from gdq.consumers.replica.changes import empty_table
 from gdq.consumers.replica.column_changes import change_columns, source_columns
 from gdq.consumers.replica.state import ReplicaState
 from gdq.consumers.replica.table import ReplicaTable
-from gdq.consumers.views.row_copy import copy_rows
+from gdq.consumers.views.row_copy import CopyForm, copy_rows
 from gdq.consumers.views.snapshot_holder import hold_snapshot
 from gdq.errors import GdqError
 from gdq.sql_text import raw
@@ -68,9 +69,21 @@ def _make_room(state: ReplicaState, table: str, *, overwrite: bool) -> None:
 
 
 def _copy(reader: Connection[Any], target: Connection[Any], table: ReplicaTable) -> int:
-    """Copy all rows as text, so that a type may differ a little: the target's may be wider."""
+    """Copy all rows; returns their number."""
     # a partitioned table's rows are in its partitions; those of inheritance children belong to the children
     only = f"(select {table.column_list} from {{}}{table.name})"
     row = reader.execute("select relkind = 'p' from pg_class where oid = %s::regclass", [table.name]).fetchone()
     rows_of = only.format("" if row is not None and row[0] else "only ")
-    return copy_rows(reader, rows_of, target, f"{table.name} ({table.column_list})").rows
+    into = f"{table.name} ({table.column_list})"
+    return copy_rows(reader, rows_of, target, into, form=_form(reader, target, table)).rows
+
+
+def _form(reader: Connection[Any], target: Connection[Any], table: ReplicaTable) -> CopyForm:
+    """Binary if both sides have the same types, all of them PostgreSQL's own; as text they may differ a little."""
+    ours, theirs = (
+        {column.name: column for column in describe_source_table(side, CopyChoice(table.name)).columns}
+        for side in (reader, target)
+    )
+    names = {column.name for column in table.columns}
+    same = names <= ours.keys() and all(ours[name].binary and theirs[name].type == ours[name].type for name in names)
+    return "binary" if same else "text"

@@ -11,7 +11,8 @@ from dataclasses import replace
 
 import psycopg
 
-from gdq.consumers.replica.changes import Applied, replace_rows, stage_changes, update_rows
+from gdq.consumers.replica.change_reader import ChangeReader
+from gdq.consumers.replica.changes import Applied, release_stage, replace_rows, stage_changes, update_rows
 from gdq.consumers.replica.state import stored_position
 from gdq.consumers.replica.table import ReplicaTable, SourceColumn, match_target, suppress_triggers
 from gdq.consumers.table_compare.rows import Differing, found_rows, keys_sql, merge
@@ -102,8 +103,9 @@ def repair_portion(sides: TwoSides, link: Link | None, keys: Sequence[Key]) -> A
         return None
     differing = list(merge(ours, found_rows(sides.target, sides.shape, keys)))
     if differing:
-        stage_changes(sides.source.connection, there, table, _staged_sql(sides, table, differing))
+        stage_changes(ChangeReader(sides.source.connection), there, table, _staged_sql(sides, table, differing))
         _apply(sides, table, [row.key for row in differing if row.key is not None])
+        release_stage(there, table)
     return counted(differing)
 
 

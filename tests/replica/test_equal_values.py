@@ -33,3 +33,15 @@ def test_a_collation_that_takes_two_texts_for_one(pair: Pair) -> None:
     pair.run("update word set note = 'B' where word = 'a'", "update word set word = 'C' where word = 'c'")
     pair.apply()
     pair.same("word")
+
+
+def test_a_key_that_stays_equal_keeps_its_row(pair: Pair) -> None:
+    """A column that only the target has keeps its value, though the key has another text."""
+    pair.make("create table price (id numeric primary key, n int)")
+    pair.run("insert into price values (1.0, 1)")
+    pair.capture("price")
+    pair.apply()
+    pair.there("alter table price add own text", "update price set own = 'kept'")
+    pair.run("update price set id = 1.00, n = 2")
+    pair.apply()
+    assert pair.rows(pair.target, "price") == [("(1.00,2,kept)",)]
