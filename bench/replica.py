@@ -32,14 +32,14 @@ from bench.replica_sides import COPY_QUEUE, EACH, QUEUE, BuiltIn, Gdq, Side, ses
 from bench.replica_stage import (
     BIG,
     ITEMS,
-    MARK,
+    MARKS,
     PING,
     SETTINGS,
     Stage,
     Usage,
     check_same,
     fill_big,
-    marks,
+    mark,
     wait_for_marks,
     watched,
 )
@@ -86,13 +86,12 @@ def _catch_up(stage: Stage, size: Size, number: int, results: Results, tell: Tel
             continue
         stage.write(what, size.changes, rows)
         for side in _in_turns(stage.sides, number):
-            wanted = marks(side.source)
             with watched(side.processes) as usage:
                 started = time.perf_counter()
                 with side.at_work():
-                    wait_for_marks(side.target, wanted)
+                    wait_for_marks(side.source, side.target)
                     seconds = time.perf_counter() - started
-            check_same(side.source, side.target, (*ITEMS, MARK))
+            check_same(side.source, side.target, (*ITEMS, *MARKS))
             results.add(PART, case, side.name, number, _values(seconds, size.changes, usage))
             tell(f"round {number}, {case}: {side.name} {seconds:.1f} s")
         stage.give_back()
@@ -134,7 +133,7 @@ def _copying(stage: Stage, way: Side | str) -> Iterator[None]:
         way.drop(COPY_QUEUE)
     else:
         copier = BuiltIn(way.source, way.target, way.name)
-        copier.subscribe(BIG, "copy", copy=True)
+        copier.subscribe([BIG], "copy", copy=True)
         copier.wait_until_copied()
         yield
         copier.unsubscribe()
@@ -182,8 +181,8 @@ def _lag(side: Side, seconds: float, tick_ms: int) -> list[float]:
     with side.replicate(QUEUE, "--follow") if isinstance(side, Gdq) else side.at_work():
         # all that was there before, and the mark, which shows that changes come through
         with session(side.source) as connection:
-            connection.execute(f"insert into {MARK} select count(*) from {MARK}".encode())
-        wait_for_marks(side.target, marks(side.source))
+            mark(connection)
+        wait_for_marks(side.source, side.target)
         with Child(write_pings, side.source, seconds) as writer, session(side.target) as connection:
             last, seen = writer.hear(), dict[int, float]()
             committed: dict[int, float] = {}

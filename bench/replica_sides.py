@@ -99,9 +99,8 @@ class BuiltIn:
     name: str
     _subscriptions: tuple[str, ...] = ()
 
-    def subscribe(self, tables: Sequence[str], prefix: str, *, copy: bool = False) -> None:
-        """Make the subscriptions. `copy`: they are at work at once, else once at_work() has them."""
-        sets = [[table] for table in tables] if self.name == EACH else [tables]
+    def subscribe(self, sets: Sequence[Sequence[str]], prefix: str, *, copy: bool = False) -> None:
+        """Make a subscription to each set of tables. `copy`: they are at work at once, else once at_work() has them."""
         with session(self.source) as source, session(self.target) as target:
             for number, some in enumerate(sets):
                 own = f"{prefix}_{target.info.dbname}_{number}"

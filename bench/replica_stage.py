@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any, Self
 
+import psycopg
 from psycopg.conninfo import make_conninfo
 
 from bench.packages import BenchError
@@ -33,9 +34,11 @@ SETTINGS: dict[str, str | float | bool] = {
 
 ITEMS = ("app.item_1", "app.item_2")
 BIG = ("app.big_1", "app.big_2")
-PING, MARK = "app.ping", "app.mark"
+PING = "app.ping"
+# What is written last shows that all was applied: in a table for each of those that are written to.
+MARKS = ("app.mark_1", "app.mark_2")
 _LOOK_SECONDS = 0.2
-WRITTEN = (*ITEMS, PING, MARK)
+WRITTEN = (*ITEMS, *MARKS, PING)
 
 # About 180 bytes a row, as in the other benchmarks, which vacuum by themselves too, outside the timing.
 _ROW = """(id bigint primary key, customer integer not null, amount numeric(12,2) not null,
@@ -45,7 +48,7 @@ _TABLES = f"""
 create schema app;
 {"".join(f"create table {name} {_ROW};" for name in (*ITEMS, *BIG))}
 create table {PING} (id bigint primary key, note text default 'some text of a usual length');
-create table {MARK} (id int primary key)"""
+{"".join(f"create table {name} (id int primary key);" for name in MARKS)}"""
 _VALUES = """i, i % 1000, i * 7919 % 10000000 / 100.0, timestamptz '2024-01-01 00:00Z' + i * interval '61 s',
   'C-' || i * 31 % 100000, 'customer ' || md5(i::text), repeat(md5((i + 1)::text), 2) || ' note', i % 3 = 0"""
 
@@ -158,7 +161,8 @@ class Stage:
         with stage.gdq.replicate(QUEUE, "--overwrite"):
             pass
         for side in stage.built_in:
-            side.subscribe(WRITTEN, "follow")
+            each = [(ITEMS[0], MARKS[0], PING), (ITEMS[1], MARKS[1])]
+            side.subscribe(each if side.name == EACH else [WRITTEN], "follow")
         return stage
 
     def write(self, what: str, changes: int, size: int) -> None:
@@ -177,7 +181,7 @@ class Stage:
                 connection.execute(f"call app.write_{what}({changes}, {size})".encode())
                 # all of it is on the disk, where a walsender reads it
                 connection.execute("set synchronous_commit = on")
-                connection.execute(f"insert into {MARK} select count(*) from {MARK}".encode())
+                mark(connection)
 
     def give_back(self) -> None:
         """Have the queue let go what all have read."""
@@ -212,18 +216,20 @@ def fill_big(stage: Stage, rows: int) -> None:
                 _fill(source, BIG, rows // len(BIG))
 
 
-def marks(conninfo: str) -> int:
-    """How many marks a database has."""
-    with session(conninfo) as connection:
-        return int(one(connection, f"select count(*) from {MARK}")[0])
+def mark(connection: psycopg.Connection[Any]) -> None:
+    """Write another mark into each table of marks."""
+    with connection.transaction():
+        for table in MARKS:
+            connection.execute(f"insert into {table} select count(*) from {table}".encode())
 
 
-def wait_for_marks(conninfo: str, number: int) -> None:
-    """Wait until a database has so many marks."""
-    with session(conninfo) as connection:
-        wait_for(
-            "the last change", f"select case when count(*) >= {number} then 1 end from {MARK}", connection, seconds=3600
-        )
+def wait_for_marks(source: str, target: str) -> None:
+    """Wait until a target has all marks of its source."""
+    counts = " + ".join(f"(select count(*) from {table})" for table in MARKS)
+    with session(source) as connection:
+        (number,) = one(connection, f"select {counts}")
+    with session(target) as connection:
+        wait_for("the last change", f"select case when {counts} >= {number} then 1 end", connection, seconds=3600)
 
 
 def check_same(source: str, target: str, tables: Sequence[str]) -> None:
