@@ -11,6 +11,7 @@ from gdq.consumer import Handler as Handler
 from gdq.consumer import consumer_info as consumer_info
 from gdq.consumer import peek as peek
 from gdq.consumer import register_consumer as register_consumer
+from gdq.consumer import require_copy as require_copy
 from gdq.consumer import seek as seek
 from gdq.consumer import set_tables as set_tables
 from gdq.consumer import unregister_consumer as unregister_consumer
@@ -29,6 +30,8 @@ from gdq.consumers.table_compare.compare import TableComparison as TableComparis
 from gdq.consumers.table_compare.compare import compare_tables as compare_tables
 from gdq.consumers.table_compare.repair import TableRepair as TableRepair
 from gdq.consumers.table_compare.repair import repair_tables as repair_tables
+from gdq.copy_batch import AsyncCopyBatch as AsyncCopyBatch
+from gdq.copy_batch import CopyBatch as CopyBatch
 from gdq.ddl import apply_ddl as apply_ddl
 from gdq.era import Rebased as Rebased
 from gdq.era import check_position as check_position

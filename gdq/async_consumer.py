@@ -14,7 +14,8 @@ from psycopg import AsyncConnection
 
 from gdq.batch_loop import BatchLoop, ConsumerState, listener_on, refuse_transaction
 from gdq.batch_state import BatchState, TableVersion, refuse_gap
-from gdq.conninfo import connect_async
+from gdq.conninfo import connect_async, conninfo_of
+from gdq.copy_batch import AsyncCopyBatch, tables_to_copy
 from gdq.errors import GdqError
 from gdq.listener import Listener
 from gdq.member import DEAD_AFTER, show_alive
@@ -24,6 +25,7 @@ from gdq.shown import ShownRows
 from gdq.source import MAX_EVENTS, Event, Position
 from gdq.steps import called, execute_async, is_left_open, run_async
 from gdq.stream import next_batch_statement, read_events_async
+from gdq.table_copy import copy_table
 
 
 class AsyncBatch(BatchState):
@@ -202,6 +204,22 @@ class AsyncConsumer(ConsumerState):
         left, self._iterator = self._iterator, None
         if left is not None:
             await left.aclose()
+
+    async def copies(self) -> AsyncGenerator[AsyncCopyBatch, None]:
+        """Yield the tables that the consumer must copy, each as a batch of events, as Consumer.copies() does.
+
+        The rows are read on a connection of their own, in a thread. Close the iterator (contextlib.aclosing) when you
+        leave it before its end.
+        """
+        for table in await execute_async(self.connection, tables_to_copy(self.queue, self.consumer)):
+            async with AsyncExitStack() as transaction:
+                await transaction.enter_async_context(self.connection.transaction())
+                opened = copy_table(conninfo_of(self.connection), table)
+                copy = await asyncio.to_thread(opened.__enter__)
+                transaction.push_async_callback(asyncio.to_thread, opened.__exit__, None, None, None)
+                batch = AsyncCopyBatch(self.connection, self.queue, self.consumer, copy, transaction)
+                yield batch
+                await batch.commit()
 
     async def resynced(self, table: str, snapshot: str) -> None:
         """Record that the table was copied as of a snapshot, after ResyncRequired; call it outside a batch.

@@ -17,13 +17,14 @@ from gdq.batch import Batch
 from gdq.batch_loop import BatchLoop, ConsumerState, listener_on, refuse_transaction
 from gdq.call import call, rows
 from gdq.conninfo import Connectable, connect
+from gdq.copy_batch import CopyBatch, tables_to_copy
 from gdq.errors import GdqError
 from gdq.member import DEAD_AFTER, member_info, stay_alive
 from gdq.retry import RetryOutcome
 from gdq.shown import Shown, ShownRows
 from gdq.source import MAX_EVENTS, Event
-from gdq.steps import run
-from gdq.table_copy import TableCopy, resync, resynced
+from gdq.steps import execute, run
+from gdq.table_copy import TableCopy, copy_table, resync, resynced
 from gdq.ticker import take_tick
 from gdq.typed.arrow import ArrowReader
 
@@ -93,6 +94,15 @@ def register_consumer(
         connection, "register_consumer", queue, consumer, at_tick=at_tick, tables=names, skip_origin=skipped
     )
     return bool(registered)
+
+
+def require_copy(connection: Connection[Any], queue: str, consumer: str, tables: Sequence[str] | None = None) -> int:
+    """Have a consumer copy tables before it gets another batch; returns the number that it had not to copy already.
+
+    `tables`: None for all that it takes. Until each is copied, batches() raises ResyncRequired. Called in the
+    transaction that registers the consumer, it has the consumer begin with the rows that are there.
+    """
+    return int(call(connection, "require_copy", queue, consumer, None if tables is None else list(tables)))
 
 
 def unregister_consumer(connection: Connection[Any], queue: str, consumer: str) -> bool:
@@ -232,6 +242,23 @@ class Consumer(ConsumerState):
                     self._streaming = batch.streamed
             if not run(self.connection, loop.goes_on(batch)):
                 return
+
+    def copies(self, *, stop: Callable[[], bool] = lambda: False) -> Generator[CopyBatch, None, None]:
+        """Yield the tables that the consumer must copy, each as a batch of events in a transaction of its own.
+
+        They are those that consumer_info() names: after require_copy(), or after ResyncRequired from batches(). Asking
+        for the next table commits the one before; an exception or a `break` rolls back, and the table comes again from
+        its start. `stop` is called between tables.
+        """
+        for table in execute(self.connection, tables_to_copy(self.queue, self.consumer)):
+            if stop():
+                return
+            with ExitStack() as transaction:
+                transaction.enter_context(self.connection.transaction())
+                copy = transaction.enter_context(copy_table(self.connection, table))
+                batch = CopyBatch(self.connection, self.queue, self.consumer, copy, transaction)
+                yield batch
+                batch.commit()
 
     def resync(self, table: str) -> AbstractContextManager[TableCopy]:
         """Copy a table again after ResyncRequired, outside a batch; the block's writes commit together with the copy.

@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 # Default for the number of changes up to which ticks or transactions are joined in one batch.
 MAX_EVENTS = 50_000
 
-Operation = Literal["insert", "update", "delete", "truncate", "ddl", "message"]
+Operation = Literal["insert", "update", "delete", "truncate", "ddl", "message", "read"]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Event(Shown):
     """One change, in the order of the queue.
 
-    `op`: insert, update, delete, truncate, ddl or message (read by Message.of()). `key`: the new key of an insert or
-    update, the old one of a delete. `old` and `new`: row images, or the included columns in pk mode. Each is None if
-    missing. Values are JSON's, or PostgreSQL's text if JSON cannot hold them (docs/types.md). `time` has a time zone.
-    `retries`: number of times the event was put aside before, 0 at first. `origin`: the writer's gdq.origin, if the
-    table is captured with it.
+    `op`: insert, update, delete, truncate, ddl or message (read by Message.of()), or read for a row of a copy. `key`:
+    the new key of an insert, update or read, the old one of a delete. `old` and `new`: row images, or the included
+    columns in pk mode. Each is None if missing. Values are JSON's, or PostgreSQL's text if JSON cannot hold them
+    (docs/types.md). `time` has a time zone. `retries`: number of times the event was put aside before, 0 at first.
+    `origin`: the writer's gdq.origin, if the table is captured with it. Events of a copy have the number 0.
     """
 
     id: int

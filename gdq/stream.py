@@ -88,7 +88,7 @@ async def read_events_async(
 ) -> AsyncGenerator[Event, None]:
     """As read_events()."""
     name, cursor = _new_name(), connection.cursor(row_factory=_event_row)
-    set_json_loads(_loads, cursor)
+    set_json_loads(load_json, cursor)
     with mapped_errors():
         await cursor.execute(_declare_and_fetch(name, batch_id, token))
         cursor.nextset()
@@ -116,7 +116,7 @@ def _rest(cursor: Cursor[Event], name: str) -> Iterator[Event]:
 
 def _cursor(connection: Connection[Any]) -> Cursor[Event]:
     cursor = connection.cursor(row_factory=_event_row)
-    set_json_loads(_loads, cursor)
+    set_json_loads(load_json, cursor)
     return cursor
 
 
@@ -142,5 +142,6 @@ def json_integer(text: str) -> int | float:
     return int(text) if len(text) < _FLOAT_DIGITS else float(text)
 
 
-def _loads(data: str | bytes) -> Any:
+def load_json(data: str | bytes) -> Any:
+    """The images of an event as Python has them: a number of 16 digits or more is a float."""
     return json.loads(data, parse_int=json_integer)

@@ -36,7 +36,7 @@ _COLUMNS = qualified("""
       left join pg_catalog.pg_type e on e.oid = t.typelem and t.typcategory = 'A'
      where t.typbasetype = 0""")
 
-_OPS = {"insert": "c", "update": "u", "delete": "d", "truncate": "t", "message": "m"}
+_OPS = {"insert": "c", "update": "u", "delete": "d", "truncate": "t", "message": "m", "read": "r"}
 _IN_MESSAGE = ("type", "data", "encoding")
 
 
@@ -135,7 +135,7 @@ class Envelope:
             "connector": "postgresql",
             "name": self._queue,
             **_times((whole * 1_000_000 + event.time.microsecond) * 1000),
-            "snapshot": "false",
+            "snapshot": "true" if event.op == "read" else "false",
             "db": self._connection.info.dbname,
             "sequence": f'[null,"{event.id}"]',
             "schema": schema,

@@ -46,10 +46,19 @@ def register_consumer_command(
     base.talk(f"registered consumer {consumer} on {queue}" if new else f"already registered: {consumer} on {queue}")
 
 
-def register_from_now(connection: Connection[Any], queue: str, consumer: str, member: str | None) -> None:
-    """Register a consumer, and a member of it if one is named, unless both are there; say which is new."""
+def register_from_now(
+    connection: Connection[Any], queue: str, consumer: str, member: str | None, *, copy: bool = False
+) -> None:
+    """Register a consumer, and a member of it if one is named, unless both are there; say which is new.
+
+    `copy`: a new consumer must copy its tables first.
+    """
     _look_at_tables(connection, queue)
-    if gdq.register_consumer(connection, queue, consumer):
+    with connection.transaction():
+        new = gdq.register_consumer(connection, queue, consumer)
+        if new and copy:
+            gdq.require_copy(connection, queue, consumer)
+    if new:
         base.talk(f"registered consumer {consumer} on {queue}")
     if member is not None and gdq.register_member(connection, queue, consumer, member):
         base.talk(f"registered consumer {consumer}/{member} on {queue}")

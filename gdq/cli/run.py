@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ from gdq.consumers.debezium.envelope import debezium_printer
 from gdq.consumers.printer import print_events, print_sequences
 from gdq.consumers.slot.source import SlotSource
 from gdq.errors import GdqError
-from gdq.retry import handle_each_event, settle_outcomes
+from gdq.retry import RetryOutcome, handle_each_event, settle_outcomes
 from gdq.source import MAX_EVENTS, Event
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 _DEAD_AFTER_SECONDS = 300.0
 
 # What is done with each batch.
-_HandOver = Callable[[Connection[Any], gdq.SourceBatch], None]
+_HandOver = Callable[[Connection[Any], gdq.SourceBatch | gdq.CopyBatch], None]
 
 
 @click.command()
@@ -63,6 +63,9 @@ def tick_command(queue: str, dsn: str | None) -> None:
 @click.argument("handler", required=False)
 @click.option("--once", is_flag=True, help="Process everything committed so far, then exit (forces a tick).")
 @click.option("--register", is_flag=True, help="Register the consumer first, unless it is: it gets changes from now.")
+@click.option(
+    "--copy", is_flag=True, help="First hand over the rows of tables that the consumer must copy; all, with --register."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print events as JSON lines; the default without a handler.")
 @click.option("--member", metavar="M", help="Work as this member of the consumer, beside other members.")
 @click.option(
@@ -113,6 +116,7 @@ def consume_command(
     *,
     once: bool,
     register: bool,
+    copy: bool,
     as_json: bool,
     member: str | None,
     dead_after: float,
@@ -133,6 +137,8 @@ def consume_command(
     batch, so its writes there happen exactly once. To put events aside it returns a list of
     gdq.Retry(reason, delay=timedelta, event=event) and gdq.DeadLetter(reason, event=event).
 
+    With --copy a table comes first as a truncate and a read for each row, in one transaction; so after a resync.
+
     With --each it is called as handler(connection, event), in a savepoint: raising gdq.Retry or gdq.DeadLetter undoes
     its writes for that event and puts the event aside. Other errors roll the batch back; with --retry-errors they put
     the event aside too.
@@ -141,22 +147,19 @@ def consume_command(
     Examples: gdq consume orders mirror shop.mirror:apply
               gdq consume orders mail shop.mail:send --each --retry-errors 60 --member $HOSTNAME
     """
-    if source == "slot" and (each or register or member is not None):
-        raise click.UsageError("--each, --register and --member need the queue: a slot has one reader and no retries")
-    _check_handler(handler, as_json=as_json, each=each, retries=retry_errors is not None)
-    _check_format(form, tombstones=tombstones, other=as_json or handler is not None)
-    on_error = None if retry_errors is None else timedelta(seconds=retry_errors)
+    _check_source(source, member, copy=copy, other=each or register)
+    _check_handler(handler, form, as_json=as_json, each=each, retries=retry_errors is not None, tombstones=tombstones)
     if handler is None:
         hand_over = _for_printer(queue, form, has_lsn=source == "slot", tombstones=tombstones)
     else:
-        hand_over = _for_handler(handler, each=each, on_error=on_error)
+        hand_over = _for_handler(handler, each=each, retry_errors=retry_errors)
     cooperation: Any = {"member": member, "dead_after": timedelta(seconds=dead_after)}
     stop = base.StopSignals()
 
     def work(connection: Connection[Any]) -> None:
         nonlocal register
         if register:
-            register_from_now(connection, queue, consumer, member)
+            register_from_now(connection, queue, consumer, member, copy=copy)
             register = False  # made anew after somebody unregistered it, the consumer would miss changes silently
         try:
             reader: SlotSource | gdq.Consumer = (
@@ -169,7 +172,7 @@ def consume_command(
                 return  # a signal came while it waited for the slot
             raise
         with reader:
-            _take_batches(reader, hand_over, once=once, stop=stop)
+            _take_batches(reader, hand_over, once=once, copy=copy, stop=stop)
 
     name = gdq.batch_loop.application_name(queue, consumer, member)
     try:
@@ -183,9 +186,15 @@ def _take_batches(
     hand_over: _HandOver,
     *,
     once: bool,
+    copy: bool,
     stop: Callable[[], bool],
 ) -> None:
-    """Hand over all batches; a member whose batch was taken over is rolled back and goes on with the next batch."""
+    """Hand over all batches; a member whose batch was taken over is rolled back and goes on with the next batch.
+
+    `copy`: before, and when a table needs a resync, the tables that the consumer must copy.
+    """
+    if copy:
+        _take_copies(reader, hand_over, stop)
     while True:
         try:
             with contextlib.closing(reader.batches(once=once, stop=stop)) as batches:
@@ -195,21 +204,43 @@ def _take_batches(
             if isinstance(reader, SlotSource) or reader.member is None:
                 raise
             log.warning("%s: going on with the next batch", error)
+        except gdq.ResyncRequired as error:
+            if not copy or not _take_copies(reader, hand_over, stop):
+                raise
+            log.warning("copied again: %s", error)
         else:
             return
 
 
-def _check_handler(handler: str | None, *, as_json: bool, each: bool, retries: bool) -> None:
-    """UsageError for options that do not go with the handler, or need one."""
+def _take_copies(reader: SlotSource | gdq.Consumer, hand_over: _HandOver, stop: Callable[[], bool]) -> int:
+    """Hand over the tables that the consumer must copy; returns their number."""
+    copied = 0
+    if isinstance(reader, gdq.Consumer):
+        with contextlib.closing(reader.copies(stop=stop)) as copies:
+            for copy in copies:
+                log.info("copying table %s at snapshot %s", copy.table, copy.snapshot)
+                hand_over(reader.connection, copy)
+                copied += 1
+    return copied
+
+
+def _check_source(source: str, member: str | None, *, copy: bool, other: bool) -> None:
+    """UsageError for options that a source, or a consumer with members, does not have; `other`: --each, --register."""
+    if copy and (source == "slot" or member is not None):
+        raise click.UsageError("--copy is for one reader of the queue: without --member and --source slot")
+    if source == "slot" and (other or member is not None):
+        raise click.UsageError("--each, --register and --member need the queue: a slot has one reader and no retries")
+
+
+def _check_handler(
+    handler: str | None, form: str, *, as_json: bool, each: bool, retries: bool, tombstones: bool
+) -> None:
+    """UsageError for options that do not go with the handler or the format, or need one."""
     if as_json and handler is not None:
         raise click.UsageError("--json prints the events itself and takes no handler")
     if (each and handler is None) or (retries and not each):
         raise click.UsageError("--retry-errors needs --each, and --each a handler")
-
-
-def _check_format(form: str, *, tombstones: bool, other: bool) -> None:
-    """UsageError for options of another format; `other`: a handler or --json is given."""
-    if form == "debezium" and other:
+    if form == "debezium" and (as_json or handler is not None):
         raise click.UsageError("--format debezium prints the events itself and takes no handler and no --json")
     if tombstones and form != "debezium":
         raise click.UsageError("--tombstones needs --format debezium")
@@ -223,30 +254,51 @@ def _for_printer(queue: str, form: str, *, has_lsn: bool, tombstones: bool) -> _
     return partial(_print, printer=print_events, sequences=True)
 
 
-def _for_handler(name: str, *, each: bool, on_error: timedelta | None) -> _HandOver:
+def _for_handler(name: str, *, each: bool, retry_errors: float | None) -> _HandOver:
     """Hands each batch to the handler of this name; what the handler logs is shown from now on."""
+    on_error = None if retry_errors is None else timedelta(seconds=retry_errors)
     hand_over = partial(_hand_over, handler=Handler(name, each=each), each=each, on_error=on_error)
     base.show_all_logs()
     return hand_over
 
 
 def _hand_over(
-    connection: Connection[Any], batch: gdq.SourceBatch, *, handler: Handler, each: bool, on_error: timedelta | None
+    connection: Connection[Any],
+    batch: gdq.SourceBatch | gdq.CopyBatch,
+    *,
+    handler: Handler,
+    each: bool,
+    on_error: timedelta | None,
 ) -> None:
-    """Hand the events of a batch to the handler, and put aside its outcomes; CommandFailure if a slot gets some."""
+    """Hand the events of a batch to the handler, and put aside its outcomes."""
     events = handler.events(batch.events())
     with handler.errors():
         if not isinstance(batch, gdq.Batch):
-            if handler(connection, events):
-                raise base.CommandFailure(f"handler {handler.name} puts events aside: a slot has no retries")
+            kind = "copy" if isinstance(batch, gdq.CopyBatch) else "slot"
+            _hand_over_all(connection, events if each else [events], handler, kind)
         elif each:
             handle_each_event(batch, events, handler, on_error=on_error)
         else:
             settle_outcomes(batch, handler(connection, events))
 
 
+def _hand_over_all(connection: Connection[Any], given: Iterable[Any], handler: Handler, kind: str) -> None:
+    """Hand over what cannot be put aside; CommandFailure if the handler tries."""
+    refused = base.CommandFailure(f"handler {handler.name} puts events aside: a {kind} has no retries")
+    try:
+        for one in given:
+            if handler(connection, one):
+                raise refused
+    except RetryOutcome as outcome:
+        raise refused from outcome
+
+
 def _print(
-    connection: Connection[Any], batch: gdq.SourceBatch, *, printer: Callable[[Any, Any], Any], sequences: bool
+    connection: Connection[Any],
+    batch: gdq.SourceBatch | gdq.CopyBatch,
+    *,
+    printer: Callable[[Any, Any], Any],
+    sequences: bool,
 ) -> None:
     """Print the events of a batch; `sequences`: then those of the batch too."""
     printer(connection, batch.events())

@@ -1,0 +1,130 @@
+"""Copies as events: the rows of a table that a consumer must copy, for the code that takes the table's changes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import AsyncExitStack, ExitStack
+from datetime import UTC, datetime
+from typing import Any
+
+from psycopg import AsyncConnection, Connection
+from psycopg.rows import tuple_row
+from psycopg.types.json import set_json_loads
+
+from gdq.call import scalar
+from gdq.errors import mapped_errors
+from gdq.qualified_sql import qualified
+from gdq.source import Event
+from gdq.sql_text import raw
+from gdq.steps import Statement, called, execute, execute_async
+from gdq.stream import load_json
+from gdq.table_copy import TableCopy
+from gdq.typed.pgtypes import READ_SETTINGS
+
+# Rows fetched from the cursor at a time: a row may hold megabytes.
+_FETCH_ROWS = 500
+
+_cursor_numbers = itertools.count()
+
+
+def tables_to_copy(queue: str, consumer: str) -> Statement:
+    """The tables that a consumer must copy, now or at a later resync event; messages cannot be copied."""
+    return Statement(
+        qualified("""
+            select coalesce((select array(select t from unnest(c.resync) as t where t <> 'messages')
+                               from gdq.consumer_info(%s) c where c.consumer_name = %s), '{}')"""),
+        [queue, consumer],
+    )
+
+
+class CopyState:
+    """What CopyBatch and AsyncCopyBatch share: one table, as one snapshot has it, for one consumer."""
+
+    def __init__(self, queue: str, consumer: str, copy: TableCopy) -> None:
+        self._consumer = consumer
+        self._copy = copy
+        self.queue = queue
+        self.table = copy.table
+        self.snapshot = copy.snapshot
+        self.finished = False
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of table {self.table} for consumer {self.queue}/{self._consumer}>"
+
+    def _read(self) -> Iterator[list[Event]]:
+        """The copy's events, some at a time: a truncate, then a read for each row."""
+        now = datetime.now(UTC)
+        yield [Event(0, 0, now, "truncate", self.table, None, None, None)]
+        reader = self._copy.connection
+        for name, value in READ_SETTINGS.items():
+            reader.execute("select pg_catalog.set_config(%s, %s, true)", [name, value])
+        with mapped_errors():
+            query = scalar(reader, "select gdq.copy_sql(%s, %s::pg_catalog.regclass)", self.queue, self.table)
+        with reader.cursor(f"gdq_read_{next(_cursor_numbers)}", row_factory=tuple_row) as cursor:
+            set_json_loads(load_json, cursor)
+            cursor.execute(raw(query))
+            while rows := cursor.fetchmany(_FETCH_ROWS):
+                yield [Event(0, 0, now, "read", self.table, key, None, new) for key, new in rows]
+
+    def _resynced(self) -> Statement:
+        return called("resynced", self.queue, self._consumer, self.table, self.snapshot)
+
+
+class CopyBatch(CopyState):
+    """The rows of one table that a consumer must copy, as events; open in the transaction of `connection`.
+
+    `table`: its name. `snapshot`: the pg_snapshot of the rows; the consumer gets every change after it.
+    """
+
+    def __init__(
+        self, connection: Connection[Any], queue: str, consumer: str, copy: TableCopy, transaction: ExitStack
+    ) -> None:
+        super().__init__(queue, consumer, copy)
+        self.connection = connection
+        self._transaction = transaction
+
+    def events(self) -> Iterator[Event]:
+        """A truncate event, since what was there before is void, then a read event for each row, streamed.
+
+        They have the number 0 and no order. `key` and `new` are those of an insert of the row. Rows that the table's
+        row filter leaves out are missing.
+        """
+        for some in self._read():
+            yield from some
+
+    def commit(self) -> None:
+        """Note that the consumer has the table, and commit the transaction with all writes in it.
+
+        A second call does nothing. ResyncRequired if capture has missed changes since the snapshot: copy again.
+        """
+        if not self.finished:
+            execute(self.connection, self._resynced())
+            self._transaction.close()
+            self.finished = True
+
+
+class AsyncCopyBatch(CopyState):
+    """As CopyBatch, for AsyncConsumer."""
+
+    def __init__(
+        self, connection: AsyncConnection[Any], queue: str, consumer: str, copy: TableCopy, transaction: AsyncExitStack
+    ) -> None:
+        super().__init__(queue, consumer, copy)
+        self.connection = connection
+        self._transaction = transaction
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        """A truncate event, then a read event for each row, streamed; see CopyBatch."""
+        portions = self._read()
+        while (some := await asyncio.to_thread(next, portions, None)) is not None:
+            for event in some:
+                yield event
+
+    async def commit(self) -> None:
+        """Note that the consumer has the table, and commit the transaction with all writes in it."""
+        if not self.finished:
+            await execute_async(self.connection, self._resynced())
+            await self._transaction.aclose()
+            self.finished = True
