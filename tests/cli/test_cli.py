@@ -326,7 +326,8 @@ def test_the_list_of_commands_is_complete() -> None:
 def test_the_list_of_commands_has_sections_and_whole_sentences(width: int) -> None:
     done = CliRunner().invoke(main, ["--help"], terminal_width=width)
     lines = done.output.splitlines()
-    assert [line[:-1] for line in lines if line.endswith(":")][1:] == list(SECTIONS)
+    headings = [line[:-1] for line in lines if line.endswith(":") and not line.startswith(" ")]
+    assert headings[1:] == list(SECTIONS)
     assert max(map(len, lines)) <= width
     text = " ".join(done.output.split())
     assert "add-table Capture tables from now on: all of them in one transaction, or none" in text
