@@ -7,6 +7,7 @@ version of its columns all come before those of the next.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -16,7 +17,7 @@ from psycopg.rows import namedtuple_row
 from gdq.batch import Batch
 from gdq.call import scalar
 from gdq.consumers.replica.change_reader import ChangeReader
-from gdq.consumers.replica.changes import Applied, empty_table
+from gdq.consumers.replica.changes import Applied, empty_table, netted_sql, stage_changes
 from gdq.consumers.replica.column_changes import change_columns, source_columns
 from gdq.consumers.replica.dead_letters import DeadLetters
 from gdq.consumers.replica.policy import Policies
@@ -63,7 +64,7 @@ class BatchApplier:
         self._may_suppress = may_suppress
         self._reader = ChangeReader(source)
         self._letters = DeadLetters(self._target, state.name)
-        self._tables = TableApplier(state.name, self._reader, self._target, policies, self._letters)
+        self._tables = TableApplier(state.name, self._target, policies, self._letters)
         self._log_rows: dict[tuple[str, int], str] = {}
         self._described: dict[str, ReplicaTable] = {}
         self._sequences_set = False
@@ -177,16 +178,27 @@ class BatchApplier:
                 self._letters.rename_columns(name, now, columns)
             if version not in found.with_rows:
                 continue
-            table, log_rows = self.describe(name, version), self._rows_sql(batch, name, version)
-            applied += self._tables.apply(table, log_rows, found.truncated, batch.tick_to)
+            table = self.describe(name, version)
+            query = self._net_sql(batch, table, version, found)
+            applied += self._tables.apply(table, partial(self._stage, table, query), batch.tick_to)
         return applied
+
+    def _stage(self, table: ReplicaTable, query: str) -> bool:
+        """Fill the staging table with a table's net change; True, as the source tells which rows are pairs."""
+        stage_changes(self._reader, self._target, table, query, paired=True)
+        return True
 
     def _query(self, batch: Batch, name: str, found: _TableChanges) -> str | None:
         """The SELECT of a table's changes, which may be read ahead; None if its columns change, or it has no rows."""
         if found.made or len(found.with_rows) != 1:
             return None
         [version] = found.with_rows
-        return self._tables.query(self.describe(name, version), self._rows_sql(batch, name, version), found.truncated)
+        return self._net_sql(batch, self.describe(name, version), version, found)
+
+    def _net_sql(self, batch: Batch, table: ReplicaTable, version: int, found: _TableChanges) -> str:
+        """The SELECT of a table's changes at one version of its columns, after the last TRUNCATE."""
+        log_rows = self._rows_sql(batch, table.name, version)
+        return netted_sql(table, log_rows, found.truncated, whole=self._tables.needs_whole(table))
 
     def _rows_sql(self, batch: Batch, name: str, version: int) -> str:
         """The SELECT of a table's log rows of one version."""

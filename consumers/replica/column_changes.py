@@ -8,7 +8,7 @@ somebody has changed in the target already is left as it is.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import psycopg
@@ -37,21 +37,29 @@ select a.attname::text, format_type(a.atttypid, a.atttypmod) from pg_attribute a
 
 @dataclass(frozen=True, slots=True)
 class SourceColumns:
-    """The columns of a captured table at one version: by their numbers the names, and the types with length."""
+    """The columns of a table of the source at one version: by their numbers the names, and the types with length.
+
+    `mark`: what else shows changes of a table that a slot feeds; empty for captured tables.
+    """
 
     version: int
     columns: dict[int, tuple[str, str]]
+    mark: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def stored(cls, stored: dict[str, Any]) -> Self:
         """Columns as to_store() gave them."""
-        return cls(stored["version"], {number: (name, kind) for number, name, kind in stored["columns"]})
+        columns = {number: (name, kind) for number, name, kind in stored["columns"]}
+        return cls(stored["version"], columns, stored.get("mark", {}))
+
+    def unmarked(self) -> Self:
+        """The same columns, of a table that is to be copied again."""
+        return replace(self, mark={"stale": "yes"})
 
     def to_store(self) -> Jsonb:
         """The columns as a JSON value."""
-        return Jsonb(
-            {"version": self.version, "columns": [(number, *column) for number, column in self.columns.items()]}
-        )
+        columns = [(number, *column) for number, column in self.columns.items()]
+        return Jsonb({"version": self.version, "columns": columns} | ({"mark": self.mark} if self.mark else {}))
 
 
 def source_columns(source: Connection[Any], queue: str, table: str, version: int | None = None) -> SourceColumns:

@@ -14,10 +14,10 @@ from gdq.consumers.replica.changes import make_stage, release_stage
 from gdq.consumers.replica.column_changes import SourceColumns
 from gdq.consumers.replica.dead_letters import DeadLetters, ReplicaDeadLetter
 from gdq.consumers.replica.refusal import Refused, RowsLackingError, apply_in_parts, refuses_rows
+from gdq.consumers.replica.sessions import apply_settings
 from gdq.consumers.replica.state import check_replica
 from gdq.consumers.replica.table import ReplicaTable, SourceColumn, match_target, suppress_triggers
 from gdq.consumers.replica.table_apply import apply_staged
-from gdq.consumers.replica.table_copy import apply_settings
 from gdq.qualified_sql import qualified
 from gdq.source import Position
 

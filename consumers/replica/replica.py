@@ -17,26 +17,23 @@ from psycopg import Connection
 
 import gdq
 from gdq.call import call, scalar
-from gdq.conninfo import connect, is_pooled
 from gdq.consumer import Consumer, ConsumerInfo, consumer_info, register_consumer, seek, unregister_consumer
 from gdq.consumers.replica.batch_apply import BatchApplier, CopyAgain
 from gdq.consumers.replica.pause import PauseWatch
 from gdq.consumers.replica.policy import OnError, Policies
-from gdq.consumers.replica.state import ReplicaState
+from gdq.consumers.replica.sessions import check_databases, open_sessions
+from gdq.consumers.replica.state import SLOT, ReplicaState
 from gdq.consumers.replica.table import suppress_triggers
-from gdq.consumers.replica.table_copy import apply_settings, copy_tables
+from gdq.consumers.replica.table_copy import copy_tables
 from gdq.consumers.replica.writing_side import refuse_source
 from gdq.errors import GdqError, ResyncRequired, TruncatedPosition
 from gdq.queue import check_tables, table_info
+from gdq.source import Position
 from gdq.table_copy import resynced
 from gdq.typed.batch_rows import may_read_logs
 
 # A batch joins the changes of many ticks: a row that was changed several times is written once.
 MAX_EVENTS = 500_000
-
-_SAME_DATABASE = """
-select c.system_identifier::text, (select d.oid from pg_database d where d.datname = current_database())
-  from pg_control_system() c"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +87,8 @@ class Replica:
         self._tell = tell
         policies = Policies.parse(on_conflict, on_error)
         with ExitStack() as stack:
-            self.source = stack.enter_context(connect(source, application_name=f"gdq:{queue}/{name}", autocommit=True))
-            there = stack.enter_context(connect(target, application_name=f"gdq:{queue}/{name}", autocommit=True))
+            self.source, there = open_sessions(stack, source, target, f"gdq:{queue}/{name}")
             self.state = ReplicaState(there, queue, name)
-            for connection in (self.source, there):
-                if is_pooled(connection):
-                    raise GdqError(
-                        "a replica needs sessions of its own", hint="Connect to the servers, past the pooler."
-                    )
-                apply_settings(connection)
             self._applier = BatchApplier(self.source, self.state, policies, may_suppress=suppress_triggers(there))
             stack.callback(self._applier.close)
             self._stack = stack.pop_all()
@@ -161,11 +151,12 @@ class Replica:
             raise GdqError(
                 "this role may not read the logs of changes", hint="Connect as the owner of gdq, or grant gdq_admin."
             )
-        if database_identity(self.source) == database_identity(self.state.connection):
-            raise GdqError("source and target are the same database", hint="--to names the target.")
+        check_databases(self.source, self.state.connection)
         refuse_source(self.state.connection, self.queue, self.name)
         check_tables(self.source, self.queue)
         self.state.load()
+        if self.state.position is not None and Position.parse(self.state.position).kind == SLOT:
+            raise GdqError(f'replica "{self.name}" is fed by a slot, not by the queue', hint="Give --source slot.")
         registered = any(info.consumer_name == self.name for info in consumer_info(self.source, self.queue))
         if self.state.position is None or (not registered and not self.state.tables):
             self._register()
@@ -269,11 +260,6 @@ class Replica:
                     applied.dead_letters,
                     round(time.monotonic() - started, 3),
                 )
-
-
-def database_identity(connection: Connection[Any]) -> Any:
-    """What no two databases share: the server's identifier and the database's number."""
-    return connection.execute(_SAME_DATABASE).fetchone()
 
 
 def _snapshot(source: Connection[Any]) -> str:

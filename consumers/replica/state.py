@@ -66,24 +66,36 @@ create table if not exists gdq_target.replica_dead_letter (
   died_at         pg_catalog.timestamptz not null default pg_catalog.now()
 )"""
 
+# A number of bytes, as an LSN is.
+_LOGGED = qualified("""
+    select ((case when pg_catalog.pg_is_in_recovery() then pg_catalog.pg_last_wal_replay_lsn()
+                  else pg_catalog.pg_current_wal_lsn() end) - '0/0'::pg_catalog.pg_lsn)::bigint""")
+
+# The kind of positions in a slot; the other kind is the queue.
+SLOT = "slot"
+
 _TABLES = ("replica", "replica_table", "replica_conflict", "replica_dead_letter")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ReplicaInfo(Shown):
-    """One replica of a target. `lag` and `unread_events`: of its consumer, None if the source has no such consumer.
+    """One replica of a target, which a queue or a slot feeds (`source`).
 
-    `state`: `running` while a program applies its changes, `stopped`, `paused` by gdq.pause(), or `no consumer`.
+    `lag` and `unread_events`: of its consumer, None if the source has no such consumer. If a slot feeds it, `tick` is
+    an LSN, and `lag_bytes` what the source has logged since. `state`: `running` while a program applies its changes,
+    `stopped`, `paused` by gdq.pause(), or `no consumer`.
     """
 
     replica_name: str
     queue_name: str
+    source: str
     tables: list[str]
     state: str
     tick: int
     updated_at: datetime
     lag: timedelta | None
     unread_events: int | None
+    lag_bytes: int | None
     conflicts: int
     dead_letters: int
 
@@ -256,19 +268,33 @@ def replica_info(source: Connection[Any], target: Connection[Any]) -> list[Repli
     consumers = {(info.queue_name, info.consumer_name): info for info in consumer_info(source)}
     replicas = []
     for name, queue, position, updated_at, tables, conflicts, dead_letters, connected in found:
-        info = consumers.get((queue, name))
-        lag, unread = (None, None) if info is None else (info.lag, info.unread_events)
-        tick = Position.parse(position).tick
-        state = _state(info, connected=connected)
-        replicas.append(ReplicaInfo(name, queue, tables, state, tick, updated_at, lag, unread, conflicts, dead_letters))
+        stands = Position.parse(position)
+        by_slot = stands.kind == SLOT
+        info = None if by_slot else consumers.get((queue, name))
+        replicas.append(
+            ReplicaInfo(
+                replica_name=name,
+                queue_name=queue,
+                source=stands.kind,
+                tables=tables,
+                state=_state(info, connected=connected, needs_consumer=not by_slot),
+                tick=stands.tick,
+                updated_at=updated_at,
+                lag=info.lag if info else None,
+                unread_events=info.unread_events if info else None,
+                lag_bytes=scalar(source, _LOGGED) - stands.tick if by_slot else None,
+                conflicts=conflicts,
+                dead_letters=dead_letters,
+            )
+        )
     return replicas
 
 
-def _state(consumer: ConsumerInfo | None, *, connected: bool) -> str:
+def _state(consumer: ConsumerInfo | None, *, connected: bool, needs_consumer: bool) -> str:
     """The state of a replica, by its consumer and by whether a program of its name is connected to the target."""
-    if consumer is None:
+    if consumer is None and needs_consumer:
         return "no consumer"
-    if consumer.paused:
+    if consumer is not None and consumer.paused:
         return "paused"
     return "running" if connected else "stopped"
 
@@ -315,9 +341,21 @@ def stored_position(
     row = _read(target, query, table, name, queue)
     if row is None:
         raise _no_replica(name, queue)
+    if Position.parse(row[0]).kind == SLOT:
+        raise GdqError(
+            f'replica "{name}" is fed by a slot, which has no log of changes to compare it by',
+            hint="Compare the two databases: leave QUEUE and REPLICA out, and name the tables by --tables.",
+        )
     if row[1] is None:
         raise GdqError(f'replica "{name}" has not copied table {table} yet', hint=f"gdq replicate {queue} {name} ...")
     return StoredPosition(*row)
+
+
+def is_fed_by_slot(target: Connection[Any], name: str) -> bool:
+    """True if a target holds a replica of this name that a logical slot feeds."""
+    check_own_tables(target, "replica")
+    found = _read(target, qualified("select position from gdq_target.replica where name = %s"), name)
+    return found is not None and Position.parse(found[0]).kind == SLOT
 
 
 def replica_tables(target: Connection[Any], queue: str, name: str) -> list[str]:

@@ -10,14 +10,11 @@ from typing import Any
 import psycopg
 from psycopg import Connection
 
-from gdq.consumers.replica.change_reader import ChangeReader
 from gdq.consumers.replica.changes import (
     STAGE,
     Applied,
-    netted_sql,
     release_stage,
     replace_rows,
-    stage_changes,
     update_rows,
 )
 from gdq.consumers.replica.conflicts import settle_conflicts, settle_differing
@@ -33,26 +30,25 @@ class TableApplier:
     """Applies the changes of a replica's tables: `policies` answer conflicts and refusals, which the target notes."""
 
     replica: str
-    reader: ChangeReader
     target: Connection[Any]
     policies: Policies
     letters: DeadLetters
 
-    def apply(self, table: ReplicaTable, log_rows: str, truncated: int | None, tick: int) -> Applied:
+    def apply(self, table: ReplicaTable, stage: Callable[[], bool], tick: int) -> Applied:
         """Bring a table's changes of the batch that ends with a tick into the open transaction of the target.
 
-        `truncated`: the number of the last TRUNCATE, which has been applied; earlier changes are left out. GdqError if
+        `stage()` makes the staging table and fills it with the net change; True if the stage tells pairs. GdqError if
         the target refuses a row and rows do not become dead letters.
         """
         answers = self.answers(table)
-        stage_changes(self.reader, self.target, table, self.query(table, log_rows, truncated), paired=True)
+        paired = stage()
         met = self.letters.meet_stage(table)
         conflicts = settle_differing(self.target, table, answers, self.replica, tick)
         applied, refused = None, list[Refused]()
         while applied is None:
             try:
                 # dead letters and conflicts edit the stage
-                applied = apply_staged(self.target, table, paired=not met and not conflicts)
+                applied = apply_staged(self.target, table, paired=paired and not met and not conflicts)
             except (psycopg.Error, RowsLackingError) as error:
                 if not refuses_rows(error):
                     raise
@@ -67,10 +63,9 @@ class TableApplier:
         release_stage(self.target, table)
         return replace(applied, conflicts=conflicts, dead_letters=len(refused))
 
-    def query(self, table: ReplicaTable, log_rows: str, truncated: int | None) -> str:
-        """The SELECT of the changes that apply() brings: of a row that went whole only if conflicts ask for it."""
-        whole = any(kind in self.answers(table) for kind in DIFFERING)
-        return netted_sql(table, log_rows, truncated, whole=whole)
+    def needs_whole(self, table: ReplicaTable) -> bool:
+        """True if conflicts ask for all columns of rows that went."""
+        return any(kind in self.answers(table) for kind in DIFFERING)
 
     def answers(self, table: ReplicaTable) -> dict[Kind, Answer]:
         """What is done about conflicts in a table; GdqError if a column that decides is missing."""

@@ -11,13 +11,13 @@ from gdq.conninfo import connect, conninfo_of
 from gdq.consumers.copy.pieces import CopyChoice, describe_source_table
 from gdq.consumers.replica.changes import empty_table
 from gdq.consumers.replica.column_changes import change_columns, source_columns
+from gdq.consumers.replica.sessions import apply_settings
 from gdq.consumers.replica.state import ReplicaState
 from gdq.consumers.replica.table import ReplicaTable
 from gdq.consumers.views.row_copy import CopyForm, copy_rows
 from gdq.consumers.views.snapshot_holder import hold_snapshot
 from gdq.errors import GdqError
 from gdq.sql_text import raw
-from gdq.typed.pgtypes import READ_SETTINGS
 
 
 def copy_tables(
@@ -43,23 +43,18 @@ def copy_tables(
         with hold_snapshot(reader, state.queue, tables) as holder:
             for name in tables:
                 with state.connection.transaction():
-                    _make_room(state, name, overwrite=overwrite)
+                    make_room(state, name, overwrite=overwrite)
                     columns = source_columns(source, state.queue, name)
                     if name in state.tables:
                         change_columns(source, state.connection, name, state.tables[name].columns, columns)
-                    copied = _copy(holder.connection, state.connection, describe(name))
+                    copied = copy_table(holder.connection, state.connection, describe(name))
                     state.copied(name, holder.snapshot, columns)
                 state.connection.execute(raw(f"analyze {name}"))
                 tell(f"copied {name}: {copied} rows")
 
 
-def apply_settings(connection: Connection[Any]) -> None:
-    """Give a session the settings under which values are written and read as the same text everywhere."""
-    for name, value in READ_SETTINGS.items():
-        connection.execute("select pg_catalog.set_config(%s, %s, false)", [name, value])
-
-
-def _make_room(state: ReplicaState, table: str, *, overwrite: bool) -> None:
+def make_room(state: ReplicaState, table: str, *, overwrite: bool) -> None:
+    """Empty a table of the target for its copy; GdqError if it has rows that this replica has not copied."""
     known = table in state.tables or overwrite
     if not known and state.connection.execute(raw(f"select from {table} limit 1")).rowcount:
         raise GdqError(
@@ -68,7 +63,7 @@ def _make_room(state: ReplicaState, table: str, *, overwrite: bool) -> None:
     empty_table(state.connection, table)
 
 
-def _copy(reader: Connection[Any], target: Connection[Any], table: ReplicaTable) -> int:
+def copy_table(reader: Connection[Any], target: Connection[Any], table: ReplicaTable) -> int:
     """Copy all rows; returns their number."""
     # a partitioned table's rows are in its partitions; those of inheritance children belong to the children
     only = f"(select {table.column_list} from {{}}{table.name})"

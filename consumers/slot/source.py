@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 
 _WAIT_SECONDS = 0.5
 _PUBLICATION_SECONDS = 10.0
+_PASSED_SECONDS = 10.0
 _FLUSH_SECONDS = 0.01
 
 # The lock: CREATE IF NOT EXISTS may fail if another session creates the same.
@@ -66,6 +67,8 @@ _MOVE = qualified("""
      where pg_catalog.set_config('synchronous_commit', 'local', true) is not null
     on conflict (slot_name) do update set lsn = excluded.lsn, updated_at = pg_catalog.now()
      where p.lsn = %s::pg_catalog.pg_lsn""")
+_NOTE = qualified("""
+    insert into gdq_target.slot_position (slot_name, lsn) values (%s, %s::pg_catalog.pg_lsn) on conflict do nothing""")
 _SLOT = qualified("""
     select coalesce(s.wal_status = 'lost', false), pg_catalog.to_jsonb(s) ->> 'invalidation_reason'
       from pg_catalog.pg_replication_slots s
@@ -86,7 +89,7 @@ class SlotBatch:
 
     def __init__(self, source: SlotSource, transactions: Sequence[SlotTransaction], transaction: ExitStack) -> None:
         self._source = source
-        self._transactions = transactions
+        self.transactions = transactions
         self._transaction = transaction
         self.lsn = transactions[-1].end_lsn
         self.finished = False
@@ -99,7 +102,7 @@ class SlotBatch:
     @property
     def size(self) -> int:
         """Number of changes in the batch."""
-        return sum(one.rows for one in self._transactions)
+        return sum(one.rows for one in self.transactions)
 
     def tables(self) -> list[str]:
         """The tables that have rows in the batch, as `%I.%I`."""
@@ -107,7 +110,7 @@ class SlotBatch:
 
     def events(self) -> Iterator[Event]:
         """All changes, streamed: transactions in commit order, the changes of each in their own order."""
-        for one in self._transactions:
+        for one in self.transactions:
             yield from slot_events(one, self._source.catalog)
 
     @extra_named()
@@ -117,7 +120,7 @@ class SlotBatch:
         An `old_` column is NULL if the replica identity gives no old value, a `new_` column for a large value that an
         update left unchanged. GdqError if a column changed its type within the batch.
         """
-        return SlotRows(self._transactions, self._source.catalog, table, unsupported, as_text).arrow()
+        return SlotRows(self.transactions, self._source.catalog, table, unsupported, as_text).arrow()
 
     @extra_named()
     def arrow_batches(
@@ -126,7 +129,7 @@ class SlotBatch:
         """As arrow(), streamed."""
         import pyarrow as pa  # noqa: F401, PLC0415 (missed here, not at the first row)
 
-        return SlotRows(self._transactions, self._source.catalog, table, unsupported, as_text).batches()
+        return SlotRows(self.transactions, self._source.catalog, table, unsupported, as_text).batches()
 
     @extra_named()
     def delta(self, table: str, *, unsupported: OnUnsupported = "error", as_text: Collection[str] = ()) -> pa.Table:
@@ -134,7 +137,7 @@ class SlotBatch:
 
         GdqError without REPLICA IDENTITY FULL, ResyncRequired after a TRUNCATE.
         """
-        return SlotRows(self._transactions, self._source.catalog, table, unsupported, as_text).delta()
+        return SlotRows(self.transactions, self._source.catalog, table, unsupported, as_text).delta()
 
     def commit(self) -> None:
         """Commit the new position together with everything written in the batch's transaction."""
@@ -144,7 +147,7 @@ class SlotBatch:
         self._transaction.close()
         self.finished = True
         self._source.stored = self.lsn
-        self._source.committed(self._transactions)
+        self._source.committed(self.transactions)
 
 
 class SlotSource:
@@ -160,6 +163,9 @@ class SlotSource:
     `max_events`: transactions are joined into batches of at most this many changes; none is ever divided.
     `wait_seconds`: how long to wait for another reader to leave the slot (the server notices a killed one late);
     `pause(seconds)` sleeps meanwhile, and returns True to stop waiting.
+    `position`: the caller keeps the position itself and stands at this LSN, so that a batch is no transaction of
+    `connection`, where only a note says that the slot has a reader. `passed(lsn)` is then called for log without
+    changes, about every ten seconds and at the end: it stores the LSN before it returns.
     `narrowed`: the parts of its tables and operations that the publication does not send; checked every 10 s, a change
     is logged as a warning.
 
@@ -176,8 +182,14 @@ class SlotSource:
         max_events: int = MAX_EVENTS,
         wait_seconds: float = REPLICATION_WAIT_SECONDS,
         pause: Callable[[float], bool] | None = None,
+        position: int | None = None,
+        passed: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.slot = slot_name(queue, consumer)
+        self._given = position
+        self._keeps_position = position is None
+        self._passed = passed
+        self._passed_at = time.monotonic()
         self._publication = publication_name(queue)
         self.narrowed: list[str] = []
         self._looked_at = float("-inf")
@@ -234,11 +246,13 @@ class SlotSource:
             self._look()
             ready = self._gather(goal, None if timeout is None else waiting_since + timeout, stop)
             if not ready:
+                self._tell_passed()
                 return
             with ExitStack() as kept, ExitStack() as transaction:
                 for one in ready:
                     kept.callback(one.close)
-                transaction.enter_context(self.connection.transaction())
+                if self._keeps_position:
+                    transaction.enter_context(self.connection.transaction())
                 batch = SlotBatch(self, ready, transaction)
                 yield batch
                 batch.commit()
@@ -246,6 +260,8 @@ class SlotSource:
 
     def move(self, lsn: int) -> None:
         """Store the position in the open transaction; GdqError if another reader has moved it."""
+        if not self._keeps_position:
+            return
         moved = self.connection.execute(_MOVE, [self.slot, lsn_text(lsn), lsn_text(self.stored)])
         if moved.rowcount != 1:
             raise GdqError(
@@ -267,7 +283,7 @@ class SlotSource:
             elif isinstance(message, ReplicationKeepalive):
                 self._sent = max(self._sent, message.lsn)
                 if not self._ready and self._assembly.empty:
-                    self._replication.seen(self._assembly.confirmable(message.lsn))
+                    self._saw(self._assembly.confirmable(message.lsn))
                 if not self._ready:
                     self._look()  # on a busy server there is never a moment without a message
             elif self._ready:
@@ -278,6 +294,22 @@ class SlotSource:
                 break
         taken, self._ready = self._ready, []
         return taken
+
+    def _saw(self, lsn: int) -> None:
+        """Note log without changes, which the server may forget."""
+        if self._keeps_position:
+            self._replication.seen(lsn)
+        elif time.monotonic() - self._passed_at >= _PASSED_SECONDS:
+            self._tell_passed()
+
+    def _tell_passed(self) -> None:
+        """Have the keeper of the position store it behind log without changes, then confirm that to the server."""
+        self._passed_at = time.monotonic()
+        lsn = self._assembly.confirmable(self._sent)
+        if not self._keeps_position and self._assembly.empty and lsn > self.stored:
+            self._passed(lsn)
+            self.stored = lsn
+            self._replication.confirm(lsn)
 
     def _took(self, committed: SlotTransaction | None) -> int:
         """Keep a transaction for the next batch unless it was applied before; returns the number of its changes."""
@@ -317,12 +349,7 @@ class SlotSource:
     def _begin(self) -> None:
         """Create the table of positions if missing, and check that the slot can be read."""
         check_primary(self.connection, "a reader of a slot")
-        if (
-            scalar(self.connection, qualified("select pg_catalog.to_regclass('gdq_target.slot_position')::text"))
-            is None
-        ):
-            self.connection.execute(_POSITION_TABLE)
-        check_own_tables(self.connection, "slot_position", in_source=True)
+        self._make_position_table()
         self.system = str(scalar(self.connection, "select system_identifier from pg_catalog.pg_control_system()"))
         slot = self.connection.execute(_SLOT, [self.slot]).fetchone()
         if slot is None:
@@ -330,7 +357,16 @@ class SlotSource:
         if slot[0]:
             raise lost_slot_error(self.slot, slot[1])
         self._position()
+        if self._given is not None:
+            # a note that the slot has a reader, for gdq doctor
+            self.connection.execute(_NOTE, [self.slot, lsn_text(self._given)])
         self._look()
+
+    def _make_position_table(self) -> None:
+        made = qualified("select pg_catalog.to_regclass('gdq_target.slot_position')::text")
+        if scalar(self.connection, made) is None:
+            self.connection.execute(_POSITION_TABLE)
+        check_own_tables(self.connection, "slot_position", in_source=True)
 
     def _written(self) -> int:
         """The LSN up to which the log holds all that is committed now.
@@ -348,14 +384,13 @@ class SlotSource:
         return lsn_number(scalar(self.connection, qualified("select pg_catalog.pg_current_wal_flush_lsn()::text")))
 
     def _position(self) -> int:
-        """The stored position of this slot; 0 if there is none."""
+        """The position, 0 if there is none yet; GdqError if the server has not written so far."""
         query = qualified("select lsn::text from gdq_target.slot_position where slot_name = %s")
-        stored = scalar(self.connection, query, self.slot)
-        if stored and scalar(
-            self.connection, qualified("select %s::pg_catalog.pg_lsn > pg_catalog.pg_current_wal_lsn()"), stored
-        ):
+        kept = scalar(self.connection, query, self.slot) if self._given is None else lsn_text(self._given)
+        written = qualified("select %s::pg_catalog.pg_lsn <= pg_catalog.pg_current_wal_lsn()")
+        if kept and not scalar(self.connection, written, kept):
             raise GdqError(
-                f"slot {self.slot} was read to {stored}, which this server has not written yet: diverged",
+                f"slot {self.slot} was read to {kept}, which this server has not written yet: diverged",
                 hint="The server lost the end of its log, or is another. Create the slot again and load the tables.",
             )
-        return lsn_number(stored) if stored else 0
+        return lsn_number(kept) if kept else 0

@@ -12,7 +12,7 @@ from psycopg.rows import namedtuple_row
 
 from gdq.conninfo import connect, is_pooled
 from gdq.consumer import ConsumerInfo, consumer_info
-from gdq.consumers.replica.replica import database_identity
+from gdq.consumers.replica.sessions import database_identity
 from gdq.errors import GdqError
 from gdq.queue import table_info
 from gdq.sql_text import pin_session

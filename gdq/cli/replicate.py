@@ -17,7 +17,9 @@ from gdq.cli.terminal import printable
 from gdq.conninfo import connect
 from gdq.consumers.replica.policy import OnError
 from gdq.consumers.replica.replica import AppliedBatch, Replica
-from gdq.consumers.replica.state import ConflictInfo, ReplicaInfo, conflict_info, replica_info
+from gdq.consumers.replica.slot.slot_replica import SlotReplica
+from gdq.consumers.replica.state import ConflictInfo, ReplicaInfo, conflict_info, is_fed_by_slot, replica_info
+from gdq.consumers.slot.replication import lsn_text
 from gdq.json_text import json_text
 
 _BATCH_COLUMNS = (
@@ -65,7 +67,20 @@ def to_option(command: CommandFunction) -> CommandFunction:
 @queue_command("replicate")
 @click.argument("name")
 @to_option
-@click.option("--tables", metavar="T1,T2", help="At the first start: only these captured tables. Default: all.")
+@click.option(
+    "--source",
+    type=click.Choice(["queue", "slot"]),
+    default="queue",
+    show_default=True,
+    help="slot: read the changes from the replica's logical slot (gdq create-slot QUEUE NAME TABLES).",
+)
+@base.slot_wait_option
+@click.option(
+    "--tables",
+    metavar="T1,T2",
+    help="At the first start: only these captured tables. With --source slot, at each start: only these published "
+    "tables. Default: all.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace the rows that a target table has before its first copy.")
 @click.option("--copy-again", metavar="T1,T2", help="Replace the copies of these tables.")
 @click.option(
@@ -89,6 +104,8 @@ def replicate_command(
     name: str,
     *,
     target: str,
+    source: str,
+    slot_wait: float,
     tables: str | None,
     overwrite: bool,
     copy_again: str | None,
@@ -104,7 +121,7 @@ def replicate_command(
     Example: gdq replicate shop mirror --to postgresql://host/copy --follow
     """
     start = partial(
-        Replica,
+        partial(SlotReplica, slot_wait=slot_wait) if source == "slot" else Replica,
         dsn,
         target,
         queue,
@@ -118,7 +135,7 @@ def replicate_command(
     )
     stop = base.StopSignals()
 
-    def connected() -> Replica:
+    def connected() -> Replica | SlotReplica:
         with stop.nothing_at_hand():
             return start()
 
@@ -130,14 +147,14 @@ def replicate_command(
     print_rows(applied, AppliedBatch, _BATCH_COLUMNS, shape)
 
 
-def _follow(stop: base.StopSignals, start: Callable[[], Replica], *, as_json: bool) -> None:
+def _follow(stop: base.StopSignals, start: Callable[[], Replica | SlotReplica], *, as_json: bool) -> None:
     """Apply changes until a signal comes; a lost connection is made again, but for the first."""
     replica = start()
     while True:
         try:
             with replica:
                 for batch in replica.run(once=False, stop=stop):
-                    _report(batch, as_json=as_json)
+                    _report(batch, as_json=as_json, has_lsn=isinstance(replica, SlotReplica))
             return
         except psycopg.OperationalError as error:
             base.command_failure(error).show()
@@ -151,14 +168,15 @@ def _follow(stop: base.StopSignals, start: Callable[[], Replica], *, as_json: bo
             break
 
 
-def _report(batch: AppliedBatch, *, as_json: bool) -> None:
+def _report(batch: AppliedBatch, *, as_json: bool, has_lsn: bool) -> None:
     if as_json:
         click.echo(json_text(dataclasses.asdict(batch)))
     else:
         rows = f"{batch.inserted} inserted, {batch.updated} updated, {batch.deleted} deleted"
         rows += f", {batch.conflicts} conflicts" if batch.conflicts else ""
         rows += f", {batch.dead_letters} dead letters" if batch.dead_letters else ""
-        click.echo(printable(f"{batch.replica_name}: tick {batch.tick}, {rows} in {batch.seconds:.2f} s"))
+        place = f"LSN {lsn_text(batch.tick)}" if has_lsn else f"tick {batch.tick}"
+        click.echo(printable(f"{batch.replica_name}: {place}, {rows} in {batch.seconds:.2f} s"))
 
 
 @click.command("replicas")
@@ -166,7 +184,7 @@ def _report(batch: AppliedBatch, *, as_json: bool) -> None:
 @listing_options
 @base.dsn_option
 def replicas_command(target: str, shape: Shape, dsn: str | None) -> None:
-    """List the replicas that a target holds, with their lag in time and events."""
+    """List the replicas that a target holds, with their lag: in time and events, of a slot in bytes."""
     with base.command_session(dsn) as source, connect(target) as there:
         found = replica_info(source, there)
     print_rows(found, ReplicaInfo, _REPLICA_COLUMNS, shape)
@@ -191,7 +209,9 @@ def replica_conflicts_command(name: str | None, *, target: str, shape: Shape) ->
 @to_option
 @base.dsn_option
 def drop_replica_command(queue: str, name: str, *, target: str, dsn: str | None) -> None:
-    """Delete a replica's consumer and position. The tables of the target stay."""
-    with Replica(dsn, target, queue, name) as replica:
+    """Delete a replica's consumer, or its slot, and its position. The tables of the target stay."""
+    with connect(target) as there:
+        by_slot = is_fed_by_slot(there, name)
+    with (SlotReplica if by_slot else Replica)(dsn, target, queue, name) as replica:
         known = replica.drop()
     base.talk(f"dropped replica {name} of {queue}" if known else f"already gone: replica {name} of {queue}")

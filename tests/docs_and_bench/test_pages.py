@@ -147,16 +147,21 @@ def test_slot_or_queue(empty_db: Database, tmp_path: Path) -> None:
 
 def test_replicas(empty_db: Database, tmp_path: Path) -> None:
     _open_shop(empty_db)
+    targets = ("copy", "copy2")
     with empty_db.connect("su") as su:
-        su.execute("drop database if exists copy with (force)")
+        for target in targets:
+            su.execute(f"drop database if exists {target} with (force)".encode())
         try:
             printed = run_page("docs/replicas.md", empty_db, tmp_path, PROGRAMS)
         finally:
-            su.execute("drop database if exists copy with (force)")
-    replicated, compared = printed[1], printed[-1]
+            for target in targets:
+                su.execute(f"drop database if exists {target} with (force)".encode())
+        assert su.execute("select from pg_replication_slots where database = current_database()").fetchall() == []
+    replicated, compared, by_slot = printed[1], printed[-2], printed[-1]
     assert "20 | Zoe" in replicated
     assert "public.orders" in replicated
     assert "public.orders" in compared
+    assert "mirror2" in by_slot
 
 
 def test_switchover(empty_db: Database, tmp_path: Path) -> None:

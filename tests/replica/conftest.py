@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import psycopg
 import pytest
 
+from gdq.consumers.slot.slot import create_slot, drop_slot, slot_info
 from tests.support.programs import gdq
 from tests.support.server import Database
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Source and target of a replica named mirror, of the queue shop."""
+    """Source and target of a replica named mirror, which the queue shop feeds, or a slot."""
 
     source: Database
     target: Database
+    fed_by: Literal["queue", "slot"] = "queue"
 
     def make(self, table: str) -> None:
         """Run a CREATE TABLE on both sides."""
@@ -38,13 +42,27 @@ class Pair:
                 connection.execute(statement.encode())
 
     def capture(self, *tables: str) -> None:
-        for table in tables:
-            self.run(f"select gdq.add_table('shop', '{table}')")
+        """Capture tables, or publish them; the slot is made with the first ones."""
+        if self.fed_by == "queue":
+            for table in tables:
+                self.run(f"select gdq.add_table('shop', '{table}')")
+            return
+        with self.source.connect("su") as su:
+            if slot_info(su):
+                su.execute(f"alter publication gdq_shop add table {', '.join(tables)}".encode())
+            else:
+                create_slot(su, "shop", "mirror", tables)
 
     def replicate(self, *options: str, role: str = "su") -> subprocess.CompletedProcess[str]:
         """Run `gdq replicate` up to now."""
         to = self.target.su_dsn if role == "su" else self.target.dsn
-        return gdq("replicate", "shop", "mirror", "--to", to, *options, dsn=self.source.dsn)
+        given = ("replicate", "shop", "mirror", "--to", to, "--source", self.fed_by, *options)
+        return gdq(*given, dsn=self.reader_dsn)
+
+    @property
+    def reader_dsn(self) -> str:
+        """The source for a role that may read what feeds the replica."""
+        return self.source.dsn if self.fed_by == "queue" else self.source.su_dsn
 
     def apply(self, *options: str) -> subprocess.CompletedProcess[str]:
         """As replicate(), which must succeed."""
@@ -67,6 +85,16 @@ def pair(db: Database, empty_db: Database) -> Pair:
     pair = Pair(db, empty_db)
     pair.run("select gdq.create_queue('shop')")
     return pair
+
+
+@pytest.fixture(params=["queue", "slot"])
+def fed(request: pytest.FixtureRequest, pair: Pair) -> Iterator[Pair]:
+    """A pair whose replica the queue feeds, and one that a slot feeds."""
+    yield replace(pair, fed_by=request.param)
+    if request.param == "slot":
+        with pair.source.connect("su") as su:
+            drop_slot(su, "shop", "mirror")
+            assert slot_info(su) == []
 
 
 def count(connection: psycopg.Connection[tuple[object, ...]], query: str) -> object:

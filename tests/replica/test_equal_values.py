@@ -9,30 +9,30 @@ from tests.replica.conftest import Pair
 
 
 @pytest.mark.server
-def test_equal_is_not_the_same(pair: Pair) -> None:
-    pair.make("create table price (id numeric primary key, n numeric, f double precision, j json)")
-    pair.capture("price")
-    pair.run("insert into price values (1.0, 1.0, 0, '{}'), (2, 5, 5, '[]')")
-    pair.apply()
-    pair.same("price")
-    pair.run("update price set n = 1.00, f = '-0', j = '{ }' where id = 1", "update price set id = 2.0 where id = 2")
-    pair.apply()
-    pair.same("price")
+def test_equal_is_not_the_same(fed: Pair) -> None:
+    fed.make("create table price (id numeric primary key, n numeric, f double precision, j json)")
+    fed.capture("price")
+    fed.run("insert into price values (1.0, 1.0, 0, '{}'), (2, 5, 5, '[]')")
+    fed.apply()
+    fed.same("price")
+    fed.run("update price set n = 1.00, f = '-0', j = '{ }' where id = 1", "update price set id = 2.0 where id = 2")
+    fed.apply()
+    fed.same("price")
 
 
 @pytest.mark.server
-def test_a_collation_that_takes_two_texts_for_one(pair: Pair) -> None:
+def test_a_collation_that_takes_two_texts_for_one(fed: Pair) -> None:
     try:
-        pair.make("create collation fold (provider = icu, locale = 'und-u-ks-level2', deterministic = false)")
+        fed.make("create collation fold (provider = icu, locale = 'und-u-ks-level2', deterministic = false)")
     except psycopg.errors.FeatureNotSupported:
         pytest.skip("this PostgreSQL has no ICU")
-    pair.make("create table word (word text collate fold primary key, note text collate fold)")
-    pair.capture("word")
-    pair.run("insert into word values ('a', 'b'), ('c', 'd')")
-    pair.apply()
-    pair.run("update word set note = 'B' where word = 'a'", "update word set word = 'C' where word = 'c'")
-    pair.apply()
-    pair.same("word")
+    fed.make("create table word (word text collate fold primary key, note text collate fold)")
+    fed.capture("word")
+    fed.run("insert into word values ('a', 'b'), ('c', 'd')")
+    fed.apply()
+    fed.run("update word set note = 'B' where word = 'a'", "update word set word = 'C' where word = 'c'")
+    fed.apply()
+    fed.same("word")
 
 
 def test_a_key_that_stays_equal_keeps_its_row(pair: Pair) -> None:

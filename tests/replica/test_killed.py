@@ -20,22 +20,28 @@ insert into item select 100 + i, i, i from generate_series(%(n)s, %(n)s + 4) i
     on conflict (id) do update set n = item.n + 1;
 update item set n = n + 1, place = -place - 1 where id %% 7 = %(n)s %% 7;
 delete from item where id %% 11 = %(n)s %% 11;
-update detail set n = n + 1 where id %% 3 = %(n)s %% 3"""
+update detail set n = n + 1 where id %% %(part)s = %(n)s %% %(part)s"""
 
 _SESSIONS = """
 select pg_terminate_backend(pid) from pg_stat_activity
- where datname = current_database() and application_name like 'gdq:shop/mirror%'"""
+ where datname = current_database() and application_name like any ('{gdq:shop/mirror%,gdq:slot gdq_shop_mirror%}')"""
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_killed_at_random(pair: Pair, seed: int) -> None:
-    chance = random.Random(seed)
+@pytest.mark.parametrize(
+    ("fed", "seed"),
+    [("queue", 1), pytest.param("queue", 2, marks=pytest.mark.long), ("slot", 3)],
+    indirect=["fed"],
+)
+def test_killed_at_random(fed: Pair, seed: int) -> None:
+    pair, chance = fed, random.Random(seed)
     pair.make("create table item (id int primary key, place int, n int)")
     pair.make("create table detail (id int primary key, n int)")
     pair.run("insert into item select i, i, i from generate_series(1, 500) i")
     pair.run("insert into detail select i, i from generate_series(1, 20000) i")
     pair.capture("item", "detail")
     done = threading.Event()
+    # a slot's reader is slower than a writer without triggers
+    part = 3 if pair.fed_by == "queue" else 200
 
     def write() -> None:
         number = 0
@@ -44,16 +50,15 @@ def test_killed_at_random(pair: Pair, seed: int) -> None:
                 number += 1
                 if number % 40 == 0:
                     connection.execute("truncate item")
-                for statement in (_CHANGE % {"n": number}).split(";"):
+                for statement in (_CHANGE % {"n": number, "part": part}).split(";"):
                     connection.execute(statement.encode())
 
     writer = threading.Thread(target=write)
     writer.start()
     try:
         for _ in range(3):
-            follower = start_gdq(
-                "replicate", "shop", "mirror", "--to", pair.target.su_dsn, "--follow", dsn=pair.source.dsn
-            )
+            given = ("replicate", "shop", "mirror", "--to", pair.target.su_dsn, "--source", pair.fed_by, "--follow")
+            follower = start_gdq(*given, dsn=pair.reader_dsn)
             try:
                 for victim in chance.choices([pair.source, pair.target], k=4):
                     stood = _position(pair)

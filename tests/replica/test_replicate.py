@@ -38,65 +38,65 @@ def test_copy_then_changes(pair: Pair) -> None:
     assert json.loads(pair.apply("--json").stdout) == []
 
 
-def test_types_and_generated_columns(pair: Pair) -> None:
-    for place in (pair.source, pair.target):
+def test_types_and_generated_columns(fed: Pair) -> None:
+    for place in (fed.source, fed.target):
         with place.connect() as connection:
             connection.execute("create type mood as enum ('sad', 'glad')")
             connection.execute("create domain cents as int check (value >= 0)")
-    pair.make(
+    fed.make(
         """create table kinds (id numeric primary key, a mood, b cents, c char(5), d bit(4), e jsonb, f float8,
              g text[], h regclass, i bytea, j timestamptz, k interval, l varchar(3), m money, n json, o point,
              p int generated always as (id::int * 2) stored, q int generated always as identity)"""
     )
-    pair.capture("kinds")
-    pair.apply()
+    fed.capture("kinds")
+    fed.apply()
     values = """'glad', 5, 'ab', b'1010', '{"x": 1.00}', 'NaN', '{a,NULL,"b c"}', 'pg_class', '\\x00ff',
         '2026-01-01 12:00+03', '1 mon 2 days', 'xyz', '12.50', '{"b": 1}', '(1,2)'"""
-    pair.run(
+    fed.run(
         "insert into kinds (id, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o) values (1.0, " + values + ")",
         "insert into kinds (id, f) values (2, -0.0), (3, 'infinity')",
     )
-    pair.apply()
-    pair.same("kinds")
+    fed.apply()
+    fed.same("kinds")
     # equal numbers with other texts, also as the key
-    pair.run("update kinds set id = 1.00, e = '{\"x\": 1.0}' where id = 1", "update kinds set f = 0.0 where id = 2")
-    pair.apply()
-    pair.same("kinds")
+    fed.run("update kinds set id = 1.00, e = '{\"x\": 1.0}' where id = 1", "update kinds set f = 0.0 where id = 2")
+    fed.apply()
+    fed.same("kinds")
 
 
-def test_truncate_in_its_place(pair: Pair) -> None:
-    pair.make(ORDERS)
-    pair.make("create table lines (id int primary key, order_id int references orders)")
-    pair.run("insert into orders select i from generate_series(1, 5) i", "insert into lines values (1, 1)")
-    pair.capture("orders", "lines")
-    pair.apply()
-    pair.run(
+def test_truncate_in_its_place(fed: Pair) -> None:
+    fed.make(ORDERS)
+    fed.make("create table lines (id int primary key, order_id int references orders)")
+    fed.run("insert into orders select i from generate_series(1, 5) i", "insert into lines values (1, 1)")
+    fed.capture("orders", "lines")
+    fed.apply()
+    fed.run(
         "update orders set amount = 7 where id = 1",
         "truncate orders, lines",
         "insert into orders values (1, 'again', 1), (9, 'x', 2)",
         "update orders set amount = 3 where id = 9",
     )
-    pair.apply()
-    pair.same("orders", "lines")
-    pair.run("truncate orders, lines")
-    pair.apply()
-    pair.same("orders", "lines")
+    fed.apply()
+    fed.same("orders", "lines")
+    fed.run("truncate orders, lines")
+    fed.apply()
+    fed.same("orders", "lines")
 
 
-def test_another_unique_key_is_swapped(pair: Pair) -> None:
-    pair.make("create table seat (id int primary key, place int unique)")
-    pair.run("insert into seat select i, i from generate_series(1, 9) i")
-    pair.capture("seat")
-    pair.apply()
-    pair.run(
+def test_another_unique_key_is_swapped(fed: Pair) -> None:
+    fed.make("create table seat (id int primary key, place int unique)")
+    fed.run("insert into seat select i, i from generate_series(1, 9) i")
+    fed.capture("seat")
+    fed.apply()
+    fed.run(
         "update seat set place = null where id = 1",
         "update seat set place = 1 where id = 2",
         "update seat set place = 2 where id = 1",
         "delete from seat where id = 3",
         "insert into seat values (30, 3)",
     )
-    pair.apply()
-    pair.same("seat")
+    fed.apply()
+    fed.same("seat")
 
 
 def test_sequences(pair: Pair) -> None:
@@ -113,20 +113,20 @@ def test_sequences(pair: Pair) -> None:
         assert connection.execute("select last_value from number").fetchone() == (6,)
 
 
-def test_triggers_and_foreign_keys_do_not_fire(pair: Pair) -> None:
-    pair.make(ORDERS)
-    pair.make("create table lines (id int primary key, order_id int references orders on delete cascade)")
-    pair.there(
+def test_triggers_and_foreign_keys_do_not_fire(fed: Pair) -> None:
+    fed.make(ORDERS)
+    fed.make("create table lines (id int primary key, order_id int references orders on delete cascade)")
+    fed.there(
         "create function stop() returns trigger language plpgsql as $$ begin raise 'fired'; end $$",
         "create trigger t before insert or update or delete on lines execute function stop()",
     )
-    pair.capture("orders", "lines")
-    pair.apply()
-    pair.run("insert into orders values (1), (2)", "insert into lines values (1, 1), (2, 2)")
-    pair.apply()
-    pair.run("update lines set order_id = 2", "delete from orders where id = 1")
-    pair.apply()
-    pair.same("orders", "lines")
+    fed.capture("orders", "lines")
+    fed.apply()
+    fed.run("insert into orders values (1), (2)", "insert into lines values (1, 1), (2, 2)")
+    fed.apply()
+    fed.run("update lines set order_id = 2", "delete from orders where id = 1")
+    fed.apply()
+    fed.same("orders", "lines")
 
 
 def test_a_role_that_cannot_keep_triggers_from_firing(pair: Pair) -> None:
@@ -145,16 +145,16 @@ def test_a_role_that_cannot_keep_triggers_from_firing(pair: Pair) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_tables_that_come_later(pair: Pair) -> None:
-    pair.make(ORDERS)
-    pair.capture("orders")
-    pair.apply()
-    pair.make("create table later (id int primary key)")
-    pair.run("insert into later values (1)")
-    pair.capture("later")
-    pair.run("insert into later values (2)", "insert into orders values (1)")
-    pair.apply()
-    pair.same("orders", "later")
+def test_tables_that_come_later(fed: Pair) -> None:
+    fed.make(ORDERS)
+    fed.capture("orders")
+    fed.apply()
+    fed.make("create table later (id int primary key)")
+    fed.run("insert into later values (1)")
+    fed.capture("later")
+    fed.run("insert into later values (2)", "insert into orders values (1)")
+    fed.apply()
+    fed.same("orders", "later")
 
 
 @pytest.mark.parametrize(
@@ -176,31 +176,31 @@ def test_what_cannot_be_replicated(pair: Pair, table: str, options: str, there: 
     assert message in failed.stderr.splitlines()[0]
 
 
-def test_a_target_that_has_rows_is_left_alone(pair: Pair) -> None:
-    pair.make(ORDERS)
-    pair.capture("orders")
-    pair.run("insert into orders values (1)")
-    pair.there("insert into orders values (5)")
-    failed = pair.replicate()
+def test_a_target_that_has_rows_is_left_alone(fed: Pair) -> None:
+    fed.make(ORDERS)
+    fed.capture("orders")
+    fed.run("insert into orders values (1)")
+    fed.there("insert into orders values (5)")
+    failed = fed.replicate()
     assert "table public.orders of the target has rows already" in failed.stderr
-    assert pair.rows(pair.target, "orders") == [("(5,,)",)]
-    pair.apply("--overwrite")
-    pair.same("orders")
+    assert fed.rows(fed.target, "orders") == [("(5,,)",)]
+    fed.apply("--overwrite")
+    fed.same("orders")
 
 
-def test_a_target_that_somebody_changed(pair: Pair) -> None:
-    pair.make(ORDERS)
-    pair.run("insert into orders values (1), (2)")
-    pair.capture("orders")
-    pair.apply()
-    pair.there("delete from orders where id = 1")
-    pair.run("update orders set amount = 1")
-    failed = pair.replicate()
+def test_a_target_that_somebody_changed(fed: Pair) -> None:
+    fed.make(ORDERS)
+    fed.run("insert into orders values (1), (2)")
+    fed.capture("orders")
+    fed.apply()
+    fed.there("delete from orders where id = 1")
+    fed.run("update orders set amount = 1")
+    failed = fed.replicate()
     assert failed.returncode == 1
     assert 'update_missing, key {"id": 1}' in failed.stderr.splitlines()[0]
-    assert pair.rows(pair.target, "orders") == [("(2,,)",)]
-    pair.apply("--copy-again", "public.orders")
-    pair.same("orders")
+    assert fed.rows(fed.target, "orders") == [("(2,,)",)]
+    fed.apply("--copy-again", "public.orders")
+    fed.same("orders")
 
 
 def test_source_and_target_are_one(pair: Pair) -> None:

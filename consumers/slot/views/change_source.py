@@ -17,6 +17,7 @@ from psycopg import Connection, sql
 
 from gdq.call import scalar
 from gdq.consumers.slot.assembly import Assembly
+from gdq.consumers.slot.copy_text import copy_text
 from gdq.consumers.slot.pgoutput import RelationMessage, RowMessage, TruncateMessage, TupleData
 from gdq.consumers.slot.replication import (
     REPLICATION_WAIT_SECONDS,
@@ -102,7 +103,7 @@ class _TableChanges:
                 value = old[place]
             if value.unchanged:
                 raise NeedsFull(f"a large value of {self.table.name} did not come through the slot")
-            texts.append(rb"\N" if value.data is None else _escaped(value.data))
+            texts.append(rb"\N" if value.data is None else copy_text(value.data))
         self.rows.write(b"\t".join(texts) + b"\n")
         self.count += 1
 
@@ -379,10 +380,3 @@ class SlotChangeSource(ChangeSource):
             into.add(b"o", row.old)
         if row.new is not None:
             into.add(b"n", row.new, row.old)
-
-
-def _escaped(value: bytes) -> bytes:
-    """A value in COPY's text format."""
-    if b"\\" in value:
-        value = value.replace(b"\\", rb"\\")
-    return value.replace(b"\n", rb"\n").replace(b"\r", rb"\r").replace(b"\t", rb"\t")

@@ -1,0 +1,197 @@
+"""A slot's transactions brought to the target: all their changes, and the position after them, in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from psycopg import Connection
+
+from gdq.consumers.replica.batch_apply import CopyAgain
+from gdq.consumers.replica.changes import Applied, empty_table
+from gdq.consumers.replica.column_changes import change_columns
+from gdq.consumers.replica.dead_letters import DeadLetters
+from gdq.consumers.replica.policy import Policies
+from gdq.consumers.replica.slot.images import SlotImages
+from gdq.consumers.replica.slot.published import PublishedTable, sent_columns
+from gdq.consumers.replica.slot.slot_state import SlotReplicaState
+from gdq.consumers.replica.table import ReplicaTable, SourceColumn, match_target
+from gdq.consumers.replica.table_apply import TableApplier
+from gdq.consumers.slot.catalog import CatalogTable, SlotCatalog
+from gdq.consumers.slot.pgoutput import RelationMessage, RowMessage, TruncateMessage
+from gdq.consumers.slot.source import SlotBatch
+from gdq.consumers.slot.transaction import SlotTransaction
+from gdq.errors import GdqError
+
+
+@dataclass(slots=True)
+class _TableChanges:
+    """What a batch has of a table after its last TRUNCATE, if any; a description of it follows the other."""
+
+    truncated: bool = False
+    described: list[SlotImages] = field(default_factory=list)
+
+    def truncate(self) -> None:
+        self.truncated = True
+        self.close()
+        self.described.clear()
+
+    def close(self) -> None:
+        for images in self.described:
+            images.close()
+
+
+class SlotApplier:
+    """Applies a slot's batches to a target in whose session triggers do not fire, if `may_suppress`."""
+
+    def __init__(
+        self, source: Connection[Any], state: SlotReplicaState, policies: Policies, *, may_suppress: bool
+    ) -> None:
+        self._source = source
+        self._target = state.connection
+        self._state = state
+        self._may_suppress = may_suppress
+        self._letters = DeadLetters(self._target, state.name)
+        self._tables = TableApplier(state.name, self._target, policies, self._letters)
+        self._catalog = SlotCatalog(source)
+        self._described: dict[CatalogTable, ReplicaTable] = {}
+
+    def apply(
+        self, batch: SlotBatch, published: dict[str, PublishedTable], altered: Collection[str]
+    ) -> tuple[int, Applied]:
+        """Apply a batch and move the target's position; the numbers of tables and of rows.
+
+        `published`: the tables as the source has them by now; `altered`: those whose columns have been so since before
+        the batch's end. CopyAgain for those whose rows do not tell all.
+        """
+        with self._changes(batch, published) as changes:
+            applied = Applied()
+            with self._state.moving(batch.lsn):
+                self._target.execute("set local default_statistics_target = 10")
+                for name, found in sorted(changes.items()):
+                    if found.truncated:
+                        empty_table(self._target, name)
+                        self._letters.forget(name)
+                    for images in found.described:
+                        if sent_columns(images.table.relation) == published[name].columns.mark["sent"]:
+                            self._change_columns(published[name])
+                        applied += self._apply_table(images, batch.lsn)
+                self._note(published, altered)
+            return len(changes), applied
+
+    def pass_by(self, lsn: int, published: dict[str, PublishedTable], altered: Collection[str]) -> None:
+        """Move the target's position behind log without changes."""
+        with self._state.moving(lsn):
+            self._note(published, altered)
+
+    def describe(self, table: PublishedTable) -> ReplicaTable:
+        """A published table as the source has it, and as the target has it."""
+        self._catalog.forget(table.relation)
+        self._refuse_generated(table)
+        described = self._describe(self._catalog.describe(table.relation))
+        self._tables.answers(described)
+        return described
+
+    def check_policies(self, tables: set[str]) -> None:
+        """GdqError if an answer to conflicts names a table that the replica does not take."""
+        self._tables.policies.check_tables(tables)
+
+    def forget_tables(self) -> None:
+        """Look at the tables anew when they are needed next."""
+        self._described.clear()
+
+    @contextmanager
+    def _changes(self, batch: SlotBatch, published: dict[str, PublishedTable]) -> Iterator[dict[str, _TableChanges]]:
+        """What a batch has of each table, without what its copy has; CopyAgain if a table was described otherwise."""
+        names = {table.oid: name for name, table in published.items()}
+        found: dict[str, _TableChanges] = {}
+        with ExitStack() as stack:
+            for one in batch.transactions:
+                taken = names
+                if self._state.ends:
+                    taken = {oid: name for oid, name in names.items() if not self._state.has_copied(name, one.xid)}
+                for name, message, relation in _changes_of(one, taken):
+                    if name not in found:
+                        found[name] = _TableChanges()
+                        stack.callback(found[name].close)
+                    if relation is None or not isinstance(message, RowMessage):
+                        found[name].truncate()
+                        continue
+                    described = found[name].described
+                    if not described or described[-1].table.relation != relation:
+                        described.append(self._images(relation, published[name]))
+                    described[-1].add(message)
+            yield found
+
+    def _note(self, published: dict[str, PublishedTable], altered: Collection[str]) -> None:
+        """Bring columns in line that changed without a row, and store what else of the tables has."""
+        for name, table in published.items():
+            stored = self._state.tables[name].columns
+            if name in altered:
+                self._change_columns(table)
+            elif stored != table.columns and table.is_as(stored):
+                self._state.altered(name, table.columns)
+
+    def _change_columns(self, table: PublishedTable) -> None:
+        """Bring a target table's columns in line with the source's, unless they are."""
+        stored = self._state.tables[table.name].columns
+        if stored.columns != table.columns.columns:
+            change_columns(self._source, self._target, table.name, stored, table.columns)
+            self._state.altered(table.name, table.columns)
+            self._letters.rename_columns(table.name, stored, table.columns)
+            self._described.clear()
+
+    def _images(self, relation: RelationMessage, now: PublishedTable) -> SlotImages:
+        stored = self._state.tables[now.name].columns
+        if sent_columns(relation) not in (now.columns.mark["sent"], stored.mark["sent"]):
+            raise CopyAgain(now.name)
+        self._catalog.forget(relation)
+        return SlotImages(self._catalog.describe(relation))
+
+    def _apply_table(self, images: SlotImages, lsn: int) -> Applied:
+        table = self._describe(images.table)
+        answer = self._tables.answers(table)["update_missing"]
+        inserts = answer.action in ("apply", "newest") or self._tables.policies.on_error == "dead-letter"
+
+        def stage() -> bool:
+            images.stage(self._target, table, whole=self._tables.needs_whole(table), inserts_missing=inserts)
+            return False
+
+        return self._tables.apply(table, stage, lsn)
+
+    def _describe(self, table: CatalogTable) -> ReplicaTable:
+        if table not in self._described:
+            columns = [
+                SourceColumn(column.name, stage, column.name in table.key)
+                for column, stage in zip(table.relation.columns, table.types, strict=True)
+            ]
+            self._described[table] = match_target(self._target, table.name, columns, may_suppress=self._may_suppress)
+        return self._described[table]
+
+    def _refuse_generated(self, table: PublishedTable) -> None:
+        """GdqError if the target stores a column that the source computes, which a slot does not send."""
+        query = """select a.attname from pg_attribute a
+                    where a.attrelid = to_regclass(%s) and a.attname = any (%s) and a.attgenerated = ''"""
+        stored = [name for (name,) in self._target.execute(query, [table.name, list(table.generated)])]
+        if stored:
+            raise GdqError(
+                f"column {', '.join(stored)} of table {table.name} is generated in the source, which a slot does not "
+                "send, and not in the target",
+                hint="Generate it in the target too, or drop it there.",
+            )
+
+
+def _changes_of(
+    transaction: SlotTransaction, taken: dict[int, str]
+) -> Iterator[tuple[str, RowMessage | TruncateMessage, RelationMessage | None]]:
+    """The changes of some tables in a transaction: rows with the table's description, and TRUNCATE."""
+    relations = dict(transaction.relations)
+    for _, message in transaction.messages():
+        if isinstance(message, RelationMessage):
+            relations[message.oid] = message
+        elif isinstance(message, TruncateMessage):
+            yield from ((taken[oid], message, None) for oid in message.oids if oid in taken)
+        elif isinstance(message, RowMessage) and message.oid in taken:
+            yield taken[message.oid], message, relations[message.oid]
