@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from datetime import timedelta
 from types import TracebackType
@@ -101,6 +101,15 @@ class AsyncBatch(BatchState):
         await self._transaction.aclose()
         self._note_retry(seconds)
         self.finished = True
+
+
+def _in_thread(leave: Callable[..., bool | None]) -> Callable[..., Coroutine[Any, Any, bool | None]]:
+    """The end of a `with` block, which may wait for a server, for an AsyncExitStack."""
+
+    async def leave_in_thread(*raised: Any) -> bool | None:
+        return await asyncio.to_thread(leave, *raised)
+
+    return leave_in_thread
 
 
 class AsyncConsumer(ConsumerState):
@@ -216,7 +225,7 @@ class AsyncConsumer(ConsumerState):
                 await transaction.enter_async_context(self.connection.transaction())
                 opened = copy_table(conninfo_of(self.connection), table)
                 copy = await asyncio.to_thread(opened.__enter__)
-                transaction.push_async_callback(asyncio.to_thread, opened.__exit__, None, None, None)
+                transaction.push_async_exit(_in_thread(opened.__exit__))
                 batch = AsyncCopyBatch(self.connection, self.queue, self.consumer, copy, transaction)
                 yield batch
                 await batch.commit()

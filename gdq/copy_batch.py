@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Generator, Iterator
 from contextlib import AsyncExitStack, ExitStack
 from datetime import UTC, datetime
 from typing import Any
 
 from psycopg import AsyncConnection, Connection
-from psycopg.rows import tuple_row
 from psycopg.types.json import set_json_loads
 
-from gdq.call import scalar
-from gdq.errors import mapped_errors
+from gdq.call import call
 from gdq.qualified_sql import qualified
 from gdq.source import Event
 from gdq.sql_text import raw
@@ -23,10 +22,8 @@ from gdq.stream import load_json
 from gdq.table_copy import TableCopy
 from gdq.typed.pgtypes import READ_SETTINGS
 
-# Rows fetched from the cursor at a time: a row may hold megabytes.
-_FETCH_ROWS = 500
-
-_cursor_numbers = itertools.count()
+# Events that a thread reads at a time: a row may hold megabytes.
+_THREAD_EVENTS = 50
 
 
 def tables_to_copy(queue: str, consumer: str) -> Statement:
@@ -49,24 +46,36 @@ class CopyState:
         self.table = copy.table
         self.snapshot = copy.snapshot
         self.finished = False
+        self._reading: Generator[Event, None, None] | None = None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of table {self.table} for consumer {self.queue}/{self._consumer}>"
 
-    def _read(self) -> Iterator[list[Event]]:
-        """The copy's events, some at a time: a truncate, then a read for each row."""
+    def _events(self) -> Generator[Event, None, None]:
+        """The copy's events: a truncate, then a read for each row. By COPY, which holds one row, however large."""
+        self._end_reading()
+        self._reading = self._read()
+        return self._reading
+
+    def _read(self) -> Generator[Event, None, None]:
         now = datetime.now(UTC)
-        yield [Event(0, 0, now, "truncate", self.table, None, None, None)]
+        yield Event(0, 0, now, "truncate", self.table, None, None, None)
         reader = self._copy.connection
         for name, value in READ_SETTINGS.items():
             reader.execute("select pg_catalog.set_config(%s, %s, true)", [name, value])
-        with mapped_errors():
-            query = scalar(reader, "select gdq.copy_sql(%s, %s::pg_catalog.regclass)", self.queue, self.table)
-        with reader.cursor(f"gdq_read_{next(_cursor_numbers)}", row_factory=tuple_row) as cursor:
+        query = call(reader, "copy_sql", self.queue, self.table)
+        with reader.cursor() as cursor:
             set_json_loads(load_json, cursor)
-            cursor.execute(raw(query))
-            while rows := cursor.fetchmany(_FETCH_ROWS):
-                yield [Event(0, 0, now, "read", self.table, key, None, new) for key, new in rows]
+            with cursor.copy(raw(f"copy ({query}) to stdout")) as rows:
+                rows.set_types(["jsonb", "jsonb"])
+                for key, new in rows.rows():
+                    yield Event(0, 0, now, "read", self.table, key, None, new)
+
+    def _end_reading(self) -> None:
+        """End a COPY that was not read to its end; the session is idle then."""
+        with contextlib.suppress(ValueError):  # a thread of a cancelled task reads: the session's end ends it
+            if self._reading is not None:
+                self._reading.close()
 
     def _resynced(self) -> Statement:
         return called("resynced", self.queue, self._consumer, self.table, self.snapshot)
@@ -84,6 +93,7 @@ class CopyBatch(CopyState):
         super().__init__(queue, consumer, copy)
         self.connection = connection
         self._transaction = transaction
+        transaction.callback(self._end_reading)
 
     def events(self) -> Iterator[Event]:
         """A truncate event, since what was there before is void, then a read event for each row, streamed.
@@ -91,8 +101,7 @@ class CopyBatch(CopyState):
         They have the number 0 and no order. `key` and `new` are those of an insert of the row. Rows that the table's
         row filter leaves out are missing.
         """
-        for some in self._read():
-            yield from some
+        return self._events()
 
     def commit(self) -> None:
         """Note that the consumer has the table, and commit the transaction with all writes in it.
@@ -114,11 +123,12 @@ class AsyncCopyBatch(CopyState):
         super().__init__(queue, consumer, copy)
         self.connection = connection
         self._transaction = transaction
+        transaction.push_async_callback(asyncio.to_thread, self._end_reading)
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """A truncate event, then a read event for each row, streamed; see CopyBatch."""
-        portions = self._read()
-        while (some := await asyncio.to_thread(next, portions, None)) is not None:
+        events = self._events()
+        while some := await asyncio.to_thread(list, itertools.islice(events, _THREAD_EVENTS)):
             for event in some:
                 yield event
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -254,3 +255,19 @@ def test_each_event_and_async(shop: Tap, tmp_path: Path) -> None:
             return found
 
     assert asyncio.run(read()) == [("truncate", None), ("read", {"id": 7}), ("insert", {"id": 8})]
+
+    async def leave() -> None:
+        async with AsyncConsumer(shop.db.dsn, "q", "new") as consumer, aclosing(consumer.copies()) as copies:
+            async for copy in copies:
+                async for event in copy.events():
+                    if event.op == "read":
+                        raise ZeroDivisionError
+
+    require_copy(shop.owner, "q", "new", ["shop.t"])
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            asyncio.run(leave())
+    with Consumer(shop.db.dsn, "q", "new") as consumer:
+        for copy in consumer.copies():
+            [copy.table for _, _ in zip(range(2), copy.events(), strict=False)]  # what is not read is passed over
+        assert copied(consumer) == []
