@@ -6,6 +6,8 @@ version of its columns all come before those of the next.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -54,6 +56,17 @@ class _TableChanges:
     made: list[int] = field(default_factory=list)
 
 
+@contextmanager
+def _placed(batch: Batch) -> Iterator[None]:
+    """Have an error of the block say in which changes it is."""
+    try:
+        yield
+    except GdqError as error:
+        place = f"This is in the changes after tick {batch.tick_from} up to tick {batch.tick_to}."
+        error.detail = f"{error.detail}\n{place}" if error.detail else place
+        raise
+
+
 class BatchApplier:
     """Applies batches to a target in whose session triggers do not fire, if `may_suppress`."""
 
@@ -83,7 +96,8 @@ class BatchApplier:
             for place, name in enumerate(names, 1):
                 following = names[place] if place < len(names) else None
                 self._reader.then = None if following is None else self._query(batch, following, changes[following])
-                applied += self._apply_table(batch, name, changes[name])
+                with _placed(batch):
+                    applied += self._apply_table(batch, name, changes[name])
             self._set_sequences(batch)
             self._state.move(position)
         self._state.position = position

@@ -1,21 +1,29 @@
 """Conflicts: rows of the target that are not as the source's changes suppose, found set-based and settled in the stage.
 
-Nothing here runs until applying a batch has failed, or rows are to be compared. A settled conflict is an edit of the
-staging table: a row that is skipped leaves it, and a row that is in the way becomes one that is updated or deleted. So
-the same statements apply what is left, and conflicts that follow from others are found in the next round.
+But for their list, nothing here runs until applying a batch has failed, or rows are to be compared. A settled conflict
+is an edit of the staging table: a row that is skipped leaves it, and a row that is in the way becomes one that is
+updated or deleted. So the same statements apply what is left, and conflicts that follow from others are found in the
+next round.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
+import psycopg
 from psycopg import Connection
 from psycopg.rows import namedtuple_row
 
+from gdq.call import rows
 from gdq.consumers.replica.changes import STAGE, found_sql, same_key
 from gdq.consumers.replica.policy import DIFFERING, Answer, Kind
+from gdq.consumers.replica.state import check_replica
 from gdq.consumers.replica.table import ReplicaTable
 from gdq.errors import GdqError
+from gdq.qualified_sql import qualified
+from gdq.shown import Shown
 from gdq.sql_text import quote, raw
 
 # The target's rows that are in the way of staged ones, and the conflicts that are made of them.
@@ -35,6 +43,25 @@ select pg_get_expr(i.indpred, i.indrelid) as predicate, i.indnullsnotdistinct as
                                    and d.refclassid = d.classid and d.refobjid = i.indrelid
                                    and d.refobjsubid = a.attnum))) as columns
   from pg_index i where i.indrelid = to_regclass(%s) and i.indisunique and i.indisvalid"""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ConflictInfo(Shown):
+    """A conflict that a replica has settled: the rows as they were in the target and in the source.
+
+    `local`: None where the target had no row, a list where several were in the way. `remote`: None for a deleted row.
+    """
+
+    conflict_id: int
+    replica_name: str
+    table_name: str
+    kind: str
+    key: dict[str, Any]
+    local: Any
+    remote: Any
+    tick: int
+    noted_at: datetime
+    resolution: str
 
 
 def settle_conflicts(
@@ -70,6 +97,21 @@ def settle_differing(
     number = _settle(target, table, _differing_sql(table, wanted), replica, tick)
     target.execute(f"drop table {_CLASH}")
     return number
+
+
+def conflict_info(target: Connection[Any], replica: str | None = None) -> list[ConflictInfo]:
+    """The conflicts that a replica has settled, or all replicas of the target, oldest first.
+
+    GdqError if the target holds no replica of this name.
+    """
+    check_replica(target, replica)
+    query = qualified("""
+        select conflict_id, replica as replica_name, table_name, kind, key, local, remote, tick, noted_at, resolution
+          from gdq_target.replica_conflict where replica = coalesce(%s, replica) order by conflict_id""")
+    try:
+        return rows(target, ConflictInfo, query, replica)
+    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+        return []
 
 
 def _settle(target: Connection[Any], table: ReplicaTable, query: str, replica: str, tick: int) -> int:

@@ -22,7 +22,8 @@ from gdq.consumers.replica.batch_apply import BatchApplier, CopyAgain
 from gdq.consumers.replica.pause import PauseWatch
 from gdq.consumers.replica.policy import OnError, Policies
 from gdq.consumers.replica.sessions import check_databases, open_sessions
-from gdq.consumers.replica.state import SLOT, ReplicaState
+from gdq.consumers.replica.skip import SkipInfo, skip_changes
+from gdq.consumers.replica.state import SLOT, ReplicaState, check_replica
 from gdq.consumers.replica.table import suppress_triggers
 from gdq.consumers.replica.table_copy import copy_tables
 from gdq.consumers.replica.writing_side import refuse_source
@@ -131,6 +132,15 @@ class Replica:
                 if once:
                     pause.refuse()
                 return
+
+    def skip(self, tick: int) -> list[SkipInfo]:
+        """Pass over the changes up to a tick, and note in the target what they were; no program may run the replica."""
+        check_tables(self.source, self.queue)
+        check_replica(self.state.connection, self.name)
+        self._begin()
+        skipped = skip_changes(self.source, self.state, tick)
+        seek(self.source, self.queue, self.name, tick=tick)
+        return skipped
 
     def drop(self) -> bool:
         """Unregister the consumer and delete what the target keeps of the replica; the tables stay. False if gone.

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 from psycopg import Connection
 
-from gdq.call import rows, scalar
+from gdq.call import scalar
 from gdq.consumer import ConsumerInfo, consumer_info
 from gdq.consumers.replica.column_changes import SourceColumns
 from gdq.consumers.replica.dead_letters import forget_dead_letters
@@ -64,6 +64,16 @@ create table if not exists gdq_target.replica_dead_letter (
   reason          pg_catalog.text not null,
   tick            pg_catalog.int8 not null,
   died_at         pg_catalog.timestamptz not null default pg_catalog.now()
+);
+create table if not exists gdq_target.replica_skip (
+  skip_id     pg_catalog.int8 generated always as identity primary key,
+  replica     pg_catalog.text not null,
+  table_name  pg_catalog.text not null,
+  changes     pg_catalog.int8 not null,
+  events      pg_catalog.text[] not null,
+  tick_from   pg_catalog.int8 not null,
+  tick_to     pg_catalog.int8 not null,
+  skipped_at  pg_catalog.timestamptz not null default pg_catalog.now()
 )"""
 
 # A number of bytes, as an LSN is.
@@ -74,7 +84,7 @@ _LOGGED = qualified("""
 # The kind of positions in a slot; the other kind is the queue.
 SLOT = "slot"
 
-_TABLES = ("replica", "replica_table", "replica_conflict", "replica_dead_letter")
+_TABLES = ("replica", "replica_table", "replica_conflict", "replica_dead_letter", "replica_skip")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -98,25 +108,7 @@ class ReplicaInfo(Shown):
     lag_bytes: int | None
     conflicts: int
     dead_letters: int
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class ConflictInfo(Shown):
-    """A conflict that a replica has settled: the rows as they were in the target and in the source.
-
-    `local`: None where the target had no row, a list where several were in the way. `remote`: None for a deleted row.
-    """
-
-    conflict_id: int
-    replica_name: str
-    table_name: str
-    kind: str
-    key: dict[str, Any]
-    local: Any
-    remote: Any
-    tick: int
-    noted_at: datetime
-    resolution: str
+    skipped_changes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +234,7 @@ class ReplicaState:
             "delete from gdq_target.replica_table where replica = %s",
             "delete from gdq_target.replica_conflict where replica = %s",
             "delete from gdq_target.replica_dead_letter where replica = %s",
+            "delete from gdq_target.replica_skip where replica = %s",
             "delete from gdq_target.replica where name = %s",
         ):
             known = self.connection.execute(qualified(query), [self.name]).rowcount
@@ -257,6 +250,7 @@ def replica_info(source: Connection[Any], target: Connection[Any]) -> list[Repli
                array(select t.table_name from gdq_target.replica_table t where t.replica = r.name order by 1),
                (select count(*) from gdq_target.replica_conflict c where c.replica = r.name),
                (select count(*) from gdq_target.replica_dead_letter d where d.replica = r.name),
+               (select coalesce(sum(s.changes), 0)::bigint from gdq_target.replica_skip s where s.replica = r.name),
                exists (select from pg_catalog.pg_stat_activity a
                         where a.datname = current_database()
                           and a.application_name = left('gdq:' || r.queue || '/' || r.name, 63))
@@ -267,7 +261,7 @@ def replica_info(source: Connection[Any], target: Connection[Any]) -> list[Repli
         return []
     consumers = {(info.queue_name, info.consumer_name): info for info in consumer_info(source)}
     replicas = []
-    for name, queue, position, updated_at, tables, conflicts, dead_letters, connected in found:
+    for name, queue, position, updated_at, tables, conflicts, dead_letters, skipped, connected in found:
         stands = Position.parse(position)
         by_slot = stands.kind == SLOT
         info = None if by_slot else consumers.get((queue, name))
@@ -285,6 +279,7 @@ def replica_info(source: Connection[Any], target: Connection[Any]) -> list[Repli
                 lag_bytes=scalar(source, _LOGGED) - stands.tick if by_slot else None,
                 conflicts=conflicts,
                 dead_letters=dead_letters,
+                skipped_changes=skipped,
             )
         )
     return replicas
@@ -297,21 +292,6 @@ def _state(consumer: ConsumerInfo | None, *, connected: bool, needs_consumer: bo
     if consumer is not None and consumer.paused:
         return "paused"
     return "running" if connected else "stopped"
-
-
-def conflict_info(target: Connection[Any], replica: str | None = None) -> list[ConflictInfo]:
-    """The conflicts that a replica has settled, or all replicas of the target, oldest first.
-
-    GdqError if the target holds no replica of this name.
-    """
-    check_replica(target, replica)
-    query = qualified("""
-        select conflict_id, replica as replica_name, table_name, kind, key, local, remote, tick, noted_at, resolution
-          from gdq_target.replica_conflict where replica = coalesce(%s, replica) order by conflict_id""")
-    try:
-        return rows(target, ConflictInfo, query, replica)
-    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
-        return []
 
 
 def check_replica(target: Connection[Any], name: str | None) -> None:

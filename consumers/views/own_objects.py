@@ -85,6 +85,16 @@ OWN_TABLES: Mapping[str, tuple[str, ...]] = {
         "other text not null",
         "changed_at timestamp with time zone not null default now()",
     ),
+    "replica_skip": (
+        "skip_id bigint not null generated",
+        "replica text not null",
+        "table_name text not null",
+        "changes bigint not null",
+        "events text[] not null",
+        "tick_from bigint not null",
+        "tick_to bigint not null",
+        "skipped_at timestamp with time zone not null default now()",
+    ),
     "compare_run": ("made text", "relid oid", 'identity "char"', "index_name name"),
     "slot_asked": ("slot_name text not null", "asked_at timestamp with time zone not null default now()"),
     "slot_position": (

@@ -45,7 +45,20 @@ _HEADINGS = {
 _ENDINGS = ("_name", "_bytes", "_seconds")
 
 # Numbers that name something, and are copied rather than compared.
-_NUMBERS = {"id", "xid", "ev_id", "ev_txid", "dead_letter_id", "batch_id", "queue_id", "last_tick", "tick", "version"}
+_NUMBERS = {
+    "id",
+    "xid",
+    "ev_id",
+    "ev_txid",
+    "dead_letter_id",
+    "batch_id",
+    "queue_id",
+    "last_tick",
+    "tick",
+    "tick_from",
+    "tick_to",
+    "version",
+}
 _NUMBERS |= {"last_value", "last_event"}
 
 # Columns of seconds whose names do not say so.

@@ -15,10 +15,12 @@ from gdq.cli.listing import Shape, listing_options, print_rows
 from gdq.cli.queue_command import queue_command
 from gdq.cli.terminal import printable
 from gdq.conninfo import connect
+from gdq.consumers.replica.conflicts import ConflictInfo, conflict_info
 from gdq.consumers.replica.policy import OnError
 from gdq.consumers.replica.replica import AppliedBatch, Replica
+from gdq.consumers.replica.skip import SkipInfo, skip_info
 from gdq.consumers.replica.slot.slot_replica import SlotReplica
-from gdq.consumers.replica.state import ConflictInfo, ReplicaInfo, conflict_info, is_fed_by_slot, replica_info
+from gdq.consumers.replica.state import ReplicaInfo, is_fed_by_slot, replica_info
 from gdq.consumers.slot.replication import lsn_text
 from gdq.json_text import json_text
 
@@ -56,6 +58,7 @@ _CONFLICT_COLUMNS = (
     "noted_at",
     "resolution",
 )
+_SKIP_COLUMNS = ("replica_name", "table_name", "changes", "events", "tick_from", "tick_to", "skipped_at")
 _PAUSE_SECONDS = 1.0
 
 
@@ -202,6 +205,38 @@ def replica_conflicts_command(name: str | None, *, target: str, shape: Shape) ->
     with connect(target) as there:
         found = conflict_info(there, name)
     print_rows(found, ConflictInfo, _CONFLICT_COLUMNS, shape)
+
+
+@queue_command("skip-replica-changes")
+@click.argument("name")
+@to_option
+@click.option("--tick", type=int, required=True, metavar="N", help="The last tick whose changes are left out.")
+@listing_options
+@base.dsn_option
+def skip_replica_changes_command(
+    queue: str, name: str, *, target: str, tick: int, shape: Shape, dsn: str | None
+) -> None:
+    """Have a replica that is stopped pass over all changes up to a tick; they are counted and noted, not applied.
+
+    The tables differ from the source's then: gdq repair-tables makes them equal again.
+    """
+    with Replica(dsn, target, queue, name) as replica:
+        skipped = replica.skip(tick)
+    print_rows(skipped, SkipInfo, _SKIP_COLUMNS, shape)
+
+
+@click.command("replica-skips")
+@click.argument("name", required=False)
+@to_option
+@listing_options
+def replica_skips_command(name: str | None, *, target: str, shape: Shape) -> None:
+    """List the changes that replicas were told to pass over, oldest first.
+
+    Without NAME: those of all replicas that the target holds.
+    """
+    with connect(target) as there:
+        found = skip_info(there, name)
+    print_rows(found, SkipInfo, _SKIP_COLUMNS, shape)
 
 
 @queue_command("drop-replica")

@@ -33,7 +33,14 @@ SECTIONS = {
     },
     "Copies and replicas": {
         "snapshot": ["snapshot"],
-        "replicate": ["replicate", "replicas", "replica-conflicts", "drop-replica"],
+        "replicate": [
+            "replicate",
+            "replicas",
+            "replica-conflicts",
+            "skip-replica-changes",
+            "replica-skips",
+            "drop-replica",
+        ],
         "replica_dead_letter": ["replica-dead-letters", "replay-replica-dead-letters", "purge-replica-dead-letters"],
         "table_compare": ["compare-tables", "repair-tables"],
         "switchover": ["switchover"],

@@ -67,6 +67,7 @@ COMMANDS = {
     "replay-replica-dead-letters": "mirror --to TO --all",
     "replica-conflicts": "mirror --to TO",
     "replica-dead-letters": "mirror --to TO",
+    "replica-skips": "mirror --to TO",
     "replicas": "--to TO",
     "replicate": "Q new --to TO",
     "resume": "Q C",
@@ -77,6 +78,7 @@ COMMANDS = {
     "set-queue": "Q rotation_period=1min",
     "set-retry-limit": "Q C 3",
     "set-tables": "Q C TABLE",
+    "skip-replica-changes": "Q mirror --to TO --tick 1",
     "slots": "",
     "snapshot": "TABLE --to TO",
     "status": "Q",
@@ -107,6 +109,7 @@ WITHOUT_SERVER = ("demo", "docs", "metrics")
 # Slots are the cluster's, which anyone sees; a target without replicas has none to hide.
 REPLICA_NOTES = (
     "replica-conflicts",
+    "replica-skips",
     "replica-dead-letters",
     "replay-replica-dead-letters",
     "purge-replica-dead-letters",

@@ -23,11 +23,12 @@ from tests.support.server import Database
 from tests.support.waiting import SECONDS
 
 _CONTEXT = click.Context(main)
-# All but replicate, which needs another database with the tables.
+# All but those that change a replica, which needs another database with the tables.
 LISTINGS = [
     name
     for name in main.list_commands(_CONTEXT)
-    if name != "replicate" and any(parameter.name == "shape" for parameter in main.commands[name].params)
+    if name not in ("replicate", "skip-replica-changes", "switchover")
+    and any(parameter.name == "shape" for parameter in main.commands[name].params)
 ]
 # TO: a connection string of a target.
 ARGUMENTS = {
@@ -35,10 +36,11 @@ ARGUMENTS = {
     "verify-view": ["v"],
     "replica-conflicts": ["--to", "TO"],
     "replica-dead-letters": ["--to", "TO"],
+    "replica-skips": ["--to", "TO"],
     "replicas": ["--to", "TO"],
 }
 # No slots, no restored queues, and no replicas in the test's database.
-EMPTY = {"slots", "rebase", "replicas", "replica-conflicts", "replica-dead-letters"}
+EMPTY = {"slots", "rebase", "replicas", "replica-conflicts", "replica-dead-letters", "replica-skips"}
 
 # A name, and a reason of an error, that would steer a terminal.
 _HOSTILE = "a\x1b[31m\nb"
