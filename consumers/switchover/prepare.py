@@ -61,7 +61,7 @@ def prepare(pair: Pair, *, fence: bool = True, tell: Callable[[str], None] = lam
     refuse_source(pair.target, pair.queue, pair.replica)
     here = read_state(pair.source)
     if here is not None and here.side == "target":
-        raise GdqError("a switch is half done: no database takes writes", hint="Run it again: it goes on where it is.")
+        raise _half_done()
     tables = pair.tables()
     copied = replica_tables(pair.target, pair.queue, pair.replica)
     if waiting := sorted(set(tables) - set(copied)):
@@ -93,15 +93,22 @@ def prepare(pair: Pair, *, fence: bool = True, tell: Callable[[str], None] = lam
 def end_switchover(pair: Pair) -> bool:
     """Drop the fence and the state of the switchover in both databases; False if there was none.
 
-    Then both take writes. Queues, capture and consumers stay.
+    Then both take writes. Queues, capture and consumers stay. GdqError while a switch is half done.
     """
-    known = False
-    for connection in (pair.target, pair.source):
-        state = read_state(connection)
+    states = [read_state(connection) for connection in (pair.target, pair.source)]
+    for state in states:
         _refuse_other(pair, state)
+    if all(state is not None and state.side == "target" for state in states):
+        raise _half_done()
+    known = False
+    for connection, state in zip((pair.target, pair.source), states, strict=True):
         remove_fence(connection)
         known |= state is not None and forget_state(connection)
     return known
+
+
+def _half_done() -> GdqError:
+    return GdqError("a switch is half done: no database takes writes", hint="Run it again: it goes on where it is.")
 
 
 def _refuse_other(pair: Pair, state: SwitchoverState | None) -> None:

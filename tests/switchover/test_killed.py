@@ -61,6 +61,8 @@ def test_killed_at_each_step(pair: Pair) -> None:
                 pair.run(place, insert)
         # the other direction is not begun, and preparing does not undo it
         assert "a switch in the other direction is half done" in pair.gdq("switchover", *_back(not back)).stderr
+        for task in ("--prepare", "--end"):
+            assert "a switch is half done" in pair.gdq("switchover", task, back=back).stderr
         pair.done("switchover", *_back(back))
         pair.run(there, insert)
         with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
