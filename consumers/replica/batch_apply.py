@@ -6,7 +6,7 @@ version of its columns all come before those of the next.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,12 +22,14 @@ from gdq.consumers.replica.change_reader import ChangeReader
 from gdq.consumers.replica.changes import Applied, empty_table, netted_sql, stage_changes
 from gdq.consumers.replica.column_changes import change_columns, source_columns
 from gdq.consumers.replica.dead_letters import DeadLetters
+from gdq.consumers.replica.origin import PassedOrigins
 from gdq.consumers.replica.policy import Policies
+from gdq.consumers.replica.source_tables import SourceTable, source_tables
 from gdq.consumers.replica.state import ReplicaState
 from gdq.consumers.replica.table import ReplicaTable, describe_table
 from gdq.consumers.replica.table_apply import TableApplier
+from gdq.consumers.replica.table_ddl import OnDrop, leave_table, rename_table
 from gdq.errors import GdqError, mapped_errors
-from gdq.queue import table_info
 
 # Events of the queue that rows do not show. An event without a number says that capture is off: the gap comes later.
 _EVENTS = """
@@ -35,8 +37,10 @@ select distinct e.tbl from gdq.delta_events(%s, %s::pg_snapshot, %s::pg_snapshot
  where e.kind <> 'message' and e.ev_id is not null"""
 
 _TABLE_EVENTS = """
-select t.name, g.ev_id, g.kind, g.data
-  from unnest(%s::text[]) t(name), gdq.batch_gaps(%s, %s, t.name::regclass) g order by g.ev_id"""
+select t.name, t.relid::bigint, g.ev_id, g.kind, g.data
+  from unnest(%s::text[], %s::oid[]) t(name, relid), gdq.batch_gaps(%s, %s, t.relid::regclass) g order by g.ev_id"""
+
+_TABLES = "select tbl::oid::bigint from gdq.batch_tables(%s, %s)"
 
 
 class CopyAgain(Exception):  # noqa: N818 (a signal)
@@ -45,6 +49,15 @@ class CopyAgain(Exception):  # noqa: N818 (a signal)
     def __init__(self, *tables: str) -> None:
         super().__init__(*tables)
         self.tables = set(tables)
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """A table that gets another name at the end of a batch; `name` None: that the source has no longer."""
+
+    relid: int
+    name: str | None
+    dropped: bool = False
 
 
 @dataclass(slots=True)
@@ -68,9 +81,23 @@ def _placed(batch: Batch) -> Iterator[None]:
 
 
 class BatchApplier:
-    """Applies batches to a target in whose session triggers do not fire, if `may_suppress`."""
+    """Applies batches to a target in whose session triggers do not fire, if `may_suppress`.
 
-    def __init__(self, source: Connection[Any], state: ReplicaState, policies: Policies, *, may_suppress: bool) -> None:
+    `passed`: the origins whose changes are left out. `on_drop`: what becomes of tables that are dropped in the source;
+    `tell` gets a line for each.
+    """
+
+    def __init__(
+        self,
+        source: Connection[Any],
+        state: ReplicaState,
+        policies: Policies,
+        passed: PassedOrigins,
+        *,
+        may_suppress: bool,
+        on_drop: OnDrop = "keep",
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._source = source
         self._target = state.connection
         self._state = state
@@ -78,15 +105,19 @@ class BatchApplier:
         self._reader = ChangeReader(source)
         self._letters = DeadLetters(self._target, state.name)
         self._tables = TableApplier(state.name, self._target, policies, self._letters)
-        self._log_rows: dict[tuple[str, int], str] = {}
+        self._rows: dict[tuple[str, int], tuple[ReplicaTable, str] | None] = {}
+        self._passed = passed
+        self._on_drop = on_drop
+        self._tell = tell
+        self._captured: dict[int, SourceTable] = {}
         self._described: dict[str, ReplicaTable] = {}
         self._sequences_set = False
 
     def apply(self, batch: Batch) -> tuple[int, Applied]:
         """Apply a batch and move the target's position; the numbers of tables and of rows. CopyAgain if need be."""
         self._reader.prepare()
-        self._log_rows.clear()
-        changes = self._changes(batch)
+        self._rows.clear()
+        changes, moves = self._changes(batch)
         position = str(batch.position)
         applied = Applied()
         with self._target.transaction():
@@ -98,21 +129,41 @@ class BatchApplier:
                 self._reader.then = None if following is None else self._query(batch, following, changes[following])
                 with _placed(batch):
                     applied += self._apply_table(batch, name, changes[name])
+            for move in moves:
+                self._move(move)
             self._set_sequences(batch)
             self._state.move(position)
         self._state.position = position
         return len(changes), applied
 
-    def describe(self, name: str, version: int | None = None) -> ReplicaTable:
-        """A table as the source has it at a version, None for the newest, and as the target has it."""
-        table = self._described.get(name)
-        if table is None or version not in (None, table.version):
-            table = describe_table(
-                self._source, self._target, self._state.queue, name, version, may_suppress=self._may_suppress
-            )
-            self._tables.answers(table)
-            self._described[name] = table
+    def describe(self, captured: SourceTable, version: int | None = None, name: str | None = None) -> ReplicaTable:
+        """A table as the source has it at a version, None for the newest, and as the target has it under a name."""
+        table = describe_table(
+            self._source,
+            self._target,
+            self._state.queue,
+            name or captured.table_name,
+            captured,
+            version=version,
+            may_suppress=self._may_suppress,
+        )
+        self._tables.answers(table)
         return table
+
+    def _at_version(self, name: str, version: int) -> ReplicaTable:
+        """A table of the batch at a version, as it was described last."""
+        table = self._described.get(name)
+        if table is None or table.version != version:
+            relid = self._state.tables[name].relid
+            assert relid is not None
+            table = self._described[name] = self.describe(self._source_table(relid), version, name)
+        return table
+
+    def _source_table(self, relid: int) -> SourceTable:
+        """A captured table as the source had it when it was looked at last."""
+        if relid not in self._captured:
+            self._captured = source_tables(self._source, self._state.queue, self._state.name)
+        return self._captured[relid]
 
     def check_policies(self, tables: set[str]) -> None:
         """GdqError if an answer to conflicts names a table that the replica does not take."""
@@ -125,75 +176,115 @@ class BatchApplier:
     def forget_tables(self) -> None:
         """Look at the tables anew when they are needed next."""
         self._described.clear()
+        self._captured.clear()
 
-    def _changes(self, batch: Batch) -> dict[str, _TableChanges]:
-        """What a batch has of each table; CopyAgain for those that were not copied, or whose rows do not tell all."""
-        changes = self._events(batch)
-        for name in batch.tables():
-            changes.setdefault(name, _TableChanges()).with_rows = [version.id for version in batch.versions(name)]
-        if unknown := changes.keys() - self._state.tables.keys():
-            raise CopyAgain(*unknown)
-        for name, found in changes.items():
+    def _changes(self, batch: Batch) -> tuple[dict[str, _TableChanges], list[_Move]]:
+        """What a batch has of each table, and which get other names or go.
+
+        CopyAgain for those that were not copied, or whose rows do not tell all.
+        """
+        changes, moves, stale = self._events(batch)
+        unknown = set()
+        for (relid,) in self._source.execute(_TABLES, [batch.id, batch.token], prepare=True).fetchall():
+            known = self._state.names.get(relid)
+            if known is None:
+                unknown.add(relid)
+                continue
+            with_rows = [version.id for version in batch.versions(str(relid))]
+            found = changes.setdefault(known, _TableChanges())
+            found.with_rows = with_rows
             # what capture was made to log otherwise, without DDL, is in no line with the rows that are there
-            known = {self._state.tables[name].columns.version, *found.made}
-            if not known.issuperset(found.with_rows):
-                raise CopyAgain(name)
-        # a batch names some tables that have nothing in it
-        return {name: found for name, found in changes.items() if found != _TableChanges()}
+            if not {self._state.tables[known].columns.version, *found.made}.issuperset(with_rows):
+                stale.add(known)
+        self._copy_first(unknown, stale)
+        # a batch names some tables that have nothing in it; one that cannot be copied any more stays as it is
+        return {name: found for name, found in changes.items() if found != _TableChanges() and name not in stale}, moves
 
-    def _events(self, batch: Batch) -> dict[str, _TableChanges]:
-        """The tables that were truncated in a batch, or whose columns changed.
+    def _copy_first(self, unknown: set[int], stale: set[str]) -> None:
+        """CopyAgain for those of these tables that the source still has."""
+        if not unknown and not stale:
+            return
+        now = source_tables(self._source, self._state.queue, self._state.name)
+        relids = unknown | {relid for relid, name in self._state.names.items() if name in stale}
+        if names := {now[relid].table_name for relid in relids if relid in now and now[relid].is_there}:
+            raise CopyAgain(*names)
 
-        CopyAgain for tables with changes that no row shows: gaps of capture, other options of it, TRUNCATE of a
-        partition.
+    def _events(self, batch: Batch) -> tuple[dict[str, _TableChanges], list[_Move], set[str]]:
+        """The tables that were truncated in a batch, or whose columns changed; those with other names, or that went.
+
+        And those with changes that no row shows: gaps of capture, other options of it, TRUNCATE of a partition.
         """
         found: dict[str, _TableChanges] = {}
-        stale = set()
+        moves, stale = [], set()
         for event in self._read_events(batch):
             data = event.data or {}
+            if event.kind == "truncate" and self._passed.has(data.get("origin")):
+                continue
             if event.kind == "truncate" and "partition" not in data:
                 found.setdefault(event.name, _TableChanges()).truncated = event.ev_id
-            elif event.kind != "ddl" or "dropped" in data or "options" in data:
+            elif event.kind == "ddl" and "dropped" in data:
+                moves.append(_Move(event.relid, None, dropped=data["tag"] != "remove_table"))
+            elif event.kind != "ddl" or "options" in data:
                 stale.add(event.name)
-            # a new name or an empty new partition does not concern the rows
-            elif "new_version" in data:
-                found.setdefault(event.name, _TableChanges()).made.append(data["new_version"])
-        if stale:
-            raise CopyAgain(*stale)
-        return found
+            else:
+                # a new name or an empty new partition does not concern the rows
+                if "new_version" in data:
+                    found.setdefault(event.name, _TableChanges()).made.append(data["new_version"])
+                if "old_table" in data:
+                    moves.append(_Move(event.relid, data["table"]))
+        return found, moves, stale
 
     def _read_events(self, batch: Batch) -> list[Any]:
         """The events of a batch's tables that are no rows and no messages."""
         values = [self._state.queue, batch.snapshot_from, batch.snapshot_to]
         with mapped_errors(), self._source.cursor(row_factory=namedtuple_row) as cursor:
-            named = {table for (table,) in cursor.execute(_EVENTS, values, prepare=True)}
-            if not named:
+            if not cursor.execute(_EVENTS, values, prepare=True).fetchall():
                 return []
-            captured = {info.table_name for info in table_info(self._source, self._state.queue)}
-            # an event may have an older name of its table
-            looked_at = named if named <= captured else set(self._state.tables)
-            looked_at &= self._state.tables.keys()
-            if gone := sorted(looked_at - captured):
-                raise GdqError(f"table {', '.join(gone)} is no longer captured by queue {self._state.queue}")
-            return cursor.execute(_TABLE_EVENTS, [sorted(looked_at), batch.id, batch.token]).fetchall()
+            # an event may have an older name of its table, or a newer one than the target
+            taken = source_tables(self._source, self._state.queue, self._state.name)
+            looked_at = {relid: name for relid, name in self._state.names.items() if relid in taken}
+            names = [*looked_at.values()], [*looked_at.keys()]
+            return cursor.execute(_TABLE_EVENTS, [*names, batch.id, batch.token]).fetchall()
+
+    def _move(self, move: _Move) -> None:
+        """Give a table of the target its new name, or leave it."""
+        name = self._state.names.get(move.relid)
+        if name is None:
+            return
+        if move.name is None:
+            leave_table(self._state, name, dropped=move.dropped, on_drop=self._on_drop, tell=self._tell)
+        elif move.name != name:
+            rename_table(self._state, name, move.name)
+            self._letters.rename_table(name, move.name)
+        self._described.pop(name, None)
 
     def _apply_table(self, batch: Batch, name: str, found: _TableChanges) -> Applied:
         """Apply a table's changes: one version of its columns after the other."""
         if found.truncated is not None:
+            if other := self._state.shared_with(name):
+                raise GdqError(
+                    f"table {name} was truncated in the source, and has rows of replica {other} in the target",
+                    hint=f"Delete this source's rows there, then copy those that are left: --copy-again '{name}'",
+                )
             empty_table(self._target, name)
             self._letters.forget(name)
         applied = Applied()
+        relid = self._state.tables[name].relid
+        assert relid is not None
         for version in sorted({*found.with_rows, *found.made}):
             now = self._state.tables[name].columns
             if version > now.version:
-                columns = source_columns(self._source, self._state.queue, name, version)
-                change_columns(self._source, self._target, name, now, columns)
+                columns = source_columns(self._source, self._state.queue, relid, version)
+                change_columns(self._source, self._target, name, now, columns, relid=relid)
                 self._state.altered(name, columns)
                 self._letters.rename_columns(name, now, columns)
             if version not in found.with_rows:
                 continue
-            table = self.describe(name, version)
-            query = self._net_sql(batch, table, version, found)
+            rows = self._read_rows(batch, name, version)
+            if rows is None:
+                continue
+            table, log_rows = rows
+            query = self._net_sql(table, log_rows, found)
             applied += self._tables.apply(table, partial(self._stage, table, query), batch.tick_to)
         return applied
 
@@ -206,23 +297,29 @@ class BatchApplier:
         """The SELECT of a table's changes, which may be read ahead; None if its columns change, or it has no rows."""
         if found.made or len(found.with_rows) != 1:
             return None
-        [version] = found.with_rows
-        return self._net_sql(batch, self.describe(name, version), version, found)
+        rows = self._read_rows(batch, name, *found.with_rows)
+        return None if rows is None else self._net_sql(*rows, found)
 
-    def _net_sql(self, batch: Batch, table: ReplicaTable, version: int, found: _TableChanges) -> str:
+    def _net_sql(self, table: ReplicaTable, log_rows: str, found: _TableChanges) -> str:
         """The SELECT of a table's changes at one version of its columns, after the last TRUNCATE."""
-        log_rows = self._rows_sql(batch, table.name, version)
         return netted_sql(table, log_rows, found.truncated, whole=self._tables.needs_whole(table))
 
-    def _rows_sql(self, batch: Batch, name: str, version: int) -> str:
-        """The SELECT of a table's log rows of one version."""
-        known = self._log_rows.get((name, version))
-        if known is None:
+    def _read_rows(self, batch: Batch, name: str, version: int) -> tuple[ReplicaTable, str] | None:
+        """A table at a version, and the SELECT of its log rows; None if all of them are passed over."""
+        if (name, version) not in self._rows:
+            relid = self._state.tables[name].relid
+            assert relid is not None
             with mapped_errors():
                 query = "select gdq.batch_sql(%s, %s, %s::regclass, %s)"
-                known = str(scalar(self._source, query, batch.id, batch.token, name, version))
-            self._log_rows[name, version] = known
-        return known
+                log_rows = str(scalar(self._source, query, batch.id, batch.token, str(relid), version))
+            with_origins = self._source_table(relid).origin
+            # the target may have other columns by now than rows that came from there
+            if with_origins and not self._passed.leave_some(self._source, log_rows):
+                self._rows[name, version] = None
+            else:
+                table = self._at_version(name, version)
+                self._rows[name, version] = table, self._passed.without(table, log_rows) if with_origins else log_rows
+        return self._rows[name, version]
 
     def _set_sequences(self, batch: Batch) -> None:
         """Bring the target's sequences to their values at the batch's end: at first all, then those that changed."""

@@ -19,16 +19,12 @@ from gdq.errors import GdqError, mapped_errors
 from gdq.qualified_sql import qualified
 from gdq.sql_text import pinned, quote, raw
 
-_COLUMNS = qualified("""
-select v.version, c.attnum, c.name, c.type
-  from (select coalesce(%(version)s, i.version) as version from gdq.table_info(%(queue)s) i
-         where i.table_name = %(table)s) v,
-       gdq.table_columns(%(queue)s, %(table)s::pg_catalog.regclass, v.version) c""")
+_COLUMNS = qualified("select attnum, name, type from gdq.table_columns(%s, %s::pg_catalog.regclass, %s)")
 
 # Columns that are no longer captured, but still there.
 _LEFT_OUT = """
 select a.attnum from pg_attribute a
- where a.attrelid = %s::regclass and a.attnum = any (%s::int2[]) and not a.attisdropped"""
+ where a.attrelid = %s::oid and a.attnum = any (%s::int2[]) and not a.attisdropped"""
 
 _TARGET = """
 select a.attname::text, format_type(a.atttypid, a.atttypmod) from pg_attribute a
@@ -61,29 +57,34 @@ class SourceColumns:
         columns = [(number, *column) for number, column in self.columns.items()]
         return Jsonb({"version": self.version, "columns": columns} | ({"mark": self.mark} if self.mark else {}))
 
+    def of_other_table(self, other: SourceColumns) -> SourceColumns:
+        """These columns under the numbers that another table's have: those of the same names are the same."""
+        numbers = {name: number for number, (name, _) in other.columns.items()}
+        return SourceColumns(
+            self.version, {numbers.get(name, -number): (name, kind) for number, (name, kind) in self.columns.items()}
+        )
 
-def source_columns(source: Connection[Any], queue: str, table: str, version: int | None = None) -> SourceColumns:
-    """The columns of a captured table, at its newest version or an older one; GdqError if it is not captured."""
+
+def source_columns(source: Connection[Any], queue: str, relid: int, version: int) -> SourceColumns:
+    """The columns of a captured table at a version."""
     with mapped_errors():
-        values = {"queue": queue, "table": table, "version": version}
-        found = source.execute(_COLUMNS, values, prepare=True).fetchall()
-    if not found:
-        raise GdqError(f"table {table} is not captured by queue {queue}")
-    return SourceColumns(found[0][0], {number: (name, kind) for _, number, name, kind in found})
+        found = source.execute(_COLUMNS, [queue, str(relid), version], prepare=True).fetchall()
+    return SourceColumns(version, {number: (name, kind) for number, name, kind in found})
 
 
 def change_columns(
-    source: Connection[Any], target: Connection[Any], table: str, old: SourceColumns, new: SourceColumns
+    source: Connection[Any], target: Connection[Any], table: str, old: SourceColumns, new: SourceColumns, *, relid: int
 ) -> None:
     """Alter a target table, in the open transaction, by what has changed between two versions of the source's columns.
 
+    `relid`: the oid of the source's table.
     A column is added without default and constraints, which never change a row that the replica writes. GdqError if
     the target refuses.
     """
     if old.columns == new.columns:
         return
     gone = [*(old.columns.keys() - new.columns.keys())]
-    left_out = {number for (number,) in source.execute(_LEFT_OUT, [table, gone])}
+    left_out = {number for (number,) in source.execute(_LEFT_OUT, [relid, gone])}
     with pinned(target):
         there: dict[str, str] = dict(target.execute(_TARGET, [table]).fetchall())
     if not there:  # whoever describes the table says so

@@ -111,6 +111,13 @@ class DeadLetters:
         if table in self._known_tables():
             forget_dead_letters(self.target, self._replica, table)
 
+    def rename_table(self, table: str, name: str) -> None:
+        """Have a table's dead letters follow it to another name."""
+        if table in self._known_tables():
+            query = "update gdq_target.replica_dead_letter set table_name = %s where (replica, table_name) = (%s, %s)"
+            self.target.execute(query, [name, self._replica, table])
+            self._known_tables().add(name)
+
     def rename_columns(self, table: str, old: SourceColumns, new: SourceColumns) -> None:
         """Have a table's dead letters follow ALTER TABLE; a column that was added is NULL in its older rows."""
         if table not in self._known_tables():

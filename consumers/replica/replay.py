@@ -13,6 +13,7 @@ from gdq.call import rows
 from gdq.consumers.replica.changes import make_stage, release_stage
 from gdq.consumers.replica.column_changes import SourceColumns
 from gdq.consumers.replica.dead_letters import DeadLetters, ReplicaDeadLetter
+from gdq.consumers.replica.origin import bear_origin
 from gdq.consumers.replica.refusal import Refused, RowsLackingError, apply_in_parts, refuses_rows
 from gdq.consumers.replica.sessions import apply_settings
 from gdq.consumers.replica.state import check_replica
@@ -21,7 +22,7 @@ from gdq.consumers.replica.table_apply import apply_staged
 from gdq.qualified_sql import qualified
 from gdq.source import Position
 
-_HOLD = qualified("select position from gdq_target.replica where name = %s for update")
+_HOLD = qualified("select position, source from gdq_target.replica where name = %s for update")
 
 # The chosen dead letters of each table. Those of one table may have been written under different keys.
 _CHOSEN = qualified("""
@@ -73,6 +74,8 @@ def replay_replica_dead_letters(
     with target.transaction():
         row = target.execute(_HOLD, [replica]).fetchone()
         tick = Position.parse(row[0]).tick if row else 0
+        if row:
+            bear_origin(target, row[1], local=True)
         values = {"replica": replica, "ids": None if ids is None else list(ids), "age": older_than}
         for name, columns, key, letters in target.execute(_CHOSEN, values).fetchall():
             listed = [

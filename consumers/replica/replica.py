@@ -19,16 +19,26 @@ import gdq
 from gdq.call import call, scalar
 from gdq.consumer import Consumer, ConsumerInfo, consumer_info, register_consumer, seek, unregister_consumer
 from gdq.consumers.replica.batch_apply import BatchApplier, CopyAgain
+from gdq.consumers.replica.origin import (
+    PassedOrigins,
+    TakenOrigin,
+    bear_origin,
+    check_capture,
+    kept_tables,
+    origin_of,
+)
 from gdq.consumers.replica.pause import PauseWatch
 from gdq.consumers.replica.policy import OnError, Policies
 from gdq.consumers.replica.sessions import check_databases, open_sessions
 from gdq.consumers.replica.skip import SkipInfo, skip_changes
+from gdq.consumers.replica.source_tables import NewTableWatch, source_tables
 from gdq.consumers.replica.state import SLOT, ReplicaState, check_replica
 from gdq.consumers.replica.table import suppress_triggers
 from gdq.consumers.replica.table_copy import copy_tables
+from gdq.consumers.replica.table_ddl import OnDrop, leave_table
 from gdq.consumers.replica.writing_side import refuse_source
 from gdq.errors import GdqError, ResyncRequired, TruncatedPosition
-from gdq.queue import check_tables, table_info
+from gdq.queue import check_tables
 from gdq.source import Position
 from gdq.table_copy import resynced
 from gdq.typed.batch_rows import may_read_logs
@@ -60,9 +70,11 @@ class Replica:
     """Keeps the tables of one target equal to captured tables of a queue, which have the same names there.
 
     `source`, `target`: connection strings; `name`: the replica's, and its consumer's. `tables`: captured tables, as
-    `schema.table`, taken at the first start; None for all, also later ones. `overwrite`: replace rows that a target
-    table has before its first copy. `copy_again`: tables whose copy is to be replaced. `on_conflict`: answers to
-    conflicts, as Policies.parse() reads them; `on_error`: what is done about rows that the target refuses. `tell`
+    `schema.table`, taken at the first start; None for all, also later ones. `create`: make tables that the target
+    lacks. `overwrite`: replace rows that a target table has before its first copy. `no_copy`: at the first start
+    the target has the rows already. `origin`: which changes are brought, see TakenOrigin. `copy_again`: tables
+    whose copy is to be replaced. `on_drop`: what becomes of a table that the source drops. `on_conflict`: answers
+    to conflicts, as Policies.parse() reads them; `on_error`: what is done about rows that the target refuses. `tell`
     gets a line for each copy.
     """
 
@@ -74,8 +86,12 @@ class Replica:
         name: str,
         *,
         tables: Sequence[str] | None = None,
+        create: bool = False,
         overwrite: bool = False,
+        no_copy: bool = False,
+        origin: TakenOrigin = "any",
         copy_again: Sequence[str] = (),
+        on_drop: OnDrop = "keep",
         on_conflict: Sequence[str] = (),
         on_error: OnError = "stop",
         tell: Callable[[str], None] = lambda _: None,
@@ -83,14 +99,29 @@ class Replica:
         self.queue = queue
         self.name = name
         self._tables = tables
+        self._create = create
         self._overwrite = overwrite
+        self._no_copy = no_copy
+        self._registered_now = False
+        self._asked = set(copy_again)
+        self._on_drop = on_drop
         self._wanted = set(copy_again)
         self._tell = tell
         policies = Policies.parse(on_conflict, on_error)
         with ExitStack() as stack:
             self.source, there = open_sessions(stack, source, target, f"gdq:{queue}/{name}")
-            self.state = ReplicaState(there, queue, name)
-            self._applier = BatchApplier(self.source, self.state, policies, may_suppress=suppress_triggers(there))
+            self.state = ReplicaState(there, queue, name, origin_of(self.source))
+            self._target_origin = origin_of(there)
+            bear_origin(there, self.state.source)
+            self._applier = BatchApplier(
+                self.source,
+                self.state,
+                policies,
+                PassedOrigins(self._target_origin, origin),
+                may_suppress=suppress_triggers(there),
+                on_drop=on_drop,
+                tell=tell,
+            )
             stack.callback(self._applier.close)
             self._stack = stack.pop_all()
 
@@ -118,8 +149,9 @@ class Replica:
             elif not pause.wait(stop):
                 return
             copied = self._copy_missing()
+            news = NewTableWatch(self.source, self.queue, self.name, self.state.names.keys())
             try:
-                yield from self._batches(once=once, stop=pause.watched(stop))
+                yield from self._batches(once=once, stop=pause.watched(news.watched(stop)))
             except CopyAgain as again:
                 self._wanted |= again.tables
             except _Misplaced:
@@ -129,9 +161,14 @@ class Replica:
                 if not copied and not self._consumer().resync:
                     raise
             else:
-                if once:
-                    pause.refuse()
-                return
+                if not self._goes_on(pause, news, once=once, stop=stop):
+                    return
+
+    def _goes_on(self, pause: PauseWatch, news: NewTableWatch, *, once: bool, stop: Callable[[], bool]) -> bool:
+        """Whether the loop goes on after its last batch, since tables have come; GdqError if a pause has ended it."""
+        if once:
+            pause.refuse()
+        return news.found and not stop()
 
     def skip(self, tick: int) -> list[SkipInfo]:
         """Pass over the changes up to a tick, and note in the target what they were; no program may run the replica."""
@@ -170,6 +207,8 @@ class Replica:
         registered = any(info.consumer_name == self.name for info in consumer_info(self.source, self.queue))
         if self.state.position is None or (not registered and not self.state.tables):
             self._register()
+        elif not registered and self.state.read_from != self.state.source:
+            raise GdqError(f'the target holds a replica "{self.name}" of another source', hint="Choose another name.")
         elif not registered:
             raise GdqError(
                 f'the consumer "{self.name}" of queue {self.queue} is gone, and with it the changes after the copies',
@@ -177,6 +216,7 @@ class Replica:
             )
         else:
             call(self.source, "check_position", self.queue, self.state.position)
+            self.state.note_source()
 
     def _register(self) -> None:
         """Register the consumer; the target stores its position first, so that a consumer of others is recognised."""
@@ -187,6 +227,7 @@ class Replica:
                     hint="Choose another name for the replica, or unregister the consumer.",
                 )
             self.state.begin(gdq.position(self.source, self.queue, self.name))
+        self._registered_now = True
 
     def _consumer(self) -> ConsumerInfo:
         return next(info for info in consumer_info(self.source, self.queue) if info.consumer_name == self.name)
@@ -194,38 +235,78 @@ class Replica:
     def _copy_missing(self) -> bool:
         """Copy the tables that have no copy, or whose copy misses changes; True if there were any."""
         consumer = self._consumer()
-        captured = {info.table_name for info in table_info(self.source, self.queue)}
-        taken = captured if consumer.tables is None else set(consumer.tables)
-        for table in sorted(self.state.tables.keys() - taken):
-            if consumer.tables is None:
-                raise GdqError(
-                    f"table {table} is no longer captured by queue {self.queue}: its copy stands still",
-                    hint=f"Capture it again, or have the replica leave it: gdq set-tables {self.queue} {self.name} ...",
-                )
-            self.state.forget(table)
-        self._applier.check_policies(taken)
+        taken = source_tables(self.source, self.queue, self.name)
+        self._leave(self.state.names.keys() - taken.keys())
+        there = {table.table_name: table for table in taken.values() if table.is_there}
+        self._applier.check_policies(there.keys() | self.state.tables.keys())
+        kept = kept_tables(self.source)
+        check_capture(kept, self.queue, there.values())
+        self.state.two_ways = self._target_origin in kept.sources
         self._hand_over()
         resync = set(consumer.resync or [])
-        if "messages" in resync:
-            resynced(self.source, self.queue, self.name, None, _snapshot(self.source))
-        if unknown := sorted(self._wanted - taken):
+        gone = [str(table.relid) for table in taken.values() if table.table_name in resync - there.keys()]
+        for lost in [*gone, *([None] if "messages" in resync else [])]:
+            resynced(self.source, self.queue, self.name, lost, _snapshot(self.source))
+        if unknown := sorted(self._wanted - there.keys()):
             raise GdqError(f"the replica has no table {', '.join(unknown)}", hint="Write schema.table.")
-        missing = sorted((taken - self.state.tables.keys()) | (resync & taken) | self._wanted)
+        missing = [
+            there[name]
+            for name in sorted(there)
+            if name in resync | self._wanted or there[name].relid not in self.state.names
+        ]
         if not missing:
             return False
+        self._refuse_copies([self.state.names[table.relid] for table in missing if table.relid in self.state.names])
         self._applier.forget_tables()
         copy_tables(
-            self.source, self.state, missing, self._applier.describe, overwrite=self._overwrite, tell=self._tell
+            self.source,
+            self.state,
+            missing,
+            self._applier.describe,
+            create=self._create,
+            overwrite=self._overwrite,
+            copy=not (self._no_copy and self._registered_now),
+            tell=self._tell,
         )
+        self._registered_now = False
         self._wanted.clear()
+        self._asked.clear()
         self._hand_over()
         return True
+
+    def _refuse_copies(self, tables: Sequence[str]) -> None:
+        """GdqError for a table whose copy would replace rows that the source does not have, unless asked for."""
+        for table in tables:
+            if table in self._asked:
+                continue
+            if self.state.two_ways:
+                raise GdqError(
+                    f"table {table} has to be copied again, and the target replicates back: what was changed there and "
+                    "has not arrived here would be lost",
+                    hint=f"Let no side write to it until the other replica is up to date; then --copy-again '{table}'",
+                )
+            if other := self.state.shared_with(table):
+                raise GdqError(
+                    f"table {table} has to be copied again, and has rows of replica {other} in the target",
+                    hint=f"Delete this source's rows there, then copy them: --copy-again '{table}'",
+                )
+
+    def _leave(self, relids: set[int]) -> None:
+        """Follow tables no longer that the consumer does not take any more."""
+        for relid in relids:
+            dropped = scalar(self.source, "select not exists (select from pg_class where oid = %s::oid)", relid)
+            with self.state.connection.transaction():
+                leave_table(
+                    self.state, self.state.names[relid], dropped=dropped, on_drop=self._on_drop, tell=self._tell
+                )
 
     def _hand_over(self) -> None:
         """Have the source give each table's changes from its copy's snapshot on; also where that was interrupted."""
         for table in [table for table in self.state.tables.values() if not table.handed_over]:
+            if table.relid is None:
+                continue
             try:
-                resynced(self.source, self.queue, self.name, table.table_name, table.snapshot)
+                resynced(self.source, self.queue, self.name, str(table.relid), table.snapshot)
             except ResyncRequired:  # capture missed changes after the copy
                 self._wanted.add(table.table_name)
             else:
@@ -238,8 +319,10 @@ class Replica:
         """
         seek(self.source, self.queue, self.name, tick=self.state.tick)
         for table in self.state.tables.values():
+            if table.relid is None:
+                continue
             try:
-                resynced(self.source, self.queue, self.name, table.table_name, table.snapshot)
+                resynced(self.source, self.queue, self.name, str(table.relid), table.snapshot)
             except TruncatedPosition:  # the position is past the copy
                 continue
 

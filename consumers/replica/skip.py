@@ -88,13 +88,14 @@ def _left_out(source: Connection[Any], state: ReplicaState, position: str) -> di
     since, till = Position.parse(state.position or "").snapshot, Position.parse(position).snapshot
     events: dict[str, list[str]] = dict(source.execute(_EVENTS, [state.queue, since, till]).fetchall())
     found = {}
-    for name, table in state.tables.items():
+    for relid, name in state.names.items():
+        table = state.tables[name]
         # a copy may be later than the position, and has what was changed before it
         begin = max(since, table.snapshot, key=_age)
         changes = 0
         if _age(begin) < _age(till):
             query = "select gdq.delta_sql(%s, %s::regclass, %s::pg_snapshot, %s::pg_snapshot)"
-            log_rows = scalar(source, query, state.queue, name, begin, till)
+            log_rows = scalar(source, query, state.queue, str(relid), begin, till)
             changes = scalar(source, raw(f"select count(*) from ({log_rows}) d"))
         if changes or name in events:
             found[name] = (int(changes), events.get(name, []))

@@ -28,12 +28,14 @@ create schema if not exists gdq_target;
 create table if not exists gdq_target.replica (
   name        pg_catalog.text primary key,
   queue       pg_catalog.text not null,
+  source      pg_catalog.text not null,
   position    pg_catalog.text not null,
   updated_at  pg_catalog.timestamptz not null default pg_catalog.now()
 );
 create table if not exists gdq_target.replica_table (
   replica      pg_catalog.text,
   table_name   pg_catalog.text,
+  source_oid   pg_catalog.int8,
   snapshot     pg_catalog.text not null,
   columns      pg_catalog.jsonb not null,
   handed_over  pg_catalog.bool not null,
@@ -115,10 +117,12 @@ class ReplicaInfo(Shown):
 class CopiedTable:
     """A table of a replica: the snapshot of its copy, and whether the source knows that changes begin there.
 
-    `columns`: the version of the source's columns that the target's are in line with.
+    `relid`: the oid of the source's table, by which it is known under any name; None once that was dropped, and the
+    target's stays. `columns`: the version of the source's columns that the target's are in line with.
     """
 
     table_name: str
+    relid: int | None
     snapshot: str
     columns: SourceColumns
     handed_over: bool
@@ -137,11 +141,18 @@ class StoredPosition:
 
 @dataclass(slots=True)
 class ReplicaState:
-    """The stored state of one replica, as read by load() and changed since."""
+    """The stored state of one replica, as read by load() and changed since.
+
+    `source`: the origin of the source; `read_from`: what it was at the last start. `two_ways`: the target replicates to
+    the source, too.
+    """
 
     connection: Connection[Any]
     queue: str
     name: str
+    source: str
+    read_from: str = field(default="", init=False)
+    two_ways: bool = field(default=False, init=False)
     position: str | None = field(default=None, init=False)
     tables: dict[str, CopiedTable] = field(default_factory=dict, init=False)
 
@@ -149,6 +160,11 @@ class ReplicaState:
     def tick(self) -> int:
         """The tick that the target stands at."""
         return Position.parse(self.position or "").tick
+
+    @property
+    def names(self) -> dict[int, str]:
+        """The names of the tables that the source has, too, by their oids there."""
+        return {table.relid: name for name, table in self.tables.items() if table.relid is not None}
 
     def load(self) -> None:
         """Make the tables of gdq_target if they are missing, and read this replica's state."""
@@ -160,29 +176,41 @@ class ReplicaState:
                 self.connection.execute("set local client_min_messages = warning")
                 self.connection.execute(_CREATE)
         check_own_tables(self.connection, *_TABLES)
-        query = qualified("select queue, position from gdq_target.replica where name = %s")
+        query = qualified("select queue, position, source from gdq_target.replica where name = %s")
         row = self.connection.execute(query, [self.name]).fetchone()
-        queue, self.position = row or (self.queue, None)
+        queue, self.position, self.read_from = row or (self.queue, None, self.source)
         if queue != self.queue:
             raise GdqError(
                 f'the target holds a replica "{self.name}" of another queue, "{queue}"', hint="Choose another name."
             )
         query = qualified(
-            "select table_name, snapshot, columns, handed_over from gdq_target.replica_table where replica = %s"
+            "select table_name, source_oid, snapshot, columns, handed_over from gdq_target.replica_table "
+            "where replica = %s"
         )
         self.tables = {
-            table: CopiedTable(table, snapshot, SourceColumns.stored(columns), handed_over)
-            for table, snapshot, columns, handed_over in self.connection.execute(query, [self.name])
+            table: CopiedTable(table, relid, snapshot, SourceColumns.stored(columns), handed_over)
+            for table, relid, snapshot, columns, handed_over in self.connection.execute(query, [self.name])
         }
 
     def begin(self, position: str) -> None:
         """Store the position of a replica that has copied nothing yet."""
         self.connection.execute(
-            """insert into gdq_target.replica (name, queue, position) values (%s, %s, %s)
-               on conflict (name) do update set position = excluded.position, updated_at = pg_catalog.now()""",
-            [self.name, self.queue, position],
+            """insert into gdq_target.replica (name, queue, source, position) values (%s, %s, %s, %s)
+               on conflict (name) do update set source = excluded.source, position = excluded.position,
+                 updated_at = pg_catalog.now()""",
+            [self.name, self.queue, self.source, position],
         )
         self.position = position
+
+    def note_source(self) -> None:
+        """Store the origin of the source, which an upgrade of its server changes."""
+        query = qualified("update gdq_target.replica set source = %s where name = %s and source <> %s")
+        self.connection.execute(query, [self.source, self.name, self.source])
+
+    def shared_with(self, table: str) -> str | None:
+        """A replica that brings rows of another source to the same table; None where all sides have the same rows."""
+        query = qualified("select min(replica) from gdq_target.replica_table where table_name = %s and replica <> %s")
+        return None if self.two_ways else scalar(self.connection, query, table, self.name)
 
     def hold(self) -> None:
         """Lock the position in the open transaction; GdqError if another program has moved it."""
@@ -195,17 +223,32 @@ class ReplicaState:
         query = qualified("update gdq_target.replica set position = %s, updated_at = now() where name = %s")
         self.connection.execute(query, [position, self.name], prepare=True)
 
-    def copied(self, table: str, snapshot: str, columns: SourceColumns) -> None:
+    def copied(self, table: str, relid: int, snapshot: str, columns: SourceColumns) -> None:
         """Store in the open transaction that the table was copied at a snapshot which the source does not know yet."""
         self.connection.execute(
-            """insert into gdq_target.replica_table (replica, table_name, snapshot, columns, handed_over)
-               values (%s, %s, %s, %s, false)
-               on conflict (replica, table_name) do update set snapshot = excluded.snapshot,
-                 columns = excluded.columns, handed_over = false, copied_at = pg_catalog.now()""",
-            [self.name, table, snapshot, columns.to_store()],
+            """insert into gdq_target.replica_table (replica, table_name, source_oid, snapshot, columns, handed_over)
+               values (%s, %s, %s, %s, %s, false)
+               on conflict (replica, table_name) do update set source_oid = excluded.source_oid,
+                 snapshot = excluded.snapshot, columns = excluded.columns, handed_over = false,
+                 copied_at = pg_catalog.now()""",
+            [self.name, table, relid, snapshot, columns.to_store()],
         )
         forget_dead_letters(self.connection, self.name, table)
-        self.tables[table] = CopiedTable(table, snapshot, columns, handed_over=False)
+        self.tables[table] = CopiedTable(table, relid, snapshot, columns, handed_over=False)
+
+    def renamed(self, table: str, name: str) -> None:
+        """Store in the open transaction that a table has another name in the target."""
+        query = qualified("update gdq_target.replica_table set table_name = %s where (replica, table_name) = (%s, %s)")
+        self.connection.execute(query, [name, self.name, table])
+        self.tables[name] = replace(self.tables.pop(table), table_name=name)
+
+    def left(self, table: str) -> None:
+        """Store in the open transaction that the source has the table no longer; its rows stay."""
+        query = qualified(
+            "update gdq_target.replica_table set source_oid = null where (replica, table_name) = (%s, %s)"
+        )
+        self.connection.execute(query, [self.name, table])
+        self.tables[table] = replace(self.tables[table], relid=None)
 
     def altered(self, table: str, columns: SourceColumns) -> None:
         """Store in the open transaction that the target's columns are in line with another version of the source's."""
@@ -247,7 +290,8 @@ def replica_info(source: Connection[Any], target: Connection[Any]) -> list[Repli
         check_own_tables(target, *_TABLES)
     query = qualified("""
         select r.name, r.queue, r.position, r.updated_at,
-               array(select t.table_name from gdq_target.replica_table t where t.replica = r.name order by 1),
+               array(select t.table_name from gdq_target.replica_table t
+                      where t.replica = r.name and t.source_oid is not null order by 1),
                (select count(*) from gdq_target.replica_conflict c where c.replica = r.name),
                (select count(*) from gdq_target.replica_dead_letter d where d.replica = r.name),
                (select coalesce(sum(s.changes), 0)::bigint from gdq_target.replica_skip s where s.replica = r.name),
@@ -299,8 +343,8 @@ def check_replica(target: Connection[Any], name: str | None) -> None:
     with pinned(target):
         check_own_tables(target, *_TABLES)
     known = qualified("select count(*) from gdq_target.replica where name = %s")
-    if name is not None and _read(target, known, name) in (None, (0,)):
-        raise _no_replica(name)
+    if name is not None and read_own(target, known, name) in (None, (0,)):
+        raise no_replica(name)
 
 
 def stored_position(
@@ -318,9 +362,9 @@ def stored_position(
               left join gdq_target.replica_table t on t.replica = r.name and t.table_name = %s
              where r.name = %s and r.queue = %s {for_update}"""
     )
-    row = _read(target, query, table, name, queue)
+    row = read_own(target, query, table, name, queue)
     if row is None:
-        raise _no_replica(name, queue)
+        raise no_replica(name, queue)
     if Position.parse(row[0]).kind == SLOT:
         raise GdqError(
             f'replica "{name}" is fed by a slot, which has no log of changes to compare it by',
@@ -331,28 +375,7 @@ def stored_position(
     return StoredPosition(*row)
 
 
-def is_fed_by_slot(target: Connection[Any], name: str) -> bool:
-    """True if a target holds a replica of this name that a logical slot feeds."""
-    check_own_tables(target, "replica")
-    found = _read(target, qualified("select position from gdq_target.replica where name = %s"), name)
-    return found is not None and Position.parse(found[0]).kind == SLOT
-
-
-def replica_tables(target: Connection[Any], queue: str, name: str) -> list[str]:
-    """The tables that a replica has copied; GdqError if the target holds no such replica."""
-    with pinned(target):
-        check_own_tables(target, "replica", "replica_table")
-    query = qualified("""
-        select array(select t.table_name from gdq_target.replica_table t where t.replica = r.name order by 1)
-          from gdq_target.replica r where r.name = %s and r.queue = %s""")
-    found = _read(target, query, name, queue)
-    if found is None:
-        raise _no_replica(name, queue)
-    tables: list[str] = found[0]
-    return tables
-
-
-def _read(target: Connection[Any], query: str, *values: Any) -> Any:
+def read_own(target: Connection[Any], query: str, *values: Any) -> Any:
     """The first row that a query finds in the tables of gdq_target; None without one, or without these tables."""
     try:
         with target.transaction():
@@ -367,6 +390,6 @@ def _exist(target: Connection[Any], *names: str) -> bool:
     return bool(scalar(target, query, list(names)))
 
 
-def _no_replica(name: str, queue: str | None = None) -> GdqError:
+def no_replica(name: str, queue: str | None = None) -> GdqError:
     of_queue = "" if queue is None else f" of queue {queue}"
     return GdqError(f'the target holds no replica "{name}"{of_queue}', hint="gdq replicas lists those that it holds.")

@@ -14,6 +14,7 @@ import psycopg
 from psycopg import Connection
 from psycopg.rows import namedtuple_row
 
+from gdq.consumers.replica.source_tables import SourceTable
 from gdq.errors import GdqError, mapped_errors
 from gdq.sql_text import quote
 
@@ -105,30 +106,25 @@ def describe_table(
     target: Connection[Any],
     queue: str,
     table: str,
-    version: int | None = None,
+    captured: SourceTable,
     *,
+    version: int | None = None,
     may_suppress: bool,
 ) -> ReplicaTable:
     """A table as the source has it at a version of its columns, None for the newest, and the target has it now.
 
-    GdqError if the replica cannot keep it. `may_suppress`: the target's session keeps triggers and foreign keys from
-    firing.
+    `table`: its name in the target. GdqError if the replica cannot keep it. `may_suppress`: the target's session keeps
+    triggers and foreign keys from firing.
     """
-    with mapped_errors(), source.cursor(row_factory=namedtuple_row) as cursor:
-        query = """select v.version, v.mode, v.operations, v.filter, c.*
-                     from (select coalesce(%(version)s, i.version) as version, i.mode, i.operations, i."where" as filter
-                             from gdq.table_info(%(queue)s) i where i.table_name = %(table)s::text) v,
-                          gdq.table_columns(%(queue)s, %(table)s::text::regclass, v.version) c order by c.attnum"""
-        values = {"queue": queue, "table": table, "version": version}
-        logged: list[Any] = cursor.execute(query, values).fetchall()
-    if not logged:
-        raise GdqError(f"table {table} is not captured by queue {queue}")
-    first = logged[0]
-    if first.mode != "full" or first.filter is not None or len(first.operations) < 3:
+    if captured.mode != "full" or captured.filter is not None or len(captured.operations) < 3:
         raise GdqError(
             f"table {table} is captured in part: a replica needs whole rows of all changes",
             hint=f"Capture it in mode full, without a filter: gdq alter-table {queue} {table}",
         )
+    version = captured.version if version is None else version
+    with mapped_errors(), source.cursor(row_factory=namedtuple_row) as cursor:
+        query = "select * from gdq.table_columns(%s, %s::regclass, %s) order by attnum"
+        logged: list[Any] = cursor.execute(query, [queue, str(captured.relid), version]).fetchall()
     columns = [
         SourceColumn(
             name=column.name,
@@ -139,7 +135,7 @@ def describe_table(
         )
         for column in logged
     ]
-    return match_target(target, table, columns, version=first.version, may_suppress=may_suppress)
+    return match_target(target, table, columns, version=version, may_suppress=may_suppress)
 
 
 def match_target(
@@ -162,7 +158,7 @@ def match_target(
         if there is None:
             raise GdqError(
                 f"the target has no table {table}",
-                hint=f"Create it there: pg_dump --schema-only --table='{table}' (docs/replicas.md)",
+                hint="Have it made with --create, or take it from pg_dump --schema-only (docs/replicas.md).",
             )
         listed: list[Any] = cursor.execute(_TARGET_COLUMNS, [there.oid]).fetchall()
     theirs = {column.name: column for column in listed}

@@ -13,8 +13,8 @@ from psycopg import Connection
 
 from gdq.consumer import ConsumerInfo, consumer_info
 from gdq.consumers.replica.conflicts import conflict_info
+from gdq.consumers.replica.held_replicas import replica_tables
 from gdq.consumers.replica.replay import replica_dead_letters
-from gdq.consumers.replica.state import replica_tables
 from gdq.consumers.replica.writing_side import read_state
 from gdq.consumers.switchover.definitions import SEQUENCES, differing_definitions
 from gdq.consumers.switchover.obstacle import Obstacle, error, left, warning

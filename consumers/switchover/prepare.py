@@ -11,7 +11,9 @@ from psycopg import Connection
 from gdq.call import try_while_locked
 from gdq.conninfo import conninfo_of
 from gdq.consumer import consumer_info
-from gdq.consumers.replica.state import ReplicaState, replica_tables
+from gdq.consumers.replica.held_replicas import replica_tables
+from gdq.consumers.replica.origin import origin_of
+from gdq.consumers.replica.state import ReplicaState
 from gdq.consumers.replica.writing_side import (
     Side,
     SwitchoverState,
@@ -164,7 +166,7 @@ def _capture(pair: Pair, info: TableInfo) -> None:
 def _store(pair: Pair, *, fence: bool) -> None:
     """Store the sides of both databases: the target's first, so that a source alone is nobody's."""
     # the way back keeps its state in the source
-    ReplicaState(pair.source, pair.queue, pair.replica).load()
+    ReplicaState(pair.source, pair.queue, pair.replica, origin_of(pair.target)).load()
     sides: tuple[tuple[Connection[Any], Connection[Any], Side], ...] = (
         (pair.target, pair.source, "target"),
         (pair.source, pair.target, "source"),

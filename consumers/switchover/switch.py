@@ -21,7 +21,9 @@ from gdq.call import try_while_locked
 from gdq.conninfo import connect, conninfo_of
 from gdq.consumer import register_consumer, unregister_consumer
 from gdq.consumers.replica.column_changes import source_columns
+from gdq.consumers.replica.origin import origin_of
 from gdq.consumers.replica.replica import Replica
+from gdq.consumers.replica.source_tables import source_tables
 from gdq.consumers.replica.state import ReplicaState
 from gdq.consumers.replica.writing_side import SwitchoverState, read_state, store_state
 from gdq.consumers.switchover.check import MAX_LAG, find_obstacles, running_replica
@@ -254,13 +256,15 @@ def _commit(
     """Make the source the target, in the transaction that keeps its writers waiting: the point of no return."""
     other = place(pair.target)
     try:
-        state = ReplicaState(holder, pair.queue, pair.replica)
+        state = ReplicaState(holder, pair.queue, pair.replica, origin_of(pair.target))
         state.load()
         state.drop()
         state.begin(begin)
         snapshot = Position.parse(begin).snapshot
+        captured = {one.table_name: one for one in source_tables(pair.target, pair.queue, pair.replica).values()}
         for table in tables:
-            state.copied(table, snapshot, source_columns(pair.target, pair.queue, table))
+            relid, version = captured[table].relid, captured[table].version
+            state.copied(table, relid, snapshot, source_columns(pair.target, pair.queue, relid, version))
             state.handed_over(table)
         if fence:
             raise_fence(holder, other)
@@ -284,7 +288,7 @@ def _finish(pair: Pair, here: SwitchoverState) -> Generator[str, None, None]:
     try:
         set_sequences_ahead(pair)
         with pair.target.transaction():
-            state = ReplicaState(pair.target, pair.queue, pair.replica)
+            state = ReplicaState(pair.target, pair.queue, pair.replica, origin_of(pair.source))
             state.load()
             state.drop()
             turns, other = here.turns, place(pair.source)

@@ -16,7 +16,7 @@ from psycopg import Connection
 
 from gdq.call import scalar
 from gdq.conninfo import Connectable, connect, conninfo_from
-from gdq.consumers.replica.state import replica_tables
+from gdq.consumers.replica.held_replicas import replica_tables
 from gdq.consumers.table_compare.rows import (
     Differing,
     bucket_sums,

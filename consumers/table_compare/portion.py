@@ -13,6 +13,7 @@ import psycopg
 
 from gdq.consumers.replica.change_reader import ChangeReader
 from gdq.consumers.replica.changes import Applied, release_stage, replace_rows, stage_changes, update_rows
+from gdq.consumers.replica.origin import bear_origin, origin_of
 from gdq.consumers.replica.state import stored_position
 from gdq.consumers.replica.table import ReplicaTable, SourceColumn, match_target, suppress_triggers
 from gdq.consumers.table_compare.rows import Differing, found_rows, keys_sql, merge
@@ -91,6 +92,7 @@ def repair_portion(sides: TwoSides, link: Link | None, keys: Sequence[Key]) -> A
     """
     table = repaired_table(sides)
     ours = found_rows(sides.source, sides.shape, keys)
+    bear_origin(sides.target.connection, origin_of(sides.source.connection), local=True)
     there = sides.target.connection
     there.execute(
         raw(

@@ -41,12 +41,14 @@ OWN_TABLES: Mapping[str, tuple[str, ...]] = {
     "replica": (
         "name text not null",
         "queue text not null",
+        "source text not null",
         "position text not null",
         "updated_at timestamp with time zone not null default now()",
     ),
     "replica_table": (
         "replica text not null",
         "table_name text not null",
+        "source_oid bigint",
         "snapshot text not null",
         "columns jsonb not null",
         "handed_over boolean not null",

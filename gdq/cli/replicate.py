@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import click
 import psycopg
@@ -16,11 +17,14 @@ from gdq.cli.queue_command import queue_command
 from gdq.cli.terminal import printable
 from gdq.conninfo import connect
 from gdq.consumers.replica.conflicts import ConflictInfo, conflict_info
+from gdq.consumers.replica.held_replicas import is_fed_by_slot
+from gdq.consumers.replica.origin import TakenOrigin
 from gdq.consumers.replica.policy import OnError
 from gdq.consumers.replica.replica import AppliedBatch, Replica
 from gdq.consumers.replica.skip import SkipInfo, skip_info
 from gdq.consumers.replica.slot.slot_replica import SlotReplica
-from gdq.consumers.replica.state import ReplicaInfo, is_fed_by_slot, replica_info
+from gdq.consumers.replica.state import ReplicaInfo, replica_info
+from gdq.consumers.replica.table_ddl import OnDrop
 from gdq.consumers.slot.replication import lsn_text
 from gdq.json_text import json_text
 
@@ -84,8 +88,24 @@ def to_option(command: CommandFunction) -> CommandFunction:
     help="At the first start: only these captured tables. With --source slot, at each start: only these published "
     "tables. Default: all.",
 )
+@click.option("--create", is_flag=True, help="Make tables that the target lacks, also later ones.")
 @click.option("--overwrite", is_flag=True, help="Replace the rows that a target table has before its first copy.")
+@click.option("--no-copy", is_flag=True, help="At the first start: the target has the rows of its tables already.")
+@click.option(
+    "--origin",
+    type=click.Choice(["any", "none"]),
+    default="any",
+    show_default=True,
+    help="Bring changes of any origin but the target, or only those that no replica has brought.",
+)
 @click.option("--copy-again", metavar="T1,T2", help="Replace the copies of these tables.")
+@click.option(
+    "--on-drop",
+    type=click.Choice(["keep", "drop"]),
+    default="keep",
+    show_default=True,
+    help="What becomes of a table of the target that is dropped in the source.",
+)
 @click.option(
     "--on-conflict",
     multiple=True,
@@ -110,8 +130,12 @@ def replicate_command(
     source: str,
     slot_wait: float,
     tables: str | None,
+    create: bool,
     overwrite: bool,
+    no_copy: bool,
+    origin: TakenOrigin,
     copy_again: str | None,
+    on_drop: OnDrop,
     on_conflict: tuple[str, ...],
     on_error: OnError,
     follow: bool,
@@ -123,8 +147,9 @@ def replicate_command(
     \b
     Example: gdq replicate shop mirror --to postgresql://host/copy --follow
     """
+    queue_only: dict[str, Any] = {"create": create, "no_copy": no_copy, "origin": origin, "on_drop": on_drop}
     start = partial(
-        partial(SlotReplica, slot_wait=slot_wait) if source == "slot" else Replica,
+        _by_slot(slot_wait, queue_only) if source == "slot" else partial(Replica, **queue_only),
         dsn,
         target,
         queue,
@@ -148,6 +173,13 @@ def replicate_command(
     with connected() as replica:
         applied = list(replica.run(stop=stop))
     print_rows(applied, AppliedBatch, _BATCH_COLUMNS, shape)
+
+
+def _by_slot(slot_wait: float, queue_only: dict[str, Any]) -> Callable[..., SlotReplica]:
+    """Makes a replica that a slot feeds; UsageError for options that only a queue has."""
+    if queue_only != {"create": False, "no_copy": False, "origin": "any", "on_drop": "keep"}:
+        raise click.UsageError("--create, --no-copy, --origin and --on-drop need the queue: leave --source slot out.")
+    return partial(SlotReplica, slot_wait=slot_wait)
 
 
 def _follow(stop: base.StopSignals, start: Callable[[], Replica | SlotReplica], *, as_json: bool) -> None:

@@ -64,7 +64,7 @@ as $$
               doctor,event_triggers_on}'::text[]),
            -- consumers: check_consumer_role() allows a role its own
            ('{gdq_consumer,gdq_admin}',
-            '{register_consumer,unregister_consumer,register_member,unregister_member,
+            '{register_consumer,unregister_consumer,consumer_tables,register_member,unregister_member,
               next_batch,touch_batch,get_batch,get_events,finish_batch,take_messages,
               batch_tables,batch_versions,batch_rows,batch_gaps,batch_sequences,table_columns,
               retry_event,put_aside,get_retries,retry_info,next_retry,set_retry_limit,

@@ -7,7 +7,8 @@ import hashlib
 import hmac
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -147,6 +148,13 @@ def template(server: EmbeddedServer) -> str:
 def db(server: EmbeddedServer, template: str) -> Iterator[Database]:
     """A database of its own for the test, with gdq installed."""
     yield from _temporary(server, template)
+
+
+@pytest.fixture
+def new_db(server: EmbeddedServer, template: str) -> Iterator[Callable[[], Database]]:
+    """Makes databases for the test, with gdq installed."""
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(contextmanager(_temporary)(server, template))
 
 
 @pytest.fixture(scope="module")

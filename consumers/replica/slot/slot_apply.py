@@ -138,7 +138,7 @@ class SlotApplier:
         """Bring a target table's columns in line with the source's, unless they are."""
         stored = self._state.tables[table.name].columns
         if stored.columns != table.columns.columns:
-            change_columns(self._source, self._target, table.name, stored, table.columns)
+            change_columns(self._source, self._target, table.name, stored, table.columns, relid=table.oid)
             self._state.altered(table.name, table.columns)
             self._letters.rename_columns(table.name, stored, table.columns)
             self._described.clear()

@@ -20,6 +20,7 @@ from gdq.call import scalar
 from gdq.conninfo import connect, conninfo_of
 from gdq.consumers.replica.batch_apply import CopyAgain
 from gdq.consumers.replica.column_changes import SourceColumns, change_columns
+from gdq.consumers.replica.origin import bear_origin, origin_of
 from gdq.consumers.replica.policy import OnError, Policies
 from gdq.consumers.replica.replica import AppliedBatch
 from gdq.consumers.replica.sessions import apply_settings, check_databases, open_sessions
@@ -91,7 +92,8 @@ class SlotReplica:
             self.source, there = open_sessions(stack, source, target, f"gdq:{queue}/{name}")
             # the slot forgets what is confirmed
             there.execute(_DURABLE)
-            self.state = SlotReplicaState(there, queue, name)
+            self.state = SlotReplicaState(there, queue, name, origin_of(self.source))
+            bear_origin(there, self.state.source)
             self._applier = SlotApplier(self.source, self.state, policies, may_suppress=suppress_triggers(there))
             self._stack = stack.pop_all()
 
@@ -276,7 +278,7 @@ class SlotReplica:
         make_room(self.state, table.name, overwrite=self._overwrite)
         if table.name in self.state.tables:
             old = self.state.tables[table.name].columns
-            change_columns(self.source, self.state.connection, table.name, old, table.columns)
+            change_columns(self.source, self.state.connection, table.name, old, table.columns, relid=table.oid)
         copied = copy_table(reader, self.state.connection, self._applier.describe(table))
         self.state.copied_at(table, snapshot, end)
         self._tell(f"copied {table.name}: {copied} rows")

@@ -25,8 +25,8 @@ class SlotReplicaState(ReplicaState):
     `ends`: of each table whose copy may be newer than the position, an LSN after all that its snapshot sees.
     """
 
-    def __init__(self, connection: Connection[Any], queue: str, name: str) -> None:
-        super().__init__(connection, queue, name)
+    def __init__(self, connection: Connection[Any], queue: str, name: str, source: str) -> None:
+        super().__init__(connection, queue, name, source)
         self.system = ""
         self.slot = ""
         self.ends: dict[str, int] = {}
@@ -84,7 +84,7 @@ class SlotReplicaState(ReplicaState):
 
     def copied_at(self, table: PublishedTable, snapshot: PgSnapshot, end: int) -> None:
         """Store in the open transaction that a table was copied at a snapshot, which sees nothing after an LSN."""
-        self.copied(table.name, snapshot.text, table.columns)
+        self.copied(table.name, table.oid, snapshot.text, table.columns)
         self.ends[table.name] = end
         self._snapshots.pop(table.name, None)
 
