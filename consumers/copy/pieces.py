@@ -87,6 +87,8 @@ class SourceTable:
     # False if columns were chosen by name
     whole: bool = True
     as_text: frozenset[str] = frozenset()
+    # the columns that it computes, which are left out
+    generated: tuple[str, ...] = ()
 
     @property
     def listed(self) -> str:
@@ -173,7 +175,7 @@ def describe_source_table(leader: Connection[Any], choice: CopyChoice, *, genera
     _refuse_missing(choice.table, choice.as_text, chosen)
     table = SourceTable(
         choice.table, kind[0] == "p", chosen, tuple(parts), choice.where, choice.columns is None,
-        frozenset(choice.as_text),
+        frozenset(choice.as_text), tuple(column.name for column in columns if column.generated),
     )  # fmt: skip
     if choice.where is not None:
         _check_condition(leader, table)

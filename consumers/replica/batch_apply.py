@@ -20,7 +20,7 @@ from gdq.batch import Batch
 from gdq.call import scalar
 from gdq.consumers.replica.change_reader import ChangeReader
 from gdq.consumers.replica.changes import Applied, empty_table, netted_sql, stage_changes
-from gdq.consumers.replica.column_changes import change_columns, source_columns
+from gdq.consumers.replica.column_changes import VersionGoneError, change_columns, source_columns
 from gdq.consumers.replica.dead_letters import DeadLetters
 from gdq.consumers.replica.origin import PassedOrigins
 from gdq.consumers.replica.policy import Policies
@@ -274,7 +274,12 @@ class BatchApplier:
         for version in sorted({*found.with_rows, *found.made}):
             now = self._state.tables[name].columns
             if version > now.version:
-                columns = source_columns(self._source, self._state.queue, relid, version)
+                try:
+                    columns = source_columns(self._source, self._state.queue, relid, version)
+                except VersionGoneError:
+                    if version in found.with_rows:
+                        raise
+                    continue  # no row has these columns: the next version's follow those before
                 change_columns(self._source, self._target, name, now, columns, relid=relid)
                 self._state.altered(name, columns)
                 self._letters.rename_columns(name, now, columns)

@@ -65,10 +65,16 @@ class SourceColumns:
         )
 
 
+class VersionGoneError(GdqError):
+    """The source has dropped a version of a table's columns, since no log has rows of it."""
+
+
 def source_columns(source: Connection[Any], queue: str, relid: int, version: int) -> SourceColumns:
-    """The columns of a captured table at a version."""
+    """The columns of a captured table at a version; VersionGoneError if the source has it no longer."""
     with mapped_errors():
         found = source.execute(_COLUMNS, [queue, str(relid), version], prepare=True).fetchall()
+    if not found:
+        raise VersionGoneError(f"version {version} of a table's columns is gone in queue {queue}")
     return SourceColumns(version, {number: (name, kind) for number, name, kind in found})
 
 

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
+import psycopg
 from psycopg import Connection
 
 import gdq
 from gdq.call import call, scalar
 from gdq.consumer import Consumer, ConsumerInfo, consumer_info, register_consumer, seek, unregister_consumer
 from gdq.consumers.replica.batch_apply import BatchApplier, CopyAgain
+from gdq.consumers.replica.column_changes import VersionGoneError
 from gdq.consumers.replica.origin import (
     PassedOrigins,
     TakenOrigin,
@@ -31,7 +33,7 @@ from gdq.consumers.replica.pause import PauseWatch
 from gdq.consumers.replica.policy import OnError, Policies
 from gdq.consumers.replica.sessions import check_databases, open_sessions
 from gdq.consumers.replica.skip import SkipInfo, skip_changes
-from gdq.consumers.replica.source_tables import NewTableWatch, source_tables
+from gdq.consumers.replica.source_tables import CaptureOffError, NewTableWatch, require_capture, source_tables
 from gdq.consumers.replica.state import SLOT, ReplicaState, check_replica
 from gdq.consumers.replica.table import suppress_triggers
 from gdq.consumers.replica.table_copy import copy_tables
@@ -45,6 +47,8 @@ from gdq.typed.batch_rows import may_read_logs
 
 # A batch joins the changes of many ticks: a row that was changed several times is written once.
 MAX_EVENTS = 500_000
+
+_PAUSE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,10 @@ class AppliedBatch:
     conflicts: int
     dead_letters: int
     seconds: float
+
+
+class _LogDropped(Exception):  # noqa: N818 (a signal)
+    """A log that this replica's copies have made needless was dropped before the batch was read whole."""
 
 
 class _Misplaced(Exception):  # noqa: N818 (a signal)
@@ -139,16 +147,15 @@ class Replica:
         """Copy what is to be copied, then apply batches and yield those that held changes.
 
         `once`: up to a tick that is taken now; else until `stop`, which is called between batches and while waiting.
-        A replica that is paused waits and says so; `once` it is a GdqError.
+        A replica that is paused waits and says so; `once` it is a GdqError. It also waits while capture of a table is
+        off; `once` it is a CaptureOffError.
         """
         self._begin()
         pause = PauseWatch(self.source, self.queue, self.name, self._tell)
         while True:
-            if once:
-                pause.refuse()
-            elif not pause.wait(stop):
+            copied = self._copied(pause, once=once, stop=stop)
+            if copied is None:
                 return
-            copied = self._copy_missing()
             news = NewTableWatch(self.source, self.queue, self.name, self.state.names.keys())
             try:
                 yield from self._batches(once=once, stop=pause.watched(news.watched(stop)))
@@ -156,6 +163,8 @@ class Replica:
                 self._wanted |= again.tables
             except _Misplaced:
                 self._go_where_the_target_is()
+            except _LogDropped:
+                continue
             except ResyncRequired:
                 # the consumer's resync names the tables, unless capture is off
                 if not copied and not self._consumer().resync:
@@ -232,6 +241,25 @@ class Replica:
     def _consumer(self) -> ConsumerInfo:
         return next(info for info in consumer_info(self.source, self.queue) if info.consumer_name == self.name)
 
+    def _copied(self, pause: PauseWatch, *, once: bool, stop: Callable[[], bool]) -> bool | None:
+        """Call _copy_missing() when nothing is paused and capture is on; None if `stop` came before.
+
+        `once`: GdqError while the replica is paused, CaptureOffError while capture is off.
+        """
+        while True:
+            if once:
+                pause.refuse()
+            elif not pause.wait(stop):
+                return None
+            try:
+                return self._copy_missing()
+            except CaptureOffError:
+                if once:
+                    raise
+                if stop():
+                    return None
+                time.sleep(_PAUSE_SECONDS)
+
     def _copy_missing(self) -> bool:
         """Copy the tables that have no copy, or whose copy misses changes; True if there were any."""
         consumer = self._consumer()
@@ -256,6 +284,7 @@ class Replica:
         ]
         if not missing:
             return False
+        require_capture(self.source, self.queue, [table.table_name for table in missing])
         self._refuse_copies([self.state.names[table.relid] for table in missing if table.relid in self.state.names])
         self._applier.forget_tables()
         copy_tables(
@@ -338,7 +367,12 @@ class Replica:
                     continue
                 if batch.tick_from != tick:
                     raise _Misplaced
-                tables, applied = self._applier.apply(batch)
+                try:
+                    tables, applied = self._applier.apply(batch)
+                except (psycopg.errors.UndefinedTable, VersionGoneError) as error:
+                    if isinstance(error, VersionGoneError) or "gdq_log." in str(error):
+                        raise _LogDropped from error
+                    raise
                 batch.commit()
                 if not tables:
                     continue

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from psycopg import Connection
 
 from gdq.call import rows
+from gdq.errors import GdqError
 
 # Seconds between two looks of a replica that follows.
 _LOOK_SECONDS = 1.0
@@ -18,6 +19,16 @@ _TABLES = """
 select tbl::oid::bigint as relid, table_name, is_there, version, mode, key, operations, "where" as filter, always,
        origin
   from gdq.consumer_tables(%s, %s)"""
+
+# Tables whose capture is off: the changes that they have now will never come.
+_CAPTURE_OFF = """
+select i.table_name, i.reason
+  from pg_current_snapshot() s, gdq.delta_events(%(queue)s, s, s) e, gdq.table_info(%(queue)s) i
+ where e.data->>'kind' = 'off' and i.table_name = e.tbl and i.table_name = any (%(tables)s) order by 1 limit 1"""
+
+
+class CaptureOffError(GdqError):
+    """A table cannot be copied so that its changes follow, since its capture is off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +53,16 @@ class SourceTable:
 def source_tables(source: Connection[Any], queue: str, name: str) -> dict[int, SourceTable]:
     """The captured tables that a replica's consumer takes, by their oids."""
     return {table.relid: table for table in rows(source, SourceTable, _TABLES, queue, name)}
+
+
+def require_capture(source: Connection[Any], queue: str, tables: Sequence[str]) -> None:
+    """CaptureOffError for a table whose capture is off: a copy of it would be wrong with the next change."""
+    off = source.execute(_CAPTURE_OFF, {"queue": queue, "tables": tables}).fetchone()
+    if off is not None:
+        raise CaptureOffError(
+            f"capture of table {off[0]} is off, so that no copy can follow its changes: {off[1]}",
+            hint="gdq.maintain() or a ticker switches it on when its cause is mended.",
+        )
 
 
 class NewTableWatch:

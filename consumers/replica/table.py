@@ -35,7 +35,9 @@ select c.oid, c.relkind,
                             join pg_attribute a on a.attrelid = c.oid and a.attnum = k order by 1)
                     = array(select n from unnest(%(key)s::text[]) n order by 1)) as by_key,
        (select count(*) > 1 from pg_index i
-         where i.indrelid = c.oid and (i.indisunique or i.indisexclusion)) as more_keys
+         where i.indrelid = c.oid and (i.indisunique or i.indisexclusion)) as more_keys,
+       exists (select from pg_constraint k
+                where k.conrelid = c.oid and k.contype in ('p', 'u', 'x') and k.condeferrable) as deferrable
   from pg_class c where c.oid = to_regclass(%(table)s) and c.relkind in ('r', 'p')"""
 
 _TARGET_COLUMNS = """
@@ -81,7 +83,7 @@ class ReplicaTable:
     """A table whose changes a replica applies, at one version of its columns in the source.
 
     `name`: as `%I.%I`, the same in both databases. `version`: None if no log was looked at. `more_keys`: the target has
-    further unique keys. `extra`: columns of the target do not come from the source.
+    further unique keys. `deferrable`: some of its keys are. `extra`: columns of the target do not come from the source.
     """
 
     name: str
@@ -89,6 +91,7 @@ class ReplicaTable:
     columns: tuple[ReplicaColumn, ...]
     partitioned: bool
     more_keys: bool
+    deferrable: bool
     extra: bool
 
     @property
@@ -182,6 +185,7 @@ def match_target(
         ),
         partitioned=there.relkind == "p",
         more_keys=there.more_keys,
+        deferrable=there.deferrable,
         extra=any(not column.generated and name not in names for name, column in theirs.items()),
     )
 

@@ -19,6 +19,7 @@ from gdq.consumers.replica.changes import (
 )
 from gdq.consumers.replica.conflicts import settle_conflicts, settle_differing
 from gdq.consumers.replica.dead_letters import DeadLetters
+from gdq.consumers.replica.deferrable_keys import check_deferrable_keys
 from gdq.consumers.replica.policy import DIFFERING, Answer, Kind, Policies
 from gdq.consumers.replica.refusal import Refused, RowsLackingError, apply_in_parts, refusal_error, refuses_rows
 from gdq.consumers.replica.table import ReplicaTable
@@ -92,6 +93,7 @@ def _attempt(
     """Change the rows that are staged, in a savepoint."""
     with target.transaction():
         applied = change(target, table)
+        check_deferrable_keys(target, table)
         query = f"select count(*) filter (where is_new), count(*) filter (where not is_new) from {STAGE}"
         row = target.execute(raw(query)).fetchone()
         assert row is not None

@@ -13,6 +13,7 @@ import psycopg
 
 from gdq.consumers.replica.change_reader import ChangeReader
 from gdq.consumers.replica.changes import Applied, release_stage, replace_rows, stage_changes, update_rows
+from gdq.consumers.replica.deferrable_keys import check_deferrable_keys
 from gdq.consumers.replica.origin import bear_origin, origin_of
 from gdq.consumers.replica.state import stored_position
 from gdq.consumers.replica.table import ReplicaTable, SourceColumn, match_target, suppress_triggers
@@ -118,17 +119,17 @@ def _apply(sides: TwoSides, table: ReplicaTable, keys: Sequence[Key]) -> None:
         try:
             with there.transaction():
                 update_rows(there, table)
-                _check_equal(sides, keys)
+                _check_rows(sides, table, keys)
         except (psycopg.errors.UniqueViolation, psycopg.errors.ExclusionViolation, _UnequalError):
             # two rows may have swapped the values of another unique key; a column may not be settable
             if table.extra:
                 raise
             with there.transaction():
                 replace_rows(there, table)
-                _check_equal(sides, keys)
+                _check_rows(sides, table, keys)
     except (psycopg.errors.UniqueViolation, psycopg.errors.ExclusionViolation) as error:
         raise BlockedError(
-            f"rows of table {table.name} of the target are in the way: {error.diag.message_primary}",
+            f"rows of table {table.name} of the target are in the way: {error.diag.message_primary or error}",
             detail=error.diag.message_detail,
             hint="Rows swap the values of another unique key, or others than those to be repaired have them.",
         ) from error
@@ -139,7 +140,9 @@ def _apply(sides: TwoSides, table: ReplicaTable, keys: Sequence[Key]) -> None:
         ) from error
 
 
-def _check_equal(sides: TwoSides, keys: Sequence[Key]) -> None:
+def _check_rows(sides: TwoSides, table: ReplicaTable, keys: Sequence[Key]) -> None:
+    """The errors that the server does not raise by itself while triggers stand still, and rows that were not kept."""
+    check_deferrable_keys(sides.target.connection, table)
     for row in differing_keys(sides, keys):
         raise _UnequalError(
             f"table {sides.shape.name} of the target does not keep the source's row of key {', '.join(row.key or ())}",

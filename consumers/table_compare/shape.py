@@ -34,6 +34,7 @@ select array(select a.attname::text
 _NUMBERS = frozenset(("smallint", "integer", "bigint", "numeric", "real", "double precision"))
 _TEXTS = frozenset(("character", "character varying", "text", "name"))
 _JSONS = frozenset(("json", "jsonb"))
+_TIMES = frozenset(("date", "timestamp without time zone"))
 _TYPMOD = re.compile(r"\([\d,]+\)")
 
 
@@ -114,7 +115,12 @@ def compared_shape(
     `known`: the columns that the source's log has, None without a log. `columns`: only these, beside the key.
     """
     theirs = {column.name: column for column in target.columns}
-    ours = [column for column in source.columns if known is None or column.name in known]
+    # what one of the sides computes is not compared
+    ours = [
+        column
+        for column in source.columns
+        if (known is None or column.name in known) and column.name not in target.generated
+    ]
     if unknown := sorted(set(columns or ()) - {column.name for column in ours}):
         raise GdqError(
             f"column {', '.join(map(quote, unknown))} of table {source.name} cannot be compared",
@@ -154,4 +160,6 @@ def _value(ours: CopyColumn, theirs: CopyColumn) -> str:
         return f"trim_scale({name}::text::numeric)"  # by its text: numeric takes but 15 digits of a float
     if kinds <= _TEXTS:
         return f"{name}::text"
+    if kinds <= _TIMES:
+        return f"{name}::timestamp"
     return f"{name}::jsonb" if kinds <= _JSONS else name

@@ -48,6 +48,16 @@ def test_versions_that_come_too_early(empty_db: Database) -> None:
         assert su.execute(UNORDERED.format("seen").encode()).fetchone() == (1,)
 
 
+def test_a_short_campaign_against_a_replica(pytestconfig: pytest.Config, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.campaign.replicas", "--kills", "3", "--seed", "1"]
+    command += ["--pg", str(pytestconfig.getoption("--pg")), "--folder", str(tmp_path)]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ, capture_output=True, text=True, check=False, timeout=SECONDS
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 kills, 3 comparisons" in done.stdout.splitlines()[-1]
+
+
 @pytest.mark.long
 def test_a_short_campaign(pytestconfig: pytest.Config, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.campaign", "--seconds", "30", "--seed", "3", "--rate", "300"]

@@ -69,6 +69,22 @@ def test_ddl_without_rows(items: Pair) -> None:
     equal(items)
 
 
+def test_columns_that_no_row_had(items: Pair) -> None:
+    """gdq.maintain() drops a version of the columns that was replaced before a row was written."""
+    items.run(
+        "update item set qty = 0 where id = 1",
+        "alter table item add note text",
+        "alter table item rename note to remark",
+        "alter table item add flag boolean",
+        "alter table item drop name",
+    )
+    items.run(*["select gdq.maintain()"] * 3)
+    assert "copied" not in items.apply().stderr
+    items.run("insert into item values (4, 40, 'r', true)")
+    assert "copied" not in items.apply().stderr
+    equal(items)
+
+
 def test_names_that_change_hands(items: Pair) -> None:
     items.run(
         "alter table item add other text",

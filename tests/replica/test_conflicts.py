@@ -185,3 +185,26 @@ def test_answers_that_mean_nothing(items: Pair, answer: str, message: str) -> No
     failed = items.replicate("--on-conflict", answer)
     assert failed.returncode == 1
     assert message in failed.stderr.splitlines()[0]
+
+
+def test_deferrable_keys(pair: Pair) -> None:
+    """PostgreSQL checks them by triggers, which do not fire in a replica: two rows would have one key."""
+    pair.make(
+        """create table item (id int primary key deferrable initially deferred, place int unique deferrable,
+             span int4range, exclude using gist (span with &&) deferrable)"""
+    )
+    pair.capture("item")
+    pair.apply()
+    for number, row in enumerate(("(1, 100)", "(9, 2)", "(9, 100, '[3,9)')"), 1):
+        pair.there(f"insert into item values {row}")
+        pair.run(f"insert into item values ({number}, {number}, '[{number},{number + 1})')")
+        failed = pair.replicate()
+        assert failed.returncode == 1, number
+        assert "item" in failed.stderr
+        pair.there("delete from item where place = 100 or id = 9")
+        pair.apply()
+        pair.same("item")
+    pair.there("insert into item values (4, 100)")
+    pair.run("begin; update item set id = 5 - id, place = 5 - place; insert into item values (1, 40); commit")
+    pair.apply("--on-conflict", "apply")
+    pair.same("item")

@@ -241,3 +241,25 @@ def test_follow_list_and_drop(pair: Pair) -> None:
     assert dropped.stderr.strip().endswith("dropped replica mirror of shop")
     assert json.loads(gdq("replicas", *to, "--json", dsn=pair.source.dsn).stdout) == []
     assert "has rows already" in pair.replicate().stderr
+
+
+def test_capture_that_is_off(pair: Pair) -> None:
+    """No copy is made, let alone one after the other: a run up to now fails, and one that follows waits."""
+    pair.make(ORDERS)
+    pair.capture("orders")
+    pair.apply()
+    pair.run("alter table orders set unlogged", "insert into orders values (1)")
+    failed = pair.replicate()
+    assert failed.returncode == 1
+    assert failed.stderr.startswith("Error: capture of table public.orders is off, so that no copy can follow its")
+    assert "public.orders is unlogged" in failed.stderr.splitlines()[0]
+    to = ("--to", pair.target.su_dsn)
+    follower = start_gdq("replicate", "shop", "mirror", *to, "--follow", dsn=pair.source.dsn)
+    try:
+        until(lambda: "resync" in gdq("consumers", "shop", "--json", dsn=pair.source.dsn).stdout, "the gap")
+        pair.run("alter table orders set logged", "select gdq.maintain()", "insert into orders values (2)")
+        until(lambda: len(pair.rows(pair.target, "orders")) == 2, "the copy and the row after it")
+    finally:
+        follower.terminate()
+        _, told = follower.communicate()
+    assert (follower.returncode, told.count("copied public.orders")) == (0, 1), told

@@ -1,0 +1,105 @@
+"""Scenarios of other replications, all of them at once: after every round each table is equal to the source's."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import psycopg
+import pytest
+
+from gdq import compare_tables
+from gdq.consumers.replica.replica import Replica
+from gdq.sql_text import quote
+from tests.replica.scenario import Scenario, read_scenarios
+from tests.support.server import Database
+
+pytestmark = pytest.mark.server
+
+QUEUE = "scenarios"
+COLUMNS = read_scenarios("columns")
+ALL = [*COLUMNS, *read_scenarios("types"), *read_scenarios("rows"), *read_scenarios("tables")]
+_TABLES = """
+select format('%%I.%%I', n.nspname, c.relname) from pg_class c join pg_namespace n on n.oid = c.relnamespace
+ where c.relnamespace = %s::regnamespace and c.relkind in ('r', 'p') and not c.relispartition
+   and c.relname <> all (%s) order by 1"""
+_COLUMNS = """
+select a.attname::text from pg_attribute a
+ where a.attrelid = %s::regclass and a.attnum > 0 and not a.attisdropped and a.attname <> all (%s) order by a.attnum"""
+
+
+class Stage:
+    """Scenarios between two databases, in each of which one session runs all statements."""
+
+    def __init__(self, source: psycopg.Connection[Any], target: psycopg.Connection[Any]) -> None:
+        self.source, self.target = source, target
+        self.scenarios = [scenario for scenario in ALL if self._can_play(scenario)]
+        self.tables: dict[str, Scenario] = {}
+
+    def _can_play(self, scenario: Scenario) -> bool:
+        return self.source.execute(f"select {scenario.needs}".encode()).fetchone() == (True,)
+
+    def set_up(self) -> None:
+        """Make the tables on both sides, and capture them."""
+        for extension in ("citext", "hstore"):
+            if self.target.execute("select from pg_available_extensions where name = %s", [extension]).rowcount:
+                self.target.execute(f"create extension {extension}".encode())
+        self.source.execute("select gdq.create_queue(%s)", [QUEUE])
+        for scenario in self.scenarios:
+            for place, own in ((self.source, scenario.source), (self.target, scenario.target)):
+                place.execute(f"create schema {scenario.name}".encode())
+                self.run(place, scenario, *scenario.both, *own)
+            for (name,) in self.source.execute(_TABLES, [scenario.name, scenario.plain]).fetchall():
+                self.source.execute("select gdq.add_table(%s, %s::regclass)", [QUEUE, name])
+                self.tables[name] = scenario
+
+    def play(self, number: int) -> None:
+        """Run a round of every scenario that has one."""
+        for scenario in self.scenarios:
+            if number < len(scenario.rounds):
+                self.run(self.source, scenario, *scenario.rounds[number])
+
+    def run(self, place: psycopg.Connection[Any], scenario: Scenario, *statements: str) -> None:
+        place.execute(f"set search_path = {scenario.name}, public".encode())
+        for statement in statements:
+            place.execute(statement.encode())
+        place.execute("set search_path = pg_catalog")
+
+    def differing(self) -> dict[str, tuple[Counter[str], Counter[str]]]:
+        """The tables whose rows are not those of the source: what only the source has, what only the target has."""
+        found = {}
+        for table, scenario in self.tables.items():
+            columns = [quote(name) for (name,) in self.source.execute(_COLUMNS, [table, scenario.own])]
+            here, there = (self._rows(place, table, columns) for place in (self.source, self.target))
+            if here != there:
+                found[table] = (here - there, there - here)
+        return found
+
+    def _rows(self, place: psycopg.Connection[Any], table: str, columns: list[str]) -> Counter[str]:
+        row = place.execute("select relkind::text from pg_class where oid = %s::regclass", [table]).fetchone()
+        only = "" if row == ("p",) else "only"
+        rows = place.execute(f"select row({', '.join(columns)})::text from {only} {table}".encode()).fetchall()
+        return Counter(text for (text,) in rows)
+
+
+def test_scenarios(db: Database, empty_db: Database) -> None:
+    with db.connect() as source, empty_db.connect("su") as target:
+        stage = Stage(source, target)
+        stage.set_up()
+        differing: dict[str, tuple[Counter[str], Counter[str]]] = {}
+        for number in range(-1, max(len(scenario.rounds) for scenario in ALL)):
+            if number >= 0:
+                stage.play(number)
+            with Replica(db.dsn, empty_db.su_dsn, QUEUE, "mirror") as replica:
+                list(replica.run())
+            differing |= {f"{table}, round {number}": rows for table, rows in stage.differing().items()}
+        assert differing == {}
+        for scenario in stage.scenarios:
+            if scenario.shown:
+                target.execute(f"set search_path = {scenario.name}".encode())
+                shown = target.execute(scenario.shown.encode()).fetchall()
+                assert [" | ".join(map(str, row)) for row in shown] == scenario.rows, scenario.name
+    compared = compare_tables(
+        db.dsn, empty_db.su_dsn, [f"{scenario.name}.t" for scenario in COLUMNS], queue=QUEUE, replica="mirror"
+    )
+    assert [table for table in compared if not table.equal] == []
