@@ -26,6 +26,7 @@ from typing import Any
 import click
 import psycopg
 
+from bench.__main__ import machine
 from bench.packages import BenchError
 from bench.replica_report import COPY, DUMP, GDQ_10MS, LAG, PART, WORK, Kind, page
 from bench.replica_sides import COPY_QUEUE, EACH, QUEUE, BuiltIn, Gdq, Side, session
@@ -46,11 +47,13 @@ from bench.replica_stage import (
 from bench.results import Results
 from bench.slot_reader import libpq_environment
 from bench.steady import Child
+from gdq.embedded.files import find_binaries
 from gdq.errors import EmbeddedError, GdqError
 
 Tell = Callable[[str], None]
 
-_RATE = 1000
+# Rows a second of the steady rate, and of each transaction: a slow disk does not commit a thousand times a second.
+_RATE, _ROWS = 1000, 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +158,7 @@ def _dump(stage: Stage, target: str) -> None:
 
 
 def _lags(stage: Stage, size: Size, number: int, results: Results, tell: Tell) -> None:
-    """One-row transactions at a steady rate: from the commit of each to when another session sees it in the target."""
+    """Transactions at a steady rate: from the commit of each to when another session sees its rows in the target."""
     ways: list[tuple[str, Side, int]] = [("gdq", stage.gdq, 100), (GDQ_10MS, stage.gdq, 10)]
     ways += [(side.name, side, 0) for side in stage.built_in if side.name != EACH]
     first = number % len(ways)
@@ -205,21 +208,21 @@ def _lag(side: Side, seconds: float, tick_ms: int) -> list[float]:
 
 
 def write_pings(told: Pipe, conninfo: str, seconds: float) -> None:
-    """Insert one row a transaction at random moments; tell the last number before, then when each was committed."""
+    """Insert rows at random moments; tell the last number before, then when each row was committed."""
     committed: dict[int, float] = {}
     with psycopg.connect(conninfo, autocommit=True) as connection:
         row = connection.execute(f"select coalesce(max(id), 0) from {PING}".encode()).fetchone()
         number = int(row[0]) if row else 0
         told.send(number)
-        insert = f"insert into {PING} values (%s)".encode()
+        insert = f"insert into {PING} select generate_series(%s::bigint, %s)".encode()
         time.sleep(0.5)
         due = time.monotonic()
         end = due + seconds
-        while due < end:
-            number += 1
-            connection.execute(insert, [number], prepare=True)
-            committed[number] = time.monotonic()
-            due += random.expovariate(_RATE)
+        while time.monotonic() < end:
+            connection.execute(insert, [number + 1, number + _ROWS], prepare=True)
+            committed |= dict.fromkeys(range(number + 1, number + _ROWS + 1), time.monotonic())
+            number += _ROWS
+            due += random.expovariate(_RATE / _ROWS)
             time.sleep(max(due - time.monotonic(), 0))
     told.send(committed)
 
@@ -259,7 +262,8 @@ def main(kinds: tuple[Kind, ...], file: Path | None, write: Path | None, **optio
             results = Results.read(path, None)
         else:
             results = Results.read(path, f"{size.changes:,} changes, {size.rows:,} rows, {size.seconds:g} s")
-            results.tell(size=results.size, settings=" ".join(f"{name}={value}" for name, value in SETTINGS.items()))
+            settings = " ".join(f"{name}={value}" for name, value in SETTINGS.items())
+            results.tell(**machine(find_binaries(18).version) | {"size": results.size, "settings": settings})
             measure(size, kinds or ("catch-up", "copy", "lag"), results, tell)
     except KeyboardInterrupt:
         tell(f"stopped; the same command goes on from {path}")

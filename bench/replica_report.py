@@ -38,8 +38,8 @@ brackets. Times measured on a shared machine mean little elsewhere; their ratios
 - built-in: one publication and subscription of all tables, with the defaults of PostgreSQL 18: `streaming = parallel`,
   and `synchronous_commit = off` in the target, while gdq waits for the disk there.
 - built-in, binary: with `binary = true` as well.
-- {each}: two publications and subscriptions, so that two workers apply. The target is no
-  state of the source then, until both have caught up.
+- {each}: two publications and subscriptions, so that two workers apply.
+  The target is no state of the source then, until both have caught up.
 """
 
 _CATCH_UP = """\
@@ -47,21 +47,25 @@ Changes gathered while nothing was applied. Seconds from the start of `gdq repli
 last change was to be seen in the target. Rows have about 180 bytes, in two tables of as many rows as there are changes.
 Of ten transactions five update, three insert and two delete; or each row of a tenth of the tables is updated ten times.
 Processor seconds are those of all processes that replicate, on both sides; on a busy machine they tell more than
-seconds. They are looked at five times a second, so that a little is missed at the end."""
+seconds. Those of gdq include 0.4 s in which its program starts. They are looked at five times a second, so that a
+little is missed at the end."""
 _COPY = """\
 Seconds until two tables were copied into empty ones with their primary keys: by gdq one after the other, by built-in
 replication with two workers, by pg_dump and psql as one stream."""
 _LAG = """\
-Milliseconds from the commit of a one-row transaction until another session sees the row in the target, at random
-moments. No ticker runs: the replica takes the ticks. A change waits for half a tick in the mean, then for a batch of
-all that came; built-in replication sends each transaction at once."""
+Milliseconds from a commit until another session sees its rows in the target. Transactions of 20 rows are committed at
+random moments, 50 a second if the machine can. No ticker runs: the replica takes the ticks, of 100 ms unless said. A
+change waits for half a tick in the mean, then for a batch of all that came; built-in replication sends each
+transaction at once."""
 _PROCESSES = """\
 The most MB that a process had of its own, in any round. Buffers that processes of a server share are not counted."""
 
 
 def page(results: Results) -> str:
     """The page of the documentation."""
-    known = {name: value for name, value in results.about.items() if name != "done"}
+    known = dict(results.about)
+    if loads := [values["load"] for values in results.samples.values() if "load" in values]:
+        known["load while measuring"] = f"{median(loads):.0f} (median), {max(loads):.0f} (most)"
     about = "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in known.items())])
     parts = [_HEAD.format(about=about, each=EACH), "## Goals", "", *_goals(results), ""]
     if any(case in WORK for case in results.names(PART, 1)):
@@ -87,7 +91,7 @@ def goals(results: Results) -> list[Goal]:
 
 
 def _goals(results: Results) -> list[str]:
-    rows = [[goal.what, f"{goal.aim:g}", str(goal.ratio or ""), goal.verdict] for goal in goals(results)]
+    rows = [[_cell(goal.what), f"{goal.aim:g}", str(goal.ratio or ""), goal.verdict] for goal in goals(results)]
     return table(["times faster", "goal", "found", ""], rows)
 
 
@@ -99,7 +103,7 @@ def _times(results: Results, case: str) -> list[str]:
         if seconds:
             beside: Ratio | str = ratio(rates, base) or ""
             figures = [f"{median(seconds.values()):.1f}", f"{median(rates.values()):,.0f}", str(beside)]
-            rows.append([who, *figures, f"{median(cpu.values()):.1f}" if any(cpu.values()) else ""])
+            rows.append([_cell(who), *figures, f"{median(cpu.values()):.1f}" if any(cpu.values()) else ""])
     head = ["", "seconds", "rows/s", "times faster than built-in", "processor seconds"]
     return [f"{case}:", "", *table(head, rows), ""] if rows else []
 
@@ -123,6 +127,11 @@ def _processes(results: Results) -> list[str]:
             row[case] = max(row.get(case, 0), size)
     rows = [[f"{who}: {kind}", *(_told(row.get(case)) for case in cases)] for (who, kind), row in sorted(most.items())]
     return table(["", *cases], rows)
+
+
+def _cell(text: str) -> str:
+    """A text in a table of Markdown."""
+    return text.replace("|", "\\|")
 
 
 def _told(megabytes: float | None) -> str:
