@@ -15,6 +15,7 @@ from gdq.consumer import ConsumerInfo, consumer_info
 from gdq.consumers.replica.conflicts import conflict_info
 from gdq.consumers.replica.held_replicas import replica_tables
 from gdq.consumers.replica.replay import replica_dead_letters
+from gdq.consumers.replica.skip import skip_info
 from gdq.consumers.replica.writing_side import read_state
 from gdq.consumers.switchover.definitions import SEQUENCES, differing_definitions
 from gdq.consumers.switchover.obstacle import Obstacle, error, left, warning
@@ -126,6 +127,10 @@ def _flow(pair: Pair, consumer: ConsumerInfo, max_lag: timedelta) -> Iterator[Ob
         problem = f"the target has refused rows: {len(letters)} dead letters"
         cure = f"gdq replica-dead-letters {pair.replica} --to ..., then replay them"
         yield error("dead_letters", pair.replica, problem, cure)
+    if skips := [note for note in skip_info(pair.target) if note.replica_name == pair.replica]:
+        problem = f"{sum(note.changes for note in skips)} changes were skipped: rows of the target differ"
+        cure = f"gdq repair-tables {pair.queue} {pair.replica} --to ..., then --accept skipped_changes"
+        yield error("skipped_changes", pair.replica, problem, cure)
     for other in consumer_info(pair.source, pair.queue):
         name = other.consumer_name
         if other.dead_letters or other.retries:

@@ -140,6 +140,15 @@ def test_what_holds_locks_or_lags(pair: Pair) -> None:
     assert found >= {("prepared_transaction", "open"), ("lag", "mirror"), ("trigger_fires", 'public.orders."t"')}
 
 
+def test_what_the_replica_has_skipped(pair: Pair) -> None:
+    pair.open_shop()
+    pair.run(pair.old, "update orders set n = 0 where id = 1")
+    [[tick]] = pair.rows(pair.old, "select gdq.force_tick('shop')")
+    pair.done("skip-replica-changes", "--tick", str(tick))
+    assert ("skipped_changes", "mirror") in pair.codes()
+    assert ("skipped_changes", "mirror") not in pair.codes("--accept", "skipped_changes")
+
+
 def test_roles_without_rights(pair: Pair) -> None:
     pair.open_shop()
     with pair.new.connect("su") as su:
