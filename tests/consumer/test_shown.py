@@ -41,7 +41,7 @@ def event(**changed: Any) -> gdq.Event:
 
 
 def test_the_operations_of_events_are_known_to_type_checkers() -> None:
-    known = {"insert", "update", "delete", "truncate", "ddl", "message"}
+    known = {"insert", "update", "delete", "truncate", "ddl", "message", "read"}
     assert set(get_args(get_type_hints(gdq.Event)["op"])) == known
 
 
