@@ -13,6 +13,7 @@ from typing import Any
 
 from psycopg import Connection, sql
 
+from gdq.call import scalar
 from gdq.consumers.views.change_source import log_columns, weighted_log_rows
 from gdq.consumers.views.snapshot_holder import SnapshotHolder
 from gdq.errors import GdqError, mapped_errors
@@ -49,6 +50,14 @@ select a.attname::text
 
 _ONLY = qualified("select c.relkind <> 'p' from pg_catalog.pg_class c where c.oid = %s::pg_catalog.regclass")
 
+_BLOCKS = qualified("""
+select sum(pg_relation_size(one.relid) / current_setting('block_size')::bigint)
+  from (select %s::pg_catalog.regclass as relid
+        union select t.relid from pg_catalog.pg_partition_tree(%s::pg_catalog.regclass) t where t.isleaf) as one""")
+
+# Blocks whose rows are read for the bounds of one range.
+_SAMPLE_BLOCKS = 50
+
 # A bound: the texts of the key's values.
 Bound = tuple[str, ...]
 
@@ -73,22 +82,43 @@ class ChunkTable:
         """The columns as a list in SQL."""
         return ", ".join(quote(name) for name, _ in self.columns)
 
-    def next_bound(self, connection: Connection[Any], after: Bound | None, size: int) -> Bound | None:
-        """The key of the row that stands `size` rows after a bound (None: from the start); None if there is none."""
+    def next_bound(
+        self, connection: Connection[Any], after: Bound | None, until: Bound | None, size: int
+    ) -> Bound | None:
+        """The key of the row that stands `size` rows after a bound (None: from the start); `until` if there is none."""
         texts = ", ".join(f"t.{quote(name)}::text" for name in self.key)
         key = ", ".join(f"t.{quote(name)}" for name in self.key)
-        query = f"select {texts} from {self._from} {self._where(after, None)} order by {key} limit 1 offset {size - 1}"
+        query = f"select {texts} from {self._from} {self._where(after, until)} order by {key} limit 1 offset {size - 1}"
         row = connection.execute(raw(query)).fetchone()
-        return None if row is None else tuple(row)
+        return until if row is None else tuple(row)
+
+    def dividing_bounds(self, connection: Connection[Any], ranges: int, size: int) -> list[Bound]:
+        """Keys that divide the table into so many ranges, or fewer of about `size` rows: by the rows of some blocks.
+
+        The rows are looked at, not statistics: these may be missing, are of single columns, and not for all to read.
+        """
+        blocks = scalar(connection, _BLOCKS, self.name, self.name) or 0
+        share = min(_SAMPLE_BLOCKS * ranges / blocks, 1.0) if blocks else 1.0
+        columns = ", ".join(f"t.{quote(name)} as k{number}" for number, name in enumerate(self.key, 1))
+        names = [f"k{number}" for number in range(1, len(self.key) + 1)]
+        key = ", ".join(names)
+        query = f"""
+            with s as materialized (select {columns} from {self._from} tablesample system ({share * 100})),
+                 n as materialized (select greatest(1, least({ranges}, floor(count(*) / {share * size})))::int as n from s),
+                 r as (select {key}, ntile((select n from n)) over (order by {key}) as place from s)
+            select distinct on (place) {", ".join(f"{name}::text" for name in names)} from r
+             where place < (select n from n) order by place, {", ".join(f"r.{name} desc" for name in names)}"""
+        return [tuple(row) for row in connection.execute(raw(query)).fetchall()]
 
     def rows(self, after: Bound | None, upto: Bound | None) -> str:
         """SELECT of the rows whose key is after a bound and not after another; None: without that limit."""
         return f"select {self.listed} from {self._from} {self._where(after, upto)}"
 
-    def changed_rows(self, holder: SnapshotHolder, since: str, upto: Bound | None) -> str | None:
+    def changed_rows(self, holder: SnapshotHolder, since: str, after: Bound | None, upto: Bound | None) -> str | None:
         """SELECT of the keys that changed between `since` and the held snapshot, each with its row as it is held.
 
-        Columns: the key, whether a row has it, and the row. Keys after `upto` are left out. None if nothing changed.
+        Columns: the key, whether a row has it, and the row. Only keys after `after` and not after `upto`. None if
+        nothing changed.
         """
         with mapped_errors():
             query = qualified("select gdq.delta_sql(%s, %s::pg_catalog.regclass, %s::pg_snapshot, %s::pg_snapshot)")
@@ -103,7 +133,7 @@ class ChunkTable:
         images = weighted_log_rows(row[0], logged)
         rows = ", ".join(f"t.{quote(name)}" for name, _ in self.columns)
         return (
-            f"with k as materialized (select distinct {keys} from {images} as t {self._where(None, upto)}) "
+            f"with k as materialized (select distinct {keys} from {images} as t {self._where(after, upto)}) "
             f"select {shown}, t.{quote(self.key[0])} is not null, {rows} from k left join {self._from} on {same}"
         )
 

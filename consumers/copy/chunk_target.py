@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -102,8 +102,10 @@ class ChunkTarget:
         into = f"{target} ({table.listed})"
         return copy_rows(holder.connection, f"({query})", self.connection, into).rows
 
-    def change(self, holder: SnapshotHolder, table: ChunkTable, changed: str, target: str) -> int:
-        """Bring the target's rows to the state that ChunkTable.changed_rows() gives; returns the number of keys."""
+    def change(self, holder: SnapshotHolder, table: ChunkTable, changed: Sequence[str], target: str) -> None:
+        """Bring the target's rows to the state that SELECTs of ChunkTable.changed_rows() give."""
+        if not changed:
+            return
         keys = [f"t.{quote(name)} as k{number}" for number, name in enumerate(table.key, 1)]
         rows = [f"t.{quote(name)} as c{number}" for number, (name, _) in enumerate(table.columns, 1)]
         values = ", ".join(f"c{number}" for number in range(1, len(rows) + 1))
@@ -112,7 +114,8 @@ class ChunkTarget:
         listed = ", ".join([*keys, "false as present", *rows])
         execute(raw(f"create temp table gdq_changed on commit drop as select {listed} from {target} as t with no data"))
         holder.connection.execute("set local enable_seqscan = off")  # of a long log only the new part should be read
-        number = copy_rows(holder.connection, f"({changed})", self.connection, "pg_temp.gdq_changed").rows
+        query = " union all ".join(f"({one})" for one in changed)
+        number = copy_rows(holder.connection, f"({query})", self.connection, "pg_temp.gdq_changed").rows
         holder.connection.execute("set local enable_seqscan to default")
         if number > UNKNOWN_ROWS:
             execute("analyze pg_temp.gdq_changed")
@@ -124,4 +127,3 @@ class ChunkTarget:
             )
         )
         execute("drop table pg_temp.gdq_changed")
-        return number

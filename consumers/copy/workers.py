@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import psycopg
@@ -102,33 +103,21 @@ class _Workers:
         for piece in pieces:
             self._waiting.put(piece)
         self._stopped = threading.Event()
-        self._errors: list[BaseException] = []
 
     def run(self, pairs: Sequence[_Pair], tell: TellCopied) -> None:
         """Have each pair copy pieces until none is left; after an error, or Ctrl-C, no thread goes on."""
-        threads = [threading.Thread(target=self._work, args=pair, name="gdq copy", daemon=True) for pair in pairs]
-        for thread in threads:
-            thread.start()
-        try:
-            while not self._stopped.is_set() and (alive := [thread for thread in threads if thread.is_alive()]):
-                alive[0].join(_LOOK_SECONDS)
-                tell(*self.tally.told())
-        finally:
-            self._stopped.set()
-            _cancel(threads, pairs)
-        if self._errors:
-            raise next((error for error in self._errors if not isinstance(error, CopyStopped)), self._errors[0])
+        run_threads(
+            [partial(self._work, *pair) for pair in pairs],
+            [partial(_cancel, *pair) for pair in pairs],
+            self._stopped,
+            lambda: tell(*self.tally.told()),
+        )
 
     def _work(self, reader: Connection[Any], writer: PieceWriter) -> None:
-        try:
+        with contextlib.suppress(queue.Empty):
             while not self._stopped.is_set():
                 piece = self._waiting.get_nowait()
                 self.tally.done(piece, writer.write(reader, piece, self._moved))
-        except queue.Empty:
-            return
-        except BaseException as error:
-            self._errors.append(error)  # the caller's thread raises it
-            self._stopped.set()
 
     def _moved(self, rows: int) -> None:
         if self._stopped.is_set():
@@ -136,14 +125,57 @@ class _Workers:
         self.tally.moved(rows)
 
 
-def _cancel(threads: Sequence[threading.Thread], pairs: Sequence[_Pair]) -> None:
+def _cancel(reader: Connection[Any], writer: PieceWriter) -> None:
+    cancel_statement(reader)
+    writer.cancel()
+
+
+def cancel_statement(connection: Connection[Any]) -> None:
+    """End the statement that another thread waits for in a session."""
+    with contextlib.suppress(psycopg.Error):
+        connection.cancel_safe(timeout=_STOP_SECONDS)
+
+
+def run_threads(
+    works: Sequence[Callable[[], None]],
+    cancels: Sequence[Callable[[], None]],
+    stopped: threading.Event,
+    look: Callable[[], None] = lambda: None,
+) -> None:
+    """Run each function in a thread until all have ended; the first error stops all, and is raised.
+
+    `stopped` is set when they are to end; then what one of them waits for is ended by its function of `cancels`. `look`
+    is called now and then meanwhile, by the caller's thread. Ctrl-C stops all, too.
+    """
+    errors: list[BaseException] = []
+
+    def guarded(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)  # the caller's thread raises it
+            stopped.set()
+
+    threads = [threading.Thread(target=guarded, args=[work], name="gdq copy", daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    try:
+        while not stopped.is_set() and (alive := [thread for thread in threads if thread.is_alive()]):
+            alive[0].join(_LOOK_SECONDS)
+            look()
+    finally:
+        stopped.set()
+        _end(threads, cancels)
+    if errors:
+        raise next((error for error in errors if not isinstance(error, CopyStopped)), errors[0])
+
+
+def _end(threads: Sequence[threading.Thread], cancels: Sequence[Callable[[], None]]) -> None:
     """Cancel what threads that have not ended wait for, until they have."""
     deadline = time.monotonic() + _STOP_SECONDS
     while any(thread.is_alive() for thread in threads) and time.monotonic() < deadline:
-        for thread, (reader, writer) in zip(threads, pairs, strict=True):
+        for thread, cancel in zip(threads, cancels, strict=True):
             if thread.is_alive():
-                with contextlib.suppress(psycopg.Error):
-                    reader.cancel_safe(timeout=_STOP_SECONDS)
-                writer.cancel()
+                cancel()
         for thread in threads:
             thread.join(_LOOK_SECONDS)

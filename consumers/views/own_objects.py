@@ -28,9 +28,12 @@ OWN_TABLES: Mapping[str, tuple[str, ...]] = {
     "chunked_copy": (
         "copy text not null",
         "table_name text not null",
+        "range_no integer not null",
         "target text not null",
         "described text",
+        "after text",
         "upto text",
+        "until text",
         "whole boolean not null",
         "snapshot text",
         "position text",

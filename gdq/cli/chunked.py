@@ -10,7 +10,7 @@ from gdq.cli import base
 from gdq.cli.listing import json_record
 from gdq.cli.progress import shown_progress
 from gdq.cli.terminal import printable
-from gdq.consumers.copy.chunk import copy_in_chunks
+from gdq.consumers.copy.chunk import WORKERS, copy_in_chunks
 from gdq.json_text import json_text
 
 # The phase in which a table's rows are counted.
@@ -24,6 +24,7 @@ def copy_chunks(
     target: str,
     consumer: str,
     *,
+    workers: int = WORKERS,
     create: bool = False,
     anew: bool = False,
     as_json: bool = False,
@@ -33,7 +34,7 @@ def copy_chunks(
         with shown_progress(as_json=as_json, what="copy of") as progress:
             copied = copy_in_chunks(
                 dsn, queue, tables, target,
-                copy=consumer, consumer=consumer, create=create, anew=anew, progress=_told(progress),
+                copy=consumer, consumer=consumer, workers=workers, create=create, anew=anew, progress=_told(progress),
             )  # fmt: skip
     except KeyboardInterrupt:
         raise base.Interrupted("interrupted: the same command goes on where the copy is") from None

@@ -20,7 +20,7 @@ from gdq.json_text import json_text
 from gdq.table_choice import choose_tables
 
 # Options of a copy at one snapshot.
-_WHOLE_ONLY = ("truncate", "where", "columns", "as_text", "workers")
+_WHOLE_ONLY = ("truncate", "where", "columns", "as_text")
 
 
 @click.command()
@@ -103,7 +103,7 @@ def snapshot_command(
     choices = [CopyChoice(name, where, base.split_names(columns), base.split_names(as_text) or ()) for name in names]
     with _sigterm_interrupts():
         if chunked and queue is not None and consumer is not None:
-            copy_chunks(dsn, queue, names, target, consumer, create=create, anew=anew, as_json=as_json)
+            copy_chunks(dsn, queue, names, target, consumer, workers=workers, create=create, anew=anew, as_json=as_json)
             return
         try:
             with shown_progress(as_json=as_json, what="copy of") as progress:

@@ -75,7 +75,7 @@ def test_snapshot_in_chunks(places: Places) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--truncate", "--workers", "2"], "--truncate, --workers cannot go with --chunked"),
+        (["--truncate", "--as-text", "b"], "--truncate, --as-text cannot go with --chunked"),
         (["--where", "true", "--register", "c"], "--where cannot go with --chunked"),
         ([], "--chunked needs -q QUEUE and --register CONSUMER"),
         (["--to", "parquet:copy"], "--chunked needs a database"),
