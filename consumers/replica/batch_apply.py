@@ -6,7 +6,7 @@ version of its columns all come before those of the next.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,16 +19,17 @@ from psycopg.rows import namedtuple_row
 from gdq.batch import Batch
 from gdq.call import scalar
 from gdq.consumers.replica.change_reader import ChangeReader
-from gdq.consumers.replica.changes import Applied, empty_table, netted_sql, stage_changes
+from gdq.consumers.replica.changes import Applied, make_stage, netted_sql, stage_changes
 from gdq.consumers.replica.column_changes import VersionGoneError, change_columns, source_columns
 from gdq.consumers.replica.dead_letters import DeadLetters
+from gdq.consumers.replica.joint_apply import table_applier
 from gdq.consumers.replica.origin import PassedOrigins
 from gdq.consumers.replica.policy import Policies
 from gdq.consumers.replica.source_tables import SourceTable, source_tables
 from gdq.consumers.replica.state import ReplicaState
-from gdq.consumers.replica.table import ReplicaTable, describe_table
-from gdq.consumers.replica.table_apply import TableApplier
+from gdq.consumers.replica.table import Fires, ReplicaTable, describe_table
 from gdq.consumers.replica.table_ddl import OnDrop, leave_table, rename_table
+from gdq.consumers.replica.version_rows import version_rows
 from gdq.errors import GdqError, mapped_errors
 
 # Events of the queue that rows do not show. An event without a number says that capture is off: the gap comes later.
@@ -81,7 +82,7 @@ def _placed(batch: Batch) -> Iterator[None]:
 
 
 class BatchApplier:
-    """Applies batches to a target in whose session triggers do not fire, if `may_suppress`.
+    """Applies batches to a target in whose session some triggers fire: if any, all tables are changed at once.
 
     `passed`: the origins whose changes are left out. `on_drop`: what becomes of tables that are dropped in the source;
     `tell` gets a line for each.
@@ -94,18 +95,18 @@ class BatchApplier:
         policies: Policies,
         passed: PassedOrigins,
         *,
-        may_suppress: bool,
+        fires: Fires,
         on_drop: OnDrop = "keep",
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._source = source
         self._target = state.connection
         self._state = state
-        self._may_suppress = may_suppress
+        self._fires = fires
         self._reader = ChangeReader(source)
         self._letters = DeadLetters(self._target, state.name)
-        self._tables = TableApplier(state.name, self._target, policies, self._letters)
-        self._rows: dict[tuple[str, int], tuple[ReplicaTable, str] | None] = {}
+        self.tables = table_applier(state, policies, self._letters, fires)
+        self._rows: dict[tuple[str, tuple[int, ...]], tuple[ReplicaTable, str] | None] = {}
         self._passed = passed
         self._on_drop = on_drop
         self._tell = tell
@@ -123,18 +124,39 @@ class BatchApplier:
         with self._target.transaction():
             self._state.hold()
             self._target.execute("set local default_statistics_target = 10")
+            with _placed(batch):
+                self._empty([name for name, found in changes.items() if found.truncated is not None])
             names = sorted(changes)
             for place, name in enumerate(names, 1):
                 following = names[place] if place < len(names) else None
                 self._reader.then = None if following is None else self._query(batch, following, changes[following])
                 with _placed(batch):
                     applied += self._apply_table(batch, name, changes[name])
+            with _placed(batch):
+                applied += self.tables.finish()
             for move in moves:
                 self._move(move)
             self._set_sequences(batch)
             self._state.move(position)
         self._state.position = position
         return len(changes), applied
+
+    def stage_between(self, reader: Connection[Any], captured: SourceTable, since: str, till: str) -> None:
+        """Stage a table's changes between two snapshots, as a session of the source sees them at the later one."""
+        query = "select gdq.delta_sql(%s, %s::regclass, %s::pg_snapshot, %s::pg_snapshot)"
+        with mapped_errors():
+            log_rows = str(scalar(reader, query, self._state.queue, str(captured.relid), since, till))
+        if captured.origin and not self._passed.leave_some(reader, log_rows):
+            return
+        table = self.describe(captured)
+        log_rows = self._passed.without(table, log_rows) if captured.origin else log_rows
+        net = netted_sql(table, log_rows, None, whole=self.tables.needs_whole(table))
+
+        def stage() -> bool:
+            stage_changes(ChangeReader(reader), self._target, table, net, paired=True)
+            return True
+
+        self.tables.apply(table, stage, self._state.tick)
 
     def describe(self, captured: SourceTable, version: int | None = None, name: str | None = None) -> ReplicaTable:
         """A table as the source has it at a version, None for the newest, and as the target has it under a name."""
@@ -145,9 +167,9 @@ class BatchApplier:
             name or captured.table_name,
             captured,
             version=version,
-            may_suppress=self._may_suppress,
+            fires=self._fires,
         )
-        self._tables.answers(table)
+        self.tables.answers(table)
         return table
 
     def _at_version(self, name: str, version: int) -> ReplicaTable:
@@ -167,7 +189,7 @@ class BatchApplier:
 
     def check_policies(self, tables: set[str]) -> None:
         """GdqError if an answer to conflicts names a table that the replica does not take."""
-        self._tables.policies.check_tables(tables)
+        self.tables.policies.check_tables(tables)
 
     def close(self) -> None:
         """End the session that reads ahead."""
@@ -258,73 +280,97 @@ class BatchApplier:
             self._letters.rename_table(name, move.name)
         self._described.pop(name, None)
 
-    def _apply_table(self, batch: Batch, name: str, found: _TableChanges) -> Applied:
-        """Apply a table's changes: one version of its columns after the other."""
-        if found.truncated is not None:
+    def _empty(self, names: Sequence[str]) -> None:
+        """Delete all rows of tables that were truncated in the source."""
+        for name in names:
             if other := self._state.shared_with(name):
                 raise GdqError(
                     f"table {name} was truncated in the source, and has rows of replica {other} in the target",
                     hint=f"Delete this source's rows there, then copy those that are left: --copy-again '{name}'",
                 )
-            empty_table(self._target, name)
+        self.tables.empty(names)
+        for name in names:
             self._letters.forget(name)
+
+    def _apply_table(self, batch: Batch, name: str, found: _TableChanges) -> Applied:
+        """Apply a table's changes: one version of its columns after the other, or all at once after ALTER TABLE."""
         applied = Applied()
+        for version in sorted({*found.with_rows, *found.made}):
+            self._follow_columns(name, version, found)
+            if version in found.with_rows and not self.tables.jointly:
+                applied += self._apply_rows(batch, name, (version,), found)
+        if self.tables.jointly:
+            applied += self._apply_rows(batch, name, tuple(found.with_rows), found)
+        return applied
+
+    def _follow_columns(self, name: str, version: int, found: _TableChanges) -> None:
+        """Give a target table the columns of a later version."""
+        now = self._state.tables[name].columns
         relid = self._state.tables[name].relid
         assert relid is not None
-        for version in sorted({*found.with_rows, *found.made}):
-            now = self._state.tables[name].columns
-            if version > now.version:
-                try:
-                    columns = source_columns(self._source, self._state.queue, relid, version)
-                except VersionGoneError:
-                    if version in found.with_rows:
-                        raise
-                    continue  # no row has these columns: the next version's follow those before
-                change_columns(self._source, self._target, name, now, columns, relid=relid)
-                self._state.altered(name, columns)
-                self._letters.rename_columns(name, now, columns)
-            if version not in found.with_rows:
-                continue
-            rows = self._read_rows(batch, name, version)
-            if rows is None:
-                continue
+        if version <= now.version:
+            return
+        try:
+            columns = source_columns(self._source, self._state.queue, relid, version)
+        except VersionGoneError:
+            if version in found.with_rows:
+                raise
+            return  # no row has these columns: the next version's follow those before
+        change_columns(self._source, self._target, name, now, columns, relid=relid)
+        self._state.altered(name, columns)
+        self._letters.rename_columns(name, now, columns)
+
+    def _apply_rows(self, batch: Batch, name: str, versions: tuple[int, ...], found: _TableChanges) -> Applied:
+        """Apply the rows of some versions of a table's columns."""
+        rows = self._read_rows(batch, name, versions) if versions else None
+        if rows is not None:
             table, log_rows = rows
             query = self._net_sql(table, log_rows, found)
-            applied += self._tables.apply(table, partial(self._stage, table, query), batch.tick_to)
-        return applied
+            return self.tables.apply(table, partial(self._stage, table, query), batch.tick_to)
+        if name in self.tables.cleared:
+            table = self._at_version(name, self._state.tables[name].columns.version)
+            return self.tables.apply(table, partial(self._stage_nothing, table), batch.tick_to)
+        return Applied()
 
     def _stage(self, table: ReplicaTable, query: str) -> bool:
         """Fill the staging table with a table's net change; True, as the source tells which rows are pairs."""
         stage_changes(self._reader, self._target, table, query, paired=True)
         return True
 
+    def _stage_nothing(self, table: ReplicaTable) -> bool:
+        """Make the staging table of a table without changes."""
+        make_stage(self._target, table)
+        return False
+
     def _query(self, batch: Batch, name: str, found: _TableChanges) -> str | None:
         """The SELECT of a table's changes, which may be read ahead; None if its columns change, or it has no rows."""
         if found.made or len(found.with_rows) != 1:
             return None
-        rows = self._read_rows(batch, name, *found.with_rows)
+        rows = self._read_rows(batch, name, tuple(found.with_rows))
         return None if rows is None else self._net_sql(*rows, found)
 
     def _net_sql(self, table: ReplicaTable, log_rows: str, found: _TableChanges) -> str:
         """The SELECT of a table's changes at one version of its columns, after the last TRUNCATE."""
-        return netted_sql(table, log_rows, found.truncated, whole=self._tables.needs_whole(table))
+        return netted_sql(table, log_rows, found.truncated, whole=self.tables.needs_whole(table))
 
-    def _read_rows(self, batch: Batch, name: str, version: int) -> tuple[ReplicaTable, str] | None:
-        """A table at a version, and the SELECT of its log rows; None if all of them are passed over."""
-        if (name, version) not in self._rows:
+    def _read_rows(self, batch: Batch, name: str, versions: tuple[int, ...]) -> tuple[ReplicaTable, str] | None:
+        """A table at the last of some versions, and the SELECT of its log rows; None if all of them are passed over."""
+        if (name, versions) not in self._rows:
             relid = self._state.tables[name].relid
             assert relid is not None
-            with mapped_errors():
-                query = "select gdq.batch_sql(%s, %s, %s::regclass, %s)"
-                log_rows = str(scalar(self._source, query, batch.id, batch.token, str(relid), version))
             with_origins = self._source_table(relid).origin
+            version = versions[-1]
+            if self.tables.jointly:
+                # the target has the columns of the batch's end
+                version = max(version, self._state.tables[name].columns.version)
+            log_rows = version_rows(self._source, batch, relid, versions, version, with_origin=with_origins)
             # the target may have other columns by now than rows that came from there
             if with_origins and not self._passed.leave_some(self._source, log_rows):
-                self._rows[name, version] = None
+                self._rows[name, versions] = None
             else:
                 table = self._at_version(name, version)
-                self._rows[name, version] = table, self._passed.without(table, log_rows) if with_origins else log_rows
-        return self._rows[name, version]
+                self._rows[name, versions] = table, self._passed.without(table, log_rows) if with_origins else log_rows
+        return self._rows[name, versions]
 
     def _set_sequences(self, batch: Batch) -> None:
         """Bring the target's sequences to their values at the batch's end: at first all, then those that changed."""

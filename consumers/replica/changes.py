@@ -7,6 +7,7 @@ a key, whatever the order in which the log has them: a trigger of the applicatio
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +19,8 @@ from gdq.consumers.replica.table import ReplicaTable
 from gdq.consumers.views.change_source import NEW_OPS, OLD_OPS
 from gdq.sql_text import quote, raw
 
-_STAGE_NAME = "gdq_replica_stage"
-STAGE = f"pg_temp.{_STAGE_NAME}"
+STAGE_NAME = "gdq_replica_stage"
+STAGE = f"pg_temp.{STAGE_NAME}"
 
 # Rows from which on the planner is told what the staging table holds; below that its guess does.
 _ANALYZE_ROWS = 1_000
@@ -67,7 +68,7 @@ def netted_sql(table: ReplicaTable, log_rows: str, after: int | None, *, whole: 
     key = ", ".join(f"c{place}" for place, column in numbered if column.is_key)
     # the key first: rows that are sorted to be added up are in the order of the pairs, too
     listed = ", ".join([key, *(f"c{place}" for place, column in numbered if not column.is_key)])
-    paired = f"count(*) over (partition by {key}) > 1" if _tells_pairs(table) else "null::boolean"
+    paired = f"count(*) over (partition by {key}) > 1" if tells_pairs(table) else "null::boolean"
     return f"""select net > 0, {values}, {paired}
       from (select {listed}, sum(w) as net
               from (select s.w, {images} from ({log_rows}) as d, (values (-1), (1)) as s(w)
@@ -75,7 +76,7 @@ def netted_sql(table: ReplicaTable, log_rows: str, after: int | None, *, whole: 
              group by {listed} having sum(w) <> 0) as netted"""
 
 
-def _tells_pairs(table: ReplicaTable) -> bool:
+def tells_pairs(table: ReplicaTable) -> bool:
     """True if keys are equal in the source as in the target: not by text alone, where 1.0 and 1.00 are one number."""
     return all(column.stage != "text" or column.type == "text" for column in table.columns if column.is_key)
 
@@ -99,7 +100,7 @@ def make_stage(target: Connection[Any], table: ReplicaTable) -> None:
 
     paired: an old and a new row of the key were staged. It is right as long as nobody has edited the stage.
     """
-    own = _kept_name(table)
+    own = kept_name(table)
     target.execute(
         raw(f"""do $do$ begin
                   if pg_catalog.to_regclass('{STAGE}') is not null then
@@ -108,7 +109,7 @@ def make_stage(target: Connection[Any], table: ReplicaTable) -> None:
                   if pg_catalog.to_regclass('pg_temp.{own}') is null then
                     create temp table {own} ({_stage_columns(table)}) on commit delete rows;
                   end if;
-                  alter table pg_temp.{own} rename to {_STAGE_NAME};
+                  alter table pg_temp.{own} rename to {STAGE_NAME};
                   if exists (select from {STAGE}) then
                     truncate {STAGE};
                   end if;
@@ -118,12 +119,12 @@ def make_stage(target: Connection[Any], table: ReplicaTable) -> None:
 
 def release_stage(target: Connection[Any], table: ReplicaTable) -> None:
     """Keep the staging table for the next batch with the same columns: a new one would bloat the catalogs."""
-    target.execute(raw(f"alter table {STAGE} rename to {_kept_name(table)}"))
+    target.execute(raw(f"alter table {STAGE} rename to {kept_name(table)}"))
 
 
-def _kept_name(table: ReplicaTable) -> str:
+def kept_name(table: ReplicaTable) -> str:
     """The name of a staging table between two uses: tables with the same columns share one."""
-    return f"{_STAGE_NAME}_{hashlib.sha256(_stage_columns(table).encode()).hexdigest()[:16]}"
+    return f"{STAGE_NAME}_{hashlib.sha256(_stage_columns(table).encode()).hexdigest()[:16]}"
 
 
 def _stage_columns(table: ReplicaTable) -> str:
@@ -133,14 +134,24 @@ def _stage_columns(table: ReplicaTable) -> str:
 
 def empty_table(target: Connection[Any], name: str) -> None:
     """Delete all rows of a target table, by DELETE where the server refuses TRUNCATE for a foreign key."""
-    found = target.execute("select relkind = 'p' from pg_class where oid = to_regclass(%s)", [name]).fetchone()
-    # rows of inheritance children are not its own
-    rows_of = name if found is not None and found[0] else f"only {name}"
+    if not truncate_tables(target, [name]):
+        target.execute(raw(f"delete from {_rows_of(target, name)}"))
+
+
+def truncate_tables(target: Connection[Any], names: Sequence[str]) -> bool:
+    """Delete all rows of tables at once; False if the server refuses it, as foreign keys of others point there."""
     try:
         with target.transaction():
-            target.execute(raw(f"truncate {rows_of}"))
+            target.execute(raw(f"truncate {', '.join(_rows_of(target, name) for name in names)}"))
     except psycopg.errors.FeatureNotSupported:
-        target.execute(raw(f"delete from {rows_of}"))
+        return False
+    return True
+
+
+def _rows_of(target: Connection[Any], name: str) -> str:
+    """A table in TRUNCATE and DELETE: rows of inheritance children are not its own."""
+    found = target.execute("select relkind = 'p' from pg_class where oid = to_regclass(%s)", [name]).fetchone()
+    return name if found is not None and found[0] else f"only {name}"
 
 
 def update_rows(target: Connection[Any], table: ReplicaTable, *, paired: bool = False) -> Applied:
@@ -150,7 +161,7 @@ def update_rows(target: Connection[Any], table: ReplicaTable, *, paired: bool = 
     the two rows of a key.
     """
     partner = f"exists (select from {STAGE} p where p.is_new <> s.is_new and {same_key(table, 'p', 's')})"
-    stays = "s.paired" if paired and _tells_pairs(table) else partner
+    stays = "s.paired" if paired and tells_pairs(table) else partner
     found = found_sql(table)
     query = f"delete from {table.target} t using {STAGE} s where {found} and not s.is_new and not {stays}"
     deleted = target.execute(raw(query)).rowcount
@@ -171,13 +182,16 @@ def replace_rows(target: Connection[Any], table: ReplicaTable) -> Applied:
 
 
 def _insert(target: Connection[Any], table: ReplicaTable, condition: str) -> int:
+    return target.execute(raw(insert_sql(table, condition))).rowcount
+
+
+def insert_sql(table: ReplicaTable, condition: str, stage: str = STAGE) -> str:
+    """INSERT of staged rows s into the target's table."""
     values = ", ".join(column.staged("s", place) for place, column in enumerate(table.columns, 1))
-    return target.execute(
-        raw(
-            f"insert into {table.name} ({table.column_list}) overriding system value "
-            f"select {values} from {STAGE} s where {condition}"
-        )
-    ).rowcount
+    return (
+        f"insert into {table.name} ({table.column_list}) overriding system value "
+        f"select {values} from {stage} s where {condition}"
+    )
 
 
 def found_sql(table: ReplicaTable, alias: str = "s") -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -93,11 +94,28 @@ def apply_in_parts(
     `attempt` applies what STAGE holds, or raises and leaves the target as it was. WHOLE keeps all that was staged.
     GdqError if more than REJECT_LIMIT rows are refused.
     """
-    waiting = _number_rows(target, table)
+
+    def attempt_part(part: Sequence[int]) -> Applied:
+        stage_part(target, table, part)
+        return attempt(target, table)
+
+    return try_in_parts(number_rows(target, table), attempt_part, partial(refusal_error, table))
+
+
+def try_in_parts(
+    waiting: Sequence[int],
+    attempt: Callable[[Sequence[int]], Applied],
+    failure: Callable[[Exception, str], GdqError],
+) -> tuple[Applied, list[Refused]]:
+    """Apply the rows of these numbers but for those that are refused, which are returned.
+
+    `attempt` applies those of some numbers, or raises and leaves the target as it was. `failure` makes an error of the
+    last refusal and a hint, if there are more than REJECT_LIMIT.
+    """
     applied, refused = Applied(), list[Refused]()
     parts = _halves(waiting)
     while True:
-        done, failed = _try_parts(target, table, parts, attempt)
+        done, failed = _try_parts(parts, attempt, failure)
         applied += done
         again = [one for one in failed if isinstance(one.error, _BY_OTHERS)]
         refused += [one for one in failed if one not in again]
@@ -108,23 +126,17 @@ def apply_in_parts(
 
 
 def _try_parts(
-    target: Connection[Any],
-    table: ReplicaTable,
     parts: list[Sequence[int]],
-    attempt: Callable[[Connection[Any], ReplicaTable], Applied],
+    attempt: Callable[[Sequence[int]], Applied],
+    failure: Callable[[Exception, str], GdqError],
 ) -> tuple[Applied, list[Refused]]:
     """Apply the rows with these numbers, part by part; those that fail are halved."""
     applied, failed = Applied(), list[Refused]()
-    columns = ", ".join(f"c{place}" for place in range(1, len(table.columns) + 1))
     left = parts[::-1]
     while left:
         part = left.pop()
-        target.execute(f"truncate {STAGE}")
-        target.execute(
-            f"insert into {STAGE} select is_new, {columns} from {WHOLE} where number = any (%s)", [list(part)]
-        )
         try:
-            applied += attempt(target, table)
+            applied += attempt(part)
         except (psycopg.Error, RowsLackingError) as error:
             if not refuses_rows(error):
                 raise
@@ -133,9 +145,8 @@ def _try_parts(
                 continue
             failed.append(Refused(part[0], error))
             if len(failed) > REJECT_LIMIT:
-                raise refusal_error(
-                    table, error, f"More than {REJECT_LIMIT} rows are refused: change the target, then start again."
-                ) from error
+                hint = f"More than {REJECT_LIMIT} rows are refused: change the target, then start again."
+                raise failure(error, hint) from error
     return applied, failed
 
 
@@ -145,7 +156,18 @@ def _halves(numbers: Sequence[int]) -> list[Sequence[int]]:
     return [part for part in (numbers[:middle], numbers[middle:]) if part]
 
 
-def _number_rows(target: Connection[Any], table: ReplicaTable) -> Sequence[int]:
+def stage_part(
+    target: Connection[Any], table: ReplicaTable, part: Sequence[int], stage: str = STAGE, whole: str = WHOLE
+) -> None:
+    """Have the staging table hold those of its rows that have these numbers in `whole`, which keeps all of them."""
+    columns = ", ".join(f"c{place}" for place in range(1, len(table.columns) + 1))
+    target.execute(raw(f"truncate {stage}"))
+    target.execute(
+        raw(f"insert into {stage} select is_new, {columns} from {whole} where number = any (%s)"), [list(part)]
+    )
+
+
+def number_rows(target: Connection[Any], table: ReplicaTable) -> Sequence[int]:
     """Keep all that is staged in WHOLE, with a number for each key; the numbers."""
     key = ", ".join(column.staged("s", place) for place, column in enumerate(table.columns, 1) if column.is_key)
     target.execute(f"drop table if exists {WHOLE}")

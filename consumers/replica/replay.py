@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import psycopg
 from psycopg import Connection
 
-from gdq.call import rows
+from gdq.call import rows, scalar
 from gdq.consumers.replica.changes import make_stage, release_stage
 from gdq.consumers.replica.column_changes import SourceColumns
 from gdq.consumers.replica.dead_letters import DeadLetters, ReplicaDeadLetter
+from gdq.consumers.replica.joint_apply import JointApplier
+from gdq.consumers.replica.joint_sql import StagedTable
 from gdq.consumers.replica.origin import bear_origin
+from gdq.consumers.replica.policy import Policies
 from gdq.consumers.replica.refusal import Refused, RowsLackingError, apply_in_parts, refuses_rows
 from gdq.consumers.replica.sessions import apply_settings
 from gdq.consumers.replica.state import check_replica
-from gdq.consumers.replica.table import ReplicaTable, SourceColumn, match_target, suppress_triggers
+from gdq.consumers.replica.table import OnTriggers, ReplicaTable, SourceColumn, match_target, suppress_triggers
 from gdq.consumers.replica.table_apply import apply_staged
 from gdq.qualified_sql import qualified
 from gdq.source import Position
@@ -60,32 +64,45 @@ def replica_dead_letters(target: Connection[Any], replica: str | None = None) ->
 
 
 def replay_replica_dead_letters(
-    target: Connection[Any], replica: str, ids: Sequence[int] | None = None, *, older_than: str | None = None
+    target: Connection[Any],
+    replica: str,
+    ids: Sequence[int] | None = None,
+    *,
+    older_than: str | None = None,
+    triggers: OnTriggers = "refuse",
 ) -> Replayed:
     """Bring the rows of a replica's dead letters to their tables in a transaction; those that are refused again stay.
 
-    `ids`: only these, by dead_letter_id; `older_than`: only those dead for longer, an interval. GdqError if there is
-    no such replica, or a table cannot be written by this role.
+    `ids`: only these, by dead_letter_id; `older_than`: only those dead for longer, an interval. `triggers`: what is
+    done about triggers that this role cannot keep from firing. GdqError if there is no such replica, or a table cannot
+    be written by this role.
     """
     check_replica(target, replica)
     apply_settings(target)
-    may_suppress = suppress_triggers(target)
-    done = Replayed()
+    fires = suppress_triggers(target, triggers)
+    refused = total = 0
     with target.transaction():
         row = target.execute(_HOLD, [replica]).fetchone()
         tick = Position.parse(row[0]).tick if row else 0
         if row:
             bear_origin(target, row[1], local=True)
         values = {"replica": replica, "ids": None if ids is None else list(ids), "age": older_than}
+        kept = DeadLetters(target, replica)
+        joint = None if fires == "nothing" else _joint_replay(target, replica, kept)
         for name, columns, key, letters in target.execute(_CHOSEN, values).fetchall():
             listed = [
                 SourceColumn(name=column, stage="text", is_key=column in key)
                 for column, _ in SourceColumns.stored(columns).columns.values()
             ]
-            table = match_target(target, name, listed, may_suppress=may_suppress)
-            refused = _replay(DeadLetters(target, replica), table, letters, tick)
-            done = Replayed(done.settled + len(letters) - len(refused), done.refused + len(refused))
-    return done
+            table = match_target(target, name, listed, fires=fires)
+            total += len(letters)
+            if joint is None:
+                refused += len(_replay(kept, table, letters, tick))
+            else:
+                refused += joint.apply(table, partial(_stage, kept, table, letters), tick).dead_letters
+        if joint is not None:
+            refused += joint.finish().dead_letters
+    return Replayed(total - refused, refused)
 
 
 def purge_replica_dead_letters(
@@ -106,11 +123,31 @@ def purge_replica_dead_letters(
         return target.execute(query, values).rowcount
 
 
+class _JointReplay(JointApplier):
+    """Brings dead letters to their tables, all at once: those of a child and of its parent. Conflicts stay refused."""
+
+    def settle(self, staged: StagedTable, refused: str | None) -> int:  # noqa: ARG002
+        """No conflict is settled."""
+        return 0
+
+
+def _joint_replay(target: Connection[Any], replica: str, kept: DeadLetters) -> _JointReplay:
+    query = qualified("select array(select table_name from gdq_target.replica_table where replica = %s)")
+    tables: list[str] = scalar(target, query, replica)
+    return _JointReplay(replica, target, Policies(on_error="dead-letter"), kept, lambda: tables)
+
+
+def _stage(kept: DeadLetters, table: ReplicaTable, letters: Sequence[int]) -> bool:
+    """Stage the rows of some dead letters; False: it is not told which are pairs."""
+    make_stage(kept.target, table)
+    kept.stage(table, letters)
+    return False
+
+
 def _replay(kept: DeadLetters, table: ReplicaTable, letters: Sequence[int], tick: int) -> list[Refused]:
     """Apply the rows of a table's dead letters; those that are refused again."""
     target = kept.target
-    make_stage(target, table)
-    kept.stage(table, letters)
+    _stage(kept, table, letters)
     met = kept.meet_stage(table)
     refused = list[Refused]()
     try:

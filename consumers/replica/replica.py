@@ -21,6 +21,7 @@ from gdq.call import call, scalar
 from gdq.consumer import Consumer, ConsumerInfo, consumer_info, register_consumer, seek, unregister_consumer
 from gdq.consumers.replica.batch_apply import BatchApplier, CopyAgain
 from gdq.consumers.replica.column_changes import VersionGoneError
+from gdq.consumers.replica.joined_copy import JoinedCopy
 from gdq.consumers.replica.origin import (
     PassedOrigins,
     TakenOrigin,
@@ -35,7 +36,7 @@ from gdq.consumers.replica.sessions import check_databases, open_sessions
 from gdq.consumers.replica.skip import SkipInfo, skip_changes
 from gdq.consumers.replica.source_tables import CaptureOffError, NewTableWatch, require_capture, source_tables
 from gdq.consumers.replica.state import SLOT, ReplicaState, check_replica
-from gdq.consumers.replica.table import suppress_triggers
+from gdq.consumers.replica.table import OnTriggers, suppress_triggers
 from gdq.consumers.replica.table_copy import copy_tables
 from gdq.consumers.replica.table_ddl import OnDrop, leave_table
 from gdq.consumers.replica.writing_side import refuse_source
@@ -82,8 +83,8 @@ class Replica:
     lacks. `overwrite`: replace rows that a target table has before its first copy. `no_copy`: at the first start
     the target has the rows already. `origin`: which changes are brought, see TakenOrigin. `copy_again`: tables
     whose copy is to be replaced. `on_drop`: what becomes of a table that the source drops. `on_conflict`: answers
-    to conflicts, as Policies.parse() reads them; `on_error`: what is done about rows that the target refuses. `tell`
-    gets a line for each copy.
+    to conflicts, as Policies.parse() reads them; `on_error`: what is done about rows that the target refuses;
+    `triggers`: about triggers that this role cannot keep from firing. `tell` gets a line for each copy.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class Replica:
         on_drop: OnDrop = "keep",
         on_conflict: Sequence[str] = (),
         on_error: OnError = "stop",
+        triggers: OnTriggers = "refuse",
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.queue = queue
@@ -126,7 +128,7 @@ class Replica:
                 self.state,
                 policies,
                 PassedOrigins(self._target_origin, origin),
-                may_suppress=suppress_triggers(there),
+                fires=suppress_triggers(there, triggers),
                 on_drop=on_drop,
                 tell=tell,
             )
@@ -287,6 +289,10 @@ class Replica:
         require_capture(self.source, self.queue, [table.table_name for table in missing])
         self._refuse_copies([self.state.names[table.relid] for table in missing if table.relid in self.state.names])
         self._applier.forget_tables()
+        copy = not (self._no_copy and self._registered_now)
+        if copy and self._applier.tables.jointly:
+            joined = JoinedCopy(self.source, self.state, self._applier, self._tell)
+            missing = joined.copy(there.values(), missing, overwrite=self._overwrite)
         copy_tables(
             self.source,
             self.state,
@@ -294,7 +300,7 @@ class Replica:
             self._applier.describe,
             create=self._create,
             overwrite=self._overwrite,
-            copy=not (self._no_copy and self._registered_now),
+            copy=copy,
             tell=self._tell,
         )
         self._registered_now = False

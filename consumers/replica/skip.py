@@ -91,7 +91,7 @@ def _left_out(source: Connection[Any], state: ReplicaState, position: str) -> di
     for relid, name in state.names.items():
         table = state.tables[name]
         # a copy may be later than the position, and has what was changed before it
-        begin = max(since, table.snapshot, key=_age)
+        begin = later_snapshot(since, table.snapshot)
         changes = 0
         if _age(begin) < _age(till):
             query = "select gdq.delta_sql(%s, %s::regclass, %s::pg_snapshot, %s::pg_snapshot)"
@@ -100,6 +100,11 @@ def _left_out(source: Connection[Any], state: ReplicaState, position: str) -> di
         if changes or name in events:
             found[name] = (int(changes), events.get(name, []))
     return found
+
+
+def later_snapshot(one: str, other: str) -> str:
+    """The later one of two snapshots of one server."""
+    return max(one, other, key=_age)
 
 
 def _age(snapshot: str) -> tuple[int, int]:

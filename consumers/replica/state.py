@@ -236,33 +236,34 @@ class ReplicaState:
         forget_dead_letters(self.connection, self.name, table)
         self.tables[table] = CopiedTable(table, relid, snapshot, columns, handed_over=False)
 
+    def moved(self, table: str, snapshot: str) -> None:
+        """Store in the open transaction that changes have brought a table to a snapshot, as if it was copied then."""
+        self._set(table, "snapshot = %s, handed_over = false", snapshot)
+        self.tables[table] = replace(self.tables[table], snapshot=snapshot, handed_over=False)
+
     def renamed(self, table: str, name: str) -> None:
         """Store in the open transaction that a table has another name in the target."""
-        query = qualified("update gdq_target.replica_table set table_name = %s where (replica, table_name) = (%s, %s)")
-        self.connection.execute(query, [name, self.name, table])
+        self._set(table, "table_name = %s", name)
         self.tables[name] = replace(self.tables.pop(table), table_name=name)
 
     def left(self, table: str) -> None:
         """Store in the open transaction that the source has the table no longer; its rows stay."""
-        query = qualified(
-            "update gdq_target.replica_table set source_oid = null where (replica, table_name) = (%s, %s)"
-        )
-        self.connection.execute(query, [self.name, table])
+        self._set(table, "source_oid = null")
         self.tables[table] = replace(self.tables[table], relid=None)
 
     def altered(self, table: str, columns: SourceColumns) -> None:
         """Store in the open transaction that the target's columns are in line with another version of the source's."""
-        query = qualified("update gdq_target.replica_table set columns = %s where (replica, table_name) = (%s, %s)")
-        self.connection.execute(query, [columns.to_store(), self.name, table])
+        self._set(table, "columns = %s", columns.to_store())
         self.tables[table] = replace(self.tables[table], columns=columns)
 
     def handed_over(self, table: str) -> None:
         """Store that the source gives this table's changes from the copy's snapshot on."""
-        query = qualified(
-            "update gdq_target.replica_table set handed_over = true where (replica, table_name) = (%s, %s)"
-        )
-        self.connection.execute(query, [self.name, table])
+        self._set(table, "handed_over = true")
         self.tables[table] = replace(self.tables[table], handed_over=True)
+
+    def _set(self, table: str, assigned: str, *values: Any) -> None:
+        query = qualified(f"update gdq_target.replica_table set {assigned} where (replica, table_name) = (%s, %s)")
+        self.connection.execute(query, [*values, self.name, table])
 
     def forget(self, table: str) -> None:
         """Delete what is stored of a table that the replica takes no longer; its rows stay."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import psycopg
 from psycopg import Connection
@@ -25,9 +25,17 @@ _EXACT = frozenset(
     )
 )
 
+# What is done about triggers of users in the target, if the role cannot keep them from firing.
+OnTriggers = Literal["refuse", "fire"]
+
+# What fires in the target when a replica writes: nothing, foreign keys and other constraints, or all triggers.
+Fires = Literal["nothing", "keys", "all"]
+
 _TARGET_TABLE = """
 select c.oid, c.relkind,
-       exists (select from pg_trigger t where t.tgrelid = c.oid and t.tgenabled <> 'D') as triggers,
+       (select min(t.tgname::text) from pg_trigger t
+         where t.tgrelid = c.oid and t.tgenabled in ('O', 'A') and not t.tgisinternal
+           and left(t.tgname, 5) <> '!gdq_') as trigger,
        exists (select from pg_index i where i.indrelid = c.oid and i.indisvalid and i.indpred is null
                 and i.indnkeyatts = cardinality(%(key)s::text[])
                 and i.indisunique
@@ -112,12 +120,11 @@ def describe_table(
     captured: SourceTable,
     *,
     version: int | None = None,
-    may_suppress: bool,
+    fires: Fires,
 ) -> ReplicaTable:
     """A table as the source has it at a version of its columns, None for the newest, and the target has it now.
 
-    `table`: its name in the target. GdqError if the replica cannot keep it. `may_suppress`: the target's session keeps
-    triggers and foreign keys from firing.
+    `table`: its name in the target. GdqError if the replica cannot keep it.
     """
     if captured.mode != "full" or captured.filter is not None or len(captured.operations) < 3:
         raise GdqError(
@@ -125,9 +132,6 @@ def describe_table(
             hint=f"Capture it in mode full, without a filter: gdq alter-table {queue} {table}",
         )
     version = captured.version if version is None else version
-    with mapped_errors(), source.cursor(row_factory=namedtuple_row) as cursor:
-        query = "select * from gdq.table_columns(%s, %s::regclass, %s) order by attnum"
-        logged: list[Any] = cursor.execute(query, [queue, str(captured.relid), version]).fetchall()
     columns = [
         SourceColumn(
             name=column.name,
@@ -136,9 +140,16 @@ def describe_table(
             old=column.log_old,
             new=column.log_new,
         )
-        for column in logged
+        for column in logged_columns(source, queue, captured.relid, version)
     ]
-    return match_target(target, table, columns, version=version, may_suppress=may_suppress)
+    return match_target(target, table, columns, version=version, fires=fires)
+
+
+def logged_columns(source: Connection[Any], queue: str, relid: int, version: int) -> list[Any]:
+    """The columns of a captured table at a version, as gdq.table_columns() gives them."""
+    with mapped_errors(), source.cursor(row_factory=namedtuple_row) as cursor:
+        query = "select * from gdq.table_columns(%s, %s::regclass, %s) order by attnum"
+        return cursor.execute(query, [queue, str(relid), version]).fetchall()
 
 
 def match_target(
@@ -147,7 +158,7 @@ def match_target(
     columns: Sequence[SourceColumn],
     *,
     version: int | None = None,
-    may_suppress: bool,
+    fires: Fires,
 ) -> ReplicaTable:
     """A table whose columns in the source are known, as the target has it; GdqError if it cannot be kept equal.
 
@@ -165,7 +176,7 @@ def match_target(
             )
         listed: list[Any] = cursor.execute(_TARGET_COLUMNS, [there.oid]).fetchall()
     theirs = {column.name: column for column in listed}
-    _check_target(table, there, key, [c.name for c in columns if c.name not in theirs], may_suppress=may_suppress)
+    _check_target(table, there, key, [c.name for c in columns if c.name not in theirs], fires)
     names = {column.name for column in columns}
     return ReplicaTable(
         name=table,
@@ -190,20 +201,20 @@ def match_target(
     )
 
 
-def suppress_triggers(target: Connection[Any], *, local: bool = False) -> bool:
-    """Keep the target's triggers and foreign keys from firing in this session; False if the role may not.
+def suppress_triggers(target: Connection[Any], triggers: OnTriggers = "refuse", *, local: bool = False) -> Fires:
+    """Keep the target's triggers and foreign keys from firing in this session; what fires if the role may not.
 
-    `local`: in the open transaction alone.
+    `triggers`: what is done about triggers of users then. `local`: in the open transaction alone.
     """
     try:
         with target.transaction():
             target.execute(f"set {'local' if local else 'session'} session_replication_role = replica")
     except psycopg.errors.InsufficientPrivilege:
-        return False
-    return True
+        return "all" if triggers == "fire" else "keys"
+    return "nothing"
 
 
-def _check_target(table: str, there: Any, key: list[str], missing: list[str], *, may_suppress: bool) -> None:
+def _check_target(table: str, there: Any, key: list[str], missing: list[str], fires: Fires) -> None:
     """GdqError for a target table that lacks columns or the key, or whose triggers would fire."""
     if missing:
         raise GdqError(
@@ -215,8 +226,9 @@ def _check_target(table: str, there: Any, key: list[str], missing: list[str], *,
             f"table {table} of the target has no unique key ({', '.join(map(quote, key))})",
             hint="Create it there: rows are found by the key of the source.",
         )
-    if there.triggers and not may_suppress:
+    if there.trigger is not None and fires == "keys":
         raise GdqError(
-            f"table {table} of the target has triggers or foreign keys, which this role cannot keep from firing",
-            hint="Have a superuser of the target say: grant set on parameter session_replication_role to ROLE",
+            f"table {table} of the target has trigger {quote(there.trigger)}, which this role cannot keep from firing",
+            hint="Let it fire by --triggers fire, or have a superuser of the target say: "
+            "grant set on parameter session_replication_role to ROLE",
         )

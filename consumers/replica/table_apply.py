@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ from psycopg import Connection
 from gdq.consumers.replica.changes import (
     STAGE,
     Applied,
+    empty_table,
     release_stage,
     replace_rows,
     update_rows,
@@ -63,6 +64,25 @@ class TableApplier:
         self.letters.settle(table, met, refused, tick)
         release_stage(self.target, table)
         return replace(applied, conflicts=conflicts, dead_letters=len(refused))
+
+    @property
+    def jointly(self) -> bool:
+        """False: each version of a table's columns is staged and applied by itself."""
+        return False
+
+    def empty(self, tables: Sequence[str]) -> None:
+        """Delete all rows of some tables."""
+        for name in tables:
+            empty_table(self.target, name)
+
+    @property
+    def cleared(self) -> Collection[str]:
+        """No tables: those that were emptied have no rows."""
+        return ()
+
+    def finish(self) -> Applied:
+        """Nothing: all changes are applied."""
+        return Applied()
 
     def needs_whole(self, table: ReplicaTable) -> bool:
         """True if conflicts ask for all columns of rows that went."""

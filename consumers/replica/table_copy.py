@@ -40,6 +40,8 @@ def copy_tables(
     has not copied before, unless `overwrite`. `copy` False: the target has the rows already, except for tables that are
     made.
     """
+    if not tables:
+        return
     for table in tables:
         name = table.table_name
         if name not in state.tables and not (create and is_missing(state.connection, name)):
@@ -70,32 +72,50 @@ def copy_tables(
 
 
 def make_room(state: ReplicaState, table: str, *, overwrite: bool) -> None:
-    """Empty a table of the target for its copy; GdqError if it has rows that this replica has not copied.
+    """Empty a table of the target for its copy; GdqError if it has rows that this replica has not copied."""
+    if needs_room(state, table, overwrite=overwrite):
+        empty_table(state.connection, table)
+
+
+def needs_room(state: ReplicaState, table: str, *, overwrite: bool) -> bool:
+    """True if a target's table may have rows, which its copy replaces; GdqError if this replica has not copied them.
 
     Rows of other sources stay; those of this one have been deleted then, or were never copied.
     """
     if state.shared_with(table) is not None:
-        return
+        return False
     if table in state.tables or overwrite:
-        empty_table(state.connection, table)
-    elif state.connection.execute(raw(f"select from {table} limit 1")).rowcount:
+        return True
+    if state.connection.execute(raw(f"select from {table} limit 1")).rowcount:
         raise GdqError(
             f"table {table} of the target has rows already",
             hint="Empty it, replace its rows by --overwrite, or say that they are the source's by --no-copy.",
         )
+    return False
 
 
 def _follow(
     source: Connection[Any], state: ReplicaState, table: SourceTable, columns: SourceColumns, *, overwrite: bool
 ) -> None:
     """Give the target's table the source's name and columns, and delete its rows."""
+    take_name(state, table)
+    make_room(state, table.table_name, overwrite=overwrite)
+    take_columns(source, state, table, columns)
+
+
+def take_name(state: ReplicaState, table: SourceTable) -> None:
+    """Give the target's table the source's name, in the open transaction."""
     name, before = table.table_name, state.names.get(table.relid)
     if before is not None and before != name:
         if name in state.tables:  # the other one's new name comes with a later batch: it will be copied, too
             state.left(before)
         else:
             rename_table(state, before, name)
-    make_room(state, name, overwrite=overwrite)
+
+
+def take_columns(source: Connection[Any], state: ReplicaState, table: SourceTable, columns: SourceColumns) -> None:
+    """Give the target's table the source's columns, in the open transaction."""
+    name = table.table_name
     known = state.tables.get(name)
     if known is not None:
         same = known.relid == table.relid

@@ -7,16 +7,26 @@ comparison has found decides only which keys are looked at, and rows that agree 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import psycopg
 
 from gdq.consumers.replica.change_reader import ChangeReader
-from gdq.consumers.replica.changes import Applied, release_stage, replace_rows, stage_changes, update_rows
+from gdq.consumers.replica.changes import STAGE_NAME, Applied, release_stage, replace_rows, stage_changes, update_rows
 from gdq.consumers.replica.deferrable_keys import check_deferrable_keys
+from gdq.consumers.replica.foreign_keys import foreign_keys
+from gdq.consumers.replica.joint_sql import StagedTable
+from gdq.consumers.replica.joint_statement import JointStatement
 from gdq.consumers.replica.origin import bear_origin, origin_of
 from gdq.consumers.replica.state import stored_position
-from gdq.consumers.replica.table import ReplicaTable, SourceColumn, match_target, suppress_triggers
+from gdq.consumers.replica.table import (
+    Fires,
+    OnTriggers,
+    ReplicaTable,
+    SourceColumn,
+    match_target,
+    suppress_triggers,
+)
 from gdq.consumers.table_compare.rows import Differing, found_rows, keys_sql, merge
 from gdq.consumers.table_compare.sides import Link, TwoSides
 from gdq.errors import GdqError
@@ -41,10 +51,19 @@ class _UnequalError(GdqError):
     """The target took the rows, and has other values now."""
 
 
-def repaired_table(sides: TwoSides) -> ReplicaTable:
-    """How rows are brought to the target's table, whose triggers are kept from firing until its transaction ends.
+@dataclass(frozen=True, slots=True)
+class RepairedTable:
+    """How rows are brought to the target's table, and what fires there until its transaction ends."""
 
-    GdqError if its rows cannot be made equal: without a key, without columns of the source.
+    table: ReplicaTable
+    fires: Fires
+
+
+def repaired_table(sides: TwoSides, triggers: OnTriggers = "refuse") -> RepairedTable:
+    """The target's table, whose triggers are kept from firing until its transaction ends, if the role may.
+
+    `triggers`: what is done about triggers of users if not. GdqError if its rows cannot be made equal: without a key,
+    without columns of the source.
     """
     shape = sides.shape
     theirs = {column.name: column.type for column in sides.target.table.columns}
@@ -60,14 +79,16 @@ def repaired_table(sides: TwoSides) -> ReplicaTable:
         if column.name in compared
     ]
     there = sides.target.connection
-    table = match_target(there, shape.name, columns, may_suppress=suppress_triggers(there, local=True))
-    return replace(
+    fires = suppress_triggers(there, triggers, local=True)
+    table = match_target(there, shape.name, columns, fires=fires)
+    table = replace(
         table,
         columns=tuple(
             replace(column, settable=column.settable and column.name in shape.values) for column in table.columns
         ),
         extra=table.extra or bool(shape.others),
     )
+    return RepairedTable(table, fires)
 
 
 def differing_keys(sides: TwoSides, keys: Sequence[Key]) -> list[Differing]:
@@ -84,14 +105,17 @@ def counted(differing: Sequence[Differing]) -> Applied:
     )
 
 
-def repair_portion(sides: TwoSides, link: Link | None, keys: Sequence[Key]) -> Applied | None:
+def repair_portion(
+    sides: TwoSides, link: Link | None, keys: Sequence[Key], triggers: OnTriggers = "refuse"
+) -> Applied | None:
     """Make the rows of some keys equal to the source's in the target's open transaction; the rows that were changed.
 
     None if the replica has copied the table anew meanwhile: then nothing was changed. BlockedError if rows of other
     keys are in the way, GdqError if the target does not take the rows. LockNotAvailable of psycopg.errors if somebody
     holds the table.
     """
-    table = repaired_table(sides)
+    repaired = repaired_table(sides, triggers)
+    table = repaired.table
     ours = found_rows(sides.source, sides.shape, keys)
     bear_origin(sides.target.connection, origin_of(sides.source.connection), local=True)
     there = sides.target.connection
@@ -107,26 +131,30 @@ def repair_portion(sides: TwoSides, link: Link | None, keys: Sequence[Key]) -> A
     differing = list(merge(ours, found_rows(sides.target, sides.shape, keys)))
     if differing:
         stage_changes(ChangeReader(sides.source.connection), there, table, _staged_sql(sides, table, differing))
-        _apply(sides, table, [row.key for row in differing if row.key is not None])
+        _apply(sides, repaired, [row.key for row in differing if row.key is not None])
         release_stage(there, table)
     return counted(differing)
 
 
-def _apply(sides: TwoSides, table: ReplicaTable, keys: Sequence[Key]) -> None:
+def _apply(sides: TwoSides, repaired: RepairedTable, keys: Sequence[Key]) -> None:
     """Bring the staged rows to the target's table, and see that they are equal then."""
-    there = sides.target.connection
+    there, table = sides.target.connection, repaired.table
+    jointly = repaired.fires != "nothing"
     try:
-        try:
-            with there.transaction():
-                update_rows(there, table)
-                _check_rows(sides, table, keys)
-        except (psycopg.errors.UniqueViolation, psycopg.errors.ExclusionViolation, _UnequalError):
-            # two rows may have swapped the values of another unique key; a column may not be settable
-            if table.extra:
-                raise
-            with there.transaction():
-                replace_rows(there, table)
-                _check_rows(sides, table, keys)
+        if jointly:
+            # foreign keys fire, and look at the table when the statement ends
+            there.execute("set constraints all immediate")
+            JointStatement(there, [StagedTable(table, STAGE_NAME)], foreign_keys(there, [table.name])).attempt()
+            _check_rows(sides, table, keys)
+        else:
+            _change_rows(sides, table, keys)
+    except psycopg.errors.ForeignKeyViolation as error:
+        raise BlockedError(
+            f"rows of table {table.name} of the target need others, or others need them: "
+            f"{error.diag.message_primary or error}",
+            detail=error.diag.message_detail,
+            hint="Repair the tables that the foreign keys join together.",
+        ) from error
     except (psycopg.errors.UniqueViolation, psycopg.errors.ExclusionViolation) as error:
         raise BlockedError(
             f"rows of table {table.name} of the target are in the way: {error.diag.message_primary or error}",
@@ -138,6 +166,22 @@ def _apply(sides: TwoSides, table: ReplicaTable, keys: Sequence[Key]) -> None:
             f"table {table.name} of the target does not take the source's rows: {error.diag.message_primary}",
             detail=error.diag.message_detail,
         ) from error
+
+
+def _change_rows(sides: TwoSides, table: ReplicaTable, keys: Sequence[Key]) -> None:
+    """Change the staged rows while no triggers fire."""
+    there = sides.target.connection
+    try:
+        with there.transaction():
+            update_rows(there, table)
+            _check_rows(sides, table, keys)
+    except (psycopg.errors.UniqueViolation, psycopg.errors.ExclusionViolation, _UnequalError):
+        # two rows may have swapped the values of another unique key; a column may not be settable
+        if table.extra:
+            raise
+        with there.transaction():
+            replace_rows(there, table)
+            _check_rows(sides, table, keys)
 
 
 def _check_rows(sides: TwoSides, table: ReplicaTable, keys: Sequence[Key]) -> None:

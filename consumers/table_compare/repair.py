@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from psycopg.errors import LockNotAvailable
 
 from gdq.call import try_while_locked
 from gdq.conninfo import Connectable, conninfo_from
 from gdq.consumers.replica.changes import Applied
+from gdq.consumers.replica.foreign_keys import foreign_keys, parents_first
+from gdq.consumers.replica.table import OnTriggers
 from gdq.consumers.table_compare.compare import CompareProgress, Found, chosen_tables, compared_rows, link_of
 from gdq.consumers.table_compare.portion import (
     BlockedError,
@@ -65,6 +67,7 @@ def repair_tables(
     where: str | None = None,
     dry_run: bool = False,
     wait_seconds: float = 10.0,
+    triggers: OnTriggers = "refuse",
     progress: CompareProgress | None = None,
 ) -> list[TableRepair]:
     """Make the rows that differ from those of another database equal to them there, while both may be written to.
@@ -73,8 +76,9 @@ def repair_tables(
     `tables`, `queue`, `replica`: as for compare_tables(). Rows become those of the source as of the replica's position,
     or as they are now without it. `columns`: only these are compared, beside the key, and updated; a missing row
     comes whole. `where`: only rows that match it on either side are repaired. `dry_run`: nothing is written.
-    `wait_seconds`: how long a replica is given to pass a TRUNCATE or DDL. GdqError, before anything is written, if a
-    table has no key or cannot be compared.
+    `wait_seconds`: how long a replica is given to pass a TRUNCATE or DDL. `triggers`: what is done about triggers of
+    the target that its role cannot keep from firing. GdqError, before anything is written, if a table has no key or
+    cannot be compared.
     """
     repaired = repair_each(
         connection,
@@ -85,6 +89,7 @@ def repair_tables(
         where=where,
         dry_run=dry_run,
         wait_seconds=wait_seconds,
+        triggers=triggers,
         progress=progress,
     )
     return ShownRows(repaired)
@@ -100,36 +105,84 @@ def repair_each(
     where: str | None = None,
     dry_run: bool = False,
     wait_seconds: float = 10.0,
+    triggers: OnTriggers = "refuse",
     progress: CompareProgress | None = None,
 ) -> Iterator[TableRepair]:
-    """As repair_tables(), one table after the other."""
+    """As repair_tables(), one table after the other; all at the end if foreign keys fire in the target."""
     source = conninfo_from(connection)
     databases = Databases(source, target, link, wait_seconds)
+    tell = progress or (lambda *_: None)
     choices = [Choice(name, where, columns) for name in chosen_tables(source, target, tables, link)]
+    order: list[str] | None = None
     for choice in choices:
         with open_sides(databases, choice) as sides:
-            repaired_table(sides)
-    for choice in choices:
-        yield _repair(databases, choice, progress or (lambda *_: None), dry_run=dry_run)
+            if repaired_table(sides, triggers).fires != "nothing" and order is None:
+                names = [one.table for one in choices]
+                order, _ = parents_first(names, foreign_keys(sides.target.connection, names))
+    repairs = [_Repair(databases, choice, triggers, tell) for choice in choices]
+    if order is None or dry_run:
+        for repair in repairs:
+            repair.find(dry_run=dry_run)
+            repair.repair(repair.keys)
+            yield repair.result()
+        return
+    # rows that come need those that they point to, and rows that go those that point to them to be gone
+    for repair in (ordered := sorted(repairs, key=lambda one: order.index(one.choice.table))):
+        repair.find()
+        repair.repair([key for key in repair.keys if key not in repair.going])
+    for repair in ordered[::-1]:
+        repair.repair([key for key in repair.keys if key in repair.going])
+    yield from (repair.result() for repair in repairs)
 
 
-def _repair(databases: Databases, choice: Choice, tell: CompareProgress, *, dry_run: bool) -> TableRepair:
-    started = time.monotonic()
-    keys: list[Key] = []
+@dataclass(slots=True)
+class _Repair:
+    """The repair of one table. `keys`: of the rows that differ; `going`: of those that the source does not have."""
 
-    def take(row: Differing) -> None:
-        if row.key is not None:
-            keys.append(row.key)
+    databases: Databases
+    choice: Choice
+    triggers: OnTriggers
+    tell: CompareProgress
+    keys: list[Key] = field(default_factory=list)
+    going: set[Key] = field(default_factory=set)
+    done: Applied = field(default_factory=Applied)
+    tick: int | None = None
+    seconds: float = 0.0
 
-    with open_sides(databases, choice) as sides:
-        compared_rows(sides, Found(0), tell, take)
-        tick = sides.tick
-        done = _counted(sides, keys) if dry_run else Applied()
-    if keys and not dry_run:
+    def find(self, *, dry_run: bool = False) -> None:
+        """Find the keys of rows that differ; `dry_run`: only count what a repair would do."""
+        started = time.monotonic()
+
+        def take(row: Differing) -> None:
+            if row.key is not None:
+                self.keys.append(row.key)
+                if row.extra:
+                    self.going.add(row.key)
+
+        with open_sides(self.databases, self.choice) as sides:
+            compared_rows(sides, Found(0), self.tell, take)
+            self.tick = sides.tick
+            if dry_run:
+                self.done = _counted(sides, self.keys)
+                self.keys.clear()
+        self.seconds += time.monotonic() - started
+
+    def repair(self, keys: Sequence[Key]) -> None:
+        """Repair the rows of these keys in portions."""
+        if not keys:
+            return
+        started = time.monotonic()
         # a row that matches the condition on one side only is no row that came or went
-        done, tick = _repair_keys(databases, Choice(choice.table, None, choice.columns), keys, tell)
-    seconds = round(time.monotonic() - started, 3)
-    return TableRepair(choice.table, done.inserted, done.updated, done.deleted, tick, seconds)
+        choice = Choice(self.choice.table, None, self.choice.columns)
+        done, self.tick = _repair_keys(self.databases, choice, keys, self.tell, self.triggers)
+        self.done += done
+        self.seconds += time.monotonic() - started
+
+    def result(self) -> TableRepair:
+        """What was done."""
+        done = self.done
+        seconds = round(self.seconds, 3)
+        return TableRepair(self.choice.table, done.inserted, done.updated, done.deleted, self.tick, seconds)
 
 
 def _counted(sides: TwoSides, keys: Sequence[Key]) -> Applied:
@@ -141,7 +194,7 @@ def _counted(sides: TwoSides, keys: Sequence[Key]) -> Applied:
 
 
 def _repair_keys(
-    databases: Databases, choice: Choice, keys: Sequence[Key], tell: CompareProgress
+    databases: Databases, choice: Choice, keys: Sequence[Key], tell: CompareProgress, triggers: OnTriggers
 ) -> tuple[Applied, int | None]:
     """Repair the rows of these keys in portions; what was done, and the tick of the last portion."""
     done, tick = Applied(), None
@@ -150,7 +203,7 @@ def _repair_keys(
         tell(choice.table, "repairing", start, len(keys))
         portion = keys[start : start + size]
         try:
-            applied, tick = _committed(databases, choice, portion)
+            applied, tick = _committed(databases, choice, portion, triggers)
         except BlockedError:
             if start + size >= len(keys):
                 raise
@@ -163,12 +216,14 @@ def _repair_keys(
     return done, tick
 
 
-def _committed(databases: Databases, choice: Choice, portion: Sequence[Key]) -> tuple[Applied | None, int | None]:
+def _committed(
+    databases: Databases, choice: Choice, portion: Sequence[Key], triggers: OnTriggers
+) -> tuple[Applied | None, int | None]:
     """Repair a portion in a transaction; as repair_portion(), and the tick that the target stood at."""
 
     def attempt() -> tuple[Applied | None, int | None]:
         with open_sides(databases, choice, writing=True) as sides:
-            applied = repair_portion(sides, databases.link, portion)
+            applied = repair_portion(sides, databases.link, portion, triggers)
             sides.target.connection.commit()
             return applied, sides.tick
 

@@ -6,7 +6,7 @@ import click
 
 from gdq.cli.base import CommandFailure, talk
 from gdq.cli.listing import Shape, listing_options, print_rows
-from gdq.cli.replicate import to_option
+from gdq.cli.replicate import to_option, triggers_option
 from gdq.cli.retry import chosen_options, need_choice
 from gdq.conninfo import connect
 from gdq.consumers.replica.dead_letters import ReplicaDeadLetter
@@ -15,6 +15,7 @@ from gdq.consumers.replica.replay import (
     replay_replica_dead_letters,
     replica_dead_letters,
 )
+from gdq.consumers.replica.table import OnTriggers
 
 _COLUMNS = (
     "dead_letter_id",
@@ -47,14 +48,15 @@ def replica_dead_letters_command(name: str | None, *, target: str, shape: Shape)
 @click.command("replay-replica-dead-letters")
 @click.argument("name")
 @to_option
+@triggers_option
 @chosen_options
 def replay_replica_dead_letters_command(
-    name: str, *, target: str, ids: tuple[int, ...], older_than: str | None, everything: bool
+    name: str, *, target: str, triggers: OnTriggers, ids: tuple[int, ...], older_than: str | None, everything: bool
 ) -> None:
     """Bring rows that a target refused to their tables. Those that it refuses again stay dead letters."""
     need_choice(ids, older_than, everything)
     with connect(target, autocommit=True) as there:
-        done = replay_replica_dead_letters(there, name, ids or None, older_than=older_than)
+        done = replay_replica_dead_letters(there, name, ids or None, older_than=older_than, triggers=triggers)
     talk(f"replayed {done.settled} of {name}")
     if done.refused:
         raise CommandFailure(

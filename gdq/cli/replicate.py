@@ -24,6 +24,7 @@ from gdq.consumers.replica.replica import AppliedBatch, Replica
 from gdq.consumers.replica.skip import SkipInfo, skip_info
 from gdq.consumers.replica.slot.slot_replica import SlotReplica
 from gdq.consumers.replica.state import ReplicaInfo, replica_info
+from gdq.consumers.replica.table import OnTriggers
 from gdq.consumers.replica.table_ddl import OnDrop
 from gdq.consumers.slot.replication import lsn_text
 from gdq.json_text import json_text
@@ -69,6 +70,17 @@ _PAUSE_SECONDS = 1.0
 def to_option(command: CommandFunction) -> CommandFunction:
     """--to, for every command that connects to a target."""
     return click.option("--to", "target", required=True, metavar="CONNINFO", help="The target's connection.")(command)
+
+
+def triggers_option(command: CommandFunction) -> CommandFunction:
+    """--triggers, for every command that writes into the tables of a target."""
+    return click.option(
+        "--triggers",
+        type=click.Choice(["refuse", "fire"]),
+        default="refuse",
+        show_default=True,
+        help="For triggers of the target that this role cannot keep from firing: refuse such tables, or let them fire.",
+    )(command)
 
 
 @queue_command("replicate")
@@ -119,6 +131,7 @@ def to_option(command: CommandFunction) -> CommandFunction:
     default="stop",
     help="For rows that the target refuses, as by a CHECK: stop (default), or put them aside as dead letters.",
 )
+@triggers_option
 @click.option("--follow", is_flag=True, help="Go on with every change, until SIGTERM or Ctrl-C.")
 @listing_options
 @base.dsn_option
@@ -138,6 +151,7 @@ def replicate_command(
     on_drop: OnDrop,
     on_conflict: tuple[str, ...],
     on_error: OnError,
+    triggers: OnTriggers,
     follow: bool,
     shape: Shape,
     dsn: str | None,
@@ -159,6 +173,7 @@ def replicate_command(
         copy_again=base.split_table_names(copy_again) or [],
         on_conflict=on_conflict,
         on_error=on_error,
+        triggers=triggers,
         tell=base.talk,
     )
     stop = base.StopSignals()

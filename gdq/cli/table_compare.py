@@ -13,7 +13,9 @@ from gdq.cli.base import CommandFunction
 from gdq.cli.listing import print_json, print_rows
 from gdq.cli.progress import shown_progress
 from gdq.cli.queue_command import only_queue
+from gdq.cli.replicate import triggers_option
 from gdq.cli.terminal import printable
+from gdq.consumers.replica.table import OnTriggers
 from gdq.consumers.table_compare.compare import CompareProgress, TableComparison, compare_each
 from gdq.consumers.table_compare.repair import TableRepair, repair_each
 from gdq.consumers.table_compare.sides import Link
@@ -108,6 +110,7 @@ def compare_tables_command(
 @_sides_options
 @click.option("--columns", metavar="C1,C2", help="Compare and update only these columns, beside the key.")
 @click.option("--dry-run", is_flag=True, help="Write nothing. Exit code 3 if there is something to repair.")
+@triggers_option
 @click.option(
     "--wait",
     type=base.Seconds(),
@@ -126,6 +129,7 @@ def repair_tables_command(
     columns: str | None,
     *,
     dry_run: bool,
+    triggers: OnTriggers,
     wait: float,
     as_json: bool,
     dsn: str | None,
@@ -146,7 +150,7 @@ def repair_tables_command(
             repaired,
             lambda progress: repair_each(
                 dsn, target, base.split_table_names(tables), link=link, columns=base.split_names(columns),
-                where=where, dry_run=dry_run, wait_seconds=wait, progress=progress,
+                where=where, dry_run=dry_run, wait_seconds=wait, triggers=triggers, progress=progress,
             ),
             as_json=as_json,
             what="repair of",

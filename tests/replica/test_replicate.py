@@ -132,10 +132,16 @@ def test_triggers_and_foreign_keys_do_not_fire(fed: Pair) -> None:
 def test_a_role_that_cannot_keep_triggers_from_firing(pair: Pair) -> None:
     pair.make(ORDERS)
     pair.make("create table lines (id int primary key, order_id int references orders)")
+    pair.there(
+        "create function stop() returns trigger language plpgsql as $$ begin raise 'stop'; end $$",
+        "create trigger stops before insert on lines for each row execute function stop()",
+    )
     pair.capture("orders", "lines")
     refused = pair.replicate(role="owner")
     assert refused.returncode == 1
-    assert refused.stderr.startswith("Error: table public.lines of the target has triggers or foreign keys")
+    assert refused.stderr.startswith(
+        'Error: table public.lines of the target has trigger "stops", which this role cannot'
+    )
     with pair.target.connect("su") as su:
         su.execute("grant set on parameter session_replication_role to gdq_owner")
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,15 +10,15 @@ from typing import Any
 from psycopg import Connection
 
 from gdq.consumers.replica.batch_apply import CopyAgain
-from gdq.consumers.replica.changes import Applied, empty_table
+from gdq.consumers.replica.changes import Applied, make_stage
 from gdq.consumers.replica.column_changes import change_columns
 from gdq.consumers.replica.dead_letters import DeadLetters
+from gdq.consumers.replica.joint_apply import table_applier
 from gdq.consumers.replica.policy import Policies
 from gdq.consumers.replica.slot.images import SlotImages
 from gdq.consumers.replica.slot.published import PublishedTable, sent_columns
 from gdq.consumers.replica.slot.slot_state import SlotReplicaState
-from gdq.consumers.replica.table import ReplicaTable, SourceColumn, match_target
-from gdq.consumers.replica.table_apply import TableApplier
+from gdq.consumers.replica.table import Fires, ReplicaTable, SourceColumn, match_target
 from gdq.consumers.slot.catalog import CatalogTable, SlotCatalog
 from gdq.consumers.slot.pgoutput import RelationMessage, RowMessage, TruncateMessage
 from gdq.consumers.slot.source import SlotBatch
@@ -44,17 +44,15 @@ class _TableChanges:
 
 
 class SlotApplier:
-    """Applies a slot's batches to a target in whose session triggers do not fire, if `may_suppress`."""
+    """Applies a slot's batches to a target in whose session some triggers fire: if any, all tables change at once."""
 
-    def __init__(
-        self, source: Connection[Any], state: SlotReplicaState, policies: Policies, *, may_suppress: bool
-    ) -> None:
+    def __init__(self, source: Connection[Any], state: SlotReplicaState, policies: Policies, *, fires: Fires) -> None:
         self._source = source
         self._target = state.connection
         self._state = state
-        self._may_suppress = may_suppress
+        self._fires = fires
         self._letters = DeadLetters(self._target, state.name)
-        self._tables = TableApplier(state.name, self._target, policies, self._letters)
+        self.tables = table_applier(state, policies, self._letters, fires)
         self._catalog = SlotCatalog(source)
         self._described: dict[CatalogTable, ReplicaTable] = {}
 
@@ -70,14 +68,15 @@ class SlotApplier:
             applied = Applied()
             with self._state.moving(batch.lsn):
                 self._target.execute("set local default_statistics_target = 10")
+                self._empty([name for name, found in changes.items() if found.truncated])
                 for name, found in sorted(changes.items()):
-                    if found.truncated:
-                        empty_table(self._target, name)
-                        self._letters.forget(name)
                     for images in found.described:
                         if sent_columns(images.table.relation) == published[name].columns.mark["sent"]:
-                            self._change_columns(published[name])
+                            applied += self._change_columns(published[name])
                         applied += self._apply_table(images, batch.lsn)
+                    if name in self.tables.cleared:
+                        applied += self._clear(published[name], batch.lsn)
+                applied += self.tables.finish()
                 self._note(published, altered)
             return len(changes), applied
 
@@ -91,12 +90,12 @@ class SlotApplier:
         self._catalog.forget(table.relation)
         self._refuse_generated(table)
         described = self._describe(self._catalog.describe(table.relation))
-        self._tables.answers(described)
+        self.tables.answers(described)
         return described
 
     def check_policies(self, tables: set[str]) -> None:
         """GdqError if an answer to conflicts names a table that the replica does not take."""
-        self._tables.policies.check_tables(tables)
+        self.tables.policies.check_tables(tables)
 
     def forget_tables(self) -> None:
         """Look at the tables anew when they are needed next."""
@@ -134,14 +133,33 @@ class SlotApplier:
             elif stored != table.columns and table.is_as(stored):
                 self._state.altered(name, table.columns)
 
-    def _change_columns(self, table: PublishedTable) -> None:
-        """Bring a target table's columns in line with the source's, unless they are."""
+    def _empty(self, names: Sequence[str]) -> None:
+        """Delete all rows of tables that were truncated in the source."""
+        self.tables.empty(names)
+        for name in names:
+            self._letters.forget(name)
+
+    def _clear(self, published: PublishedTable, lsn: int) -> Applied:
+        """Delete the rows of a table without other changes, if the server has refused TRUNCATE."""
+        table = self.describe(published)
+
+        def stage() -> bool:
+            make_stage(self._target, table)
+            return False
+
+        return self.tables.apply(table, stage, lsn)
+
+    def _change_columns(self, table: PublishedTable) -> Applied:
+        """Bring a target table's columns in line with the source's, unless they are; what was to be applied before."""
+        applied = Applied()
         stored = self._state.tables[table.name].columns
         if stored.columns != table.columns.columns:
+            applied = self.tables.finish()
             change_columns(self._source, self._target, table.name, stored, table.columns, relid=table.oid)
             self._state.altered(table.name, table.columns)
             self._letters.rename_columns(table.name, stored, table.columns)
             self._described.clear()
+        return applied
 
     def _images(self, relation: RelationMessage, now: PublishedTable) -> SlotImages:
         stored = self._state.tables[now.name].columns
@@ -152,14 +170,14 @@ class SlotApplier:
 
     def _apply_table(self, images: SlotImages, lsn: int) -> Applied:
         table = self._describe(images.table)
-        answer = self._tables.answers(table)["update_missing"]
-        inserts = answer.action in ("apply", "newest") or self._tables.policies.on_error == "dead-letter"
+        answer = self.tables.answers(table)["update_missing"]
+        inserts = answer.action in ("apply", "newest") or self.tables.policies.on_error == "dead-letter"
 
         def stage() -> bool:
-            images.stage(self._target, table, whole=self._tables.needs_whole(table), inserts_missing=inserts)
+            images.stage(self._target, table, whole=self.tables.needs_whole(table), inserts_missing=inserts)
             return False
 
-        return self._tables.apply(table, stage, lsn)
+        return self.tables.apply(table, stage, lsn)
 
     def _describe(self, table: CatalogTable) -> ReplicaTable:
         if table not in self._described:
@@ -167,7 +185,7 @@ class SlotApplier:
                 SourceColumn(column.name, stage, column.name in table.key)
                 for column, stage in zip(table.relation.columns, table.types, strict=True)
             ]
-            self._described[table] = match_target(self._target, table.name, columns, may_suppress=self._may_suppress)
+            self._described[table] = match_target(self._target, table.name, columns, fires=self._fires)
         return self._described[table]
 
     def _refuse_generated(self, table: PublishedTable) -> None:

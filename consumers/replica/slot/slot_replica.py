@@ -8,7 +8,7 @@ all that the target has, and a copy at a snapshot misses nothing that will not c
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from types import TracebackType
@@ -20,6 +20,8 @@ from gdq.call import scalar
 from gdq.conninfo import connect, conninfo_of
 from gdq.consumers.replica.batch_apply import CopyAgain
 from gdq.consumers.replica.column_changes import SourceColumns, change_columns
+from gdq.consumers.replica.foreign_keys import foreign_keys, joined_tables
+from gdq.consumers.replica.joined_copy import AllRows
 from gdq.consumers.replica.origin import bear_origin, origin_of
 from gdq.consumers.replica.policy import OnError, Policies
 from gdq.consumers.replica.replica import AppliedBatch
@@ -27,8 +29,8 @@ from gdq.consumers.replica.sessions import apply_settings, check_databases, open
 from gdq.consumers.replica.slot.published import PublishedTable, current_snapshot, published_tables
 from gdq.consumers.replica.slot.slot_apply import SlotApplier
 from gdq.consumers.replica.slot.slot_state import SlotReplicaState
-from gdq.consumers.replica.table import suppress_triggers
-from gdq.consumers.replica.table_copy import copy_table, make_room
+from gdq.consumers.replica.table import OnTriggers, suppress_triggers
+from gdq.consumers.replica.table_copy import copy_table, needs_room
 from gdq.consumers.replica.writing_side import refuse_source
 from gdq.consumers.slot.replication import REPLICATION_WAIT_SECONDS, lsn_number, lsn_text
 from gdq.consumers.slot.slot import check_primary, drop_slot, slot_name
@@ -75,6 +77,7 @@ class SlotReplica:
         copy_again: Sequence[str] = (),
         on_conflict: Sequence[str] = (),
         on_error: OnError = "stop",
+        triggers: OnTriggers = "refuse",
         slot_wait: float = REPLICATION_WAIT_SECONDS,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -94,7 +97,7 @@ class SlotReplica:
             there.execute(_DURABLE)
             self.state = SlotReplicaState(there, queue, name, origin_of(self.source))
             bear_origin(there, self.state.source)
-            self._applier = SlotApplier(self.source, self.state, policies, may_suppress=suppress_triggers(there))
+            self._applier = SlotApplier(self.source, self.state, policies, fires=suppress_triggers(there, triggers))
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Self:
@@ -204,6 +207,8 @@ class SlotReplica:
         if unknown := sorted(self._wanted - published.keys()):
             raise GdqError(f"the replica has no table {', '.join(unknown)}", hint="Write schema.table.")
         missing = sorted(self._wanted | self._stale(published))
+        if missing and self._applier.tables.jointly:
+            missing = self._joined(missing, published)
         self._applier.forget_tables()
         for name in missing:
             if name not in self.state.tables:
@@ -215,6 +220,11 @@ class SlotReplica:
         self._wanted.clear()
         self._altered_before(0, published)
         return True
+
+    def _joined(self, missing: Sequence[str], published: Collection[str]) -> list[str]:
+        """Tables, and those that foreign keys join with them: these fire, so all are copied at one snapshot."""
+        groups = joined_tables(published, foreign_keys(self.state.connection, published))
+        return sorted(name for group in groups if not set(group).isdisjoint(missing) for name in group)
 
     def _leave(self, published: dict[str, PublishedTable]) -> None:
         """Forget the tables that --tables leaves out; GdqError for one that is not published any more."""
@@ -270,18 +280,31 @@ class SlotReplica:
                 for name in names:
                     if name not in tables:
                         raise GdqError(f"table {name} is no longer published for queue {self.queue}")
+                jointly = self._applier.tables.jointly
+                for group in [names] if jointly else [[name] for name in names]:
                     with target.transaction():
-                        self._copy_table(reader, tables[name], snapshot, end)
-                    target.execute(raw(f"analyze {name}"))
+                        copied = self._copy_tables(reader, [tables[name] for name in group], snapshot, end)
+                    for name, rows in copied.items():
+                        target.execute(raw(f"analyze {name}"))
+                        self._tell(f"copied {name}: {rows} rows")
 
-    def _copy_table(self, reader: Connection[Any], table: PublishedTable, snapshot: PgSnapshot, end: int) -> None:
-        make_room(self.state, table.name, overwrite=self._overwrite)
-        if table.name in self.state.tables:
-            old = self.state.tables[table.name].columns
-            change_columns(self.source, self.state.connection, table.name, old, table.columns, relid=table.oid)
-        copied = copy_table(reader, self.state.connection, self._applier.describe(table))
-        self.state.copied_at(table, snapshot, end)
-        self._tell(f"copied {table.name}: {copied} rows")
+    def _copy_tables(
+        self, reader: Connection[Any], tables: Sequence[PublishedTable], snapshot: PgSnapshot, end: int
+    ) -> dict[str, int]:
+        """Copy tables in the open transaction of the target; the numbers of rows."""
+        target, names = self.state.connection, [table.name for table in tables]
+        applier = self._applier.tables
+        applier.empty([name for name in names if needs_room(self.state, name, overwrite=self._overwrite)])
+        for table in tables:
+            if table.name in self.state.tables:
+                old = self.state.tables[table.name].columns
+                change_columns(self.source, target, table.name, old, table.columns, relid=table.oid)
+        described = [self._applier.describe(table) for table in tables]
+        for table in tables:
+            self.state.copied_at(table, snapshot, end)
+        if applier.jointly:
+            return AllRows(reader, applier, described, foreign_keys(target, names), end).bring()
+        return {table.name: copy_table(reader, target, table) for table in described}
 
     def _batches(self, *, once: bool, stop: Callable[[], bool]) -> Iterator[AppliedBatch]:
         try:

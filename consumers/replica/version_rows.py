@@ -1,0 +1,57 @@
+"""Log rows of several versions of a table's columns, read with the columns of one version: by the columns' numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from psycopg import Connection
+
+from gdq.batch import Batch
+from gdq.call import scalar
+from gdq.consumers.replica.table import logged_columns
+from gdq.errors import mapped_errors
+from gdq.sql_text import quote
+
+
+def version_rows(
+    source: Connection[Any],
+    batch: Batch,
+    relid: int,
+    versions: Sequence[int],
+    version: int,
+    *,
+    with_origin: bool,
+) -> str:
+    """The SELECT of a batch's rows of a table at some versions, with the log's columns of one, the last or a later."""
+    query = "select gdq.batch_sql(%s, %s, %s::regclass, %s)"
+    with mapped_errors():
+        parts = [(one, str(scalar(source, query, batch.id, batch.token, str(relid), one))) for one in versions]
+    if [one for one, _ in parts] == [version]:
+        return parts[0][1]
+    logged = [(log_rows, logged_columns(source, batch.queue, relid, one)) for one, log_rows in parts]
+    return aligned_rows(logged, logged_columns(source, batch.queue, relid, version), with_origin=with_origin)
+
+
+def aligned_rows(parts: Sequence[tuple[str, Sequence[Any]]], columns: Sequence[Any], *, with_origin: bool) -> str:
+    """SELECT of log rows with the log's columns of a later version; a column that a row does not have is NULL.
+
+    `parts`: the log rows of each version, and its columns as logged_columns() gives them. `columns`: those of the later
+    version. A column of another type passes as text: a type whose values change is no change of columns alone.
+    """
+    return " union all ".join(_aligned(log_rows, there, columns, with_origin=with_origin) for log_rows, there in parts)
+
+
+def _aligned(log_rows: str, there: Sequence[Any], columns: Sequence[Any], *, with_origin: bool) -> str:
+    own = {column.attnum: column for column in there}
+    values = []
+    for column in columns:
+        before = own.get(column.attnum)
+        names = [(column.log_old, before and before.log_old), (column.log_new, before and before.log_new)]
+        for name, old_name in names:
+            value = "null" if old_name is None else f"d.{quote(old_name)}"
+            same = before is not None and before.log_type == column.log_type
+            cast = "" if same else f"::{column.log_type}" if before is None else f"::text::{column.log_type}"
+            values.append(f"{value}{cast} as {quote(name)}")
+    listed = ", ".join(["d.ev_id", "d.ev_op", *(["d.ev_origin"] if with_origin else []), *values])
+    return f"select {listed} from ({log_rows}) d"
