@@ -86,13 +86,14 @@ def copy_in_chunks(
 ) -> ChunkedCopy:
     """Copy captured tables of a queue to another database in short transactions, and bring them to one tick.
 
-    `target`: its connection string; its tables have primary keys and no rows. `into`: target tables by source table,
-    where the names differ. `copy`: the copy's name; after an interruption the same call goes on where it was. Meanwhile
-    a consumer of that name with "copy " before it keeps the log. `consumer` gets all changes after the tick, and none
-    before; it is registered if it is missing. `workers`: sessions on either side that copy tables, and ranges of large
-    ones, at once; a later call may have another number. `create`: make tables that the target lacks, with columns and
-    primary key. `anew`: delete what an earlier call has copied. `progress` is called after every step, by one thread at
-    a time, with the table, "copied" or why it starts again, the rows copied so far, and about how many there will be.
+    `target`: its connection string; its tables have the source's keys and no rows. `into`: target tables by source
+    table, where the names differ. `copy`: the copy's name; after an interruption the same call goes on where it was.
+    Meanwhile a consumer of that name with "copy " before it keeps the log. `consumer` gets all changes after the tick,
+    and none before; it is registered if it is missing. `workers`: sessions on either side that copy tables, and ranges
+    of large ones, at once; a later call may have another number. `create`: make tables that the target lacks, with
+    columns and primary key. `anew`: delete what an earlier call has copied. `progress` is called after every step, by
+    one thread at a time, with the table, "copied" or why it starts again, the rows copied so far, and about how many
+    there will be.
     GdqError if a table cannot be copied; DivergedPosition if the source has lost the state that was copied.
     """
 

@@ -1,22 +1,25 @@
 """A captured table as a chunked copy reads it: its columns and key, the bounds of chunks, and the rows that changed.
 
-Chunks are ranges of the key, compared in the source's server alone. A row belongs to a range by its image: an update
-that moves it from one range to another takes it from the one and adds it to the other.
+Chunks are ranges of the key, or of a hash of the whole row where there is no key, compared in the source's server
+alone. A row belongs to a range by its image: an update that moves it from one range to another takes it from the one
+and adds it to the other.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from psycopg import Connection, sql
 
 from gdq.call import scalar
-from gdq.consumers.views.change_source import log_columns, weighted_log_rows
+from gdq.consumers.views.change_source import LogColumn, log_columns, weighted_log_rows
 from gdq.consumers.views.snapshot_holder import SnapshotHolder
 from gdq.errors import GdqError, mapped_errors
+from gdq.plan.table import WEIGHT_COLUMN
 from gdq.qualified_sql import qualified
 from gdq.queue import TableInfo, table_info
 from gdq.sql_text import quote, raw
@@ -48,6 +51,9 @@ select a.attname::text
   join pg_catalog.pg_attribute a on a.attrelid = %(table)s::pg_catalog.regclass and a.attnum = o.attnum
  order by o.place""")
 
+_HAS_KEY = qualified("""
+select exists (select from gdq.table_columns(%s, %s::pg_catalog.regclass) c where c.is_key)""")
+
 _ONLY = qualified("select c.relkind <> 'p' from pg_catalog.pg_class c where c.oid = %s::pg_catalog.regclass")
 
 _BLOCKS = qualified("""
@@ -55,16 +61,30 @@ select sum(pg_relation_size(one.relid) / current_setting('block_size')::bigint)
   from (select %s::pg_catalog.regclass as relid
         union select t.relid from pg_catalog.pg_partition_tree(%s::pg_catalog.regclass) t where t.isleaf) as one""")
 
+_SIZE = qualified("""
+select sum(pg_table_size(one.relid))
+  from (select %s::pg_catalog.regclass as relid
+        union select t.relid from pg_catalog.pg_partition_tree(%s::pg_catalog.regclass) t where t.isleaf) as one""")
+
 # Blocks whose rows are read for the bounds of one range.
 _SAMPLE_BLOCKS = 50
 
-# A bound: the texts of the key's values.
+# Without a key each chunk is a scan of the table, so its chunks are larger, and no more than these.
+_BYTES_A_ROW = 5_000
+_SCANS_MAX = 32
+
+_HASHES = 2**64
+
+# A bound: the texts of the key's values, or of the hash.
 Bound = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkTable:
-    """A captured table of `queue`: its columns with their types, and its key. `only`: it has no partitions."""
+    """A captured table of `queue`: its columns with their types, and its key, () if there is none.
+
+    `only`: it has no partitions.
+    """
 
     queue: str
     name: str
@@ -85,10 +105,19 @@ class ChunkTable:
     def next_bound(
         self, connection: Connection[Any], after: Bound | None, until: Bound | None, size: int
     ) -> Bound | None:
-        """The key of the row that stands `size` rows after a bound (None: from the start); `until` if there is none."""
-        texts = ", ".join(f"t.{quote(name)}::text" for name in self.key)
-        key = ", ".join(f"t.{quote(name)}" for name in self.key)
-        query = f"select {texts} from {self._from} {self._where(after, until)} order by {key} limit 1 offset {size - 1}"
+        """The end of a chunk of `size` rows after a bound (None: from the start); `until` if the range ends before.
+
+        Without a key it is the size of the table that says how much of the hashes a chunk has.
+        """
+        if not self.key:
+            start, end = (int(bound[0]) if bound else None for bound in (after, until))
+            start = -_HASHES // 2 if start is None else start
+            upto = start + _HASHES // min(self._parts(connection, size), _SCANS_MAX)
+            return until if upto >= (_HASHES // 2 - 1 if end is None else end) else (str(upto),)
+        places = ", ".join(place for place, _ in self._places)
+        texts = ", ".join(f"{place}::text" for place, _ in self._places)
+        where = self._where(after, until)
+        query = f"select {texts} from {self._from} {where} order by {places} limit 1 offset {size - 1}"
         row = connection.execute(raw(query)).fetchone()
         return until if row is None else tuple(row)
 
@@ -96,15 +125,20 @@ class ChunkTable:
         """Keys that divide the table into so many ranges, or fewer of about `size` rows: by the rows of some blocks.
 
         The rows are looked at, not statistics: these may be missing, are of single columns, and not for all to read.
+        Hashes divide evenly.
         """
+        if not self.key:
+            ranges = min(ranges, self._parts(connection, size))
+            return [(str(_HASHES * number // ranges - _HASHES // 2),) for number in range(1, ranges)]
         blocks = scalar(connection, _BLOCKS, self.name, self.name) or 0
         share = min(_SAMPLE_BLOCKS * ranges / blocks, 1.0) if blocks else 1.0
-        columns = ", ".join(f"t.{quote(name)} as k{number}" for number, name in enumerate(self.key, 1))
+        columns = ", ".join(f"{place} as k{number}" for number, (place, _) in enumerate(self._places, 1))
         names = [f"k{number}" for number in range(1, len(self.key) + 1)]
         key = ", ".join(names)
+        number = f"floor(count(*) / {share * size})"
         query = f"""
             with s as materialized (select {columns} from {self._from} tablesample system ({share * 100})),
-                 n as materialized (select greatest(1, least({ranges}, floor(count(*) / {share * size})))::int as n from s),
+                 n as materialized (select greatest(1, least({ranges}, {number}))::int as n from s),
                  r as (select {key}, ntile((select n from n)) over (order by {key}) as place from s)
             select distinct on (place) {", ".join(f"{name}::text" for name in names)} from r
              where place < (select n from n) order by place, {", ".join(f"r.{name} desc" for name in names)}"""
@@ -115,43 +149,108 @@ class ChunkTable:
         return f"select {self.listed} from {self._from} {self._where(after, upto)}"
 
     def changed_rows(self, holder: SnapshotHolder, since: str, after: Bound | None, upto: Bound | None) -> str | None:
-        """SELECT of the keys that changed between `since` and the held snapshot, each with its row as it is held.
+        """SELECT of what changed between `since` and the held snapshot; None if nothing did.
 
-        Columns: the key, whether a row has it, and the row. Only keys after `after` and not after `upto`. None if
-        nothing changed.
+        Columns: the key, how often a row came (less than 0: went), and the row. Only keys after `after` and not after
+        `upto`. With a key the row is the one that is held: it may have been there before, and all rows of the keys have
+        gone.
         """
-        with mapped_errors():
-            query = qualified("select gdq.delta_sql(%s, %s::pg_catalog.regclass, %s::pg_snapshot, %s::pg_snapshot)")
-            row = holder.connection.execute(query, [self.queue, self.name, since, holder.snapshot]).fetchone()
-            assert row is not None
-            if row[0].endswith(" where false"):  # as delta_sql() writes it for no rows
-                return None
-            logged = [c for c in log_columns(holder.connection, self.queue, self.name) if c.name in self.key]
+        if not self.key:
+            return self.images(holder, since, holder.snapshot, after, upto)
+        log_rows = self._log_rows(holder, since, holder.snapshot)
+        if log_rows is None:
+            return None
+        logged = [c for c in self._logged(holder) if c.name in self.key]
         keys = ", ".join(f"t.{quote(name)}" for name in self.key)
         same = " and ".join(f"t.{quote(name)} = k.{quote(name)}" for name in self.key)
         shown = ", ".join(f"k.{quote(name)}" for name in self.key)
-        images = weighted_log_rows(row[0], logged)
+        images = weighted_log_rows(log_rows, logged)
         rows = ", ".join(f"t.{quote(name)}" for name, _ in self.columns)
+        came = f"case when t.{quote(self.key[0])} is null then -1 else 1 end"
         return (
             f"with k as materialized (select distinct {keys} from {images} as t {self._where(after, upto)}) "
-            f"select {shown}, t.{quote(self.key[0])} is not null, {rows} from k left join {self._from} on {same}"
+            f"select {shown}, {came}, {rows} from k left join {self._from} on {same}"
         )
+
+    def images(
+        self, holder: SnapshotHolder, since: str, to: str, after: Bound | None, upto: Bound | None
+    ) -> str | None:
+        """As changed_rows(), between any two snapshots, from the log alone: rows that came and rows that went.
+
+        Rows are told apart by their texts, as types without equality can be. GdqError if the log lacks columns.
+        """
+        log_rows = self._log_rows(holder, since, to)
+        if log_rows is None:
+            return None
+        logged = self._logged(holder)
+        self.check_images(logged)
+        by_name = {column.name: column for column in logged}
+        signed = weighted_log_rows(log_rows, [by_name[name] for name, _ in self.columns])
+        places = {name: f"c{number}" for number, (name, _) in enumerate(self.columns, 1)}
+        columns = ", ".join(f"t.{quote(name)} as {place}" for name, place in places.items())
+        listed = ", ".join(places.values())
+        shown = ", ".join([*(places[name] for name in self.key), "net", listed])
+        return (
+            f"select {shown} from (select distinct on (image) {listed}, sum(w) over (partition by image) as net "
+            f"from (select {columns}, t.{quote(WEIGHT_COLUMN)} as w, {self._image} as image "
+            f"from {signed} as t {self._where(after, upto)}) as i) as i where net <> 0"
+        )
+
+    def check_images(self, logged: Sequence[LogColumn]) -> None:
+        """GdqError unless the log has all columns of the rows before and after each change."""
+        whole = {column.name for column in logged if column.log_old and column.log_new}
+        lacking = [name for name, _ in self.columns if name not in whole]
+        if lacking:
+            raise GdqError(
+                f"the log of table {self.name} lacks column{'s' if len(lacking) > 1 else ''} {', '.join(lacking)}",
+                hint="Capture all its columns, in mode full.",
+            )
+
+    def _log_rows(self, holder: SnapshotHolder, since: str, to: str) -> str | None:
+        """SELECT of the log's rows between two snapshots; None if there are none."""
+        query = qualified("select gdq.delta_sql(%s, %s::pg_catalog.regclass, %s::pg_snapshot, %s::pg_snapshot)")
+        with mapped_errors():
+            found = str(scalar(holder.connection, query, self.queue, self.name, since, to))
+        return None if found.endswith(" where false") else found  # as delta_sql() writes it for no rows
+
+    def _logged(self, holder: SnapshotHolder) -> list[LogColumn]:
+        return log_columns(holder.connection, self.queue, self.name)
+
+    def _parts(self, connection: Connection[Any], size: int) -> int:
+        """How many chunks of `size` rows a table without a key has."""
+        return max(1, math.ceil((scalar(connection, _SIZE, self.name, self.name) or 0) / (size * _BYTES_A_ROW)))
 
     @property
     def _from(self) -> str:
         return f"{'only ' if self.only else ''}{self.name} as t"
 
-    def _where(self, after: Bound | None, upto: Bound | None) -> str:
+    @property
+    def _image(self) -> str:
+        """A row's text."""
+        return image_sql(f"t.{quote(name)}" for name, _ in self.columns)
+
+    @property
+    def _places(self) -> list[tuple[str, str]]:
+        """What ranges are of, in SQL, with the types: the key's columns, or the hash of the row."""
         types = dict(self.columns)
-        key = ", ".join(f"t.{quote(name)}" for name in self.key)
+        hashed = f"hashtextextended({self._image}, 0)"
+        return [(f"t.{quote(name)}", types[name]) for name in self.key] or [(hashed, "bigint")]
+
+    def _where(self, after: Bound | None, upto: Bound | None) -> str:
+        key = ", ".join(place for place, _ in self._places)
 
         def row(bound: Bound) -> str:
-            values = zip(self.key, bound, strict=True)
-            return ", ".join(f"{sql.Literal(value).as_string(None)}::{types[name]}" for name, value in values)
+            values = zip(self._places, bound, strict=True)
+            return ", ".join(f"{sql.Literal(value).as_string(None)}::{kind}" for (_, kind), value in values)
 
         limits = [f"row({key}) > row({row(after)})"] if after is not None else []
         limits += [f"row({key}) <= row({row(upto)})"] if upto is not None else []
         return f"where {' and '.join(limits)}" if limits else ""
+
+
+def image_sql(columns: Iterable[str]) -> str:
+    """A row's text by its columns in SQL; rows with one text have the same values."""
+    return f'row({", ".join(columns)})::text collate "C"'
 
 
 def captured_tables(connection: Connection[Any], queue: str, names: Sequence[str]) -> list[str]:
@@ -173,11 +272,6 @@ def captured_tables(connection: Connection[Any], queue: str, names: Sequence[str
 
 
 def _check_followed(info: TableInfo) -> None:
-    if not info.key:
-        raise GdqError(
-            f"table {info.table_name} has no key, so it cannot be divided into chunks",
-            hint="Give it a primary key and capture it again, or copy it whole.",
-        )
     if info.where or not {"insert", "update", "delete", "truncate"} <= set(info.operations):
         raise GdqError(
             f"table {info.table_name} is captured in part, by where or operations: its copy could not be kept right",
@@ -190,7 +284,7 @@ def describe_table(connection: Connection[Any], queue: str, table: str) -> Chunk
     columns = connection.execute(_COLUMNS, [table]).fetchall()
     divides = {name: good for name, _, good in columns}
     key = tuple(name for (name,) in connection.execute(_KEY, {"queue": queue, "table": table}))
-    if not key:
+    if not key and scalar(connection, _HAS_KEY, queue, table):
         raise GdqError(
             f"table {table} has no unique index on just the columns of its key",
             hint="Create one, and run the copy again: it goes on.",
@@ -202,4 +296,7 @@ def describe_table(connection: Connection[Any], queue: str, table: str) -> Chunk
                 hint="Types of extensions and collations that are not deterministic cannot be divided.",
             )
     row = connection.execute(_ONLY, [table]).fetchone()
-    return ChunkTable(queue, table, tuple((name, kind) for name, kind, _ in columns), key, bool(row and row[0]))
+    described = ChunkTable(queue, table, tuple((name, kind) for name, kind, _ in columns), key, bool(row and row[0]))
+    if not key:
+        described.check_images(log_columns(connection, queue, table))
+    return described

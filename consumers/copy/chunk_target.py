@@ -1,4 +1,7 @@
-"""The target tables of a chunked copy, in another PostgreSQL or another schema: checked, filled, and changed by key."""
+"""The target tables of a chunked copy, in another PostgreSQL or another schema: checked, filled, and changed.
+
+Rows are changed by key, or, where there is none, by their whole texts.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import psycopg
 from psycopg import Connection
 
 from gdq.call import scalar
-from gdq.consumers.copy.chunk_table import ChunkTable
+from gdq.consumers.copy.chunk_table import ChunkTable, image_sql
 from gdq.consumers.views.netting import UNKNOWN_ROWS
 from gdq.consumers.views.row_copy import copy_rows
 from gdq.consumers.views.snapshot_holder import SnapshotHolder
@@ -76,7 +79,7 @@ class ChunkTarget:
         return bool(scalar(self.connection, _PLACE) == scalar(source, _PLACE))
 
     def check(self, table: ChunkTable, target: str) -> None:
-        """GdqError unless the target has all columns, finds rows by the key, and is empty."""
+        """GdqError unless the target has all columns, finds rows by the key if there is one, and is empty."""
         own = {name for (name,) in self.connection.execute(_COLUMNS, [target])}
         missing = [name for name, _ in table.columns if name not in own]
         if missing:
@@ -85,7 +88,7 @@ class ChunkTarget:
                 f"of table {table.name}",
                 hint="Add what is missing, and run the copy again: it goes on.",
             )
-        if not scalar(self.connection, _KEYED, target, list(table.key)):
+        if table.key and not scalar(self.connection, _KEYED, target, list(table.key)):
             raise GdqError(
                 f"target table {target} has no primary key or unique index on {', '.join(table.key)}",
                 hint="Create one, and run the copy again: it goes on.",
@@ -109,9 +112,8 @@ class ChunkTarget:
         keys = [f"t.{quote(name)} as k{number}" for number, name in enumerate(table.key, 1)]
         rows = [f"t.{quote(name)} as c{number}" for number, (name, _) in enumerate(table.columns, 1)]
         values = ", ".join(f"c{number}" for number in range(1, len(rows) + 1))
-        same = " and ".join(f"t.{quote(name)} = c.k{number}" for number, name in enumerate(table.key, 1))
         execute = self.connection.execute
-        listed = ", ".join([*keys, "false as present", *rows])
+        listed = ", ".join([*keys, "0::bigint as net", *rows])
         execute(raw(f"create temp table gdq_changed on commit drop as select {listed} from {target} as t with no data"))
         holder.connection.execute("set local enable_seqscan = off")  # of a long log only the new part should be read
         query = " union all ".join(f"({one})" for one in changed)
@@ -119,11 +121,36 @@ class ChunkTarget:
         holder.connection.execute("set local enable_seqscan to default")
         if number > UNKNOWN_ROWS:
             execute("analyze pg_temp.gdq_changed")
-        execute(raw(f"delete from {target} as t using pg_temp.gdq_changed as c where {same}"))
+        if table.key:
+            same = " and ".join(f"t.{quote(name)} = c.k{number}" for number, name in enumerate(table.key, 1))
+            execute(raw(f"delete from {target} as t using pg_temp.gdq_changed as c where {same}"))
+        else:
+            self._delete_rows(table, target)
+        came = "where net > 0" if table.key else ", generate_series(1, net)"
         execute(
             raw(
                 f"insert into {target} ({table.listed}) overriding system value "
-                f"select {values} from pg_temp.gdq_changed where present"
+                f"select {values} from pg_temp.gdq_changed {came}"
             )
         )
         execute("drop table pg_temp.gdq_changed")
+
+    def _delete_rows(self, table: ChunkTable, target: str) -> None:
+        """Delete as many rows as have gone, each one of those with its text; GdqError if the target lacks one."""
+        numbers = range(1, len(table.columns) + 1)
+        own = image_sql(f"t.{quote(name)}" for name, _ in table.columns)
+        went = f"select {image_sql(f'c{number}' for number in numbers)} as image, -net as net from pg_temp.gdq_changed"
+        deleted = self.connection.execute(
+            raw(
+                f"with d as materialized (select t.tableoid as rel, t.ctid as place, c.net, "
+                f"row_number() over (partition by c.image) as n "
+                f"from {target} as t join ({went} where net < 0) as c on {own} = c.image) "
+                f"delete from {target} as t using d where d.n <= d.net and t.ctid = d.place and t.tableoid = d.rel"
+            )
+        ).rowcount
+        wanted = scalar(self.connection, "select sum(-net) from pg_temp.gdq_changed where net < 0") or 0
+        if deleted != wanted:
+            raise GdqError(
+                f"target table {target} lacks {wanted - deleted} of the rows that it was given",
+                hint="Keep other writers from it, and copy it anew.",
+            )

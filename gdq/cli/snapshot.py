@@ -83,8 +83,8 @@ def snapshot_command(
     With -q QUEUE --register CONSUMER the consumer, new or not, has the tables as of the snapshot: it gets every change
     after it, and none before it.
 
-    With --chunked no transaction is long. The tables are captured by QUEUE and have keys, CONSUMER is named, and the
-    tables arrive at one tick of the queue, from which CONSUMER goes on.
+    With --chunked no transaction is long. The tables are captured by QUEUE, CONSUMER is named, and the tables arrive at
+    one tick of the queue, from which CONSUMER goes on.
 
     \b
     Examples: gdq snapshot public.orders 'shop.*' --to "$COPY_DSN" --create

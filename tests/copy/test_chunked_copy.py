@@ -314,7 +314,7 @@ def test_rights_of_a_plain_role_are_enough(places: Places) -> None:
     ("setup", "options", "message"),
     [
         ("create table shop.x (id int)", {}, 'queue "q" does not capture table shop.x'),
-        ("create table shop.x (id int); select 1", {"add": True}, "table shop.x has no key"),
+        ("create table shop.x (id int); select 1", {"add": True}, "the target has no table shop.x"),
         ("create table shop.x (id int primary key)", {"add": True}, "the target has no table shop.x"),
         (
             "create table shop.x (id int primary key)",
