@@ -19,6 +19,7 @@ from psycopg import Connection
 from gdq.call import scalar, try_while_locked
 from gdq.conninfo import Connectable, connect, conninfo_from
 from gdq.consumer import consumer_info, register_consumer, set_tables, unregister_consumer
+from gdq.consumers.copy.chunk_goal import Goal, find_goal
 from gdq.consumers.copy.chunk_progress import Progress, begin_copy, join_copy, store
 from gdq.consumers.copy.chunk_step import ChunkSteps, StartAgain
 from gdq.consumers.copy.chunk_table import captured_tables
@@ -30,6 +31,7 @@ from gdq.consumers.copy.table_definition import create_table
 from gdq.era import check_position
 from gdq.errors import GdqError, ResyncRequired, TruncatedPosition, mapped_errors
 from gdq.qualified_sql import qualified
+from gdq.source import Position
 from gdq.sql_text import raw
 from gdq.table_copy import resynced
 
@@ -78,6 +80,7 @@ def copy_in_chunks(
     copy: str,
     into: Mapping[str, str] | None = None,
     consumer: str | None = None,
+    tick: int | None = None,
     workers: int = WORKERS,
     chunk_rows: int = CHUNK_ROWS,
     create: bool = False,
@@ -89,11 +92,11 @@ def copy_in_chunks(
     `target`: its connection string; its tables have the source's keys and no rows. `into`: target tables by source
     table, where the names differ. `copy`: the copy's name; after an interruption the same call goes on where it was.
     Meanwhile a consumer of that name with "copy " before it keeps the log. `consumer` gets all changes after the tick,
-    and none before; it is registered if it is missing. `workers`: sessions on either side that copy tables, and ranges
-    of large ones, at once; a later call may have another number. `create`: make tables that the target lacks, with
-    columns and primary key. `anew`: delete what an earlier call has copied. `progress` is called after every step, by
-    one thread at a time, with the table, "copied" or why it starts again, the rows copied so far, and about how many
-    there will be.
+    and none before; it is registered if it is missing. `tick`: an earlier tick at which the tables are to arrive, in
+    place of one that is taken in the end. `workers`: sessions on either side that copy tables, and ranges of large
+    ones, at once; a later call may have another number. `create`: make tables that the target lacks, with columns and
+    primary key. `anew`: delete what an earlier call has copied. `progress` is called after every step, by one thread at
+    a time, with the table, "copied" or why it starts again, the rows copied so far, and about how many there will be.
     GdqError if a table cannot be copied; DivergedPosition if the source has lost the state that was copied.
     """
 
@@ -108,7 +111,7 @@ def copy_in_chunks(
 
     with ChunkedCopier(
         source, queue, tables, target, copy, into or {}, consumer,
-        workers=workers, chunk_rows=chunk_rows, create=create, anew=anew, tell=told,
+        tick=tick, workers=workers, chunk_rows=chunk_rows, create=create, anew=anew, tell=told,
     ) as copier:  # fmt: skip
         return copier.run()
 
@@ -127,6 +130,7 @@ class ChunkedCopier:
     copy: str
     into: Mapping[str, str] = field(default_factory=dict)
     consumer: str | None = None
+    tick: int | None = None
     workers: int = WORKERS
     chunk_rows: int = CHUNK_ROWS
     create: bool = False
@@ -134,6 +138,7 @@ class ChunkedCopier:
     tell: TellProgress = lambda _done, _what: None
     _control: Connection[Any] = field(init=False)
     _steps: list[ChunkSteps] = field(init=False)
+    _goal: Goal | None = field(init=False, default=None)
     _opened: ExitStack = field(init=False, default_factory=ExitStack)
 
     def __enter__(self) -> Self:
@@ -195,6 +200,9 @@ class ChunkedCopier:
     def _begin(self) -> list[list[Progress]]:
         """Check the tables and what an earlier run has left, and have the log kept."""
         pairs = self._pairs()
+        names = [name for name, _ in pairs]
+        if self.tick is not None:
+            self._goal = find_goal(self._control, self.queue, self.tick, names, self.consumer)
         tables = begin_copy(self._lead.target.connection, self.copy, pairs)
         for steps in self._steps[1:]:
             join_copy(steps.target.connection, self.copy)
@@ -202,16 +210,16 @@ class ChunkedCopier:
             tables = [self._emptied(states) for states in tables]
         arrived = [states[0].table for states in tables if states[0].arrived]
         if len(arrived) == len(tables):
+            self._check_arrival(tables[0][0])
             return tables
         if arrived:  # they arrive together; a consumer may have changed the target's rows since
             raise GdqError(
                 f'copy "{self.copy}" has finished, with table {", ".join(arrived)}',
                 hint="Name further tables alone, or copy all of them anew.",
             )
-        names = [name for name, _ in pairs]
-        register_consumer(self._control, self.queue, self._pin, tables=names)
+        self._hold_log(names)
         if self.consumer is not None:
-            register_consumer(self._control, self.queue, self.consumer, tables=names)
+            register_consumer(self._control, self.queue, self.consumer, at_tick=self.tick, tables=names)
         for state in (state for states in tables for state in states):
             if state.position is not None:
                 try:
@@ -219,6 +227,28 @@ class ChunkedCopier:
                 except TruncatedPosition:
                     continue  # the next step finds whether the changes of this table are gone
         return tables
+
+    def _check_arrival(self, state: Progress) -> None:
+        """GdqError if the copy has arrived elsewhere than is asked for."""
+        assert state.position is not None
+        at = Position.parse(state.position).tick
+        if self._goal is not None and at != self._goal.tick:
+            raise GdqError(
+                f'copy "{self.copy}" has arrived at tick {at}, not at tick {self._goal.tick}', hint="Copy anew."
+            )
+
+    def _hold_log(self, names: Sequence[str]) -> None:
+        """Have the log of the tables kept from now on, or from an earlier tick."""
+        held = next((one for one in consumer_info(self._control, self.queue) if one.consumer_name == self._pin), None)
+        ticks = [tick for tick in (held.last_tick if held else None, self.tick) if tick is not None]
+        tables = set(names) | set((held.tables if held else None) or ())
+        if held is not None and held.last_tick == min(ticks) and len(tables) == len(held.tables or ()):
+            return
+        with self._control.transaction():
+            if held is not None:
+                unregister_consumer(self._control, self.queue, self._pin)
+            at_tick = min(ticks, default=None)
+            register_consumer(self._control, self.queue, self._pin, at_tick=at_tick, tables=sorted(tables))
 
     def _emptied(self, states: list[Progress]) -> list[Progress]:
         """A table without what an earlier run has copied."""
@@ -263,6 +293,8 @@ class ChunkedCopier:
             try:
                 self._hand_over(states)
             except TruncatedPosition:  # the consumer has read past the tick
+                if self._goal is not None:
+                    raise
                 tables = [[state] for state in self._reopen(states)]
                 continue
             except ResyncRequired as gap:
@@ -281,7 +313,7 @@ class ChunkedCopier:
             if not work.settle():
                 continue
             try:
-                return self._lead.arrive([state for [state] in work.states])
+                return self._lead.arrive([state for [state] in work.states], self._goal)
             except StartAgain as again:
                 work.restart(again)
 

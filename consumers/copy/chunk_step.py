@@ -14,6 +14,7 @@ from typing import Any
 
 from psycopg import Connection
 
+from gdq.consumers.copy.chunk_goal import Goal
 from gdq.consumers.copy.chunk_progress import Progress, store
 from gdq.consumers.copy.chunk_table import ChunkTable, describe_table
 from gdq.consumers.copy.chunk_target import ChunkTarget
@@ -43,18 +44,19 @@ class StartAgain(Exception):  # noqa: N818 (a signal between two parts, no error
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A table at a held snapshot, which is at `position` of the queue."""
+    """A table that is read at a held snapshot, and the snapshot that its rows are at, which is a position."""
 
     holder: SnapshotHolder
     table: ChunkTable
+    snapshot: str
     position: str
 
     def placed(self, state: Progress) -> Progress:
-        """A range whose rows are those of the held snapshot."""
-        return replace(state, described=self.table.described, snapshot=self.holder.snapshot, position=self.position)
+        """A range whose rows are those of the snapshot."""
+        return replace(state, described=self.table.described, snapshot=self.snapshot, position=self.position)
 
     def at(self, state: Progress) -> Progress:
-        """A range whose rows, if it has any, are those of the held snapshot."""
+        """A range whose rows, if it has any, are those of the snapshot."""
         return self.placed(state) if state.begun else state
 
 
@@ -85,7 +87,7 @@ class ChunkSteps:
             if bounds:
                 after = state.divided(bounds, table.described)
             else:
-                after = [self._grown(_Held(holder, table, self.tick(holder.snapshot)), state)]
+                after = [self._grown(_Held(holder, table, holder.snapshot, self.tick(holder.snapshot)), state)]
             store(self.target.connection, self.copy, [state], after)
         return after
 
@@ -109,13 +111,13 @@ class ChunkSteps:
             store(self.target.connection, self.copy, states, [joined])
         return joined
 
-    def arrive(self, states: Sequence[Progress]) -> list[Progress]:
-        """Bring tables that are one whole range each to one snapshot, which is the copy's tick."""
+    def arrive(self, states: Sequence[Progress], goal: Goal | None) -> list[Progress]:
+        """Bring tables that are one whole range each to the copy's tick: one snapshot now, or an earlier one."""
         with self._step([state.table for state in states]) as holder:
-            position = self.tick(holder.snapshot)
+            position = self.tick(holder.snapshot) if goal is None else goal.position
             arrived = []
             for state in states:
-                held = self._moved(holder, [state], position)
+                held = self._taken_to(goal, holder, state) if goal else self._moved(holder, [state], position)
                 arrived.append(replace(held.at(state), arrived=True))
                 store(self.target.connection, self.copy, [state], arrived[-1:])
         return arrived
@@ -153,18 +155,43 @@ class ChunkSteps:
                 self.target.change(holder, table, [query for query in changed if query is not None], states[0].target)
         except (TruncatedPosition, ResyncRequired) as error:
             raise StartAgain(table.name, "changes since its last chunk are gone") from error
-        return _Held(holder, table, position or self.tick(holder.snapshot))
+        return _Held(holder, table, holder.snapshot, position or self.tick(holder.snapshot))
+
+    def _taken_to(self, goal: Goal, holder: SnapshotHolder, state: Progress) -> _Held:
+        """Bring a table to an earlier snapshot than the held one, forward or back from where its rows are."""
+        assert state.snapshot is not None
+        table = describe_table(holder.connection, self.queue, state.table)
+        with mapped_errors():
+            event = self._event(holder, state.table, goal.snapshot)
+            if event is not None:
+                raise goal.refuse_event(state.table, event)
+            if state.described != table.described:
+                raise StartAgain(state.table, "its columns have changed")
+            if goal.is_after(state.snapshot):
+                self._refuse_events(holder, state.table, state.snapshot)
+                changed = table.images(holder, state.snapshot, goal.snapshot)
+            else:
+                changed = table.images(holder, goal.snapshot, state.snapshot, back=True)
+            self.target.change(holder, table, [changed] if changed is not None else [], state.target)
+        return _Held(holder, table, goal.snapshot, goal.position)
 
     def _refuse_events(self, holder: SnapshotHolder, table: str, since: str) -> None:
         """StartAgain for what happened to a table since a snapshot, GdqError if its capture is off."""
+        event = self._event(holder, table, since)
+        if event is not None:
+            raise StartAgain(table, event)
+
+    def _event(self, holder: SnapshotHolder, table: str, since: str) -> str | None:
+        """What happened to a table since a snapshot that rows of its log do not show; GdqError if capture is off."""
         event = holder.connection.execute(_EVENT, [self.queue, since, holder.snapshot, table]).fetchone()
-        if event is not None and event[1] == "off":
+        if event is None:
+            return None
+        if event[1] == "off":
             raise GdqError(
                 f"capture of table {table} is off, so that its copy cannot be kept right",
                 hint="gdq.maintain() or a ticker switches it on. Then run the copy again.",
             )
-        if event is not None:
-            raise StartAgain(table, event[0])
+        return str(event[0])
 
     def _grown(self, held: _Held, state: Progress) -> Progress:
         """A range, whose rows are at the held snapshot, with one chunk more."""

@@ -173,11 +173,19 @@ class ChunkTable:
         )
 
     def images(
-        self, holder: SnapshotHolder, since: str, to: str, after: Bound | None, upto: Bound | None
+        self,
+        holder: SnapshotHolder,
+        since: str,
+        to: str,
+        after: Bound | None = None,
+        upto: Bound | None = None,
+        *,
+        back: bool = False,
     ) -> str | None:
         """As changed_rows(), between any two snapshots, from the log alone: rows that came and rows that went.
 
-        Rows are told apart by their texts, as types without equality can be. GdqError if the log lacks columns.
+        `back`: what leads from the later snapshot to the earlier one. Rows are told apart by their texts, as types
+        without equality can be. GdqError if the log lacks columns.
         """
         log_rows = self._log_rows(holder, since, to)
         if log_rows is None:
@@ -189,10 +197,11 @@ class ChunkTable:
         places = {name: f"c{number}" for number, (name, _) in enumerate(self.columns, 1)}
         columns = ", ".join(f"t.{quote(name)} as {place}" for name, place in places.items())
         listed = ", ".join(places.values())
+        weight = f"{'-' if back else ''}t.{quote(WEIGHT_COLUMN)}"
         shown = ", ".join([*(places[name] for name in self.key), "net", listed])
         return (
             f"select {shown} from (select distinct on (image) {listed}, sum(w) over (partition by image) as net "
-            f"from (select {columns}, t.{quote(WEIGHT_COLUMN)} as w, {self._image} as image "
+            f"from (select {columns}, {weight} as w, {self._image} as image "
             f"from {signed} as t {self._where(after, upto)}) as i) as i where net <> 0"
         )
 

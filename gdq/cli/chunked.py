@@ -24,6 +24,7 @@ def copy_chunks(
     target: str,
     consumer: str,
     *,
+    tick: int | None = None,
     workers: int = WORKERS,
     create: bool = False,
     anew: bool = False,
@@ -34,7 +35,8 @@ def copy_chunks(
         with shown_progress(as_json=as_json, what="copy of") as progress:
             copied = copy_in_chunks(
                 dsn, queue, tables, target,
-                copy=consumer, consumer=consumer, workers=workers, create=create, anew=anew, progress=_told(progress),
+                copy=consumer, consumer=consumer, tick=tick, workers=workers, create=create, anew=anew,
+                progress=_told(progress),
             )  # fmt: skip
     except KeyboardInterrupt:
         raise base.Interrupted("interrupted: the same command goes on where the copy is") from None

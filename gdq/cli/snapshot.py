@@ -53,6 +53,7 @@ _WHOLE_ONLY = ("truncate", "where", "columns", "as_text")
 @click.option(
     "--anew", is_flag=True, help="With --chunked: delete what an earlier command has copied, and begin again."
 )
+@click.option("--tick", type=int, metavar="N", help="With --chunked: arrive at this earlier tick of the queue.")
 @base.json_object_option
 @base.dsn_option
 def snapshot_command(
@@ -71,6 +72,7 @@ def snapshot_command(
     consumer: str | None,
     chunked: bool,
     anew: bool,
+    tick: int | None,
     as_json: bool,
     dsn: str | None,
 ) -> None:
@@ -84,7 +86,8 @@ def snapshot_command(
     after it, and none before it.
 
     With --chunked no transaction is long. The tables are captured by QUEUE, CONSUMER is named, and the tables arrive at
-    one tick of the queue, from which CONSUMER goes on.
+    one tick of the queue, from which CONSUMER goes on. With --tick that is an earlier tick, such as the one that
+    another table's consumer is at.
 
     \b
     Examples: gdq snapshot public.orders 'shop.*' --to "$COPY_DSN" --create
@@ -94,7 +97,7 @@ def snapshot_command(
     """
     if every == bool(tables):
         raise click.UsageError("give TABLE or PATTERN, or --all")
-    _check_options(target, queue, consumer, chunked=chunked, anew=anew)
+    _check_options(target, queue, consumer, chunked=chunked, anew=anew, tick=tick)
     with base.command_session(dsn) as connection:
         found = choose_tables(connection, tables, every=every, excepted=excepted)
         names = [table.table_name for table in found]
@@ -103,7 +106,10 @@ def snapshot_command(
     choices = [CopyChoice(name, where, base.split_names(columns), base.split_names(as_text) or ()) for name in names]
     with _sigterm_interrupts():
         if chunked and queue is not None and consumer is not None:
-            copy_chunks(dsn, queue, names, target, consumer, workers=workers, create=create, anew=anew, as_json=as_json)
+            copy_chunks(
+                dsn, queue, names, target, consumer,
+                tick=tick, workers=workers, create=create, anew=anew, as_json=as_json,
+            )  # fmt: skip
             return
         try:
             with shown_progress(as_json=as_json, what="copy of") as progress:
@@ -116,12 +122,15 @@ def snapshot_command(
     _print(copied, as_json=as_json)
 
 
-def _check_options(target: str, queue: str | None, consumer: str | None, *, chunked: bool, anew: bool) -> None:
+def _check_options(
+    target: str, queue: str | None, consumer: str | None, *, chunked: bool, anew: bool, tick: int | None
+) -> None:
     """UsageError for options that do not go together."""
     if consumer is not None and queue is None:
         raise click.UsageError("--register needs the queue: -q QUEUE")
-    if anew and not chunked:
-        raise click.UsageError("--anew needs --chunked")
+    for name, chosen in (("--anew", anew), ("--tick", tick is not None)):
+        if chosen and not chunked:
+            raise click.UsageError(f"{name} needs --chunked")
     if not chunked:
         return
     source = click.get_current_context().get_parameter_source
