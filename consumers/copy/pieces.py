@@ -29,7 +29,8 @@ select a.attname::text as name, a.atttypid::bigint as type_oid, format_type(a.at
  where a.attrelid = %s::regclass and a.attnum > 0 and not a.attisdropped
  order by a.attnum"""
 
-# A partitioned table is read leaf by leaf. The estimate of rows follows the blocks that have come since ANALYZE.
+# A partitioned table is read leaf by leaf. The estimate of rows follows the blocks that have come since ANALYZE. The
+# size of a table waits for its lock: of p.oid, so that no plan looks at all tables.
 _PARTS = """
 select format('%%I.%%I', n.nspname, c.relname) as name, c.relkind <> 'f' as ranged, s.blocks,
        case when c.reltuples >= 0 and (c.relpages > 0 or s.blocks = 0)
@@ -38,7 +39,7 @@ select format('%%I.%%I', n.nspname, c.relname) as name, c.relkind <> 'f' as rang
         union select t.relid from pg_partition_tree(%(table)s::regclass) t where t.isleaf) as p(oid)
   join pg_class c on c.oid = p.oid
   join pg_namespace n on n.oid = c.relnamespace,
-       lateral (select coalesce(pg_relation_size(c.oid), 0) / current_setting('block_size')::bigint) as s(blocks)
+       lateral (select coalesce(pg_relation_size(p.oid), 0) / current_setting('block_size')::bigint) as s(blocks)
  where c.relkind <> 'p'
  order by s.blocks desc, 1"""
 
@@ -159,6 +160,12 @@ class CopyChoice:
     as_text: Sequence[str] = ()
 
 
+def copy_columns(connection: Connection[Any], table: str) -> list[CopyColumn]:
+    """The columns of a table of either side."""
+    with connection.cursor(row_factory=class_row(CopyColumn)) as cursor:
+        return cursor.execute(_COLUMNS, [table]).fetchall()
+
+
 def describe_source_table(leader: Connection[Any], choice: CopyChoice, *, generated: bool = False) -> SourceTable:
     """What the leader's snapshot says of a table; GdqError if it cannot be copied so.
 
@@ -167,8 +174,7 @@ def describe_source_table(leader: Connection[Any], choice: CopyChoice, *, genera
     kind = leader.execute("select relkind::text from pg_class where oid = %s::regclass", [choice.table]).fetchone()
     if kind is None or kind[0] not in "rp":
         raise GdqError(f"{choice.table} is no table", hint="Tables and partitioned tables can be copied.")
-    with leader.cursor(row_factory=class_row(CopyColumn)) as cursor:
-        columns = cursor.execute(_COLUMNS, [choice.table]).fetchall()
+    columns = copy_columns(leader, choice.table)
     with leader.cursor(row_factory=class_row(SourcePart)) as cursor:
         parts = cursor.execute(_PARTS, {"table": choice.table}).fetchall()
     chosen = _chosen(choice, columns, generated=generated)

@@ -158,11 +158,21 @@ class BatchApplier:
 
         self.tables.apply(table, stage, self._state.tick)
 
-    def describe(self, captured: SourceTable, version: int | None = None, name: str | None = None) -> ReplicaTable:
-        """A table as the source has it at a version, None for the newest, and as the target has it under a name."""
+    def describe(
+        self,
+        captured: SourceTable,
+        target: Connection[Any] | None = None,
+        *,
+        version: int | None = None,
+        name: str | None = None,
+    ) -> ReplicaTable:
+        """A table as the source has it at a version, None for the newest, and as the target has it under a name.
+
+        `target`: another session of the target, which sees what it has not committed.
+        """
         table = describe_table(
             self._source,
-            self._target,
+            target or self._target,
             self._state.queue,
             name or captured.table_name,
             captured,
@@ -178,7 +188,7 @@ class BatchApplier:
         if table is None or table.version != version:
             relid = self._state.tables[name].relid
             assert relid is not None
-            table = self._described[name] = self.describe(self._source_table(relid), version, name)
+            table = self._described[name] = self.describe(self._source_table(relid), version=version, name=name)
         return table
 
     def _source_table(self, relid: int) -> SourceTable:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,6 +21,7 @@ from gdq.call import call, scalar
 from gdq.consumer import Consumer, ConsumerInfo, consumer_info, register_consumer, seek, unregister_consumer
 from gdq.consumers.replica.batch_apply import BatchApplier, CopyAgain
 from gdq.consumers.replica.column_changes import VersionGoneError
+from gdq.consumers.replica.copy_workers import WORKERS, ShowProgress, no_progress
 from gdq.consumers.replica.joined_copy import JoinedCopy
 from gdq.consumers.replica.origin import (
     PassedOrigins,
@@ -37,7 +38,7 @@ from gdq.consumers.replica.skip import SkipInfo, skip_changes
 from gdq.consumers.replica.source_tables import CaptureOffError, NewTableWatch, require_capture, source_tables
 from gdq.consumers.replica.state import SLOT, ReplicaState, check_replica
 from gdq.consumers.replica.table import OnTriggers, suppress_triggers
-from gdq.consumers.replica.table_copy import copy_tables
+from gdq.consumers.replica.table_copy import CopyOptions, copy_tables
 from gdq.consumers.replica.table_ddl import OnDrop, leave_table
 from gdq.consumers.replica.writing_side import refuse_source
 from gdq.errors import GdqError, ResyncRequired, TruncatedPosition
@@ -84,7 +85,8 @@ class Replica:
     the target has the rows already. `origin`: which changes are brought, see TakenOrigin. `copy_again`: tables
     whose copy is to be replaced. `on_drop`: what becomes of a table that the source drops. `on_conflict`: answers
     to conflicts, as Policies.parse() reads them; `on_error`: what is done about rows that the target refuses;
-    `triggers`: about triggers that this role cannot keep from firing. `tell` gets a line for each copy.
+    `triggers`: about triggers that this role cannot keep from firing. `workers`: tables that are copied at once. `tell`
+    gets a line for each copy, and what `show` opens the rows so far.
     """
 
     def __init__(
@@ -104,13 +106,14 @@ class Replica:
         on_conflict: Sequence[str] = (),
         on_error: OnError = "stop",
         triggers: OnTriggers = "refuse",
+        workers: int = WORKERS,
         tell: Callable[[str], None] = lambda _: None,
+        show: ShowProgress = no_progress,
     ) -> None:
         self.queue = queue
         self.name = name
         self._tables = tables
-        self._create = create
-        self._overwrite = overwrite
+        self._copies = CopyOptions(create=create, overwrite=overwrite, workers=workers, show=show)
         self._no_copy = no_copy
         self._registered_now = False
         self._asked = set(copy_again)
@@ -254,7 +257,8 @@ class Replica:
             elif not pause.wait(stop):
                 return None
             try:
-                return self._copy_missing()
+                copied = self._copy_missing(stop)
+                return None if copied and stop() else copied
             except CaptureOffError:
                 if once:
                     raise
@@ -262,8 +266,11 @@ class Replica:
                     return None
                 time.sleep(_PAUSE_SECONDS)
 
-    def _copy_missing(self) -> bool:
-        """Copy the tables that have no copy, or whose copy misses changes; True if there were any."""
+    def _copy_missing(self, stop: Callable[[], bool]) -> bool:
+        """Copy the tables that have no copy, or whose copy misses changes; True if there were any.
+
+        After `stop` some may be left out.
+        """
         consumer = self._consumer()
         taken = source_tables(self.source, self.queue, self.name)
         self._leave(self.state.names.keys() - taken.keys())
@@ -289,20 +296,13 @@ class Replica:
         require_capture(self.source, self.queue, [table.table_name for table in missing])
         self._refuse_copies([self.state.names[table.relid] for table in missing if table.relid in self.state.names])
         self._applier.forget_tables()
-        copy = not (self._no_copy and self._registered_now)
-        if copy and self._applier.tables.jointly:
+        options = replace(self._copies, copy=not (self._no_copy and self._registered_now))
+        if options.copy and self._applier.tables.jointly:
             joined = JoinedCopy(self.source, self.state, self._applier, self._tell)
-            missing = joined.copy(there.values(), missing, overwrite=self._overwrite)
-        copy_tables(
-            self.source,
-            self.state,
-            missing,
-            self._applier.describe,
-            create=self._create,
-            overwrite=self._overwrite,
-            copy=copy,
-            tell=self._tell,
-        )
+            missing = joined.copy(there.values(), missing, overwrite=options.overwrite)
+        describe = self._applier.describe
+        if not copy_tables(self.source, self.state, missing, describe, options, tell=self._tell, stop=stop):
+            return True
         self._registered_now = False
         self._wanted.clear()
         self._asked.clear()

@@ -44,6 +44,15 @@ def is_missing(target: Connection[Any], table: str) -> bool:
     return bool(scalar(target, "select to_regclass(%s) is null", table))
 
 
+def create_schemas(target: Connection[Any], tables: Sequence[str]) -> None:
+    """Make the schemas that tables, which will be made in sessions side by side, lack in the target."""
+    query = "select distinct quote_ident((parse_ident(n))[1]) from unnest(%s::text[]) n"
+    for (schema,) in target.execute(query, [list(tables)]).fetchall():
+        if scalar(target, "select to_regnamespace(%s) is null", schema):
+            with _refusals(f"schema {schema} cannot be made in the target"):
+                target.execute(raw(f"create schema {schema}"))
+
+
 def create_table(
     source: Connection[Any],
     target: Connection[Any],

@@ -13,10 +13,12 @@ import psycopg
 from gdq.cli import base
 from gdq.cli.base import CommandFunction
 from gdq.cli.listing import Shape, listing_options, print_rows
+from gdq.cli.progress import shown_progress
 from gdq.cli.queue_command import queue_command
 from gdq.cli.terminal import printable
 from gdq.conninfo import connect
 from gdq.consumers.replica.conflicts import ConflictInfo, conflict_info
+from gdq.consumers.replica.copy_workers import WORKERS
 from gdq.consumers.replica.held_replicas import is_fed_by_slot
 from gdq.consumers.replica.origin import TakenOrigin
 from gdq.consumers.replica.policy import OnError
@@ -132,6 +134,13 @@ def triggers_option(command: CommandFunction) -> CommandFunction:
     help="For rows that the target refuses, as by a CHECK: stop (default), or put them aside as dead letters.",
 )
 @triggers_option
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 64),
+    default=WORKERS,
+    show_default=True,
+    help="Tables that are copied at once.",
+)
 @click.option("--follow", is_flag=True, help="Go on with every change, until SIGTERM or Ctrl-C.")
 @listing_options
 @base.dsn_option
@@ -152,6 +161,7 @@ def replicate_command(
     on_conflict: tuple[str, ...],
     on_error: OnError,
     triggers: OnTriggers,
+    workers: int,
     follow: bool,
     shape: Shape,
     dsn: str | None,
@@ -162,8 +172,10 @@ def replicate_command(
     Example: gdq replicate shop mirror --to postgresql://host/copy --follow
     """
     queue_only: dict[str, Any] = {"create": create, "no_copy": no_copy, "origin": origin, "on_drop": on_drop}
+    queue_only["workers"] = workers
+    show = partial(shown_progress, as_json=shape == "json", what="copy of")
     start = partial(
-        _by_slot(slot_wait, queue_only) if source == "slot" else partial(Replica, **queue_only),
+        _by_slot(slot_wait, queue_only) if source == "slot" else partial(Replica, **queue_only, show=show),
         dsn,
         target,
         queue,
@@ -192,8 +204,10 @@ def replicate_command(
 
 def _by_slot(slot_wait: float, queue_only: dict[str, Any]) -> Callable[..., SlotReplica]:
     """Makes a replica that a slot feeds; UsageError for options that only a queue has."""
-    if queue_only != {"create": False, "no_copy": False, "origin": "any", "on_drop": "keep"}:
-        raise click.UsageError("--create, --no-copy, --origin and --on-drop need the queue: leave --source slot out.")
+    if queue_only != {"create": False, "no_copy": False, "origin": "any", "on_drop": "keep", "workers": WORKERS}:
+        raise click.UsageError(
+            "--create, --no-copy, --origin, --on-drop and --workers need the queue: leave --source slot out."
+        )
     return partial(SlotReplica, slot_wait=slot_wait)
 
 
