@@ -22,6 +22,7 @@ from gdq.consumer import Consumer, ConsumerInfo, consumer_info, register_consume
 from gdq.consumers.replica.batch_apply import BatchApplier, CopyAgain
 from gdq.consumers.replica.column_changes import VersionGoneError
 from gdq.consumers.replica.copy_workers import WORKERS, ShowProgress, no_progress
+from gdq.consumers.replica.definition_follow import DefinitionFollower, OnDdl
 from gdq.consumers.replica.joined_copy import JoinedCopy
 from gdq.consumers.replica.origin import (
     PassedOrigins,
@@ -38,7 +39,7 @@ from gdq.consumers.replica.skip import SkipInfo, skip_changes
 from gdq.consumers.replica.source_tables import CaptureOffError, NewTableWatch, require_capture, source_tables
 from gdq.consumers.replica.state import SLOT, ReplicaState, check_replica
 from gdq.consumers.replica.table import OnTriggers, suppress_triggers
-from gdq.consumers.replica.table_copy import CopyOptions, copy_tables
+from gdq.consumers.replica.table_copy import CopyOptions, copy_tables, refuse_copies
 from gdq.consumers.replica.table_ddl import OnDrop, leave_table
 from gdq.consumers.replica.writing_side import refuse_source
 from gdq.errors import GdqError, ResyncRequired, TruncatedPosition
@@ -85,8 +86,9 @@ class Replica:
     the target has the rows already. `origin`: which changes are brought, see TakenOrigin. `copy_again`: tables
     whose copy is to be replaced. `on_drop`: what becomes of a table that the source drops. `on_conflict`: answers
     to conflicts, as Policies.parse() reads them; `on_error`: what is done about rows that the target refuses;
-    `triggers`: about triggers that this role cannot keep from firing. `workers`: tables that are copied at once. `tell`
-    gets a line for each copy, and what `show` opens the rows so far.
+    `on_ddl`: what becomes of indexes, constraints, defaults and NOT NULL that change in the source. `triggers`: what is
+    done about triggers that this role cannot keep from firing. `workers`: tables that are copied at once. `tell` gets a
+    line for each copy, and what `show` opens the rows so far.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class Replica:
         on_drop: OnDrop = "keep",
         on_conflict: Sequence[str] = (),
         on_error: OnError = "stop",
+        on_ddl: OnDdl = "keep",
         triggers: OnTriggers = "refuse",
         workers: int = WORKERS,
         tell: Callable[[str], None] = lambda _: None,
@@ -135,6 +138,7 @@ class Replica:
                 on_drop=on_drop,
                 tell=tell,
             )
+            self._definitions = DefinitionFollower(self.source, self.state, on_ddl, tell)
             stack.callback(self._applier.close)
             self._stack = stack.pop_all()
 
@@ -163,7 +167,8 @@ class Replica:
                 return
             news = NewTableWatch(self.source, self.queue, self.name, self.state.names.keys())
             try:
-                yield from self._batches(once=once, stop=pause.watched(news.watched(stop)))
+                watched = self._definitions.watched(pause.watched(news.watched(stop)))
+                yield from self._batches(once=once, stop=watched)
             except CopyAgain as again:
                 self._wanted |= again.tables
             except _Misplaced:
@@ -294,8 +299,10 @@ class Replica:
         if not missing:
             return False
         require_capture(self.source, self.queue, [table.table_name for table in missing])
-        self._refuse_copies([self.state.names[table.relid] for table in missing if table.relid in self.state.names])
+        copied_before = [self.state.names[table.relid] for table in missing if table.relid in self.state.names]
+        refuse_copies(self.state, [table for table in copied_before if table not in self._asked])
         self._applier.forget_tables()
+        self._definitions.drop_gone()
         options = replace(self._copies, copy=not (self._no_copy and self._registered_now))
         if options.copy and self._applier.tables.jointly:
             joined = JoinedCopy(self.source, self.state, self._applier, self._tell)
@@ -308,23 +315,6 @@ class Replica:
         self._asked.clear()
         self._hand_over()
         return True
-
-    def _refuse_copies(self, tables: Sequence[str]) -> None:
-        """GdqError for a table whose copy would replace rows that the source does not have, unless asked for."""
-        for table in tables:
-            if table in self._asked:
-                continue
-            if self.state.two_ways:
-                raise GdqError(
-                    f"table {table} has to be copied again, and the target replicates back: what was changed there and "
-                    "has not arrived here would be lost",
-                    hint=f"Let no side write to it until the other replica is up to date; then --copy-again '{table}'",
-                )
-            if other := self.state.shared_with(table):
-                raise GdqError(
-                    f"table {table} has to be copied again, and has rows of replica {other} in the target",
-                    hint=f"Delete this source's rows there, then copy them: --copy-again '{table}'",
-                )
 
     def _leave(self, relids: set[int]) -> None:
         """Follow tables no longer that the consumer does not take any more."""
@@ -362,6 +352,7 @@ class Replica:
                 continue
 
     def _batches(self, *, once: bool, stop: Callable[[], bool]) -> Iterator[AppliedBatch]:
+        self._definitions.look()
         with (
             Consumer(self.source, self.queue, self.name, max_events=MAX_EVENTS) as consumer,
             closing(consumer.batches(once=once, stop=stop)) as batches,
@@ -373,6 +364,7 @@ class Replica:
                     continue
                 if batch.tick_from != tick:
                     raise _Misplaced
+                self._definitions.drop_gone()
                 try:
                     tables, applied = self._applier.apply(batch)
                 except (psycopg.errors.UndefinedTable, VersionGoneError) as error:
@@ -380,6 +372,7 @@ class Replica:
                         raise _LogDropped from error
                     raise
                 batch.commit()
+                self._definitions.make_new()
                 if not tables:
                     continue
                 yield AppliedBatch(

@@ -16,67 +16,13 @@ from gdq.call import scalar
 from gdq.consumer import ConsumerInfo, consumer_info
 from gdq.consumers.replica.column_changes import SourceColumns
 from gdq.consumers.replica.dead_letters import forget_dead_letters
+from gdq.consumers.replica.own_tables import CREATE_TABLES, REPLICA_TABLES
 from gdq.consumers.views.own_objects import check_own_tables
 from gdq.errors import GdqError
 from gdq.qualified_sql import qualified
 from gdq.shown import Shown
 from gdq.source import Position
 from gdq.sql_text import pinned
-
-_CREATE = """
-create schema if not exists gdq_target;
-create table if not exists gdq_target.replica (
-  name        pg_catalog.text primary key,
-  queue       pg_catalog.text not null,
-  source      pg_catalog.text not null,
-  position    pg_catalog.text not null,
-  updated_at  pg_catalog.timestamptz not null default pg_catalog.now()
-);
-create table if not exists gdq_target.replica_table (
-  replica      pg_catalog.text,
-  table_name   pg_catalog.text,
-  source_oid   pg_catalog.int8,
-  snapshot     pg_catalog.text not null,
-  columns      pg_catalog.jsonb not null,
-  handed_over  pg_catalog.bool not null,
-  copied_at    pg_catalog.timestamptz not null default pg_catalog.now(),
-  primary key (replica, table_name)
-);
-create table if not exists gdq_target.replica_conflict (
-  conflict_id  pg_catalog.int8 generated always as identity primary key,
-  replica      pg_catalog.text not null,
-  table_name   pg_catalog.text not null,
-  kind         pg_catalog.text not null,
-  key          pg_catalog.jsonb not null,
-  local        pg_catalog.jsonb,
-  remote       pg_catalog.jsonb,
-  tick         pg_catalog.int8 not null,
-  noted_at     pg_catalog.timestamptz not null default pg_catalog.now(),
-  resolution   pg_catalog.text not null
-);
-create table if not exists gdq_target.replica_dead_letter (
-  dead_letter_id  pg_catalog.int8 generated always as identity primary key,
-  replica         pg_catalog.text not null,
-  table_name      pg_catalog.text not null,
-  operation       pg_catalog.text not null,
-  key             pg_catalog.jsonb not null,
-  local           pg_catalog.jsonb,
-  remote          pg_catalog.jsonb,
-  sqlstate        pg_catalog.text,
-  reason          pg_catalog.text not null,
-  tick            pg_catalog.int8 not null,
-  died_at         pg_catalog.timestamptz not null default pg_catalog.now()
-);
-create table if not exists gdq_target.replica_skip (
-  skip_id     pg_catalog.int8 generated always as identity primary key,
-  replica     pg_catalog.text not null,
-  table_name  pg_catalog.text not null,
-  changes     pg_catalog.int8 not null,
-  events      pg_catalog.text[] not null,
-  tick_from   pg_catalog.int8 not null,
-  tick_to     pg_catalog.int8 not null,
-  skipped_at  pg_catalog.timestamptz not null default pg_catalog.now()
-)"""
 
 # A number of bytes, as an LSN is.
 _LOGGED = qualified("""
@@ -85,8 +31,6 @@ _LOGGED = qualified("""
 
 # The kind of positions in a slot; the other kind is the queue.
 SLOT = "slot"
-
-_TABLES = ("replica", "replica_table", "replica_conflict", "replica_dead_letter", "replica_skip")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -168,14 +112,14 @@ class ReplicaState:
 
     def load(self) -> None:
         """Make the tables of gdq_target if they are missing, and read this replica's state."""
-        if not _exist(self.connection, *_TABLES):
+        if not _exist(self.connection, *REPLICA_TABLES):
             with self.connection.transaction():
                 self.connection.execute(
                     "select pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('gdq target', 0))"
                 )
                 self.connection.execute("set local client_min_messages = warning")
-                self.connection.execute(_CREATE)
-        check_own_tables(self.connection, *_TABLES)
+                self.connection.execute(CREATE_TABLES)
+        check_own_tables(self.connection, *REPLICA_TABLES)
         query = qualified("select queue, position, source from gdq_target.replica where name = %s")
         row = self.connection.execute(query, [self.name]).fetchone()
         queue, self.position, self.read_from = row or (self.queue, None, self.source)
@@ -279,6 +223,7 @@ class ReplicaState:
             "delete from gdq_target.replica_conflict where replica = %s",
             "delete from gdq_target.replica_dead_letter where replica = %s",
             "delete from gdq_target.replica_skip where replica = %s",
+            "delete from gdq_target.replica_definition where replica = %s",
             "delete from gdq_target.replica where name = %s",
         ):
             known = self.connection.execute(qualified(query), [self.name]).rowcount
@@ -288,7 +233,7 @@ class ReplicaState:
 def replica_info(source: Connection[Any], target: Connection[Any]) -> list[ReplicaInfo]:
     """The replicas that a target holds, with the lag of their consumers in the source."""
     with pinned(target):
-        check_own_tables(target, *_TABLES)
+        check_own_tables(target, *REPLICA_TABLES)
     query = qualified("""
         select r.name, r.queue, r.position, r.updated_at,
                array(select t.table_name from gdq_target.replica_table t
@@ -342,7 +287,7 @@ def _state(consumer: ConsumerInfo | None, *, connected: bool, needs_consumer: bo
 def check_replica(target: Connection[Any], name: str | None) -> None:
     """GdqError if the target holds no replica of a name, or if its tables of gdq_target are not gdq's own."""
     with pinned(target):
-        check_own_tables(target, *_TABLES)
+        check_own_tables(target, *REPLICA_TABLES)
     known = qualified("select count(*) from gdq_target.replica where name = %s")
     if name is not None and read_own(target, known, name) in (None, (0,)):
         raise no_replica(name)

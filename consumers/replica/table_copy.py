@@ -173,6 +173,22 @@ class _Copies:
         return told
 
 
+def refuse_copies(state: ReplicaState, tables: Sequence[str]) -> None:
+    """GdqError for a table whose copy would replace rows that the source does not have."""
+    for table in tables:
+        if state.two_ways:
+            raise GdqError(
+                f"table {table} has to be copied again, and the target replicates back: what was changed there and "
+                "has not arrived here would be lost",
+                hint=f"Let no side write to it until the other replica is up to date; then --copy-again '{table}'",
+            )
+        if other := state.shared_with(table):
+            raise GdqError(
+                f"table {table} has to be copied again, and has rows of replica {other} in the target",
+                hint=f"Delete this source's rows there, then copy them: --copy-again '{table}'",
+            )
+
+
 def make_room(state: ReplicaState, table: str, *, overwrite: bool) -> None:
     """Empty a table of the target for its copy; GdqError if it has rows that this replica has not copied."""
     if needs_room(state, table, overwrite=overwrite):

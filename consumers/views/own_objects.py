@@ -100,6 +100,16 @@ OWN_TABLES: Mapping[str, tuple[str, ...]] = {
         "tick_to bigint not null",
         "skipped_at timestamp with time zone not null default now()",
     ),
+    "replica_definition": (
+        "replica text not null",
+        "source_oid bigint not null",
+        "kind text not null",
+        "source_id bigint not null",
+        "name text not null",
+        "definition text not null",
+        "unique_columns text[]",
+        "made boolean not null",
+    ),
     "compare_run": ("made text", "relid oid", 'identity "char"', "index_name name"),
     "slot_asked": ("slot_name text not null", "asked_at timestamp with time zone not null default now()"),
     "slot_position": (

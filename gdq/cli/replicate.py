@@ -19,6 +19,7 @@ from gdq.cli.terminal import printable
 from gdq.conninfo import connect
 from gdq.consumers.replica.conflicts import ConflictInfo, conflict_info
 from gdq.consumers.replica.copy_workers import WORKERS
+from gdq.consumers.replica.definition_follow import OnDdl
 from gdq.consumers.replica.held_replicas import is_fed_by_slot
 from gdq.consumers.replica.origin import TakenOrigin
 from gdq.consumers.replica.policy import OnError
@@ -121,6 +122,14 @@ def triggers_option(command: CommandFunction) -> CommandFunction:
     help="What becomes of a table of the target that is dropped in the source.",
 )
 @click.option(
+    "--on-ddl",
+    type=click.Choice(["keep", "follow", "require"]),
+    default="keep",
+    show_default=True,
+    help="Indexes, constraints, defaults and NOT NULL of the target: keep them as they are, or have them follow the "
+    "source's; require: stop if the target refuses one.",
+)
+@click.option(
     "--on-conflict",
     multiple=True,
     metavar="ANSWER",
@@ -158,6 +167,7 @@ def replicate_command(
     origin: TakenOrigin,
     copy_again: str | None,
     on_drop: OnDrop,
+    on_ddl: OnDdl,
     on_conflict: tuple[str, ...],
     on_error: OnError,
     triggers: OnTriggers,
@@ -172,7 +182,7 @@ def replicate_command(
     Example: gdq replicate shop mirror --to postgresql://host/copy --follow
     """
     queue_only: dict[str, Any] = {"create": create, "no_copy": no_copy, "origin": origin, "on_drop": on_drop}
-    queue_only["workers"] = workers
+    queue_only |= {"on_ddl": on_ddl, "workers": workers}
     show = partial(shown_progress, as_json=shape == "json", what="copy of")
     start = partial(
         _by_slot(slot_wait, queue_only) if source == "slot" else partial(Replica, **queue_only, show=show),
@@ -204,9 +214,10 @@ def replicate_command(
 
 def _by_slot(slot_wait: float, queue_only: dict[str, Any]) -> Callable[..., SlotReplica]:
     """Makes a replica that a slot feeds; UsageError for options that only a queue has."""
-    if queue_only != {"create": False, "no_copy": False, "origin": "any", "on_drop": "keep", "workers": WORKERS}:
+    given = {"create": False, "no_copy": False, "origin": "any", "on_drop": "keep", "on_ddl": "keep"}
+    if queue_only != given | {"workers": WORKERS}:
         raise click.UsageError(
-            "--create, --no-copy, --origin, --on-drop and --workers need the queue: leave --source slot out."
+            "--create, --no-copy, --origin, --on-drop, --on-ddl and --workers need the queue: leave --source slot out."
         )
     return partial(SlotReplica, slot_wait=slot_wait)
 
