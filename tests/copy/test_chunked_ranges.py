@@ -98,6 +98,26 @@ def test_ranges_of_another_unique_key(copied: Copied) -> None:
     copied.check()
 
 
+def test_whole_ranges_follow_the_changes_meanwhile(copied: Copied, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A range that has been copied is moved on while others are copied, so that the end has no hours to catch up."""
+    monkeypatch.setattr("gdq.consumers.copy.chunk_work._FOLLOW_SECONDS", 0)
+    seen: dict[int, set[str]] = {}
+
+    def look(*_: object) -> None:
+        copied.tap.write("update shop.r set x = left(x || 'y', 9)")
+        ranges = copied.there("select range_no, whole, snapshot from gdq_target.chunked_copy")
+        if not all(whole for _, whole, _ in ranges):
+            for number, whole, snapshot in ranges:
+                if whole:
+                    seen.setdefault(number, set()).add(snapshot)
+
+    with pytest.raises(ZeroDivisionError):
+        copied.run(tell=lambda *_: 1 // 0)
+    copied.run(tell=look, workers=1)
+    assert max(len(snapshots) for snapshots in seen.values()) > 2
+    copied.check()
+
+
 def test_a_range_that_another_program_has_moved(copied: Copied) -> None:
     def meddle(done: TableProgress, _: str) -> None:
         if done.rows >= 20:

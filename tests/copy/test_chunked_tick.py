@@ -9,7 +9,7 @@ import pytest
 
 from gdq.consumers.copy.chunk import ChunkedCopier, ChunkedCopy
 from gdq.errors import GdqError, ResyncRequired
-from tests.copy.arrival import rows_at_position
+from tests.copy.arrival import check_arrival
 from tests.support.events import Tap
 from tests.support.programs import gdq
 from tests.support.server import Database
@@ -52,17 +52,8 @@ class Ticked:
         with ChunkedCopier(self.tap.db.dsn, "q", tables, self.target.su_dsn, tick=tick, **options) as copier:
             return copier.run()
 
-    def check(self, consumer: str = "mirror") -> None:
-        """The target has the rows as of the consumer's position."""
-        for table in _TABLES:
-            with self.target.connect("su") as su:
-                rows = su.execute(f"select id::text, x, n::text from {table}".encode()).fetchall()
-            expected = rows_at_position(self.tap.db, consumer, table, "id", "x", "n")
-            assert sorted(rows, key=repr) == sorted(expected.elements(), key=repr)
-            with self.tap.db.connect("su") as su:  # what was read above comes once more, for the next table
-                su.execute("select gdq.seek('q', %s, at_tick => %s)", [consumer, self.at])
-
-    at = 0
+    def check(self) -> None:
+        check_arrival(self.tap.db, self.target, "mirror", dict.fromkeys(_TABLES, ("id", "x", "n")))
 
 
 @pytest.fixture
@@ -84,7 +75,7 @@ def test_tables_arrive_where_a_consumer_is(ticked: Ticked) -> None:
     """A killed run has gone past the tick; the next one takes it back. The consumer was there before."""
     ticked.tap.owner.execute("select gdq.register_consumer('q', 'mirror')")
     ticked.write()
-    tick = ticked.at = ticked.tick()
+    tick = ticked.tick()
     ticked.tap.owner.execute("select gdq.seek('q', 'mirror', at_tick => %s)", [tick])
     ticked.write()
 
@@ -116,7 +107,7 @@ def test_a_tick_after_the_last_chunk(ticked: Ticked) -> None:
     with pytest.raises(ZeroDivisionError):
         ticked.copy(ticked.tick(), tell=fail)
     ticked.write()
-    tick = ticked.at = ticked.tick()
+    tick = ticked.tick()
     ticked.copy(tick)
     ticked.write()
     ticked.check()
@@ -145,8 +136,7 @@ def test_what_rows_do_not_show(ticked: Ticked, action: str, message: str) -> Non
     for tell in (act, lambda *_: pytest.fail("something was copied")):
         with pytest.raises(GdqError, match=message):
             ticked.copy(tick, tell=tell)
-    ticked.at = ticked.tick()
-    ticked.copy(ticked.at)
+    ticked.copy(ticked.tick())
     ticked.check()
 
 
@@ -173,7 +163,7 @@ def test_ticks_that_are_refused(ticked: Ticked) -> None:
 
 
 def test_the_command(ticked: Ticked) -> None:
-    tick = ticked.at = ticked.tick()
+    tick = ticked.tick()
     ticked.write()
     command = [
         "snapshot",
