@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import psycopg
 from psycopg import Connection
-from psycopg.rows import namedtuple_row
 
 from gdq.batch import Batch
 from gdq.call import scalar
-from gdq.consumers.replica.change_reader import ChangeReader
+from gdq.consumers.replica.batch_changes import CopyAgain, Move, TableChanges, changes_of, is_plain
+from gdq.consumers.replica.change_reader import SIDE_BY_SIDE, ChangeReader
 from gdq.consumers.replica.changes import Applied, make_stage, netted_sql, stage_changes
 from gdq.consumers.replica.column_changes import VersionGoneError, change_columns, source_columns
 from gdq.consumers.replica.dead_letters import DeadLetters
@@ -31,43 +30,10 @@ from gdq.consumers.replica.table import Fires, ReplicaTable, describe_table
 from gdq.consumers.replica.table_ddl import OnDrop, leave_table, rename_table
 from gdq.consumers.replica.version_rows import version_rows
 from gdq.errors import GdqError, mapped_errors
+from gdq.sequence import SequenceValue
 
-# Events of the queue that rows do not show. An event without a number says that capture is off: the gap comes later.
-_EVENTS = """
-select distinct e.tbl from gdq.delta_events(%s, %s::pg_snapshot, %s::pg_snapshot) e
- where e.kind <> 'message' and e.ev_id is not null"""
-
-_TABLE_EVENTS = """
-select t.name, t.relid::bigint, g.ev_id, g.kind, g.data
-  from unnest(%s::text[], %s::oid[]) t(name, relid), gdq.batch_gaps(%s, %s, t.relid::regclass) g order by g.ev_id"""
-
-_TABLES = "select tbl::oid::bigint from gdq.batch_tables(%s, %s)"
-
-
-class CopyAgain(Exception):  # noqa: N818 (a signal)
-    """These tables have to be copied before the batch can be applied."""
-
-    def __init__(self, *tables: str) -> None:
-        super().__init__(*tables)
-        self.tables = set(tables)
-
-
-@dataclass(frozen=True, slots=True)
-class _Move:
-    """A table that gets another name at the end of a batch; `name` None: that the source has no longer."""
-
-    relid: int
-    name: str | None
-    dropped: bool = False
-
-
-@dataclass(slots=True)
-class _TableChanges:
-    """What a batch has of a table: the last TRUNCATE's number, the versions with rows, and those that DDL made."""
-
-    truncated: int | None = None
-    with_rows: list[int] = field(default_factory=list)
-    made: list[int] = field(default_factory=list)
+# Rows of a batch from which on it is worth the statements to begin with the next one.
+_AHEAD_ROWS = 1_000
 
 
 @contextmanager
@@ -106,7 +72,8 @@ class BatchApplier:
         self._reader = ChangeReader(source)
         self._letters = DeadLetters(self._target, state.name)
         self.tables = table_applier(state, policies, self._letters, fires)
-        self._rows: dict[tuple[str, tuple[int, ...]], tuple[ReplicaTable, str] | None] = {}
+        self._rows: dict[tuple[int, str, tuple[int, ...]], tuple[ReplicaTable, str] | None] = {}
+        self._read_ahead: Callable[[], None] | None = None
         self._passed = passed
         self._on_drop = on_drop
         self._tell = tell
@@ -114,12 +81,17 @@ class BatchApplier:
         self._described: dict[str, ReplicaTable] = {}
         self._sequences_set = False
 
-    def apply(self, batch: Batch) -> tuple[int, Applied]:
-        """Apply a batch and move the target's position; the numbers of tables and of rows. CopyAgain if need be."""
+    def apply(self, batch: Batch, following: Callable[[], Batch | None]) -> tuple[int, Applied]:
+        """Apply a batch and move the target's position; the numbers of tables and of rows. CopyAgain if need be.
+
+        `following`: opens the next batch, in the open transaction of the source, for the source to begin with it.
+        """
         self._reader.prepare()
         self._rows.clear()
-        changes, moves = self._changes(batch)
+        changes, moves = changes_of(self._source, self._state, self._passed, batch)
         position = str(batch.position)
+        # all that is asked about the batch comes before it may be finished
+        sequences = batch.sequences(changed=self._sequences_set)
         applied = Applied()
         with self._target.transaction():
             self._state.hold()
@@ -128,15 +100,16 @@ class BatchApplier:
                 self._empty([name for name, found in changes.items() if found.truncated is not None])
             names = sorted(changes)
             for place, name in enumerate(names, 1):
-                following = names[place] if place < len(names) else None
-                self._reader.then = None if following is None else self._query(batch, following, changes[following])
+                self._reader.then = self._queries(batch, names[place:], changes)
+                is_last = place == len(names) and is_plain(changes, moves)
+                self._read_ahead = partial(self._begin_following, following) if is_last else None
                 with _placed(batch):
                     applied += self._apply_table(batch, name, changes[name])
             with _placed(batch):
                 applied += self.tables.finish()
             for move in moves:
                 self._move(move)
-            self._set_sequences(batch)
+            self._set_sequences(sequences)
             self._state.move(position)
         self._state.position = position
         return len(changes), applied
@@ -202,7 +175,7 @@ class BatchApplier:
         self.tables.policies.check_tables(tables)
 
     def close(self) -> None:
-        """End the session that reads ahead."""
+        """End the sessions that read ahead."""
         self._reader.close()
 
     def forget_tables(self) -> None:
@@ -210,75 +183,7 @@ class BatchApplier:
         self._described.clear()
         self._captured.clear()
 
-    def _changes(self, batch: Batch) -> tuple[dict[str, _TableChanges], list[_Move]]:
-        """What a batch has of each table, and which get other names or go.
-
-        CopyAgain for those that were not copied, or whose rows do not tell all.
-        """
-        changes, moves, stale = self._events(batch)
-        unknown = set()
-        for (relid,) in self._source.execute(_TABLES, [batch.id, batch.token], prepare=True).fetchall():
-            known = self._state.names.get(relid)
-            if known is None:
-                unknown.add(relid)
-                continue
-            with_rows = [version.id for version in batch.versions(str(relid))]
-            found = changes.setdefault(known, _TableChanges())
-            found.with_rows = with_rows
-            # what capture was made to log otherwise, without DDL, is in no line with the rows that are there
-            if not {self._state.tables[known].columns.version, *found.made}.issuperset(with_rows):
-                stale.add(known)
-        self._copy_first(unknown, stale)
-        # a batch names some tables that have nothing in it; one that cannot be copied any more stays as it is
-        return {name: found for name, found in changes.items() if found != _TableChanges() and name not in stale}, moves
-
-    def _copy_first(self, unknown: set[int], stale: set[str]) -> None:
-        """CopyAgain for those of these tables that the source still has."""
-        if not unknown and not stale:
-            return
-        now = source_tables(self._source, self._state.queue, self._state.name)
-        relids = unknown | {relid for relid, name in self._state.names.items() if name in stale}
-        if names := {now[relid].table_name for relid in relids if relid in now and now[relid].is_there}:
-            raise CopyAgain(*names)
-
-    def _events(self, batch: Batch) -> tuple[dict[str, _TableChanges], list[_Move], set[str]]:
-        """The tables that were truncated in a batch, or whose columns changed; those with other names, or that went.
-
-        And those with changes that no row shows: gaps of capture, other options of it, TRUNCATE of a partition.
-        """
-        found: dict[str, _TableChanges] = {}
-        moves, stale = [], set()
-        for event in self._read_events(batch):
-            data = event.data or {}
-            if event.kind == "truncate" and self._passed.has(data.get("origin")):
-                continue
-            if event.kind == "truncate" and "partition" not in data:
-                found.setdefault(event.name, _TableChanges()).truncated = event.ev_id
-            elif event.kind == "ddl" and "dropped" in data:
-                moves.append(_Move(event.relid, None, dropped=data["tag"] != "remove_table"))
-            elif event.kind != "ddl" or "options" in data:
-                stale.add(event.name)
-            else:
-                # a new name or an empty new partition does not concern the rows
-                if "new_version" in data:
-                    found.setdefault(event.name, _TableChanges()).made.append(data["new_version"])
-                if "old_table" in data:
-                    moves.append(_Move(event.relid, data["table"]))
-        return found, moves, stale
-
-    def _read_events(self, batch: Batch) -> list[Any]:
-        """The events of a batch's tables that are no rows and no messages."""
-        values = [self._state.queue, batch.snapshot_from, batch.snapshot_to]
-        with mapped_errors(), self._source.cursor(row_factory=namedtuple_row) as cursor:
-            if not cursor.execute(_EVENTS, values, prepare=True).fetchall():
-                return []
-            # an event may have an older name of its table, or a newer one than the target
-            taken = source_tables(self._source, self._state.queue, self._state.name)
-            looked_at = {relid: name for relid, name in self._state.names.items() if relid in taken}
-            names = [*looked_at.values()], [*looked_at.keys()]
-            return cursor.execute(_TABLE_EVENTS, [*names, batch.id, batch.token]).fetchall()
-
-    def _move(self, move: _Move) -> None:
+    def _move(self, move: Move) -> None:
         """Give a table of the target its new name, or leave it."""
         name = self._state.names.get(move.relid)
         if name is None:
@@ -302,7 +207,7 @@ class BatchApplier:
         for name in names:
             self._letters.forget(name)
 
-    def _apply_table(self, batch: Batch, name: str, found: _TableChanges) -> Applied:
+    def _apply_table(self, batch: Batch, name: str, found: TableChanges) -> Applied:
         """Apply a table's changes: one version of its columns after the other, or all at once after ALTER TABLE."""
         applied = Applied()
         for version in sorted({*found.with_rows, *found.made}):
@@ -313,7 +218,7 @@ class BatchApplier:
             applied += self._apply_rows(batch, name, tuple(found.with_rows), found)
         return applied
 
-    def _follow_columns(self, name: str, version: int, found: _TableChanges) -> None:
+    def _follow_columns(self, name: str, version: int, found: TableChanges) -> None:
         """Give a target table the columns of a later version."""
         now = self._state.tables[name].columns
         relid = self._state.tables[name].relid
@@ -330,7 +235,7 @@ class BatchApplier:
         self._state.altered(name, columns)
         self._letters.rename_columns(name, now, columns)
 
-    def _apply_rows(self, batch: Batch, name: str, versions: tuple[int, ...], found: _TableChanges) -> Applied:
+    def _apply_rows(self, batch: Batch, name: str, versions: tuple[int, ...], found: TableChanges) -> Applied:
         """Apply the rows of some versions of a table's columns."""
         rows = self._read_rows(batch, name, versions) if versions else None
         if rows is not None:
@@ -345,6 +250,8 @@ class BatchApplier:
     def _stage(self, table: ReplicaTable, query: str) -> bool:
         """Fill the staging table with a table's net change; True, as the source tells which rows are pairs."""
         stage_changes(self._reader, self._target, table, query, paired=True)
+        if self._read_ahead is not None:
+            self._read_ahead()
         return True
 
     def _stage_nothing(self, table: ReplicaTable) -> bool:
@@ -352,20 +259,50 @@ class BatchApplier:
         make_stage(self._target, table)
         return False
 
-    def _query(self, batch: Batch, name: str, found: _TableChanges) -> str | None:
-        """The SELECT of a table's changes, which may be read ahead; None if its columns change, or it has no rows."""
-        if found.made or len(found.with_rows) != 1:
-            return None
-        rows = self._read_rows(batch, name, tuple(found.with_rows))
-        return None if rows is None else self._net_sql(*rows, found)
+    def _begin_following(self, following: Callable[[], Batch | None]) -> None:
+        """Have the source begin with the first tables of the next batch, whose own turn decides whether that was right.
 
-    def _net_sql(self, table: ReplicaTable, log_rows: str, found: _TableChanges) -> str:
+        Whatever speaks against it shows in that turn, too.
+        """
+        if self._reader.copied < _AHEAD_ROWS:
+            return
+        try:
+            with self._source.transaction():
+                batch = following()
+                changes, moves = (
+                    ({}, []) if batch is None else changes_of(self._source, self._state, self._passed, batch)
+                )
+                queries = []
+                if batch is not None and is_plain(changes, moves):
+                    queries = self._queries(batch, sorted(changes), changes)
+        except (CopyAgain, GdqError, psycopg.Error):
+            return
+        self._reader.begin(*queries)
+
+    def rest(self) -> None:
+        """Give up what was begun for a batch that does not come next, or not at once."""
+        self._reader.begin()
+
+    def _queries(self, batch: Batch, names: Sequence[str], changes: dict[str, TableChanges]) -> list[str]:
+        """The SELECTs of the first of these tables, which may be read ahead."""
+        queries: list[str] = []
+        for name in names:
+            found = changes[name]
+            if found.made or len(found.with_rows) != 1:
+                break  # its columns change
+            if (rows := self._read_rows(batch, name, tuple(found.with_rows))) is not None:
+                queries.append(self._net_sql(*rows, found))
+            if len(queries) == SIDE_BY_SIDE:
+                break
+        return queries
+
+    def _net_sql(self, table: ReplicaTable, log_rows: str, found: TableChanges) -> str:
         """The SELECT of a table's changes at one version of its columns, after the last TRUNCATE."""
         return netted_sql(table, log_rows, found.truncated, whole=self.tables.needs_whole(table))
 
     def _read_rows(self, batch: Batch, name: str, versions: tuple[int, ...]) -> tuple[ReplicaTable, str] | None:
         """A table at the last of some versions, and the SELECT of its log rows; None if all of them are passed over."""
-        if (name, versions) not in self._rows:
+        if (batch.id, name, versions) not in self._rows:
             relid = self._state.tables[name].relid
             assert relid is not None
             with_origins = self._source_table(relid).origin
@@ -376,15 +313,16 @@ class BatchApplier:
             log_rows = version_rows(self._source, batch, relid, versions, version, with_origin=with_origins)
             # the target may have other columns by now than rows that came from there
             if with_origins and not self._passed.leave_some(self._source, log_rows):
-                self._rows[name, versions] = None
+                self._rows[batch.id, name, versions] = None
             else:
                 table = self._at_version(name, version)
-                self._rows[name, versions] = table, self._passed.without(table, log_rows) if with_origins else log_rows
-        return self._rows[name, versions]
+                query = self._passed.without(table, log_rows) if with_origins else log_rows
+                self._rows[batch.id, name, versions] = table, query
+        return self._rows[batch.id, name, versions]
 
-    def _set_sequences(self, batch: Batch) -> None:
+    def _set_sequences(self, values: Sequence[SequenceValue]) -> None:
         """Bring the target's sequences to their values at the batch's end: at first all, then those that changed."""
-        for value in batch.sequences(changed=self._sequences_set):
+        for value in values:
             if value.last_value is None:
                 continue
             try:

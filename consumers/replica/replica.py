@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,8 +19,10 @@ from psycopg import Connection
 
 import gdq
 from gdq.call import call, scalar
-from gdq.consumer import Consumer, ConsumerInfo, consumer_info, register_consumer, seek, unregister_consumer
-from gdq.consumers.replica.batch_apply import BatchApplier, CopyAgain
+from gdq.consumer import ConsumerInfo, consumer_info, register_consumer, seek, unregister_consumer
+from gdq.consumers.replica.batch_apply import BatchApplier
+from gdq.consumers.replica.batch_changes import CopyAgain
+from gdq.consumers.replica.batches import ReplicaConsumer
 from gdq.consumers.replica.column_changes import VersionGoneError
 from gdq.consumers.replica.copy_workers import WORKERS, ShowProgress, no_progress
 from gdq.consumers.replica.definition_follow import DefinitionFollower, OnDdl
@@ -47,9 +50,6 @@ from gdq.queue import check_tables
 from gdq.source import Position
 from gdq.table_copy import resynced
 from gdq.typed.batch_rows import may_read_logs
-
-# A batch joins the changes of many ticks: a row that was changed several times is written once.
-MAX_EVENTS = 500_000
 
 _PAUSE_SECONDS = 1.0
 
@@ -354,7 +354,7 @@ class Replica:
     def _batches(self, *, once: bool, stop: Callable[[], bool]) -> Iterator[AppliedBatch]:
         self._definitions.look()
         with (
-            Consumer(self.source, self.queue, self.name, max_events=MAX_EVENTS) as consumer,
+            ReplicaConsumer(self.source, self.queue, self.name, self._applier.rest) as consumer,
             closing(consumer.batches(once=once, stop=stop)) as batches,
         ):
             for batch in batches:
@@ -366,7 +366,7 @@ class Replica:
                     raise _Misplaced
                 self._definitions.drop_gone()
                 try:
-                    tables, applied = self._applier.apply(batch)
+                    tables, applied = self._applier.apply(batch, partial(consumer.following, batch))
                 except (psycopg.errors.UndefinedTable, VersionGoneError) as error:
                     if isinstance(error, VersionGoneError) or "gdq_log." in str(error):
                         raise _LogDropped from error

@@ -30,25 +30,25 @@ def reader(pair: Pair) -> Iterator[ChangeReader]:
 def test_rows_that_were_begun(pair: Pair, reader: ChangeReader) -> None:
     first, second = "select generate_series(1, 3)", "select generate_series(1, 200000)"
     with pair.target.connect("su") as target:
-        reader.then = second
+        reader.then = [second]
         assert reader.copy_into(first, target, "number") == 3
         assert reader.source.execute("select from pg_stat_activity where application_name like '%/ahead'").rowcount == 1
-        reader.then = "select 7"
+        reader.then = ["select 7"]
         assert reader.copy_into(second, target, "number") == 200_000
         # something else is wanted first
         assert reader.copy_into(first, target, "number") == 3
-        reader.then = None
+        reader.then = []
         assert reader.copy_into("select 7", target, "number") == 1
         assert target.execute("select count(*), sum(n) from number").fetchone() == (200_007, 20_000_100_019)
 
 
 def test_an_error_is_that_of_the_rows(pair: Pair, reader: ChangeReader) -> None:
     with pair.target.connect("su") as target:
-        reader.then = "select 1 / (n - 99999) from generate_series(1, 100000) n"
+        reader.then = ["select 1 / (n - 99999) from generate_series(1, 100000) n"]
         reader.copy_into("select 1", target, "number")
         with pytest.raises(psycopg.errors.DivisionByZero):
-            reader.copy_into(reader.then, target, "number")
-        reader.then = None
+            reader.copy_into(reader.then[0], target, "number")
+        reader.then = []
         assert reader.copy_into("select 2", target, "number") == 1
         assert target.execute("select sum(n) from number").fetchone() == (3,)
 
@@ -63,7 +63,7 @@ def test_nobody_waits_behind_a_lock_that_waits_for_the_batch(pair: Pair, reader:
             waiter = threading.Thread(target=other.execute, args=("truncate number",))
             waiter.start()
             until(lambda: reader.source.execute(_WAITING).rowcount, "the lock")
-            reader.then = wanted
+            reader.then = [wanted]
             reader.copy_into("select 1", target, "number")
             assert reader.copy_into(wanted, target, "number") == 1
         waiter.join()

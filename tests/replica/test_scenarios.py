@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from typing import Any
 
@@ -11,12 +12,15 @@ import pytest
 from gdq import compare_tables
 from gdq.consumers.replica.replica import Replica
 from gdq.sql_text import quote
+from gdq.ticker import take_tick
 from tests.replica.scenario import Scenario, read_scenarios
 from tests.support.server import Database
 
 pytestmark = pytest.mark.server
 
 QUEUE = "scenarios"
+# Of a tick after a statement.
+_TICK_CHANCE = 0.1
 COLUMNS = read_scenarios("columns")
 ALL = [*COLUMNS, *read_scenarios("types"), *read_scenarios("rows"), *read_scenarios("tables")]
 _TABLES = """
@@ -35,6 +39,7 @@ class Stage:
         self.source, self.target = source, target
         self.scenarios = [scenario for scenario in ALL if self._can_play(scenario)]
         self.tables: dict[str, Scenario] = {}
+        self.chance: random.Random | None = None
 
     def _can_play(self, scenario: Scenario) -> bool:
         return self.source.execute(f"select {scenario.needs}".encode()).fetchone() == (True,)
@@ -63,6 +68,8 @@ class Stage:
         place.execute(f"set search_path = {scenario.name}, public".encode())
         for statement in statements:
             place.execute(statement.encode())
+            if place is self.source and self.chance is not None and self.chance.random() < _TICK_CHANCE:
+                take_tick(place, QUEUE)
         place.execute("set search_path = pg_catalog")
 
     def differing(self) -> dict[str, tuple[Counter[str], Counter[str]]]:
@@ -82,10 +89,16 @@ class Stage:
         return Counter(text for (text,) in rows)
 
 
-def test_scenarios(db: Database, empty_db: Database) -> None:
+@pytest.mark.parametrize("seed", [None, pytest.param(1, marks=pytest.mark.long)])
+def test_scenarios(db: Database, empty_db: Database, seed: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`seed`: each round is cut at random into batches, of which the source begins with the next one early."""
     with db.connect() as source, empty_db.connect("su") as target:
         stage = Stage(source, target)
         stage.set_up()
+        if seed is not None:
+            stage.chance = random.Random(seed)
+            for name in ("batches.FIRST_EVENTS", "batches.MAX_EVENTS", "batch_apply._AHEAD_ROWS"):
+                monkeypatch.setattr(f"gdq.consumers.replica.{name}", 1)
         differing: dict[str, tuple[Counter[str], Counter[str]]] = {}
         for number in range(-1, max(len(scenario.rounds) for scenario in ALL)):
             if number >= 0:

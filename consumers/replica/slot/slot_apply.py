@@ -9,7 +9,7 @@ from typing import Any
 
 from psycopg import Connection
 
-from gdq.consumers.replica.batch_apply import CopyAgain
+from gdq.consumers.replica.batch_changes import CopyAgain
 from gdq.consumers.replica.changes import Applied, make_stage
 from gdq.consumers.replica.column_changes import change_columns
 from gdq.consumers.replica.dead_letters import DeadLetters

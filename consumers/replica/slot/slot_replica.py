@@ -18,7 +18,7 @@ from psycopg import Connection
 
 from gdq.call import scalar
 from gdq.conninfo import connect, conninfo_of
-from gdq.consumers.replica.batch_apply import CopyAgain
+from gdq.consumers.replica.batch_changes import CopyAgain
 from gdq.consumers.replica.column_changes import SourceColumns, change_columns
 from gdq.consumers.replica.foreign_keys import foreign_keys, joined_tables
 from gdq.consumers.replica.joined_copy import AllRows
