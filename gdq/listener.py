@@ -15,6 +15,9 @@ from gdq.ticker import TICK_INTERVAL_SECONDS, TICKER_SECONDS, Housekeeping
 
 _PAUSE_SECONDS_MAX = 0.5
 
+# How the pauses between two looks for changes grow, where the caller wants these sooner than ticker_max_lag.
+_PAUSE_GROWTH = 1.3
+
 # A tick's notification ends a wait at once. These times are for a lost one, and for a pooler, which passes none on.
 _LOOK_SECONDS = 5.0
 _POOLED_LOOK_SECONDS = 0.5
@@ -32,7 +35,8 @@ class Listener:
 
     Works on one idle autocommit connection. The caller should look every `look_seconds` without a notification, as
     behind a pooler. `notified`: a tick came since the caller last set it to False. `last_tick`: the highest notified
-    tick. `pooled`: the result of is_pooled().
+    tick. `pooled`: the result of is_pooled(). `lag`: seconds in place of ticker_max_lag for ticks of this session, set
+    before listen(); the longer nothing comes, the less often it looks.
     """
 
     def __init__(self, connection: AnyConnection, *, pooled: bool) -> None:
@@ -42,6 +46,7 @@ class Listener:
         self.look_seconds = _POOLED_LOOK_SECONDS if self.pooled else _LOOK_SECONDS
         self.notified = False
         self.last_tick = 0
+        self.lag: float | None = None
         connection.add_notify_handler(self._notice)
 
     def close(self) -> None:
@@ -56,7 +61,8 @@ class Listener:
         for queue in (yield queue_statement()):
             channel = f"gdq_{queue.queue_id}"
             if queue.queue_name in names and channel not in self._queues:
-                self._queues[channel] = _Queue(queue.queue_name, Housekeeping(queue.queue_name, _PAUSE_SECONDS_MAX))
+                housekeeping = Housekeeping(queue.queue_name, _PAUSE_SECONDS_MAX, lag=self.lag)
+                self._queues[channel] = _Queue(queue.queue_name, housekeeping)
                 if not self.pooled:
                     yield Statement(sql.SQL("listen {}").format(sql.Identifier(channel)), result=False)
 
@@ -81,8 +87,11 @@ class Listener:
                 break
             elif (yield Wait(min(max(self._until_due(), pause), _PAUSE_SECONDS_MAX, pause_seconds), sockets())):
                 return True
-            else:
+            elif self.lag is None:
                 pause = max(pause * 2, TICK_INTERVAL_SECONDS)
+            else:
+                # what comes at random waits for a part of the time since the last
+                pause = max(pause * _PAUSE_GROWTH, self.lag)
         return False
 
     def _until_due(self) -> float:

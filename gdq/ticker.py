@@ -71,7 +71,7 @@ def tick_all(connection: psycopg.Connection[Any], queue: str | None = None) -> i
 def _tick_all(connection: AnyConnection, queue: str | None) -> Steps[int]:
     made = 0
     single = yield from _may_be_single(connection)
-    while more := (yield from _tick(queue, TICK_INTERVAL_SECONDS, 0, single))[0]:
+    while more := (yield from _tick(queue, TICK_INTERVAL_SECONDS, 0, None, single))[0]:
         made += more
     return made
 
@@ -83,17 +83,18 @@ def _may_be_single(connection: AnyConnection) -> Steps[bool]:
     return bool((yield Statement("show default_transaction_isolation")) == "read committed")
 
 
-def _tick(queue: str | None, longest: float, ahead: float, single: bool) -> Steps[tuple[int, float]]:
+def _tick(queue: str | None, longest: float, ahead: float, lag: float | None, single: bool) -> Steps[tuple[int, float]]:
     """Take a due tick; returns the number of ticks, and the seconds, at most `longest`, until the next; 0 after a tick.
 
-    `ahead`: the seconds that a tick takes until its commit; the tick is begun that much earlier. `single`: the
-    statement needs no transaction around it.
+    `ahead`: the seconds that a tick takes until its commit; the tick is begun that much earlier. `lag`: seconds that
+    replace ticker_max_lag, if they are fewer. `single`: the statement needs no transaction around it.
     """
     # after a tick the pause is not computed: that would delay the tick's commit
-    query = qualified("""select made, case when made = 0 then gdq.tick_pause(%s, %s, %s) else 0 end
-                 from gdq.ticker(%s, %s) made""")
+    query = qualified("""select made, case when made = 0 then gdq.tick_pause(%s, %s, %s, %s) else 0 end
+                 from gdq.ticker(%s, %s, %s) made""")
     until, early = timedelta(seconds=longest), timedelta(seconds=ahead)
-    values = [queue, until, early, queue, early]
+    shorter = None if lag is None else timedelta(seconds=lag)
+    values = [queue, until, early, shorter, queue, early, shorter]
     [row] = yield Statement(query, values, row=tuple_row, binary=single, alone=not single)
     return row[0], row[1]
 
@@ -122,11 +123,15 @@ class Housekeeping:
     """The work of a ticker in small steps, for a loop with other tasks.
 
     To keep ticker_max_lag each tick is begun early, by the average time that ticks take. That time is measured from the
-    planned moment, which the caller's sleep passes a little, to the commit.
+    planned moment, which the caller's sleep passes a little, to the commit. `lag`: seconds in place of ticker_max_lag,
+    if they are fewer, for a caller who waits for changes.
     """
 
-    def __init__(self, queue: str | None = None, interval_seconds: float = TICK_INTERVAL_SECONDS) -> None:
+    def __init__(
+        self, queue: str | None = None, interval_seconds: float = TICK_INTERVAL_SECONDS, *, lag: float | None = None
+    ) -> None:
         self._queue = queue
+        self._lag = lag
         self._interval = interval_seconds
         self._next_at = time.monotonic() + interval_seconds
         self._ahead = 0.0
@@ -153,7 +158,7 @@ class Housekeeping:
         made = 0
         begun = time.monotonic()
         while True:
-            more, pause = yield from _tick(self._queue, self._interval, self._ahead, self._single)
+            more, pause = yield from _tick(self._queue, self._interval, self._ahead, self._lag, self._single)
             if not more:
                 break
             if not made:

@@ -18,12 +18,16 @@ from gdq.typed.arrow import ArrowReader
 # smaller, since the target has nothing to do until the source has added it up.
 FIRST_EVENTS, MAX_EVENTS = 100_000, 500_000
 
+# Where no ticker runs, a replica takes a tick as soon as there are changes and it has nothing else to do.
+_TICK_SECONDS = 0.005
+
 
 class ReplicaConsumer(Consumer):
     """The consumer of a replica, on the session that holds its batches. `rest` is called when it gets none any more."""
 
     def __init__(self, connection: Connection[Any], queue: str, consumer: str, rest: Callable[[], None]) -> None:
         super().__init__(connection, queue, consumer, max_events=FIRST_EVENTS)
+        self._listener.lag = _TICK_SECONDS
         self._rest = rest
 
     def __exit__(

@@ -1,11 +1,13 @@
--- ticker(queue, ahead): takes a tick that is due, of one queue or of all (NULL). Never waits: a queue that another
+-- ticker(queue, ahead, lag): takes a tick that is due, of one queue or of all (NULL). Never waits: a queue that another
 -- ticker works on is left to that ticker. Call it in a transaction of its own, since other tickers leave the queue
 -- alone until this transaction ends.
 --   ahead: the time from this call to the commit of its tick. A tick is taken this much earlier, but not before half of
 --   ticker_max_lag, so that it is committed after ticker_max_lag.
+--   lag: what counts in place of ticker_max_lag, if it is less, for a caller who waits for changes.
 -- Result: how many ticks were made, 0 or 1: call it again until 0. Writes: tick. Errors: 42704, GDQ04,
 -- GDQ07, 55000.
-create or replace function gdq.ticker(queue text default null, ahead interval default '0') returns integer
+create or replace function gdq.ticker(queue text default null, ahead interval default '0',
+  lag interval default null) returns integer
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -24,7 +26,7 @@ begin
   for q in select qq.queue_id from gdq.queue qq
             where only_queue is null or qq.queue_id = only_queue order by (gdq.last_tick(qq.queue_id)).created_at loop
     -- drop_queue() holds this lock too, and then nothing of the queue may be read
-    if pg_try_advisory_xact_lock(gdq.lock_key('tick', q.queue_id)) and gdq.tick_due(q.queue_id, ahead) then
+    if pg_try_advisory_xact_lock(gdq.lock_key('tick', q.queue_id)) and gdq.tick_due(q.queue_id, ahead, lag) then
       -- the tick has given this transaction an xid, so other queues have to wait for the next call
       return (gdq.make_tick(q.queue_id, true) is not null)::integer;
     end if;
@@ -32,36 +34,38 @@ begin
   return 0;
 end
 $$;
-comment on function gdq.ticker(text, interval) is
+comment on function gdq.ticker(text, interval, interval) is
   'Takes a tick that is due, if any; returns 1 or 0. Call again until 0.';
 
--- tick_due(queue_id, ahead): whether the queue's settings ask for a tick now. Event numbers show new events. A long
--- transaction that commits moves no number, so after ticker_max_lag the logs are read too. A last tick in the future
--- was made before the server's clock was set back, and nothing can be counted from it: a tick is due. Writes: nothing.
-create or replace function gdq.tick_due(queue_id integer, ahead interval default '0') returns boolean
+-- tick_due(queue_id, ahead, lag): whether the queue's settings, or a caller who asks for a shorter lag, want a tick
+-- now. Event numbers show new events. A long transaction that commits moves no number, so after the lag the logs are
+-- read too. A last tick in the future was made before the server's clock was set back, and nothing can be counted from
+-- it: a tick is due. Writes: nothing.
+create or replace function gdq.tick_due(queue_id integer, ahead interval, lag interval) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   q gdq.queue;
   last gdq.tick := gdq.last_tick(queue_id);
   fresh bigint := gdq.last_event(queue_id) - last.event_seq;
-  lag interval := clock_timestamp() - last.created_at;
+  age interval := clock_timestamp() - last.created_at;
 begin
   select * into q from gdq.queue qq where qq.queue_id = tick_due.queue_id;
   if q.paused then
     return false;
-  elsif lag < interval '0' then
+  elsif age < interval '0' then
     return true;
   elsif fresh > 0 then
-    return fresh >= q.ticker_max_count or lag >= gdq.lag_for_tick(q, ahead);
+    return fresh >= q.ticker_max_count or age >= gdq.lag_for_tick(q, ahead, lag);
   end if;
-  return lag >= q.ticker_idle_period
-      or (lag >= q.ticker_max_lag
+  return age >= q.ticker_idle_period
+      or (age >= least(q.ticker_max_lag, lag)
           and pg_current_snapshot()::text <> last.snapshot::text
           and gdq.has_changes(queue_id, last.snapshot));
 end
 $$;
-comment on function gdq.tick_due(integer, interval) is 'Whether a queue''s settings ask for a tick now.';
+comment on function gdq.tick_due(integer, interval, interval) is
+  'Whether a queue''s settings, or a shorter lag, ask for a tick now.';
 
 -- has_changes(queue_id, since): whether a row of a queue's logs has become visible after the snapshot since. It reads
 -- the end of every log that holds rows; a change in a quiet log shows by its announcement in the event log. Writes:

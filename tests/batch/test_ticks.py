@@ -55,6 +55,27 @@ def test_due_by_lag(stage: Stage) -> None:
     until(lambda: ticker(stage) == 1)
 
 
+def test_due_by_a_lag_of_the_caller(stage: Stage) -> None:
+    """Changes of a transaction that was open at the last tick too, whose commit moves no number."""
+    soon = "select gdq.ticker('q', lag => '0')"
+    assert stage.value(soon) == 0
+    stage.insert()
+    assert ticker(stage) == 0
+    assert stage.value("select gdq.tick_pause('q', '10 min', lag => '1 ms')") == 0.001
+    assert stage.value("select gdq.ticker('q', lag => '1 day')") == 0
+    assert stage.value(soon) == 1
+    assert stage.value(soon) == 0
+    late = stage.session()
+    late.execute("begin")
+    stage.insert(late)
+    assert stage.value(soon) == 1
+    assert stage.value(soon) == 0
+    late.execute("commit")
+    assert ticker(stage) == 0
+    assert stage.value(soon) == 1
+    assert stage.value(soon) == 0
+
+
 def test_no_tick_by_lag_without_changes(stage: Stage) -> None:
     stage.owner.execute("update gdq.queue set ticker_max_lag = '0'")
     stage.owner.execute("create table not_captured ()")

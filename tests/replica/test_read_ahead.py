@@ -131,6 +131,22 @@ def test_paused_while_it_reads_ahead(items: Pair) -> None:
     assert program.error is None
 
 
+def test_ticks_come_with_the_changes(items: Pair) -> None:
+    """Where no ticker runs a replica does not wait for the time that the queue gives to ticks."""
+    with items.source.connect("su") as source:
+        source.execute("update gdq.queue set ticker_max_lag = '1 day', ticker_idle_period = '1 day'")
+    done = threading.Event()
+    program = Program(items, once=False, stop=done.is_set)
+    try:
+        for number in range(3):
+            items.run(f"insert into item values ({number}, 0)")
+            until(lambda: len(items.rows(items.target, "item")) == number + 1, "the row")  # noqa: B023
+    finally:
+        done.set()
+        program.join()
+    assert program.error is None
+
+
 def test_what_rows_do_not_show_in_the_next_batch(items: Pair) -> None:
     changes = (
         "insert into item values (1, 0), (2, 0)",
