@@ -6,7 +6,7 @@ version of its columns all come before those of the next.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from psycopg import Connection
 
 from gdq.batch import Batch
 from gdq.call import scalar
-from gdq.consumers.replica.batch_changes import CopyAgain, Move, TableChanges, changes_of, is_plain
+from gdq.consumers.replica.batch_changes import BatchChanges, CopyAgain, Move, TableChanges, changes_of
 from gdq.consumers.replica.change_reader import SIDE_BY_SIDE, ChangeReader
 from gdq.consumers.replica.changes import Applied, make_stage, netted_sql, stage_changes
 from gdq.consumers.replica.column_changes import VersionGoneError, change_columns, source_columns
@@ -88,31 +88,29 @@ class BatchApplier:
         """
         self._reader.prepare()
         self._rows.clear()
-        changes, moves = changes_of(self._source, self._state, self._passed, batch)
-        position = str(batch.position)
         # all that is asked about the batch comes before it may be finished
-        sequences = batch.sequences(changed=self._sequences_set)
+        changes = changes_of(self._source, self._state, self._passed, batch, all_sequences=not self._sequences_set)
         applied = Applied()
         with self._target.transaction():
             self._state.hold()
             self._target.execute("set local default_statistics_target = 10")
             with _placed(batch):
-                self._empty([name for name, found in changes.items() if found.truncated is not None])
-            names = sorted(changes)
+                self._empty([name for name, found in changes.tables.items() if found.truncated is not None])
+            names = sorted(changes.tables)
             for place, name in enumerate(names, 1):
                 self._reader.then = self._queries(batch, names[place:], changes)
-                is_last = place == len(names) and is_plain(changes, moves)
+                is_last = place == len(names) and changes.plain
                 self._read_ahead = partial(self._begin_following, following) if is_last else None
                 with _placed(batch):
-                    applied += self._apply_table(batch, name, changes[name])
+                    applied += self._apply_table(batch, name, changes.tables[name])
             with _placed(batch):
                 applied += self.tables.finish()
-            for move in moves:
+            for move in changes.moves:
                 self._move(move)
-            self._set_sequences(sequences)
-            self._state.move(position)
-        self._state.position = position
-        return len(changes), applied
+            self._set_sequences(changes.sequences)
+            self._state.move(changes.position)
+        self._state.position = changes.position
+        return len(changes.tables), applied
 
     def stage_between(self, reader: Connection[Any], captured: SourceTable, since: str, till: str) -> None:
         """Stage a table's changes between two snapshots, as a session of the source sees them at the later one."""
@@ -210,12 +208,12 @@ class BatchApplier:
     def _apply_table(self, batch: Batch, name: str, found: TableChanges) -> Applied:
         """Apply a table's changes: one version of its columns after the other, or all at once after ALTER TABLE."""
         applied = Applied()
-        for version in sorted({*found.with_rows, *found.made}):
+        for version in sorted({*found.log_rows, *found.made}):
             self._follow_columns(name, version, found)
-            if version in found.with_rows and not self.tables.jointly:
-                applied += self._apply_rows(batch, name, (version,), found)
+            if version in found.log_rows and not self.tables.jointly:
+                applied += self._apply_rows(batch, name, {version: found.log_rows[version]}, found)
         if self.tables.jointly:
-            applied += self._apply_rows(batch, name, tuple(found.with_rows), found)
+            applied += self._apply_rows(batch, name, found.log_rows, found)
         return applied
 
     def _follow_columns(self, name: str, version: int, found: TableChanges) -> None:
@@ -228,16 +226,16 @@ class BatchApplier:
         try:
             columns = source_columns(self._source, self._state.queue, relid, version)
         except VersionGoneError:
-            if version in found.with_rows:
+            if version in found.log_rows:
                 raise
             return  # no row has these columns: the next version's follow those before
         change_columns(self._source, self._target, name, now, columns, relid=relid)
         self._state.altered(name, columns)
         self._letters.rename_columns(name, now, columns)
 
-    def _apply_rows(self, batch: Batch, name: str, versions: tuple[int, ...], found: TableChanges) -> Applied:
-        """Apply the rows of some versions of a table's columns."""
-        rows = self._read_rows(batch, name, versions) if versions else None
+    def _apply_rows(self, batch: Batch, name: str, parts: Mapping[int, str], found: TableChanges) -> Applied:
+        """Apply the rows of some versions of a table's columns, whose SELECTs `parts` has."""
+        rows = self._read_rows(batch, name, parts) if parts else None
         if rows is not None:
             table, log_rows = rows
             query = self._net_sql(table, log_rows, found)
@@ -268,13 +266,10 @@ class BatchApplier:
             return
         try:
             with self._source.transaction():
-                batch = following()
-                changes, moves = (
-                    ({}, []) if batch is None else changes_of(self._source, self._state, self._passed, batch)
-                )
-                queries = []
-                if batch is not None and is_plain(changes, moves):
-                    queries = self._queries(batch, sorted(changes), changes)
+                batch, queries = following(), list[str]()
+                if batch is not None:
+                    changes = changes_of(self._source, self._state, self._passed, batch)
+                    queries = self._queries(batch, sorted(changes.tables), changes) if changes.plain else []
         except (CopyAgain, GdqError, psycopg.Error):
             return
         self._reader.begin(*queries)
@@ -283,14 +278,14 @@ class BatchApplier:
         """Give up what was begun for a batch that does not come next, or not at once."""
         self._reader.begin()
 
-    def _queries(self, batch: Batch, names: Sequence[str], changes: dict[str, TableChanges]) -> list[str]:
+    def _queries(self, batch: Batch, names: Sequence[str], changes: BatchChanges) -> list[str]:
         """The SELECTs of the first of these tables, which may be read ahead."""
         queries: list[str] = []
         for name in names:
-            found = changes[name]
-            if found.made or len(found.with_rows) != 1:
+            found = changes.tables[name]
+            if found.made or len(found.log_rows) != 1:
                 break  # its columns change
-            if (rows := self._read_rows(batch, name, tuple(found.with_rows))) is not None:
+            if (rows := self._read_rows(batch, name, found.log_rows)) is not None:
                 queries.append(self._net_sql(*rows, found))
             if len(queries) == SIDE_BY_SIDE:
                 break
@@ -300,8 +295,9 @@ class BatchApplier:
         """The SELECT of a table's changes at one version of its columns, after the last TRUNCATE."""
         return netted_sql(table, log_rows, found.truncated, whole=self.tables.needs_whole(table))
 
-    def _read_rows(self, batch: Batch, name: str, versions: tuple[int, ...]) -> tuple[ReplicaTable, str] | None:
+    def _read_rows(self, batch: Batch, name: str, parts: Mapping[int, str]) -> tuple[ReplicaTable, str] | None:
         """A table at the last of some versions, and the SELECT of its log rows; None if all of them are passed over."""
+        versions = tuple(parts)
         if (batch.id, name, versions) not in self._rows:
             relid = self._state.tables[name].relid
             assert relid is not None
@@ -310,7 +306,7 @@ class BatchApplier:
             if self.tables.jointly:
                 # the target has the columns of the batch's end
                 version = max(version, self._state.tables[name].columns.version)
-            log_rows = version_rows(self._source, batch, relid, versions, version, with_origin=with_origins)
+            log_rows = version_rows(self._source, batch.queue, relid, parts, version, with_origin=with_origins)
             # the target may have other columns by now than rows that came from there
             if with_origins and not self._passed.leave_some(self._source, log_rows):
                 self._rows[batch.id, name, versions] = None

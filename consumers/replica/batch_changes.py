@@ -13,17 +13,26 @@ from gdq.consumers.replica.origin import PassedOrigins
 from gdq.consumers.replica.source_tables import source_tables
 from gdq.consumers.replica.state import ReplicaState
 from gdq.errors import mapped_errors
+from gdq.sequence import SequenceValue
 
-# Events of the queue that rows do not show. An event without a number says that capture is off: the gap comes later.
-_EVENTS = """
-select distinct e.tbl from gdq.delta_events(%s, %s::pg_snapshot, %s::pg_snapshot) e
- where e.kind <> 'message' and e.ev_id is not null"""
+# All that is asked about a batch, in one round trip: the position after it; whether it has events that rows do not
+# show; the SELECTs of its rows of each version of the tables; the values of sequences. An event without a number says
+# that capture is off: the gap comes later.
+_BATCH = """
+select gdq.tick_position(%(queue)s, %(tick)s),
+       exists (select from gdq.delta_events(%(queue)s, %(since)s::pg_snapshot, %(till)s::pg_snapshot) e
+                where e.kind <> 'message' and e.ev_id is not null),
+       (select jsonb_agg(jsonb_build_array(t.tbl::oid::bigint, v.version, v.log_rows))
+          from gdq.batch_tables(%(id)s, %(token)s) t
+          left join lateral (select b.version, gdq.batch_sql(%(id)s, %(token)s, t.tbl, b.version) as log_rows
+                               from gdq.batch_versions(%(id)s, %(token)s, t.tbl) b
+                              where t.tbl::oid::bigint = any (%(known)s::bigint[])) v on true),
+       (select jsonb_agg(jsonb_build_array(s.sequence_name, s.last_value, s.is_called))
+          from gdq.batch_sequences(%(id)s, %(token)s, %(changed)s) s)"""
 
 _TABLE_EVENTS = """
 select t.name, t.relid::bigint, g.ev_id, g.kind, g.data
   from unnest(%s::text[], %s::oid[]) t(name, relid), gdq.batch_gaps(%s, %s, t.relid::regclass) g order by g.ev_id"""
-
-_TABLES = "select tbl::oid::bigint from gdq.batch_tables(%s, %s)"
 
 
 class CopyAgain(Exception):  # noqa: N818 (a signal)
@@ -45,43 +54,72 @@ class Move:
 
 @dataclass(slots=True)
 class TableChanges:
-    """What a batch has of a table: the last TRUNCATE's number, the versions with rows, and those that DDL made."""
+    """What a batch has of a table: the last TRUNCATE's number, the versions that DDL made, and those with rows.
+
+    `log_rows`: the SELECT of each version's rows, oldest first.
+    """
 
     truncated: int | None = None
-    with_rows: list[int] = field(default_factory=list)
+    log_rows: dict[int, str] = field(default_factory=dict)
     made: list[int] = field(default_factory=list)
 
 
-def is_plain(changes: dict[str, TableChanges], moves: list[Move]) -> bool:
-    """True if a batch has rows of one version of each table, and nothing else."""
-    return not moves and all(
-        found.truncated is None and not found.made and len(found.with_rows) == 1 for found in changes.values()
-    )
+@dataclass(frozen=True, slots=True)
+class BatchChanges:
+    """What a batch has of each table, which tables get other names or go, values of sequences, its end."""
+
+    position: str
+    tables: dict[str, TableChanges]
+    moves: list[Move]
+    sequences: list[SequenceValue]
+
+    @property
+    def plain(self) -> bool:
+        """True if the batch has rows of one version of each table, and nothing else."""
+        return not self.moves and all(
+            found.truncated is None and not found.made and len(found.log_rows) == 1 for found in self.tables.values()
+        )
 
 
 def changes_of(
-    source: Connection[Any], state: ReplicaState, passed: PassedOrigins, batch: Batch
-) -> tuple[dict[str, TableChanges], list[Move]]:
-    """What a batch has of each table, and which get other names or go.
+    source: Connection[Any], state: ReplicaState, passed: PassedOrigins, batch: Batch, *, all_sequences: bool = False
+) -> BatchChanges:
+    """What a batch has; CopyAgain for tables that were not copied, or whose rows do not tell all.
 
-    CopyAgain for those that were not copied, or whose rows do not tell all.
+    `all_sequences`: the values of those that the batch has not changed, too.
     """
-    changes, moves, stale = _events(source, state, passed, batch)
+    values = {
+        "queue": state.queue,
+        "tick": batch.tick_to,
+        "since": batch.snapshot_from,
+        "till": batch.snapshot_to,
+        "id": batch.id,
+        "token": batch.token,
+        "known": list(state.names),
+        "changed": not all_sequences,
+    }
+    with mapped_errors():
+        row = source.execute(_BATCH, values, prepare=True).fetchone()
+    assert row is not None
+    position, has_events, with_rows, sequences = row
+    changes, moves, stale = _events(source, state, passed, batch) if has_events else ({}, [], set())
     unknown = set()
-    for (relid,) in source.execute(_TABLES, [batch.id, batch.token], prepare=True).fetchall():
+    for relid, version, log_rows in with_rows or []:
         known = state.names.get(relid)
         if known is None:
             unknown.add(relid)
-            continue
-        with_rows = [version.id for version in batch.versions(str(relid))]
-        found = changes.setdefault(known, TableChanges())
-        found.with_rows = with_rows
-        # what capture was made to log otherwise, without DDL, is in no line with the rows that are there
-        if not {state.tables[known].columns.version, *found.made}.issuperset(with_rows):
-            stale.add(known)
+        elif version is not None:
+            changes.setdefault(known, TableChanges()).log_rows[version] = log_rows
+    # what capture was made to log otherwise, without DDL, is in no line with the rows that are there
+    stale |= {
+        name
+        for name, found in changes.items()
+        if not {state.tables[name].columns.version, *found.made}.issuperset(found.log_rows)
+    }
     _copy_first(source, state, unknown, stale)
     # a batch names some tables that have nothing in it; one that cannot be copied any more stays as it is
-    return {name: found for name, found in changes.items() if found != TableChanges() and name not in stale}, moves
+    tables = {name: found for name, found in changes.items() if name not in stale}
+    return BatchChanges(position, tables, moves, [SequenceValue(*value) for value in sequences or []])
 
 
 def _copy_first(source: Connection[Any], state: ReplicaState, unknown: set[int], stale: set[str]) -> None:
@@ -124,10 +162,7 @@ def _events(
 
 def _read_events(source: Connection[Any], state: ReplicaState, batch: Batch) -> list[Any]:
     """The events of a batch's tables that are no rows and no messages."""
-    values = [state.queue, batch.snapshot_from, batch.snapshot_to]
     with mapped_errors(), source.cursor(row_factory=namedtuple_row) as cursor:
-        if not cursor.execute(_EVENTS, values, prepare=True).fetchall():
-            return []
         # an event may have an older name of its table, or a newer one than the target
         taken = source_tables(source, state.queue, state.name)
         looked_at = {relid: name for relid, name in state.names.items() if relid in taken}

@@ -23,6 +23,9 @@ from gdq.typed.pgtypes import READ_SETTINGS
 # How a batch's rows are read. The planner overestimates what lies in a BRIN range.
 _READING = {"enable_seqscan": "off", "max_parallel_workers_per_gather": "0", "work_mem": "64MB"}
 
+# A consumer that moves back, as its server crashes, does no harm: the target's position decides.
+_MOVING = {"synchronous_commit": "off"}
+
 # Who waits for a lock that the batch's session holds would wait for ever: that session waits for this program.
 _LOCK_TIMEOUT = "1s"
 
@@ -47,9 +50,10 @@ class ChangeReader:
         self._ahead: list[_Ahead] = []
 
     def prepare(self) -> None:
-        """Make the open transaction of the source one that reads a batch's rows."""
+        """Make the open transaction of the source one that reads a batch's rows, and moves the consumer."""
         self.copied = 0
-        self.source.execute("; ".join(f"set local {name} = '{value}'" for name, value in _READING.items()))
+        settings = _READING | _MOVING
+        self.source.execute("; ".join(f"set local {name} = '{value}'" for name, value in settings.items()))
 
     def copy_into(self, query: str, target: Connection[Any], into: str) -> int:
         """Copy a SELECT's rows into a table, or its columns, of the target; returns their number."""

@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from psycopg import Connection
 
-from gdq.batch import Batch
-from gdq.call import scalar
 from gdq.consumers.replica.table import logged_columns
-from gdq.errors import mapped_errors
 from gdq.sql_text import quote
 
 
 def version_rows(
     source: Connection[Any],
-    batch: Batch,
+    queue: str,
     relid: int,
-    versions: Sequence[int],
+    parts: Mapping[int, str],
     version: int,
     *,
     with_origin: bool,
 ) -> str:
-    """The SELECT of a batch's rows of a table at some versions, with the log's columns of one, the last or a later."""
-    query = "select gdq.batch_sql(%s, %s, %s::regclass, %s)"
-    with mapped_errors():
-        parts = [(one, str(scalar(source, query, batch.id, batch.token, str(relid), one))) for one in versions]
-    if [one for one, _ in parts] == [version]:
-        return parts[0][1]
-    logged = [(log_rows, logged_columns(source, batch.queue, relid, one)) for one, log_rows in parts]
-    return aligned_rows(logged, logged_columns(source, batch.queue, relid, version), with_origin=with_origin)
+    """The SELECT of a table's log rows at some versions, with the log's columns of one, the last or a later.
+
+    `parts`: the SELECT of each version's rows.
+    """
+    if list(parts) == [version]:
+        return parts[version]
+    logged = [(log_rows, logged_columns(source, queue, relid, one)) for one, log_rows in parts.items()]
+    return aligned_rows(logged, logged_columns(source, queue, relid, version), with_origin=with_origin)
 
 
 def aligned_rows(parts: Sequence[tuple[str, Sequence[Any]]], columns: Sequence[Any], *, with_origin: bool) -> str:
