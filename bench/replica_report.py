@@ -50,7 +50,7 @@ Processor seconds are those of all processes that replicate, on both sides; on a
 seconds. Those of gdq include 0.4 s in which its program starts. They are looked at five times a second, so that a
 little is missed at the end."""
 _COPY = """\
-Seconds until two tables were copied into empty ones with their primary keys: by gdq one after the other, by built-in
+Seconds until two tables were copied into empty ones with their primary keys: by gdq and by built-in
 replication with two workers, by pg_dump and psql as one stream."""
 _LAG = """\
 Milliseconds from a commit until another session sees its rows in the target. Transactions of 20 rows are committed at

@@ -21,7 +21,7 @@ from gdq.conninfo import Connectable, connect, conninfo_from
 from gdq.consumer import consumer_info, register_consumer, set_tables, unregister_consumer
 from gdq.consumers.copy.chunk_goal import Goal, find_goal
 from gdq.consumers.copy.chunk_progress import Progress, begin_copy, join_copy, store
-from gdq.consumers.copy.chunk_step import ChunkSteps, StartAgain
+from gdq.consumers.copy.chunk_step import ChunkSteps, StartAgain, record_tick
 from gdq.consumers.copy.chunk_table import captured_tables
 from gdq.consumers.copy.chunk_target import ChunkTarget
 from gdq.consumers.copy.chunk_work import ChunkWork, TableProgress, TellProgress
@@ -45,8 +45,6 @@ select sum(greatest(c.reltuples, 0::real))
   from (select %s::pg_catalog.regclass as relid) as one
   join pg_catalog.pg_class c on c.oid = one.relid
     or c.oid = any (array(select t.relid::oid from pg_catalog.pg_partition_tree(one.relid) t where t.isleaf))""")
-
-_POSITION = qualified("select gdq.tick_position(%s, tick_id) from gdq.add_tick(%s, %s::pg_snapshot)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,9 +323,7 @@ class ChunkedCopier:
         return opened
 
     def _tick(self, snapshot: str) -> str:
-        """Record a snapshot as a tick, whose nonce tells a server that has lost it from one that has it."""
-        with mapped_errors():
-            return str(scalar(self._control, _POSITION, self.queue, self.queue, snapshot))
+        return record_tick(self._control, self.queue, snapshot)
 
     def _hand_over(self, states: Sequence[Progress]) -> None:
         """Have the consumer go on from the copy's tick; TruncatedPosition if it has read past it."""

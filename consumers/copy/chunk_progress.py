@@ -93,6 +93,10 @@ class Progress:
         ]
 
 
+class CopyTaken(GdqError):  # noqa: N818 (it says what happened)
+    """Another session is at work on a copy."""
+
+
 def begin_copy(connection: Connection[Any], copy: str, tables: Sequence[tuple[str, str]]) -> list[list[Progress]]:
     """The ranges of a copy's tables, given as (table, target); new ones are stored. The session holds the copy.
 
@@ -101,14 +105,14 @@ def begin_copy(connection: Connection[Any], copy: str, tables: Sequence[tuple[st
     with connection.transaction():
         connection.execute("select pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('gdq target', 0))")
         check_own_tables(connection, "chunked_copy")
-        if scalar(connection, "select pg_catalog.to_regclass('gdq_target.chunked_copy')") is None:
+        if not _is_there(connection):
             connection.execute("set local client_min_messages = warning")
             connection.execute(_CREATE)
     free = connection.execute(
         f"select pg_catalog.pg_try_advisory_lock({_LEADS}) and pg_catalog.pg_try_advisory_lock({_WORKS})", [copy, copy]
     ).fetchone()
     if free is None or not free[0]:
-        raise GdqError(
+        raise CopyTaken(
             f'another session is at work on copy "{copy}"',
             hint="Wait for it. After a kill the target's server may need a moment to notice.",
         )
@@ -171,3 +175,23 @@ def _loaded(connection: Connection[Any], copy: str, table: str, only: int | None
         bounds = [None if text is None else tuple(json.loads(text)) for text in (after, upto, until)]
         found.append(Progress(table, target, number, described, bounds[0], bounds[1], bounds[2], *rest))
     return found
+
+
+def forget_progress(connection: Connection[Any], copy: str, table: str | None = None) -> None:
+    """Delete what is stored of a copy, or of one table of it; its rows stay."""
+    if _is_there(connection):
+        check_own_tables(connection, "chunked_copy")
+        query = "delete from gdq_target.chunked_copy where copy = %s and table_name = coalesce(%s, table_name)"
+        connection.execute(qualified(query), [copy, table])
+
+
+def rename_progress(connection: Connection[Any], copy: str, table: str, name: str) -> None:
+    """Store another name of a table, which its target has, too."""
+    if _is_there(connection):
+        check_own_tables(connection, "chunked_copy")
+        query = "update gdq_target.chunked_copy set table_name = %s, target = %s where copy = %s and table_name = %s"
+        connection.execute(qualified(query), [name, name, copy, table])
+
+
+def _is_there(connection: Connection[Any]) -> bool:
+    return scalar(connection, "select pg_catalog.to_regclass('gdq_target.chunked_copy')") is not None

@@ -14,6 +14,7 @@ from typing import Any
 
 from psycopg import Connection
 
+from gdq.call import scalar
 from gdq.consumers.copy.chunk_goal import Goal
 from gdq.consumers.copy.chunk_progress import Progress, store
 from gdq.consumers.copy.chunk_table import ChunkTable, describe_table
@@ -32,6 +33,15 @@ _EVENT = qualified("""
 select e.kind, e.data->>'kind' from gdq.delta_events(%s, %s::pg_snapshot, %s::pg_snapshot,
                                                      array[%s::pg_catalog.regclass]) e
  where e.kind <> 'message' limit 1""")
+
+
+_POSITION = qualified("select gdq.tick_position(%s, tick_id) from gdq.add_tick(%s, %s::pg_snapshot)")
+
+
+def record_tick(connection: Connection[Any], queue: str, snapshot: str) -> str:
+    """Record a snapshot as a tick, whose nonce tells a server that has lost it from one that has it; its position."""
+    with mapped_errors():
+        return str(scalar(connection, _POSITION, queue, queue, snapshot))
 
 
 class StartAgain(Exception):  # noqa: N818 (a signal between two parts, no error)
@@ -78,10 +88,21 @@ class ChunkSteps:
     def __post_init__(self) -> None:
         self._size = self.chunk_rows
 
+    def prepare(self, holder: SnapshotHolder, table: str) -> None:
+        """What is done in the transaction of a table's first step, before it is looked at; for those who need it."""
+
+    def describe(self, holder: SnapshotHolder, table: str) -> ChunkTable:
+        """The table as the held snapshot has it, with the columns that are copied."""
+        return describe_table(holder.connection, self.queue, table)
+
+    def finish(self, holder: SnapshotHolder, joined: Progress) -> None:
+        """What is done in the transaction that joins a table's ranges; for those who need it."""
+
     def begin(self, state: Progress, ranges: int) -> list[Progress]:
         """A table's first step: it is checked and divided into so many ranges, if it is large; else copied at once."""
         with self._step([state.table]) as holder:
-            table = describe_table(holder.connection, self.queue, state.table)
+            self.prepare(holder, state.table)
+            table = self.describe(holder, state.table)
             self.target.check(table, state.target)
             bounds = table.dividing_bounds(holder.connection, ranges, self.chunk_rows) if ranges > 1 else []
             if bounds:
@@ -109,6 +130,7 @@ class ChunkSteps:
             rows = sum(state.rows for state in states)
             joined = replace(held.at(states[0]), after=None, upto=None, until=None, rows=rows)
             store(self.target.connection, self.copy, states, [joined])
+            self.finish(holder, joined)
         return joined
 
     def arrive(self, states: Sequence[Progress], goal: Goal | None) -> list[Progress]:
@@ -142,7 +164,7 @@ class ChunkSteps:
 
         StartAgain if something happened that the rows of its log do not show.
         """
-        table = describe_table(holder.connection, self.queue, states[0].table)
+        table = self.describe(holder, states[0].table)
         changed = []
         try:
             with mapped_errors():
@@ -160,7 +182,7 @@ class ChunkSteps:
     def _taken_to(self, goal: Goal, holder: SnapshotHolder, state: Progress) -> _Held:
         """Bring a table to an earlier snapshot than the held one, forward or back from where its rows are."""
         assert state.snapshot is not None
-        table = describe_table(holder.connection, self.queue, state.table)
+        table = self.describe(holder, state.table)
         with mapped_errors():
             event = self._event(holder, state.table, goal.snapshot)
             if event is not None:

@@ -15,6 +15,7 @@ from psycopg import Connection
 
 from gdq.call import scalar
 from gdq.consumers.copy.chunk_table import ChunkTable, image_sql
+from gdq.consumers.copy.target_columns import same_form
 from gdq.consumers.views.netting import UNKNOWN_ROWS
 from gdq.consumers.views.row_copy import copy_rows
 from gdq.consumers.views.snapshot_holder import SnapshotHolder
@@ -103,7 +104,9 @@ class ChunkTarget:
     def insert(self, holder: SnapshotHolder, table: ChunkTable, query: str, target: str) -> int:
         """Copy the rows of a SELECT of all columns into the target; returns their number."""
         into = f"{target} ({table.listed})"
-        return copy_rows(holder.connection, f"({query})", self.connection, into).rows
+        names = [name for name, _ in table.columns]
+        form = same_form(holder.connection, table.name, self.connection, target, names)
+        return copy_rows(holder.connection, f"({query})", self.connection, into, form=form).rows
 
     def change(self, holder: SnapshotHolder, table: ChunkTable, changed: Sequence[str], target: str) -> None:
         """Bring the target's rows to the state that SELECTs of ChunkTable.changed_rows() give."""

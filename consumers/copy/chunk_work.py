@@ -65,13 +65,20 @@ class _Table:
 class ChunkWork:
     """The tables of a chunked copy, and the workers that bring them on.
 
-    A worker's thread calls `tell`; what it raises ends all.
+    A worker's thread calls `tell`; what it raises ends all. After `stop` no step is begun.
     """
 
-    def __init__(self, tables: Sequence[Sequence[Progress]], workers: Sequence[ChunkSteps], tell: TellProgress) -> None:
+    def __init__(
+        self,
+        tables: Sequence[Sequence[Progress]],
+        workers: Sequence[ChunkSteps],
+        tell: TellProgress,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._tables = [_Table({state.number: state for state in states}) for states in tables]
         self._workers = workers
         self._tell = tell
+        self._stop = stop
         self._told = threading.Lock()
         self._changed = threading.Condition()
         self._stopped = threading.Event()
@@ -126,7 +133,7 @@ class ChunkWork:
     def _take(self, follows: bool) -> tuple[_Step, bool] | None:
         """The next step, and whether the one after it may have a whole range follow; None if there is nothing to do."""
         with self._changed:
-            while not self._stopped.is_set():
+            while not self._stopped.is_set() and not self._stop():
                 step = self._overdue() if follows and not self._settling else None
                 if step is not None:
                     return step, False  # copying goes on in between, however many ranges are whole

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from psycopg import Connection
 
-from gdq.consumers.copy.pieces import CopyColumn, SourceTable
+from gdq.consumers.copy.pieces import CopyColumn, SourceTable, copy_columns
 from gdq.consumers.views.row_copy import CopyForm
 from gdq.errors import GdqError
 from gdq.typed.pgtypes import base_type_name
@@ -48,6 +49,16 @@ def target_form(control: Connection[Any], table: SourceTable) -> CopyForm:
                 hint="Give it the same type there, or one that holds every value, such as text.",
             )
     same = all(column.binary and found[column.name][0] == column.type for column in table.columns)
+    return "binary" if same else "text"
+
+
+def same_form(
+    reader: Connection[Any], table: str, writer: Connection[Any], target: str, names: Collection[str]
+) -> CopyForm:
+    """Binary if these columns have the same types on both sides, all PostgreSQL's own; as text they may differ."""
+    ours = {column.name: column for column in copy_columns(reader, table)}
+    theirs = {column.name: column.type for column in copy_columns(writer, target)}
+    same = all(name in ours and ours[name].binary and theirs.get(name) == ours[name].type for name in names)
     return "binary" if same else "text"
 
 

@@ -52,6 +52,15 @@ class SourceColumns:
         """The same columns, of a table that is to be copied again."""
         return replace(self, mark={"stale": "yes"})
 
+    def while_copied(self) -> Self:
+        """The same columns, of a table whose copy is not whole."""
+        return replace(self, mark={"copying": "yes"})
+
+    @property
+    def copying(self) -> bool:
+        """True if the copy is not whole."""
+        return "copying" in self.mark
+
     def to_store(self) -> Jsonb:
         """The columns as a JSON value."""
         columns = [(number, *column) for number, column in self.columns.items()]

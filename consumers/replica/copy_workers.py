@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from copy import copy
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -31,6 +32,14 @@ WORKERS = 2
 _State = TypeVar("_State", bound=ReplicaState)
 _Worker = TypeVar("_Worker")
 _Group = TypeVar("_Group")
+
+
+@dataclass(frozen=True, slots=True)
+class CopyWorker:
+    """A worker's session in the source, and the replica's state in its session of the target."""
+
+    reader: Connection[Any]
+    state: ReplicaState
 
 
 def no_progress() -> AbstractContextManager[CopyProgress | None]:

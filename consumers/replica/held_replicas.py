@@ -6,7 +6,7 @@ from typing import Any
 
 from psycopg import Connection
 
-from gdq.consumers.replica.state import SLOT, no_replica, read_own
+from gdq.consumers.replica.state import COPYING, SLOT, no_replica, read_own
 from gdq.consumers.views.own_objects import check_own_tables
 from gdq.qualified_sql import qualified
 from gdq.source import Position
@@ -24,9 +24,9 @@ def replica_tables(target: Connection[Any], queue: str, name: str) -> list[str]:
     """The tables that a replica has copied; GdqError if the target holds no such replica."""
     with pinned(target):
         check_own_tables(target, "replica", "replica_table")
-    query = qualified("""
+    query = qualified(f"""
         select array(select t.table_name from gdq_target.replica_table t
-                      where t.replica = r.name and t.source_oid is not null order by 1)
+                      where t.replica = r.name and t.source_oid is not null and not {COPYING} order by 1)
           from gdq_target.replica r where r.name = %s and r.queue = %s""")
     found = read_own(target, query, name, queue)
     if found is None:

@@ -12,10 +12,9 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import psycopg
-from psycopg import Connection
 
 import gdq
 from gdq.call import call, scalar
@@ -24,6 +23,7 @@ from gdq.consumers.replica.batch_apply import BatchApplier
 from gdq.consumers.replica.batch_changes import CopyAgain
 from gdq.consumers.replica.batches import ReplicaConsumer
 from gdq.consumers.replica.column_changes import VersionGoneError
+from gdq.consumers.replica.copies import copy_tables
 from gdq.consumers.replica.copy_workers import WORKERS, ShowProgress, no_progress
 from gdq.consumers.replica.definition_follow import DefinitionFollower, OnDdl
 from gdq.consumers.replica.joined_copy import JoinedCopy
@@ -42,7 +42,7 @@ from gdq.consumers.replica.skip import SkipInfo, skip_changes
 from gdq.consumers.replica.source_tables import CaptureOffError, NewTableWatch, require_capture, source_tables
 from gdq.consumers.replica.state import SLOT, ReplicaState, check_replica
 from gdq.consumers.replica.table import OnTriggers, suppress_triggers
-from gdq.consumers.replica.table_copy import CopyOptions, copy_tables, refuse_copies
+from gdq.consumers.replica.table_copy import CHUNK_ROWS, CopyOptions, refuse_copies
 from gdq.consumers.replica.table_ddl import OnDrop, leave_table
 from gdq.consumers.replica.writing_side import refuse_source
 from gdq.errors import GdqError, ResyncRequired, TruncatedPosition
@@ -87,8 +87,9 @@ class Replica:
     whose copy is to be replaced. `on_drop`: what becomes of a table that the source drops. `on_conflict`: answers
     to conflicts, as Policies.parse() reads them; `on_error`: what is done about rows that the target refuses;
     `on_ddl`: what becomes of indexes, constraints, defaults and NOT NULL that change in the source. `triggers`: what is
-    done about triggers that this role cannot keep from firing. `workers`: tables that are copied at once. `tell` gets a
-    line for each copy, and what `show` opens the rows so far.
+    done about triggers that this role cannot keep from firing. `workers`: tables, or parts of large ones, that are
+    copied at once; `chunk_rows`: the rows of such a part in one transaction. `tell` gets a line for each copy, and what
+    `show` opens the rows so far.
     """
 
     def __init__(
@@ -110,13 +111,16 @@ class Replica:
         on_ddl: OnDdl = "keep",
         triggers: OnTriggers = "refuse",
         workers: int = WORKERS,
+        chunk_rows: int = CHUNK_ROWS,
         tell: Callable[[str], None] = lambda _: None,
         show: ShowProgress = no_progress,
     ) -> None:
         self.queue = queue
         self.name = name
         self._tables = tables
-        self._copies = CopyOptions(create=create, overwrite=overwrite, workers=workers, show=show)
+        self._copies = CopyOptions(
+            create=create, overwrite=overwrite, workers=workers, chunk_rows=chunk_rows, show=show
+        )
         self._no_copy = no_copy
         self._registered_now = False
         self._asked = set(copy_again)
@@ -261,9 +265,13 @@ class Replica:
                 pause.refuse()
             elif not pause.wait(stop):
                 return None
+            taken = source_tables(self.source, self.queue, self.name)
             try:
                 copied = self._copy_missing(stop)
                 return None if copied and stop() else copied
+            except psycopg.errors.UndefinedTable:  # a table has got another name, or has gone
+                if source_tables(self.source, self.queue, self.name) == taken:
+                    raise
             except CaptureOffError:
                 if once:
                     raise
@@ -278,8 +286,9 @@ class Replica:
         """
         consumer = self._consumer()
         taken = source_tables(self.source, self.queue, self.name)
-        self._leave(self.state.names.keys() - taken.keys())
         there = {table.table_name: table for table in taken.values() if table.is_there}
+        self._leave(self.state.names.keys() - taken.keys())
+        self._leave(self.state.begun_names.keys() - {table.relid for table in there.values()})
         self._applier.check_policies(there.keys() | self.state.tables.keys())
         kept = kept_tables(self.source)
         check_capture(kept, self.queue, there.values())
@@ -288,7 +297,9 @@ class Replica:
         resync = set(consumer.resync or [])
         gone = [str(table.relid) for table in taken.values() if table.table_name in resync - there.keys()]
         for lost in [*gone, *([None] if "messages" in resync else [])]:
-            resynced(self.source, self.queue, self.name, lost, _snapshot(self.source))
+            resynced(
+                self.source, self.queue, self.name, lost, scalar(self.source, "select pg_current_snapshot()::text")
+            )
         if unknown := sorted(self._wanted - there.keys()):
             raise GdqError(f"the replica has no table {', '.join(unknown)}", hint="Write schema.table.")
         missing = [
@@ -308,7 +319,9 @@ class Replica:
             joined = JoinedCopy(self.source, self.state, self._applier, self._tell)
             missing = joined.copy(there.values(), missing, overwrite=options.overwrite)
         describe = self._applier.describe
-        if not copy_tables(self.source, self.state, missing, describe, options, tell=self._tell, stop=stop):
+        if not copy_tables(
+            self.source, self.state, missing, describe, options, anew=self._asked, tell=self._tell, stop=stop
+        ):
             return True
         self._registered_now = False
         self._wanted.clear()
@@ -321,9 +334,8 @@ class Replica:
         for relid in relids:
             dropped = scalar(self.source, "select not exists (select from pg_class where oid = %s::oid)", relid)
             with self.state.connection.transaction():
-                leave_table(
-                    self.state, self.state.names[relid], dropped=dropped, on_drop=self._on_drop, tell=self._tell
-                )
+                name = self.state.names.get(relid) or self.state.begun_names[relid]
+                leave_table(self.state, name, dropped=dropped, on_drop=self._on_drop, tell=self._tell)
 
     def _hand_over(self) -> None:
         """Have the source give each table's changes from its copy's snapshot on; also where that was interrupted."""
@@ -386,7 +398,3 @@ class Replica:
                     applied.dead_letters,
                     round(time.monotonic() - started, 3),
                 )
-
-
-def _snapshot(source: Connection[Any]) -> str:
-    return str(scalar(source, "select pg_current_snapshot()::text"))

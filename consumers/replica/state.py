@@ -6,55 +6,27 @@ The position moves in the transaction that changes the rows, so it alone says wh
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
 from typing import Any
 
 import psycopg
 from psycopg import Connection
 
 from gdq.call import scalar
-from gdq.consumer import ConsumerInfo, consumer_info
+from gdq.consumers.copy.chunk_progress import forget_progress, rename_progress
 from gdq.consumers.replica.column_changes import SourceColumns
 from gdq.consumers.replica.dead_letters import forget_dead_letters
 from gdq.consumers.replica.own_tables import CREATE_TABLES, REPLICA_TABLES
 from gdq.consumers.views.own_objects import check_own_tables
 from gdq.errors import GdqError
 from gdq.qualified_sql import qualified
-from gdq.shown import Shown
 from gdq.source import Position
 from gdq.sql_text import pinned
-
-# A number of bytes, as an LSN is.
-_LOGGED = qualified("""
-    select ((case when pg_catalog.pg_is_in_recovery() then pg_catalog.pg_last_wal_replay_lsn()
-                  else pg_catalog.pg_current_wal_lsn() end) - '0/0'::pg_catalog.pg_lsn)::bigint""")
 
 # The kind of positions in a slot; the other kind is the queue.
 SLOT = "slot"
 
-
-@dataclass(frozen=True, slots=True, repr=False)
-class ReplicaInfo(Shown):
-    """One replica of a target, which a queue or a slot feeds (`source`).
-
-    `lag` and `unread_events`: of its consumer, None if the source has no such consumer. If a slot feeds it, `tick` is
-    an LSN, and `lag_bytes` what the source has logged since. `state`: `running` while a program applies its changes,
-    `stopped`, `paused` by gdq.pause(), or `no consumer`.
-    """
-
-    replica_name: str
-    queue_name: str
-    source: str
-    tables: list[str]
-    state: str
-    tick: int
-    updated_at: datetime
-    lag: timedelta | None
-    unread_events: int | None
-    lag_bytes: int | None
-    conflicts: int
-    dead_letters: int
-    skipped_changes: int
+# Condition that the row t of replica_table is of a table whose copy is not whole.
+COPYING = "coalesce(t.columns #>> '{mark,copying}' = 'yes', false)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +59,7 @@ class StoredPosition:
 class ReplicaState:
     """The stored state of one replica, as read by load() and changed since.
 
+    `tables`: those that were copied. `begun`: those whose copy in chunks is not whole; they may have rows.
     `source`: the origin of the source; `read_from`: what it was at the last start. `two_ways`: the target replicates to
     the source, too.
     """
@@ -99,6 +72,7 @@ class ReplicaState:
     two_ways: bool = field(default=False, init=False)
     position: str | None = field(default=None, init=False)
     tables: dict[str, CopiedTable] = field(default_factory=dict, init=False)
+    begun: dict[str, CopiedTable] = field(default_factory=dict, init=False)
 
     @property
     def tick(self) -> int:
@@ -109,6 +83,20 @@ class ReplicaState:
     def names(self) -> dict[int, str]:
         """The names of the tables that the source has, too, by their oids there."""
         return {table.relid: name for name, table in self.tables.items() if table.relid is not None}
+
+    @property
+    def begun_names(self) -> dict[int, str]:
+        """As `names`, of the tables whose copy is not whole."""
+        return {table.relid: name for name, table in self.begun.items() if table.relid is not None}
+
+    @property
+    def copy_name(self) -> str:
+        """The name of the replica's copy in chunks."""
+        return f"replica {self.name}"
+
+    def known(self, table: str) -> CopiedTable | None:
+        """A table that this replica has copied, or has begun to copy."""
+        return self.tables.get(table) or self.begun.get(table)
 
     def load(self) -> None:
         """Make the tables of gdq_target if they are missing, and read this replica's state."""
@@ -131,10 +119,12 @@ class ReplicaState:
             "select table_name, source_oid, snapshot, columns, handed_over from gdq_target.replica_table "
             "where replica = %s"
         )
-        self.tables = {
+        stored = {
             table: CopiedTable(table, relid, snapshot, SourceColumns.stored(columns), handed_over)
             for table, relid, snapshot, columns, handed_over in self.connection.execute(query, [self.name])
         }
+        self.begun = {name: table for name, table in stored.items() if table.columns.copying}
+        self.tables = {name: table for name, table in stored.items() if name not in self.begun}
 
     def begin(self, position: str) -> None:
         """Store the position of a replica that has copied nothing yet."""
@@ -168,7 +158,10 @@ class ReplicaState:
         self.connection.execute(query, [position, self.name], prepare=True)
 
     def copied(self, table: str, relid: int, snapshot: str, columns: SourceColumns) -> None:
-        """Store in the open transaction that the table was copied at a snapshot which the source does not know yet."""
+        """Store in the open transaction that the table was copied at a snapshot which the source does not know yet.
+
+        Or that its copy has begun, if `columns` say so.
+        """
         self.connection.execute(
             """insert into gdq_target.replica_table (replica, table_name, source_oid, snapshot, columns, handed_over)
                values (%s, %s, %s, %s, %s, false)
@@ -178,7 +171,11 @@ class ReplicaState:
             [self.name, table, relid, snapshot, columns.to_store()],
         )
         forget_dead_letters(self.connection, self.name, table)
-        self.tables[table] = CopiedTable(table, relid, snapshot, columns, handed_over=False)
+        if not columns.copying:
+            forget_progress(self.connection, self.copy_name, table)
+        here, other = (self.begun, self.tables) if columns.copying else (self.tables, self.begun)
+        here[table] = CopiedTable(table, relid, snapshot, columns, handed_over=False)
+        other.pop(table, None)
 
     def moved(self, table: str, snapshot: str) -> None:
         """Store in the open transaction that changes have brought a table to a snapshot, as if it was copied then."""
@@ -188,12 +185,16 @@ class ReplicaState:
     def renamed(self, table: str, name: str) -> None:
         """Store in the open transaction that a table has another name in the target."""
         self._set(table, "table_name = %s", name)
-        self.tables[name] = replace(self.tables.pop(table), table_name=name)
+        here = self._home(table)
+        here[name] = replace(here.pop(table), table_name=name)
+        rename_progress(self.connection, self.copy_name, table, name)
 
     def left(self, table: str) -> None:
         """Store in the open transaction that the source has the table no longer; its rows stay."""
         self._set(table, "source_oid = null")
-        self.tables[table] = replace(self.tables[table], relid=None)
+        here = self._home(table)
+        here[table] = replace(here[table], relid=None)
+        forget_progress(self.connection, self.copy_name, table)
 
     def altered(self, table: str, columns: SourceColumns) -> None:
         """Store in the open transaction that the target's columns are in line with another version of the source's."""
@@ -214,10 +215,15 @@ class ReplicaState:
         query = qualified("delete from gdq_target.replica_table where (replica, table_name) = (%s, %s)")
         self.connection.execute(query, [self.name, table])
         forget_dead_letters(self.connection, self.name, table)
-        del self.tables[table]
+        forget_progress(self.connection, self.copy_name, table)
+        del self._home(table)[table]
+
+    def _home(self, table: str) -> dict[str, CopiedTable]:
+        return self.begun if table in self.begun else self.tables
 
     def drop(self) -> bool:
         """Delete what is stored of the replica, in the open transaction; False if nothing was. Its tables stay."""
+        forget_progress(self.connection, self.copy_name)
         for query in (
             "delete from gdq_target.replica_table where replica = %s",
             "delete from gdq_target.replica_conflict where replica = %s",
@@ -228,60 +234,6 @@ class ReplicaState:
         ):
             known = self.connection.execute(qualified(query), [self.name]).rowcount
         return known > 0
-
-
-def replica_info(source: Connection[Any], target: Connection[Any]) -> list[ReplicaInfo]:
-    """The replicas that a target holds, with the lag of their consumers in the source."""
-    with pinned(target):
-        check_own_tables(target, *REPLICA_TABLES)
-    query = qualified("""
-        select r.name, r.queue, r.position, r.updated_at,
-               array(select t.table_name from gdq_target.replica_table t
-                      where t.replica = r.name and t.source_oid is not null order by 1),
-               (select count(*) from gdq_target.replica_conflict c where c.replica = r.name),
-               (select count(*) from gdq_target.replica_dead_letter d where d.replica = r.name),
-               (select coalesce(sum(s.changes), 0)::bigint from gdq_target.replica_skip s where s.replica = r.name),
-               exists (select from pg_catalog.pg_stat_activity a
-                        where a.datname = current_database()
-                          and a.application_name = left('gdq:' || r.queue || '/' || r.name, 63))
-          from gdq_target.replica r order by 1""")
-    try:
-        found = target.execute(query).fetchall()
-    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
-        return []
-    consumers = {(info.queue_name, info.consumer_name): info for info in consumer_info(source)}
-    replicas = []
-    for name, queue, position, updated_at, tables, conflicts, dead_letters, skipped, connected in found:
-        stands = Position.parse(position)
-        by_slot = stands.kind == SLOT
-        info = None if by_slot else consumers.get((queue, name))
-        replicas.append(
-            ReplicaInfo(
-                replica_name=name,
-                queue_name=queue,
-                source=stands.kind,
-                tables=tables,
-                state=_state(info, connected=connected, needs_consumer=not by_slot),
-                tick=stands.tick,
-                updated_at=updated_at,
-                lag=info.lag if info else None,
-                unread_events=info.unread_events if info else None,
-                lag_bytes=scalar(source, _LOGGED) - stands.tick if by_slot else None,
-                conflicts=conflicts,
-                dead_letters=dead_letters,
-                skipped_changes=skipped,
-            )
-        )
-    return replicas
-
-
-def _state(consumer: ConsumerInfo | None, *, connected: bool, needs_consumer: bool) -> str:
-    """The state of a replica, by its consumer and by whether a program of its name is connected to the target."""
-    if consumer is None and needs_consumer:
-        return "no consumer"
-    if consumer is not None and consumer.paused:
-        return "paused"
-    return "running" if connected else "stopped"
 
 
 def check_replica(target: Connection[Any], name: str | None) -> None:
@@ -304,7 +256,7 @@ def stored_position(
     check_own_tables(target, "replica", "replica_table")
     for_update = "for update of r" if locked else ""
     query = qualified(
-        f"""select r.position, t.snapshot from gdq_target.replica r
+        f"""select r.position, case when not {COPYING} then t.snapshot end from gdq_target.replica r
               left join gdq_target.replica_table t on t.replica = r.name and t.table_name = %s
              where r.name = %s and r.queue = %s {for_update}"""
     )

@@ -24,10 +24,11 @@ from gdq.consumers.replica.held_replicas import is_fed_by_slot
 from gdq.consumers.replica.origin import TakenOrigin
 from gdq.consumers.replica.policy import OnError
 from gdq.consumers.replica.replica import AppliedBatch, Replica
+from gdq.consumers.replica.replica_info import ReplicaInfo, replica_info
 from gdq.consumers.replica.skip import SkipInfo, skip_info
 from gdq.consumers.replica.slot.slot_replica import SlotReplica
-from gdq.consumers.replica.state import ReplicaInfo, replica_info
 from gdq.consumers.replica.table import OnTriggers
+from gdq.consumers.replica.table_copy import CHUNK_ROWS
 from gdq.consumers.replica.table_ddl import OnDrop
 from gdq.consumers.slot.replication import lsn_text
 from gdq.json_text import json_text
@@ -148,7 +149,14 @@ def triggers_option(command: CommandFunction) -> CommandFunction:
     type=click.IntRange(1, 64),
     default=WORKERS,
     show_default=True,
-    help="Tables that are copied at once.",
+    help="Tables, and parts of large ones, that are copied at once.",
+)
+@click.option(
+    "--chunk-rows",
+    type=click.IntRange(1),
+    default=CHUNK_ROWS,
+    show_default=True,
+    help="Tables with more rows are copied so many rows at a time.",
 )
 @click.option("--follow", is_flag=True, help="Go on with every change, until SIGTERM or Ctrl-C.")
 @listing_options
@@ -172,6 +180,7 @@ def replicate_command(
     on_error: OnError,
     triggers: OnTriggers,
     workers: int,
+    chunk_rows: int,
     follow: bool,
     shape: Shape,
     dsn: str | None,
@@ -182,7 +191,7 @@ def replicate_command(
     Example: gdq replicate shop mirror --to postgresql://host/copy --follow
     """
     queue_only: dict[str, Any] = {"create": create, "no_copy": no_copy, "origin": origin, "on_drop": on_drop}
-    queue_only |= {"on_ddl": on_ddl, "workers": workers}
+    queue_only |= {"on_ddl": on_ddl, "workers": workers, "chunk_rows": chunk_rows}
     show = partial(shown_progress, as_json=shape == "json", what="copy of")
     start = partial(
         _by_slot(slot_wait, queue_only) if source == "slot" else partial(Replica, **queue_only, show=show),
@@ -214,11 +223,10 @@ def replicate_command(
 
 def _by_slot(slot_wait: float, queue_only: dict[str, Any]) -> Callable[..., SlotReplica]:
     """Makes a replica that a slot feeds; UsageError for options that only a queue has."""
-    given = {"create": False, "no_copy": False, "origin": "any", "on_drop": "keep", "on_ddl": "keep"}
-    if queue_only != given | {"workers": WORKERS}:
-        raise click.UsageError(
-            "--create, --no-copy, --origin, --on-drop, --on-ddl and --workers need the queue: leave --source slot out."
-        )
+    defaults = {"create": False, "no_copy": False, "origin": "any", "on_drop": "keep", "on_ddl": "keep"}
+    if queue_only != defaults | {"workers": WORKERS, "chunk_rows": CHUNK_ROWS}:
+        names = ", ".join("--" + name.replace("_", "-") for name in queue_only)
+        raise click.UsageError(f"{names} need the queue: leave --source slot out.")
     return partial(SlotReplica, slot_wait=slot_wait)
 
 

@@ -7,7 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from gdq.embedded.files import find_binaries
 from gdq.embedded.server import EmbeddedServer
 from gdq.installer.install import install
 from gdq.source import Position
-from tests.campaign.replica_writer import SCHEMA, TABLES
+from tests.campaign.replica_writer import LARGE, LARGE_TABLE, SCHEMA, TABLES
 from tests.campaign.supervisor import Supervisor
 
 _PASSWORD = "secret of the campaign"
@@ -44,11 +44,12 @@ select string_agg(quote_ident(attname), ', ' order by attname) from pg_attribute
 
 @dataclass
 class ReplicaStage:
-    """The servers of one run and its programs."""
+    """The servers of one run and its programs. `copy_rows`: those of the large table, 0 without it."""
 
     source: EmbeddedServer
     target: EmbeddedServer
     logs: Path
+    copy_rows: int = 0
 
     def __post_init__(self) -> None:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "GDQ_DSN"))}
@@ -60,6 +61,8 @@ class ReplicaStage:
         self.supervisor = Supervisor(self.logs, environment)
         gdq = [sys.executable, "-m", "gdq"]
         replicate = ["replicate", "q", "mirror", "--to", self.target_dsn(), "--follow"]
+        if self.copy_rows:
+            replicate += ["--chunk-rows", str(min(200_000, max(self.copy_rows // 100, 1)))]
         self._ticker = self.supervisor.add("ticker", [*gdq, "ticker"])
         self._replica = self.supervisor.add("replica", [*gdq, *replicate])
 
@@ -109,7 +112,35 @@ class ReplicaStage:
                 """select r.position, (select count(*) from gdq_target.replica_table t where t.handed_over)
                      from gdq_target.replica r"""
             ).fetchone()
-        return None if found is None or found[1] < len(TABLES) else Position.parse(found[0]).tick
+        return None if found is None or found[1] < len(TABLES) + bool(self.copy_rows) else Position.parse(found[0]).tick
+
+    def brought_rows(self) -> int | None:
+        """How many rows of the large table its parts have brought; None once all are there."""
+        with self.connect(self.target_dsn()) as there:
+            row = there.execute("select to_regclass('gdq_target.chunked_copy')").fetchone()
+            if row == (None,):
+                return 0
+            query = "select from gdq_target.replica_table where table_name = %s and columns->'mark' is null"
+            if there.execute(query, [LARGE]).rowcount:
+                return None
+            row = there.execute("select coalesce(sum(row_count), 0)::bigint from gdq_target.chunked_copy").fetchone()
+        assert row is not None
+        return int(row[0])
+
+    def memory_bytes(self) -> dict[str, int]:
+        """What the program and its sessions on either side have of their own now; buffers that are shared aside."""
+        found: dict[str, int] = {}
+        if (pid := self._replica.pid) is not None:
+            found["program"] = _own_bytes(pid)
+        for side, dsn in (("source", self.source_dsn()), ("target", self.target_dsn())):
+            with self.connect(dsn) as su:
+                query = "select pid from pg_stat_activity where application_name like 'gdq:q/mirror%'"
+                found[f"session in the {side}"] = max((_own_bytes(pid) for (pid,) in su.execute(query)), default=0)
+        return found
+
+    def started_again(self) -> int:
+        """How often the program's log says that a copy has started again."""
+        return self._replica.log.read_text(encoding="utf-8", errors="replace").count("started again")
 
     def differing_labels(self) -> dict[str, tuple[list[int], list[int]]]:
         """The tables whose rows are not those of the source at the target's position: what is missing, what is extra.
@@ -140,6 +171,10 @@ class ReplicaStage:
         """What differs in columns and values when nobody writes."""
         found = []
         with self.connect(self.target_dsn()) as there, self.connect(self.source_dsn()) as here:
+            if self.copy_rows:
+                query = f"select count(*), sum(hashtextextended(t::text, 0)) from {LARGE} t".encode()
+                ours, theirs = (c.execute(query).fetchone() for c in (here, there))
+                found += [f"{LARGE}: {ours} in the source, {theirs} in the target"] if ours != theirs else []
             for table in TABLES:
                 ours, theirs = (c.execute(_COLUMNS, [f"app.{table}"]).fetchone() for c in (here, there))
                 assert ours is not None
@@ -153,15 +188,27 @@ class ReplicaStage:
         return found
 
 
+def _own_bytes(pid: int) -> int:
+    """The memory that a process does not share; 0 if it has gone."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
+            if line.startswith("RssAnon"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
 @contextmanager
-def set_up(major: int, folder: Path) -> Iterator[ReplicaStage]:
-    """Two servers with everything that the campaign needs, until the end of the block."""
+def set_up(major: int, folder: Path, copy_rows: int = 0) -> Iterator[ReplicaStage]:
+    """Two servers with everything that the campaign needs, until the end of the block.
+
+    `copy_rows`: of a large table, whose first copy begins with the programs; 0: there is none.
+    """
     binaries = find_binaries(major)
     with (
         EmbeddedServer(binaries=binaries, settings=_SETTINGS, in_memory=True) as source,
         EmbeddedServer(binaries=binaries, settings=_SETTINGS, in_memory=True) as target,
     ):
-        stage = ReplicaStage(source, target, folder)
+        stage = ReplicaStage(source, target, folder, copy_rows)
         with psycopg.connect(source.conninfo(), autocommit=True) as su:
             for user, rights in (("gdq_owner", "createrole"), ("app", "nocreaterole")):
                 su.execute(f"create role {user} login {rights} password '{_PASSWORD}'".encode())
@@ -173,15 +220,20 @@ def set_up(major: int, folder: Path) -> Iterator[ReplicaStage]:
             su.execute("alter default privileges for role app grant trigger, select on tables to gdq_owner")
         with psycopg.connect(stage.source_dsn("app"), autocommit=True) as app:
             app.execute(SCHEMA.encode())
+            if copy_rows:
+                app.execute(LARGE_TABLE.encode())
+                rows = f"select i, 0, 'note ' || md5(i::text) from generate_series(1, {copy_rows}::bigint) i"
+                app.execute(f"insert into {LARGE} {rows}".encode())
+                app.execute(f"vacuum analyze {LARGE}".encode())
         with psycopg.connect(stage.source_dsn("gdq_owner"), autocommit=True) as owner:
             owner.execute(
                 "select gdq.create_queue('q', ticker_max_lag => '200 ms', rotation_period => '3 s',"
                 " rotation_bytes => 262144)"
             )
-            for table in TABLES:
-                owner.execute("select gdq.add_table('q', %s::regclass)", [f"app.{table}"])
+            for table in [*(f"app.{table}" for table in TABLES), *([LARGE] if copy_rows else [])]:
+                owner.execute("select gdq.add_table('q', %s::regclass)", [table])
         with psycopg.connect(target.conninfo(), autocommit=True) as su:
             su.execute("create database copy")
         with psycopg.connect(stage.target_dsn(), autocommit=True) as there:
-            there.execute(b"create schema app;" + SCHEMA.encode())
+            there.execute(b"create schema app;" + SCHEMA.encode() + (LARGE_TABLE.encode() if copy_rows else b""))
         yield stage

@@ -30,11 +30,19 @@ create table app.part0 partition of app.part for values in (0);
 create table app.part1 partition of app.part default;
 """
 
+# A table whose first copy is what is killed.
+LARGE = "app.large"
+LARGE_TABLE = f"create table {LARGE} (id bigint primary key, n int not null, note text)"
+
 
 class Writer:
-    """A thread that writes until stop(); what was cut off by a kill is rolled back, and it goes on."""
+    """A thread that writes until stop(); what was cut off by a kill is rolled back, and it goes on.
 
-    def __init__(self, dsn: str, seed: int) -> None:
+    `large_rows`: those of the large table, to which it writes as well.
+    """
+
+    def __init__(self, dsn: str, seed: int, large_rows: int = 0) -> None:
+        self._large_rows = large_rows
         self.altered: Counter[str] = Counter()
         self.transactions = 0
         self._dsn = dsn
@@ -69,6 +77,9 @@ class Writer:
 
     def _transaction(self, connection: psycopg.Connection[Any]) -> None:
         rng = self._rng
+        if self._large_rows and rng.random() < 0.5:
+            for statement in self._large():
+                connection.execute(statement.encode())
         dice = rng.random()
         table = rng.choice(TABLES)
         if dice < 0.01:
@@ -85,6 +96,17 @@ class Writer:
         self.transactions += 1
         if done:
             self.altered[done] += 1
+
+    def _large(self) -> list[str]:
+        """Changes all over the large table; keys move from one part of it to another."""
+        one, other, third = (self._rng.randint(1, self._large_rows) for _ in range(3))
+        return [
+            f"update {LARGE} set n = n + 1 where id between {one} and {one + 9}",
+            f"delete from {LARGE} where id = {other}",
+            f"delete from {LARGE} where id = -{third}",
+            f"update {LARGE} set id = -{third} where id = {third}",
+            f"insert into {LARGE} values ({self._large_rows + other}, 1, 'new') on conflict do nothing",
+        ]
 
     def _rows(self, table: str) -> list[str]:
         rng = self._rng

@@ -5,6 +5,11 @@
 After every kill the supervisor starts again what ended, and nobody else helps. As soon as the replica has applied
 further batches its target is compared with the source as of the target's position, both ways. Exit code 0 if every
 comparison was equal, and the replica went on after every kill.
+
+    python -m tests.campaign.replicas --kills 20 --copy-rows 20000000
+
+kills the first copy of a large table instead, spread over the copy. Exit code 0 if no kill has lost a part of it, no
+process had more than 300 MB of its own, and all rows are equal in the end.
 """
 
 from __future__ import annotations
@@ -24,6 +29,9 @@ from tests.campaign.replica_writer import Writer
 
 _RECOVERY_SECONDS = 300.0
 _PAUSE_SECONDS = 1.5  # longest time between a batch and the next kill: any moment of the batches after it
+
+
+_MEMORY_MAX = 300 * 2**20
 
 
 class Campaign:
@@ -60,6 +68,48 @@ class Campaign:
         self._await_progress("the last kill")
         self.complaints += self.stage.differing_rows()
 
+    def run_copy(self, kills: int) -> None:
+        """Strike so often while the large table is copied; then compare all values once the writer has ended."""
+        memory: Counter[str] = Counter()
+        # the small tables come first: a first copy does not bring DDL to tables that are there
+        self._await_rows(1, memory, "the start")
+        self.writer.start()
+        for number in range(1, kills + 1):
+            name, strike = self.rng.choice(STRIKES)
+            goal = self.stage.copy_rows * number // (kills + 1)
+            before = self._await_rows(goal, memory, f"kill {number - 1}")
+            if before is None:
+                raise SystemExit(f"the copy was whole before kill {number}: take more rows, or fewer kills")
+            time.sleep(self.rng.uniform(0, _PAUSE_SECONDS))
+            strike(self.stage)
+            self.struck[name] += 1
+            after = self.stage.brought_rows()
+            print(f"{time.strftime('%H:%M:%S')} {number:3} {name}: {before:,} rows, then {after or 0:,}", flush=True)
+            if after is not None and after < before:
+                self.complaints.append(f"kill {number}, {name}: {before} rows were there, then {after}")
+        self._await_rows(self.stage.copy_rows * 2, memory, "the last kill")
+        self._await_progress("the copy")
+        self.writer.stop()
+        self._await_progress("the last write")
+        self.complaints += self.stage.differing_rows()
+        self.complaints += [f"{what} had {size >> 20} MB" for what, size in memory.items() if size > _MEMORY_MAX]
+        if again := self.stage.started_again():
+            self.complaints.append(f"copies have started again {again} times")
+        print("memory, MB: " + ", ".join(f"{what} {size >> 20}" for what, size in memory.items()), flush=True)
+
+    def _await_rows(self, rows: int, memory: Counter[str], after: str) -> int | None:
+        """Wait until parts of the copy have brought so many rows; None if the copy is whole."""
+        had, since = 0, time.monotonic()
+        while (brought := self.stage.brought_rows()) is not None and brought < rows:
+            if brought > had:
+                had, since = brought, time.monotonic()
+            if time.monotonic() > since + _RECOVERY_SECONDS:
+                raise SystemExit(f"after {after} the copy did not go on; its log is in {self.stage.logs}")
+            for what, size in self.stage.memory_bytes().items():
+                memory[what] = max(memory[what], size)
+            time.sleep(0.1)
+        return brought
+
     def _await_progress(self, after: str) -> None:
         """Wait until a tick that is made now has been applied."""
         wanted = self.stage.force_tick()
@@ -75,6 +125,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=None, help="chooses kills and writes; printed")
     parser.add_argument("--pg", type=int, default=18, help="PostgreSQL's major version")
+    parser.add_argument("--copy-rows", type=int, default=0, help="kill the first copy of a table of so many rows")
     parser.add_argument("--folder", type=Path, default=None, help="keep logs there")
     given = parser.parse_args()
     seed = given.seed if given.seed is not None else random.SystemRandom().randrange(10**6)
@@ -83,12 +134,15 @@ def main() -> int:
     os.environ.pop("GDQ_DSN", None)
     print(f"seed {seed}, PostgreSQL {given.pg}, {given.kills} kills, logs in {folder}", flush=True)
     started = time.monotonic()
-    with set_up(given.pg, folder) as stage:
-        writer = Writer(stage.source_dsn("app"), seed)
+    with set_up(given.pg, folder, given.copy_rows) as stage:
+        writer = Writer(stage.source_dsn("app"), seed, given.copy_rows)
         campaign = Campaign(stage, writer, seed)
         stage.start()
         try:
-            campaign.run(given.kills)
+            if given.copy_rows:
+                campaign.run_copy(given.kills)
+            else:
+                campaign.run(given.kills)
         finally:
             writer.stop()
             stage.stop()
