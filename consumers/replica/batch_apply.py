@@ -93,6 +93,7 @@ class BatchApplier:
         applied = Applied()
         with self._target.transaction():
             self._state.hold()
+            self.tables.begin()
             self._target.execute("set local default_statistics_target = 10")
             with _placed(batch):
                 self._empty([name for name, found in changes.tables.items() if found.truncated is not None])

@@ -182,16 +182,13 @@ def replace_rows(target: Connection[Any], table: ReplicaTable) -> Applied:
 
 
 def _insert(target: Connection[Any], table: ReplicaTable, condition: str) -> int:
-    return target.execute(raw(insert_sql(table, condition))).rowcount
-
-
-def insert_sql(table: ReplicaTable, condition: str, stage: str = STAGE) -> str:
-    """INSERT of staged rows s into the target's table."""
     values = ", ".join(column.staged("s", place) for place, column in enumerate(table.columns, 1))
-    return (
-        f"insert into {table.name} ({table.column_list}) overriding system value "
-        f"select {values} from {stage} s where {condition}"
-    )
+    return target.execute(
+        raw(
+            f"insert into {table.name} ({table.column_list}) overriding system value "
+            f"select {values} from {STAGE} s where {condition}"
+        )
+    ).rowcount
 
 
 def found_sql(table: ReplicaTable, alias: str = "s") -> str:

@@ -77,9 +77,12 @@ class DefinitionFollower:
             return
         self.look()
         names = self.state.names
+        # REINDEX CONCURRENTLY, and ALTER TYPE, make the same anew
+        remade = {(seen.relid, seen.kind, seen.name, seen.definition) for seen in self._seen.values()}
         for noted in [one for key, one in self._all_noted().items() if key not in self._seen]:
             table = names.get(noted.relid)
-            if noted.made and table is not None and not self._finds_rows(noted):
+            same = (noted.relid, noted.kind, noted.name, noted.definition) in remade
+            if noted.made and table is not None and not same and not self._finds_rows(noted):
                 there = self._there(table)
                 if any(one.kind == noted.kind and one.name == noted.name for one in there):
                     self._change(noted, table, noted.drop_sql(table, _schema(self.state, table)), "dropped")
@@ -125,11 +128,13 @@ class DefinitionFollower:
                 # behind ALTER TABLE the server may wait for the table; the next look will see it
                 self.source.execute("set local lock_timeout = '500ms'")
                 mark = f"{relids} {definitions_mark(self.source, relids)}"
-                if mark == self._mark:
-                    return
-                self._seen = definitions(self.source, relids)
+                seen = None if mark == self._mark else definitions(self.source, relids)
+                self.source.execute("set local lock_timeout to default")
         except psycopg.errors.LockNotAvailable:
             return
+        if seen is None:
+            return
+        self._seen = seen
         # after that: whatever was seen is committed, so that this snapshot sees it
         self._seen_at = PgSnapshot.parse(scalar(self.source, "select pg_current_snapshot()::text"))
         self._mark = mark

@@ -26,6 +26,8 @@ select k.conname::text as name, coalesce(c.name, k.child::regclass::text) as chi
                join pg_attribute a on a.attrelid = k.conrelid and a.attnum = u.n order by u.place) as child_columns,
        array(select a.attname::text from unnest(k.confkey) with ordinality u(n, place)
                join pg_attribute a on a.attrelid = k.confrelid and a.attnum = u.n order by u.place) as parent_columns,
+       not exists (select from pg_attribute a
+                    where a.attrelid = k.conrelid and a.attnum = any (k.conkey) and a.attnotnull) as nullable,
        k.confdeltype::text as on_delete, k.confupdtype::text as on_update
   from found k
   left join named c on c.relid = k.child
@@ -38,7 +40,8 @@ select k.conname::text as name, coalesce(c.name, k.child::regclass::text) as chi
 class ForeignKey:
     """A foreign key of the target: rows of `child` point to rows of `parent`, by columns in this order.
 
-    `child_known`: the child is one of the tables that were asked for. `on_delete`, `on_update`: as in pg_constraint.
+    `child_known`: the child is one of the tables that were asked for. `nullable`: all its columns may be NULL.
+    `on_delete`, `on_update`: as in pg_constraint.
     """
 
     name: str
@@ -47,6 +50,7 @@ class ForeignKey:
     child_known: bool
     child_columns: list[str]
     parent_columns: list[str]
+    nullable: bool
     on_delete: str
     on_update: str
 

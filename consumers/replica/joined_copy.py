@@ -114,6 +114,7 @@ class JoinedCopy:
         for table in tables:
             take_name(self.state, table)
         names = [table.table_name for table in tables]
+        self.applier.tables.begin()
         self.applier.tables.empty([name for name in names if needs_room(self.state, name, overwrite=overwrite)])
         for table in tables:
             columns = source_columns(self.source, self.state.queue, table.relid, table.version)

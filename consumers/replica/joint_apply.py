@@ -67,6 +67,11 @@ class JointApplier(TableApplier):
         """True: all that a batch has of a table is staged once."""
         return True
 
+    def begin(self) -> None:
+        """Forget what was staged in a transaction that has failed."""
+        self._staged.clear()
+        self._cleared.clear()
+
     def empty(self, tables: Sequence[str]) -> None:
         """Delete all rows of some tables; by key with the changes where the server refuses TRUNCATE for others."""
         if tables and not truncate_tables(self.target, tables):

@@ -70,6 +70,9 @@ class TableApplier:
         """False: each version of a table's columns is staged and applied by itself."""
         return False
 
+    def begin(self) -> None:
+        """Nothing: no transaction leaves something behind."""
+
     def empty(self, tables: Sequence[str]) -> None:
         """Delete all rows of some tables."""
         for name in tables:

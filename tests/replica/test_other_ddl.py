@@ -70,6 +70,8 @@ def test_what_is_made_changed_and_dropped(items: Pair) -> None:
     told = items.apply(*FOLLOW).stderr
     assert 'unique "one_name" of public.item was dropped in the target' in told
     alike(items, "item")
+    items.run("reindex index concurrently by_title")
+    assert items.apply(*FOLLOW).stderr == ""
     items.run("drop index by_title")
     items.apply(*FOLLOW)
     alike(items, "item")

@@ -67,6 +67,7 @@ class SlotApplier:
         with self._changes(batch, published) as changes:
             applied = Applied()
             with self._state.moving(batch.lsn):
+                self.tables.begin()
                 self._target.execute("set local default_statistics_target = 10")
                 self._empty([name for name, found in changes.items() if found.truncated])
                 for name, found in sorted(changes.items()):

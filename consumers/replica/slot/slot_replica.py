@@ -294,6 +294,7 @@ class SlotReplica:
         """Copy tables in the open transaction of the target; the numbers of rows."""
         target, names = self.state.connection, [table.name for table in tables]
         applier = self._applier.tables
+        applier.begin()
         applier.empty([name for name in names if needs_room(self.state, name, overwrite=self._overwrite)])
         for table in tables:
             if table.name in self.state.tables:
