@@ -88,8 +88,9 @@ def joint_statement(
 
 
 def may_set(table: ReplicaTable, columns: Collection[str]) -> bool:
-    """True if these columns of a row that stays may be set."""
-    return {column.name for column in table.columns if column.settable and not column.is_key}.issuperset(columns)
+    """True if these columns of a row that is found by its key may be set."""
+    settable = {column.name for column in table.columns if column.settable and not column.is_key}
+    return any(column.is_key for column in table.columns) and settable.issuperset(columns)
 
 
 def parked_sql(staged: StagedTable, columns: Collection[str]) -> str:
