@@ -1,4 +1,4 @@
-"""Random changes of tables that foreign keys join, in a target where these fire: it is equal to the source after each."""
+"""Random changes of tables that foreign keys join, in a target where these fire: it is equal after every round."""
 
 from __future__ import annotations
 
