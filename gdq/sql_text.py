@@ -34,6 +34,11 @@ def quote(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def literal(value: Any) -> str:
+    """A value as a literal of PostgreSQL."""
+    return sql.Literal(value).as_string(None)
+
+
 def is_null(value: str) -> str:
     """Condition that a value of any type is NULL: a composite value whose fields are all NULL is not.
 

@@ -16,7 +16,7 @@ from psycopg import Connection
 
 from gdq.batch import Batch
 from gdq.call import scalar
-from gdq.consumers.replica.batch_changes import BatchChanges, CopyAgain, Move, TableChanges, changes_of
+from gdq.consumers.replica.batch_changes import BatchChanges, CopyAgain, Move, TableChanges, changes_of, copy_first
 from gdq.consumers.replica.change_reader import SIDE_BY_SIDE, ChangeReader
 from gdq.consumers.replica.changes import Applied, make_stage, netted_sql, stage_changes
 from gdq.consumers.replica.column_changes import VersionGoneError, change_columns, source_columns
@@ -158,13 +158,13 @@ class BatchApplier:
         """A table of the batch at a version, as it was described last."""
         table = self._described.get(name)
         if table is None or table.version != version:
-            relid = self._state.tables[name].relid
-            assert relid is not None
-            table = self._described[name] = self.describe(self._source_table(relid), version=version, name=name)
+            table = self._described[name] = self.describe(self._source_table(name), version=version, name=name)
         return table
 
-    def _source_table(self, relid: int) -> SourceTable:
+    def _source_table(self, name: str) -> SourceTable:
         """A captured table as the source had it when it was looked at last."""
+        relid = self._state.tables[name].relid
+        assert relid is not None
         if relid not in self._captured:
             self._captured = source_tables(self._source, self._state.queue, self._state.name)
         return self._captured[relid]
@@ -219,8 +219,7 @@ class BatchApplier:
 
     def _follow_columns(self, name: str, version: int, found: TableChanges) -> None:
         """Give a target table the columns of a later version."""
-        now = self._state.tables[name].columns
-        relid = self._state.tables[name].relid
+        now, relid = self._state.tables[name].columns, self._state.tables[name].relid
         assert relid is not None
         if version <= now.version:
             return
@@ -230,6 +229,8 @@ class BatchApplier:
             if version in found.log_rows:
                 raise
             return  # no row has these columns: the next version's follow those before
+        if self.tables.jointly and columns.key != now.key and min(found.log_rows, default=version) < version:
+            copy_first(self._source, self._state, set(), {name})  # rows of both keys are not told apart
         change_columns(self._source, self._target, name, now, columns, relid=relid)
         self._state.altered(name, columns)
         self._letters.rename_columns(name, now, columns)
@@ -300,14 +301,12 @@ class BatchApplier:
         """A table at the last of some versions, and the SELECT of its log rows; None if all of them are passed over."""
         versions = tuple(parts)
         if (batch.id, name, versions) not in self._rows:
-            relid = self._state.tables[name].relid
-            assert relid is not None
-            with_origins = self._source_table(relid).origin
-            version = versions[-1]
+            captured, version = self._source_table(name), versions[-1]
+            with_origins = captured.origin
             if self.tables.jointly:
                 # the target has the columns of the batch's end
                 version = max(version, self._state.tables[name].columns.version)
-            log_rows = version_rows(self._source, batch.queue, relid, parts, version, with_origin=with_origins)
+            log_rows = version_rows(self._source, batch.queue, captured.relid, parts, version, with_origin=with_origins)
             # the target may have other columns by now than rows that came from there
             if with_origins and not self._passed.leave_some(self._source, log_rows):
                 self._rows[batch.id, name, versions] = None

@@ -116,13 +116,13 @@ def changes_of(
         for name, found in changes.items()
         if not {state.tables[name].columns.version, *found.made}.issuperset(found.log_rows)
     }
-    _copy_first(source, state, unknown, stale)
+    copy_first(source, state, unknown, stale)
     # a batch names some tables that have nothing in it; one that cannot be copied any more stays as it is
     tables = {name: found for name, found in changes.items() if name not in stale}
     return BatchChanges(position, tables, moves, [SequenceValue(*value) for value in sequences or []])
 
 
-def _copy_first(source: Connection[Any], state: ReplicaState, unknown: set[int], stale: set[str]) -> None:
+def copy_first(source: Connection[Any], state: ReplicaState, unknown: set[int], stale: set[str]) -> None:
     """CopyAgain for those of these tables that the source still has."""
     if not unknown and not stale:
         return

@@ -2,6 +2,7 @@
 
 Images are added up with their signs, old ones -1 and new ones +1. What remains is at most one old and one new image of
 a key, whatever the order in which the log has them: a trigger of the application may turn it round within a statement.
+Of a table without a key remains each image as often as it came or went (whole_rows).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import psycopg
 from psycopg import Connection
 
 from gdq.consumers.replica.change_reader import ChangeReader
+from gdq.consumers.replica.same_rows import found_whole_sql, same_whole_sql
 from gdq.consumers.replica.table import ReplicaTable
 from gdq.consumers.views.change_source import NEW_OPS, OLD_OPS
 from gdq.sql_text import quote, raw
@@ -53,8 +55,10 @@ def netted_sql(table: ReplicaTable, log_rows: str, after: int | None, *, whole: 
     """SELECT of a table's net change from its log rows: is_new, the columns, paired; of a row that went only its key.
 
     `after`: the number of the last TRUNCATE among them; earlier changes are part of what it emptied. `whole`: of a row
-    that went, too, all columns. paired: the key has an old and a new row; NULL if the source cannot tell.
+    that went, too, all columns, as always without a key. paired: the key has an old and a new row; NULL if the source
+    cannot tell.
     """
+    whole = whole or not table.keyed
     numbered = list(enumerate(table.columns, 1))
     images = ", ".join(
         f"(case when s.w < 0 then d.{quote(column.old)} else d.{quote(column.new)} end)"
@@ -65,20 +69,23 @@ def netted_sql(table: ReplicaTable, log_rows: str, after: int | None, *, whole: 
         f"c{place}" if column.is_key or whole else f"case when net > 0 then c{place} end" for place, column in numbered
     )
     later = "" if after is None else f" and d.ev_id > {after}"
-    key = ", ".join(f"c{place}" for place, column in numbered if column.is_key)
     # the key first: rows that are sorted to be added up are in the order of the pairs, too
-    listed = ", ".join([key, *(f"c{place}" for place, column in numbered if not column.is_key)])
+    listed = ", ".join(f"c{place}" for place, _ in sorted(numbered, key=lambda one: not one[1].is_key))
+    key = ", ".join(f"c{place}" for place, column in numbered if column.is_key)
     paired = f"count(*) over (partition by {key}) > 1" if tells_pairs(table) else "null::boolean"
+    repeated = "" if table.keyed else ", generate_series(1, abs(net))"
     return f"""select net > 0, {values}, {paired}
       from (select {listed}, sum(w) as net
               from (select s.w, {images} from ({log_rows}) as d, (values (-1), (1)) as s(w)
                      where case when s.w < 0 then d.ev_op in {OLD_OPS} else d.ev_op in {NEW_OPS} end{later}) as image
-             group by {listed} having sum(w) <> 0) as netted"""
+             group by {listed} having sum(w) <> 0) as netted{repeated}"""
 
 
 def tells_pairs(table: ReplicaTable) -> bool:
     """True if keys are equal in the source as in the target: not by text alone, where 1.0 and 1.00 are one number."""
-    return all(column.stage != "text" or column.type == "text" for column in table.columns if column.is_key)
+    return table.keyed and all(
+        column.stage != "text" or column.type == "text" for column in table.columns if column.is_key
+    )
 
 
 def stage_changes(
@@ -171,17 +178,18 @@ def update_rows(target: Connection[Any], table: ReplicaTable, *, paired: bool = 
     if assigned:
         query = f"update {table.target} t set {assigned} from {STAGE} s where {found} and s.is_new and {stays}"
         updated = target.execute(raw(query)).rowcount
-    return Applied(_insert(target, table, f"s.is_new and not {stays}"), updated, deleted)
+    return Applied(insert_staged(target, table, f"s.is_new and not {stays}"), updated, deleted)
 
 
 def replace_rows(target: Connection[Any], table: ReplicaTable) -> Applied:
     """Delete all rows that went or changed, and insert what they are now."""
     query = f"delete from {table.target} t using {STAGE} s where {found_sql(table)} and not s.is_new"
     deleted = target.execute(raw(query)).rowcount
-    return Applied(_insert(target, table, "s.is_new"), 0, deleted)
+    return Applied(insert_staged(target, table, "s.is_new"), 0, deleted)
 
 
-def _insert(target: Connection[Any], table: ReplicaTable, condition: str) -> int:
+def insert_staged(target: Connection[Any], table: ReplicaTable, condition: str) -> int:
+    """Insert the staged rows s that match a condition; their number."""
     values = ", ".join(column.staged("s", place) for place, column in enumerate(table.columns, 1))
     return target.execute(
         raw(
@@ -192,7 +200,9 @@ def _insert(target: Connection[Any], table: ReplicaTable, condition: str) -> int
 
 
 def found_sql(table: ReplicaTable, alias: str = "s") -> str:
-    """Condition that row t of the target has the key of a staged row."""
+    """Condition that row t of the target has the key of a staged row; without a key, that it is the same row."""
+    if not table.keyed:
+        return found_whole_sql(table, alias)
     return " and ".join(
         f"t.{quote(column.name)} = {column.staged(alias, place)}"
         for place, column in enumerate(table.columns, 1)
@@ -201,7 +211,9 @@ def found_sql(table: ReplicaTable, alias: str = "s") -> str:
 
 
 def same_key(table: ReplicaTable, one: str, other: str) -> str:
-    """Condition that two staged rows have one key."""
+    """Condition that two staged rows have one key; without a key, that they are the same row."""
+    if not table.keyed:
+        return same_whole_sql(table, one, other)
     return " and ".join(
         f"{column.staged(one, place)} = {column.staged(other, place)}"
         for place, column in enumerate(table.columns, 1)

@@ -1,4 +1,4 @@
-"""Columns of a target table brought in line with another version of the source's.
+"""Columns of a target table, and its key, brought in line with another version of the source's.
 
 Two versions of a captured table are compared by the numbers of their columns, which PostgreSQL gives only once: a
 column whose number is gone was dropped, one with a new number was added, one with another name was renamed. What
@@ -15,11 +15,12 @@ import psycopg
 from psycopg import Connection
 from psycopg.types.json import Jsonb
 
+from gdq.consumers.replica.table import has_unique_key
 from gdq.errors import GdqError, mapped_errors
 from gdq.qualified_sql import qualified
 from gdq.sql_text import pinned, quote, raw
 
-_COLUMNS = qualified("select attnum, name, type from gdq.table_columns(%s, %s::pg_catalog.regclass, %s)")
+_COLUMNS = qualified("select attnum, name, type, is_key from gdq.table_columns(%s, %s::pg_catalog.regclass, %s)")
 
 # Columns that are no longer captured, but still there.
 _LEFT_OUT = """
@@ -35,18 +36,19 @@ select a.attname::text, format_type(a.atttypid, a.atttypmod) from pg_attribute a
 class SourceColumns:
     """The columns of a table of the source at one version: by their numbers the names, and the types with length.
 
-    `mark`: what else shows changes of a table that a slot feeds; empty for captured tables.
+    `mark`: what else shows changes of a table that a slot feeds; empty for captured tables. `key`: of captured tables.
     """
 
     version: int
     columns: dict[int, tuple[str, str]]
     mark: dict[str, str] = field(default_factory=dict)
+    key: tuple[int, ...] = ()
 
     @classmethod
     def stored(cls, stored: dict[str, Any]) -> Self:
         """Columns as to_store() gave them."""
         columns = {number: (name, kind) for number, name, kind in stored["columns"]}
-        return cls(stored["version"], columns, stored.get("mark", {}))
+        return cls(stored["version"], columns, stored.get("mark", {}), tuple(stored.get("key", ())))
 
     def unmarked(self) -> Self:
         """The same columns, of a table that is to be copied again."""
@@ -64,13 +66,16 @@ class SourceColumns:
     def to_store(self) -> Jsonb:
         """The columns as a JSON value."""
         columns = [(number, *column) for number, column in self.columns.items()]
-        return Jsonb({"version": self.version, "columns": columns} | ({"mark": self.mark} if self.mark else {}))
+        more = {name: value for name, value in (("mark", self.mark), ("key", self.key)) if value}
+        return Jsonb({"version": self.version, "columns": columns} | more)
 
     def of_other_table(self, other: SourceColumns) -> SourceColumns:
         """These columns under the numbers that another table's have: those of the same names are the same."""
         numbers = {name: number for number, (name, _) in other.columns.items()}
         return SourceColumns(
-            self.version, {numbers.get(name, -number): (name, kind) for number, (name, kind) in self.columns.items()}
+            self.version,
+            {numbers.get(name, -number): (name, kind) for number, (name, kind) in self.columns.items()},
+            key=tuple(sorted(numbers.get(self.columns[number][0], -number) for number in self.key)),
         )
 
 
@@ -84,7 +89,8 @@ def source_columns(source: Connection[Any], queue: str, relid: int, version: int
         found = source.execute(_COLUMNS, [queue, str(relid), version], prepare=True).fetchall()
     if not found:
         raise VersionGoneError(f"version {version} of a table's columns is gone in queue {queue}")
-    return SourceColumns(version, {number: (name, kind) for number, name, kind in found})
+    key = tuple(number for number, _, _, is_key in found if is_key)
+    return SourceColumns(version, {number: (name, kind) for number, name, kind, _ in found}, key=key)
 
 
 def change_columns(
@@ -93,11 +99,32 @@ def change_columns(
     """Alter a target table, in the open transaction, by what has changed between two versions of the source's columns.
 
     `relid`: the oid of the source's table.
-    A column is added without default and constraints, which never change a row that the replica writes. GdqError if
-    the target refuses.
+    A column is added without default and constraints, which never change a row that the replica writes. Another key
+    gets a unique index, by which rows are found. GdqError if the target refuses.
     """
-    if old.columns == new.columns:
-        return
+    if old.columns != new.columns:
+        _change_columns(source, target, table, old, new, relid=relid)
+    key = [new.columns[number][0] for number in new.key]
+    if new.key not in ((), old.key) and not has_unique_key(target, table, key):
+        _make_key(target, table, ", ".join(map(quote, key)))
+
+
+def _make_key(target: Connection[Any], table: str, key: str) -> None:
+    try:
+        target.execute(raw(f"create unique index on {table} ({key})"))
+    except psycopg.OperationalError:
+        raise
+    except psycopg.Error as error:
+        raise GdqError(
+            f"table {table} has the key ({key}) in the source by now, and cannot get it in the target: "
+            f"{error.diag.message_primary}",
+            hint="Make the unique index there, or what it lacks, or have its owner do it; then start again.",
+        ) from error
+
+
+def _change_columns(
+    source: Connection[Any], target: Connection[Any], table: str, old: SourceColumns, new: SourceColumns, *, relid: int
+) -> None:
     gone = [*(old.columns.keys() - new.columns.keys())]
     left_out = {number for (number,) in source.execute(_LEFT_OUT, [relid, gone])}
     with pinned(target):

@@ -21,6 +21,7 @@ from gdq.consumers.replica.changes import STAGE, found_sql, same_key
 from gdq.consumers.replica.policy import DIFFERING, Answer, Kind
 from gdq.consumers.replica.state import check_replica
 from gdq.consumers.replica.table import ReplicaTable
+from gdq.consumers.replica.whole_rows import lacking_sql
 from gdq.errors import GdqError
 from gdq.qualified_sql import qualified
 from gdq.shown import Shown
@@ -80,7 +81,7 @@ def settle_conflicts(
     answer to one is an error.
     """
     clashes = _clashes_sql(target, table, refused)
-    target.execute(raw(f"create temp table gdq_replica_clash on commit drop as {clashes}"))
+    target.execute(raw(f"create temp table gdq_replica_clash on commit drop as {clashes}" if clashes else _NO_CLASH))
     number = _settle(target, table, _conflicts_sql(table, answers), replica, tick)
     target.execute(f"drop table {_CLASH}")
     return number
@@ -89,7 +90,12 @@ def settle_conflicts(
 def settle_differing(
     target: Connection[Any], table: ReplicaTable, answers: dict[Kind, Answer], replica: str, tick: int
 ) -> int:
-    """Settle the rows that the source updated or deleted and that were not the same in the target before."""
+    """Settle the rows that the source updated or deleted and that were not the same in the target before.
+
+    Without a key such a row is one that the target lacks.
+    """
+    if not table.keyed:
+        return 0
     wanted = {kind: answer for kind, answer in answers.items() if kind in DIFFERING}
     if not wanted:
         return 0
@@ -151,6 +157,13 @@ def _stop_at_errors(target: Connection[Any], table: ReplicaTable) -> int:
 
 def _edits(table: ReplicaTable) -> list[str]:
     """Statements that turn settled conflicts into changes that the target takes."""
+    if not table.keyed:
+        return [
+            f"""delete from {table.target} t using {_FOUND} f, {_CLASH} c
+                 where f.resolution = 'apply' and c.staged = f.staged and t.tableoid = c.relid and t.ctid = c.local""",
+            f"""delete from {STAGE} s using {_FOUND} f
+                 where s.ctid = f.staged and (f.resolution = 'skip' or f.kind = 'delete_missing')""",
+        ]
     listed = ", ".join(f"c{place}" for place, column in enumerate(table.columns, 1) if column.is_key)
     return [
         # a row in the way under another key goes; that of the same key is updated
@@ -170,7 +183,10 @@ def _edits(table: ReplicaTable) -> list[str]:
 
 
 def _clashes_sql(target: Connection[Any], table: ReplicaTable, refused: str | None) -> str:
-    """SELECT of new rows and the target's rows that have one of their unique keys, and are not changed themselves."""
+    """SELECT of new rows and the target's rows that have one of their unique keys, and are not changed themselves.
+
+    Empty if the target has no such keys.
+    """
     with target.cursor(row_factory=namedtuple_row) as cursor:
         found: list[Any] = cursor.execute(_UNIQUE_KEYS, [table.name]).fetchall()
     travelling = {column.name for column in table.columns}
@@ -205,11 +221,17 @@ def _conflicts_sql(table: ReplicaTable, answers: dict[Kind, Answer]) -> str:
     """SELECT of the conflicts: the staged row, kind, key, local and remote row, and what is done about it."""
     # joins, since conditions with EXISTS within CASE would be looked up for each row
     partner, lacking = "p.is_new is not null", "t.tableoid is null"
+    joined = f"""left join {STAGE} p on p.is_new <> s.is_new and {same_key(table, "p", "s")}
+            left join {table.target} t on {found_sql(table)}"""
+    if not table.keyed:
+        # no row is both old and new, and the target may have the same row several times
+        partner, lacking = "false", "l.staged is not null"
+        joined = f"left join ({lacking_sql(table)}) l on l.staged = s.ctid"
     newer = "".join(f", bool_and({_newer_sql(table, name, 's')}) as newer_{n}" for n, name in _deciding(answers))
     decided = "".join(f", c.newer_{n}" for n, _ in _deciding(answers))
     return f"""
         with clash as (
-          select c.staged, count(*) as rows, jsonb_agg(to_jsonb(t)) as local{newer}
+          select c.staged, count(*) as rows, jsonb_agg(to_jsonb(t.*)) as local{newer}
             from {_CLASH} c
             join {STAGE} s on s.ctid = c.staged
             join {table.target} t on t.tableoid = c.relid and t.ctid = c.local
@@ -226,8 +248,7 @@ def _conflicts_sql(table: ReplicaTable, answers: dict[Kind, Answer]) -> str:
                  case when s.is_new then {_staged_object(table, "s")} end as remote{decided}
             from {STAGE} s
             left join clash c on c.staged = s.ctid
-            left join {STAGE} p on p.is_new <> s.is_new and {same_key(table, "p", "s")}
-            left join {table.target} t on {found_sql(table)}
+            {joined}
            where case when s.is_new then c.staged is not null or ({partner} and {lacking})
                       else not {partner} and {lacking} end
         )
@@ -249,7 +270,7 @@ def _differing_sql(table: ReplicaTable, answers: dict[Kind, Answer]) -> str:
     return f"""
         with found as (
           select s.ctid as staged, case when p.is_new then 'update_differs' else 'delete_differs' end as kind,
-                 {_staged_object(table, "s", key=True)} as key, to_jsonb(t) as local,
+                 {_staged_object(table, "s", key=True)} as key, to_jsonb(t.*) as local,
                  case when p.is_new then {_staged_object(table, "p")} end as remote{newer}
             from {STAGE} s
             join {table.target} t on {found_sql(table)}
@@ -297,10 +318,10 @@ def _value(table: ReplicaTable, name: str, alias: str) -> str:
 
 
 def _staged_object(table: ReplicaTable, alias: str, *, key: bool = False) -> str:
-    """A staged row, or its key, as a JSON object."""
+    """A staged row, or its key, as a JSON object; a row without a key is its own."""
     values = ", ".join(
         f"{column.staged(alias, place)} as {quote(column.name)}"
         for place, column in enumerate(table.columns, 1)
-        if column.is_key or not key
+        if column.is_key or not key or not table.keyed
     )
     return f"(select to_jsonb(x) from (select {values}) x)"

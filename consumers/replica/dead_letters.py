@@ -2,7 +2,8 @@
 
 A dead letter says of one key what the source has, while the target still has an older row of it, or none. So it is
 renewed by each later change of its key: if the target takes the row then, the dead letter is settled, and if not, it
-holds the newer row. Rows are kept as the texts of their values, from which they are made again.
+holds the newer row. Rows are kept as the texts of their values, from which they are made again. Without a key it says
+this of one row, however many are equal (whole_letters).
 """
 
 from __future__ import annotations
@@ -12,16 +13,23 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from psycopg import Connection, sql
+from psycopg import Connection
 from psycopg.types.json import Jsonb
 
 from gdq.consumers.replica.changes import STAGE, found_sql, same_key
 from gdq.consumers.replica.column_changes import SourceColumns
 from gdq.consumers.replica.refusal import WHOLE, Refused
-from gdq.consumers.replica.table import ReplicaColumn, ReplicaTable
+from gdq.consumers.replica.table import ReplicaTable
+from gdq.consumers.replica.whole_letters import (
+    held_rows_sql,
+    meeting_sql,
+    refused_rows_sql,
+    staging_sql,
+    whole_letters_sql,
+)
 from gdq.qualified_sql import qualified
 from gdq.shown import Shown
-from gdq.sql_text import quote, raw
+from gdq.sql_text import literal, quote, raw
 
 _RENAME = """
 update gdq_target.replica_dead_letter l
@@ -45,9 +53,10 @@ merge into gdq_target.replica_dead_letter l using pg_temp.gdq_replica_refused r 
 class ReplicaDeadLetter(Shown):
     """A changed row that the target refused: its key, what the target has (`local`) and the source (`remote`).
 
-    The rows are objects of texts. `operation`: what the target lacks, insert, update or delete; `local` is None for an
-    insert and `remote` for a delete. `tick`: the batch that brought the row, or the replica's tick when it was tried
-    again. `sqlstate`: None if a trigger of the target kept the row as it was, without an error.
+    The rows are objects of texts; without a key the whole row stands for it. `operation`: what the target lacks,
+    insert, update or delete; `local` is None for an insert and `remote` for a delete. `tick`: the batch that brought
+    the row, or the replica's tick when it was tried again. `sqlstate`: None if a trigger of the target kept the row as
+    it was, without an error.
     """
 
     dead_letter_id: int
@@ -70,11 +79,16 @@ class DeadLetters:
         self.target = target
         self._replica = replica
         self._tables: set[str] | None = None
+        self._tried_again: list[int] = []
 
     def stage(self, table: ReplicaTable, letters: Sequence[int]) -> None:
         """Put the source's rows of some dead letters into the staging table; of a row that went, its key."""
-        columns = ", ".join(_stored("coalesce(d.remote, d.key)", column) for column in table.columns)
-        ids = _literal(list(letters))
+        if not table.keyed:
+            self.target.execute(raw(staging_sql(table, whole_letters_sql(table, self._replica, letters))))
+            self._tried_again = list(letters)
+            return
+        columns = ", ".join(column.stored("coalesce(d.remote, d.key)") for column in table.columns)
+        ids = literal(list(letters))
         self.target.execute(
             raw(
                 f"insert into {STAGE} select d.remote is not null, {columns} "
@@ -85,10 +99,17 @@ class DeadLetters:
     def meet_stage(self, table: ReplicaTable) -> list[int]:
         """The dead letters of keys that are staged; for them the stage gets the target's old rows in place of its own.
 
-        What the target has of these keys is not what the source had before.
+        What the target has of these keys is not what the source had before. Without a key staged rows and dead letters
+        that are each other's opposite are both done with, and so are those that are staged themselves.
         """
         if table.name not in self._known_tables():
             return []
+        if not table.keyed and self._tried_again:
+            met, self._tried_again = self._tried_again, []
+            return met
+        if not table.keyed:
+            meeting = meeting_sql(table, whole_letters_sql(table, self._replica))
+            return [letter for (letter,) in self.target.execute(raw(meeting))]
         staged = f"exists (select from {STAGE} s where {same_key(table, 's', 'p')})"
         query = f"select p.letter from ({letters_sql(table, self._replica)}) p where {staged}"
         met = [letter for (letter,) in self.target.execute(raw(query))]
@@ -97,12 +118,14 @@ class DeadLetters:
         return met
 
     def keys_sql(self, table: ReplicaTable) -> str | None:
-        """SELECT of the keys of a table's dead letters, as letters_sql(); None if there are none."""
-        return letters_sql(table, self._replica) if table.name in self._known_tables() else None
+        """SELECT of the keys of which the target has older rows, as letters_sql(); None if there are none."""
+        if table.name not in self._known_tables():
+            return None
+        return letters_sql(table, self._replica) if table.keyed else held_rows_sql(table, self._replica)
 
     def settle(self, table: ReplicaTable, met: Sequence[int], refused: Sequence[Refused], tick: int) -> None:
         """Forget the dead letters of keys that were applied, and keep the rows that were refused."""
-        kept = self._keep(table, refused, tick) if refused else []
+        kept = self._keep(table, met, refused, tick) if refused else []
         if gone := sorted(set(met).difference(kept)):
             self.target.execute("delete from gdq_target.replica_dead_letter where dead_letter_id = any (%s)", [gone])
 
@@ -133,14 +156,19 @@ class DeadLetters:
             self._tables = {table for (table,) in self.target.execute(query, [self._replica])}
         return self._tables
 
-    def _keep(self, table: ReplicaTable, refused: Sequence[Refused], tick: int) -> list[int]:
+    def _keep(self, table: ReplicaTable, met: Sequence[int], refused: Sequence[Refused], tick: int) -> list[int]:
         """Store refused rows; the numbers of dead letters that were there and hold the newer row now."""
         self._known_tables().add(table.name)
         values = [[one.number for one in refused], [one.sqlstate for one in refused], [one.reason for one in refused]]
         listed = ", ".join(
-            f"{_literal(value)}::{kind}[]" for value, kind in zip(values, ("int", "text", "text"), strict=True)
+            f"{literal(value)}::{kind}[]" for value, kind in zip(values, ("int", "text", "text"), strict=True)
         )
-        self.target.execute(raw(_refused_sql(table, listed, letters_sql(table, self._replica))))
+        select = (
+            _refused_sql(table, listed, letters_sql(table, self._replica))
+            if table.keyed
+            else refused_rows_sql(table, listed, whole_letters_sql(table, self._replica, met))
+        )
+        self.target.execute(raw(f"create temp table gdq_replica_refused on commit drop as {select}"))
         self.target.execute(_KEEP, {"replica": self._replica, "table": table.name, "tick": tick})
         query = "select letter from pg_temp.gdq_replica_refused where letter is not null"
         kept = [letter for (letter,) in self.target.execute(query)]
@@ -151,12 +179,12 @@ class DeadLetters:
 def letters_sql(table: ReplicaTable, replica: str, letters: Sequence[int] | None = None) -> str:
     """SELECT of a table's dead letters, or some of them: letter, and the key's values as a staged row has them."""
     key = "".join(
-        f", {_stored('d.key', column)} as c{place}" for place, column in enumerate(table.columns, 1) if column.is_key
+        f", {column.stored('d.key')} as c{place}" for place, column in enumerate(table.columns, 1) if column.is_key
     )
-    some = "" if letters is None else f" and d.dead_letter_id = any ({_literal(list(letters))}::bigint[])"
+    some = "" if letters is None else f" and d.dead_letter_id = any ({literal(list(letters))}::bigint[])"
     return (
         f"select d.dead_letter_id as letter{key} from gdq_target.replica_dead_letter d "
-        f"where d.replica = {_literal(replica)} and d.table_name = {_literal(table.name)}{some}"
+        f"where d.replica = {literal(replica)} and d.table_name = {literal(table.name)}{some}"
     )
 
 
@@ -182,7 +210,7 @@ def _old_rows_sql(table: ReplicaTable, letters: str) -> str:
 
 
 def _refused_sql(table: ReplicaTable, refused: str, letters: str) -> str:
-    """Statement that makes a table of the refused rows, each with the dead letter that its key has already."""
+    """SELECT of the refused rows, as dead letters have them: each with that one that its key has already."""
     old = f"exists (select from {WHOLE} o where o.number = s.number and not o.is_new)"
     # as they travelled: the target may have no such value of its own type
     values = [(column, f"s.c{place}") for place, column in enumerate(table.columns, 1)]
@@ -190,8 +218,7 @@ def _refused_sql(table: ReplicaTable, refused: str, letters: str) -> str:
     remote = _texts((column.name, value) for column, value in values)
     local = _texts((column.name, f"t.{quote(column.name)}") for column in table.columns)
     return f"""
-        create temp table gdq_replica_refused on commit drop as
-        select (select p.letter from ({letters}) p where {same_key(table, "p", "s")}) as letter,
+        select (select min(p.letter) from ({letters}) p where {same_key(table, "p", "s")}) as letter,
                case when not s.is_new then 'delete' when {old} then 'update' else 'insert' end as operation,
                {key} as key, case when t.tableoid is not null then {local} end as local,
                case when s.is_new then {remote} end as remote, s.sqlstate, s.reason
@@ -205,12 +232,3 @@ def _texts(values: Iterable[tuple[str, str]]) -> str:
     """Expression of an object of texts, from names and values."""
     listed = ", ".join(f"{value}::text as {quote(name)}" for name, value in values)
     return f"(select to_jsonb(x) from (select {listed}) x)"
-
-
-def _stored(image: str, column: ReplicaColumn) -> str:
-    """The value of a column in a stored row, in the type that it has in the staging table."""
-    return f"({image}->>{_literal(column.name)})::{column.stage}"
-
-
-def _literal(value: Any) -> str:
-    return sql.Literal(value).as_string(None)

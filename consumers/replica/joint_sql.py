@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 from gdq.consumers.replica.changes import STAGE, found_sql, same_key, tells_pairs
 from gdq.consumers.replica.foreign_keys import ForeignKey
+from gdq.consumers.replica.same_rows import found_images_sql, staged_images
 from gdq.consumers.replica.table import ReplicaColumn, ReplicaTable
+from gdq.consumers.replica.whole_rows import delete_sql
 from gdq.sql_text import quote
 
 
@@ -34,7 +36,9 @@ class StagedTable:
         return f"{self.stage}_whole"
 
     def stays(self, alias: str = "s") -> str:
-        """Condition that the key of a staged row has an old and a new row."""
+        """Condition that the key of a staged row has an old and a new row; without a key none has."""
+        if not self.table.keyed:
+            return "false"
         if self.paired and tells_pairs(self.table):
             return f"{alias}.paired"
         same = same_key(self.table, "p", alias)
@@ -43,7 +47,7 @@ class StagedTable:
 
 def old_keys_sql(table: ReplicaTable) -> str:
     """Statement that stages the keys of all rows that the target has, as rows that went or changed."""
-    key = [(place, column) for place, column in enumerate(table.columns, 1) if column.is_key]
+    key = [(place, column) for place, column in enumerate(table.columns, 1) if column.is_key or not table.keyed]
     places = ", ".join(f"c{place}" for place, _ in key)
     values = ", ".join(f"t.{quote(column.name)}::{column.stage}" for _, column in key)
     return f"insert into {STAGE} (is_new, {places}) select false, {values} from {table.target} t"
@@ -65,11 +69,12 @@ def joint_statement(
         found = found_sql(table)
         values = {column.name: column.staged("s", place) for place, column in enumerate(table.columns, 1)}
         values |= dict.fromkeys(parked.get(table.name, ()), "null")
-        parts.append(
-            f"d{n} as (delete from {table.target} t using {stage} s where {found} and not s.is_new and not {stays} "
-            "returning 1)"
-        )
-        assigned = ", ".join(f"{quote(one.name)} = {values[one.name]}" for one in table.columns if one.settable)
+        delete = f"delete from {table.target} t using {stage} s where {found} and not s.is_new and not {stays}"
+        if not table.keyed:
+            delete = delete_sql(table, stage)
+        parts.append(f"d{n} as ({delete} returning 1)")
+        changed = [one.name for one in table.columns if one.settable and table.keyed]
+        assigned = ", ".join(f"{quote(name)} = {values[name]}" for name in changed)
         deleted, updated = f"(select count(*) from d{n})", "0"
         if assigned:
             updated = f"(select count(*) from u{n})"
@@ -174,7 +179,9 @@ def _places(table: ReplicaTable) -> Mapping[str, tuple[int, ReplicaColumn]]:
 
 
 def _row_of(table: ReplicaTable) -> str:
-    """Condition that row c of the target has the key of staged row o."""
+    """Condition that row c of the target has the key of staged row o; without a key, that it is the same row."""
+    if not table.keyed:
+        return found_images_sql(table, staged_images(table, "o"), "c")
     return " and ".join(
         f"c.{quote(column.name)} = {column.staged('o', place)}"
         for place, column in enumerate(table.columns, 1)

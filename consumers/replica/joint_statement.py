@@ -45,7 +45,7 @@ class JointStatement:
     def may_replace(self, table: ReplicaTable) -> bool:
         """True if all changed rows of a table may be deleted and inserted again."""
         held = any(key.parent == table.name and key.keeps_row for key in self.keys)
-        return table.more_keys and not table.extra and not held
+        return table.keyed and table.more_keys and not table.extra and not held
 
     def _run(self, replaced: Collection[str]) -> Applied:
         target = self.target

@@ -104,8 +104,11 @@ class PassedOrigins:
 
         Of each key only those rows are left that come after the last one that is passed over: what the source made of
         a row before, the target has overwritten. So the old image that comes first is what the target has. Updates
-        come as two rows, D and I, since an update of the key is one of two keys.
+        come as two rows, D and I, since an update of the key is one of two keys. Without a key rows only come and go,
+        whatever becomes of others.
         """
+        if not table.keyed:
+            return f"select d.* from ({log_rows}) d where ({self._condition}) is not true"
         columns = ", ".join({quote(name): None for column in table.columns for name in (column.old, column.new)})
         keys = [(quote(column.old), quote(column.new)) for column in table.columns if column.is_key]
         image = ", ".join(

@@ -20,7 +20,7 @@ from gdq.consumers.replica.table import ReplicaTable
 from gdq.errors import GdqError
 from gdq.sql_text import raw
 
-# What was staged, while STAGE holds the part of it that is tried. The rows of one key have one number.
+# What was staged, while STAGE holds the part of it that is tried. The rows of one key have one number, or each has one.
 WHOLE = "pg_temp.gdq_replica_whole"
 
 # Rows of one table and batch that may be refused: what refuses more of them is no matter of single rows.
@@ -168,13 +168,14 @@ def stage_part(
 
 
 def number_rows(target: Connection[Any], table: ReplicaTable) -> Sequence[int]:
-    """Keep all that is staged in WHOLE, with a number for each key; the numbers."""
+    """Keep all that is staged in WHOLE, with a number for each key, or each row without a key; the numbers."""
     key = ", ".join(column.staged("s", place) for place, column in enumerate(table.columns, 1) if column.is_key)
+    number = f"dense_rank() over (order by {key})" if key else "row_number() over (order by is_new)"
     target.execute(f"drop table if exists {WHOLE}")
     target.execute(
         raw(
             f"create temp table gdq_replica_whole on commit drop as "
-            f"select dense_rank() over (order by {key})::int as number, s.* from {STAGE} s"
+            f"select ({number})::int as number, s.* from {STAGE} s"
         )
     )
     target.execute(f"create index on {WHOLE} (number)")

@@ -21,7 +21,14 @@ from gdq.consumers.replica.policy import Policies
 from gdq.consumers.replica.refusal import Refused, RowsLackingError, apply_in_parts, refuses_rows
 from gdq.consumers.replica.sessions import apply_settings
 from gdq.consumers.replica.state import check_replica
-from gdq.consumers.replica.table import OnTriggers, ReplicaTable, SourceColumn, match_target, suppress_triggers
+from gdq.consumers.replica.table import (
+    OnTriggers,
+    ReplicaTable,
+    SourceColumn,
+    has_unique_key,
+    match_target,
+    suppress_triggers,
+)
 from gdq.consumers.replica.table_apply import apply_staged
 from gdq.qualified_sql import qualified
 from gdq.source import Position
@@ -90,8 +97,9 @@ def replay_replica_dead_letters(
         kept = DeadLetters(target, replica)
         joint = None if fires == "nothing" else _joint_replay(target, replica, kept)
         for name, columns, key, letters in target.execute(_CHOSEN, values).fetchall():
+            keyed = has_unique_key(target, name, key)
             listed = [
-                SourceColumn(name=column, stage="text", is_key=column in key)
+                SourceColumn(name=column, stage="text", is_key=keyed and column in key)
                 for column, _ in SourceColumns.stored(columns).columns.values()
             ]
             table = match_target(target, name, listed, fires=fires)

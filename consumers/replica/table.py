@@ -1,7 +1,8 @@
 """A replicated table as both databases have it: which columns travel, in which types, and by which key rows are found.
 
 Values of types whose equal values are equal to the bit travel in binary form. All others travel as text, by which
-they are also netted: 1.0 and 1.00 are equal numbers and different values.
+they are also netted: 1.0 and 1.00 are equal numbers and different values. Rows of a table without a key are found by
+all their values.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from psycopg.rows import namedtuple_row
 
 from gdq.consumers.replica.source_tables import SourceTable
 from gdq.errors import GdqError, mapped_errors
-from gdq.sql_text import quote
+from gdq.sql_text import literal, quote
 
 _EXACT = frozenset(
     (
@@ -31,26 +32,35 @@ OnTriggers = Literal["refuse", "fire"]
 # What fires in the target when a replica writes: nothing, foreign keys and other constraints, or all triggers.
 Fires = Literal["nothing", "keys", "all"]
 
-_TARGET_TABLE = """
-select c.oid, c.relkind,
-       (select min(t.tgname::text) from pg_trigger t
-         where t.tgrelid = c.oid and t.tgenabled in ('O', 'A') and not t.tgisinternal
-           and left(t.tgname, 5) <> '!gdq_') as trigger,
+_TEXTS = ("text", "character varying")
+
+# True of a target table c that has a unique index over the columns %(key)s.
+_BY_KEY = """
        exists (select from pg_index i where i.indrelid = c.oid and i.indisvalid and i.indpred is null
                 and i.indnkeyatts = cardinality(%(key)s::text[])
                 and i.indisunique
                 and array(select a.attname::text from unnest((i.indkey::int2[])[0:i.indnkeyatts - 1]) k
                             join pg_attribute a on a.attrelid = c.oid and a.attnum = k order by 1)
-                    = array(select n from unnest(%(key)s::text[]) n order by 1)) as by_key,
+                    = array(select n from unnest(%(key)s::text[]) n order by 1))"""
+
+_TARGET_TABLE = f"""
+select c.oid, c.relkind,
+       (select min(t.tgname::text) from pg_trigger t
+         where t.tgrelid = c.oid and t.tgenabled in ('O', 'A') and not t.tgisinternal
+           and left(t.tgname, 5) <> '!gdq_') as trigger,
+       {_BY_KEY} as by_key,
        (select count(*) > 1 from pg_index i
          where i.indrelid = c.oid and (i.indisunique or i.indisexclusion)) as more_keys,
        exists (select from pg_constraint k
                 where k.conrelid = c.oid and k.contype in ('p', 'u', 'x') and k.condeferrable) as deferrable
   from pg_class c where c.oid = to_regclass(%(table)s) and c.relkind in ('r', 'p')"""
 
+# A cast to a type with a length would cut a text that the column refuses.
 _TARGET_COLUMNS = """
 select a.attname as name, format_type(a.atttypid, -1) as type, a.attgenerated <> '' as generated,
-       a.attidentity = 'a' as always
+       a.attidentity = 'a' as always, a.attnotnull as not_null,
+       format_type(a.atttypid, case when a.atttypid = any ('{bpchar,varchar,bit,varbit}'::regtype[]) then -1
+                                    else a.atttypmod end) as rounded
   from pg_attribute a where a.attrelid = %s and a.attnum > 0 and not a.attisdropped"""
 
 
@@ -69,7 +79,7 @@ class SourceColumn:
 class ReplicaColumn:
     """A column that travels: `stage` is its type on the way, `type` the target's, `old` and `new` the log's columns.
 
-    `settable`: an UPDATE may set it.
+    `settable`: an UPDATE may set it. `rounded`: the target's type with its precision. `not_null`: in the target.
     """
 
     name: str
@@ -79,11 +89,26 @@ class ReplicaColumn:
     old: str
     new: str
     settable: bool
+    rounded: str
+    not_null: bool
 
     def staged(self, alias: str, place: int) -> str:
         """The value from the staging table, in a type that the target's column takes."""
         value = f"{alias}.c{place}"
         return f"{value}::{self.type}" if self.stage == "text" and self.type != "text" else value
+
+    def stored(self, row: str) -> str:
+        """The value from a row that is stored as an object of texts, in the type that it has in the staging table."""
+        return f"({row}->>{literal(self.name)})::{self.stage}"
+
+    def image(self, value: str) -> str:
+        """A value of the target's type in a form in which equal values are the same."""
+        exact = self.type in _EXACT and self.type not in _TEXTS
+        return value if exact else f'{value}::text collate "C"'
+
+    def staged_image(self, alias: str, place: int) -> str:
+        """The value from the staging table as it travelled, in a form in which equal values are the same."""
+        return f"{alias}.c{place}" + (' collate "C"' if self.stage in _TEXTS else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +135,11 @@ class ReplicaTable:
     @property
     def column_list(self) -> str:
         return ", ".join(quote(column.name) for column in self.columns)
+
+    @property
+    def keyed(self) -> bool:
+        """False if rows are told apart by all their values alone, and the same row may be there several times."""
+        return any(column.is_key for column in self.columns)
 
 
 def describe_table(
@@ -165,8 +195,6 @@ def match_target(
     Columns whose type is not equal to the bit travel as text, whatever their `stage`.
     """
     key = [column.name for column in columns if column.is_key]
-    if not key:
-        raise GdqError(f"table {table} has no key", hint="Give it a primary key, or leave the table out by --tables.")
     with target.cursor(row_factory=namedtuple_row) as cursor:
         there: Any = cursor.execute(_TARGET_TABLE, {"table": table, "key": key}).fetchone()
         if there is None:
@@ -190,6 +218,8 @@ def match_target(
                 old=column.old,
                 new=column.new,
                 settable=not theirs[column.name].always,
+                rounded=theirs[column.name].rounded,
+                not_null=theirs[column.name].not_null,
             )
             for column in columns
             if not theirs[column.name].generated
@@ -199,6 +229,12 @@ def match_target(
         deferrable=there.deferrable,
         extra=any(not column.generated and name not in names for name, column in theirs.items()),
     )
+
+
+def has_unique_key(target: Connection[Any], table: str, key: Sequence[str]) -> bool:
+    """True if a table of the target has a unique index over these columns, by which rows can be found."""
+    query = f"select from pg_class c where c.oid = to_regclass(%(table)s) and {_BY_KEY}"
+    return target.execute(query, {"table": table, "key": list(key)}).rowcount > 0
 
 
 def suppress_triggers(target: Connection[Any], triggers: OnTriggers = "refuse", *, local: bool = False) -> Fires:
@@ -221,7 +257,7 @@ def _check_target(table: str, there: Any, key: list[str], missing: list[str], fi
             f"table {table} of the target lacks {', '.join(map(quote, missing))}",
             hint="Add what is missing by ALTER TABLE, as the source has it; then start again.",
         )
-    if not there.by_key:
+    if key and not there.by_key:
         raise GdqError(
             f"table {table} of the target has no unique key ({', '.join(map(quote, key))})",
             hint="Create it there: rows are found by the key of the source.",

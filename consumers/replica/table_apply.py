@@ -24,6 +24,7 @@ from gdq.consumers.replica.deferrable_keys import check_deferrable_keys
 from gdq.consumers.replica.policy import DIFFERING, Answer, Kind, Policies
 from gdq.consumers.replica.refusal import Refused, RowsLackingError, apply_in_parts, refusal_error, refuses_rows
 from gdq.consumers.replica.table import ReplicaTable
+from gdq.consumers.replica.whole_rows import replace_whole_rows
 from gdq.sql_text import raw
 
 
@@ -101,6 +102,8 @@ def apply_staged(target: Connection[Any], table: ReplicaTable, *, paired: bool =
 
     `paired`: the stage is as netted_sql() has filled it.
     """
+    if not table.keyed:
+        return _attempt(target, table, replace_whole_rows)
     try:
         return _attempt(target, table, partial(update_rows, paired=paired))
     except psycopg.errors.UniqueViolation:

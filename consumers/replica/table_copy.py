@@ -97,8 +97,8 @@ def make_ready(
     options: CopyOptions,
     tell: Callable[[str], None],
 ) -> tuple[SourceColumns, bool]:
-    """Have the target's table take a copy, in the open transaction: made if it is missing, else with the source's name
-    and columns, and without its rows.
+    """Have the target's table take a copy, in the open transaction: made if it is missing, else with the source's name,
+    columns and key, and without its rows.
 
     The source's columns, and whether it was made. `source`: a session that sees the present catalog. Without
     `options.copy` only what is missing is made.

@@ -31,8 +31,7 @@ _APPLICATIONS = "'^(pg_.*|information_schema|gdq|gdq_log|gdq_target)$'"
 
 # Partitions belong to their roots. Temporary tables are their session's.
 _TABLES = f"""
-select c.oid::regclass::text as name, c.relpersistence = 'u' as unlogged,
-       exists (select from pg_index i where i.indrelid = c.oid and i.indisprimary) as has_key
+select c.oid::regclass::text as name, c.relpersistence = 'u' as unlogged
   from pg_class c join pg_namespace n on n.oid = c.relnamespace
  where c.relkind = any ('{{r,p}}') and not c.relispartition and c.relpersistence <> 't'
    and n.nspname !~ {_APPLICATIONS}
@@ -145,15 +144,12 @@ def _flow(pair: Pair, consumer: ConsumerInfo, max_lag: timedelta) -> Iterator[Ob
 
 def _tables(pair: Pair, tables: Sequence[str], captured: dict[str, TableInfo]) -> Iterator[Obstacle]:
     """Of tables that the replica does not take, or not whole."""
-    for name, unlogged, has_key in pair.source.execute(_TABLES).fetchall():
+    for name, unlogged in pair.source.execute(_TABLES).fetchall():
         if name in tables:
             continue
         if unlogged:
             cure = f"alter table {name} set logged, or accept that it is empty in the target"
             yield error("unlogged_table", name, "an unlogged table cannot be captured", cure)
-        elif not has_key and name not in captured:
-            cure = f"alter table {name} add primary key (...); gdq add-table {pair.queue} {name}"
-            yield error("table_without_key", name, "its changes stay behind, and it has no key", cure)
         else:
             cure = f"gdq add-table {pair.queue} {name}" if name not in captured else f"gdq set-tables {pair.queue} ..."
             yield error("table_not_taken", name, "the replica does not take it: it stays behind", cure)

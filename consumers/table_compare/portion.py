@@ -1,7 +1,8 @@
 """One portion of a repair: the rows of some keys made equal to the source's, in one transaction of the target.
 
 The rows of these keys are read again on both sides, under locks that keep the target's as they are. So what the
-comparison has found decides only which keys are looked at, and rows that agree by now are not touched.
+comparison has found decides only which keys are looked at, and rows that agree by now are not touched. Rows of a table
+without a key are found by their hashes, and added or taken away as often as they are missing or extra.
 """
 
 from __future__ import annotations
@@ -27,20 +28,19 @@ from gdq.consumers.replica.table import (
     match_target,
     suppress_triggers,
 )
+from gdq.consumers.replica.whole_rows import replace_whole_rows
 from gdq.consumers.table_compare.rows import Differing, found_rows, keys_sql, merge
 from gdq.consumers.table_compare.sides import Link, TwoSides
+from gdq.consumers.table_compare.whole_rows import missing_sql, stage_extra_sql, travelling_values
 from gdq.errors import GdqError
-from gdq.sql_text import quote, raw
+from gdq.sql_text import raw
 
-# The names of a row: the texts of its key.
+# The name of a row: the texts of its key, or that of its hash.
 Key = tuple[str, ...]
 
 # Writers of the target that come after a waiting lock wait too, so it waits for a moment only, and is tried again. The
 # lock is against all but readers: behind a row that somebody has locked the portion would wait with all its own locks.
 _LOCK_TIMEOUT = "500ms"
-
-# How values are read whose types have a collation, or which travel as text.
-_AS_TEXT = {name: f'::{name} collate "C"' for name in ("text", "character varying")}
 
 
 class BlockedError(GdqError):
@@ -62,10 +62,15 @@ class RepairedTable:
 def repaired_table(sides: TwoSides, triggers: OnTriggers = "refuse") -> RepairedTable:
     """The target's table, whose triggers are kept from firing until its transaction ends, if the role may.
 
-    `triggers`: what is done about triggers of users if not. GdqError if its rows cannot be made equal: without a key,
-    without columns of the source.
+    `triggers`: what is done about triggers of users if not. GdqError if its rows cannot be made equal: without
+    columns of the source, by a part of rows that have no key.
     """
     shape = sides.shape
+    if not shape.key and shape.others:
+        raise GdqError(
+            f"table {shape.name} has no key, and its rows are compared in part",
+            hint="Leave --columns out, so that whole rows are compared.",
+        )
     theirs = {column.name: column.type for column in sides.target.table.columns}
     compared = {*shape.values, *shape.others, *shape.lacking}
     # a type that is another in the target travels as text: its values may be beyond the source's type
@@ -130,8 +135,11 @@ def repair_portion(
         return None
     differing = list(merge(ours, found_rows(sides.target, sides.shape, keys)))
     if differing:
-        stage_changes(ChangeReader(sides.source.connection), there, table, _staged_sql(sides, table, differing))
-        _apply(sides, repaired, [row.key for row in differing if row.key is not None])
+        staged = _staged_sql(sides, table, differing) if table.keyed else missing_sql(sides, table, differing)
+        stage_changes(ChangeReader(sides.source.connection), there, table, staged)
+        if not table.keyed:
+            there.execute(raw(stage_extra_sql(sides, table, differing)))
+        _apply(sides, repaired, [row.named for row in differing])
         release_stage(there, table)
     return counted(differing)
 
@@ -173,11 +181,11 @@ def _change_rows(sides: TwoSides, table: ReplicaTable, keys: Sequence[Key]) -> N
     there = sides.target.connection
     try:
         with there.transaction():
-            update_rows(there, table)
+            (update_rows if table.keyed else replace_whole_rows)(there, table)
             _check_rows(sides, table, keys)
     except (psycopg.errors.UniqueViolation, psycopg.errors.ExclusionViolation, _UnequalError):
         # two rows may have swapped the values of another unique key; a column may not be settable
-        if table.extra:
+        if table.extra or not table.keyed:
             raise
         with there.transaction():
             replace_rows(there, table)
@@ -188,8 +196,9 @@ def _check_rows(sides: TwoSides, table: ReplicaTable, keys: Sequence[Key]) -> No
     """The errors that the server does not raise by itself while triggers stand still, and rows that were not kept."""
     check_deferrable_keys(sides.target.connection, table)
     for row in differing_keys(sides, keys):
+        which = f"row of key {', '.join(row.named)}" if sides.shape.key else "rows without a key"
         raise _UnequalError(
-            f"table {sides.shape.name} of the target does not keep the source's row of key {', '.join(row.key or ())}",
+            f"table {sides.shape.name} of the target does not keep the source's {which}",
             hint="Has it triggers that are ENABLE ALWAYS or ENABLE REPLICA, or columns that cannot hold the values?",
         )
 
@@ -198,11 +207,7 @@ def _staged_sql(sides: TwoSides, table: ReplicaTable, differing: Sequence[Differ
     """SELECT for the staging table: the keys that the target has, the rows that the source has."""
     shape, here = sides.shape, sides.source
     places = range(1, len(table.columns) + 1)
-    # by the column's own collation other texts may be equal
-    values = [
-        f"{quote(column.name)}{_AS_TEXT.get(column.stage, '')} as c{place}"
-        for place, column in zip(places, table.columns, strict=True)
-    ]
+    values = travelling_values(table)
     key_places = {name: place for place, name in enumerate(shape.key, 1)}
     old = ", ".join(
         f"gdq_key[{key_places[column.name]}]::{column.stage}" if column.is_key else f"null::{column.stage}"
@@ -210,13 +215,13 @@ def _staged_sql(sides: TwoSides, table: ReplicaTable, differing: Sequence[Differ
     )
     listed = ", ".join(f"c{place}" for place in places)
     wanted, gone = (
-        keys_sql(here.connection, shape, [row.key for row in rows if row.key is not None])
+        keys_sql(here.connection, shape, [row.named for row in rows])
         for rows in (
             [row for row in differing if row.different or row.missing],
             [row for row in differing if row.different or row.extra],
         )
     )
     return f"""with wanted as ({wanted})
-        select true, {listed} from ({here.found_sql(shape, ", ".join(values))}) as r
+        select true, {listed} from ({here.found_sql(shape, values)}) as r
          group by gdq_key, {listed} having sum(w) > 0
          union all select false, {old} from ({gone}) as gone"""

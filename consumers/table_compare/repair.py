@@ -77,8 +77,8 @@ def repair_tables(
     or as they are now without it. `columns`: only these are compared, beside the key, and updated; a missing row
     comes whole. `where`: only rows that match it on either side are repaired. `dry_run`: nothing is written.
     `wait_seconds`: how long a replica is given to pass a TRUNCATE or DDL. `triggers`: what is done about triggers of
-    the target that its role cannot keep from firing. GdqError, before anything is written, if a table has no key or
-    cannot be compared.
+    the target that its role cannot keep from firing. GdqError, before anything is written, if a table cannot be
+    compared or written to.
     """
     repaired = repair_each(
         connection,
@@ -154,10 +154,9 @@ class _Repair:
         started = time.monotonic()
 
         def take(row: Differing) -> None:
-            if row.key is not None:
-                self.keys.append(row.key)
-                if row.extra:
-                    self.going.add(row.key)
+            self.keys.append(row.named)
+            if row.extra:
+                self.going.add(row.named)
 
         with open_sides(self.databases, self.choice) as sides:
             compared_rows(sides, Found(0), self.tell, take)

@@ -33,7 +33,7 @@ _Row = tuple[int, int | None, list[str] | None, int]
 class Differing:
     """The rows of one key that differ: `different` on both sides, `missing` in the target, `extra` there.
 
-    `key`: its texts; None for a table without a key, whose rows `kh` names.
+    `key`: its texts; None for a table without a key, whose rows `kh` names. `named`: both in one.
     """
 
     kh: int
@@ -41,6 +41,10 @@ class Differing:
     different: int = 0
     missing: int = 0
     extra: int = 0
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        return (str(self.kh),) if self.key is None else self.key
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +113,13 @@ def found_rows(side: Side, shape: TableShape, keys: Sequence[tuple[str, ...]]) -
 
 
 def keys_sql(connection: Connection[Any], shape: TableShape, keys: Sequence[tuple[str, ...]]) -> str:
-    """SELECT of keys as gdq_key, an array of texts each; they stand in it as literals of the connection."""
-    places = [f"k{place}" for place in range(1, len(shape.key) + 1)]
-    columns = ([key[place] for key in keys] for place in range(len(shape.key)))
+    """SELECT of keys as gdq_key, an array of texts each; they stand in it as literals of the connection.
+
+    Without a key they are the hashes of rows.
+    """
+    parts = len(shape.key) or 1
+    places = [f"k{place}" for place in range(1, parts + 1)]
+    columns = ([key[place] for key in keys] for place in range(parts))
     arrays = ", ".join(f"{sql.Literal(column).as_string(connection)}::text[]" for column in columns)
     listed = ", ".join(places)
     return f"select array[{listed}] as gdq_key from unnest({arrays}) as k({listed})"

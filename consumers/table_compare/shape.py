@@ -86,7 +86,12 @@ class TableShape:
         return tuple(name for name in self.values if name not in self.key)
 
     def has_key(self, texts: str) -> str:
-        """Condition that a row has the key whose texts are the array `texts`, found by an index where that is safe."""
+        """Condition that a row has the key whose texts are the array `texts`, found by an index where that is safe.
+
+        Without a key that is the hash of the row.
+        """
+        if not self.key:
+            return f"{self._hash(self.values)} = {texts}[1]::bigint"
         conditions = []
         for place, name in enumerate(self.key, 1):
             if name in self.types:

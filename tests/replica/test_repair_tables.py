@@ -323,12 +323,12 @@ def test_ctrl_c(pair: Pair) -> None:
 def test_what_cannot_be_repaired(pair: Pair) -> None:
     """One clear line, and nothing is written, also not to tables before it."""
     pair.make("create table orders (id int primary key, n int)")
-    pair.run("create table bag (n int)", "create table keyed (id int primary key)")
+    pair.run("create table bag (n int, v int)", "create table keyed (id int primary key)")
     pair.run("insert into orders values (1, 1)", "insert into keyed values (1)")
     pair.there("create table bag (n int)", "create table keyed (id int)", "create table narrow (id int primary key)")
     pair.run("create table narrow (id int primary key, n int)")
     for tables, message in {
-        "orders,bag": "table public.bag has no key",
+        "orders,bag": 'table public.bag of the target lacks "v"',
         "orders,keyed": 'table public.keyed of the target has no unique key ("id")',
         "orders,narrow": 'table public.narrow of the target lacks "n"',
         "orders,nowhere": 'relation "nowhere" does not exist',

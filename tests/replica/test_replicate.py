@@ -167,7 +167,6 @@ def test_tables_that_come_later(fed: Pair) -> None:
     ("table", "options", "there", "message"),
     [
         ("orders (id int primary key)", "", None, "the target has no table public.orders"),
-        ("orders (id int)", "mode => 'full'", "orders (id int)", "table public.orders has no key"),
         ("orders (id int primary key)", "mode => 'pk'", "orders (id int primary key)", "is captured in part"),
         ("orders (id int primary key)", "", "orders (id int)", 'has no unique key ("id")'),
         ("orders (id int primary key, n int)", "", "orders (id int primary key)", 'lacks "n"'),

@@ -210,6 +210,29 @@ def random_changes(node: Node, rng: random.Random, step: int) -> None:
         node.run(change[rng.choice(["insert", "update", "update", "update", "delete", "key"])])
 
 
+@pytest.mark.long
+def test_tables_without_a_key(nodes: Nodes) -> None:
+    """Rows of both sides are added, and taken away on the other one; nothing comes back."""
+    a, b = nodes("ab")
+    for node in (a, b):
+        node.run("create table heap (v text)")
+        node.capture("heap")
+    a.run("insert into heap values ('a'), ('a')")
+    a.apply(b)
+    b.apply(a, "--no-copy")
+    for step in range(3):
+        a.run(f"insert into heap values ('a'), ('a{step}')")
+        b.run("insert into heap values ('a')", f"insert into heap select 'b{step}' from generate_series(1, 3)")
+        a.apply(b)
+        b.apply(a)
+        a.run("delete from heap where ctid = (select min(ctid) from heap where v = 'a')")
+        b.run(f"update heap set v = 'c' where v = 'b{step}'")
+        b.apply(a)
+        a.apply(b)
+    found = [node.rows("select v, count(*) from heap group by 1 order by 1") for node in (a, b)]
+    assert found[0] == found[1] == [("a", 5), ("a0", 1), ("a1", 1), ("a2", 1), ("c", 9)]
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_random_writers_on_both_sides(nodes: Nodes, seed: int) -> None:
     """Whatever both write, and in whatever order batches go, the tables are equal when all has arrived."""

@@ -22,7 +22,7 @@ def test_tables_alike_are_no_obstacle(pair: Pair) -> None:
 # Statements in the old database and in the new one; the obstacle, and a part of its cure.
 DIFFERENCES = [
     ("create table log (id int primary key)", "", "table_not_taken public.log", "gdq add-table shop public.log"),
-    ("create table heap (id int)", "", "table_without_key public.heap", "add primary key"),
+    ("create table heap (id int)", "", "table_not_taken public.heap", "gdq add-table shop public.heap"),
     ("create unlogged table cache (id int primary key)", "", "unlogged_table public.cache", "set logged"),
     ("", "alter table lines set unlogged", "table_unlogged_there public.lines", "set logged"),
     ("create index on orders (n)", "", "index_missing public.orders_n_idx", "CREATE INDEX orders_n_idx ON"),

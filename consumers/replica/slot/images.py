@@ -2,7 +2,8 @@
 
 A slot sends changes in their order. So a row was there before if the first change of its key is an update or a delete,
 and is there afterwards unless the last one is a delete. An update that moves a row to another key is a delete of the
-old key and an insert of the new one. This needs no old row beyond its key.
+old key and an insert of the new one. This needs no old row beyond its key. Of a table without a key the slot sends the
+whole old rows, which are added up with their signs.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ class SlotImages:
         self.table = table
         columns = table.relation.columns
         self._key = [place for place, column in enumerate(columns) if column.name in table.key]
-        self._sent = [table.whole or column.name in table.key for column in columns]
+        # without a key nothing but whole old rows is taken
+        self._whole = table.whole or not table.key
+        self._sent = [self._whole or column.name in table.key for column in columns]
         self._rows = cast("IO[bytes]", tempfile.SpooledTemporaryFile(max_size=_MEMORY_BYTES, prefix="gdq-slot-"))  # noqa: SIM115
         self.count = 0
         self.partial = False
@@ -56,8 +59,14 @@ class SlotImages:
         self._rows.close()
 
     def add(self, row: RowMessage) -> None:
-        """Add a change; GdqError if it came without the row's key."""
+        """Add a change; GdqError if it came without the row's key, or without the old row of a table that has none."""
         sent = row.old or row.old_key
+        if not self._key and row.op != "insert" and row.old is None:
+            raise GdqError(
+                f"the slot sent a change of table {self.table.name}, which has no key, without the old row",
+                hint="Give the table REPLICA IDENTITY FULL, and each of its partitions; then copy it again: "
+                f"gdq replicate ... --copy-again '{self.table.name}'",
+            )
         if row.new is None:
             if sent is not None:
                 self._left(sent)
@@ -67,12 +76,12 @@ class SlotImages:
             self._write(b"i", new)
             return
         moved = sent is not None and self._key_of(sent) != self._key_of(new)
-        if sent is not None and (moved or self.table.whole):
+        if sent is not None and (moved or self._whole):
             self._left(sent)
         self._write(b"i" if moved else b"u", new, self._key_of(sent) if moved and sent is not None else None)
 
     def _left(self, sent: TupleData) -> None:
-        self._write(b"o" if self.table.whole else b"d", sent)
+        self._write(b"o" if self._whole else b"d", sent)
 
     def _filled(self, new: TupleData, sent: TupleData) -> TupleData:
         """A new row with the values of the old one that were not sent again."""
@@ -100,7 +109,7 @@ class SlotImages:
         `whole`: with all columns of old rows; GdqError if the slot does not send them. `inserts_missing`: updated rows
         that the target lacks will be inserted. GdqError if one is to be inserted of which not all values were sent.
         """
-        if whole and not self.table.whole:
+        if whole and not self._whole:
             raise GdqError(
                 f"the slot does not send the old rows of table {table.name}, which the answers to its conflicts need",
                 hint=f"ALTER TABLE {table.name} REPLICA IDENTITY FULL, or give other answers by --on-conflict.",
@@ -108,6 +117,24 @@ class SlotImages:
         make_stage(target, table)
         placed = self._placed(table)
         self._copy(target, placed)
+        if table.keyed:
+            staged = self._net_keys(target, table, placed, whole=whole, inserts_missing=inserts_missing)
+        else:
+            staged = _net_rows(target, placed)
+        target.execute(f"drop table {_CHANGE}")
+        if staged >= _ANALYZE_ROWS:
+            target.execute(f"analyze {STAGE}")
+
+    def _net_keys(
+        self,
+        target: Connection[Any],
+        table: ReplicaTable,
+        placed: Sequence[tuple[int, ReplicaColumn]],
+        *,
+        whole: bool,
+        inserts_missing: bool,
+    ) -> int:
+        """Fill the staging table by the first and the last change of each key; the number of rows."""
         key = ", ".join(f"c{place}" for place, column in placed if column.is_key)
         if self.partial:
             _fill(target, table, placed, key)
@@ -126,9 +153,7 @@ class SlotImages:
             if not inserts_missing:
                 lacking += f" and exists (select from {first} f where {same} and f.kind = 'i')"
             self._refuse(target, lacking)
-        target.execute(f"drop table {_CHANGE}")
-        if staged >= _ANALYZE_ROWS:
-            target.execute(f"analyze {STAGE}")
+        return staged
 
     def _placed(self, table: ReplicaTable) -> list[tuple[int, ReplicaColumn]]:
         """The columns that travel, in their order, each with its place in the slot's description."""
@@ -163,6 +188,17 @@ class SlotImages:
 
 def _text(value: TupleValue) -> bytes:
     return _NULL if value.data is None else copy_text(value.data)
+
+
+def _net_rows(target: Connection[Any], placed: Sequence[tuple[int, ReplicaColumn]]) -> int:
+    """Fill the staging table by what is left of all images of a table without a key; the number of rows."""
+    values = ", ".join(f"c{place}" for place, _ in placed)
+    query = f"""insert into {STAGE}
+        select net > 0, {values}
+          from (select {values}, sum(case when kind in ('i', 'u') then 1 else -1 end) as net
+                  from {_CHANGE} group by {values} having sum(case when kind in ('i', 'u') then 1 else -1 end) <> 0) r,
+               generate_series(1, abs(net))"""
+    return target.execute(raw(query)).rowcount
 
 
 def _fill(target: Connection[Any], table: ReplicaTable, placed: Sequence[tuple[int, ReplicaColumn]], key: str) -> None:
