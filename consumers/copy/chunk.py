@@ -18,8 +18,9 @@ from psycopg import Connection
 
 from gdq.call import scalar, try_while_locked
 from gdq.conninfo import Connectable, connect, conninfo_from
-from gdq.consumer import consumer_info, register_consumer, set_tables, unregister_consumer
+from gdq.consumer import consumer_info, register_consumer, set_tables
 from gdq.consumers.copy.chunk_goal import Goal, find_goal
+from gdq.consumers.copy.chunk_log import LogHold
 from gdq.consumers.copy.chunk_progress import Progress, begin_copy, join_copy, store
 from gdq.consumers.copy.chunk_step import ChunkSteps, StartAgain, record_tick
 from gdq.consumers.copy.chunk_table import captured_tables
@@ -136,6 +137,7 @@ class ChunkedCopier:
     tell: TellProgress = lambda _done, _what: None
     _control: Connection[Any] = field(init=False)
     _steps: list[ChunkSteps] = field(init=False)
+    _hold: LogHold = field(init=False)
     _goal: Goal | None = field(init=False, default=None)
     _opened: ExitStack = field(init=False, default_factory=ExitStack)
 
@@ -151,6 +153,7 @@ class ChunkedCopier:
                 return opening.enter_context(connect(place, application_name=name, autocommit=True))
 
             self._control = session(self.source)
+            self._hold = LogHold(self._control, self.queue, f"copy {self.copy}", self.tick)
             self._steps = [
                 ChunkSteps(
                     self.queue,
@@ -172,10 +175,10 @@ class ChunkedCopier:
         """Copy what is missing, and bring all tables to one tick. GdqError if a table cannot be copied."""
         tables = self._begin()
         arrived = [states[0] for states in tables if states[0].arrived]
-        done_before = bool(arrived) and not self._is_pinned()
+        done_before = bool(arrived) and self._hold.found() is None
         if not done_before:
             arrived = self._arrive(tables)
-            unregister_consumer(self._control, self.queue, self._pin)
+            self._hold.end()
         return _result(arrived, done_before=done_before)
 
     def expected_rows(self, table: str) -> int | None:
@@ -187,13 +190,6 @@ class ChunkedCopier:
     def _lead(self) -> ChunkSteps:
         """The worker whose session of the target holds the copy."""
         return self._steps[0]
-
-    @property
-    def _pin(self) -> str:
-        return f"copy {self.copy}"
-
-    def _is_pinned(self) -> bool:
-        return any(info.consumer_name == self._pin for info in consumer_info(self._control, self.queue))
 
     def _begin(self) -> list[list[Progress]]:
         """Check the tables and what an earlier run has left, and have the log kept."""
@@ -215,9 +211,7 @@ class ChunkedCopier:
                 f'copy "{self.copy}" has finished, with table {", ".join(arrived)}',
                 hint="Name further tables alone, or copy all of them anew.",
             )
-        self._hold_log(names)
-        if self.consumer is not None:
-            register_consumer(self._control, self.queue, self.consumer, at_tick=self.tick, tables=names)
+        self._hold.begin(names)
         for state in (state for states in tables for state in states):
             if state.position is not None:
                 try:
@@ -234,19 +228,6 @@ class ChunkedCopier:
             raise GdqError(
                 f'copy "{self.copy}" has arrived at tick {at}, not at tick {self._goal.tick}', hint="Copy anew."
             )
-
-    def _hold_log(self, names: Sequence[str]) -> None:
-        """Have the log of the tables kept from now on, or from an earlier tick."""
-        held = next((one for one in consumer_info(self._control, self.queue) if one.consumer_name == self._pin), None)
-        ticks = [tick for tick in (held.last_tick if held else None, self.tick) if tick is not None]
-        tables = set(names) | set((held.tables if held else None) or ())
-        if held is not None and held.last_tick == min(ticks) and len(tables) == len(held.tables or ()):
-            return
-        with self._control.transaction():
-            if held is not None:
-                unregister_consumer(self._control, self.queue, self._pin)
-            at_tick = min(ticks, default=None)
-            register_consumer(self._control, self.queue, self._pin, at_tick=at_tick, tables=sorted(tables))
 
     def _emptied(self, states: list[Progress]) -> list[Progress]:
         """A table without what an earlier run has copied."""
@@ -304,12 +285,15 @@ class ChunkedCopier:
         )
 
     def _copied_to_tick(self, tables: Sequence[Sequence[Progress]]) -> list[Progress]:
-        work = ChunkWork(tables, self._steps, self.tell)
+        work = ChunkWork(tables, self._steps, self.tell, hold=self._hold)
         while True:
             work.copy()
             # what has gathered since the first tables were whole, so that the step of all tables is short
             if not work.settle():
                 continue
+            if self.consumer is not None:  # not earlier: it would keep the log of the whole copy
+                names = [ranges[0].table for ranges in tables]
+                register_consumer(self._control, self.queue, self.consumer, at_tick=self.tick, tables=names)
             try:
                 return self._lead.arrive([state for [state] in work.states], self._goal)
             except StartAgain as again:

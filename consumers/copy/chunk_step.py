@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from psycopg import Connection
+from psycopg.errors import LockNotAvailable
 
 from gdq.call import scalar
 from gdq.consumers.copy.chunk_goal import Goal
@@ -28,6 +29,11 @@ from gdq.sql_text import raw
 _CHUNK_ROWS_MIN = 1_000
 # A chunk that takes longer halves the next ones, one that takes a tenth of it doubles them, up to the size asked for.
 _CHUNK_SECONDS = 10.0
+
+# Shorter than the server's deadlock_timeout: a transaction of the application that has one table and waits for another
+# one, which a step has, is never the victim.
+_LOCK_TIMEOUT = "500ms"
+_LOCK_PAUSE_SECONDS = 0.2
 
 _EVENT = qualified("""
 select e.kind, e.data->>'kind' from gdq.delta_events(%s, %s::pg_snapshot, %s::pg_snapshot,
@@ -75,6 +81,7 @@ class ChunkSteps:
     """One worker's sessions, and the steps that it does with them.
 
     `tick` records a snapshot as a tick of the queue, and gives its position. `chunk_rows`: the rows of a chunk.
+    `stopped`: set by another thread that has no use for further steps.
     """
 
     queue: str
@@ -83,6 +90,7 @@ class ChunkSteps:
     target: ChunkTarget
     tick: Callable[[str], str]
     chunk_rows: int
+    stopped: bool = False
     _size: int = 0
 
     def __post_init__(self) -> None:
@@ -155,8 +163,23 @@ class ChunkSteps:
     @contextmanager
     def _step(self, tables: Sequence[str]) -> Iterator[SnapshotHolder]:
         """A snapshot of the source, and a transaction of the target; values have one text on both sides."""
-        with hold_snapshot(self.reader, self.queue, tables) as holder, self.target.writing():
+        with self._held(tables) as holder, self.target.writing():
             holder.connection.execute(raw(COPY_SETTINGS))
+            yield holder
+
+    @contextmanager
+    def _held(self, tables: Sequence[str]) -> Iterator[SnapshotHolder]:
+        """A snapshot under locks of the tables; while somebody else has locked one, no lock is kept."""
+        with ExitStack() as stack:
+            while True:
+                try:
+                    hold = hold_snapshot(self.reader, self.queue, tables, lock_timeout=_LOCK_TIMEOUT)
+                    holder = stack.enter_context(hold)
+                    break
+                except LockNotAvailable:
+                    if self.stopped:
+                        raise
+                time.sleep(_LOCK_PAUSE_SECONDS)
             yield holder
 
     def _moved(self, holder: SnapshotHolder, states: Sequence[Progress], position: str | None = None) -> _Held:

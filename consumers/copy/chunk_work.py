@@ -5,6 +5,7 @@ A range is in the hand of one worker at a time. What concerns all ranges of a ta
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from functools import partial
 
 from psycopg.errors import DeadlockDetected, ExclusionViolation, UniqueViolation
 
+from gdq.consumers.copy.chunk_log import LogHold
 from gdq.consumers.copy.chunk_progress import Progress
 from gdq.consumers.copy.chunk_step import ChunkSteps, StartAgain
 from gdq.consumers.copy.workers import cancel_statement, run_threads
@@ -21,7 +23,8 @@ from gdq.errors import GdqError
 # A table that starts again so often in one run meets a cause that does not go away.
 _RESTARTS_MAX = 20
 
-# Ranges that are whole follow the changes so often while others are copied, so that their next step is no long one.
+# Ranges that no worker has follow the changes so often while others are copied: so their next step is no long one, and
+# the log is let go.
 _FOLLOW_SECONDS = 300.0
 
 # What two ranges at different snapshots do to each other where the target has another unique key.
@@ -48,6 +51,7 @@ class _Table:
 
     ranges: dict[int, Progress]
     busy: set[int] = field(default_factory=set)
+    taken_at: dict[int, float] = field(default_factory=dict)
     moved_at: dict[int, float] = field(default_factory=dict)
     restart: StartAgain | None = None
     collided: int | None = None
@@ -65,7 +69,7 @@ class _Table:
 class ChunkWork:
     """The tables of a chunked copy, and the workers that bring them on.
 
-    A worker's thread calls `tell`; what it raises ends all. After `stop` no step is begun.
+    A worker's thread calls `tell`; what it raises ends all. After `stop` no step is begun. `hold` keeps the log.
     """
 
     def __init__(
@@ -74,18 +78,20 @@ class ChunkWork:
         workers: Sequence[ChunkSteps],
         tell: TellProgress,
         stop: Callable[[], bool] = lambda: False,
+        hold: LogHold | None = None,
     ) -> None:
         self._tables = [_Table({state.number: state for state in states}) for states in tables]
         self._workers = workers
         self._tell = tell
         self._stop = stop
+        self._hold = hold
         self._told = threading.Lock()
         self._changed = threading.Condition()
         self._stopped = threading.Event()
         self._settling = False
         self._restarts = 0
         for table in self._tables:
-            table.moved_at = dict.fromkeys(table.ranges, time.monotonic())
+            table.moved_at = dict.fromkeys(table.ranges, -math.inf)
 
     @property
     def states(self) -> list[list[Progress]]:
@@ -112,6 +118,8 @@ class ChunkWork:
 
     def _run(self) -> None:
         self._stopped.clear()
+        for steps in self._workers:
+            steps.stopped = False
         run_threads(
             [partial(self._work, steps) for steps in self._workers],
             [partial(self._cancel, steps) for steps in self._workers],
@@ -125,18 +133,19 @@ class ChunkWork:
             step(steps)
 
     def _cancel(self, steps: ChunkSteps) -> None:
+        steps.stopped = True
         with self._changed:
             self._changed.notify_all()
         cancel_statement(steps.reader)
         cancel_statement(steps.target.connection)
 
     def _take(self, follows: bool) -> tuple[_Step, bool] | None:
-        """The next step, and whether the one after it may have a whole range follow; None if there is nothing to do."""
+        """The next step, and whether the one after it may have a range follow; None if there is nothing to do."""
         with self._changed:
             while not self._stopped.is_set() and not self._stop():
                 step = self._overdue() if follows and not self._settling else None
                 if step is not None:
-                    return step, False  # copying goes on in between, however many ranges are whole
+                    return step, False  # copying goes on in between, however many ranges wait
                 for table in self._tables:
                     if (step := self._next(table)) is not None:
                         return step, True
@@ -146,12 +155,12 @@ class ChunkWork:
             return None
 
     def _overdue(self) -> _Step | None:
-        """A step of a whole range that has not followed the changes for long."""
+        """A step of a range that has not followed the changes for long."""
         due = time.monotonic() - _FOLLOW_SECONDS
         for table in self._tables:
             for number, state in table.ranges.items():
                 waits = table.restart is None and table.collided is None and number not in table.busy
-                if state.whole and waits and table.moved_at[number] < due:
+                if state.begun and waits and table.moved_at[number] < due:
                     return self._taken(table, [number], partial(self._advance, table, number))
         return None
 
@@ -175,6 +184,7 @@ class ChunkWork:
     @staticmethod
     def _taken(table: _Table, numbers: Sequence[int], step: _Step) -> _Step:
         table.busy.update(numbers)
+        table.taken_at |= dict.fromkeys(numbers, time.monotonic())
         return step
 
     def _begin(self, table: _Table, steps: ChunkSteps) -> None:
@@ -248,10 +258,20 @@ class ChunkWork:
             if told is not None:
                 self._tell(TableProgress(after[0].table, rows + sum(state.rows for state in after)), told)
             with self._changed:
-                for state in before:
-                    del table.ranges[state.number]
-                    table.busy.discard(state.number)
-                for state in after:
-                    table.ranges[state.number] = state
-                    table.moved_at[state.number] = time.monotonic()
+                moved_at = min(table.taken_at[state.number] for state in before)  # before the step's snapshot
+                table.busy.difference_update(state.number for state in before)
+                others = {number: state for number, state in table.ranges.items() if state not in before}
+                table.ranges = others | {state.number: state for state in after}
+                table.moved_at |= dict.fromkeys((state.number for state in after), moved_at)
+                oldest = self._oldest()
                 self._changed.notify_all()
+        if self._hold is not None:
+            self._hold.release(oldest, _FOLLOW_SECONDS)
+
+    def _oldest(self) -> float:
+        """A moment that is not after the snapshot of any range, also of one whose first step is not done yet."""
+        moments = [time.monotonic()]
+        for table in self._tables:
+            moments += [table.moved_at[number] for number, state in table.ranges.items() if state.begun]
+            moments += [table.taken_at[number] for number in table.busy]
+        return min(moments)

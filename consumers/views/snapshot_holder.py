@@ -72,12 +72,14 @@ def hold_snapshot(
     *,
     batches: Sequence[tuple[int | None, str | None]] = (),
     acting: bool = False,
+    lock_timeout: str | None = None,
 ) -> Iterator[SnapshotHolder]:
     """Lock the tables and their log segments, take and export a snapshot, and hold it until the block ends.
 
     `source`: a connection string, or a connection outside a transaction that serves no other purpose. `batches`: ids
     and tokens of begin_refresh(), checked under the locks: StaleBatch if another refresh has taken over. `acting`: the
-    session will run SQL by OwnerSql, so that the transaction may write; it is rolled back.
+    session will run SQL by OwnerSql, so that the transaction may write; it is rolled back. `lock_timeout`: how long a
+    lock is waited for, before LockNotAvailable of psycopg.errors.
     Locks come before the snapshot: a table truncated or rewritten after the snapshot would read as empty.
     """
     with ExitStack() as stack:
@@ -92,6 +94,8 @@ def hold_snapshot(
             names = ", ".join([*tables, *segments])
             begin = f"begin isolation level repeatable read{'' if acting else ' read only'}"
             lock = f"lock table {names} in access share mode"
+            if lock_timeout is not None:
+                lock = f"set local lock_timeout = '{lock_timeout}'; {lock}; set local lock_timeout to default"
             connection.execute(f"{begin}; {PIN_TRANSACTION}; {lock}", prepare=False)
             with mapped_errors():
                 row = connection.execute(_SNAPSHOT, values, prepare=True).fetchone()

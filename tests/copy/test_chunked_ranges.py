@@ -5,17 +5,20 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from gdq.consumers.copy.chunk import ChunkedCopier
+from gdq.consumers.copy.chunk_step import ChunkSteps
 from gdq.consumers.copy.chunk_table import describe_table
 from gdq.consumers.copy.chunk_work import TableProgress
 from gdq.consumers.views.snapshot_holder import hold_snapshot
 from gdq.errors import RefreshConflict
 from tests.support.events import Tap
 from tests.support.server import Database
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.server
 
@@ -31,8 +34,9 @@ class Copied:
         self.tap, self.target = tap, target
 
     def run(self, **options: Any) -> None:
-        options = {"chunk_rows": 5, "workers": 4, **options}
-        with ChunkedCopier(self.tap.db.dsn, "q", ["shop.r"], self.target.su_dsn, "one", **options) as copier:
+        options = {"chunk_rows": 5, "workers": 4, "tables": ["shop.r"], **options}
+        tables = options.pop("tables")
+        with ChunkedCopier(self.tap.db.dsn, "q", tables, self.target.su_dsn, "one", **options) as copier:
             copier.run()
 
     def there(self, query: str) -> list[tuple[Any, ...]]:
@@ -98,23 +102,57 @@ def test_ranges_of_another_unique_key(copied: Copied) -> None:
     copied.check()
 
 
-def test_whole_ranges_follow_the_changes_meanwhile(copied: Copied, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A range that has been copied is moved on while others are copied, so that the end has no hours to catch up."""
+def test_ranges_follow_the_changes_meanwhile(copied: Copied, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was copied is moved on while the rest is copied: so the end has no hours to catch up, and the log goes."""
     monkeypatch.setattr("gdq.consumers.copy.chunk_work._FOLLOW_SECONDS", 0)
-    seen: dict[int, set[str]] = {}
+    snapshots: dict[int, set[str]] = {}
+    kept: list[int] = []
 
     def look(*_: object) -> None:
         copied.tap.write("update shop.r set x = left(x || 'y', 9)")
+        copied.tap.owner.execute("select gdq.force_tick('q')")
         ranges = copied.there("select range_no, whole, snapshot from gdq_target.chunked_copy")
         if not all(whole for _, whole, _ in ranges):
             for number, whole, snapshot in ranges:
                 if whole:
-                    seen.setdefault(number, set()).add(snapshot)
+                    snapshots.setdefault(number, set()).add(snapshot)
+        query = """select consumer_name, last_tick from gdq.consumer_info('q')
+                    where consumer_name in ('copy one', 'mirror')"""
+        [(name, tick)] = copied.tap.owner.execute(query).fetchall()
+        assert name == "copy one"  # the consumer would keep the log of the whole copy
+        kept.append(tick)
 
     with pytest.raises(ZeroDivisionError):
         copied.run(tell=lambda *_: 1 // 0)
-    copied.run(tell=look, workers=1)
-    assert max(len(snapshots) for snapshots in seen.values()) > 2
+    copied.run(tell=look, workers=1, consumer="mirror")
+    assert max(len(found) for found in snapshots.values()) > 2
+    assert kept == sorted(kept)
+    assert len(set(kept)) > 2
+    copied.check()
+
+
+def test_an_application_with_two_locks_is_no_victim(copied: Copied, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the last step the copy has one table and waits for another one, which an application has that waits, too."""
+    copied.tap.write("create table shop.s (id int primary key)")
+    copied.tap.add("shop.s")
+    arrive = ChunkSteps.arrive
+    with copied.target.connect("su") as there, copied.tap.db.connect("su") as app, copied.tap.db.connect("su") as su:
+        there.execute("create table shop.s (id int primary key)")
+        # the server would end the copy's session, which waits first
+        su.execute(f"alter role gdq_owner in database {copied.tap.db.name} set deadlock_timeout = '1h'".encode())
+        app.execute("set deadlock_timeout = '2s'")
+
+        def wait(steps: ChunkSteps, *values: Any) -> Any:
+            app.execute("begin; lock table shop.s")
+            with ThreadPoolExecutor(1) as pool:
+                arrived = pool.submit(arrive, steps, *values)
+                waits = "select from pg_locks where relation = 'shop.s'::regclass and not granted"
+                until(lambda: su.execute(waits).rowcount, "the copy at the lock")
+                app.execute("lock table shop.r; commit")
+                return arrived.result()
+
+        monkeypatch.setattr(ChunkSteps, "arrive", wait)
+        copied.run(tables=["shop.r", "shop.s"])
     copied.check()
 
 
