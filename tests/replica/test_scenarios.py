@@ -14,7 +14,7 @@ from gdq.consumers.replica.replica import Replica
 from gdq.sql_text import quote
 from gdq.ticker import take_tick
 from tests.replica.scenario import Scenario, read_scenarios
-from tests.support.server import Database, Role
+from tests.support.server import Database
 
 pytestmark = pytest.mark.server
 
@@ -89,16 +89,10 @@ class Stage:
         return Counter(text for (text,) in rows)
 
 
-@pytest.mark.parametrize("role", ["su", pytest.param("owner", marks=pytest.mark.long)])
 @pytest.mark.parametrize("seed", [None, pytest.param(1, marks=pytest.mark.long)])
-def test_scenarios(
-    db: Database, empty_db: Database, role: Role, seed: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`seed`: each round is cut at random into batches, of which the source begins with the next one early.
-
-    `role`: of the target, where it may keep triggers and foreign keys from firing, or not.
-    """
-    with db.connect() as source, empty_db.connect(role) as target:
+def test_scenarios(db: Database, empty_db: Database, seed: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`seed`: each round is cut at random into batches, of which the source begins with the next one early."""
+    with db.connect() as source, empty_db.connect("su") as target:
         stage = Stage(source, target)
         stage.set_up()
         if seed is not None:
@@ -109,7 +103,7 @@ def test_scenarios(
         for number in range(-1, max(len(scenario.rounds) for scenario in ALL)):
             if number >= 0:
                 stage.play(number)
-            with Replica(db.dsn, empty_db.dsn_of(role), QUEUE, "mirror", triggers="fire") as replica:
+            with Replica(db.dsn, empty_db.su_dsn, QUEUE, "mirror") as replica:
                 list(replica.run())
             differing |= {f"{table}, round {number}": rows for table, rows in stage.differing().items()}
         assert differing == {}
