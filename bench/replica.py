@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
@@ -28,7 +28,7 @@ import psycopg
 
 from bench.__main__ import machine
 from bench.packages import BenchError
-from bench.replica_report import COPY, DUMP, GDQ_10MS, LAG, PART, WORK, Kind, page
+from bench.replica_report import COPY, DUMP, GDQ_TICKER, LAG, PART, WORK, Kind, page
 from bench.replica_sides import COPY_QUEUE, EACH, QUEUE, BuiltIn, Gdq, Side, session
 from bench.replica_stage import (
     BIG,
@@ -46,7 +46,7 @@ from bench.replica_stage import (
 )
 from bench.results import Results
 from bench.slot_reader import libpq_environment
-from bench.steady import Child
+from bench.steady import Child, ticker
 from gdq.embedded.files import find_binaries
 from gdq.errors import EmbeddedError, GdqError
 
@@ -159,29 +159,26 @@ def _dump(stage: Stage, target: str) -> None:
 
 def _lags(stage: Stage, size: Size, number: int, results: Results, tell: Tell) -> None:
     """Transactions at a steady rate: from the commit of each to when another session sees its rows in the target."""
-    ways: list[tuple[str, Side, int]] = [("gdq", stage.gdq, 100), (GDQ_10MS, stage.gdq, 10)]
-    ways += [(side.name, side, 0) for side in stage.built_in if side.name != EACH]
+    ways: list[tuple[str, Side]] = [("gdq", stage.gdq), (GDQ_TICKER, stage.gdq)]
+    ways += [(side.name, side) for side in stage.built_in if side.name != EACH]
     first = number % len(ways)
-    for name, side, tick_ms in (*ways[first:], *ways[:first]):
+    for name, side in (*ways[first:], *ways[:first]):
         if results.has(PART, LAG, name, number):
             continue
         with watched(side.processes) as usage:
-            delays = _lag(side, size.seconds, tick_ms)
+            delays = _lag(side, size.seconds, beside_ticker=name == GDQ_TICKER)
         check_same(side.source, side.target, [PING])
         values = {"p50": median(delays), "p99": quantiles(delays, n=100)[98], "made": len(delays) / size.seconds}
         results.add(PART, LAG, name, number, values | usage.values())
         tell(f"round {number}, {LAG}: {name} p50 {values['p50']:.1f} ms, p99 {values['p99']:.1f} ms")
 
 
-def _lag(side: Side, seconds: float, tick_ms: int) -> list[float]:
+def _lag(side: Side, seconds: float, *, beside_ticker: bool) -> list[float]:
     """The milliseconds from commit to being seen, of each row."""
-    if isinstance(side, Gdq):
-        with session(side.source) as connection:
-            connection.execute(
-                "update gdq.queue set ticker_max_lag = make_interval(secs => %s) where queue_name = %s",
-                [tick_ms / 1000, QUEUE],
-            )
-    with side.replicate(QUEUE, "--follow") if isinstance(side, Gdq) else side.at_work():
+    with (
+        ticker(side.source) if beside_ticker else nullcontext(),
+        side.replicate(QUEUE, "--follow") if isinstance(side, Gdq) else side.at_work(),
+    ):
         # all that was there before, and the mark, which shows that changes come through
         with session(side.source) as connection:
             mark(connection)

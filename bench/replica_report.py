@@ -12,7 +12,7 @@ from bench.results import Results
 
 PART = "replica"
 COPY, LAG = "copy", "lag at 1,000 changes/s"
-DUMP, GDQ_10MS = "pg_dump | psql", "gdq, a tick of 10 ms"
+DUMP, GDQ_TICKER = "pg_dump | psql", "gdq, beside a ticker"
 Kind = Literal["catch-up", "copy", "lag"]
 
 # What is written before catching up: the procedure, and the rows of a transaction.
@@ -54,9 +54,9 @@ Seconds until two tables were copied into empty ones with their primary keys: by
 replication with two workers, by pg_dump and psql as one stream."""
 _LAG = """\
 Milliseconds from a commit until another session sees its rows in the target. Transactions of 20 rows are committed at
-random moments, 50 a second if the machine can. No ticker runs: the replica takes the ticks, of 100 ms unless said. A
-change waits for half a tick in the mean, then for a batch of all that came; built-in replication sends each
-transaction at once."""
+random moments, 50 a second if the machine can. The replica takes ticks itself, as soon as there are changes; beside a
+ticker a change waits for half of 100 ms in the mean. Then it waits for a batch of all that came; built-in replication
+sends each transaction at once."""
 _PROCESSES = """\
 The most MB that a process had of its own, in any round. Buffers that processes of a server share are not counted."""
 
@@ -110,7 +110,7 @@ def _times(results: Results, case: str) -> list[str]:
 
 def _lags(results: Results) -> list[str]:
     rows = []
-    for who in (GDQ, GDQ_10MS, BUILT_IN, BINARY):
+    for who in (GDQ, GDQ_TICKER, BUILT_IN, BINARY):
         found = [results.rounds(PART, LAG, who, name) for name in ("made", "p50", "p99")]
         if found[0]:
             made, p50, p99 = (median(one.values()) for one in found)

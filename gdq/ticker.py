@@ -168,6 +168,10 @@ class Housekeeping:
             made += more
             if stop():
                 return made
+            if self._lag is not None:
+                # while changes come, the next tick may be due before the caller has read those of this one
+                pause = self._lag
+                break
         self._next_at = time.monotonic() + pause
         started = time.monotonic()
         if started - self._maintained_at >= _MAINTENANCE_SECONDS:

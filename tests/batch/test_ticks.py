@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
+from gdq.ticker import Housekeeping
 from tests.support.schedules import Call, Stage
 from tests.support.server import Database
 from tests.support.waiting import SECONDS, until
@@ -74,6 +75,12 @@ def test_due_by_a_lag_of_the_caller(stage: Stage) -> None:
     assert ticker(stage) == 0
     assert stage.value(soon) == 1
     assert stage.value(soon) == 0
+
+
+def test_one_tick_for_a_caller_who_waits_for_changes(stage: Stage) -> None:
+    """The next one is due at once, as under a writer that is faster than ticks are taken."""
+    stage.owner.execute("update gdq.queue set ticker_idle_period = '1 us'")
+    assert Housekeeping("q", lag=0.001).step(stage.owner) == 1
 
 
 def test_no_tick_by_lag_without_changes(stage: Stage) -> None:

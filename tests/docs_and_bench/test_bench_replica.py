@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("bench.results", reason="an sdist has no benchmarks")
 
-from bench.replica_report import COPY, GDQ_10MS, LAG, PART, WORK, goals, page
+from bench.replica_report import COPY, GDQ_TICKER, LAG, PART, WORK, goals, page
 from bench.replica_sides import BINARY, BUILT_IN, EACH
 from bench.results import Results
 
@@ -45,7 +45,7 @@ def test_a_tiny_run(tmp_path: Path) -> None:
     results = Results.read(kept, None)
     assert all(results.has(PART, case, who, 1) for case in WORK for who in ("gdq", BUILT_IN, BINARY, EACH))
     assert all(results.has(PART, COPY, who, 1) for who in ("gdq", BUILT_IN, BINARY, "pg_dump | psql"))
-    assert all(results.has(PART, LAG, who, 1) for who in ("gdq", GDQ_10MS, BUILT_IN, BINARY))
+    assert all(results.has(PART, LAG, who, 1) for who in ("gdq", GDQ_TICKER, BUILT_IN, BINARY))
     again = subprocess.run(
         [*command, "--only-write", "--write", str(written)], check=False, capture_output=True, text=True
     )
