@@ -67,7 +67,8 @@ def copy_tables(
     there = state.connection
     missing = [table.table_name for table in tables if options.create and is_missing(there, table.table_name)]
     for table in tables:
-        if state.known(table.table_name) is None and table.table_name not in missing:
+        known = state.known(table.table_name) is not None or name_before(state, table) is not None
+        if not known and table.table_name not in missing:
             describe(table, there)  # all that could not be copied is told before the first copy
     create_schemas(there, missing)
     sizes = {relid: _Size(*size) for relid, *size in source.execute(_SIZES, [[table.relid for table in tables]])}
@@ -87,7 +88,8 @@ def copy_tables(
             done = copy_whole(source, workers, groups, describe, options=options, run=run)
         if large and done:
             copy = LargeCopy(source, state, large, describe, options, tell)
-            done = copy.run(workers, anew, _expected(large, sizes), stop)
+            of_each = {table.table_name: sizes.get(table.relid, _Size()).bytes for table in large}
+            done = copy.run(workers, of_each, _expected(large, sizes), anew=anew, stop=stop)
     state.load()
     return done
 

@@ -6,7 +6,7 @@ Each step stores how far the table is with its rows, and the last one that the t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -37,6 +37,9 @@ from gdq.sql_text import raw
 _TAKEN_SECONDS = 60.0
 _LOOK_SECONDS = 0.2
 
+# Rows of the first chunks: their snapshots are short on a slow machine, too.
+_FIRST_ROWS = 100_000
+
 
 @dataclass(frozen=True, slots=True)
 class _Target(ChunkTarget):
@@ -63,6 +66,7 @@ class _Steps(ChunkSteps):
         target = _Target(state.connection, state)
         ChunkSteps.__init__(self, state.queue, state.copy_name, worker.reader, target, tick, large.options.chunk_rows)
         self.large, self.state = large, state
+        self._size = min(_FIRST_ROWS, large.options.chunk_rows)  # grows as long as a chunk is done at once
 
     def prepare(self, holder: SnapshotHolder, table: str) -> None:
         """Have the target's table take the copy, and store that it has begun."""
@@ -102,9 +106,18 @@ class LargeCopy:
     _names: dict[tuple[str, str], set[str]] = field(default_factory=dict)
 
     def run(
-        self, workers: Sequence[CopyWorker], anew: Collection[str], expected: int | None, stop: Callable[[], bool]
+        self,
+        workers: Sequence[CopyWorker],
+        sizes: Mapping[str, int],
+        expected: int | None,
+        *,
+        anew: Collection[str],
+        stop: Callable[[], bool],
     ) -> bool:
-        """Copy what is missing; False if `stop` came before. `anew`: tables whose copy starts again."""
+        """Copy what is missing, about `expected` rows; False if `stop` came before. `sizes`: the bytes of each table.
+
+        `anew`: tables whose copy starts again.
+        """
         self._follow_names()
         steps = [_Steps(self, worker) for worker in workers]
         lead = steps[0]
@@ -116,9 +129,12 @@ class LargeCopy:
             for states in tables
         ]
         self._check_positions(tables)
+        # a worker for each table if they are alike: two of them in one table are in each other's way
+        total = sum(sizes.values())
+        ranges = {name: max(1, round(len(steps) * size / total)) if total else 1 for name, size in sizes.items()}
         # one after the other: names may change hands
         tables = [
-            lead.begin(states[0], len(steps)) if len(states) == 1 and not states[0].begun else states
+            lead.begin(states[0], ranges[states[0].table]) if len(states) == 1 and not states[0].begun else states
             for states in tables
         ]
         try:

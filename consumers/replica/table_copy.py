@@ -21,8 +21,8 @@ from gdq.consumers.views.snapshot_holder import SnapshotHolder
 from gdq.errors import GdqError
 from gdq.sql_text import raw
 
-# The rows of a chunk: much beside the statements that its snapshot costs, some seconds of work.
-CHUNK_ROWS = 200_000
+# Tables with more rows are copied in chunks, of so many rows at most: some seconds of work.
+CHUNK_ROWS = 500_000
 
 # Gives a table as it and a session of the target are now; GdqError if the replica cannot keep it.
 Describe = Callable[[SourceTable, Connection[Any]], ReplicaTable]

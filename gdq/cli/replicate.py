@@ -205,7 +205,7 @@ def replicate_command(
         on_conflict=on_conflict,
         on_error=on_error,
         triggers=triggers,
-        tell=base.talk,
+        tell=_told_by_threads(),
     )
     stop = base.StopSignals()
 
@@ -219,6 +219,17 @@ def replicate_command(
     with connected() as replica:
         applied = list(replica.run(stop=stop))
     print_rows(applied, AppliedBatch, _BATCH_COLUMNS, shape)
+
+
+def _told_by_threads() -> Callable[[str], None]:
+    """base.talk() for all threads of the command: click knows the command's options in its own thread alone."""
+    context = click.get_current_context()
+
+    def tell(line: str) -> None:
+        with context.scope(cleanup=False):
+            base.talk(line)
+
+    return tell
 
 
 def _by_slot(slot_wait: float, queue_only: dict[str, Any]) -> Callable[..., SlotReplica]:
