@@ -289,3 +289,25 @@ def test_ddl_of_a_table_whose_partition_was_the_reason_to_be_off(tap: Tap, histo
     tap.write("insert into t values (1)")
     result = history.compare(drain(tap.db), "t")
     assert (result.lost, result.matched, result.missed, result.invented) == ([], 2, 1, [])
+
+
+def test_functions_that_cannot_be_replaced(tap: Tap, history: History) -> None:
+    """Somebody has locked them: capture is recorded to be off, and what they still write is not all of a row."""
+    tap.write("create table t (id int primary key)")
+    tap.add("shop.t")
+    history.watch("t")
+    with tap.db.connect("su") as su, su.transaction(force_rollback=True):
+        functions = (
+            "select gdq.capture_function(queue_id, relid, op) from gdq.captured_table, unnest('{i,u,d}'::text[]) op"
+        )
+        for (function,) in su.execute(functions).fetchall():
+            su.execute(f"alter function {function} cost 99".encode())
+        tap.write("alter table t add a int default 7", "insert into t values (1)")
+    assert state(tap)[0] == "resync"
+    maintain(tap)
+    tap.write("insert into t values (2)")
+    rows = drain(tap.db)
+    seen = [row[7].get("kind", row[7]) for row in rows if row[3] in ("resync", "insert")]
+    assert (*seen[:2], *seen[-2:]) == ("disarmed", {"id": 1}, "armed", {"id": 2, "a": 7})
+    result = history.compare(rows, "t")
+    assert (result.lost, result.matched, result.missed, result.invented) == ([], 1, 1, [])

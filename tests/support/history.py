@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +24,7 @@ class Comparison:
     lost: list[Any]
     """Changes without an event that were made while capture was not recorded to be off."""
     missed: int
-    """Changes without an event that were made while capture was recorded to be off."""
+    """Changes without an event, or with one of fewer columns, made while capture was recorded to be off."""
     invented: list[Any]
 
 
@@ -74,15 +74,17 @@ class History:
             noted = su.execute(
                 f"select xid, op, old, new, seq from {SCHEMA}.history where tbl = %s order by n".encode(), [table]
             ).fetchall()
-        captured: Counter[Any] = Counter()
-        for _, xid, _, op, tbl, key, old, new in rows:
+        captured: defaultdict[Any, list[int]] = defaultdict(list)
+        for ev_id, xid, _, op, tbl, key, old, new in rows:
             if tbl == table and op in ROW_OPS:
-                captured[
+                change = (
                     _change(xid, op, key if op == "delete" else None, key) if keys_only else _change(xid, op, old, new)
-                ] += 1
+                )
+                captured[change].append(ev_id)
         off = _intervals(rows, table)
         lost = []
-        matched = missed = 0
+        missed: Counter[tuple[int, str]] = Counter()
+        matched = 0
         for xid, op, old, new, seq in noted:
             change = (
                 _change(xid, op, _key(old) if op == "delete" else None, _key(new or old))
@@ -90,13 +92,22 @@ class History:
                 else _change(xid, op, old, new)
             )
             if captured[change]:
-                captured[change] -= 1
+                captured[change].pop()
                 matched += 1
-            elif any(start <= seq <= end for start, end in off):
-                missed += 1
+            elif _is_off(off, seq):
+                missed[xid, op] += 1
             else:
                 lost.append((*change, seq))
-        return Comparison(matched, lost, missed, list((+captured).elements()))
+        invented = []
+        partial: Counter[tuple[int, str]] = Counter()
+        for change, numbers in captured.items():
+            for ev_id in numbers:
+                # functions that could not be replaced when capture went off write images without the new columns
+                if _is_off(off, ev_id) and partial[change[:2]] < missed[change[:2]]:
+                    partial[change[:2]] += 1
+                else:
+                    invented.append(change)
+        return Comparison(matched, lost, missed.total(), invented)
 
     def near(self, rows: Iterable[Row], change: tuple[Any, ...]) -> str:
         """A lost or invented change, and what queue and history hold of its transaction and around its number."""
@@ -125,6 +136,10 @@ def _change(xid: int, op: str, old: dict[str, Any] | None, new: dict[str, Any] |
 def _text(image: dict[str, Any] | None) -> str | None:
     """An image with all values as text, as JSON of gdq and of to_jsonb() differ in what is a number."""
     return None if image is None else str(sorted((k, None if v is None else str(v)) for k, v in image.items()))
+
+
+def _is_off(off: list[tuple[int, float]], number: int) -> bool:
+    return any(start <= number <= end for start, end in off)
 
 
 def _intervals(rows: Iterable[Row], table: str) -> list[tuple[int, float]]:
