@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from psycopg import Connection
-from psycopg.errors import LockNotAvailable
 
 from gdq.call import scalar
 from gdq.consumers.copy.chunk_goal import Goal
@@ -30,16 +29,10 @@ _CHUNK_ROWS_MIN = 1_000
 # A chunk that takes longer halves the next ones, one that takes a tenth of it doubles them, up to the size asked for.
 _CHUNK_SECONDS = 10.0
 
-# Shorter than the server's deadlock_timeout: a transaction of the application that has one table and waits for another
-# one, which a step has, is never the victim.
-_LOCK_TIMEOUT = "500ms"
-_LOCK_PAUSE_SECONDS = 0.2
-
 _EVENT = qualified("""
 select e.kind, e.data->>'kind' from gdq.delta_events(%s, %s::pg_snapshot, %s::pg_snapshot,
                                                      array[%s::pg_catalog.regclass]) e
  where e.kind <> 'message' limit 1""")
-
 
 _POSITION = qualified("select gdq.tick_position(%s, tick_id) from gdq.add_tick(%s, %s::pg_snapshot)")
 
@@ -163,23 +156,9 @@ class ChunkSteps:
     @contextmanager
     def _step(self, tables: Sequence[str]) -> Iterator[SnapshotHolder]:
         """A snapshot of the source, and a transaction of the target; values have one text on both sides."""
-        with self._held(tables) as holder, self.target.writing():
+        held = hold_snapshot(self.reader, self.queue, tables, stopped=lambda: self.stopped)
+        with held as holder, self.target.writing():
             holder.connection.execute(raw(COPY_SETTINGS))
-            yield holder
-
-    @contextmanager
-    def _held(self, tables: Sequence[str]) -> Iterator[SnapshotHolder]:
-        """A snapshot under locks of the tables; while somebody else has locked one, no lock is kept."""
-        with ExitStack() as stack:
-            while True:
-                try:
-                    hold = hold_snapshot(self.reader, self.queue, tables, lock_timeout=_LOCK_TIMEOUT)
-                    holder = stack.enter_context(hold)
-                    break
-                except LockNotAvailable:
-                    if self.stopped:
-                        raise
-                time.sleep(_LOCK_PAUSE_SECONDS)
             yield holder
 
     def _moved(self, holder: SnapshotHolder, states: Sequence[Progress], position: str | None = None) -> _Held:

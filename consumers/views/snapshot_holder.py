@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -11,16 +12,26 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from gdq.call import scalar
 from gdq.conninfo import connect
 from gdq.consumers.views.signals import TableWanted
 from gdq.errors import GdqError, mapped_errors
 from gdq.qualified_sql import qualified
 from gdq.sql_text import PIN_TRANSACTION
 
-_LOCK_TRIES = 5
+_SEGMENT_TRIES = 5
+
+# Shorter than the server's deadlock_timeout: a transaction of the application that has one table and waits for another
+# would be the victim of a holder that has the other and waits for the one.
+_LOCK_TIMEOUT = "500ms"
+_LOCK_PAUSE_SECONDS = 0.1
 
 # A reader only ever waits behind a statement (TRUNCATE, ALTER) that itself waits for the snapshot holder: give up then.
 READER_LOCK_TIMEOUT = "1s"
+
+_SESSION_TIMEOUT = qualified(
+    "select s.setting::pg_catalog.int4 from pg_catalog.pg_settings s where s.name operator(pg_catalog.=) 'lock_timeout'"
+)
 
 _SEGMENTS = qualified("""
 select pg_catalog.format('%%I.%%I', n.nspname, c.relname)
@@ -72,15 +83,16 @@ def hold_snapshot(
     *,
     batches: Sequence[tuple[int | None, str | None]] = (),
     acting: bool = False,
-    lock_timeout: str | None = None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Iterator[SnapshotHolder]:
     """Lock the tables and their log segments, take and export a snapshot, and hold it until the block ends.
 
     `source`: a connection string, or a connection outside a transaction that serves no other purpose. `batches`: ids
     and tokens of begin_refresh(), checked under the locks: StaleBatch if another refresh has taken over. `acting`: the
-    session will run SQL by OwnerSql, so that the transaction may write; it is rolled back. `lock_timeout`: how long a
-    lock is waited for, before LockNotAvailable of psycopg.errors.
-    Locks come before the snapshot: a table truncated or rewritten after the snapshot would read as empty.
+    session will run SQL by OwnerSql, so that the transaction may write; it is rolled back.
+    Locks come before the snapshot: a table truncated or rewritten after the snapshot would read as empty. No lock is
+    kept while somebody else has locked a table: LockNotAvailable of psycopg.errors once `stopped()` meanwhile, or
+    after the session's own lock_timeout.
     """
     with ExitStack() as stack:
         if isinstance(source, str):
@@ -89,14 +101,11 @@ def hold_snapshot(
         stack.enter_context(_ended(connection, kept=not acting))
         connection.autocommit = True
         values = [queue, list(tables), [one[0] for one in batches], [one[1] for one in batches]]
-        for _ in range(_LOCK_TRIES):
+        for _ in range(_SEGMENT_TRIES):
             segments = _segments(connection, queue, tables)
             names = ", ".join([*tables, *segments])
-            begin = f"begin isolation level repeatable read{'' if acting else ' read only'}"
-            lock = f"lock table {names} in access share mode"
-            if lock_timeout is not None:
-                lock = f"set local lock_timeout = '{lock_timeout}'; {lock}; set local lock_timeout to default"
-            connection.execute(f"{begin}; {PIN_TRANSACTION}; {lock}", prepare=False)
+            begin = f"begin isolation level repeatable read{'' if acting else ' read only'}; {PIN_TRANSACTION}"
+            lock_tables(connection, begin, names, stopped=stopped)
             with mapped_errors():
                 row = connection.execute(_SNAPSHOT, values, prepare=True).fetchone()
             if row is not None and set(row[2]) <= set(segments):
@@ -104,7 +113,32 @@ def hold_snapshot(
                 return
             # a table got a new version, with new segments, after they were listed
             connection.rollback()
-    raise GdqError(f"the logs of {', '.join(tables)} changed {_LOCK_TRIES} times while they were being locked")
+    raise GdqError(f"the logs of {', '.join(tables)} changed {_SEGMENT_TRIES} times while they were being locked")
+
+
+def lock_tables(
+    connection: psycopg.Connection[Any], begin: str, names: str, *, stopped: Callable[[], bool] = lambda: False
+) -> None:
+    """Begin a transaction that holds ACCESS SHARE on all of these relations; between two attempts it holds none.
+
+    `begin`: the statements that begin it, on a connection in autocommit. Raises LockNotAvailable as hold_snapshot().
+    """
+    started = time.monotonic()
+    while True:
+        try:
+            connection.execute(
+                f"{begin}; set local lock_timeout = '{_LOCK_TIMEOUT}'; "
+                f"lock table {names} in access share mode; set local lock_timeout to default",
+                prepare=False,
+            )
+        except psycopg.errors.LockNotAvailable:
+            connection.rollback()
+            longest = scalar(connection, _SESSION_TIMEOUT) / 1000
+            if stopped() or 0 < longest < time.monotonic() - started:
+                raise
+        else:
+            return
+        time.sleep(_LOCK_PAUSE_SECONDS)
 
 
 @contextlib.contextmanager

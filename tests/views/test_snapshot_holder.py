@@ -83,3 +83,26 @@ def test_what_the_session_has_planned_is_there_for_the_next(t: Tap) -> None:
     with pytest.raises(errors.DivisionByZero), hold_snapshot(t.owner, "q", ["shop.t"]) as holder:
         holder.connection.execute("select 1 / 0")
     assert t.owner.info.transaction_status == TransactionStatus.IDLE
+
+
+def test_an_application_with_two_locks_is_no_victim(t: Tap) -> None:
+    """The holder would have the first table while it waits for the second, whose DDL goes on to the first."""
+    t.write("create table u (id int primary key)", "grant select on u to gdq_owner")
+    t.add("shop.u")
+    held = threading.Event()
+
+    def hold() -> None:
+        # the server would end this session, which waits first
+        with hold_snapshot(f"{t.db.dsn} options='-c deadlock_timeout=1h'", "q", ["shop.t", "shop.u"]):
+            held.set()
+
+    with t.db.connect("su") as app, t.db.connect("su") as su:
+        su.execute("grant set on parameter deadlock_timeout to gdq_owner")
+        app.execute("set deadlock_timeout = '2s'; begin; alter table shop.u add a int")
+        thread = threading.Thread(target=hold)
+        thread.start()
+        waits = "select from pg_locks where relation = 'shop.u'::regclass and not granted"
+        until(lambda: su.execute(waits).rowcount, "the holder at the lock")
+        app.execute("alter table shop.t add b int; commit")
+        thread.join(SECONDS)
+    assert held.is_set()

@@ -36,6 +36,7 @@ from gdq.consumers.slot.replication import REPLICATION_WAIT_SECONDS, lsn_number,
 from gdq.consumers.slot.slot import check_primary, drop_slot, slot_name
 from gdq.consumers.slot.snapshot import PgSnapshot
 from gdq.consumers.slot.source import SlotBatch, SlotSource, lost_slot_error
+from gdq.consumers.views.snapshot_holder import lock_tables
 from gdq.errors import GdqError
 from gdq.qualified_sql import qualified
 from gdq.sql_text import raw
@@ -270,23 +271,21 @@ class SlotReplica:
             conninfo_of(self.source), application_name=f"gdq:{self.queue}/{self.name}/copy", autocommit=True
         ) as reader:
             apply_settings(reader)
-            with reader.transaction():
-                reader.execute("set transaction isolation level repeatable read, read only")
-                # before the snapshot: a table that is truncated or rewritten after it would read as empty
-                reader.execute(raw(f"lock table {', '.join(names)} in access share mode"))
-                snapshot = current_snapshot(reader)
-                end = self._written()
-                tables = published_tables(reader, self.queue, names)
-                for name in names:
-                    if name not in tables:
-                        raise GdqError(f"table {name} is no longer published for queue {self.queue}")
-                jointly = self._applier.tables.jointly
-                for group in [names] if jointly else [[name] for name in names]:
-                    with target.transaction():
-                        copied = self._copy_tables(reader, [tables[name] for name in group], snapshot, end)
-                    for name, rows in copied.items():
-                        target.execute(raw(f"analyze {name}"))
-                        self._tell(f"copied {name}: {rows} rows")
+            # before the snapshot: a table that is truncated or rewritten after it would read as empty
+            lock_tables(reader, "begin isolation level repeatable read read only", ", ".join(names))
+            snapshot = current_snapshot(reader)
+            end = self._written()
+            tables = published_tables(reader, self.queue, names)
+            for name in names:
+                if name not in tables:
+                    raise GdqError(f"table {name} is no longer published for queue {self.queue}")
+            jointly = self._applier.tables.jointly
+            for group in [names] if jointly else [[name] for name in names]:
+                with target.transaction():
+                    copied = self._copy_tables(reader, [tables[name] for name in group], snapshot, end)
+                for name, rows in copied.items():
+                    target.execute(raw(f"analyze {name}"))
+                    self._tell(f"copied {name}: {rows} rows")
 
     def _copy_tables(
         self, reader: Connection[Any], tables: Sequence[PublishedTable], snapshot: PgSnapshot, end: int
