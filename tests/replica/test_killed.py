@@ -29,7 +29,11 @@ select pg_terminate_backend(pid) from pg_stat_activity
 
 @pytest.mark.parametrize(
     ("fed", "seed"),
-    [("queue", 1), pytest.param("queue", 2, marks=pytest.mark.long), ("slot", 3)],
+    [
+        ("queue", 1),
+        pytest.param("queue", 2, marks=pytest.mark.long),
+        pytest.param("slot", 3, marks=pytest.mark.long),
+    ],
     indirect=["fed"],
 )
 def test_killed_at_random(fed: Pair, seed: int) -> None:
