@@ -82,9 +82,7 @@ def copy_tables(
         ]
         done = True
         if groups:
-            run: CopyRun[CopyWorker, Sequence[SourceTable]] = CopyRun(
-                _named(whole), _expected(whole, sizes), tell=tell, show=options.show, stop=stop
-            )
+            run = CopyRun(_named(whole), _expected(whole, sizes), tell=tell, show=options.show, stop=stop)
             done = copy_whole(source, workers, groups, describe, options=options, run=run)
         if large and done:
             copy = LargeCopy(source, state, large, describe, options, tell)

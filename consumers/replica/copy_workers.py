@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from psycopg import Connection
 
@@ -21,6 +21,7 @@ from gdq.consumers.copy.snapshot import CopyProgress
 from gdq.consumers.copy.workers import CopyStopped, cancel_statement, run_threads
 from gdq.consumers.replica.origin import bear_origin
 from gdq.consumers.replica.sessions import apply_settings
+from gdq.consumers.replica.source_tables import SourceTable
 from gdq.consumers.replica.state import ReplicaState
 from gdq.consumers.replica.table import suppress_triggers
 
@@ -28,10 +29,6 @@ from gdq.consumers.replica.table import suppress_triggers
 ShowProgress = Callable[[], AbstractContextManager[CopyProgress | None]]
 
 WORKERS = 2
-
-_State = TypeVar("_State", bound=ReplicaState)
-_Worker = TypeVar("_Worker")
-_Group = TypeVar("_Group")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +52,7 @@ def open_reader(stack: ExitStack, source: Connection[Any], state: ReplicaState) 
     return reader
 
 
-def open_writer(stack: ExitStack, state: _State) -> _State:
+def open_writer(stack: ExitStack, state: ReplicaState) -> ReplicaState:
     """The replica's state in a session of its own, which writes as the replica's does and ends with `stack`.
 
     What it stores is in the target alone until the replica's state is loaded again.
@@ -70,7 +67,7 @@ def open_writer(stack: ExitStack, state: _State) -> _State:
     return own
 
 
-class CopyRun(Generic[_Worker, _Group]):
+class CopyRun:
     """One run of the workers over groups of tables. The methods that workers call may be called by any thread.
 
     `tell` gets lines, and what `show` opens gets the rows so far of all tables, about `expected`; both are called by
@@ -88,7 +85,7 @@ class CopyRun(Generic[_Worker, _Group]):
     ) -> None:
         self._name, self._expected = name, expected
         self._tell, self._show, self._stop = tell, show, stop
-        self._waiting: queue.SimpleQueue[_Group] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[Sequence[SourceTable]] = queue.SimpleQueue()
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._failed = threading.Event()
         self._enough = threading.Event()
@@ -98,14 +95,13 @@ class CopyRun(Generic[_Worker, _Group]):
 
     def run(
         self,
-        workers: Sequence[_Worker],
-        sessions: Callable[[_Worker], Sequence[Connection[Any]]],
-        groups: Sequence[_Group],
-        copy: Callable[[_Worker, _Group], None],
+        workers: Sequence[CopyWorker],
+        groups: Sequence[Sequence[SourceTable]],
+        copy: Callable[[CopyWorker, Sequence[SourceTable]], None],
     ) -> bool:
         """Have the workers copy all groups; False if `stop` came before. The first error ends all, and is raised.
 
-        `sessions`: those of a worker whose statements are cancelled then. `copy` ends early unless goes_on().
+        `copy` ends early unless goes_on().
         """
         for group in groups:
             self._waiting.put(group)
@@ -113,7 +109,7 @@ class CopyRun(Generic[_Worker, _Group]):
             try:
                 run_threads(
                     [partial(self._work, worker, copy) for worker in workers],
-                    [partial(_cancel, sessions(worker)) for worker in workers],
+                    [partial(_cancel, worker) for worker in workers],
                     self._failed,
                     partial(self._look, progress),
                 )
@@ -137,7 +133,7 @@ class CopyRun(Generic[_Worker, _Group]):
         """Have a line told."""
         self._lines.put(line)
 
-    def _work(self, worker: _Worker, copy: Callable[[_Worker, _Group], None]) -> None:
+    def _work(self, worker: CopyWorker, copy: Callable[[CopyWorker, Sequence[SourceTable]], None]) -> None:
         with suppress(queue.Empty):
             while True:
                 group = self._waiting.get_nowait()
@@ -155,6 +151,6 @@ class CopyRun(Generic[_Worker, _Group]):
             progress(self._name, "copying", self._rows, self._expected)
 
 
-def _cancel(sessions: Sequence[Connection[Any]]) -> None:
-    for session in sessions:
+def _cancel(worker: CopyWorker) -> None:
+    for session in (worker.reader, worker.state.connection):
         cancel_statement(session)

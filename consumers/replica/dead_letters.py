@@ -23,6 +23,7 @@ from gdq.consumers.replica.table import ReplicaTable
 from gdq.consumers.replica.whole_letters import (
     held_rows_sql,
     meeting_sql,
+    of_table_sql,
     refused_rows_sql,
     staging_sql,
     whole_letters_sql,
@@ -181,11 +182,7 @@ def letters_sql(table: ReplicaTable, replica: str, letters: Sequence[int] | None
     key = "".join(
         f", {column.stored('d.key')} as c{place}" for place, column in enumerate(table.columns, 1) if column.is_key
     )
-    some = "" if letters is None else f" and d.dead_letter_id = any ({literal(list(letters))}::bigint[])"
-    return (
-        f"select d.dead_letter_id as letter{key} from gdq_target.replica_dead_letter d "
-        f"where d.replica = {literal(replica)} and d.table_name = {literal(table.name)}{some}"
-    )
+    return f"select d.dead_letter_id as letter{key} {of_table_sql(table, replica, letters)}"
 
 
 def forget_dead_letters(target: Connection[Any], replica: str, table: str | None = None) -> None:

@@ -205,7 +205,9 @@ class DefinitionFollower:
         values = [seen.name, seen.definition, seen.unique_columns, made]
         self.state.connection.execute(_NOTE, [self.state.name, *seen.key, *values])
         assert self._noted is not None
-        self._noted[seen.key] = _Noted(*seen.key, seen.name, seen.definition, seen.unique_columns, made)  # type: ignore[arg-type]
+        self._noted[seen.key] = _Noted(
+            seen.relid, seen.kind, seen.id, seen.name, seen.definition, seen.unique_columns, made
+        )
 
     def _forget(self, noted: _Noted) -> None:
         self.state.connection.execute(_FORGET, [self.state.name, *noted.key])

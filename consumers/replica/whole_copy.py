@@ -23,8 +23,6 @@ from gdq.sql_text import raw
 _GROUP_TABLES = 50
 _GROUP_BYTES = 16 * 2**20
 
-_Run = CopyRun[CopyWorker, Sequence[SourceTable]]
-
 
 def copy_whole(
     source: Connection[Any],
@@ -33,11 +31,11 @@ def copy_whole(
     describe: Describe,
     *,
     options: CopyOptions,
-    run: _Run,
+    run: CopyRun,
 ) -> bool:
     """Copy groups of tables; False if the run was stopped before. `source` shows the present catalog."""
     copies = _Copies(source, describe, options, run)
-    return run.run(workers, lambda one: (one.reader, one.state.connection), groups, copies.copy_group)
+    return run.run(workers, groups, copies.copy_group)
 
 
 def grouped(state: ReplicaState, tables: Sequence[SourceTable], sizes: Mapping[int, int]) -> list[list[SourceTable]]:
@@ -72,7 +70,7 @@ class _Copies:
     source: Connection[Any]
     describe: Describe
     options: CopyOptions
-    run: _Run
+    run: CopyRun
 
     def copy_group(self, worker: CopyWorker, group: Sequence[SourceTable]) -> None:
         """Copy tables at one snapshot, each in a transaction of the target."""

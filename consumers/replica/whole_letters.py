@@ -51,12 +51,15 @@ def staging_sql(table: ReplicaTable, letters: str) -> str:
 def whole_letters_sql(table: ReplicaTable, replica: str, letters: Sequence[int] | None = None) -> str:
     """SELECT of a table's dead letters, or some: letter, whether the source has the row (owed), and its values."""
     image = _stored(table, "coalesce(d.remote, d.local)", named=True)
-    return f"select d.dead_letter_id as letter, d.remote is not null as owed, {image} {_of(table, replica, letters)}"
+    found = of_table_sql(table, replica, letters)
+    return f"select d.dead_letter_id as letter, d.remote is not null as owed, {image} {found}"
 
 
 def held_rows_sql(table: ReplicaTable, replica: str) -> str:
     """SELECT of the rows that the target has though they went."""
-    return f"select {_stored(table, 'd.local', named=True)} {_of(table, replica, None)} and d.local is not null"
+    return (
+        f"select {_stored(table, 'd.local', named=True)} {of_table_sql(table, replica, None)} and d.local is not null"
+    )
 
 
 def refused_rows_sql(table: ReplicaTable, refused: str, letters: str) -> str:
@@ -80,7 +83,8 @@ def _places(table: ReplicaTable) -> str:
     return ", ".join(f"c{place}" for place in range(1, len(table.columns) + 1))
 
 
-def _of(table: ReplicaTable, replica: str, letters: Sequence[int] | None) -> str:
+def of_table_sql(table: ReplicaTable, replica: str, letters: Sequence[int] | None) -> str:
+    """FROM of a table's dead letters d, or of some of them."""
     some = "" if letters is None else f" and d.dead_letter_id = any ({literal(list(letters))}::bigint[])"
     return (
         f"from gdq_target.replica_dead_letter d where d.replica = {literal(replica)} "
