@@ -27,15 +27,8 @@ select pg_terminate_backend(pid) from pg_stat_activity
  where datname = current_database() and application_name like any ('{gdq:shop/mirror%,gdq:slot gdq_shop_mirror%}')"""
 
 
-@pytest.mark.parametrize(
-    ("fed", "seed"),
-    [
-        ("queue", 1),
-        pytest.param("queue", 2, marks=pytest.mark.long),
-        pytest.param("slot", 3, marks=pytest.mark.long),
-    ],
-    indirect=["fed"],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("fed", "seed"), [("queue", 1), ("queue", 2), ("slot", 3)], indirect=["fed"])
 def test_killed_at_random(fed: Pair, seed: int) -> None:
     pair, chance = fed, random.Random(seed)
     pair.make("create table item (id int primary key, place int, n int)")

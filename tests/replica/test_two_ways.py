@@ -233,7 +233,8 @@ def test_tables_without_a_key(nodes: Nodes) -> None:
     assert found[0] == found[1] == [("a", 5), ("a0", 1), ("a1", 1), ("a2", 1), ("c", 9)]
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(3))
 def test_random_writers_on_both_sides(nodes: Nodes, seed: int) -> None:
     """Whatever both write, and in whatever order batches go, the tables are equal when all has arrived."""
     a, b = two_ways(nodes, *NEWEST, *DELETED)
@@ -249,6 +250,7 @@ def test_random_writers_on_both_sides(nodes: Nodes, seed: int) -> None:
     assert len(a.rows()) > 5
 
 
+@pytest.mark.long
 def test_three_that_replicate_to_each_other(nodes: Nodes) -> None:
     """Each sends to the two others what was written there, and nothing that a replica brought."""
     made = nodes("abc")
