@@ -65,7 +65,7 @@ begin
   for n in 0 .. changes / size - 1 loop
     t := n % 2 + 1;
     if n / 2 % 10 in (0, 2, 4, 6, 8) then
-      place := first[t] + n * 7919 * size % (last[t] - first[t] - size);
+      place := first[t] + n::bigint * 7919 * size % (last[t] - first[t] - size);
       {{updates}}
     elsif n / 2 % 10 in (1, 5, 9) then
       place := last[t] + 1;
