@@ -90,7 +90,7 @@ def _write(connection: psycopg.Connection[Any], queue: str, tables: int) -> None
 
 def _cycle(connection: psycopg.Connection[Any], queue: str, tables: int) -> list[float]:
     _write(connection, queue, tables)
-    check = "select gdq.tick_due(queue_id) from gdq.queue where queue_name = %s"
+    check = "select gdq.ticker(%s)"
     return [
         _seconds(lambda: connection.execute("select gdq.force_tick(%s)", [queue])),
         _seconds(lambda: _consume(connection, queue)),
