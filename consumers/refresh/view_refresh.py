@@ -27,8 +27,9 @@ from gdq.owner_sql import check_left
 from gdq.qualified_sql import qualified
 from gdq.source import Position
 from gdq.view.cost import choose_by_cost, rows_held
+from gdq.view.current_query import with_canonical_sql
 from gdq.view.table_schema import apply_view_settings, describe_query
-from gdq.view.view import ViewInfo, load_plan, view_history, with_canonical_sql
+from gdq.view.view import ViewInfo, load_plan, view_history
 
 if TYPE_CHECKING:
     from gdq.view.view import Plan
@@ -61,7 +62,9 @@ class ViewRefresh:
         tell: Progress,
         run: int = 0,
     ) -> None:
+        stored = view.definition
         self.view = view = with_canonical_sql(control, view)
+        self._redefined = "written" in view.options and view.definition != stored
         self.changes = changes
         self.run = run
         self.snapshots: tuple[str | None, str | None] = (None, None)
@@ -255,7 +258,7 @@ class ViewRefresh:
         if not stored.position:
             return found.foreign
         if (found.plan or stored.plan) != self.plan.fingerprint():
-            return "the plan has changed"
+            return "a view in its query was replaced" if self._redefined else "the plan has changed"
         try:
             check_position(self._control, self.view.queue_name, stored.position)
         except (EraEnded, TruncatedPosition, psycopg.errors.InvalidParameterValue) as error:

@@ -23,6 +23,7 @@ from gdq.errors import ForeignTarget, PlanError
 from gdq.queue import check_tables
 from gdq.sql_text import pinned
 from gdq.view import view
+from gdq.view.current_query import with_canonical_sql
 from gdq.view.view import EngineChoice, ViewInfo
 
 _VIEW_COLUMNS = (
@@ -248,7 +249,7 @@ def explain_view_command(
             else:
                 (info,) = view.view_info(connection, name)
                 with pinned(connection):
-                    plan = view.load_plan(connection, view.with_canonical_sql(connection, info))
+                    plan = view.load_plan(connection, with_canonical_sql(connection, info))
         except PlanError as error:
             if as_json:
                 click.echo(json.dumps({"strategy": None, "code": error.code, "reason": str(error)}))

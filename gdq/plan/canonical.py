@@ -20,11 +20,11 @@ from gdq.plan.table import TableSchema
 from gdq.plan.tree_meaning import meaning
 from gdq.plan.whitelist import (
     ServerFunction,
+    argument_types,
     called_function,
     compared_operators,
     equality_operators,
     is_fixed,
-    written_types,
 )
 from gdq.sql_text import pin_transaction, quote, raw
 from gdq.typed.pgtypes import READ_SETTINGS
@@ -43,23 +43,40 @@ _READ_SETTINGS = "; ".join(
 _PRINT_SETTINGS = f"{_READ_SETTINGS}; set local search_path = pg_catalog, pg_temp"
 
 
-# The output functions among types, and the types that they consist of, whose text is the name of an object: another
-# session may rename it. Other text depends on settings alone, which a refresh pins.
+# Of types, those whose text is the name of an object, which another session may change, with their output function:
+# also in what the type consists of. Other text depends on settings alone, which a refresh pins.
 _NAMING = """
-    with recursive part (oid) as (
-      select pg_catalog.unnest(%s::pg_catalog.oid[])
+    with recursive part (whole, oid) as (
+      select o, o from pg_catalog.unnest(%s::pg_catalog.oid[]) o
        union
-      select p.oid
+      select part.whole, p.oid
         from part
         join pg_catalog.pg_type t on t.oid = part.oid
         cross join lateral (select t.typelem union all select t.typbasetype union all
                             select a.atttypid from pg_catalog.pg_attribute a
                              where a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped) p (oid))
-    select pg_catalog.format('%%s', p.oid::pg_catalog.regprocedure)
+    select part.whole::bigint, pg_catalog.format('%%s', p.oid::pg_catalog.regprocedure)
       from part
       join pg_catalog.pg_type t on t.oid = part.oid
       join pg_catalog.pg_proc p on p.oid = t.typoutput
      where p.provolatile <> 'i' and p.proname ~ '^(reg|acl)'"""
+
+# Functions by their numbers. What PostgreSQL calls STABLE depends on the moment, on catalogs or on settings. Of its own
+# functions, those of times and money depend on settings alone, unless their SQL asks for the moment; and those of
+# values of any type that give text or JSON write these values. The names of those that tell of the server begin with
+# pg_.
+_FUNCTIONS = """
+    select p.oid::bigint, pg_catalog.format('%%s', p.oid::pg_catalog.regprocedure), n.nspname, p.proname,
+           p.provolatile::text,
+           p.proargtypes::pg_catalog.oid[] operator(pg_catalog.&&)
+             '{date,time,timetz,timestamp,timestamptz,interval,money}'::pg_catalog.regtype[]::pg_catalog.oid[]
+             and pg_catalog.strpos(coalesce(p.prosqlbody::text, ''), 'SQLVALUEFUNCTION') = 0,
+           p.prorettype in ('text'::pg_catalog.regtype, 'json'::pg_catalog.regtype, 'jsonb'::pg_catalog.regtype)
+             and p.proname !~ '^pg_'
+             and exists (select from pg_catalog.pg_type t
+                          where t.typtype = 'p' and t.oid = any (p.proargtypes::pg_catalog.oid[]))
+      from pg_catalog.pg_proc p join pg_catalog.pg_namespace n on n.oid = p.pronamespace
+     where p.oid = any (%s::pg_catalog.oid[])"""
 
 
 def canonical_sql(connection: Connection[Any], query: str) -> str:
@@ -98,6 +115,16 @@ def canonical_sql(connection: Connection[Any], query: str) -> str:
     return " ".join(text.split()) if "'" not in text and '"' not in text else text
 
 
+def written_sql(connection: Connection[Any], query: str) -> str | None:
+    """`query` as the server prints it, with every name qualified, if it reads ordinary views; None if it does not.
+
+    canonical_sql() of that text has the queries that these views have by then. Errors as for canonical_sql().
+    """
+    with connection.transaction(force_rollback=True):
+        text, tree = _printed(connection, query.rstrip().rstrip(";"))
+        return text if _views(connection, {node.text("relid") for node in walk_tree(tree)}) else None
+
+
 def canonical_tables(text: str) -> list[str]:
     """The tables that canonical SQL reads, quoted and qualified, each once."""
     found = [table for table in parse_statement(text).find_all(exp.Table) if isinstance(table.this, exp.Identifier)]
@@ -117,12 +144,14 @@ def read_tree(connection: Connection[Any], query: str, role: str | None = None) 
 def load_functions(connection: Connection[Any], tree: TreeNode) -> dict[int, ServerFunction]:
     """The functions that a tree calls, by their numbers."""
     numbers = {called_function(node) for node in walk_tree(tree)} - {0}
-    query = """select p.oid::bigint, pg_catalog.format('%%s', p.oid::pg_catalog.regprocedure), n.nspname, p.proname,
-                      p.provolatile::text
-                 from pg_catalog.pg_proc p join pg_catalog.pg_namespace n on n.oid = p.pronamespace
-                where p.oid = any (%s::pg_catalog.oid[])"""
-    rows = connection.execute(query, [list(numbers)]).fetchall()
+    rows = connection.execute(_FUNCTIONS, [list(numbers)]).fetchall()
     return {number: ServerFunction(*values) for number, *values in rows}
+
+
+def naming_types(connection: Connection[Any], tree: TreeNode) -> dict[int, str]:
+    """Of the types that a tree writes as text, those whose text is the name of an object, with the function for it."""
+    written = {kind for node in walk_tree(tree) for kind in argument_types(node)} - {0}
+    return dict(connection.execute(_NAMING, [list(written)]).fetchall())
 
 
 def refuse_inheritance(text: str, tables: Sequence[TableSchema]) -> None:
@@ -289,21 +318,20 @@ def _refuse_volatile(connection: Connection[Any], tree: TreeNode) -> None:
         raise PlanError("nondeterministic", "the view depends on the moment or the session", hint="Write the value.")
     if any(node.kind == "TABLESAMPLECLAUSE" and node.get("repeatable") is None for node in nodes):
         raise PlanError("nondeterministic", "TABLESAMPLE takes other rows each time", hint="Write REPEATABLE.")
-    functions = load_functions(connection, tree)
+    functions, naming = load_functions(connection, tree), naming_types(connection, tree)
     called = [(node, functions[called_function(node)]) for node in nodes if called_function(node) in functions]
-    found = [one.signature for node, one in called if one.volatility != "i" and not is_fixed(node, one)]
+    found = [one.signature for node, one in called if not is_fixed(node, one, naming)]
     casts = [node for node in nodes if node.kind == "COERCEVIAIO"]
     query = """select pg_catalog.format('%%s', p.oid::pg_catalog.regprocedure)
                  from pg_catalog.pg_type t join pg_catalog.pg_proc p on p.oid = t.typinput
                 where p.provolatile <> 'i' and t.oid = any (%s::pg_catalog.oid[])"""
     found += [one for (one,) in connection.execute(query, [[int(node.text("resulttype")) for node in casts]])]
-    written = [number for node in casts for number in written_types(node)]
-    found += [one for (one,) in connection.execute(_NAMING, [written])]
+    found += [naming[kind] for node in casts for kind in argument_types(node) if kind in naming]
     if found:
         raise PlanError(
             "nondeterministic",
             f"{found[0]} is not immutable: it may give another value each time",
-            hint="Use immutable functions only; for a timestamptz write AT TIME ZONE with a zone.",
+            hint="Use functions of their arguments alone. to_date() and to_timestamp() read text by a format.",
         )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import sqlglot
 from sqlglot import TokenType, exp
 from sqlglot.dialects.postgres import Postgres
+from sqlglot.generators.postgres import PostgresGenerator
 from sqlglot.parsers.postgres import PostgresParser
 
 # The functions that the planner knows by a node of their own. All others are calls by name, as PostgreSQL prints them:
@@ -34,6 +35,15 @@ class QueryDialect(Postgres):
             quoted = self._curr.token_type == TokenType.IDENTIFIER
             return super()._parse_function_call(*args, **options | ({"anonymous": True} if quoted else {}))
 
+    class Generator(PostgresGenerator):
+        # as functions of these names they would be others
+        TRANSFORMS = PostgresGenerator.TRANSFORMS | {
+            exp.Pow: lambda self, node: self.binary(node, "^"),
+            exp.StartsWith: lambda self, node: self.binary(node, "^@"),
+            exp.Sqrt: lambda self, node: f"|/ {self.sql(node, 'this')}",
+            exp.Cbrt: lambda self, node: f"||/ {self.sql(node, 'this')}",
+        }
+
 
 def parse_statement(sql: str) -> exp.Expr:
     """The tree of one statement; sqlglot.errors.SqlglotError if it cannot be parsed."""
@@ -42,4 +52,4 @@ def parse_statement(sql: str) -> exp.Expr:
 
 def render_sql(node: exp.Expr) -> str:
     """A node as PostgreSQL's SQL on one line, with every name quoted."""
-    return node.sql(dialect="postgres", identify=True, comments=False, normalize_functions=False)
+    return node.sql(dialect=QueryDialect, identify=True, comments=False, normalize_functions=False)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from gdq.plan.query_tree import RTE_GROUP, RTE_JOIN, RTE_RELATION, TreeNode, TreeValue, walk_tree
 from gdq.plan.tree_meaning import PRINTED_FIELDS, QueryFrame, derived_column, from_leaves, window_parts
-from gdq.plan.whitelist import FIXED_TYPES, ServerFunction, Settled, called_function, type_of
+from gdq.plan.whitelist import BASE_TYPES, ServerFunction, Settled, called_function, type_of
 
 # Aggregates whose result follows the order of their input.
 _ORDERED = {
@@ -22,7 +22,7 @@ _ADDING = {
     "avg", "corr", "covar_pop", "covar_samp", "regr_avgx", "regr_avgy", "regr_intercept", "regr_r2", "regr_slope",
     "regr_sxx", "regr_sxy", "regr_syy", "stddev", "stddev_pop", "stddev_samp", "sum", "var_pop", "var_samp", "variance",
 }  # fmt: skip
-_FLOATS = {*FIXED_TYPES["real"], *FIXED_TYPES["double precision"]}
+_FLOATS = {*BASE_TYPES["real"], *BASE_TYPES["double precision"]}
 # Window functions for which rows with equal ORDER BY are the same.
 _OF_PEERS = {"rank", "dense_rank", "percent_rank", "cume_dist"}
 # ROWS, EXCLUDE CURRENT ROW, EXCLUDE GROUP, EXCLUDE TIES in a window's frame.
@@ -35,9 +35,9 @@ _EXACT = {
         "boolean", "bytea", "name", "bigint", "smallint", "integer", "text", "character varying", "date", "time",
         "timestamp", "uuid",
     )
-    for oid in FIXED_TYPES[name]
+    for oid in BASE_TYPES[name]
 } | {18, 26, 1184, 1185}  # fmt: skip
-_NUMERIC, _CHARACTER = FIXED_TYPES["numeric"][0], FIXED_TYPES["character"][0]
+_NUMERIC, _CHARACTER = BASE_TYPES["numeric"][0], BASE_TYPES["character"][0]
 _INTEGERS = {16, 20, 21, 23}
 # Functions of numbers whose results are equal for equal arguments.
 _OF_NUMBERS = {
@@ -175,6 +175,8 @@ class _Judge:
     def _covers(self, order: set[object], frame: QueryFrame) -> bool:
         query = frame.query
         targets = {one.text("ressortgroupref"): one.get("expr") for one in query.nodes("targetList")}
+        if query.get("groupingSets"):
+            return False
         if query.get("groupClause"):
             groups = {_image(targets[one.text("tleSortGroupRef")], frame) for one in query.nodes("groupClause")}
             return groups <= order
@@ -246,7 +248,7 @@ def _shows_writing(node: TreeNode, functions: Mapping[int, ServerFunction]) -> b
     if node.kind not in _CALLS:
         return False
     given = [one for name in ("args", "arg", "refexpr", "elements") for one in node.nodes(name)]
-    if all(_is_exact(one) or one.kind == "CONST" for one in given) or type_of(node) == FIXED_TYPES["boolean"][0]:
+    if all(_is_exact(one) or one.kind == "CONST" for one in given) or type_of(node) == BASE_TYPES["boolean"][0]:
         return False
     function = functions.get(called_function(node))
     numbers = {type_of(one) for one in given} <= {_NUMERIC, *_FLOATS, *_INTEGERS}

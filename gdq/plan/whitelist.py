@@ -6,7 +6,7 @@ docs/views.md shows these tables.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from gdq.plan.query_tree import RTE_RELATION, TreeNode, TreeValue, walk_tree
@@ -18,7 +18,7 @@ NODES: dict[str, tuple[str, str]] = {
         (
             "commandType querySource canSetTag hasAggs hasWindowFuncs hasTargetSRFs hasSubLinks hasDistinctOn "
             "hasGroupRTE cteList rtable rteperminfos jointree targetList groupClause havingQual windowClause "
-            "distinctClause sortClause limitOffset limitCount limitOption setOperations "
+            "distinctClause sortClause limitOffset limitCount limitOption setOperations groupingSets "
             "constraintDeps stmt_location stmt_len"
         ),
     ),
@@ -27,6 +27,8 @@ NODES: dict[str, tuple[str, str]] = {
         "an expression of GROUP BY, DISTINCT, ORDER BY or PARTITION BY",
         "tleSortGroupRef eqop sortop reverse_sort nulls_first hashable",
     ),
+    "GROUPINGSET": ("GROUPING SETS, ROLLUP, CUBE", "kind content location"),
+    "GROUPINGFUNC": ("GROUPING()", "args refs agglevelsup location"),
     "FROMEXPR": ("FROM and WHERE", "fromlist quals"),
     "RANGETBLREF": ("an item of FROM", "rtindex"),
     "RANGETBLENTRY": (
@@ -34,8 +36,7 @@ NODES: dict[str, tuple[str, str]] = {
         (
             "alias eref rtekind relid inh relkind rellockmode perminfoindex lateral inFromCl requiredPerms "
             "selectedCols subquery jointype joinmergedcols joinaliasvars joinleftcols joinrightcols join_using_alias "
-            "functions "
-            "funcordinality values_lists ctename ctelevelsup coltypes coltypmods colcollations groupexprs"
+            "functions funcordinality values_lists ctename ctelevelsup coltypes coltypmods colcollations groupexprs"
         ),
     ),
     "RTEPERMISSIONINFO": ("the right to read a column", "relid inh requiredPerms selectedCols"),
@@ -150,6 +151,7 @@ VALUES: dict[tuple[str, str], dict[str, str]] = {
     ("JOINEXPR", "jointype"): {"0": "JOIN", "1": "LEFT JOIN", "2": "FULL JOIN", "3": "RIGHT JOIN"},
     ("AGGREF", "aggkind"): {"n": "", "o": ""},
     ("AGGREF", "agglevelsup"): {"0": "of its own SELECT"},
+    ("GROUPINGFUNC", "agglevelsup"): {"0": ""},
     ("SETOPERATIONSTMT", "op"): {"1": "UNION", "2": "INTERSECT", "3": "EXCEPT"},
     ("SUBLINK", "subLinkType"): {
         "0": "EXISTS",
@@ -173,25 +175,14 @@ AGGREGATES = frozenset(
     }
 )  # fmt: skip
 
-# STABLE functions of PostgreSQL whose result follows from their arguments, if these are of FIXED_TYPES.
-FIXED_FUNCTIONS = frozenset(
-    {
-        "anytextcat", "array_to_json", "array_to_string", "concat", "concat_ws", "format", "json_agg",
-        "json_build_array", "json_build_object", "json_object_agg", "jsonb_agg", "jsonb_build_array",
-        "jsonb_build_object", "jsonb_object_agg", "quote_literal", "quote_nullable", "textanycat", "to_json",
-        "to_jsonb",
-    }
-)  # fmt: skip
-
-# Types whose text a refresh always writes alike: base types of PostgreSQL, and arrays of them.
-FIXED_TYPES = {
+# The numbers of base types of PostgreSQL, and of arrays of them.
+BASE_TYPES = {
     "boolean": (16, 1000), "bytea": (17, 1001), "name": (19, 1003), "bigint": (20, 1016), "smallint": (21, 1005),
     "integer": (23, 1007), "text": (25, 1009), "json": (114, 199), "real": (700, 1021), "double precision": (701, 1022),
     "unknown": (705,), "character": (1042, 1014), "character varying": (1043, 1015), "date": (1082, 1182),
     "time": (1083, 1183), "timestamp": (1114, 1115), "interval": (1186, 1187), "numeric": (1700, 1231),
     "uuid": (2950, 2951), "jsonb": (3802, 3807),
 }  # fmt: skip
-_FIXED_OIDS = {oid for oids in FIXED_TYPES.values() for oid in oids}
 
 _EMPTY: tuple[TreeValue, ...] = (None, "", "0", "-1", "false", [], ["b"])
 # The field of a node that has the type of its value.
@@ -200,8 +191,13 @@ _TYPE_FIELDS = {
     "FUNCEXPR": "funcresulttype", "OPEXPR": "opresulttype", "NULLIFEXPR": "opresulttype", "RELABELTYPE": "resulttype",
     "COERCEVIAIO": "resulttype", "ARRAYCOERCEEXPR": "resulttype", "FIELDSELECT": "resulttype", "CASEEXPR": "casetype",
     "COALESCEEXPR": "coalescetype", "MINMAXEXPR": "minmaxtype", "ARRAYEXPR": "array_typeid",
-    "SUBSCRIPTINGREF": "refrestype", "CASETESTEXPR": "typeId",
+    "SUBSCRIPTINGREF": "refrestype", "CASETESTEXPR": "typeId", "ROWEXPR": "row_typeid", "COERCETODOMAIN": "resulttype",
 }  # fmt: skip
+# Functions whose second argument is a format. The locale decides what some formats give.
+_FORMATTED = {"to_char", "to_date", "to_number", "to_timestamp"}
+_NUMBERS = ("smallint", "integer", "bigint", "numeric", "real", "double precision")
+# The type of rows that have no type of their own.
+_RECORD = 2249
 _BOOLEAN_KINDS = {"BOOLEXPR", "NULLTEST", "BOOLEANTEST", "SCALARARRAYOPEXPR", "DISTINCTEXPR", "ROWCOMPAREEXPR"}
 _BOOLEAN = 16
 # The fields with the number of a function that a node calls.
@@ -210,12 +206,18 @@ FUNCTION_FIELDS = ("funcid", "opfuncid", "aggfnoid", "winfnoid")
 
 @dataclass(frozen=True, slots=True)
 class ServerFunction:
-    """A function as the server has it. `volatility`: i, s or v."""
+    """A function as the server has it. `volatility`: i, s or v.
+
+    A function of PostgreSQL that is STABLE may give the same in every refresh all the same. `by_settings`: it depends
+    on settings that a refresh pins. `writes`: it writes its arguments as text, which depends on their types.
+    """
 
     signature: str
     schema: str
     name: str
     volatility: str
+    by_settings: bool = False
+    writes: bool = False
 
     @property
     def own(self) -> bool:
@@ -280,46 +282,55 @@ def compared_operators(tree: TreeNode) -> set[int]:
     return {int(node.text("opno")) for node in walk_tree(tree) if node.kind == "OPEXPR"}
 
 
-def why_not_listed(tree: TreeNode, functions: Mapping[int, ServerFunction], strange: Mapping[int, str]) -> str | None:
-    """What the list lacks of a query's tree; None if all of it is listed. `strange`: operators that are not."""
+def why_not_listed(
+    tree: TreeNode, functions: Mapping[int, ServerFunction], strange: Mapping[int, str], named: Collection[int]
+) -> str | None:
+    """What the list lacks of a query's tree; None if all of it is listed.
+
+    `strange`: operators that are not. `named`: as for is_fixed().
+    """
     for node in walk_tree(tree):
-        reason = _why_not_node(node) or _why_not_call(node, functions) or _why_not_place(node)
+        reason = _why_not_node(node) or _why_not_call(node, functions, named) or _why_not_place(node)
         operator = strange.get(int(node.text("eqop") or node.text("opno") or 0))
         if reason is not None or operator is not None:
             return reason or f"operator {operator} is not listed"
     return None
 
 
-def is_fixed(node: TreeNode, function: ServerFunction) -> bool:
-    """True if a node's call of a STABLE function gives the same whenever its arguments are the same."""
-    if not function.own:
+def is_fixed(node: TreeNode, function: ServerFunction, named: Collection[int]) -> bool:
+    """True if a node's call gives the same in every refresh of a view, whenever its arguments are the same.
+
+    `named`: types whose text is the name of an object.
+    """
+    if function.volatility == "i":
+        return True
+    if not function.own or function.volatility != "s":
         return False
-    arguments = node.nodes("args")
-    if node.kind == "AGGREF":
-        return function.name in FIXED_FUNCTIONS and _FIXED_OIDS.issuperset(node.numbers("aggargtypes"))
-    types = [type_of(argument) for argument in arguments]
-    if function.name == "to_char":
-        return len(arguments) == 2 and _is_fixed_format(types[0], arguments[1])
-    return function.name in FIXED_FUNCTIONS and _FIXED_OIDS.issuperset(types)
+    if function.name in _FORMATTED:
+        return _is_fixed_format(function.name, node.nodes("args"))
+    return function.by_settings or (function.writes and not set(argument_types(node)) & {*named})
 
 
-def _is_fixed_format(kind: int, form: TreeNode) -> bool:
-    """True if to_char's format for a type asks for nothing that the server's locale decides."""
-    value = form.get("constvalue")
-    if form.kind != "CONST" or not isinstance(value, tuple):
+def _is_fixed_format(name: str, arguments: Sequence[TreeNode]) -> bool:
+    """True if the format among the arguments of to_char() or its inverses asks for nothing that a locale decides."""
+    value = arguments[-1].get("constvalue") if len(arguments) == 2 else None
+    if not isinstance(value, tuple):
         return False
     # "7 [ 28 0 0 0 97 34 37 ]": the length, then the bytes; four of them are the value's own length
     letters = bytes(int(str(one)) % 256 for one in value[6:-1]).upper()
-    if kind == FIXED_TYPES["timestamp"][0]:
-        return b"TM" not in letters
-    numbers = {FIXED_TYPES[name][0] for name in ("integer", "bigint", "numeric", "real", "double precision")}
-    return kind in numbers and not set(b"DGLS") & set(letters)
+    numbers = {oid for name in _NUMBERS for oid in BASE_TYPES[name]}
+    # TM: names of months and days; D, G, L, S: signs of numbers
+    if name == "to_number" or type_of(arguments[0]) in numbers:
+        return not set(b"DGLS") & set(letters)
+    return b"TM" not in letters
 
 
 def type_of(node: TreeNode) -> int:
     """The type of an expression's value; 0 if unknown."""
     if node.kind in _BOOLEAN_KINDS:
         return _BOOLEAN
+    if node.kind == "TARGETENTRY":
+        return type_of(node.nodes("expr")[0])
     if node.kind == "SUBLINK":
         query = node.nodes("subselect")[0]
         value = query.nodes("targetList")[0].node("expr") if node.text("subLinkType") == "4" else None
@@ -327,10 +338,16 @@ def type_of(node: TreeNode) -> int:
     return int(node.text(_TYPE_FIELDS.get(node.kind, "")) or 0)
 
 
-def written_types(cast: TreeNode) -> list[int]:
-    """The types of what a cast by text writes; where the type is not in the tree, those of all that is in it."""
-    kinds = [type_of(one) for one in cast.nodes("arg")]
-    return kinds if all(kinds) else [type_of(one) for one in walk_tree(cast.fields.get("arg"))]
+def argument_types(call: TreeNode) -> list[int]:
+    """The types of a call's or a cast's arguments.
+
+    Where the tree does not have the type, or only that it is a row, those of all that is in the argument.
+    """
+    found = []
+    for argument in [*call.nodes("args"), *call.nodes("arg")]:
+        kind = type_of(argument)
+        found += [kind] if kind not in (0, _RECORD) else [type_of(one) for one in walk_tree(argument)]
+    return found
 
 
 def _why_not_node(node: TreeNode) -> str | None:
@@ -346,7 +363,7 @@ def _why_not_node(node: TreeNode) -> str | None:
     return None
 
 
-def _why_not_call(node: TreeNode, functions: Mapping[int, ServerFunction]) -> str | None:
+def _why_not_call(node: TreeNode, functions: Mapping[int, ServerFunction], named: Collection[int]) -> str | None:
     number = called_function(node)
     if not number:
         return None
@@ -357,7 +374,7 @@ def _why_not_call(node: TreeNode, functions: Mapping[int, ServerFunction]) -> st
         return f"{function.signature} is no {'aggregate' if node.kind == 'AGGREF' else 'window function'} of PostgreSQL"
     if node.kind == "AGGREF" and function.name not in AGGREGATES:
         return f"aggregate {function.signature} is not listed"
-    if function.volatility != "i" and not is_fixed(node, function):
+    if not is_fixed(node, function, named):
         return f"{function.signature} is not immutable"
     return None
 

@@ -13,7 +13,7 @@ from sqlglot.errors import SqlglotError
 
 from gdq.call import scalar
 from gdq.errors import PlanError
-from gdq.plan.canonical import load_functions, read_tree, strange_operators
+from gdq.plan.canonical import load_functions, naming_types, read_tree, strange_operators
 from gdq.plan.dialect import render_sql
 from gdq.plan.query import parse_query
 from gdq.plan.query_tree import TreeNode, walk_tree
@@ -75,28 +75,69 @@ def _read(
     """The reading, and true if the query names only what PostgreSQL itself defines, beside its tables."""
     tree = read_tree(connection, text, role)
     functions = load_functions(connection, tree)
-    refused = why_not_listed(tree, functions, strange_operators(connection, tree))
+    refused = why_not_listed(tree, functions, strange_operators(connection, tree), naming_types(connection, tree))
     if refused is not None:
         refused += " [not-listed]"
     elif not _is_read_alike(connection, text, schemas, tree, role):
         refused = "the planner does not read the query as the server does [read-otherwise]"
-    names = _called(connection, {(one.schema, one.name) for one in functions.values() if not one.own})
+    casts = _json_casts(connection, tree)
+    names = _called(connection, {(one.schema, one.name) for one in functions.values() if not one.own} | casts)
     settled = settled_rows(tree, functions, _keys(connection, schemas))
     is_own = not any(map(_names_others, walk_tree(tree)))
     # an operator or cast of a user may call a function of PostgreSQL
     signatures = [] if is_own else sorted(one.signature for one in functions.values())
-    return QueryReading(refused, " ".join([_definitions(connection, names), *signatures]).strip(), settled), is_own
+    used = [_definitions(connection, names), *signatures, _labels(connection, tree)]
+    return QueryReading(refused, " ".join(used).strip(), settled), is_own
 
 
 def _names_others(node: TreeNode) -> bool:
     """True if a node has a function, an operator or a type that a user defined."""
     numbers = [called_function(node), *(int(node.text(name) or 0) for name in ("opno", "eqop", "sortop"))]
-    numbers += [int(text) for name in node.fields if _TYPE_FIELD.search(name) and (text := node.text(name)).isdigit()]
-    return max(numbers) >= FIRST_USER_OID
+    return max([*numbers, *_types(node)]) >= FIRST_USER_OID
+
+
+def _types(node: TreeNode) -> list[int]:
+    """The types that stand in a node's fields."""
+    return [int(text) for name in node.fields if _TYPE_FIELD.search(name) and (text := node.text(name)).isdigit()]
+
+
+def _user_types(tree: TreeNode) -> list[int]:
+    return sorted({kind for node in walk_tree(tree) for kind in _types(node) if kind >= FIRST_USER_OID})
+
+
+def _json_casts(connection: Connection[Any], tree: TreeNode) -> set[tuple[str, str]]:
+    """Schema and name of the functions by which PostgreSQL writes values of users' types as JSON."""
+    query = qualified("""
+        select n.nspname::text, p.proname::text
+          from pg_catalog.pg_cast c
+          join pg_catalog.pg_proc p on p.oid = c.castfunc
+          join pg_catalog.pg_namespace n on n.oid = p.pronamespace
+         where c.castsource >= %s and c.casttarget = 'json'::pg_catalog.regtype""")
+    return set(connection.execute(query, [FIRST_USER_OID]).fetchall()) if _user_types(tree) else set()
+
+
+def _labels(connection: Connection[Any], tree: TreeNode) -> str:
+    """The labels of the enums of a query, which are their text; empty without enums.
+
+    Also of domains over enums, arrays of them and composite types with them.
+    """
+    query = """
+        with recursive part (oid) as (
+          select pg_catalog.unnest(%s::pg_catalog.oid[])
+           union
+          select p.oid
+            from part
+            join pg_catalog.pg_type t on t.oid = part.oid
+            cross join lateral (select t.typelem union all select t.typbasetype union all
+                                select a.atttypid from pg_catalog.pg_attribute a
+                                 where a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped) p (oid))
+        select pg_catalog.string_agg(pg_catalog.format('%%s %%L', e.oid, e.enumlabel), ',' order by e.oid)
+          from part join pg_catalog.pg_enum e on e.enumtypid = part.oid"""
+    return str(scalar(connection, query, _user_types(tree)) or "")
 
 
 def _stamp(connection: Connection[Any]) -> str:
-    """Changes whenever a user defines a function, aggregate, operator or cast, or drops or alters one.
+    """Changes whenever a user defines a function, aggregate, operator, cast or label, or drops or alters one.
 
     An operator or cast made anew calls another function. The functions of temporary schemas are those of refreshes.
     """
@@ -108,7 +149,9 @@ def _stamp(connection: Connection[Any]) -> str:
           (select pg_catalog.string_agg(pg_catalog.concat(o.oid, ' ', o.xmin), ',' order by o.oid)
              from pg_catalog.pg_operator o where o.oid >= %s), '/',
           (select pg_catalog.string_agg(pg_catalog.concat(c.oid, ' ', c.xmin), ',' order by c.oid)
-             from pg_catalog.pg_cast c where c.oid >= %s)))""")
+             from pg_catalog.pg_cast c where c.oid >= %s), '/',
+          (select pg_catalog.string_agg(pg_catalog.concat(e.oid, ' ', e.xmin), ',' order by e.oid)
+             from pg_catalog.pg_enum e)))""")
     return str(scalar(connection, query, *[FIRST_USER_OID] * 3))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,10 +22,10 @@ from gdq.extra import extra_named
 from gdq.shown import Shown
 from gdq.sql_text import PINNED_SETTINGS, pinned, quote
 from gdq.view.lake_name import LakeKind, LakeName, check_lake_columns, lake_name
-from gdq.view.table_schema import apply_view_settings, describe_query, load_schemas
+from gdq.view.table_schema import describe_query, load_schemas
 
 # Settings of the session that created a view: its SQL may depend on them, so every refresh uses them.
-_KEPT_SETTINGS = ("timezone", "datestyle")
+KEPT_SETTINGS = ("timezone", "datestyle")
 _TARGET_HINT = "Write schema.table, delta:/folder, parquet:/folder or iceberg:/folder/NAMESPACE.TABLE."
 
 # A session beside the one that holds the tables' locks waits only for statements that wait for these locks.
@@ -151,12 +151,12 @@ class ViewInfo(Shown):
 
         With `acts_as` the view's code runs as that role, the view's owner.
         """
-        return _safe_settings(self.options) | self.role
+        return safe_settings(self.options) | self.role
 
     @property
     def target_settings(self) -> dict[str, str]:
         """The settings for the session of the target: another database does not know the owner's role."""
-        return _safe_settings(self.options) | ({} if self.elsewhere else self.role)
+        return safe_settings(self.options) | ({} if self.elsewhere else self.role)
 
     @property
     def role(self) -> dict[str, str]:
@@ -192,18 +192,23 @@ def create_view(
     elsewhere = target_dsn is not None or lake is not None
     plan = explain_view(connection, queue, query, engine=engine, elsewhere=elsewhere, lake=lake is not None)
     settings: dict[str, str] = {
-        setting: scalar(connection, "select pg_catalog.current_setting(%s)", setting) for setting in _KEPT_SETTINGS
+        setting: scalar(connection, "select pg_catalog.current_setting(%s)", setting) for setting in KEPT_SETTINGS
     }
     # dates keep the session's order of day and month; ISO output can be read back
     settings["datestyle"] = f"ISO, {settings['datestyle'].rpartition(' ')[2]}"
-    options = _options(plan, settings) | {"source": str(uuid.uuid4())}
+    options = plan_options(plan, settings) | {"source": str(uuid.uuid4())}
+    from gdq.plan.canonical import written_sql  # noqa: PLC0415 (loads sqlglot)
+
+    written = written_sql(connection, query)
+    if written is not None:
+        options["written"] = written
     if target_dsn is not None:
         options["target_dsn"] = target_dsn
     if lake is None:
         qualified = _qualified_target(connection, target)
     else:
         qualified = str(lake)
-        described = describe_query(connection, plan.query, _safe_settings(options))
+        described = describe_query(connection, plan.query, safe_settings(options))
         check_lake_columns(lake.kind, [column for column, _, _ in described])
     with connection.transaction():
         # before any other write: the consumer's tick needs a transaction that has written nothing
@@ -280,33 +285,12 @@ def load_plan(connection: Connection[Any], view: ViewInfo, reader: Connection[An
     return plan_postgres(view.definition, schemas, elsewhere=view.elsewhere, reading=reading)
 
 
-def with_canonical_sql(connection: Connection[Any], view: ViewInfo) -> ViewInfo:
-    """`view` with its canonical SQL as definition: older versions stored the user's own SQL for Spark.
-
-    Creates a temporary view and rolls it back. PlanError if the view can no longer be planned.
-    """
-    if view.engine == "postgres" or "planner" in view.options or not view.tables:
-        return view
-    with connection.transaction():
-        kept = {name: str(view.options[name]) for name in _KEPT_SETTINGS}
-        apply_view_settings(connection, kept | {"search_path": str(view.options["search_path"])})
-        plan = explain_view(
-            connection,
-            view.queue_name,
-            view.definition,
-            engine="spark",
-            elsewhere=view.elsewhere,
-            lake=view.lake is not None,
-        )
-    return replace(view, definition=plan.query, options=view.options | _options(plan, kept))
-
-
-def _safe_settings(options: Mapping[str, Any]) -> dict[str, str]:
+def safe_settings(options: Mapping[str, Any]) -> dict[str, str]:
     """The settings for a view's canonical SQL, from the view's stored options."""
-    return {name: str(options[name]) for name in _KEPT_SETTINGS} | PINNED_SETTINGS
+    return {name: str(options[name]) for name in KEPT_SETTINGS} | PINNED_SETTINGS
 
 
-def _options(plan: Plan, settings: dict[str, str]) -> dict[str, str]:
+def plan_options(plan: Plan, settings: dict[str, str]) -> dict[str, str]:
     """The stored options of a view: its settings, and its engine's data for planning it again."""
     from gdq.plan.spark.keys import SparkKeyPlan  # noqa: PLC0415 (loads sqlglot)
     from gdq.plan.spark.plan import SparkPlan  # noqa: PLC0415

@@ -21,7 +21,10 @@ begin
   end if;
   select * into existing from gdq.view v where v.view_name = view;
   if existing.view_id is not null then
-    if existing.queue_id = queue_of and existing.definition = create_view.definition
+    -- a view that reads ordinary views is the same although one of them was replaced
+    if existing.queue_id = queue_of
+       and (existing.definition = create_view.definition
+            or existing.options->>'written' = create_view.options->>'written')
        and existing.target = create_view.target and existing.options - no_part = create_view.options - no_part then
       return false;
     end if;

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from textwrap import wrap
 
-from gdq.plan.whitelist import AGGREGATES, FIXED_FUNCTIONS, FIXED_TYPES, NODES, VALUES
+from gdq.plan.whitelist import AGGREGATES, NODES, VALUES
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "views.md"
 BEGIN, END = "<!-- the list: made by python -m tests.support.whitelist_table -->\n", "<!-- end of the list -->\n"
@@ -18,17 +18,7 @@ def whitelist_table() -> str:
     for kind, (shown, _) in NODES.items():
         values = [word for (node, _), words in VALUES.items() if node == kind for word in words.values() if word]
         lines.append(f"| {shown}{': ' if values else ''}{'; '.join(values)} | {kind} |")
-    hidden, types = {"textanycat", "anytextcat"}, FIXED_TYPES.keys() - {"unknown"}
-    texts = (
-        f"Aggregates: {_listed(AGGREGATES)}.",
-        (
-            f"STABLE functions that count as immutable: {_listed(FIXED_FUNCTIONS - hidden)}; `||` of a text and "
-            "another value; `to_char` of numbers and timestamps with a constant format that asks nothing of the "
-            f"locale. Their arguments are of these types, or arrays of them: {_listed(types)}."
-        ),
-    )
-    for text in texts:
-        lines += ["", *wrap(text, 120, break_on_hyphens=False)]
+    lines += ["", *wrap(f"Aggregates: {_listed(AGGREGATES)}.", 120, break_on_hyphens=False)]
     return "\n".join([*lines, "", ""])
 
 
