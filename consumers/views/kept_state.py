@@ -66,6 +66,14 @@ class KeptSums:
         where = f" where {self.plan.having}" if self.plan.having else ""
         return f"select {', '.join(self.plan.visible)} from {state} as s{touched}{where}{self.plan.order}"
 
+    def loaded(self, state: str) -> str:
+        """SELECT of all rows of the view: an empty state stands for no rows, over which a query may have some."""
+        shown = self.shown(state, "")
+        if not self.plan.empty:
+            return shown
+        rows = f"select * from ({self.plan.empty}) as q where not exists (select from {state})"
+        return f"select * from ({shown}) as s union all {rows}"
+
     def _merged(self, state: str, touched: str) -> str:
         """The state with one row per group, in a text that does not depend on the order of the rows."""
         groups, numbers = self.plan.group_columns, self.plan.numbers
@@ -109,6 +117,10 @@ class KeptValues:
         groups = ", ".join(f"s.{name}" for name in self.groups)
         return f"select {', '.join(self.plan.visible)} from {state} as s{touched} group by {groups}{having}"
 
+    def loaded(self, state: str) -> str:
+        """SELECT of all rows of the view."""
+        return self.shown(state, "")
+
     def _respelled(self, state: str, touched: str) -> str:
         """The state with one text per value of a group, which does not depend on the order of the rows."""
         groups = [f"s.{name}" for name in self.groups]
@@ -148,7 +160,7 @@ class KeptState:
             listed = ", ".join(f"(array[{column}])" for column in columns)
             try_target_index(self.rows.sql, f"create unique index on {table} ({listed})")
         self.rows.sql.run(f"analyze {table}")
-        return Difference("full", self.kept.shown(table, ""), match=tuple(self.match))
+        return Difference("full", self.kept.loaded(table), match=tuple(self.match))
 
     def add(self, sums: str, after: Sequence[str] = (), refused: str = "") -> Difference:
         """Add a SELECT of the state's columns to the state; returns the change of the view's rows.

@@ -19,7 +19,7 @@ from gdq.plan.dialect import render_sql
 from gdq.plan.leaf import output_names
 from gdq.plan.number import Number, column_number, number_of
 from gdq.plan.query import Query, leaves_of, subqueries_of, value_of
-from gdq.plan.shape import aggregates_of
+from gdq.plan.shape import aggregates_of, has_grouping_sets
 from gdq.plan.text_types import query_column_types, text_form
 from gdq.sql_text import is_not_null
 
@@ -72,7 +72,8 @@ class StatePlan:
     `groups`, `arguments` and `extremes` are computed from each row of FROM and WHERE. `visible`: the view's columns as
     expressions over the state s; `having` and `order` (with LIMIT) likewise, or empty. `keys`: the view's columns that
     are groups, each with the group's number. `loose`: the state's group columns whose equal values may have different
-    texts (1.0 and 1.00), as far as the planner knows.
+    texts (1.0 and 1.00), as far as the planner knows. `empty`: the view's SQL if it has rows even over no rows at all,
+    that is for a grouping set without expressions.
     """
 
     select: exp.Select
@@ -84,6 +85,7 @@ class StatePlan:
     order: str
     keys: tuple[tuple[str, int], ...]
     loose: tuple[str, ...] = ()
+    empty: str = ""
 
     @property
     def items(self) -> list[exp.Expr]:
@@ -173,11 +175,10 @@ def plan_state(query: Query) -> StatePlan | None:
         return None
     if any(subqueries_of(part) for part in parts) or root.args.get("offset"):
         return None
-    extra = [name for name, value in (group.args if group else {}).items() if value and name != "expressions"]
     groups = tuple(item.unnest() for item in (group.expressions if group else ()))
     if any(_is_vague(query, g) for g in groups):
         return None
-    if extra or any(isinstance(g, exp.Rollup | exp.Cube | exp.GroupingSets) or subqueries_of(g) for g in groups):
+    if has_grouping_sets(root) or any(subqueries_of(g) for g in groups):
         return None
     builder = _Sums(query, groups)
     try:
@@ -198,6 +199,7 @@ def plan_state(query: Query) -> StatePlan | None:
         order,
         keys,
         tuple(f"c{n}" for n, group in enumerate(groups, 1) if not _has_one_text(query, group)),
+        next(filter(None, (query.sets.get(leaf.alias) for leaf in leaves_of(query.tree(root)))), ""),
     )
 
 
@@ -359,7 +361,11 @@ def _has_one_text(query: Query, group: exp.Expr) -> bool:
     """True if equal values of an expression always have the same text."""
     if isinstance(group, exp.Extract):
         return group.name.upper() in _WHOLE_FIELDS
+    if isinstance(group, exp.Case) and group.args.get("default") is None and len(group.args["ifs"]) == 1:
+        return _has_one_text(query, group.args["ifs"][0].args["true"])
     leaf = query.leaves[group.table] if isinstance(group, exp.Column) else None
+    if leaf is not None and leaf.alias in query.sets:
+        return True
     if leaf is not None and isinstance(leaf.query, exp.Select):
         return _has_one_text(query, value_of(leaf.query.expressions[leaf.columns.index(group.name)]))
     return text_form(group, query_column_types(query)) != ""

@@ -19,10 +19,11 @@ from gdq.errors import PlanError
 from gdq.plan.constants import CONSTANT_LEVELS, fix_changed_subqueries, fix_unchanged_subqueries
 from gdq.plan.delta import DeltaPlanner
 from gdq.plan.filter import FILTER_ROW, row_filter
+from gdq.plan.grouping import empty_checks, parse_grouped
 from gdq.plan.kept_state import StatePlan, plan_state
 from gdq.plan.leaf import is_correlated, output_names
 from gdq.plan.own_key import missing_columns, missing_columns_error, own_key
-from gdq.plan.query import Query, parse_query
+from gdq.plan.query import Query
 from gdq.plan.steps import PlanStep, RecomputeOutcome, ReplaceOutcome, SignedOutcome
 from gdq.plan.table import TableSchema
 from gdq.plan.whitelist import UNREAD, UNSETTLED, QueryReading, Settled
@@ -221,13 +222,14 @@ def _plan_changes(
 ) -> ChangePlan:
     first: PlanError | None = None
     for kinds, held in [(kinds, held) for kinds in CONSTANT_LEVELS for held in (True, False)]:
-        query = parse_query(canonical, tables)
+        query = parse_grouped(canonical, tables)
         planner = DeltaPlanner(query, {name: n for n, name in enumerate(names, 1)}, changed)
         try:
             if kinds and not fix_changed_subqueries(planner, kinds):
                 continue
             if held:
                 fix_unchanged_subqueries(planner)
+            planner.steps += empty_checks(query, planner.relations)
             outcome = _outcome(planner, how)
             # Spark's tasks select the rows of a ReplaceOutcome in other sessions, which lack the temporary relations
             if not isinstance(outcome, ReplaceOutcome) or "pg_temp." not in outcome.sql:
@@ -248,7 +250,7 @@ def _outcome(planner: DeltaPlanner, how: _How) -> SignedOutcome | ReplaceOutcome
 @lru_cache(maxsize=256)
 def _plan(canonical: str, tables: tuple[TableSchema, ...], elsewhere: bool) -> PostgresPlan:
     try:
-        query = parse_query(canonical, tables)
+        query = parse_grouped(canonical, tables)
     except PlanError as error:
         return _whole(canonical, tables, str(error), elsewhere)
     used = tuple(_used(query, table) for table in tables if table.qualified in query.tables(query.root))

@@ -38,10 +38,14 @@ FromTree = Leaf | FromJoin
 
 @dataclass(slots=True)
 class Query:
-    """A view's query, normalized. `leaves`: all items of FROM at any depth by their alias."""
+    """A view's query, normalized. `leaves`: all items of FROM at any depth by their alias.
+
+    `sets`: the aliases of items that stand for grouping sets (gdq.plan.grouping), with the query's SQL if one is empty.
+    """
 
     root: exp.Query
     leaves: dict[str, Leaf] = field(default_factory=dict)
+    sets: dict[str, str] = field(default_factory=dict)
 
     def leaf(self, node: exp.Expr) -> Leaf:
         """The leaf for a node of FROM."""

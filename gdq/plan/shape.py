@@ -48,10 +48,20 @@ def group_of(select: exp.Select) -> list[exp.Expr]:
     group = select.args.get("group")
     if group is None:
         return []
-    extra = [name for name, value in group.args.items() if value and name != "expressions"]
-    if extra or any(isinstance(item, exp.Rollup | exp.Cube | exp.GroupingSets) for item in group.expressions):
+    if has_grouping_sets(select):
         raise PlanError("grouping-sets", "GROUPING SETS are loaded in full")
     return [item.unnest() for item in group.expressions]
+
+
+def has_grouping_sets(select: exp.Select) -> bool:
+    """True if a GROUP BY is more than a list of expressions."""
+    group = select.args.get("group")
+    if group is None:
+        return False
+    sets = exp.Rollup | exp.Cube | exp.GroupingSets
+    nothing = any(isinstance(item, exp.Tuple) and not item.expressions for item in group.expressions)
+    more = any(value is not None for name, value in group.args.items() if name != "expressions")
+    return nothing or more or any(isinstance(item, sets) for item in group.expressions)
 
 
 def group_all(select: exp.Select) -> None:
@@ -100,7 +110,7 @@ def windows_of(node: exp.Expr) -> list[exp.Window]:
 def aggregates_of(node: exp.Expr) -> list[exp.Expr]:
     """The aggregate calls directly in an expression, each with its FILTER; not those of inner queries or windows."""
     if isinstance(node, exp.Query | exp.Window):
-        inner = [] if isinstance(node, exp.Query) else _window_parts(node)
+        inner = [] if isinstance(node, exp.Query) else window_parts(node)
         return [call for part in inner for call in aggregates_of(part)]
     if isinstance(node, exp.Filter | exp.WithinGroup) or _is_aggregate(node):
         return [node]
@@ -117,7 +127,7 @@ def _is_aggregate(node: exp.Expr) -> bool:
     return isinstance(node, exp.AggFunc) or (isinstance(node, exp.Anonymous) and node.name.lower() in AGGREGATES)
 
 
-def _window_parts(window: exp.Window) -> list[exp.Expr]:
+def window_parts(window: exp.Window) -> list[exp.Expr]:
     """The arguments, PARTITION BY and ORDER BY of a window function; they may hold aggregates of the query itself."""
     call = window.this.this if isinstance(window.this, exp.Filter | exp.IgnoreNulls | exp.RespectNulls) else window.this
     order = window.args.get("order")

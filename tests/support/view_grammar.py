@@ -164,6 +164,24 @@ _AGGREGATES = {
     "total_of_join": "select count(*) as n, sum(f.qty) as qty from item i join fact f on f.k = i.k where i.flag",
 }
 
+_GROUPING_SETS = {
+    "rollup_recomputed": """select grp, k, min(id) as low, count(distinct note) as notes from item
+                              group by rollup (grp, k)""",
+    "cube": """select grp, k, count(*) as n, sum(qty) as q, grouping(grp, k) as g from fact group by cube (grp, k)
+                 having count(*) > 1""",
+    "grouping_sets_of_join": """select i.grp, f.label, sum(f.qty) as q, count(*) as n
+                                  from item i join fact f on f.k = i.k
+                                 group by grouping sets ((i.grp), (f.label), (i.grp), ())""",
+    "grouping_sets_from": """select d.name, s.grp, s.n from dim d join (
+                               select grp, k, count(*) as n from item group by grouping sets ((grp, k), (k))) s
+                               on s.k = d.k""",
+    "grouping_of_few": "select v, count(*) as n, max(id) as last from few group by rollup (v)",
+    "grouping_of_few_kept": "select v, count(*) as n, sum(v) as s from few group by rollup (v) having count(*) < 9",
+    "grouping_of_left_join": """select i.grp, coalesce(f.label, '-') as label, count(f.k) as n from item i
+                                  left join fact f on f.k = i.k group by i.grp, rollup (coalesce(f.label, '-'))""",
+    "grouping_of_nothing": "select count(*) as n, sum(v) as s from few group by ()",
+}
+
 _SETS = {
     "distinct": "select distinct grp, k from fact",
     "distinct_of_join": "select distinct f.label, d.name from fact f join dim d on d.k = f.k",
@@ -339,7 +357,6 @@ _MAY_BE_FULL = {
     "cross_join",
     "exists_or",
     "not_in",
-    "rollup",
     "top_of_all",
     "total_of_text",
     "total_statistics",
@@ -367,6 +384,9 @@ _OWN = (REACH, WHOLE)
 
 SHAPES = {
     name: Shape(query, name not in _MAY_BE_FULL, _BASES.get(name))
-    for family in (_ROWS, _JOINS, _SEMI_JOINS, _AGGREGATES, _SETS, _WINDOWS, _QUERIES, _NAMES_AND_TYPES, _MIXED, *_OWN)
+    for family in (
+        *(_ROWS, _JOINS, _SEMI_JOINS, _AGGREGATES, _GROUPING_SETS, _SETS, _WINDOWS, _QUERIES, _NAMES_AND_TYPES, _MIXED),
+        *_OWN,
+    )
     for name, query in family.items()
 }
