@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import psycopg
 
-from gdq.consumers.views.difference import Difference
+from gdq.consumers.views.difference import Difference, row_image_sql
 from gdq.consumers.views.netting import MakeTable, net_signed_rows
 from gdq.consumers.views.signals import Diverged, NeedsFull
 from gdq.consumers.views.target import try_target_index
 from gdq.consumers.views.target_rows import TargetRows
 from gdq.plan.kept_state import StatePlan
 from gdq.plan.spark.parts import Detail
+from gdq.plan.top import TopPlan
 
 _SUMS, _BEFORE = "pg_temp.gdq_sums", "pg_temp.gdq_before"
 
@@ -37,6 +39,8 @@ class KeptSums:
 
     plan: StatePlan
     loose: Sequence[str] = ()
+
+    carried: ClassVar[Sequence[str]] = ()
 
     @property
     def keys(self) -> Sequence[str]:
@@ -92,6 +96,8 @@ class KeptValues:
     plan: Detail
     loose: Sequence[str] = ()
 
+    carried: ClassVar[Sequence[str]] = ()
+
     @property
     def keys(self) -> Sequence[str]:
         return [*self.plan.columns, "image"] if self.loose else self.plan.columns
@@ -134,10 +140,83 @@ class KeptValues:
         return f"(select {', '.join(names)} from {state} as s{touched})"
 
 
-# What a state keeps: columns `keys` and `numbers`, and the keys `groups` that identify a view's row. sums(rows) is the
+@dataclass(frozen=True, slots=True)
+class KeptTop:
+    """The first rows of a query by its ORDER BY, each with its number, in the table `table`.
+
+    All rows of the query up to the last row of the state are in the state.
+    """
+
+    plan: TopPlan
+    table: str
+
+    keys: ClassVar[Sequence[str]] = ("image",)
+    numbers: ClassVar[Sequence[str]] = ("n",)
+    groups: ClassVar[Sequence[str]] = ()
+
+    @property
+    def carried(self) -> Sequence[str]:
+        return self.plan.columns
+
+    @property
+    def _columns(self) -> str:
+        return ", ".join(self.plan.columns)
+
+    def _counted(self, rows: str) -> str:
+        """SELECT of rows (c1, c2, ..., w), each once with the sum of its weights."""
+        image = row_image_sql(self.plan.columns)
+        return (
+            f"select distinct on (image) {self._columns}, image, sum(w) over (partition by image)::bigint as n "
+            f"from (select {self._columns}, w, {image} as image from {rows} as r) as r"
+        )
+
+    def sums(self, rows: str) -> str:
+        """SELECT of the additions to the state: the changes up to its last row."""
+        table, order = self.table, self.plan.order
+        last = f"order by {order} offset (select greatest(count(*) - 1, 0) from {table})"
+        both = (
+            f"select {self._columns}, w, true as changed from {rows} as r "
+            f"union all (select {self._columns}, 0, false from {table} {last})"
+        )
+        placed = f"select *, rank() over (order by {order}) as place from ({both}) as r"
+        ended = f"select *, max(place) filter (where not changed) over () as last from ({placed}) as r"
+        return self._counted(f"(select * from ({ended}) as r where changed and place <= last)")
+
+    def whole(self) -> str:
+        """SELECT of the whole state from the tables; rows that are equal in the order are all in or all out."""
+        rows = f"select {self._columns} from ({self.plan.query}) as q({self._columns}) order by {self.plan.order}"
+        return self._counted(f"(select *, 1 as w from ({rows} fetch first {self.plan.kept} rows with ties) as q)")
+
+    def settle(self) -> list[str]:
+        """Statements after a change: fill the state anew if it has too few rows, cut it if it has too many."""
+        table, listed = self.table, f"{self._columns}, image, n"
+        kept, nothing = self.plan.kept, f"not exists (select from {table})"
+        many = f"(select count(*) from {table}) > {2 * kept}"
+        ranked = f"select image, rank() over (order by {self.plan.order}) as place from {table}"
+        return [
+            f"delete from {table} where (select coalesce(sum(n), 0) from {table}) < {self.plan.last}",
+            f"insert into {table} ({listed}) select {listed} from ({self.whole()}) as q where {nothing}",
+            f"delete from {table} where {many} and image in (select image from ({ranked}) as q where place > {kept})",
+        ]
+
+    def shown(self, state: str, touched: str) -> str:
+        columns = ", ".join(f"s.{name}" for name in self.plan.columns[: self.plan.shown])
+        count, skipped = self.plan.last - self.plan.first + 1, self.plan.first - 1
+        return (
+            f"select {columns} from {state} as s cross join generate_series(1, s.n){touched} "
+            f"order by {self.plan.order} limit {count} offset {skipped}"
+        )
+
+    def loaded(self, state: str) -> str:
+        """SELECT of all rows of the view."""
+        return self.shown(state, "")
+
+
+# What a state keeps: columns `keys` and `numbers`, columns `carried` that follow from the keys, and the keys `groups`
+# that identify a view's row. sums(rows) is the
 # SELECT of the additions to the state from signed rows (c1, c2, ..., w). shown(state, touched) is the SELECT of the
 # view's rows from the table `state` as s; `touched` is a join with the changed groups or "".
-KeptContents = KeptSums | KeptValues
+KeptContents = KeptSums | KeptValues | KeptTop
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +261,8 @@ class KeptState:
         self.make("gdq_before", f"select *, -1 as w from ({shown}) as b({names})")
         added = ", ".join(f"{name} = s.{name} + d.{name}" for name in numbers)
         gone = "when matched and s.n + d.n = 0 then delete " if columns else ""
-        listed = ", ".join([*columns, *numbers])
-        values = ", ".join(f"d.{name}" for name in [*columns, *numbers])
+        names_in = [*columns, *self.kept.carried, *numbers]
+        listed, values = ", ".join(names_in), ", ".join(f"d.{name}" for name in names_in)
         try:
             self.rows.sql.run(
                 f"merge into {table} as s using {_SUMS} as d on {_same(columns)} {gone}"

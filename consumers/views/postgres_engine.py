@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from gdq.consumers.views.computation import Computation
 from gdq.consumers.views.difference import Difference
 from gdq.consumers.views.engine import EngineEffort
-from gdq.consumers.views.kept_state import KeptState, KeptSums
+from gdq.consumers.views.kept_state import KeptState, KeptSums, KeptTop
 from gdq.consumers.views.signals import NeedsFull
 from gdq.consumers.views.target_rows import TargetRows
-from gdq.plan.kept_state import StatePlan
 from gdq.plan.steps import SignedOutcome
 
 
@@ -60,27 +59,37 @@ class PostgresEngine:
         return self.rows.change(difference)
 
     def _difference(self, changed: Mapping[str, str]) -> Difference:
-        state = self.computation.plan.state
-        outcome = self.computation.outcome(changed, once=state is None or not state.extremes)
-        if state is not None and isinstance(outcome, SignedOutcome):
-            return self._add_to_state(state, outcome.rows)
-        return self.computation.difference_of(outcome)
+        plan = self.computation.plan
+        outcome = self.computation.outcome(changed, once=plan.state is None or not plan.state.extremes)
+        kept = self._kept
+        if kept is None or not isinstance(outcome, SignedOutcome):
+            return self.computation.difference_of(outcome)
+        return self._add_to_state(kept, outcome.rows)
 
     def _load(self) -> int:
         """Fill the target with all rows of the view; returns the rows deleted plus inserted."""
-        state = self.computation.plan.state
-        if state is None:
+        kept = self._kept
+        if kept is None:
             return self._write(self.computation.full())
         self.computation.full()
         self.computation.task.tell("computing")
-        return self._write(self._kept(state).load(KeptSums(state, state.loose).whole()))
+        return self._write(self._state(kept).load(kept.whole()))
 
-    def _add_to_state(self, state: StatePlan, rows: str) -> Difference:
-        """Add signed rows of groups and arguments to the state; returns the change of the view's rows."""
-        sums, after = KeptSums(state, state.loose).sums(rows), state.follow_extremes(self.rows.target.state, rows)
-        return self._kept(state).add(sums, after, state.unnumbered)
+    def _add_to_state(self, kept: KeptSums | KeptTop, rows: str) -> Difference:
+        """Add signed rows to the state; returns the change of the view's rows."""
+        if isinstance(kept, KeptTop):
+            return self._state(kept).add(kept.sums(rows), kept.settle())
+        after = kept.plan.follow_extremes(self.rows.target.state, rows)
+        return self._state(kept).add(kept.sums(rows), after, kept.plan.unnumbered)
 
-    def _kept(self, state: StatePlan) -> KeptState:
+    @property
+    def _kept(self) -> KeptSums | KeptTop | None:
+        """What the plan keeps beside the target."""
+        plan = self.computation.plan
+        if plan.state is not None:
+            return KeptSums(plan.state, plan.state.loose)
+        return KeptTop(plan.top, self.rows.target.state) if plan.top is not None else None
+
+    def _state(self, kept: KeptSums | KeptTop) -> KeptState:
         made = self.computation
-        kept = KeptSums(state, state.loose)
         return KeptState(self.rows, made.plan.match, kept, made.temporary)

@@ -26,10 +26,11 @@ from gdq.plan.own_key import missing_columns, missing_columns_error, own_key
 from gdq.plan.query import Query
 from gdq.plan.steps import PlanStep, RecomputeOutcome, ReplaceOutcome, SignedOutcome
 from gdq.plan.table import TableSchema
+from gdq.plan.top import TopPlan, plan_top, without_limit
 from gdq.plan.whitelist import UNREAD, UNSETTLED, QueryReading, Settled
 from gdq.sql_text import quote
 
-_How = Literal["state", "replace", "signed"]
+_How = Literal["state", "top", "replace", "signed"]
 
 # Increase it if the same SQL gets another state or target than before: targets are then reloaded.
 _VERSION = 1
@@ -76,11 +77,12 @@ class ChangePlan:
 class PostgresPlan:
     """How one view is refreshed inside PostgreSQL.
 
-    `query`: its canonical SQL. `columns`: its columns, empty if the SQL cannot be parsed. `tables`: numbered from 1 in
-    the names of relations. `state`: the counts and sums that are kept, or None. `full`: why the view can only be loaded
-    in full. `aggregates`: columns that may be sums of floats. `match`: columns by which rows of the target are found.
-    `elsewhere`: the target is in another database than the tables. `checked`: with `full`, a check shows whether
-    changes reach the view's rows, so that the others need no load. `functions` and `settled`: as for QueryReading.
+    `query`: its canonical SQL. `columns`: its columns, empty if the SQL cannot be parsed. `tables`: numbered from 1
+    in the names of relations. `state`: the counts and sums that are kept, or None. `full`: why the view can only be
+    loaded in full. `aggregates`: columns that may be sums of floats. `match`: columns by which rows of the target
+    are found. `top`: the first rows that are kept, or None. `elsewhere`: the target is in another database than the
+    tables. `checked`: with `full`, a check shows whether changes reach the view's rows, so that the others need no
+    load. `functions` and `settled`: as for QueryReading.
     """
 
     query: str
@@ -95,11 +97,12 @@ class PostgresPlan:
     checked: bool = False
     functions: str = ""
     settled: Settled = UNSETTLED
+    top: TopPlan | None = None
 
     @property
     def strategy(self) -> str:
         """The strategy: state, incremental or full."""
-        return "full" if self.full else "state" if self.state else "incremental"
+        return "full" if self.full else "state" if self.state or self.top else "incremental"
 
     def plan_changes(self, changed: Collection[str], *, replace: bool = True) -> ChangePlan:
         """The refresh after changes of these tables (quoted, qualified); PlanError if it takes a full load.
@@ -107,7 +110,9 @@ class PostgresPlan:
         `replace`: rows may be deleted by their keys; else they are always signed.
         """
         names = tuple(table.name for table in self.tables)
-        how: _How = "state" if self.state is not None else "replace" if replace else "signed"
+        how: _How = "replace" if replace else "signed"
+        if self.state is not None or self.top is not None:
+            how = "top" if self.state is None else "state"
         return _plan_changes(self.query, self.schemas, names, frozenset(changed), how)
 
     def reaches(self, table: str) -> bool:
@@ -153,7 +158,7 @@ class PostgresPlan:
                 {"name": t.name, "columns": list(t.columns), "key": list(t.key), "rule": rule}
                 for t, rule in zip(self.tables, self.alone().values(), strict=True)
             ],
-            "state": [*self.state.group_columns, *self.state.numbers] if self.state else None,
+            "state": self._kept or None,
             "statements": [{"name": s.name, "engine": "postgres", "kind": s.kind, "sql": s.sql} for s in self._steps()],
         }
 
@@ -163,9 +168,16 @@ class PostgresPlan:
             lines.append("target: elsewhere; rows are computed beside the tables and copied there, no state is kept")
         lines += [] if self.full and not self.checked else self.settled.lines(self.columns)
         lines += [f"table {name}: {rule}" for name, rule in self.alone().items()]
-        if self.state is not None:
-            lines.append(f"state: {', '.join([*self.state.group_columns, *self.state.numbers])}")
+        if self._kept:
+            lines.append(f"state: {', '.join(self._kept)}")
         return "\n".join([*lines, *(f"{step.kind} {step.name}: {step.sql}" for step in self._steps())])
+
+    @property
+    def _kept(self) -> list[str]:
+        """The columns of the state that is kept; empty without one."""
+        if self.state is not None:
+            return [*self.state.group_columns, *self.state.numbers]
+        return [*self.top.columns, "n"] if self.top is not None else []
 
     def _steps(self) -> list[PlanStep]:
         """The steps if all tables changed; empty if that takes a full load."""
@@ -185,20 +197,26 @@ class PostgresPlan:
             return f"full: {error}"
         if isinstance(outcome, RecomputeOutcome):
             return f"full: {outcome.reason}"
-        if self.state is not None:
+        if self.state is not None or self.top is not None:
             return "state"
         return "replace" if isinstance(outcome, ReplaceOutcome) else "signed"
 
 
 def plan_postgres(
-    canonical: str, tables: Sequence[TableSchema], *, elsewhere: bool = False, reading: QueryReading = UNREAD
+    canonical: str,
+    tables: Sequence[TableSchema],
+    *,
+    elsewhere: bool = False,
+    tops: bool = True,
+    reading: QueryReading = UNREAD,
 ) -> PostgresPlan:
     """The plan of a view by its canonical SQL; PlanError if the log lacks a column that the view reads.
 
     A view that cannot be refreshed from changes has a plan too: `full` says why. `elsewhere`: the target is in another
-    database than the tables, so no state is kept and groups are recomputed.
+    database than the tables, so no state is kept and groups are recomputed. `tops`: the first rows of a query with
+    LIMIT may be kept.
     """
-    plan = _plan(canonical, tuple(tables), elsewhere)
+    plan = _plan(canonical, tuple(tables), elsewhere, tops=tops and not elsewhere)
     if reading.refused is not None and not (plan.full and not plan.checked):
         # what the planner read is not to be believed: not even which columns count
         plan = _whole(canonical, tuple(tables), reading.refused, elsewhere)
@@ -241,14 +259,26 @@ def _plan_changes(
 
 def _outcome(planner: DeltaPlanner, how: _How) -> SignedOutcome | ReplaceOutcome | RecomputeOutcome | None:
     state = plan_state(planner.query) if how == "state" else None
+    if how == "top":
+        return _top_outcome(planner)
     if state is None:
         return planner.outcome(replace=how == "replace")
     rows = planner.core(state.select, state.items)
     return None if rows is None else SignedOutcome(rows)
 
 
+def _top_outcome(planner: DeltaPlanner) -> SignedOutcome | None:
+    """The changes of the rows of a query without its LIMIT."""
+    root, top = planner.query.root, plan_top(planner.query)
+    if top is None or not isinstance(root, exp.Select):
+        raise AssertionError("a plan keeps the first rows of a SELECT with LIMIT")
+    without_limit(root, top.hidden)
+    rows = planner.delta(root)
+    return None if rows is None else SignedOutcome(rows)
+
+
 @lru_cache(maxsize=256)
-def _plan(canonical: str, tables: tuple[TableSchema, ...], elsewhere: bool) -> PostgresPlan:
+def _plan(canonical: str, tables: tuple[TableSchema, ...], elsewhere: bool, *, tops: bool) -> PostgresPlan:
     try:
         query = parse_grouped(canonical, tables)
     except PlanError as error:
@@ -261,6 +291,10 @@ def _plan(canonical: str, tables: tuple[TableSchema, ...], elsewhere: bool) -> P
     state = None if elsewhere else plan_state(query)
     summed = query.root.find(exp.AggFunc, exp.Anonymous, exp.Window) is not None
     plan = PostgresPlan(canonical, columns, used, state, None, columns if summed else (), (), tuple(tables), elsewhere)
+    if tops and state is None:
+        kept = replace(plan, top=plan_top(query))
+        if kept.top is not None and not all(rule.startswith("full: ") for rule in kept.alone().values()):
+            plan = kept
     rules = plan.alone()
     full = next(iter(rules.values())) if all(rule.startswith("full: ") for rule in rules.values()) else None
     reason = full.removeprefix("full: ") if full else None
@@ -308,6 +342,8 @@ def _match(query: Query, plan: PostgresPlan) -> tuple[str, ...]:
     """Columns of the view by which changed rows are found: groups, keys of a replace, or keys of the tables."""
     if plan.state is not None:
         return tuple(name for name, _ in plan.state.keys)
+    if plan.top is not None:
+        return ()
     for tables in [[table.name for table in plan.tables], *([table.name] for table in plan.tables)]:
         try:
             outcome = plan.plan_changes(tables).outcome

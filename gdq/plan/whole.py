@@ -16,7 +16,7 @@ from gdq.plan.shape import group_of, is_grouped
 def whole_reason(select: exp.Select) -> str | None:
     """Why a SELECT depends on all of its rows, with the code; None if the rows can be divided."""
     if select.args.get("limit") or select.args.get("offset"):
-        return "LIMIT is loaded in full, but over a GROUP BY whose sums are kept [order-limit]"
+        return "LIMIT is loaded in full here; its first rows are kept if ORDER BY ends with a key [order-limit]"
     if is_grouped(select) and not group_of(select):
         return "an aggregate without GROUP BY whose value is not kept is loaded in full [no-group-by]"
     return None
@@ -40,11 +40,12 @@ def parts_after_where(select: exp.Select) -> list[exp.Expr]:
 def require_limit_order(query: Query, node: exp.Expr) -> None:
     """PlanError if a LIMIT inside a query may choose among different rows: its old result is then unknown."""
     for select in node.find_all(exp.Select):
-        if (select.args.get("limit") or select.args.get("offset")) and not _is_ordered(query, select):
+        if (select.args.get("limit") or select.args.get("offset")) and not is_ordered(query, select):
             raise PlanError("order-limit", "a LIMIT whose ORDER BY leaves open which rows it takes is loaded in full")
 
 
-def _is_ordered(query: Query, select: exp.Select) -> bool:
+def is_ordered(query: Query, select: exp.Select) -> bool:
+    """True if ORDER BY leaves no two different rows in any order: it has all columns, all groups, or a table's key."""
     order = select.args.get("order")
     by = {render_sql(item.this) for item in order.expressions} if order is not None else set()
     if all(render_sql(value_of(item)) in by for item in select.expressions):

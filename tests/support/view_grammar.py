@@ -357,13 +357,8 @@ _MAY_BE_FULL = {
     "cross_join",
     "exists_or",
     "not_in",
-    "top_of_all",
     "total_of_text",
     "total_statistics",
-    "limit_of_bag",
-    "limit_of_join",
-    "limit_of_groups",
-    "limit_of_scalar",
 }
 _BASES = {"view_of_view": "sums", "view_of_view_join": "sums", "view_of_view_group": "window_sum"}
 

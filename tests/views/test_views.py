@@ -99,10 +99,13 @@ def test_wrong_syntax_is_told_as_the_server_sees_it(captured: Shop) -> None:
 @pytest.mark.parametrize(
     ("query", "code"),
     [
-        ("select id from orders order by id limit 3", "order-limit"),
+        ("select id from orders order by n limit 3", "order-limit"),
         ("select string_agg(status, ',') as s from orders", "no-group-by"),
         ("select id, row_number() over (order by id) as r from orders", "window-no-partition"),
-        ("select status, count(*) as n from orders group by rollup (status)", "grouping-sets"),
+        (
+            "select status, count(*) as m from orders group by distinct rollup (status, n), rollup (status)",
+            "grouping-sets",
+        ),
         (
             "select distinct on (n) n, count(*) as c from orders group by n, big order by n, big",
             "distinct-on-aggregate",

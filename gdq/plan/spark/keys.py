@@ -57,5 +57,5 @@ def plan_spark_keys(
     reading: QueryReading = UNREAD,
 ) -> SparkKeyPlan:
     """The plan of a view by its canonical SQL. PlanError as plan_postgres()."""
-    plan = plan_postgres(canonical, tables, elsewhere=elsewhere, reading=reading)
+    plan = plan_postgres(canonical, tables, elsewhere=elsewhere, tops=False, reading=reading)
     return SparkKeyPlan(**{field.name: getattr(plan, field.name) for field in fields(plan)}, refused=refused)

@@ -177,7 +177,7 @@ def _plan(canonical: str, tables: tuple[TableSchema, ...]) -> SparkPlan:
 
 def _known(canonical: str, tables: tuple[TableSchema, ...]) -> PostgresPlan:
     """The plan of the engine postgres; PlanError if that shows that Spark cannot join the logs' rows."""
-    known = plan_postgres(canonical, tables)
+    known = plan_postgres(canonical, tables, tops=False)
     if known.full and known.full.endswith("[collation]"):
         raise PlanError("collation", known.full.removesuffix(" [collation]"))
     for table in known.tables:
