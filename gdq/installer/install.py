@@ -68,10 +68,11 @@ begin
 end
 $pin$"""
 
-# Regenerates the functions of the existing queues.
+# Regenerates the functions of the existing queues; maintain() makes their readers.
 _WRITERS = """do $writers$
 begin
   perform gdq.replace_writers();
+  perform gdq.drop_readers();
 end
 $writers$"""
 

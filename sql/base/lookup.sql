@@ -183,7 +183,7 @@ comment on function gdq.require_read_committed(text) is
 --   functions of one table (id: its oid); control: rotation of the control tables (id: 0); token: events put aside
 --   under a batch's token against the end of the batch; view: the refreshes of one view; drop: dropping logs
 --   against maintenance, which has looked for them (id: 0); alarm: shared by transactions that alter captured tables
---   (id: 0).
+--   (id: 0); reader: the reader of one version's log.
 -- Keys have a prefix of gdq's own ("gdq" in the top bytes). Writes: nothing.
 create or replace function gdq.lock_key(class text, id oid) returns bigint
 language plpgsql immutable security definer set search_path = pg_catalog, pg_temp
@@ -197,7 +197,8 @@ begin
                      when 'token' then 5
                      when 'view' then 6
                      when 'drop' then 7
-                     when 'alarm' then 8 end::bigint << 32)
+                     when 'alarm' then 8
+                     when 'reader' then 9 end::bigint << 32)
        | id::bigint;
 end
 $$;

@@ -37,7 +37,7 @@ begin
                from gdq.log_segment ls join gdq.table_version v using (version_id) where v.table_id = id loop
       execute format('drop table %s', s.name);
     end loop;
-    perform gdq.drop_row_type(v.version_id) from gdq.table_version v where v.table_id = id;
+    perform gdq.drop_version(v.version_id) from gdq.table_version v where v.table_id = id;
   exception when lock_not_available then
     raise exception 'table % or its log is busy: no lock within 500 ms', coalesce(gdq.table_name(tbl), tbl::text)
       using errcode = 'lock_not_available', hint = 'Nothing was changed. Try again.';

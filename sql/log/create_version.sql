@@ -89,14 +89,28 @@ $$;
 comment on function gdq.create_row_type(bigint) is
   'Creates the type that splits the row text of a version into columns.';
 
--- drop_row_type(version_id): drops the type that create_row_type() made, if there is one. Writes: a type in gdq_log.
-create or replace function gdq.drop_row_type(version_id bigint) returns void
+-- drop_version(version_id): drops what belongs to a version beside its segments: the type that create_row_type() made,
+-- and the reader that create_readers() made. Writes: a type and a function in gdq_log.
+create or replace function gdq.drop_version(version_id bigint) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set client_min_messages = warning
 as $$
 begin
   if gdq.row_type(version_id) is not null then
     execute format('drop type if exists %s', gdq.row_type(version_id));
   end if;
+  execute (select format('drop function if exists gdq_log.%I(pg_snapshot, pg_snapshot)', gdq.reader_name(v))
+             from gdq.table_version v where v.version_id = drop_version.version_id);
 end
 $$;
-comment on function gdq.drop_row_type(bigint) is 'Drops the type that splits the row text of a version into columns.';
+comment on function gdq.drop_version(bigint) is 'Drops what belongs to a version beside its segments.';
+
+-- reader_name(v): the name of the function in gdq_log that reads a version's log, where there is one: see
+-- create_readers(). Writes: nothing.
+create or replace function gdq.reader_name(v gdq.table_version) returns text
+language plpgsql immutable security definer set search_path = pg_catalog, pg_temp
+as $$
+begin
+  return concat('t', v.table_id, '_v', v.version_id, '_read');
+end
+$$;
+comment on function gdq.reader_name(gdq.table_version) is 'Name of the function that reads a version''s log.';

@@ -48,17 +48,28 @@ create or replace function gdq.images_sql(segment regclass, s0 pg_snapshot, s1 p
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
+  rows_sql text := gdq.changes_sql(segment, gdq.segment_columns(segment), s0, s1);
+begin
+  return case when rows_sql is not null then gdq.segment_images_sql(segment, rows_sql) end;
+end
+$$;
+comment on function gdq.images_sql(regclass, pg_snapshot, pg_snapshot) is
+  'SELECT of one change log segment''s rows between two snapshots, in one shape for both tables of a slot.';
+
+-- segment_columns(segment): what segment_images_sql() needs to be selected from a change log segment. Writes: nothing.
+create or replace function gdq.segment_columns(segment regclass) returns text
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set quote_all_identifiers = off
+as $$
+declare
   s record;
   names text;
-  rows_sql text;
 begin
-  select ls.pair, gdq.log_columns(v) as columns, v.columns as table_columns, v.shape, v.version_id,
-         gdq.version_mode(v.columns) as mode,
+  select ls.pair, gdq.log_columns(v) as columns,
          case when exists (select from pg_attribute a where a.attrelid = ls.segment and a.attname = 'ev_origin')
               then 'ev_origin' else 'null::text as ev_origin' end as origin
     into strict s
     from gdq.log_segment ls join gdq.table_version v using (version_id)
-   where ls.segment = images_sql.segment;
+   where ls.segment = segment_columns.segment;
   if s.pair then
     names := gdq.image_columns(s.columns, 'old_') || gdq.image_columns(s.columns, 'new_');
   else
@@ -68,19 +79,34 @@ begin
       from jsonb_to_recordset(s.columns) c(attnum int, suffix text),
            (values ('old_', $sql$'D', 'o'$sql$), ('new_', $sql$'I', 'n'$sql$)) image(prefix, ops);
   end if;
-  rows_sql := gdq.changes_sql(segment, concat('ev_id, ev_txid, ev_time, ev_op::text as ev_op, ', s.origin, names),
-                              s0, s1);
-  if s.shape is not null and rows_sql is not null then
+  return concat('ev_id, ev_txid, ev_time, ev_op::text as ev_op, ', s.origin, names);
+end
+$$;
+comment on function gdq.segment_columns(regclass) is 'What has to be selected from a change log segment.';
+
+-- segment_images_sql(segment, rows_sql): the SELECT rows_sql of segment_columns(), in the shape of images_sql().
+-- Writes: nothing.
+create or replace function gdq.segment_images_sql(segment regclass, rows_sql text) returns text
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  s record;
+begin
+  select ls.pair, v.columns, v.shape, v.version_id, gdq.version_mode(v.columns) as mode
+    into strict s
+    from gdq.log_segment ls join gdq.table_version v using (version_id)
+   where ls.segment = segment_images_sql.segment;
+  if s.shape is not null then
     rows_sql := gdq.json_images_sql(s.version_id, rows_sql);
   end if;
-  if s.pair and s.mode = 'pk' and rows_sql is not null then
-    rows_sql := gdq.key_changes_sql(s.table_columns, rows_sql);
+  if s.pair and s.mode = 'pk' then
+    rows_sql := gdq.key_changes_sql(s.columns, rows_sql);
   end if;
   return rows_sql;
 end
 $$;
-comment on function gdq.images_sql(regclass, pg_snapshot, pg_snapshot) is
-  'SELECT of one change log segment''s rows between two snapshots, in one shape for both tables of a slot.';
+comment on function gdq.segment_images_sql(regclass, text) is
+  'A SELECT from a change log segment, in one shape for both tables of a slot.';
 
 -- json_images_sql(version_id, changes): SELECT of the rows of a segment in format json as images_sql() gives them.
 -- changes: a SELECT of ev_*, old_text and new_text. A row that does not fit the version has no images and ev_op !.

@@ -1,8 +1,8 @@
 -- maintain(): does the work of all queues that is due, besides ticks. A call looks at all logs, unless the one before
--- has left consumed segments to be emptied. A call ends after a step whose locks others may
--- wait for: capture of one table switched on again; logs completed, rotated or made quiet or busy; logs of old versions
--- dropped; max_bytes enforced; one consumed segment emptied. When none of these is due, it looks for DDL that no event
--- trigger saw.
+-- has left consumed segments to be emptied. A call ends after a step whose locks others may wait for: capture of one
+-- table switched on again; logs completed, rotated or made quiet or busy; logs of old versions dropped; max_bytes
+-- enforced; one consumed segment emptied. When none of these is due, it looks for DDL that no event trigger saw, and
+-- makes the readers of logs.
 -- Call it in a transaction of its own, and again while it returns true. It returns false while another session drops
 -- logs.
 -- Result: whether more may be due. Writes: as the functions that it calls. Errors: GDQ04, GDQ07.
@@ -68,7 +68,7 @@ begin
   -- event triggers leave hardly anything to find: with them a call checks a sixtieth of the tables
   return gdq.check_tables(null, case when gdq.event_triggers_on() then
                                        extract(second from clock_timestamp())::integer % 60 end) > 0
-      or gdq.leave_typed();
+      or gdq.leave_typed() or gdq.create_readers() > 0;
 end
 $$;
 comment on function gdq.maintain() is
@@ -153,7 +153,7 @@ begin
       for s in select ls.segment from gdq.log_segment ls where ls.version_id = v.version_id loop
         execute format('drop table %s', gdq.table_name(s));
       end loop;
-      perform gdq.drop_row_type(v.version_id);
+      perform gdq.drop_version(v.version_id);
       delete from gdq.table_version tv where tv.version_id = v.version_id;
       dropped := dropped + 1;
       exit when dropped = 20;

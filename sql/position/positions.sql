@@ -117,10 +117,16 @@ comment on function gdq.resync_tables(integer) is 'The tables that a subscriptio
 -- delivered_from(b, tbl): the snapshot after which a batch gives changes of a table: the start of the batch, or the
 -- snapshot of a later copy. Writes: nothing.
 create or replace function gdq.delivered_from(b gdq.batch, tbl regclass) returns pg_snapshot
-language sql volatile security definer set search_path = pg_catalog, pg_temp
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
-  select gdq.snapshot_max(b.snapshot_from,
-                          (select c.snapshot from gdq.copied_tables(b.subscription_id) c where c.relid = tbl))
+begin
+  if not exists (select from gdq.subscription_resync r
+                  where r.subscription_id = b.subscription_id and r.relid = tbl) then
+    return b.snapshot_from;  -- the usual case
+  end if;
+  return gdq.snapshot_max(b.snapshot_from,
+                          (select c.snapshot from gdq.copied_tables(b.subscription_id) c where c.relid = tbl));
+end
 $$;
 comment on function gdq.delivered_from(gdq.batch, regclass) is
   'The snapshot after which a batch gives changes of a table.';

@@ -40,7 +40,7 @@ begin
                 where v.table_id = t.table_id loop
         execute format('drop table %s', gdq.table_name(f.segment));
       end loop;
-      perform gdq.drop_row_type(v.version_id) from gdq.table_version v where v.table_id = t.table_id;
+      perform gdq.drop_version(v.version_id) from gdq.table_version v where v.table_id = t.table_id;
       delete from gdq.captured_table ct where ct.table_id = t.table_id;
       perform gdq.log_event(queue_id, 'resync', null,
                             jsonb_build_object('kind', 'dropped', 'reason', why, 'table', t.table_name));
@@ -110,7 +110,7 @@ begin
               where v.table_id = t.table_id and v.version_id <= old_version loop
       execute format(case when s.kept then 'truncate %s' else 'drop table %s' end, gdq.table_name(s.segment));
     end loop;
-    perform gdq.drop_row_type(v.version_id)
+    perform gdq.drop_version(v.version_id)
        from gdq.table_version v
       where v.table_id = t.table_id and v.version_id < coalesce(version, old_version);
     delete from gdq.table_version v where v.table_id = t.table_id and v.version_id < coalesce(version, old_version);

@@ -43,9 +43,17 @@ def drain(db: Database, queue: str = "q", consumer: str = "c") -> list[tuple[Any
         while found := owner.execute(
             "select batch_id, token from gdq.next_batch(%s, %s)", [queue, consumer]
         ).fetchone():
-            query = "select ev_id, ev_txid, ev_time, op, tbl, key, old, new from gdq.get_batch(%s, %s)"
-            rows += owner.execute(query, found).fetchall()
+            rows += _read(owner, found, "ev_id, ev_txid, ev_time, op, tbl, key, old, new")
             owner.execute("select gdq.finish_batch(%s, %s)", found)
+    return rows
+
+
+def _read(owner: psycopg.Connection[Any], batch: tuple[Any, ...], columns: str) -> list[tuple[Any, ...]]:
+    """The rows of gdq.get_batch(), which readers give as well."""
+    owner.execute("select gdq.create_readers()")
+    rows = owner.execute(f"select {columns} from gdq.get_batch(%s, %s)".encode(), batch).fetchall()
+    brought = owner.execute(f"select {columns} from gdq.get_events(%s, %s) where retries = 0".encode(), batch)
+    assert brought.fetchall() == rows
     return rows
 
 
@@ -100,7 +108,7 @@ class Tap:
             "select batch_id, token from gdq.next_batch(%s, %s, 1000000)", [self.queue, self.consumer]
         ).fetchone()
         assert found
-        fetched = self.owner.execute("select op, tbl, key, old, new from gdq.get_batch(%s, %s)", found).fetchall()
+        fetched = _read(self.owner, found, "op, tbl, key, old, new")
         rows = {}
         for table in tables:
             typed = self.owner.execute("select gdq.batch_sql(%s, %s, %s::regclass)", [*found, table]).fetchone()
