@@ -21,6 +21,14 @@ declare
   id integer := gdq.lock_subscription(queue, consumer);
   b gdq.batch;
 begin
+  if member is null then
+    b := gdq.usual_batch(id, max_events);
+    if b.batch_id is not null then
+      insert into gdq.batch_token (batch_id) values (b.batch_id) returning batch_token.token into token;
+      return query select b.batch_id, token, b.tick_from, b.tick_to, b.snapshot_from, b.snapshot_to;
+      return;
+    end if;
+  end if;
   perform gdq.require_member(id, member);
   if gdq.note_losses(queue) > 0 or not gdq.may_read(id) then
     return;
@@ -43,6 +51,68 @@ $$;
 comment on function gdq.next_batch(text, text, integer, text, interval) is
   'Opens the next batch of a consumer or of one of its members, or hands out the open one under a new token.';
 
+-- usual_batch(subscription_id, max_events): create_batch() in one statement, where nothing stands against it: no
+-- members, pause, losses, tables to copy, retries, or open batch. NULL otherwise, and when there is no new tick: then
+-- next_batch() looks at one after the other. The caller has locked the subscription. Writes: batch.
+create or replace function gdq.usual_batch(subscription_id integer, max_events integer) returns gdq.batch
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  b gdq.batch;
+begin
+  insert into gdq.batch (subscription_id, batch_no, tick_from, tick_to, snapshot_from, snapshot_to, event_seq)
+    select s.subscription_id, (pos).batch_no + 1, (pos).tick_id, till.tick_id, (pos).snapshot, till.snapshot,
+           till.event_seq
+      from gdq.subscription s
+      join gdq.queue q using (queue_id)
+     cross join lateral (select p as pos from gdq.position p
+                          where p.subscription_id = s.subscription_id order by p.batch_no desc limit 1) latest
+     cross join lateral gdq.next_tick(s.queue_id, pos, max_events) till
+     where s.subscription_id = usual_batch.subscription_id
+       and not q.paused
+       and not exists (select from gdq.subscription_pause sp where sp.subscription_id = s.subscription_id)
+       and not exists (select from gdq.member m where m.subscription_id = s.subscription_id)
+       and not exists (select from gdq.subscription_resync r
+                        where r.subscription_id = s.subscription_id and r.kind = 'cut')
+       and not exists (select from gdq.retry_event r where r.subscription_id = s.subscription_id)
+       and not exists (select from gdq.batch bb
+                        where bb.subscription_id = s.subscription_id and bb.batch_no > (pos).batch_no)
+       and not exists (select from gdq.queue u
+                        where u.unlogged and not exists (select from gdq.log_marker m where m.queue_id = u.queue_id))
+       and till.tick_id is not null
+    returning * into b;
+  return b;
+end
+$$;
+comment on function gdq.usual_batch(integer, integer) is
+  'Opens a new batch of a subscription where nothing stands against it.';
+
+-- next_tick(queue_id, pos, max_events): the tick at which the batch after a position ends; NULL when there is none.
+-- Writes: nothing.
+create or replace function gdq.next_tick(queue_id integer, pos gdq.position, max_events integer) returns gdq.tick
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  till gdq.tick;
+  -- a consumer that is far behind must not read all its ticks for every batch
+  ticks_max constant integer := 1000;
+begin
+  -- A tick that was taken before the position but committed after it would lead backwards: it is passed over.
+  select (t).* into till
+    from (select t
+            from gdq.tick t
+           where t.queue_id = next_tick.queue_id
+             and not t.refresh and t.tick_id > pos.tick_id and gdq.snapshot_le(pos.snapshot, t.snapshot)
+           order by t.tick_id limit ticks_max) later(t)
+   order by (t).event_seq - pos.event_seq > max_events,
+            case when (t).event_seq - pos.event_seq > max_events then (t).tick_id else -(t).tick_id end
+   limit 1;
+  return till;
+end
+$$;
+comment on function gdq.next_tick(integer, gdq.position, integer) is
+  'The tick at which the batch after a position ends.';
+
 -- create_batch(subscription_id, max_events): opens a new batch after the one opened last, up to a tick, with at most
 -- max_events of the retries that are due; or with retries alone. NULL when there is neither. The caller has locked the
 -- subscription. Writes: batch, retry_delivery.
@@ -54,8 +124,6 @@ declare
   b gdq.batch;
   till gdq.tick;
   due bigint[];
-  -- a consumer that is far behind must not read all its ticks for every batch
-  ticks_max constant integer := 1000;
 begin
   -- other members may have batches open
   select * into b
@@ -68,17 +136,8 @@ begin
     pos.snapshot := b.snapshot_to;
     pos.event_seq := b.event_seq;
   end if;
-  -- A tick that was taken before the position but committed after it would lead backwards: it is passed over.
-  select (t).* into till
-    from (select t
-            from gdq.tick t
-           where t.queue_id = (select s.queue_id from gdq.subscription s
-                                where s.subscription_id = create_batch.subscription_id)
-             and not t.refresh and t.tick_id > pos.tick_id and gdq.snapshot_le(pos.snapshot, t.snapshot)
-           order by t.tick_id limit ticks_max) later(t)
-   order by (t).event_seq - pos.event_seq > max_events,
-            case when (t).event_seq - pos.event_seq > max_events then (t).tick_id else -(t).tick_id end
-   limit 1;
+  till := gdq.next_tick((select s.queue_id from gdq.subscription s
+                          where s.subscription_id = create_batch.subscription_id), pos, max_events);
   due := array(select r.retry_id from gdq.waiting_retries(subscription_id, clock_timestamp(), max_events) r);
   if till.tick_id is null and due = '{}' then
     return null;

@@ -21,21 +21,47 @@ $$;
 comment on function gdq.find_subscription(text, text) is
   'Id of a subscription; error 42704 when the consumer is not registered on the queue.';
 
+-- usable_subscription(queue, consumer): the id of a subscription that the session's role may use. Writes: nothing.
+-- Errors: 42704, 42501, GDQ07.
+create or replace function gdq.usable_subscription(queue text, consumer text) returns integer
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  who constant name := gdq.invoker();
+  id integer;
+begin
+  -- the usual case in one query: every batch comes here
+  select s.subscription_id into id
+    from gdq.queue q
+    join gdq.subscription s using (queue_id)
+    join gdq.consumer c using (consumer_id)
+   where q.queue_name = queue and c.consumer_name = consumer and s.owner_role = who
+     and (select e.written_by = e.xmin and e.written_in = 'gdq.era'::regclass from gdq.era e
+               where e.queue_id = s.queue_id order by e.era_no desc limit 1);
+  if id is null then
+    id := gdq.find_subscription(queue, consumer);
+    perform gdq.check_consumer_role(id);
+  end if;
+  return id;
+end
+$$;
+comment on function gdq.usable_subscription(text, text) is
+  'Id of a subscription that the session may use; error 42501 for another.';
+
 -- own_subscription(queue, consumer): the id of a subscription that the session's role may use, and whose owner may read
--- its tables. Writes: nothing. Errors: 42704, 42501.
+-- its tables. Writes: nothing. Errors: 42704, 42501, GDQ07.
 create or replace function gdq.own_subscription(queue text, consumer text) returns integer
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
-  id integer := gdq.find_subscription(queue, consumer);
+  id integer := gdq.usable_subscription(queue, consumer);
 begin
-  perform gdq.check_consumer_role(id);
   perform gdq.check_consumer_tables(id);
   return id;
 end
 $$;
 comment on function gdq.own_subscription(text, text) is
-  'Id of a subscription that the session may use; error 42501 for another.';
+  'Id of a subscription that the session may use and whose owner may read its tables; else error 42501.';
 
 -- lock_subscription(queue, consumer): locks a subscription until the transaction ends, so that one worker at a time
 -- moves it. Result: its id. Writes: a row lock. Errors: 42704, GDQ04; 42501 for the consumer of another role, or one

@@ -4,10 +4,9 @@ create or replace function gdq.next_retry(queue text, consumer text) returns tim
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
-  id integer := gdq.find_subscription(queue, consumer);
-begin
   -- not own_subscription(): a time reveals no data, and next_batch() checks the right to read the tables
-  perform gdq.check_consumer_role(id);
+  id integer := gdq.usable_subscription(queue, consumer);
+begin
   return (select r.due_at from gdq.waiting_retries(id, 'infinity', 1) r);
 end
 $$;
