@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,7 @@ from gdq.consumers.replica.changes import Applied, make_stage, netted_sql, stage
 from gdq.consumers.replica.column_changes import VersionGoneError, change_columns, source_columns
 from gdq.consumers.replica.dead_letters import DeadLetters
 from gdq.consumers.replica.joint_apply import table_applier
+from gdq.consumers.replica.last_images import in_doubt, last_images_sql, numbers_tell
 from gdq.consumers.replica.origin import PassedOrigins
 from gdq.consumers.replica.policy import Policies
 from gdq.consumers.replica.source_tables import SourceTable, source_tables
@@ -35,6 +37,12 @@ from gdq.sequence import SequenceValue
 # Rows of a batch from which on it is worth the statements to begin with the next one.
 _AHEAD_ROWS = 1_000
 
+# How a batch is written. What is staged is sorted in memory; a small sample of it tells enough.
+_WRITING = "set local default_statistics_target = 10; set local work_mem = '64MB'"
+
+# Batches whose images are added up after one with a key in doubt: it had to be read twice.
+_DOUBTFUL_BATCHES = 10
+
 
 @contextmanager
 def _placed(batch: Batch) -> Iterator[None]:
@@ -45,6 +53,15 @@ def _placed(batch: Batch) -> Iterator[None]:
         place = f"This is in the changes after tick {batch.tick_from} up to tick {batch.tick_to}."
         error.detail = f"{error.detail}\n{place}" if error.detail else place
         raise
+
+
+@dataclass(frozen=True, slots=True)
+class _LogRows:
+    """The SELECT of a table's log rows. `numbers_tell`: its last images may be taken for what is left of each key."""
+
+    table: ReplicaTable
+    query: str
+    numbers_tell: bool
 
 
 class BatchApplier:
@@ -72,7 +89,8 @@ class BatchApplier:
         self._reader = ChangeReader(source)
         self._letters = DeadLetters(self._target, state.name)
         self.tables = table_applier(state, policies, self._letters, fires)
-        self._rows: dict[tuple[int, str, tuple[int, ...]], tuple[ReplicaTable, str] | None] = {}
+        self._rows: dict[tuple[int, str, tuple[int, ...]], _LogRows | None] = {}
+        self._doubtful: dict[str, int] = {}
         self._read_ahead: Callable[[], None] | None = None
         self._passed = passed
         self._on_drop = on_drop
@@ -94,7 +112,7 @@ class BatchApplier:
         with self._target.transaction():
             self._state.hold()
             self.tables.begin()
-            self._target.execute("set local default_statistics_target = 10")
+            self._target.execute(_WRITING)
             with _placed(batch):
                 self._empty([name for name, found in changes.tables.items() if found.truncated is not None])
             names = sorted(changes.tables)
@@ -239,19 +257,29 @@ class BatchApplier:
         """Apply the rows of some versions of a table's columns, whose SELECTs `parts` has."""
         rows = self._read_rows(batch, name, parts) if parts else None
         if rows is not None:
-            table, log_rows = rows
-            query = self._net_sql(table, log_rows, found)
-            return self.tables.apply(table, partial(self._stage, table, query), batch.tick_to)
+            stage, add_up = (partial(self._stage, name, rows, found, add_up=one) for one in (False, True))
+            return self.tables.apply(rows.table, stage, batch.tick_to, add_up if rows.numbers_tell else None)
         if name in self.tables.cleared:
             table = self._at_version(name, self._state.tables[name].columns.version)
             return self.tables.apply(table, partial(self._stage_nothing, table), batch.tick_to)
         return Applied()
 
-    def _stage(self, table: ReplicaTable, query: str) -> bool:
-        """Fill the staging table with a table's net change; True, as the source tells which rows are pairs."""
-        stage_changes(self._reader, self._target, table, query, paired=True)
+    def _stage(self, name: str, rows: _LogRows, found: TableChanges, *, add_up: bool) -> bool:
+        """Fill the staging table with a table's net change; True, as the source tells which rows are pairs.
+
+        `add_up`: with the old rows of pairs.
+        """
+        added = self._net_sql(name, rows, found, add_up=True)
+        query = added if add_up else self._net_sql(name, rows, found)
+        stage_changes(self._reader, self._target, rows.table, query, paired=True)
+        if query != added and in_doubt(self._target):
+            self._doubtful[name] = _DOUBTFUL_BATCHES
+            stage_changes(self._reader, self._target, rows.table, added, paired=True)
+        elif self._doubtful.get(name):
+            self._doubtful[name] -= 1
         if self._read_ahead is not None:
             self._read_ahead()
+            self._read_ahead = None
         return True
 
     def _stage_nothing(self, table: ReplicaTable) -> bool:
@@ -288,33 +316,42 @@ class BatchApplier:
             if found.made or len(found.log_rows) != 1:
                 break  # its columns change
             if (rows := self._read_rows(batch, name, found.log_rows)) is not None:
-                queries.append(self._net_sql(*rows, found))
+                queries.append(self._net_sql(name, rows, found))
             if len(queries) == SIDE_BY_SIDE:
                 break
         return queries
 
-    def _net_sql(self, table: ReplicaTable, log_rows: str, found: TableChanges) -> str:
-        """The SELECT of a table's changes at one version of its columns, after the last TRUNCATE."""
-        return netted_sql(table, log_rows, found.truncated, whole=self.tables.needs_whole(table))
+    def _net_sql(self, name: str, rows: _LogRows, found: TableChanges, *, add_up: bool = False) -> str:
+        """The SELECT of a table's changes; `add_up`: by adding all images up, not by the last ones."""
+        whole = self.tables.needs_whole(rows.table)
+        if add_up or whole or not rows.numbers_tell or self._doubtful.get(name):
+            return netted_sql(rows.table, rows.query, found.truncated, whole=whole)
+        return last_images_sql(rows.table, rows.query, found.truncated)
 
-    def _read_rows(self, batch: Batch, name: str, parts: Mapping[int, str]) -> tuple[ReplicaTable, str] | None:
-        """A table at the last of some versions, and the SELECT of its log rows; None if all of them are passed over."""
+    def _read_rows(self, batch: Batch, name: str, parts: Mapping[int, str]) -> _LogRows | None:
+        """A table at the last of some versions, and its log rows; None if all of them are passed over."""
         versions = tuple(parts)
         if (batch.id, name, versions) not in self._rows:
-            captured, version = self._source_table(name), versions[-1]
-            with_origins = captured.origin
-            if self.tables.jointly:
-                # the target has the columns of the batch's end
-                version = max(version, self._state.tables[name].columns.version)
-            log_rows = version_rows(self._source, batch.queue, captured.relid, parts, version, with_origin=with_origins)
-            # the target may have other columns by now than rows that came from there
-            if with_origins and not self._passed.leave_some(self._source, log_rows):
-                self._rows[batch.id, name, versions] = None
-            else:
-                table = self._at_version(name, version)
-                query = self._passed.without(table, log_rows) if with_origins else log_rows
-                self._rows[batch.id, name, versions] = table, query
+            self._rows[batch.id, name, versions] = self._found_rows(batch, name, parts)
         return self._rows[batch.id, name, versions]
+
+    def _found_rows(self, batch: Batch, name: str, parts: Mapping[int, str]) -> _LogRows | None:
+        captured, version = self._source_table(name), max(parts)
+        with_origins = captured.origin
+        if self.tables.jointly:
+            # the target has the columns of the batch's end
+            version = max(version, self._state.tables[name].columns.version)
+        log_rows = version_rows(self._source, batch.queue, captured.relid, parts, version, with_origin=with_origins)
+        # the target may have other columns by now than rows that came from there
+        if with_origins and not self._passed.leave_some(self._source, log_rows):
+            return None
+        table = self._at_version(name, version)
+        if with_origins:
+            return _LogRows(table, self._passed.without(table, log_rows), numbers_tell=False)
+        # rows of several versions, and those that a refused row has left in the target, have no numbers that tell
+        alone = len(parts) == 1 and not self.tables.jointly and not self._letters.has_any(name)
+        tell = alone and numbers_tell(self._source, captured.relid, table, batch.snapshot_from)
+        return _LogRows(table, log_rows, numbers_tell=tell)
 
     def _set_sequences(self, values: Sequence[SequenceValue]) -> None:
         """Bring the target's sequences to their values at the batch's end: at first all, then those that changed."""

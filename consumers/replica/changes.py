@@ -164,8 +164,8 @@ def _rows_of(target: Connection[Any], name: str) -> str:
 def update_rows(target: Connection[Any], table: ReplicaTable, *, paired: bool = False) -> Applied:
     """Delete the rows that went, update those that stay, insert those that came.
 
-    `paired`: the stage is as netted_sql() has filled it, and may tell which rows stay; else it is looked through for
-    the two rows of a key.
+    `paired`: the stage is as netted_sql() or last_images_sql() has filled it, and may tell which rows stay; else it is
+    looked through for the two rows of a key.
     """
     partner = f"exists (select from {STAGE} p where p.is_new <> s.is_new and {same_key(table, 'p', 's')})"
     stays = "s.paired" if paired and tells_pairs(table) else partner
@@ -181,9 +181,10 @@ def update_rows(target: Connection[Any], table: ReplicaTable, *, paired: bool = 
     return Applied(insert_staged(target, table, f"s.is_new and not {stays}"), updated, deleted)
 
 
-def replace_rows(target: Connection[Any], table: ReplicaTable) -> Applied:
-    """Delete all rows that went or changed, and insert what they are now."""
-    query = f"delete from {table.target} t using {STAGE} s where {found_sql(table)} and not s.is_new"
+def replace_rows(target: Connection[Any], table: ReplicaTable, *, paired: bool = False) -> Applied:
+    """Delete all rows that went or changed, and insert what they are now. `paired`: as update_rows() has it."""
+    old = "(not s.is_new or s.paired)" if paired and tells_pairs(table) else "not s.is_new"
+    query = f"delete from {table.target} t using {STAGE} s where {found_sql(table)} and {old}"
     deleted = target.execute(raw(query)).rowcount
     return Applied(insert_staged(target, table, "s.is_new"), 0, deleted)
 

@@ -118,6 +118,10 @@ class DeadLetters:
             self.target.execute(raw(_old_rows_sql(table, letters_sql(table, self._replica, met))))
         return met
 
+    def has_any(self, table: str) -> bool:
+        """True if a table may have dead letters."""
+        return table in self._known_tables()
+
     def keys_sql(self, table: ReplicaTable) -> str | None:
         """SELECT of the keys of which the target has older rows, as letters_sql(); None if there are none."""
         if table.name not in self._known_tables():

@@ -82,7 +82,13 @@ class JointApplier(TableApplier):
         """The tables whose rows are to be deleted with their changes, also if there are none."""
         return self._cleared
 
-    def apply(self, table: ReplicaTable, stage: Callable[[], bool], tick: int) -> Applied:
+    def apply(
+        self,
+        table: ReplicaTable,
+        stage: Callable[[], bool],
+        tick: int,
+        stage_all: Callable[[], bool] | None = None,  # noqa: ARG002 (old rows are never left out)
+    ) -> Applied:
         """Stage a table's changes of the batch that ends with a tick; finish() applies them.
 
         What is staged of the same table already is applied before, with all else.

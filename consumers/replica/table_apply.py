@@ -16,6 +16,7 @@ from gdq.consumers.replica.changes import (
     empty_table,
     release_stage,
     replace_rows,
+    tells_pairs,
     update_rows,
 )
 from gdq.consumers.replica.conflicts import settle_conflicts, settle_differing
@@ -27,6 +28,11 @@ from gdq.consumers.replica.table import ReplicaTable
 from gdq.consumers.replica.whole_rows import replace_whole_rows
 from gdq.sql_text import raw
 
+# Staged rows come in the order of their keys, in which an index finds rows at least cost: a hash would be filled with
+# what is staged, and changes come in the order of the table then. Rows without a key are found by a hash alone.
+_BY_KEY = "set local enable_hashjoin = off; set local enable_memoize = off"
+_BY_ROW = "set local enable_hashjoin to default; set local enable_memoize to default"
+
 
 @dataclass(frozen=True, slots=True)
 class TableApplier:
@@ -37,11 +43,18 @@ class TableApplier:
     policies: Policies
     letters: DeadLetters
 
-    def apply(self, table: ReplicaTable, stage: Callable[[], bool], tick: int) -> Applied:
+    def apply(
+        self,
+        table: ReplicaTable,
+        stage: Callable[[], bool],
+        tick: int,
+        stage_all: Callable[[], bool] | None = None,
+    ) -> Applied:
         """Bring a table's changes of the batch that ends with a tick into the open transaction of the target.
 
-        `stage()` makes the staging table and fills it with the net change; True if the stage tells pairs. GdqError if
-        the target refuses a row and rows do not become dead letters.
+        `stage()` makes the staging table and fills it with the net change; True if the stage tells pairs, of which it
+        may leave out the old rows: then `stage_all()` stages them, too. GdqError if the target refuses a row and rows
+        do not become dead letters.
         """
         answers = self.answers(table)
         paired = stage()
@@ -55,6 +68,10 @@ class TableApplier:
             except (psycopg.Error, RowsLackingError) as error:
                 if not refuses_rows(error):
                     raise
+                if stage_all is not None:
+                    stage_all()
+                    stage_all, met = None, self.letters.meet_stage(table)
+                    continue
                 old = self.letters.keys_sql(table)
                 settled = settle_conflicts(self.target, table, answers, self.replica, tick, refused=old)
                 conflicts += settled
@@ -100,27 +117,35 @@ class TableApplier:
 def apply_staged(target: Connection[Any], table: ReplicaTable, *, paired: bool = False) -> Applied:
     """Apply what is staged, or raise and leave the target as it was; RowsLackingError if it does not take some rows.
 
-    `paired`: the stage is as netted_sql() has filled it.
+    `paired`: the stage is as netted_sql() or last_images_sql() has filled it.
     """
+    target.execute(_BY_KEY if table.keyed else _BY_ROW)
     if not table.keyed:
         return _attempt(target, table, replace_whole_rows)
+    paired = paired and tells_pairs(table)
     try:
-        return _attempt(target, table, partial(update_rows, paired=paired))
+        return _attempt(target, table, partial(update_rows, paired=paired), paired=paired)
     except psycopg.errors.UniqueViolation:
         # two rows may have swapped the values of another unique key
         if not table.more_keys or table.extra:
             raise
-        return _attempt(target, table, replace_rows)
+        return _attempt(target, table, partial(replace_rows, paired=paired), paired=paired)
 
 
 def _attempt(
-    target: Connection[Any], table: ReplicaTable, change: Callable[[Connection[Any], ReplicaTable], Applied]
+    target: Connection[Any],
+    table: ReplicaTable,
+    change: Callable[[Connection[Any], ReplicaTable], Applied],
+    *,
+    paired: bool = False,
 ) -> Applied:
     """Change the rows that are staged, in a savepoint."""
     with target.transaction():
         applied = change(target, table)
         check_deferrable_keys(target, table)
-        query = f"select count(*) filter (where is_new), count(*) filter (where not is_new) from {STAGE}"
+        # a pair may be staged by its new row alone
+        old = "is_new = paired" if paired else "not is_new"
+        query = f"select count(*) filter (where is_new), count(*) filter (where {old}) from {STAGE}"
         row = target.execute(raw(query)).fetchone()
         assert row is not None
         lacking = max(row[0] - applied.inserted - applied.updated, row[1] - applied.updated - applied.deleted)

@@ -1,0 +1,84 @@
+"""A table's net change by the numbers of its changes: of each key the last image, without adding images up.
+
+    number  transaction  change                    staged: the row with note 'c', paired, as the key had a row before
+    11      700          update, note 'a' to 'b'
+    15      702          update, note 'b' to 'c'
+
+Who changes a row waits for whoever has changed it before, so changes of one key by several transactions have the order
+of their numbers. Those of one transaction may not: a trigger's own update of a row is logged before the update that
+fired it. Only two changes say themselves which came first, an insert and an update, or an update and a delete. A key
+with other changes of one transaction is in doubt, and netted_sql() adds up its table's images.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from psycopg import Connection
+
+from gdq.consumers.replica.changes import STAGE, tells_pairs
+from gdq.consumers.replica.table import ReplicaTable
+from gdq.consumers.views.change_source import NEW_OPS, OLD_OPS
+from gdq.sql_text import quote
+
+# True if numbers tell the order of each key's changes since a snapshot: the key is that of a unique index that no two
+# rows break for a while, and no part of it is NULL. The index is older than the snapshot: the number of the transaction
+# that made it is completed from its last 32 bits by the present number, as the server does.
+_NUMBERS_TELL = """
+select exists (
+  select from pg_index i, pg_snapshot_xmax(pg_current_snapshot()) x, cast(x::text as bigint) n
+   where i.indrelid = %s::oid and i.indisunique and i.indimmediate and i.indisvalid
+     and i.indpred is null and i.indexprs is null
+     and n + ((i.xmin::text::bigint - n + 2147483648) & 4294967295) - 2147483648
+         < pg_snapshot_xmin(%s::pg_snapshot)::text::bigint
+     and array(select a.attname::text from pg_attribute a
+                where a.attrelid = i.indrelid and a.attnum = any (i.indkey[0:i.indnkeyatts - 1]) and a.attnotnull
+                order by 1) = array(select k from unnest(%s::text[]) k order by 1))"""
+
+
+def numbers_tell(source: Connection[Any], relid: int, table: ReplicaTable, since: str) -> bool:
+    """True if last_images_sql() reads a table's changes since a snapshot right; `relid`: its oid in the source.
+
+    Keys must be equal in the source as in the target, so that the source tells which rows are pairs.
+    """
+    if not tells_pairs(table):
+        return False
+    key = [column.name for column in table.columns if column.is_key]
+    return source.execute(_NUMBERS_TELL, [relid, since, key], prepare=True).fetchone() == (True,)
+
+
+def last_images_sql(table: ReplicaTable, log_rows: str, after: int | None) -> str:
+    """SELECT of a table's net change, as netted_sql() gives it, but for the old rows of pairs, which are left out.
+
+    A row without is_new stands for a key in doubt. `log_rows`: of one version, with their transactions.
+    `after`: the number of the last TRUNCATE among them; earlier changes are part of what it emptied.
+    """
+    numbered = list(enumerate(table.columns, 1))
+    keys = [(place, column) for place, column in numbered if column.is_key]
+    other = " or ".join(f"d.{quote(c.old)} is distinct from d.{quote(c.new)}" for _, c in keys)
+    values = ", ".join(
+        (f"case when s.w < 0 or d.ev_op not in {NEW_OPS} then d.{quote(c.old)} else d.{quote(c.new)} end" if c.is_key
+         else f"d.{quote(c.new)}") + f"{'::text' if c.stage == 'text' else ''} as c{place}"
+        for place, c in numbered
+    )  # fmt: skip
+    key = ", ".join(f"c{place}" for place, _ in keys)
+    listed = ", ".join(f"c{place}" for place, _ in numbered)
+    later = "" if after is None else f" and d.ev_id > {after}"
+    # a row whose columns are all of the key is no other one if it was there before
+    change = "came or was" if any(c.settable for _, c in numbered) else "came is distinct from was"
+    return f"""select case when doubt then null else came end, {listed}, came and was
+      from (select {listed}, came, first_value(went) over w as was, lead(ev_id) over w is null as last,
+                   (ev_txid = lag(ev_txid) over w
+                     and not (lag(came) over w and went and came is distinct from lag(went) over w)
+                    or ev_txid = lag(ev_txid, 2) over w) is true as doubt
+              from (select d.ev_id, d.ev_txid, {values}, s.w > 0 and d.ev_op in {NEW_OPS} as came,
+                           d.ev_op in {OLD_OPS} and (s.w < 0 or d.ev_op not in {NEW_OPS} or not ({other})) as went
+                      from ({log_rows}) as d, (values (-1), (1)) as s(w)
+                     where (s.w > 0 or d.ev_op in {OLD_OPS} and d.ev_op in {NEW_OPS} and ({other})){later}) as change
+            window w as (partition by {key} order by ev_id)) as placed
+     where doubt or last and ({change})"""
+
+
+def in_doubt(target: Connection[Any]) -> bool:
+    """True if a key is staged whose changes are to be added up."""
+    return target.execute(f"select from {STAGE} where is_new is null limit 1").rowcount > 0
