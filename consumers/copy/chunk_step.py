@@ -99,14 +99,17 @@ class ChunkSteps:
     def finish(self, holder: SnapshotHolder, joined: Progress) -> None:
         """What is done in the transaction that joins a table's ranges; for those who need it."""
 
-    def begin(self, state: Progress, ranges: int) -> list[Progress]:
-        """A table's first step: it is checked and divided into so many ranges, if it is large; else copied at once."""
+    def begin(self, state: Progress, ranges: int, *, grow: bool = True) -> list[Progress]:
+        """A table's first step: it is checked, and divided into so many ranges, if it is large.
+
+        `grow`: a table that is not divided gets its first chunk at once.
+        """
         with self._step([state.table]) as holder:
             self.prepare(holder, state.table)
             table = self.describe(holder, state.table)
             self.target.check(table, state.target)
             bounds = table.dividing_bounds(holder.connection, ranges, self.chunk_rows) if ranges > 1 else []
-            if bounds:
+            if bounds or not grow:
                 after = state.divided(bounds, table.described)
             else:
                 after = [self._grown(_Held(holder, table, holder.snapshot, self.tick(holder.snapshot)), state)]

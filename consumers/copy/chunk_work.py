@@ -174,7 +174,7 @@ class ChunkWork:
             free = table.whole and not table.settled and not table.busy
             return self._taken(table, numbers, partial(self._join, table)) if free else None
         first = table.states[0]
-        if len(numbers) == 1 and not first.begun:
+        if first.described is None:
             return None if table.busy else self._taken(table, numbers, partial(self._begin, table))
         for number in sorted(table.ranges):
             if not table.ranges[number].whole and number not in table.busy:

@@ -20,7 +20,7 @@ from gdq.conninfo import connect, conninfo_of
 from gdq.consumers.copy.snapshot import CopyProgress
 from gdq.consumers.copy.workers import CopyStopped, cancel_statement, run_threads
 from gdq.consumers.replica.origin import bear_origin
-from gdq.consumers.replica.sessions import apply_settings
+from gdq.consumers.replica.sessions import apply_settings, commit_for_good
 from gdq.consumers.replica.source_tables import SourceTable
 from gdq.consumers.replica.state import ReplicaState
 from gdq.consumers.replica.table import suppress_triggers
@@ -60,6 +60,7 @@ def open_writer(stack: ExitStack, state: ReplicaState) -> ReplicaState:
     name = f"gdq:{state.queue}/{state.name}/copy"
     writer = stack.enter_context(connect(conninfo_of(state.connection), application_name=name, autocommit=True))
     apply_settings(writer)
+    commit_for_good(writer)
     bear_origin(writer, state.source)
     suppress_triggers(writer)
     own = copy(state)

@@ -14,6 +14,7 @@ from typing import Any
 
 from psycopg import Connection
 
+from gdq.call import scalar
 from gdq.consumers.copy.chunk_progress import CopyTaken, Progress, begin_copy, join_copy
 from gdq.consumers.copy.chunk_step import ChunkSteps, record_tick
 from gdq.consumers.copy.chunk_table import ChunkTable
@@ -67,6 +68,9 @@ class _Steps(ChunkSteps):
         ChunkSteps.__init__(self, state.queue, state.copy_name, worker.reader, target, tick, large.options.chunk_rows)
         self.large, self.state = large, state
         self._size = min(_FIRST_ROWS, large.options.chunk_rows)  # grows as long as a chunk is done at once
+        # rows and how far they are commit together: what a server's crash takes is copied again
+        self._for_good = scalar(state.connection, "select current_setting('synchronous_commit')")
+        state.connection.execute("set synchronous_commit = off")
 
     def prepare(self, holder: SnapshotHolder, table: str) -> None:
         """Have the target's table take the copy, and store that it has begun."""
@@ -81,8 +85,15 @@ class _Steps(ChunkSteps):
         names = self.large.copied_names(whole, self.state.connection)
         return replace(whole, columns=tuple(column for column in whole.columns if column[0] in names))
 
+    def join(self, states: Sequence[Progress]) -> Progress:
+        """As ChunkSteps has it; the target's planner learns what it has got."""
+        joined = ChunkSteps.join(self, states)
+        self.state.connection.execute(raw(f"analyze {joined.table}"))
+        return joined
+
     def finish(self, holder: SnapshotHolder, joined: Progress) -> None:
-        """Store that the table is copied: as of the step's snapshot its rows are the source's."""
+        """Store, for good, that the table is copied: as of the step's snapshot its rows are the source's."""
+        self.state.connection.execute("select set_config('synchronous_commit', %s, true)", [self._for_good])
         captured = self.large.captured(joined.table)
         columns = source_columns(self.large.source, self.queue, captured.relid, captured.version)
         self.state.copied(joined.table, captured.relid, holder.snapshot, columns)
@@ -134,7 +145,7 @@ class LargeCopy:
         ranges = {name: max(1, round(len(steps) * size / total)) if total else 1 for name, size in sizes.items()}
         # one after the other: names may change hands
         tables = [
-            lead.begin(states[0], ranges[states[0].table]) if len(states) == 1 and not states[0].begun else states
+            lead.begin(states[0], ranges[states[0].table], grow=False) if states[0].described is None else states
             for states in tables
         ]
         try:
@@ -208,7 +219,6 @@ class LargeCopy:
             if stop():
                 break
         for name, rows in self.finished.items():
-            self.state.connection.execute(raw(f"analyze {name}"))
             self.tell(f"copied {name}: {rows} rows")
         return not tables
 

@@ -15,6 +15,10 @@ _DATABASE = """
 select c.system_identifier::text, (select d.oid from pg_database d where d.datname = current_database())
   from pg_control_system() c"""
 
+_DURABLE = """
+select pg_catalog.set_config('synchronous_commit', 'local', false)
+ where pg_catalog.current_setting('synchronous_commit') = 'off'"""
+
 
 def open_sessions(
     stack: ExitStack, source: str | None, target: str, application_name: str
@@ -27,7 +31,13 @@ def open_sessions(
             raise GdqError("a replica needs sessions of its own", hint="Connect to the servers, past the pooler.")
         apply_settings(one)
         opened.append(one)
+    commit_for_good(opened[1])
     return opened[0], opened[1]
+
+
+def commit_for_good(target: Connection[Any]) -> None:
+    """Have a session's commits wait for the disk, whatever its role's settings: the source forgets what was applied."""
+    target.execute(_DURABLE)
 
 
 def apply_settings(connection: Connection[Any]) -> None:

@@ -53,9 +53,6 @@ select s.confirmed_flush_lsn::text, coalesce(s.wal_status = 'lost', false),
  where s.slot_name = %s and s.plugin = 'pgoutput' and s.database = pg_catalog.current_database()""")
 _WRITTEN = qualified("select pg_catalog.pg_current_wal_insert_lsn()::text")
 _STANDBYS = qualified("select pg_catalog.current_setting('synchronous_standby_names') <> ''")
-_DURABLE = qualified("""
-select pg_catalog.set_config('synchronous_commit', 'local', false)
- where pg_catalog.current_setting('synchronous_commit') = 'off'""")
 
 
 class SlotReplica:
@@ -94,8 +91,6 @@ class SlotReplica:
         policies = Policies.parse(on_conflict, on_error)
         with ExitStack() as stack:
             self.source, there = open_sessions(stack, source, target, f"gdq:{queue}/{name}")
-            # the slot forgets what is confirmed
-            there.execute(_DURABLE)
             self.state = SlotReplicaState(there, queue, name, origin_of(self.source))
             bear_origin(there, self.state.source)
             self._applier = SlotApplier(self.source, self.state, policies, fires=suppress_triggers(there, triggers))
