@@ -61,6 +61,8 @@ def open_writer(stack: ExitStack, state: ReplicaState) -> ReplicaState:
     writer = stack.enter_context(connect(conninfo_of(state.connection), application_name=name, autocommit=True))
     apply_settings(writer)
     commit_for_good(writer)
+    # a small sample tells enough to apply changes; autovacuum takes a larger one
+    writer.execute("set default_statistics_target = 10")
     bear_origin(writer, state.source)
     suppress_triggers(writer)
     own = copy(state)
