@@ -323,10 +323,9 @@ class BatchApplier:
 
     def _net_sql(self, name: str, rows: _LogRows, found: TableChanges, *, add_up: bool = False) -> str:
         """The SELECT of a table's changes; `add_up`: by adding all images up, not by the last ones."""
-        whole = self.tables.needs_whole(rows.table)
-        if add_up or whole or not rows.numbers_tell or self._doubtful.get(name):
-            return netted_sql(rows.table, rows.query, found.truncated, whole=whole)
-        return last_images_sql(rows.table, rows.query, found.truncated)
+        if rows.numbers_tell and not add_up and not self._doubtful.get(name):
+            return last_images_sql(rows.table, rows.query, found.truncated)
+        return netted_sql(rows.table, rows.query, found.truncated, whole=self.tables.needs_whole(rows.table))
 
     def _read_rows(self, batch: Batch, name: str, parts: Mapping[int, str]) -> _LogRows | None:
         """A table at the last of some versions, and its log rows; None if all of them are passed over."""
@@ -348,9 +347,10 @@ class BatchApplier:
         table = self._at_version(name, version)
         if with_origins:
             return _LogRows(table, self._passed.without(table, log_rows), numbers_tell=False)
-        # rows of several versions, and those that a refused row has left in the target, have no numbers that tell
-        alone = len(parts) == 1 and not self.tables.jointly and not self._letters.has_any(name)
-        tell = alone and numbers_tell(self._source, captured.relid, table, batch.snapshot_from)
+        # old rows are wanted beside what the target refused before, and by policies; numbers are of one version alone
+        plain = len(parts) == 1 and not self.tables.jointly
+        plain = plain and not self._letters.has_any(name) and not self.tables.needs_whole(table)
+        tell = plain and numbers_tell(self._source, captured.relid, table, batch.snapshot_from)
         return _LogRows(table, log_rows, numbers_tell=tell)
 
     def _set_sequences(self, values: Sequence[SequenceValue]) -> None:

@@ -33,7 +33,8 @@ def test_copy_then_changes(pair: Pair) -> None:
         "update orders set amount = amount - 1 where id = 50",
     )
     [batch] = json.loads(pair.apply("--json").stdout)
-    assert (batch["inserted"], batch["updated"], batch["deleted"]) == (3, 10, 11)
+    # a row that was changed and changed back is written all the same
+    assert (batch["inserted"], batch["updated"], batch["deleted"]) == (3, 11, 11)
     pair.same("orders")
     assert json.loads(pair.apply("--json").stdout) == []
 
