@@ -69,9 +69,9 @@ def test_star_means_the_columns_of_today(captured: Shop) -> None:
 @pytest.mark.parametrize(
     ("query", "code"),
     [
-        ("select id, at::date as d from orders", "nondeterministic"),
+        ("select id, note::date as d from orders", "nondeterministic"),
         ("select id from orders where at > now()", "nondeterministic"),
-        ("select id, to_char(at, 'YYYY') as y from orders", "nondeterministic"),
+        ("select id, to_char(at, 'TMMonth') as y from orders", "nondeterministic"),
         ("select id from orders where (", "syntax"),
         ("select id from orders; select 1", "syntax"),
         ("delete from orders", "syntax"),
