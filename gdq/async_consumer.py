@@ -17,6 +17,7 @@ from gdq.batch_state import BatchState, TableVersion, refuse_gap
 from gdq.conninfo import connect_async, conninfo_of
 from gdq.copy_batch import AsyncCopyBatch, tables_to_copy
 from gdq.errors import GdqError
+from gdq.event_rows import Images
 from gdq.listener import Listener
 from gdq.member import DEAD_AFTER, show_alive
 from gdq.retry import RETRY_DELAY, RetryOutcome
@@ -26,6 +27,7 @@ from gdq.source import MAX_EVENTS, Event, Position
 from gdq.steps import called, execute_async, is_left_open, run_async
 from gdq.stream import next_batch_statement, read_events_async
 from gdq.table_copy import copy_table
+from gdq.typed_stream import EventChoice, read_typed_events_async
 
 
 class AsyncBatch(BatchState):
@@ -64,8 +66,18 @@ class AsyncBatch(BatchState):
 
         Retried events that are due come first. ResyncRequired at a gap in capture.
         """
-        self.streamed = True
+        self.streamed = EventChoice()
         async with aclosing(read_events_async(self.connection, self.id, self.token)) as events:
+            async for event in events:
+                refuse_gap(event)
+                yield event
+
+    async def typed_events(
+        self, *, images: Images = "both", columns: Sequence[str] | None = None
+    ) -> AsyncGenerator[Event, None]:
+        """As events(), with Python's values; see Batch.typed_events()."""
+        self.streamed = EventChoice(True, images, None if columns is None else tuple(columns))
+        async with aclosing(read_typed_events_async(self.connection, self.id, self.token, self.streamed)) as events:
             async for event in events:
                 refuse_gap(event)
                 yield event

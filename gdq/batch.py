@@ -17,6 +17,7 @@ from psycopg.rows import dict_row, scalar_row
 from gdq.batch_state import BatchState, TableVersion, gap_error, refuse_gap
 from gdq.call import call, one_round_trip
 from gdq.errors import GdqError, mapped_errors
+from gdq.event_rows import Images
 from gdq.extra import extra_named
 from gdq.member import DEAD_AFTER
 from gdq.retry import RETRY_DELAY, RetryOutcome
@@ -28,6 +29,7 @@ from gdq.stream import next_batch_statement, next_batch_with_events, read_events
 from gdq.typed.arrow import ArrowColumn, ArrowReader, arrow_schema, arrow_select_sql
 from gdq.typed.batch_rows import may_read_logs, read_batch_rows
 from gdq.typed.pgtypes import READ_AS_TEXT, ColumnType, OnUnsupported, column_type
+from gdq.typed_stream import EventChoice, read_typed_events
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -90,24 +92,28 @@ class Batch(BatchState):
         member: str | None = None,
         dead_after: timedelta = DEAD_AFTER,
         transaction: ExitStack | None = None,
-        begin: bool = False,
+        begin: EventChoice | None = None,
         reader: ArrowReader | None = None,
     ) -> Batch | None:
         """The next batch of the consumer, or of its `member`; None if there is none.
 
         The subscription is locked until the caller's transaction ends. commit() closes `transaction`; without one the
-        caller commits. `begin`: begin the transaction here, add it to `transaction`, and fetch the first events in the
-        same round trip.
+        caller commits. `begin`: begin the transaction here, add it to `transaction`, and fetch the first of these
+        events in the same round trip.
         """
         events = None
-        if begin and transaction is not None:
-            row, events = next_batch_with_events(connection, queue, consumer, max_events, transaction)
+        if begin is not None and transaction is not None:
+            row, events = next_batch_with_events(
+                connection, queue, consumer, max_events, transaction=transaction, choice=begin
+            )
         else:
             statement = next_batch_statement(queue, consumer, max_events, member=member, dead_after=dead_after)
             row = next(iter(execute(connection, statement)), None)
         if row is None:
             return None
-        return cls(connection, queue, consumer, row, transaction=transaction, events=events, reader=reader)
+        batch = cls(connection, queue, consumer, row, transaction=transaction, events=events, reader=reader)
+        batch.streamed = begin
+        return batch
 
     def _repr_html_(self) -> str:
         return f"<p>{html.escape(repr(self))}</p>{self._first_events()._repr_html_() if self._is_open() else ''}"
@@ -140,9 +146,24 @@ class Batch(BatchState):
         Retried events that are due come first, in the same order; their `retries` is above 0.
         ResyncRequired at a gap in capture: changes are missing between the events before and after it.
         """
-        self.streamed = True
-        first, self._first = self._first, None
-        for event in first if first is not None else read_events(self.connection, self.id, self.token):
+        yield from self._events(EventChoice())
+
+    def typed_events(self, *, images: Images = "both", columns: Sequence[str] | None = None) -> Iterator[Event]:
+        """As events(), with Python's values: int, Decimal, datetime, UUID, bytes (docs/types.md).
+
+        Both sides take less time than for events(). `images`: "new" leaves the old images out. `columns`: only these
+        columns of the images, of tables that have them. The server neither renders nor sends what is left out. A key is
+        always whole. Event.in_json() gives the values of events().
+        """
+        yield from self._events(EventChoice(True, images, None if columns is None else tuple(columns)))
+
+    def _events(self, choice: EventChoice) -> Iterator[Event]:
+        first, self._first = (self._first if self.streamed == choice else None), None
+        self.streamed = choice
+        if first is None:
+            read = (self.connection, self.id, self.token)
+            first = read_typed_events(*read, choice) if choice.typed else read_events(*read)
+        for event in first:
             refuse_gap(event)
             yield event
 

@@ -18,6 +18,7 @@ from gdq.retry import RetryOutcome
 from gdq.sequence import SequenceValue
 from gdq.source import Event
 from gdq.steps import Statement, Steps, called
+from gdq.typed_stream import EventChoice
 
 log = logging.getLogger("gdq.batch")
 
@@ -46,7 +47,7 @@ class BatchState:
         self.snapshot_from: str = str(row["snapshot_from"])
         self.snapshot_to: str = str(row["snapshot_to"])
         self.finished = False
-        self.streamed = False  # whether events() was called
+        self.streamed: EventChoice | None = None  # what of its events was read
         self.retry_at: float | None = None  # once it is finished: when the next retry is due, by time.monotonic()
 
     def __repr__(self) -> str:

@@ -27,6 +27,7 @@ from gdq.steps import execute, run
 from gdq.table_copy import TableCopy, copy_table, resync, resynced
 from gdq.ticker import take_tick
 from gdq.typed.arrow import ArrowReader
+from gdq.typed_stream import EventChoice
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -200,7 +201,7 @@ class Consumer(ConsumerState):
             if self._owned:
                 self.connection.close()
             raise
-        self._streaming = False
+        self._streaming: EventChoice | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -281,9 +282,9 @@ class Consumer(ConsumerState):
         members out while it works.
         """
         # a program that has read the events of the last batch will read those of the next
-        begin = self._streaming and self.member is None
+        begin = self._streaming if self.member is None else None
         with ExitStack() as opening:
-            if not begin:
+            if begin is None:
                 (transaction if self.member is None else opening).enter_context(self.connection.transaction())
             batch = Batch.open(
                 self.connection,

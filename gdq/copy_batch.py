@@ -18,9 +18,9 @@ from gdq.qualified_sql import qualified
 from gdq.source import Event
 from gdq.sql_text import raw
 from gdq.steps import Statement, called, execute, execute_async
-from gdq.stream import load_json
 from gdq.table_copy import TableCopy
 from gdq.typed.pgtypes import READ_SETTINGS
+from gdq.typed.values import load_json
 
 # Events that a thread reads at a time: a row may hold megabytes.
 _THREAD_EVENTS = 50

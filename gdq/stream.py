@@ -19,11 +19,11 @@ from gdq.member import DEAD_AFTER
 from gdq.qualified_sql import qualified
 from gdq.source import Event
 from gdq.steps import Statement
+from gdq.typed.values import load_json
+from gdq.typed_stream import EventChoice, FirstEvents
 
 # Rows fetched from the cursor at a time: a row may hold two images of megabytes.
 _FETCH_ROWS = 500
-
-_FLOAT_DIGITS = 16
 
 # A message comes as text, so that its numbers stay as they were sent; a row's numbers may be floats.
 # Times come as microseconds since 1970: their text would depend on the session's DateStyle.
@@ -61,17 +61,27 @@ def next_batch_statement(
 
 
 def next_batch_with_events(
-    connection: Connection[Any], queue: str, consumer: str, max_events: int, transaction: ExitStack
+    connection: Connection[Any],
+    queue: str,
+    consumer: str,
+    max_events: int,
+    *,
+    transaction: ExitStack,
+    choice: EventChoice,
 ) -> tuple[dict[str, Any] | None, Iterator[Event]]:
     """next_batch() in a transaction that `transaction` ends, and its events, the first in the same round trip."""
     name = _new_name()
     opened, events = connection.cursor(row_factory=dict_row), _cursor(connection)
+    typed = FirstEvents(connection, choice)
     with one_round_trip(connection):
         transaction.enter_context(Transaction(connection))
         opened.execute(_OPEN_AND_TELL, [queue, consumer, max_events, None, DEAD_AFTER])
-        connection.execute(_DECLARE.format(name=name, batch=_OPENED).encode(), prepare=False)
-        events.execute(_FETCH.format(name=name).encode(), prepare=False)
-    return opened.fetchone(), _rest(events, name)
+        if choice.typed:
+            typed.send(_OPENED)
+        else:
+            connection.execute(_DECLARE.format(name=name, batch=_OPENED).encode(), prepare=False)
+            events.execute(_FETCH.format(name=name).encode(), prepare=False)
+    return opened.fetchone(), typed.events() if choice.typed else _rest(events, name)
 
 
 def read_events(connection: Connection[Any], batch_id: int, token: object) -> Iterator[Event]:
@@ -135,13 +145,3 @@ def _event_row(_cursor: Any) -> Callable[[Sequence[Any]], Event]:
         return Event(number, xid, time, op, table, key, old, image, retries, origin)
 
     return event
-
-
-def json_integer(text: str) -> int | float:
-    """A JSON number without a fraction. Large integers come as text, so a number of 16 digits or more is a float."""
-    return int(text) if len(text) < _FLOAT_DIGITS else float(text)
-
-
-def load_json(data: str | bytes) -> Any:
-    """The images of an event as Python has them: a number of 16 digits or more is a float."""
-    return json.loads(data, parse_int=json_integer)

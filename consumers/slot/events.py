@@ -12,7 +12,7 @@ from gdq.consumers.slot.catalog import CatalogTable, SlotCatalog
 from gdq.consumers.slot.transaction import SlotTransaction
 from gdq.errors import GdqError
 from gdq.source import Event, Operation
-from gdq.stream import json_integer
+from gdq.typed.values import json_integer
 
 _BOOL, _INTEGERS, _FLOATS = 16, (21, 23), (700, 701)
 _NO_NUMBERS = ("NaN", "Infinity", "-Infinity", "-0")

@@ -65,7 +65,7 @@ as $$
            -- consumers: check_consumer_role() allows a role its own
            ('{gdq_consumer,gdq_admin}',
             '{register_consumer,unregister_consumer,consumer_tables,register_member,unregister_member,
-              next_batch,touch_batch,get_batch,get_events,finish_batch,take_messages,
+              next_batch,touch_batch,get_batch,get_events,open_events,finish_batch,take_messages,
               batch_tables,batch_versions,batch_rows,batch_gaps,batch_sequences,table_columns,
               retry_event,put_aside,get_retries,retry_info,next_retry,set_retry_limit,
               dead_letter,dead_letters,replay_dead_letters,purge_dead_letters,

@@ -13,17 +13,8 @@ as $$
 begin
   -- PL/pgSQL keeps the plan, which before PostgreSQL 18 takes longer to make than the query runs
   return (
-    select gdq.skip_origin_sql(subscription_id, 'origin', coalesce(string_agg(part, ' union all '), $sql$
-             select null::bigint as ev_id,
-                    null::bigint as ev_txid,
-                    null::timestamptz as ev_time,
-                    null::text as op,
-                    null::text as tbl,
-                    null::jsonb as key,
-                    null::jsonb as old,
-                    null::jsonb as new,
-                    null::text as origin
-              where false $sql$))
+    select gdq.skip_origin_sql(subscription_id, 'origin',
+                               coalesce(string_agg(part, ' union all '), gdq.no_events_sql()))
       from (select case when read and gdq.has_reader(v)
                           then gdq.reader_sql(v, gdq.snapshot_max(s0, c.snapshot), s1)
                         else gdq.version_events_sql(v.version_id, gdq.snapshot_max(s0, c.snapshot), s1) end as part
@@ -132,3 +123,21 @@ end
 $$;
 comment on function gdq.queue_events_sql(integer, oid[], pg_snapshot, pg_snapshot, boolean, integer) is
   'SELECT of a queue''s event log between two snapshots, as events.';
+
+-- no_events_sql(): a SELECT with the columns of get_batch() and without rows. Writes: nothing.
+create or replace function gdq.no_events_sql() returns text
+language sql immutable security definer set search_path = pg_catalog, pg_temp
+as $$
+  select $sql$
+    select null::bigint as ev_id,
+           null::bigint as ev_txid,
+           null::timestamptz as ev_time,
+           null::text as op,
+           null::text as tbl,
+           null::jsonb as key,
+           null::jsonb as old,
+           null::jsonb as new,
+           null::text as origin
+     where false $sql$::text
+$$;
+comment on function gdq.no_events_sql() is 'A SELECT with the columns of get_batch() and without rows.';

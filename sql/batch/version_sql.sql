@@ -20,6 +20,24 @@ $$;
 comment on function gdq.version_events_sql(bigint, pg_snapshot, pg_snapshot) is
   'SELECT of one version''s log rows between two snapshots, as events.';
 
+-- whole_rows_sql(v, rows_sql): the SELECT rows_sql of a version's rows, as images_sql() gives them, with one row for
+-- each change: the halves of split updates joined. Writes: nothing.
+create or replace function gdq.whole_rows_sql(v gdq.table_version, rows_sql text) returns text
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp
+as $$
+begin
+  if v.split then
+    rows_sql := gdq.joined_updates_sql(v.columns, rows_sql);
+    if gdq.version_mode(v.columns) = 'pk' then
+      rows_sql := gdq.key_changes_sql(v.columns, rows_sql);
+    end if;
+  end if;
+  return rows_sql;
+end
+$$;
+comment on function gdq.whole_rows_sql(gdq.table_version, text) is
+  'A SELECT of a version''s log rows with one row for each change.';
+
 -- image_events_sql(v, tbl, rows_sql): the SELECT rows_sql of a version's rows, as images_sql() gives them, as events
 -- with the name tbl (SQL). Rows written after an ALTER that capture had not followed become resync events. Writes:
 -- nothing.
@@ -30,12 +48,7 @@ declare
   image record;
   events text;
 begin
-  if v.split then
-    rows_sql := gdq.joined_updates_sql(v.columns, rows_sql);
-    if gdq.version_mode(v.columns) = 'pk' then
-      rows_sql := gdq.key_changes_sql(v.columns, rows_sql);
-    end if;
-  end if;
+  rows_sql := gdq.whole_rows_sql(v, rows_sql);
   image := gdq.json_images(v.columns);
   events := format($sql$
     select ev_id, ev_txid, ev_time,

@@ -19,7 +19,7 @@ from psycopg.rows import scalar_row
 
 from gdq.consumers.slot.replication import lsn_number
 from gdq.source import Event, Operation
-from gdq.stream import json_integer
+from gdq.typed.values import json_integer
 
 # Values are written by the session that asks; with this path a type that is not the server's own is named in full.
 _SETTINGS = (

@@ -1,0 +1,147 @@
+"""Events from the cursors of gdq.open_events(), without I/O: rows decoded, and the parts merged in order.
+
+A reader fetches what wanted() names, gives the rows to EventPart.add(), and yields what take() gives.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from operator import attrgetter
+from typing import Any, Literal
+
+from gdq.source import Event, make_event
+from gdq.typed.values import typed_image
+
+Images = Literal["both", "new"]
+
+_Row = Sequence[Any]
+_Decode = Callable[[Sequence[_Row]], list[Event]]
+
+# Rows fetched from a cursor at a time: a row may hold two images of megabytes. Of many cursors, the first fetch brings
+# fewer of each.
+FETCH_ROWS = 500
+_FIRST_ROWS = 20
+
+_OPS = {"I": "insert", "U": "update", "D": "delete"}
+
+_place = attrgetter("id", "op")
+
+
+class EventPart:
+    """One cursor of a batch's events, in order: the rows fetched and not yet given out. `rows`: how many to fetch."""
+
+    def __init__(self, name: str, decode: _Decode, rows: int) -> None:
+        self.name = name
+        self.rows = rows
+        self._decode = decode
+        self.events: list[Event] = []
+        self.ended = False
+
+    def add(self, rows: Sequence[_Row]) -> None:
+        """Take the rows of a fetch."""
+        self.ended = len(rows) < self.rows
+        self.events += self._decode(rows)
+        self.rows = FETCH_ROWS
+
+
+class EventParts:
+    """The parts of a batch's events: retries first, then all others merged. `listed`: the rows of open_events()."""
+
+    def __init__(self, listed: Sequence[_Row], images: Images, columns: Sequence[str] | None) -> None:
+        many = max(_FIRST_ROWS, FETCH_ROWS // len(listed))
+        self._groups: list[list[EventPart]] = [[], []]
+        self.first: EventPart | None = None
+        for name, kind, layout in listed:
+            decode = decode_events(images, columns) if layout is None else decode_rows(layout, images)
+            part = EventPart(name, decode, FETCH_ROWS if self.first is None else many)
+            self._groups[kind != "retries"].append(part)
+            self.first = self.first or part
+
+    def left(self) -> bool:
+        """Whether events may be left."""
+        return any(self._groups)
+
+    def wanted(self) -> list[EventPart]:
+        """The parts to fetch before take() may be called."""
+        while self._groups and not self._groups[0]:
+            del self._groups[0]
+        return [part for part in self._groups[0] if not part.events and not part.ended] if self._groups else []
+
+    def take(self) -> list[Event]:
+        """The events up to the last place that each part is known to."""
+        parts = self._groups[0]
+        known = [_place(part.events[-1]) for part in parts if not part.ended]
+        until = min(known) if known else None
+        ready: list[Event] = []
+        for part in parts:
+            count = len(part.events)
+            if until is not None:
+                while count and _place(part.events[count - 1]) > until:
+                    count -= 1
+            ready += part.events[:count]
+            del part.events[:count]
+        self._groups[0] = [part for part in parts if part.events or not part.ended]
+        return sorted(ready, key=_place) if len(parts) > 1 else ready
+
+
+def decode_rows(layout: Sequence[dict[str, Any]], images: Images) -> _Decode:
+    """Makes events of the rows of part `rows`. `layout`: its columns."""
+    types = {column["name"]: column["type"] for column in layout}
+    keys = [column["name"] for column in layout if column["key"]]
+    olds = [column["name"] for column in layout if column["old"]]
+    news = [column["name"] for column in layout if column["new"]]
+    shown_new = [column["name"] for column in layout if column["logged"]]
+    shown_old = shown_new if images == "both" else []
+    middle = 6 + len(olds)
+
+    def decode(rows: Sequence[_Row]) -> list[Event]:
+        events = []
+        for row in rows:
+            number, xid, time, op, table, origin = row[:6]
+            utc = time if time.tzinfo is UTC else time.astimezone(UTC)
+            if op == "!":
+                events.append(_not_followed(number, xid, utc, table, origin))
+                continue
+            old = None if op == "I" else dict(zip(olds, row[6:middle], strict=True))
+            new = None if op == "D" else dict(zip(news, row[middle:], strict=True))
+            image: Any = old if new is None else new
+            key = {name: image[name] for name in keys} if keys else None
+            if old is not None and olds != shown_old:
+                old = {name: old[name] for name in shown_old} or None
+            if new is not None and news != shown_new:
+                new = {name: new[name] for name in shown_new} or None
+            events.append(make_event(number, xid, utc, _OPS[op], table, key, old, new, 0, origin, types))
+        return events
+
+    return decode
+
+
+def _not_followed(number: int, xid: int, time: datetime, table: str, origin: str | None) -> Event:
+    gap = {"kind": "gap", "reason": "written after an ALTER that capture had not followed"}
+    return make_event(number, xid, time, "resync", table, None, None, gap, 0, origin, None)
+
+
+def decode_events(images: Images, columns: Sequence[str] | None) -> _Decode:
+    """Makes events of the rows of the parts `retries` and `events`, whose images are in JSON's form."""
+
+    def chosen(image: dict[str, Any] | None) -> dict[str, Any] | None:
+        if image is None or columns is None:
+            return image
+        return {name: value for name, value in image.items() if name in columns} or None
+
+    def decode(rows: Sequence[_Row]) -> list[Event]:
+        events = []
+        for number, xid, time, op, table, *found, message, origin, retries, types in rows:
+            if message is not None:
+                found[2] = json.loads(message)
+            elif types is not None:
+                key, old, new = found
+                sides = (key, chosen(old) if images == "both" else None, chosen(new))
+                found = [typed_image(image, types) for image in sides]  # noqa: PLW2901
+            utc = time.astimezone(UTC)
+            events.append(make_event(number, xid, utc, op, table, *found, retries, origin, types))
+        return events
+
+    return decode
