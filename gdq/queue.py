@@ -20,6 +20,7 @@ from gdq.steps import Statement, execute
 
 CaptureMode = Literal["full", "pk"]
 CaptureGranularity = Literal["row", "statement"]
+CaptureUnchanged = Literal["both", "once"]
 CaptureFormat = Literal["typed", "json"]
 
 
@@ -86,6 +87,7 @@ class TableInfo(Shown):
     origin: bool
     pin_search_path: bool
     allow_rls: bool
+    unchanged: CaptureUnchanged
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -163,6 +165,7 @@ def add_table(
     origin: bool = False,
     pin_search_path: bool = False,
     format: CaptureFormat | None = None,  # noqa: A002 (its name in SQL)
+    unchanged: CaptureUnchanged = "both",
 ) -> None:
     """Capture a table from the end of this transaction on.
 
@@ -174,12 +177,13 @@ def add_table(
     session_replication_role = replica. `origin`: log the session setting gdq.origin with each change.
     `pin_search_path`: for sessions that change their search_path for every request. `format`: typed gives the log one
     column per column; json logs the whole row as one value, which no DDL makes fail; None takes typed if the event
-    triggers follow DDL, else json. psycopg.errors.LockNotAvailable while writers hold the table: try again.
+    triggers follow DDL, else json. `unchanged`: once logs a large value that an update leaves as it was in the new
+    image only; readers see it in both. psycopg.errors.LockNotAvailable while writers hold the table: try again.
     """
     lists = {"key": key, "include": include, "columns": columns, "exclude": exclude, "operations": operations}
     options: dict[str, Any] = {name: list(value) for name, value in lists.items() if value is not None}
     options |= {"allow_rls": allow_rls, "where": where, "granularity": granularity, "always": always}
-    options |= {"origin": origin, "pin_search_path": pin_search_path, "format": format}
+    options |= {"origin": origin, "pin_search_path": pin_search_path, "format": format, "unchanged": unchanged}
     call(connection, "add_table", queue, table, mode=mode, **options)
 
 

@@ -150,6 +150,7 @@ def _capture(pair: Pair, info: TableInfo) -> None:
         "origin": info.origin,
         "pin_search_path": info.pin_search_path,
         "allow_rls": info.allow_rls,
+        "unchanged": info.unchanged,
     }
     there = {one.table_name for one in table_info(pair.target, pair.queue)}
 

@@ -39,6 +39,11 @@ _OPTIONS = (
     click.option("--origin", is_flag=True, default=None, help="Log the session setting gdq.origin with each change."),
     click.option("--format", type=click.Choice(["typed", "json"]), help="Log columns by type, or whole rows."),
     click.option("--pin-search-path", is_flag=True, default=None, help="For sessions that change theirs all the time."),
+    click.option(
+        "--unchanged",
+        type=click.Choice(["both", "once"]),
+        help="once: log a large value that an update leaves as it was once, not in both images. Default: both.",
+    ),
 )
 
 
@@ -129,7 +134,7 @@ def _add_rules(
 
 _LISTS = ("key", "include", "columns", "exclude", "operations")
 _SWITCHES = ("always", "origin", "pin_search_path", "allow_rls")
-_CHOICES = ("mode", "granularity", "format", "where")
+_CHOICES = ("mode", "granularity", "format", "where", "unchanged")
 
 
 @queue_command("alter-table")
@@ -147,6 +152,7 @@ _CHOICES = ("mode", "granularity", "format", "where")
 @click.option("--pin-search-path/--no-pin-search-path", default=None, help="For sessions that change theirs.")
 @click.option("--allow-rls/--no-allow-rls", default=None, help="Capture a table with row level security.")
 @click.option("--format", type=click.Choice(["typed", "json"]), help="Log columns by type, or whole rows.")
+@click.option("--unchanged", type=click.Choice(["both", "once"]), help="Large values that updates leave as they were.")
 @click.option(
     "--reset",
     multiple=True,

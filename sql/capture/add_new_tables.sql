@@ -57,12 +57,13 @@ declare
 begin
   -- the columns that options name are those of a table
   t := gdq.new_options(null::gdq.captured_table, jsonb_build_object('mode', null, 'operations', null,
-                                                                    'granularity', null, 'always', null)
+                                                                    'granularity', null, 'always', null,
+                                                                    'unchanged', null)
                                                  || options - '{key,include,columns,exclude,where}'::text[]);
   perform gdq.option_list(options, 'key');
   perform gdq.check_options(null, t.mode, gdq.option_list(options, 'include'), gdq.option_list(options, 'columns'),
                             gdq.option_list(options, 'exclude'), t.operations, t.granularity, t.always,
-                            options->>'where', format);
+                            options->>'where', format, t.unchanged);
 end
 $$;
 comment on function gdq.check_rule_options(jsonb) is 'Error when options of a rule are wrong whatever the table.';

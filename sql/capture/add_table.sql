@@ -14,6 +14,8 @@
 --   format: typed: a log column for each column, of its type. json: the whole row in one value, whatever the mode, so
 --   that DDL which capture does not see cannot make a write fail. NULL: typed where the event triggers follow DDL, else
 --   json.
+--   unchanged: both: an UPDATE logs each value in both images. once: a large value that it leaves as it was is logged
+--   in the new image only, and readers see it in both. It changes nothing in format json.
 -- Writes: control rows, log segments, functions, triggers. Errors: as refuse_table(); 42704; 22023 and 42703 for the
 -- options; 54000 when an image cannot fit; 55P03 when writers hold the table: nothing is changed, try again; GDQ04.
 create or replace function gdq.add_table(queue text, tbl regclass, mode text default 'full', key text[] default null,
@@ -21,7 +23,7 @@ create or replace function gdq.add_table(queue text, tbl regclass, mode text def
   allow_rls boolean default false, "where" text default null,
   operations text[] default '{insert,update,delete,truncate}', granularity text default 'row',
   always boolean default false, origin boolean default false, pin_search_path boolean default false,
-  format text default null)
+  format text default null, unchanged text default 'both')
   returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set client_min_messages = warning
 as $$
@@ -31,18 +33,18 @@ begin
   perform gdq.require_read_committed('add_table');
   perform gdq.take_turn();
   perform gdq.capture_table(queue_of, tbl, mode, key, include, columns, exclude, allow_rls, "where", operations,
-                            granularity, always, origin, pin_search_path, format, 3);
+                            granularity, always, origin, pin_search_path, format, unchanged, 3);
 end
 $$;
 comment on function gdq.add_table(text, regclass, text, text[], text[], text[], text[], boolean, text, text[], text,
-                                  boolean, boolean, boolean, text) is
+                                  boolean, boolean, boolean, text, text) is
   'Captures the changes of a table from now on, in mode full or pk.';
 
 -- capture_table(queue_id, tbl, ..., slots): does add_table(), with its options, for a caller that has taken its turn.
 -- slots: as for create_version(). Writes and errors: as add_table().
 create or replace function gdq.capture_table(queue_id integer, tbl regclass, mode text, key text[], include text[],
   columns text[], exclude text[], allow_rls boolean, "where" text, operations text[], granularity text, always boolean,
-  origin boolean, pin_search_path boolean, format text, slots integer) returns void
+  origin boolean, pin_search_path boolean, format text, unchanged text, slots integer) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set client_min_messages = warning
 as $$
 declare
@@ -53,7 +55,8 @@ declare
 begin
   perform gdq.refuse_table(queue_id, tbl, allow_rls, log_format);
   perform gdq.refuse_partitions(tbl);
-  perform gdq.check_options(tbl, mode, include, columns, exclude, operations, granularity, always, "where", log_format);
+  perform gdq.check_options(tbl, mode, include, columns, exclude, operations, granularity, always, "where", log_format,
+                            unchanged);
   begin
     perform gdq.create_capture(queue_id, tbl, operations, granularity, always, origin);
   exception when lock_not_available then
@@ -64,14 +67,15 @@ begin
   insert into gdq.captured_table (queue_id, relid, table_name, mode, format,
                                   key_attnums, include_attnums, column_attnums, exclude_attnums,
                                   operations,
-                                  granularity, always, origin, pin_search_path, allow_rls, row_filter)
+                                  granularity, always, origin, pin_search_path, allow_rls, row_filter, unchanged)
     values (queue_id, tbl, name, mode, log_format,
             gdq.column_numbers(tbl, key, 'key'),
             gdq.column_numbers(tbl, include, 'include'),
             gdq.column_numbers(tbl, columns, 'columns'),
             gdq.column_numbers(tbl, exclude, 'exclude'),
             array(select o from unnest('{insert,update,delete,truncate}'::text[]) o where o = any (operations)),
-            granularity, always, origin, pin_search_path, coalesce(allow_rls, false), gdq.parse_filter(tbl, "where"))
+            granularity, always, origin, pin_search_path, coalesce(allow_rls, false), gdq.parse_filter(tbl, "where"),
+            unchanged)
     returning table_id into id;
   if gdq.json_fault(id) is not null then
     raise exception '%', gdq.json_fault(id) using errcode = 'feature_not_supported',
@@ -84,11 +88,11 @@ begin
   delete from gdq.passed_table p where p.queue_id = capture_table.queue_id and p.relid = tbl;
   insert into gdq.captured_leaf (table_id, leaf) select id, p.relid from pg_partition_tree(tbl) p where p.relid <> tbl;
   perform gdq.witness(array[id]);
-  perform gdq.warn_wide(tbl, mode, (select array_agg((c->>'attnum')::smallint) from jsonb_array_elements(described) c));
+  perform gdq.warn_wide(tbl, mode, described);
 end
 $$;
 comment on function gdq.capture_table(integer, regclass, text, text[], text[], text[], text[], boolean, text, text[],
-                                      text, boolean, boolean, boolean, text, integer) is
+                                      text, boolean, boolean, boolean, text, text, integer) is
   'Captures the changes of a table from now on, for a caller that has taken its turn.';
 
 -- take_turn(): waits for other transactions that capture a table, another one perhaps, until they end: two that make
@@ -106,17 +110,18 @@ end
 $$;
 comment on function gdq.take_turn() is 'Waits for other transactions that capture a table.';
 
--- warn_wide(tbl, mode, logged): WARNING when full images will copy large out-of-line values. logged: the attribute
--- numbers of the logged columns. Writes: nothing.
-create or replace function gdq.warn_wide(tbl regclass, mode text, logged smallint[]) returns void
+-- warn_wide(tbl, mode, logged): WARNING when full images will copy large out-of-line values. logged: the columns that
+-- are logged, from describe_table(). Writes: nothing.
+create or replace function gdq.warn_wide(tbl regclass, mode text, logged jsonb) returns void
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   wide text;
 begin
   select string_agg(quote_ident(a.attname), ', ' order by a.attnum) into wide
-    from pg_attribute a
-   where a.attrelid = tbl and a.attnum = any (logged) and a.attstorage in ('x', 'e')
+    from jsonb_to_recordset(logged) l(attnum int, same text)
+    join pg_attribute a on a.attrelid = tbl and a.attnum = l.attnum
+   where l.same is null and a.attstorage in ('x', 'e')
      and a.atttypid = any (array['text', 'bytea', 'json', 'jsonb', 'xml', 'varchar', 'tsvector']::regtype[]);
   if mode = 'full' and wide is not null and exists (
        select from (select tbl as relid union select p.relid from pg_partition_tree(tbl) p) r
@@ -124,9 +129,9 @@ begin
         where c.reltoastrelid <> 0 and pg_relation_size(c.reltoastrelid) > 0) then
     raise warning 'table % holds large out-of-line values (%): an UPDATE of any other column logs them twice',
       gdq.table_name(tbl), wide
-      using hint = 'Leave them out with exclude, or capture in pk mode.';
+      using hint = 'Log them once with unchanged, leave them out with exclude, or capture in pk mode.';
   end if;
 end
 $$;
-comment on function gdq.warn_wide(regclass, text, smallint[]) is
+comment on function gdq.warn_wide(regclass, text, jsonb) is
   'WARNING when full images will copy large out-of-line values.';

@@ -67,8 +67,7 @@ begin
     perform gdq.note_resync(t.queue_id, t.relid, 'gap', 'other options of capture: ' || missed);
   end if;
   perform gdq.witness(array[id]);
-  perform gdq.warn_wide(tbl, wanted.mode, (select array_agg((c->>'attnum')::smallint)
-                                             from jsonb_array_elements(described) c));
+  perform gdq.warn_wide(tbl, wanted.mode, described);
   return true;
 end
 $$;
@@ -149,7 +148,8 @@ begin
          origin = wanted.origin,
          pin_search_path = wanted.pin_search_path,
          allow_rls = wanted.allow_rls,
-         row_filter = wanted.row_filter
+         row_filter = wanted.row_filter,
+         unchanged = wanted.unchanged
    where ct.table_id = wanted.table_id;
   if gdq.json_fault(wanted.table_id) is not null then
     raise exception '%', gdq.json_fault(wanted.table_id) using errcode = 'feature_not_supported',

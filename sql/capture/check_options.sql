@@ -2,7 +2,7 @@
 -- Errors: 22023; 0A000 for granularity statement where statement triggers miss changes; 42501 for always on a table of
 -- another owner.
 create or replace function gdq.check_options(tbl regclass, mode text, include text[], columns text[], exclude text[],
-  operations text[], granularity text, always boolean, "where" text, format text) returns void
+  operations text[], granularity text, always boolean, "where" text, format text, unchanged text) returns void
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -42,6 +42,12 @@ begin
   elsif granularity = 'statement' and always then
     raise exception 'always goes with granularity row: a logical replication worker fires no statement triggers'
       using errcode = 'invalid_parameter_value', hint = 'Leave always out, or say granularity row.';
+  elsif unchanged is null or unchanged not in ('both', 'once') then
+    raise exception 'unknown value of unchanged: "%"', unchanged
+      using errcode = 'invalid_parameter_value', hint = 'unchanged is both or once.';
+  elsif granularity = 'statement' and unchanged = 'once' then
+    raise exception 'unchanged "once" goes with granularity row: by statement images are not paired'
+      using errcode = 'invalid_parameter_value', hint = 'Leave unchanged out, or say granularity row.';
   elsif granularity = 'statement' and gdq.statement_fault(tbl) is not null then
     raise exception '%', gdq.statement_fault(tbl)
       using errcode = 'feature_not_supported',
@@ -61,5 +67,6 @@ begin
   end if;
 end
 $$;
-comment on function gdq.check_options(regclass, text, text[], text[], text[], text[], text, boolean, text, text) is
+comment on function gdq.check_options(regclass, text, text[], text[], text[], text[], text, boolean, text, text,
+                                      text) is
   'Error when options of capture do not go together or do not fit a table.';

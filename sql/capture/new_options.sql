@@ -5,7 +5,7 @@ language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   known constant text[] := '{key,include,columns,exclude,where,
-                             allow_rls,always,format,granularity,mode,operations,origin,pin_search_path}';
+                             allow_rls,always,format,granularity,mode,operations,origin,pin_search_path,unchanged}';
   -- the default of all other options is NULL
   defaults constant jsonb := jsonb_build_object(
     'mode', 'full',
@@ -15,6 +15,7 @@ declare
     'origin', false,
     'pin_search_path', false,
     'allow_rls', false,
+    'unchanged', 'both',
     'format', case when gdq.event_triggers_on() then 'typed' else 'json' end);
   unknown text;
   given jsonb;

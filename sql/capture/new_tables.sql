@@ -58,7 +58,7 @@ begin
       coalesce(gdq.option_list(r.options, 'operations'), '{insert,update,delete,truncate}'),
       coalesce(r.options->>'granularity', 'row'), coalesce((r.options->>'always')::boolean, false),
       coalesce((r.options->>'origin')::boolean, false), coalesce((r.options->>'pin_search_path')::boolean, false),
-      r.options->>'format', slots);
+      r.options->>'format', coalesce(r.options->>'unchanged', 'both'), slots);
     if gap is null and exists (select from pg_partition_tree(relid) p where pg_relation_size(p.relid) > 0
                                union all
                                select where pg_relation_size(relid) > 0) then

@@ -23,7 +23,7 @@ begin
   end if;
   perform gdq.check_options(t.relid, wanted.mode, wanted.include_attnums::text[], wanted.column_attnums::text[],
                             wanted.exclude_attnums::text[], wanted.operations, wanted.granularity, wanted.always,
-                            wanted.row_filter->>'text', wanted.format);
+                            wanted.row_filter->>'text', wanted.format, wanted.unchanged);
   -- a view is planned with these options; the other ones do not matter to it
   if (wanted.mode, wanted.key_attnums, wanted.include_attnums, wanted.column_attnums, wanted.exclude_attnums,
       wanted.operations, wanted.granularity, wanted.row_filter)

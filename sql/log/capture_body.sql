@@ -4,6 +4,7 @@
 --     statement_inserts()    granularity statement: INSERT ... SELECT from the transition tables
 --       log_insert()         one INSERT into the current segment
 --         log_values()       the values of one image
+--   compared_sql()           around the INSERT of an UPDATE: which large values it left as they were
 -- Installs and gdq.doctor() compare this text letter by letter with the functions that are there.
 
 -- capture_body(version_id, slot, op, event_slot): the PL/pgSQL body of one capture function. op: i, u or d.
@@ -56,6 +57,9 @@ begin
     when op = 'd' then gdq.log_insert(t, v, slot, 'D', number, null)
     when v.split then gdq.log_insert(t, v, slot, 'S', 'ev_number', null)
     else gdq.log_insert(t, v, slot, 'U', number, null) end);
+  if op = 'u' and not v.split then
+    work := gdq.compared_sql(v.columns, work);
+  end if;
   if t.row_filter is not null and op = 'u' then
     work := format($sql$  if %1$s then
   if %2$s then
@@ -117,6 +121,8 @@ as $$
 declare
   log text;
   header text;
+  same text := (select string_agg(', ' || c.same, '' order by c.attnum)
+                  from jsonb_to_recordset(v.columns) c(attnum int, same text));
   stamp constant text := '%s, pg_catalog.txid_current(), pg_catalog.clock_timestamp(), %L%s%s';
   origin text := case when t.origin then ', ' || gdq.origin_sql() end;
 begin
@@ -125,6 +131,7 @@ begin
    where s.version_id = v.version_id and s.slot = log_insert.slot and s.pair = (op = 'U');
   header := concat('ev_id, ev_txid, ev_time, ev_op', case when t.origin then ', ev_origin' end,
     case op when 'U' then gdq.image_columns(gdq.log_columns(v), 'old_') || gdq.image_columns(gdq.log_columns(v), 'new_')
+                       || coalesce(same, '')
             else gdq.image_columns(gdq.log_columns(v), 'row_') end);
   if source is not null then
     return format(E'insert into %s (%s)\n  select %s from %s r',
@@ -133,7 +140,8 @@ begin
   return format(E'insert into %s (%s)\n  values (%s)', log, header, case op
     when 'I' then format(stamp, number, 'I', origin, gdq.log_values(v, 'NEW'))
     when 'D' then format(stamp, number, 'D', origin, gdq.log_values(v, 'OLD'))
-    when 'U' then format(stamp, number, 'U', origin, gdq.log_values(v, 'OLD') || gdq.log_values(v, 'NEW'))
+    when 'U' then format(stamp, number, 'U', origin,
+                         concat(gdq.log_values(v, 'OLD', true), gdq.log_values(v, 'NEW'), same))
     else concat_ws('), (', format(stamp, number, 'o', origin, gdq.log_values(v, 'OLD')),
                            format(stamp, number, 'n', origin, gdq.log_values(v, 'NEW'))) end);
 end
@@ -141,33 +149,59 @@ $$;
 comment on function gdq.log_insert(gdq.captured_table, gdq.table_version, integer, text, text, text) is
   'The INSERT of one change into the current segment of a log.';
 
--- log_values(v, source): the values of one image of a version in a capture function, as text that begins with a comma:
--- one for each logged column, or in format json the whole row as one text. source: OLD, NEW or the alias of a
--- transition table. Writes: nothing.
-create or replace function gdq.log_values(v gdq.table_version, source text) returns text
+-- log_values(v, source, once): the values of one image of a version in a capture function, as text that begins with
+-- a comma: one for each logged column, or in format json the whole row as one text. source: OLD, NEW or the alias of a
+-- transition table. once: without the values that compared_sql() has found to be the same. Writes: nothing.
+create or replace function gdq.log_values(v gdq.table_version, source text, once boolean default false) returns text
 language sql immutable security definer set search_path = pg_catalog, pg_temp
 as $$
-  select case when v.shape is null then gdq.image_values(v.columns, source)
+  select case when v.shape is null then gdq.image_values(v.columns, source, once)
               -- .* since the alias of a transition table may be the name of a column too
               else format(', pg_catalog.textin(pg_catalog.record_out(%s.*))', source) end
 $$;
-comment on function gdq.log_values(gdq.table_version, text) is 'The values of one image in a capture function.';
+comment on function gdq.log_values(gdq.table_version, text, boolean) is
+  'The values of one image in a capture function.';
 
--- image_values(columns, source): log_values() in format typed. User types become text by their output function, which
--- is named only where it is one of pg_catalog: another schema may not be open to the capture role. Writes: nothing.
-create or replace function gdq.image_values(columns jsonb, source text) returns text
+-- image_values(columns, source, once): log_values() in format typed. User types become text by their output function,
+-- which is named only where it is one of pg_catalog: another schema may not be open to the capture role. Writes:
+-- nothing.
+create or replace function gdq.image_values(columns jsonb, source text, once boolean) returns text
 language sql immutable security definer set search_path = pg_catalog, pg_temp set quote_all_identifiers = on
 as $$
-  select coalesce(string_agg(', ' || case
-             when not as_text then value
-             when output is not null then format('pg_catalog.textin(%s(%s))', output, value)
-             else format(
-               $sql$case when pg_catalog.num_nulls(%1$s) operator(pg_catalog.=) 0 then %2$s end$sql$,
-               value, format($sql$pg_catalog.format('%%s', %s)$sql$, value)) end, '' order by attnum), '')
-    from jsonb_to_recordset(columns) c(attnum int, name text, as_text boolean, output text),
-         format('%s.%I', source, name) value
+  select coalesce(string_agg(', ' || case when once and same is not null
+                                          then format('case when %s is not true then %s end', same, logged)
+                                          else logged end, '' order by attnum), '')
+    from jsonb_to_recordset(columns) c(attnum int, name text, as_text boolean, output text, same text),
+         format('%s.%I', source, name) value,
+         lateral (select case
+           when not as_text then value
+           when output is not null then format('pg_catalog.textin(%s(%s))', output, value)
+           else format(
+             $sql$case when pg_catalog.num_nulls(%1$s) operator(pg_catalog.=) 0 then %2$s end$sql$,
+             value, format($sql$pg_catalog.format('%%s', %s)$sql$, value)) end) l(logged)
 $$;
-comment on function gdq.image_values(jsonb, text) is 'The values of one image in a capture function of format typed.';
+comment on function gdq.image_values(jsonb, text, boolean) is
+  'The values of one image in a capture function of format typed.';
+
+-- compared_sql(columns, work): the INSERT work of an UPDATE in a block of PL/pgSQL that first finds the large values
+-- which the UPDATE left as they were; work itself where the version does not ask for this.
+--   A value counts as large from 2,000 bytes, compressed as it is stored: the server moves such values out of line.
+--   Values of one size are compared as bytes: this runs no operator of the application's, and distinguishes 1.0 from
+--   1.00. Reading both costs little beside logging one of them again.
+-- Writes: nothing.
+create or replace function gdq.compared_sql(columns jsonb, work text) returns text
+language sql immutable security definer set search_path = pg_catalog, pg_temp set quote_all_identifiers = on
+as $$
+  select coalesce(E'  declare\n' || string_agg(format(E'  %s boolean := %s;\n', same, replace(
+             $sql$case when pg_catalog.pg_column_size(NEW.%I) operator(pg_catalog.>=) 2000
+      and pg_catalog.pg_column_size(OLD.%I) operator(pg_catalog.=) pg_catalog.pg_column_size(NEW.%I)
+      and pg_catalog.record_image_eq(row(OLD.%I), row(NEW.%I)) then true end$sql$,
+             '%I', quote_ident(name))), '' order by attnum) || format(E'  begin\n%s\n  end;', work), work)
+    from jsonb_to_recordset(columns) c(attnum int, name text, same text)
+   where same is not null
+$$;
+comment on function gdq.compared_sql(jsonb, text) is
+  'The INSERT of an UPDATE, in a block that first finds the large values which it left as they were.';
 
 -- origin_sql(): SQL expression of the origin of a change: the setting gdq.origin of the session, NULL when it is not
 -- set. Operators are qualified: nullif() would use the session's own. Writes: nothing.

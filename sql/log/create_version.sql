@@ -12,14 +12,16 @@ declare
   t gdq.captured_table;
   id bigint;
   n integer;
+  pair integer;
   stamps integer;
   width integer;
   shape jsonb := gdq.table_shape(table_id);
 begin
   select * into strict t from gdq.captured_table ct where ct.table_id = create_version.table_id;
   stamps := 4 + t.origin::integer;
-  select count(*), 64 + count(*) / 8 + 24 * t.origin::integer + coalesce(sum(c.width), 0) into n, width
-    from jsonb_to_recordset(columns) c(width int);
+  select count(*), 2 * count(*) + count(c.same), 64 + count(*) / 8 + 24 * t.origin::integer + coalesce(sum(c.width), 0)
+    into n, pair, width
+    from jsonb_to_recordset(columns) c(width int, same text);
   if gdq.columns_to_read(columns) > 1664 then
     raise exception 'table % cannot be captured: readers need a SELECT of % columns, and one holds 1664',
       gdq.last_table_name(table_id), gdq.columns_to_read(columns)
@@ -34,7 +36,7 @@ begin
   end if;
   insert into gdq.table_version (table_id, columns, shape, split, filter_names)
     values (table_id, columns, shape,
-            t.granularity = 'statement' or (shape is null and (2 * n + stamps > 1600 or 2 * width > page)),
+            t.granularity = 'statement' or (shape is null and (pair + stamps > 1600 or 2 * width > page)),
             gdq.describe_filter(table_id))
     returning version_id into id;
   perform gdq.create_row_type(id);

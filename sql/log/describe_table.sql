@@ -1,15 +1,35 @@
--- describe_table(table_id): describe_columns() of a captured table, with the table's options and in its format. Writes:
--- nothing.
+-- describe_table(table_id): describe_columns() of a captured table, with the table's options and in its format, and
+-- with unchanged "once" also
+--   same: for a column whose values the server may store out of line: the column of the log that is true where an
+--   UPDATE left a large value as it was, so that only the new image has it.
+-- Writes: nothing.
 create or replace function gdq.describe_table(table_id integer) returns jsonb
 language sql stable security definer set search_path = pg_catalog, pg_temp
 as $$
-  select case ct.format when 'json' then gdq.json_columns(columns) else columns end
+  select case when ct.format = 'json' then gdq.json_columns(columns)
+              when ct.unchanged = 'once' then gdq.same_columns(ct.relid, columns)
+              else columns end
     from gdq.captured_table ct,
          gdq.describe_columns(ct.relid, ct.mode, ct.key_attnums, ct.include_attnums,
                               ct.column_attnums, ct.exclude_attnums) columns
    where ct.table_id = describe_table.table_id
 $$;
 comment on function gdq.describe_table(integer) is 'describe_columns() of a captured table, with the table''s options.';
+
+-- same_columns(relid, columns): the result of describe_columns() with the columns of the log that tell which large
+-- values an UPDATE left as they were. Whether values can be large is a property of their type: the storage that ALTER
+-- TABLE sets may differ between partitions. Writes: nothing.
+create or replace function gdq.same_columns(relid oid, columns jsonb) returns jsonb
+language sql stable security definer set search_path = pg_catalog, pg_temp
+as $$
+  select jsonb_agg(case when t.typstorage in ('x', 'e') and not (c->>'key')::boolean and c->>'log_old' is not null
+                        then c || jsonb_build_object('same', concat('same_', a.attnum)) else c end order by a.attnum)
+    from jsonb_array_elements(columns) c
+    join pg_attribute a on a.attrelid = relid and a.attnum = (c->>'attnum')::smallint
+    join pg_type t on t.oid = a.atttypid
+$$;
+comment on function gdq.same_columns(oid, jsonb) is
+  'The logged columns of a table, with those that tell which large values an UPDATE left as they were.';
 
 -- describe_columns(relid, mode, key, include, columns, exclude): the logged columns of a table, from the catalogs as
 -- they are now. Arguments after mode are attribute numbers or NULL (key NULL: the primary key; columns NULL: all).

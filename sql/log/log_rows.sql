@@ -42,8 +42,8 @@ comment on function gdq.changes_sql(regclass, text, pg_snapshot, pg_snapshot) is
 
 -- images_sql(segment, s0, s1): SELECT of the rows of one change log segment in (s0, s1], in one shape for both tables
 -- of a slot: ev_id, ev_txid, ev_time, ev_op, ev_origin, then old_<suffix> and new_<suffix> of every logged column, NULL
--- for an image that the row does not have. NULL when there are no rows. In mode pk an UPDATE that changed the key
--- becomes a D and an I. Writes: a lock, see pin_segment(). Errors: GDQ01.
+-- for an image that the row does not have. A value that is logged once is in both images. NULL when there are no rows.
+-- In mode pk an UPDATE that changed the key becomes a D and an I. Writes: a lock, see pin_segment(). Errors: GDQ01.
 create or replace function gdq.images_sql(segment regclass, s0 pg_snapshot, s1 pg_snapshot) returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -71,7 +71,12 @@ begin
     from gdq.log_segment ls join gdq.table_version v using (version_id)
    where ls.segment = segment_columns.segment;
   if s.pair then
-    names := gdq.image_columns(s.columns, 'old_') || gdq.image_columns(s.columns, 'new_');
+    select string_agg(case when same is null then format(', %I', 'old_' || suffix)
+                           else format(', case when %I then %I else %I end as %3$I',
+                                       same, 'new_' || suffix, 'old_' || suffix) end, '' order by attnum)
+             || gdq.image_columns(s.columns, 'new_')
+      into names
+      from jsonb_to_recordset(s.columns) c(attnum int, suffix text, same text);
   else
     select string_agg(format(', case when ev_op in (%s) then %I end as %I', ops, 'row_' || suffix, prefix || suffix), ''
                       order by prefix desc, attnum)

@@ -218,6 +218,10 @@ begin
     select string_agg(format(', %I %s', prefix || c.suffix, c.log_type), '' order by place, c.attnum) into images
       from jsonb_to_recordset(gdq.log_columns(v)) c(attnum int, log_type text, suffix text),
            unnest(s.prefixes) with ordinality p(prefix, place);
+    if s.pair then
+      images := concat(images, (select string_agg(format(', %I boolean', same), '' order by attnum)
+                                  from jsonb_to_recordset(v.columns) c(attnum int, same text) where same is not null));
+    end if;
     execute format($sql$
       create %s table gdq_log.%I (ev_id bigint, ev_txid bigint, ev_time timestamptz, ev_op "char"%s%s)
         with (fillfactor = 100, autovacuum_enabled = false, toast.autovacuum_enabled = false)

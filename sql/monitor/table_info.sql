@@ -7,7 +7,7 @@ create or replace function gdq.table_info(queue text default null)
   returns table (queue_name text, table_name text, mode text, format text, key text[], columns text[], version bigint,
                  state text, reason text, events bigint, log_bytes bigint, segments integer, "where" text,
                  operations text[], granularity text, always boolean, origin boolean, pin_search_path boolean,
-                 allow_rls boolean)
+                 allow_rls boolean, unchanged text)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms'
   set quote_all_identifiers = off
 as $$
@@ -31,7 +31,8 @@ begin
          (select array_agg(c->>'name') from jsonb_array_elements(v.columns) c),
          v.version_id, case when r.reason is null then 'ok' else 'resync' end, r.reason,
          coalesce(w.events, 0), coalesce(l.bytes, 0), coalesce(l.segments, 0), ct.row_filter->>'text',
-         ct.operations, ct.granularity, ct.always, ct.origin, ct.pin_search_path, ct.allow_rls
+         ct.operations, ct.granularity, ct.always, ct.origin, ct.pin_search_path, ct.allow_rls,
+         ct.unchanged
     from gdq.captured_table ct
     join gdq.queue q using (queue_id)
     join lateral (select tv.version_id, tv.columns from gdq.table_version tv

@@ -49,6 +49,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "json": ("id int primary key, v text, m mood, p pair", {"format": "json"}),
     "origin": ("id int primary key, v text", {"origin": True, "pin_search_path": True}),
     "wide": (", ".join(f"c{i} text" for i in range(250)), {}),
+    "once": ('id int primary key, v text, "s p" jsonb, p pair, f feeling', {"unchanged": "once"}),
     "one column": ("id bigint primary key", {"mode": "pk"}),
 }
 

@@ -39,6 +39,8 @@ _WORDS = frozenset(
         "true",
         "false",
         "bigint",
+        "boolean",
+        "row",
         "new",
         "old",
         "operator",
@@ -53,6 +55,9 @@ _WORDS = frozenset(
     ]
 )
 _STATEMENTS = ("insert", "perform", "return", "if", "end", "elsif", "else", "declare", "begin")
+
+# Large values that are the same in both images: variables of the function, and columns of the log.
+_SAME = re.compile(r"same_\d+")
 
 _COLUMNS = frozenset(
     [
@@ -71,7 +76,9 @@ _COLUMNS = frozenset(
 )
 
 # What may stand before a parenthesis without being a call.
-_NO_CALL = frozenset(["values", "in", "and", "or", "not", "when", "if", "elsif", "then", "else", "case", "operator"])
+_NO_CALL = frozenset(
+    ["values", "in", "and", "or", "not", "when", "if", "elsif", "then", "else", "case", "operator", "row"]
+)
 
 
 class NotStaticError(AssertionError):
@@ -142,7 +149,11 @@ def _is_whole_row(tokens: list[tuple[str, str]], i: int) -> bool:
 def _is_name(tokens: list[tuple[str, str]], i: int) -> bool:
     """A log column in a column list, a variable of the function, or a transition table."""
     text = tokens[i][1]
-    return text in _COLUMNS or (text in ("gdq_old", "gdq_new") and _at(tokens, i - 1).lower() == "from")
+    return (
+        text in _COLUMNS
+        or _SAME.fullmatch(text) is not None
+        or (text in ("gdq_old", "gdq_new") and _at(tokens, i - 1).lower() == "from")
+    )
 
 
 def _check_statements(tokens: list[tuple[str, str]]) -> None:
@@ -156,6 +167,6 @@ def _check_statements(tokens: list[tuple[str, str]]) -> None:
             continue
         if cases:
             continue
-        if fresh and word not in _STATEMENTS and word != "ev_number":
+        if fresh and word not in _STATEMENTS and word != "ev_number" and not _SAME.fullmatch(word):
             raise NotStaticError(f"statement {text}")
         fresh = word in (";", "begin", "then", "else", "declare")
