@@ -16,9 +16,10 @@ from playwright.sync_api import Browser, Page, TimeoutError, sync_playwright  # 
 _PHONE_WIDTH_MAX = 500
 _HEIGHTS = {True: 844, False: 800}
 
-# Milliseconds that no busy machine needs; and those after which a word is typed again, for the page may have been
-# drawn before it listened.
-_LIMIT, _AGAIN = 1_200_000, 10_000
+# Milliseconds after which a page is opened anew in another browser: one that was starved may wait for ever for an event
+# that it has missed; how often; and those after which a word is typed again, for the page may have been drawn before it
+# listened.
+_LIMIT, _TRIES, _AGAIN = 60_000, 10, 10_000
 
 
 def visit(
@@ -80,12 +81,14 @@ def _seen(page: Page) -> dict[str, Any]:
 
 def _search(page: Page, word: str) -> list[str]:
     """The titles that the site's search, a worker that loads its index, shows for a word."""
-    for _ in range(_LIMIT // _AGAIN):
+    for _ in range(_LIMIT // _AGAIN - 1):
         page.fill("input[name=query]", "")
         page.fill("input[name=query]", word)
         with suppress(TimeoutError):
             page.wait_for_selector(".md-search-result__item h1", timeout=_AGAIN)
             break
+    else:
+        raise TimeoutError(f"nothing is found for {word}")
     titles: list[str] = page.locator(".md-search-result__item h1").all_inner_texts()
     return titles
 
@@ -94,9 +97,22 @@ def main() -> None:
     """Visit what the input names."""
     asked = json.load(sys.stdin)
     with sync_playwright() as playwright:
-        # Chromium refuses its sandbox to root
-        browser = playwright.chromium.launch(executable_path=asked["chromium"], args=["--no-sandbox"])
-        told = [visit(browser, **one) for one in asked["visits"]]
+
+        def launched() -> Browser:
+            # Chromium refuses its sandbox to root
+            return playwright.chromium.launch(executable_path=asked["chromium"], args=["--no-sandbox"])
+
+        browser, told = launched(), []
+        for one in asked["visits"]:
+            for tries_left in reversed(range(_TRIES)):
+                try:
+                    told.append(visit(browser, **one))
+                    break
+                except TimeoutError:
+                    if not tries_left:
+                        raise
+                    browser.close()
+                    browser = launched()
         browser.close()
     json.dump(told, sys.stdout)
 
