@@ -107,7 +107,7 @@ def _write(writer: psycopg.Connection[Any], number: int, tables: int) -> None:
 
 
 def prepare_tables(conninfo: str, tables: int) -> None:
-    """Tables with one row each, captured; a ticker's lag of 1 ms."""
+    """Tables with one row each, captured and maintained; a ticker's lag of 1 ms."""
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("select gdq.set_queue('bench', ticker_max_lag => '1 ms')")
         for table in range(tables):
@@ -115,6 +115,9 @@ def prepare_tables(conninfo: str, tables: int) -> None:
                 connection.execute(f"create table app.ping{table} (like app.ping including all)".encode())
                 connection.execute("select gdq.add_table('bench', %s::regclass)", [f"app.ping{table}"])
             connection.execute(f"insert into app.ping{table or ''} values (1)".encode())
+        # as a ticker does: it makes the readers of the logs
+        while connection.execute("select gdq.maintain()").fetchone() == (True,):
+            pass
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
