@@ -168,3 +168,15 @@ def test_async_batches(tap: Tap) -> None:
 
     wanted: list[tuple[str, Any]] = [("shop.t", {"id": n, "at": "infinity"}) for n in range(1, 601)]
     assert asyncio.run(read()) == [*wanted, ("shop.u", {"id": 1})]
+
+
+def test_images_too_wide_for_one_select(tap: Tap) -> None:
+    """A row's two images have more columns than the cursor reads: it comes as JSON, and is converted."""
+    tap.write("create table w (id int primary key, " + ", ".join(f"c{n} bigint" for n in range(820)) + ")")
+    tap.add("shop.w")
+    tap.write("insert into w (id, c0, c819) values (1, 2, 3)", "update w set c5 = 9")
+    with opened(tap) as batch:
+        events = list(batch.typed_events())
+        assert [event.in_json() for event in events] == list(batch.events())
+        assert (events[0].new or {})["c819"] == 3
+        assert [e.new for e in batch.typed_events(images="new", columns=["c5"])] == [{"c5": None}, {"c5": 9}]
