@@ -18,7 +18,7 @@ begin
     from jsonb_to_recordset(v.columns) c(attnum int, suffix text);
   return format('select %s as key, %s as new from (select %s from %s%s r%s) as r(%s)',
     image.key, image.new_image,
-    substr(gdq.image_values(v.columns, 'r'), 3),
+    substr(gdq.image_values(v.columns, 'r', false), 3),
     case when (select c.relkind = 'p' from pg_class c where c.oid = t.relid) then '' else 'only ' end,
     gdq.table_name(t.relid),
     coalesce(' where ' || gdq.filter_sql(t.row_filter, v.filter_names, 'r'), ''),
