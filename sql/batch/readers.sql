@@ -18,9 +18,10 @@ begin
             where r.activity <> 'quiet' and not gdq.has_reader(tv) and gdq.may_have_reader(tv)
             order by tv.version_id limit 20 loop
     body := gdq.reader_body(v);
-    -- another session may be making it
-    continue when not pg_try_advisory_xact_lock(gdq.lock_key('reader', v.version_id::integer::oid))
-                  or gdq.has_reader(v);
+    -- another session may be making it, or has made it since: to_regproc() may remember that there was none
+    continue when not pg_try_advisory_xact_lock(gdq.lock_key('reader', v.version_id::integer::oid));
+    continue when exists (select from pg_proc p
+                           where p.pronamespace = 'gdq_log'::regnamespace and p.proname = gdq.reader_name(v));
     execute format($sql$
       create function gdq_log.%1$I(s0 pg_snapshot, s1 pg_snapshot)
         returns table (ev_id bigint, ev_txid bigint, ev_time timestamptz, op text, tbl text,

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from threading import Barrier, BrokenBarrierError
 from typing import Any
 
+import psycopg
 import pytest
 from psycopg import errors
 
@@ -128,3 +132,32 @@ def test_consumed_segments_may_go_while_a_batch_is_read(stage: Stage) -> None:
         assert len(reader.execute(EVENTS, batch).fetchall()) == 1
         assert stage.maintain() == 1
         assert len(reader.execute(EVENTS, batch).fetchall()) == 1
+
+
+@pytest.mark.server
+def test_made_by_many_sessions_at_once(tap: Tap) -> None:
+    """Whoever comes second leaves a reader as it is, though its session remembers that there was none."""
+    sessions, rounds = 4, 12
+    together = Barrier(sessions, timeout=300)
+
+    def make(session: psycopg.Connection[Any]) -> None:
+        try:
+            for number in range(rounds):
+                if session is opened[0]:
+                    tap.write(f"create table t{number} (id int primary key)")
+                    tap.add(f"shop.t{number}")
+                    tap.write(f"insert into t{number} values (1)")
+                together.wait()
+                session.execute("select gdq.create_readers()")
+                together.wait()
+        except psycopg.Error:
+            together.abort()
+            raise
+
+    with ExitStack() as stack:
+        opened = [stack.enter_context(tap.db.connect()) for _ in range(sessions)]
+        with ThreadPoolExecutor(sessions) as pool:
+            made = [pool.submit(make, session) for session in opened]
+    failed = [error for one in made if (error := one.exception()) is not None]
+    assert [error for error in failed if not isinstance(error, BrokenBarrierError)] == []
+    assert tap.owner.execute(READERS).fetchone() == (rounds,)
