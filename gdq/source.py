@@ -73,7 +73,8 @@ def make_event(*values: Any) -> Event:
     """An Event of all its fields, in a sixth of the time that its own constructor takes."""
     made: Any = _EventFields(*values)
     made.__class__ = Event  # what a frozen dataclass does for each field costs more than reading the row
-    return made  # type: ignore[no-any-return]
+    event: Event = made
+    return event
 
 
 def iso_utc(time: datetime) -> str:

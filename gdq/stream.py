@@ -72,16 +72,16 @@ def next_batch_with_events(
     """next_batch() in a transaction that `transaction` ends, and its events, the first in the same round trip."""
     name = _new_name()
     opened, events = connection.cursor(row_factory=dict_row), _cursor(connection)
-    typed = FirstEvents(connection, choice)
+    typed = FirstEvents(connection, choice) if choice.typed else None
     with one_round_trip(connection):
         transaction.enter_context(Transaction(connection))
         opened.execute(_OPEN_AND_TELL, [queue, consumer, max_events, None, DEAD_AFTER])
-        if choice.typed:
+        if typed is not None:
             typed.send(_OPENED)
         else:
             connection.execute(_DECLARE.format(name=name, batch=_OPENED).encode(), prepare=False)
             events.execute(_FETCH.format(name=name).encode(), prepare=False)
-    return opened.fetchone(), typed.events() if choice.typed else _rest(events, name)
+    return opened.fetchone(), typed.events() if typed is not None else _rest(events, name)
 
 
 def read_events(connection: Connection[Any], batch_id: int, token: object) -> Iterator[Event]:

@@ -269,12 +269,13 @@ class BatchApplier:
 
         `add_up`: with the old rows of pairs.
         """
-        added = self._net_sql(name, rows, found, add_up=True)
-        query = added if add_up else self._net_sql(name, rows, found)
+        takes_last = not add_up and self._takes_last(name, rows)
+        query = self._net_sql(rows, found, takes_last=takes_last)
         stage_changes(self._reader, self._target, rows.table, query, paired=True)
-        if query != added and in_doubt(self._target):
+        if takes_last and in_doubt(self._target):
             self._doubtful[name] = _DOUBTFUL_BATCHES
-            stage_changes(self._reader, self._target, rows.table, added, paired=True)
+            query = self._net_sql(rows, found, takes_last=False)
+            stage_changes(self._reader, self._target, rows.table, query, paired=True)
         elif self._doubtful.get(name):
             self._doubtful[name] -= 1
         if self._read_ahead is not None:
@@ -316,14 +317,18 @@ class BatchApplier:
             if found.made or len(found.log_rows) != 1:
                 break  # its columns change
             if (rows := self._read_rows(batch, name, found.log_rows)) is not None:
-                queries.append(self._net_sql(name, rows, found))
+                queries.append(self._net_sql(rows, found, takes_last=self._takes_last(name, rows)))
             if len(queries) == SIDE_BY_SIDE:
                 break
         return queries
 
-    def _net_sql(self, name: str, rows: _LogRows, found: TableChanges, *, add_up: bool = False) -> str:
-        """The SELECT of a table's changes; `add_up`: by adding all images up, not by the last ones."""
-        if rows.numbers_tell and not add_up and not self._doubtful.get(name):
+    def _takes_last(self, name: str, rows: _LogRows) -> bool:
+        """True if a table's last images are taken for what is left of each key."""
+        return rows.numbers_tell and not self._doubtful.get(name)
+
+    def _net_sql(self, rows: _LogRows, found: TableChanges, *, takes_last: bool) -> str:
+        """The SELECT of a table's net change after the last TRUNCATE: by the last images, or by adding all up."""
+        if takes_last:
             return last_images_sql(rows.table, rows.query, found.truncated)
         return netted_sql(rows.table, rows.query, found.truncated, whole=self.tables.needs_whole(rows.table))
 
