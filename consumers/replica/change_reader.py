@@ -16,7 +16,7 @@ import psycopg
 from psycopg import Connection, pq
 
 from gdq.conninfo import connect, conninfo_of
-from gdq.consumers.views.row_copy import copy_rows
+from gdq.consumers.views.row_copy import BLOCK_BYTES, copy_rows
 from gdq.sql_text import raw
 from gdq.typed.pgtypes import READ_SETTINGS
 
@@ -32,8 +32,6 @@ _LOCK_TIMEOUT = "1s"
 
 # SELECTs that the source is at side by side.
 SIDE_BY_SIDE = 2
-
-_BLOCK_BYTES = 256 * 1024
 
 
 class ChangeReader:
@@ -162,7 +160,7 @@ def _data(wire: pq.abc.PGconn) -> Generator[bytes, None, None]:
         if length > 0:
             parts.append(bytes(part))
             size += length
-        if parts and (length <= 0 or size >= _BLOCK_BYTES):
+        if parts and (length <= 0 or size >= BLOCK_BYTES):
             yield b"".join(parts)
             parts, size = [], 0
         if length == 0:

@@ -12,8 +12,9 @@ from psycopg import Connection, pq
 
 from gdq.sql_text import raw
 
-# Bytes that are handed over at once, unless one row has more.
-_BLOCK_BYTES = 256 * 1024
+# Bytes that are handed over at once, unless one row has more: less than the buffers of a socket hold, so that both
+# servers are at work while the program is at the other one.
+BLOCK_BYTES = 64 * 1024
 
 CopyForm = Literal["binary", "text"]
 
@@ -57,7 +58,7 @@ def copy_rows(
 
 
 def copy_blocks(
-    source: Connection[Any], statement: str, block_bytes: int = _BLOCK_BYTES
+    source: Connection[Any], statement: str, block_bytes: int = BLOCK_BYTES
 ) -> Generator[tuple[bytes, int], None, None]:
     """The data of a COPY TO STDOUT as blocks of whole rows of about `block_bytes`, each with its number of rows.
 
