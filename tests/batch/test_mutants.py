@@ -6,6 +6,7 @@ import importlib
 import inspect
 from pathlib import Path
 
+import psycopg
 import pytest
 
 import tests.support.schedules_control
@@ -38,19 +39,30 @@ def shop(retry_shop: RetryShop) -> RetryShop:
     return retry_shop
 
 
+def test_every_defect_can_be_put_in(db: Database) -> None:
+    """Quick, while most of the tests below are long: a change of a function that a defect names is told of at once."""
+    with db.connect(autocommit=False) as owner:
+        for mutant in MUTANTS:
+            put_in(owner, mutant)
+            owner.rollback()
+
+
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda path: path.stem)
 def test_defect_is_found(db: Database, request: pytest.FixtureRequest, mutant: Path) -> None:
-    text = mutant.read_text()
-    kind, _, name = text.splitlines()[0].removeprefix("-- ").partition(": ")
+    kind, _, name = mutant.read_text().splitlines()[0].removeprefix("-- ").partition(": ")
     with db.connect() as owner:
-        owner.execute(MUTATE)
-        owner.execute(text.encode())
+        put_in(owner, mutant)
     if kind == "schedule":
         with pytest.raises(Violation):
             play(db, name)
     else:
         assert kind == "test"
         run(request, name)
+
+
+def put_in(owner: psycopg.Connection, mutant: Path) -> None:
+    owner.execute(MUTATE)
+    owner.execute(mutant.read_text().encode())
 
 
 def run(request: pytest.FixtureRequest, name: str) -> None:

@@ -13,7 +13,10 @@ _CASES = 3
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a parametrized test that needs a server three cases are not long, spread evenly; one on old PostgreSQLs."""
+    """Of a parametrized test that needs a server three cases are not long, spread evenly; one on old PostgreSQLs.
+
+    They are the same three in every run, whatever the order that the tests run in.
+    """
     cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         if "server" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("long"):
@@ -21,6 +24,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     places = range(_CASES if config.getoption("--pg") == max(MAJORS) else 1)
     for same in cases.values():
         kept = {round(place * (len(same) - 1) / (_CASES - 1)) for place in places}
-        for place, item in enumerate(same):
+        for place, item in enumerate(sorted(same, key=lambda item: item.nodeid)):
             if place not in kept:
                 item.add_marker(pytest.mark.long)
