@@ -66,4 +66,4 @@ def capture_of(connection: psycopg.Connection[Any]) -> list[tuple[str, ...]]:
                 from gdq.captured_table ct join gdq.queue q using (queue_id) join gdq.log_segment s
                   on s.version_id = gdq.current_version(ct.table_id) join pg_class c on c.oid = s.segment"""
     rows = connection.execute(functions.encode()).fetchall() + connection.execute(logs.encode()).fetchall()
-    return sorted(tuple(re.sub(r"\d{5,}|(?<=_v)\d+", "N", str(value)) for value in row) for row in rows)
+    return sorted(tuple(re.sub(r"\d{5,}|(?<=_v)\d+|(?<=same_)\d+", "N", str(value)) for value in row) for row in rows)
