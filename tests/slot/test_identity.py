@@ -110,12 +110,16 @@ def test_partitions_with_identities_of_their_own(db: Database) -> None:
             )
         slot_owner.execute("alter table root replica identity full")
         run(slot_owner, ["insert into root values (11, 1, 'a'), (21, 2, 'b')", "delete from root"])
+        events, refusals = [], []
         with SlotSource(db.su_dsn, "q", "c") as source:
-            for batch in source.batches(once=True):
-                events = list(batch.events())
-                with pytest.raises(GdqError, match="have no old rows"):
+            for batch in source.batches(once=True):  # a busy server sends what was written in several portions
+                events += list(batch.events())
+                try:
                     batch.delta("public.root")
+                except GdqError as error:
+                    refusals.append(str(error))
         drop_slot(su, "q", "c")
+    assert any("have no old rows" in refusal for refusal in refusals)
     deleted = [(event.key, event.old) for event in events if event.op == "delete"]
     assert deleted[:4] == [
         ({"id": 11}, {"id": 11}),
