@@ -29,7 +29,8 @@ select attrelid::regclass || ' ' || attname || coalesce(' default ' || pg_get_ex
 
 def defined(pair: Pair, *tables: str, target: bool) -> list[str]:
     with (pair.target if target else pair.source).connect("su") as connection:
-        return [line for (line,) in connection.execute(DEFINED, [list(tables)] * 3)]
+        # of an index that is dropped meanwhile the server tells NULL
+        return [line for (line,) in connection.execute(DEFINED, [list(tables)] * 3) if line is not None]
 
 
 def alike(pair: Pair, *tables: str) -> None:
