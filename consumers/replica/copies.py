@@ -95,9 +95,9 @@ def copy_tables(
 def _is_large(
     source: Connection[Any], state: ReplicaState, table: SourceTable, options: CopyOptions, size: _Size
 ) -> bool:
-    """True if a table is copied in chunks, which needs a key that has ranges, and all rows of the target's table."""
+    """True if a table is copied in chunks, which needs a key that has ranges or none, and all rows of the target's."""
     large = size.bytes > _LARGE_BYTES or (size.rows or 0) > options.chunk_rows
-    if not options.copy or not table.key or not (large or table.relid in state.begun_names):
+    if not options.copy or not (large or table.relid in state.begun_names):
         return False
     if state.shared_with(table.table_name) is not None:
         return False
