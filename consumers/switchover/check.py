@@ -93,7 +93,7 @@ def find_obstacles(pair: Pair, *, accepted: Collection[str] = (), max_lag: timed
             *_tables(pair, tables, captured),
             *_missing(tables, present),
             *_columns(pair, tables, captured),
-            *_preparation(pair, tables),
+            *_preparation(pair, tables, captured),
             *_databases(pair),
             *_rights(pair, tables, there),
             *_sequences(pair),
@@ -189,7 +189,7 @@ def _columns(pair: Pair, tables: Sequence[str], captured: dict[str, TableInfo]) 
             yield error("column_not_captured", f"{table}.{column}", problem, cure)
 
 
-def _preparation(pair: Pair, tables: Sequence[str]) -> Iterator[Obstacle]:
+def _preparation(pair: Pair, tables: Sequence[str], captured: dict[str, TableInfo]) -> Iterator[Obstacle]:
     """Of what --prepare makes in the target."""
     cure = f"gdq switchover {pair.queue} {pair.replica} --to ... --prepare"
     if installed_mark(pair.target) is None:
@@ -213,6 +213,10 @@ def _preparation(pair: Pair, tables: Sequence[str]) -> Iterator[Obstacle]:
                 f"its capture in the target is not as it should: {info.reason or 'option always'}"
             )  # fmt: skip
             yield error("not_prepared", table, problem, cure)
+        elif table in captured and set(info.key or ()) != set(captured[table].key or ()):
+            ours, theirs = (", ".join(one.key or ()) or "none" for one in (captured[table], info))
+            problem = f"the key of its rows is {ours} in the source and {theirs} in the target: no way back finds them"
+            yield error("key_differs", table, problem, f"alter table {table} on one side, then once more: {cure}")
     if has_event_triggers(pair.source) and not has_event_triggers(pair.target):
         problem = "the event triggers that follow DDL are missing in the target"
         yield error("event_triggers_missing", "target", problem, "gdq create-event-triggers, by a superuser")
