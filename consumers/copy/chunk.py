@@ -21,8 +21,8 @@ from gdq.conninfo import Connectable, connect, conninfo_from
 from gdq.consumer import consumer_info, register_consumer, set_tables
 from gdq.consumers.copy.chunk_goal import Goal, find_goal
 from gdq.consumers.copy.chunk_log import LogHold
-from gdq.consumers.copy.chunk_progress import Progress, begin_copy, join_copy, store
-from gdq.consumers.copy.chunk_step import ChunkSteps, StartAgain, record_tick
+from gdq.consumers.copy.chunk_progress import Progress, StartAgain, begin_copy, join_copy, store
+from gdq.consumers.copy.chunk_step import ChunkSteps, record_tick
 from gdq.consumers.copy.chunk_table import captured_tables
 from gdq.consumers.copy.chunk_target import ChunkTarget
 from gdq.consumers.copy.chunk_work import ChunkWork, TableProgress, TellProgress

@@ -1,6 +1,7 @@
 """How far a chunked copy has come: a row for each range of a table in gdq_target.chunked_copy, in the target.
 
-A row changes in the transaction that writes the range's rows, so that it is right whatever was killed.
+A row changes in the transaction that writes the range's rows, so that it is right whatever was killed. Of tables
+without a key gdq_target.chunked_doubt has the rows that are in doubt.
 """
 
 from __future__ import annotations
@@ -36,7 +37,16 @@ create table if not exists gdq_target.chunked_copy (
   arrived     pg_catalog.bool not null,
   updated_at  pg_catalog.timestamptz not null default pg_catalog.now(),
   primary key (copy, table_name, range_no)
+);
+create table if not exists gdq_target.chunked_doubt (
+  copy        pg_catalog.text not null,
+  table_name  pg_catalog.text not null,
+  reading     pg_catalog.int4 not null,
+  image       pg_catalog.int8 not null,
+  primary key (copy, table_name, reading, image)
 )"""
+
+_TABLES = ("chunked_copy", "chunked_doubt")
 
 _COLUMNS = "range_no, target, described, after, upto, until, whole, snapshot, position, row_count, arrived"
 
@@ -81,6 +91,14 @@ class Progress:
         """True if rows of the range may be in the target."""
         return self.snapshot is not None
 
+    @property
+    def is_read(self) -> bool:
+        """True while a table without a key is read block by block: then `upto` is a place, and some rows are in doubt.
+
+        `snapshot`: the rows that are in no doubt are those of it.
+        """
+        return not self.whole and self.described is not None and json.loads(self.described)[1] == []
+
     def begun_anew(self) -> Progress:
         """The state of the table's only range before the first chunk."""
         return Progress(self.table, self.target)
@@ -91,6 +109,14 @@ class Progress:
             replace(self, number=number, described=described, after=after, upto=after, until=until)
             for number, (after, until) in enumerate(zip([None, *bounds], [*bounds, None], strict=True), 1)
         ]
+
+
+class StartAgain(Exception):  # noqa: N818 (a signal between two parts, no error)
+    """Something happened to a table that its log's rows do not show: its copy starts again."""
+
+    def __init__(self, table: str, reason: str) -> None:
+        super().__init__(reason)
+        self.table, self.reason = table, reason
 
 
 class CopyTaken(GdqError):  # noqa: N818 (it says what happened)
@@ -104,7 +130,7 @@ def begin_copy(connection: Connection[Any], copy: str, tables: Sequence[tuple[st
     """
     with connection.transaction():
         connection.execute("select pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('gdq target', 0))")
-        check_own_tables(connection, "chunked_copy")
+        check_own_tables(connection, *_TABLES)
         if not _is_there(connection):
             connection.execute("set local client_min_messages = warning")
             connection.execute(_CREATE)
@@ -143,6 +169,9 @@ def store(connection: Connection[Any], copy: str, before: Sequence[Progress], af
             raise RefreshConflict(f'another session has moved copy "{copy}" of table {state.table} meanwhile')
     kept = {state.number for state in after}
     for state in before:
+        if state.begun and not any(one.begun for one in after):
+            query = "delete from gdq_target.chunked_doubt where copy = %s and table_name = %s"
+            connection.execute(qualified(query), [copy, state.table])
         if state.number not in kept:
             query = "delete from gdq_target.chunked_copy where copy = %s and table_name = %s and range_no = %s"
             connection.execute(qualified(query), [copy, state.table, state.number])
@@ -180,18 +209,22 @@ def _loaded(connection: Connection[Any], copy: str, table: str, only: int | None
 def forget_progress(connection: Connection[Any], copy: str, table: str | None = None) -> None:
     """Delete what is stored of a copy, or of one table of it; its rows stay."""
     if _is_there(connection):
-        check_own_tables(connection, "chunked_copy")
-        query = "delete from gdq_target.chunked_copy where copy = %s and table_name = coalesce(%s, table_name)"
-        connection.execute(qualified(query), [copy, table])
+        check_own_tables(connection, *_TABLES)
+        for name in _TABLES:
+            query = f"delete from gdq_target.{name} where copy = %s and table_name = coalesce(%s, table_name)"
+            connection.execute(qualified(query), [copy, table])
 
 
 def rename_progress(connection: Connection[Any], copy: str, table: str, name: str) -> None:
     """Store another name of a table, which its target has, too."""
     if _is_there(connection):
-        check_own_tables(connection, "chunked_copy")
+        check_own_tables(connection, *_TABLES)
         query = "update gdq_target.chunked_copy set table_name = %s, target = %s where copy = %s and table_name = %s"
         connection.execute(qualified(query), [name, name, copy, table])
+        query = "update gdq_target.chunked_doubt set table_name = %s where copy = %s and table_name = %s"
+        connection.execute(qualified(query), [name, copy, table])
 
 
 def _is_there(connection: Connection[Any]) -> bool:
-    return scalar(connection, "select pg_catalog.to_regclass('gdq_target.chunked_copy')") is not None
+    """True if the tables that hold progress exist; chunked_doubt is the younger one."""
+    return scalar(connection, "select pg_catalog.to_regclass('gdq_target.chunked_doubt')") is not None

@@ -1,7 +1,8 @@
 """The steps of a chunked copy, each in one transaction of the target at one snapshot of the source.
 
 A step brings the rows that ranges of a table have in the target to the snapshot, and adds the next chunk to one range
-as the snapshot sees it. Each worker has two sessions for its steps.
+as the snapshot sees it. Each worker has two sessions for its steps. What is read at a snapshot is applied after it has
+been given back, where it is not in the way of the next rows.
 """
 
 from __future__ import annotations
@@ -13,17 +14,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from psycopg import Connection
+from psycopg.errors import DeadlockDetected, ExclusionViolation, UniqueViolation
 
 from gdq.call import scalar
 from gdq.consumers.copy.chunk_goal import Goal
-from gdq.consumers.copy.chunk_progress import Progress, store
+from gdq.consumers.copy.chunk_progress import Progress, StartAgain, store
+from gdq.consumers.copy.chunk_reading import ReadingStep
 from gdq.consumers.copy.chunk_table import ChunkTable, describe_table
-from gdq.consumers.copy.chunk_target import ChunkTarget
+from gdq.consumers.copy.chunk_target import ChunkTarget, Staged
 from gdq.consumers.copy.leader import COPY_SETTINGS
 from gdq.consumers.views.snapshot_holder import SnapshotHolder, hold_snapshot
 from gdq.errors import GdqError, ResyncRequired, TruncatedPosition, mapped_errors
 from gdq.qualified_sql import qualified
 from gdq.sql_text import raw
+
+# What rows of two snapshots do to each other where the target has another unique key than the source's.
+COLLISIONS = (UniqueViolation, ExclusionViolation, DeadlockDetected)
 
 _CHUNK_ROWS_MIN = 1_000
 # A chunk that takes longer halves the next ones, one that takes a tenth of it doubles them, up to the size asked for.
@@ -43,22 +49,18 @@ def record_tick(connection: Connection[Any], queue: str, snapshot: str) -> str:
         return str(scalar(connection, _POSITION, queue, queue, snapshot))
 
 
-class StartAgain(Exception):  # noqa: N818 (a signal between two parts, no error)
-    """Something happened to a table that its log's rows do not show: its copy starts again."""
-
-    def __init__(self, table: str, reason: str) -> None:
-        super().__init__(reason)
-        self.table, self.reason = table, reason
-
-
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A table that is read at a held snapshot, and the snapshot that its rows are at, which is a position."""
+    """A table that is read at a held snapshot, and the snapshot that its rows are at, which is a position.
+
+    They are when `staged` has been applied.
+    """
 
     holder: SnapshotHolder
     table: ChunkTable
     snapshot: str
     position: str
+    staged: Staged | None = None
 
     def placed(self, state: Progress) -> Progress:
         """A range whose rows are those of the snapshot."""
@@ -111,16 +113,28 @@ class ChunkSteps:
             bounds = table.dividing_bounds(holder.connection, ranges, self.chunk_rows) if ranges > 1 else []
             if bounds or not grow:
                 after = state.divided(bounds, table.described)
+            elif not table.key:
+                after = [self._read(holder, table, state, follow=False, apart=False)]
             else:
                 after = [self._grown(_Held(holder, table, holder.snapshot, self.tick(holder.snapshot)), state)]
             store(self.target.connection, self.copy, [state], after)
         return after
 
-    def advance(self, states: Sequence[Progress], grown: Progress | None = None) -> list[Progress]:
-        """Bring ranges of one table to a new snapshot, and add a chunk to one of them that is not whole."""
+    def advance(
+        self, states: Sequence[Progress], grown: Progress | None = None, *, follow: bool = False
+    ) -> list[Progress]:
+        """Bring ranges of one table to a new snapshot, and add a chunk to one of them that is not whole.
+
+        A table without a key is read on instead, while it is not whole, and follows the changes if `follow` says so.
+        """
+        if states[0].is_read:
+            return [self._read_on(states[0], follow=follow)]
         began = time.monotonic()
         with self._step([states[0].table]) as holder:
             held = self._moved(holder, states)
+            if grown is None:
+                holder.release()
+            self.target.apply(held.staged)
             after = [self._grown(held, state) if state is grown else held.at(state) for state in states]
             store(self.target.connection, self.copy, states, after)
         if grown is not None:
@@ -131,6 +145,8 @@ class ChunkSteps:
         """Bring a table's ranges, which are whole, to a new snapshot; they are one range then."""
         with self._step([states[0].table]) as holder:
             held = self._moved(holder, states)
+            holder.release()
+            self.target.apply(held.staged)
             rows = sum(state.rows for state in states)
             joined = replace(held.at(states[0]), after=None, upto=None, until=None, rows=rows)
             store(self.target.connection, self.copy, states, [joined])
@@ -141,9 +157,14 @@ class ChunkSteps:
         """Bring tables that are one whole range each to the copy's tick: one snapshot now, or an earlier one."""
         with self._step([state.table for state in states]) as holder:
             position = self.tick(holder.snapshot) if goal is None else goal.position
+            read = [
+                self._taken_to(goal, holder, state, number) if goal else self._moved(holder, [state], position, number)
+                for number, state in enumerate(states, 1)
+            ]
+            holder.release()
             arrived = []
-            for state in states:
-                held = self._taken_to(goal, holder, state) if goal else self._moved(holder, [state], position)
+            for state, held in zip(states, read, strict=True):
+                self.target.apply(held.staged)
                 arrived.append(replace(held.at(state), arrived=True))
                 store(self.target.connection, self.copy, [state], arrived[-1:])
         return arrived
@@ -164,13 +185,27 @@ class ChunkSteps:
             holder.connection.execute(raw(COPY_SETTINGS))
             yield holder
 
-    def _moved(self, holder: SnapshotHolder, states: Sequence[Progress], position: str | None = None) -> _Held:
-        """Bring the rows that ranges of one table have to the held snapshot.
+    def _moved(
+        self, holder: SnapshotHolder, states: Sequence[Progress], position: str | None = None, number: int = 1
+    ) -> _Held:
+        """What brings the rows that ranges of one table have to the held snapshot, staged under a number.
 
         StartAgain if something happened that the rows of its log do not show.
         """
         table = self.describe(holder, states[0].table)
-        changed = []
+        with self._following(holder, table, states):
+            changed = [
+                table.changed_rows(holder, state.snapshot, state.after, state.upto)
+                for state in states
+                if state.snapshot is not None
+            ]
+            found = [query for query in changed if query is not None]
+            staged = self.target.stage(holder, table, found, states[0].target, number)
+        return _Held(holder, table, holder.snapshot, position or self.tick(holder.snapshot), staged)
+
+    @contextmanager
+    def _following(self, holder: SnapshotHolder, table: ChunkTable, states: Sequence[Progress]) -> Iterator[None]:
+        """What the changes of ranges of a table are read in: StartAgain if they do not show all that has happened."""
         try:
             with mapped_errors():
                 for state in states:
@@ -178,14 +213,32 @@ class ChunkSteps:
                         raise StartAgain(state.table, "its columns have changed")
                     if state.snapshot is not None:
                         self._refuse_events(holder, state.table, state.snapshot)
-                        changed.append(table.changed_rows(holder, state.snapshot, state.after, state.upto))
-                self.target.change(holder, table, [query for query in changed if query is not None], states[0].target)
+                yield
         except (TruncatedPosition, ResyncRequired) as error:
             raise StartAgain(table.name, "changes since its last chunk are gone") from error
-        return _Held(holder, table, holder.snapshot, position or self.tick(holder.snapshot))
 
-    def _taken_to(self, goal: Goal, holder: SnapshotHolder, state: Progress) -> _Held:
-        """Bring a table to an earlier snapshot than the held one, forward or back from where its rows are."""
+    def _read_on(self, state: Progress, *, follow: bool) -> Progress:
+        """A step of a table that is read block by block."""
+        try:
+            return self._read_step(state, follow=follow, apart=False)
+        except COLLISIONS:  # a row has come to a place that is read now, and the target has it from its place before
+            return self._read_step(state, follow=follow, apart=True)
+
+    def _read_step(self, state: Progress, *, follow: bool, apart: bool) -> Progress:
+        with self._step([state.table]) as holder:
+            after = self._read(holder, self.describe(holder, state.table), state, follow=follow, apart=apart)
+            store(self.target.connection, self.copy, [state], [after])
+        return after
+
+    def _read(
+        self, holder: SnapshotHolder, table: ChunkTable, state: Progress, *, follow: bool, apart: bool
+    ) -> Progress:
+        with self._following(holder, table, [state]):
+            step = ReadingStep(self.copy, self.target, self.tick, holder, table, state, self.chunk_rows, apart)
+            return step.run(follow=follow)
+
+    def _taken_to(self, goal: Goal, holder: SnapshotHolder, state: Progress, number: int) -> _Held:
+        """What brings a table to an earlier snapshot than the held one, forward or back from where its rows are."""
         assert state.snapshot is not None
         table = self.describe(holder, state.table)
         with mapped_errors():
@@ -199,8 +252,9 @@ class ChunkSteps:
                 changed = table.images(holder, state.snapshot, goal.snapshot)
             else:
                 changed = table.images(holder, goal.snapshot, state.snapshot, back=True)
-            self.target.change(holder, table, [changed] if changed is not None else [], state.target)
-        return _Held(holder, table, goal.snapshot, goal.position)
+            found = [changed] if changed is not None else []
+            staged = self.target.stage(holder, table, found, state.target, number)
+        return _Held(holder, table, goal.snapshot, goal.position, staged)
 
     def _refuse_events(self, holder: SnapshotHolder, table: str, since: str) -> None:
         """StartAgain for what happened to a table since a snapshot, GdqError if its capture is off."""

@@ -1,14 +1,13 @@
 """A captured table as a chunked copy reads it: its columns and key, the bounds of chunks, and the rows that changed.
 
-Chunks are ranges of the key, or of a hash of the whole row where there is no key, compared in the source's server
-alone. A row belongs to a range by its image: an update that moves it from one range to another takes it from the one
-and adds it to the other.
+Chunks are ranges of the key, compared in the source's server alone. A row belongs to a range by its image: an update
+that moves it from one range to another takes it from the one and adds it to the other. A table without a key has no
+ranges (chunk_blocks).
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -61,21 +60,10 @@ select sum(pg_relation_size(one.relid) / current_setting('block_size')::bigint)
   from (select %s::pg_catalog.regclass as relid
         union select t.relid from pg_catalog.pg_partition_tree(%s::pg_catalog.regclass) t where t.isleaf) as one""")
 
-_SIZE = qualified("""
-select sum(pg_table_size(one.relid))
-  from (select %s::pg_catalog.regclass as relid
-        union select t.relid from pg_catalog.pg_partition_tree(%s::pg_catalog.regclass) t where t.isleaf) as one""")
-
 # Blocks whose rows are read for the bounds of one range.
 _SAMPLE_BLOCKS = 50
 
-# Without a key each chunk is a scan of the table, so its chunks are larger, and no more than these.
-_BYTES_A_ROW = 5_000
-_SCANS_MAX = 32
-
-_HASHES = 2**64
-
-# A bound: the texts of the key's values, or of the hash.
+# A bound: the texts of the key's values, or of a place in a table without a key.
 Bound = tuple[str, ...]
 
 
@@ -105,15 +93,7 @@ class ChunkTable:
     def next_bound(
         self, connection: Connection[Any], after: Bound | None, until: Bound | None, size: int
     ) -> Bound | None:
-        """The end of a chunk of `size` rows after a bound (None: from the start); `until` if the range ends before.
-
-        Without a key it is the size of the table that says how much of the hashes a chunk has.
-        """
-        if not self.key:
-            start, end = (int(bound[0]) if bound else None for bound in (after, until))
-            start = -_HASHES // 2 if start is None else start
-            upto = start + _HASHES // min(self._parts(connection, size), _SCANS_MAX)
-            return until if upto >= (_HASHES // 2 - 1 if end is None else end) else (str(upto),)
+        """The end of a chunk of `size` rows after a bound (None: from the start); `until` if the range ends before."""
         places = ", ".join(place for place, _ in self._places)
         texts = ", ".join(f"{place}::text" for place, _ in self._places)
         where = self._where(after, until)
@@ -125,11 +105,10 @@ class ChunkTable:
         """Keys that divide the table into so many ranges, or fewer of about `size` rows: by the rows of some blocks.
 
         The rows are looked at, not statistics: these may be missing, are of single columns, and not for all to read.
-        Hashes divide evenly.
+        A table without a key is one range.
         """
         if not self.key:
-            ranges = min(ranges, self._parts(connection, size))
-            return [(str(_HASHES * number // ranges - _HASHES // 2),) for number in range(1, ranges)]
+            return []
         blocks = scalar(connection, _BLOCKS, self.name, self.name) or 0
         share = min(_SAMPLE_BLOCKS * ranges / blocks, 1.0) if blocks else 1.0
         columns = ", ".join(f"{place} as k{number}" for number, (place, _) in enumerate(self._places, 1))
@@ -156,7 +135,7 @@ class ChunkTable:
         gone.
         """
         if not self.key:
-            return self.images(holder, since, holder.snapshot, after, upto)
+            return self.images(holder, since, holder.snapshot)
         log_rows = self._log_rows(holder, since, holder.snapshot)
         if log_rows is None:
             return None
@@ -177,15 +156,14 @@ class ChunkTable:
         holder: SnapshotHolder,
         since: str,
         to: str,
-        after: Bound | None = None,
-        upto: Bound | None = None,
         *,
         back: bool = False,
+        every: bool = False,
     ) -> str | None:
         """As changed_rows(), between any two snapshots, from the log alone: rows that came and rows that went.
 
-        `back`: what leads from the later snapshot to the earlier one. Rows are told apart by their texts, as types
-        without equality can be. GdqError if the log lacks columns.
+        `back`: what leads from the later snapshot to the earlier one. `every`: also rows that came as often as they
+        went. Rows are told apart by their texts, as types without equality can be. GdqError if the log lacks columns.
         """
         log_rows = self._log_rows(holder, since, to)
         if log_rows is None:
@@ -197,12 +175,13 @@ class ChunkTable:
         places = {name: f"c{number}" for number, (name, _) in enumerate(self.columns, 1)}
         columns = ", ".join(f"t.{quote(name)} as {place}" for name, place in places.items())
         listed = ", ".join(places.values())
+        image = image_sql(f"t.{quote(name)}" for name, _ in self.columns)
         weight = f"{'-' if back else ''}t.{quote(WEIGHT_COLUMN)}"
         shown = ", ".join([*(places[name] for name in self.key), "net", listed])
         return (
             f"select {shown} from (select distinct on (image) {listed}, sum(w) over (partition by image) as net "
-            f"from (select {columns}, {weight} as w, {self._image} as image "
-            f"from {signed} as t {self._where(after, upto)}) as i) as i where net <> 0"
+            f"from (select {columns}, {weight} as w, {image} as image "
+            f"from {signed} as t) as i) as i{'' if every else ' where net <> 0'}"
         )
 
     def check_images(self, logged: Sequence[LogColumn]) -> None:
@@ -225,25 +204,15 @@ class ChunkTable:
     def _logged(self, holder: SnapshotHolder) -> list[LogColumn]:
         return log_columns(holder.connection, self.queue, self.name)
 
-    def _parts(self, connection: Connection[Any], size: int) -> int:
-        """How many chunks of `size` rows a table without a key has."""
-        return max(1, math.ceil((scalar(connection, _SIZE, self.name, self.name) or 0) / (size * _BYTES_A_ROW)))
-
     @property
     def _from(self) -> str:
         return f"{'only ' if self.only else ''}{self.name} as t"
 
     @property
-    def _image(self) -> str:
-        """A row's text."""
-        return image_sql(f"t.{quote(name)}" for name, _ in self.columns)
-
-    @property
     def _places(self) -> list[tuple[str, str]]:
-        """What ranges are of, in SQL, with the types: the key's columns, or the hash of the row."""
+        """The key's columns in SQL, with the types."""
         types = dict(self.columns)
-        hashed = f"hashtextextended({self._image}, 0)"
-        return [(f"t.{quote(name)}", types[name]) for name in self.key] or [(hashed, "bigint")]
+        return [(f"t.{quote(name)}", types[name]) for name in self.key]
 
     def _where(self, after: Bound | None, upto: Bound | None) -> str:
         key = ", ".join(place for place, _ in self._places)

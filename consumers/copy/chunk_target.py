@@ -49,6 +49,18 @@ select current_database() || ' ' || pg_postmaster_start_time()::text || ' ' || c
 
 
 @dataclass(frozen=True, slots=True)
+class Staged:
+    """What has changed of a table that goes to `target`: `name` is a temporary table of the target's session.
+
+    Its columns: k1, k2 and so on with the key, net, c1, c2 and so on with the row.
+    """
+
+    table: ChunkTable
+    target: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class ChunkTarget:
     """The session that writes a chunked copy. Each step writes in one transaction of writing()."""
 
@@ -108,41 +120,61 @@ class ChunkTarget:
         form = same_form(holder.connection, table.name, self.connection, target, names)
         return copy_rows(holder.connection, f"({query})", self.connection, into, form=form).rows
 
-    def change(self, holder: SnapshotHolder, table: ChunkTable, changed: Sequence[str], target: str) -> None:
-        """Bring the target's rows to the state that SELECTs of ChunkTable.changed_rows() give."""
+    def stage(
+        self, holder: SnapshotHolder, table: ChunkTable, changed: Sequence[str], target: str, number: int = 1
+    ) -> Staged | None:
+        """Bring what SELECTs of ChunkTable.changed_rows() give into a temporary table of that number; None if nothing.
+
+        Then the source is not needed to apply() it.
+        """
         if not changed:
-            return
+            return None
+        staged = Staged(table, target, f"pg_temp.gdq_changed_{number}")
         keys = [f"t.{quote(name)} as k{number}" for number, name in enumerate(table.key, 1)]
         rows = [f"t.{quote(name)} as c{number}" for number, (name, _) in enumerate(table.columns, 1)]
-        values = ", ".join(f"c{number}" for number in range(1, len(rows) + 1))
-        execute = self.connection.execute
         listed = ", ".join([*keys, "0::bigint as net", *rows])
-        execute(raw(f"create temp table gdq_changed on commit drop as select {listed} from {target} as t with no data"))
+        made = (
+            f"create temp table gdq_changed_{number} on commit drop as select {listed} from {target} as t with no data"
+        )
+        self.connection.execute(raw(made))
         holder.connection.execute("set local enable_seqscan = off")  # of a long log only the new part should be read
         query = " union all ".join(f"({one})" for one in changed)
-        number = copy_rows(holder.connection, f"({query})", self.connection, "pg_temp.gdq_changed").rows
+        rows_staged = copy_rows(holder.connection, f"({query})", self.connection, staged.name).rows
         holder.connection.execute("set local enable_seqscan to default")
-        if number > UNKNOWN_ROWS:
-            execute("analyze pg_temp.gdq_changed")
+        if rows_staged > UNKNOWN_ROWS:
+            self.connection.execute(raw(f"analyze {staged.name}"))
+        return staged
+
+    def apply(self, staged: Staged | None) -> None:
+        """Bring the target's rows to the state that is staged."""
+        if staged is None:
+            return
+        table, target, execute = staged.table, staged.target, self.connection.execute
+        values = ", ".join(f"c{number}" for number in range(1, len(table.columns) + 1))
         if table.key:
             same = " and ".join(f"t.{quote(name)} = c.k{number}" for number, name in enumerate(table.key, 1))
-            execute(raw(f"delete from {target} as t using pg_temp.gdq_changed as c where {same}"))
+            execute(raw(f"delete from {target} as t using {staged.name} as c where {same}"))
         else:
-            self._delete_rows(table, target)
+            self._delete_rows(staged)
         came = "where net > 0" if table.key else ", generate_series(1, net)"
         execute(
             raw(
                 f"insert into {target} ({table.listed}) overriding system value "
-                f"select {values} from pg_temp.gdq_changed {came}"
+                f"select {values} from {staged.name} {came}"
             )
         )
-        execute("drop table pg_temp.gdq_changed")
+        execute(raw(f"drop table {staged.name}"))
 
-    def _delete_rows(self, table: ChunkTable, target: str) -> None:
+    def _delete_rows(self, staged: Staged) -> None:
         """Delete as many rows as have gone, each one of those with its text; GdqError if the target lacks one."""
+        table, target = staged.table, staged.target
         numbers = range(1, len(table.columns) + 1)
+        # the table is read for them
+        wanted = scalar(self.connection, raw(f"select sum(-net) from {staged.name} where net < 0")) or 0
+        if not wanted:
+            return
         own = image_sql(f"t.{quote(name)}" for name, _ in table.columns)
-        went = f"select {image_sql(f'c{number}' for number in numbers)} as image, -net as net from pg_temp.gdq_changed"
+        went = f"select {image_sql(f'c{number}' for number in numbers)} as image, -net as net from {staged.name}"
         deleted = self.connection.execute(
             raw(
                 f"with d as materialized (select t.tableoid as rel, t.ctid as place, c.net, "
@@ -151,7 +183,6 @@ class ChunkTarget:
                 f"delete from {target} as t using d where d.n <= d.net and t.ctid = d.place and t.tableoid = d.rel"
             )
         ).rowcount
-        wanted = scalar(self.connection, "select sum(-net) from pg_temp.gdq_changed where net < 0") or 0
         if deleted != wanted:
             raise GdqError(
                 f"target table {target} lacks {wanted - deleted} of the rows that it was given",

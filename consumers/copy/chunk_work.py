@@ -12,11 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from psycopg.errors import DeadlockDetected, ExclusionViolation, UniqueViolation
-
 from gdq.consumers.copy.chunk_log import LogHold
-from gdq.consumers.copy.chunk_progress import Progress
-from gdq.consumers.copy.chunk_step import ChunkSteps, StartAgain
+from gdq.consumers.copy.chunk_progress import Progress, StartAgain
+from gdq.consumers.copy.chunk_step import COLLISIONS, ChunkSteps
 from gdq.consumers.copy.workers import cancel_statement, run_threads
 from gdq.errors import GdqError
 
@@ -26,9 +24,6 @@ _RESTARTS_MAX = 20
 # Ranges that no worker has follow the changes so often while others are copied: so their next step is no long one, and
 # the log is let go.
 _FOLLOW_SECONDS = 300.0
-
-# What two ranges at different snapshots do to each other where the target has another unique key.
-_COLLISIONS = (UniqueViolation, ExclusionViolation, DeadlockDetected)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +156,7 @@ class ChunkWork:
             for number, state in table.ranges.items():
                 waits = table.restart is None and table.collided is None and number not in table.busy
                 if state.begun and waits and table.moved_at[number] < due:
-                    return self._taken(table, [number], partial(self._advance, table, number))
+                    return self._taken(table, [number], partial(self._advance, table, number, follow=True))
         return None
 
     def _next(self, table: _Table) -> _Step | None:
@@ -191,13 +186,13 @@ class ChunkWork:
         before = table.states
         self._done(table, before, steps.begin(before[0], len(self._workers)), "copied")
 
-    def _advance(self, table: _Table, number: int, steps: ChunkSteps) -> None:
+    def _advance(self, table: _Table, number: int, steps: ChunkSteps, *, follow: bool = False) -> None:
         state = table.ranges[number]
         try:
-            after = steps.advance([state], None if state.whole else state)
+            after = steps.advance([state], None if state.whole else state, follow=follow)
         except StartAgain as again:
             self._put_off(table, number, restart=again)
-        except _COLLISIONS:
+        except COLLISIONS:
             if len(table.ranges) == 1:
                 raise
             self._put_off(table, number)
@@ -262,7 +257,10 @@ class ChunkWork:
                 table.busy.difference_update(state.number for state in before)
                 others = {number: state for number, state in table.ranges.items() if state not in before}
                 table.ranges = others | {state.number: state for state in after}
-                table.moved_at |= dict.fromkeys((state.number for state in after), moved_at)
+                positions = {state.number: state.position for state in before}
+                # a table that is read block by block does not follow the changes with each step
+                moved = [one.number for one in after if one.position != positions.get(one.number) or not one.begun]
+                table.moved_at |= dict.fromkeys(moved, moved_at)
                 oldest = self._oldest()
                 self._changed.notify_all()
         if self._hold is not None:

@@ -41,6 +41,12 @@ OWN_TABLES: Mapping[str, tuple[str, ...]] = {
         "arrived boolean not null",
         "updated_at timestamp with time zone not null default now()",
     ),
+    "chunked_doubt": (
+        "copy text not null",
+        "table_name text not null",
+        "reading integer not null",
+        "image bigint not null",
+    ),
     "replica": (
         "name text not null",
         "queue text not null",

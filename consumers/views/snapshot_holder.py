@@ -61,6 +61,10 @@ class SnapshotHolder:
     exported: str
     locked: str
 
+    def release(self) -> None:
+        """Give snapshot and locks back before the block ends, for those who have read all and go on elsewhere."""
+        self.connection.commit()
+
     def join(self, connection: psycopg.Connection[Any]) -> None:
         """Give a transaction that has just begun the held snapshot and the holder's locks; may raise TableWanted."""
         exported = sql.Literal(self.exported).as_string(connection)
