@@ -134,15 +134,7 @@ def begin_copy(connection: Connection[Any], copy: str, tables: Sequence[tuple[st
         if not _is_there(connection):
             connection.execute("set local client_min_messages = warning")
             connection.execute(_CREATE)
-    free = connection.execute(
-        f"select pg_catalog.pg_try_advisory_lock({_LEADS}) and pg_catalog.pg_try_advisory_lock({_WORKS})", [copy, copy]
-    ).fetchone()
-    if free is None or not free[0]:
-        raise CopyTaken(
-            f'another session is at work on copy "{copy}"',
-            hint="Wait for it. After a kill the target's server may need a moment to notice.",
-        )
-    connection.execute(f"select pg_catalog.pg_advisory_unlock({_WORKS})", [copy])
+    take_copy(connection, copy)
     with connection.transaction():
         found = [_begun(connection, copy, Progress(table, target)) for table, target in tables]
     for states, (table, target) in zip(found, tables, strict=True):
@@ -152,6 +144,19 @@ def begin_copy(connection: Connection[Any], copy: str, tables: Sequence[tuple[st
                 hint="Name the same target, or give this copy another name.",
             )
     return found
+
+
+def take_copy(connection: Connection[Any], copy: str) -> None:
+    """Have a session hold a copy as long as it lives; CopyTaken if another session is at work on it."""
+    free = connection.execute(
+        f"select pg_catalog.pg_try_advisory_lock({_LEADS}) and pg_catalog.pg_try_advisory_lock({_WORKS})", [copy, copy]
+    ).fetchone()
+    if free is None or not free[0]:
+        raise CopyTaken(
+            f'another session is at work on copy "{copy}"',
+            hint="Wait for it. After a kill the target's server may need a moment to notice.",
+        )
+    connection.execute(f"select pg_catalog.pg_advisory_unlock({_WORKS})", [copy])
 
 
 def join_copy(connection: Connection[Any], copy: str) -> None:

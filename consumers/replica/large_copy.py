@@ -5,7 +5,6 @@ Each step stores how far the table is with its rows, and the last one that the t
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,7 @@ from typing import Any
 from psycopg import Connection
 
 from gdq.call import scalar
-from gdq.consumers.copy.chunk_progress import CopyTaken, Progress, begin_copy, join_copy
+from gdq.consumers.copy.chunk_progress import Progress, begin_copy
 from gdq.consumers.copy.chunk_step import ChunkSteps, record_tick
 from gdq.consumers.copy.chunk_table import ChunkTable
 from gdq.consumers.copy.chunk_target import ChunkTarget
@@ -24,7 +23,7 @@ from gdq.consumers.copy.pieces import copy_columns
 from gdq.consumers.copy.snapshot import CopyProgress
 from gdq.consumers.replica.changes import empty_table
 from gdq.consumers.replica.column_changes import source_columns
-from gdq.consumers.replica.copy_workers import CopyWorker
+from gdq.consumers.replica.copy_workers import CopyWorker, take_alone
 from gdq.consumers.replica.source_tables import SourceTable, require_capture, source_tables
 from gdq.consumers.replica.state import ReplicaState
 from gdq.consumers.replica.table_copy import CopyOptions, Describe, make_ready
@@ -33,10 +32,6 @@ from gdq.consumers.views.snapshot_holder import SnapshotHolder
 from gdq.era import check_position
 from gdq.errors import GdqError, TruncatedPosition
 from gdq.sql_text import raw
-
-# What a killed program has left in the target's server ends as soon as that notices.
-_TAKEN_SECONDS = 60.0
-_LOOK_SECONDS = 0.2
 
 # Rows of the first chunks: their snapshots are short on a slow machine, too.
 _FIRST_ROWS = 100_000
@@ -132,7 +127,9 @@ class LargeCopy:
         self._follow_names()
         steps = [_Steps(self, worker) for worker in workers]
         lead = steps[0]
-        tables = self._begin(steps, stop)
+        pairs = [(table.table_name, table.table_name) for table in self.tables]
+        begin = partial(begin_copy, lead.target.connection, self.state.copy_name, pairs)
+        tables = take_alone(begin, workers, stop)
         if tables is None:
             return False
         tables = [
@@ -177,25 +174,6 @@ class LargeCopy:
             if before != table.table_name:
                 with self.state.connection.transaction():
                     rename_table(self.state, before, table.table_name)
-
-    def _begin(self, steps: Sequence[_Steps], stop: Callable[[], bool]) -> list[list[Progress]] | None:
-        """How far the tables are; None if `stop` came while another program was at work on them."""
-        lead = steps[0].target.connection
-        pairs = [(table.table_name, table.table_name) for table in self.tables]
-        deadline = time.monotonic() + _TAKEN_SECONDS
-        while True:
-            try:
-                tables = begin_copy(lead, self.state.copy_name, pairs)
-                break
-            except CopyTaken:
-                if time.monotonic() > deadline:
-                    raise
-            if stop():
-                return None
-            time.sleep(_LOOK_SECONDS)
-        for other in steps[1:]:
-            join_copy(other.target.connection, self.state.copy_name)
-        return tables
 
     def _check_positions(self, tables: Sequence[Sequence[Progress]]) -> None:
         """Error if the source has lost the state that an earlier run has copied."""

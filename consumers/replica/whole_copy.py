@@ -6,22 +6,20 @@ stored beside each table, and the changes after it are applied later.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from psycopg import Connection
 
-from gdq.consumers.replica.copy_workers import CopyRun, CopyWorker
+from gdq.consumers.replica.copy_sizes import TableSize, grouped
+from gdq.consumers.replica.copy_workers import CopyRun, CopyWorker, HeldTable, copy_groups
 from gdq.consumers.replica.source_tables import SourceTable, source_tables
 from gdq.consumers.replica.state import ReplicaState
 from gdq.consumers.replica.table_copy import CopyOptions, Describe, copy_table, make_ready, name_before
 from gdq.consumers.views.snapshot_holder import SnapshotHolder, hold_snapshot
-from gdq.sql_text import raw
-
-# Tables of a group, and their bytes on disk: much beside the statements that a snapshot costs, little beside a copy.
-_GROUP_TABLES = 50
-_GROUP_BYTES = 16 * 2**20
 
 
 def copy_whole(
@@ -34,24 +32,15 @@ def copy_whole(
     run: CopyRun,
 ) -> bool:
     """Copy groups of tables; False if the run was stopped before. `source` shows the present catalog."""
-    copies = _Copies(source, describe, options, run)
-    return run.run(workers, groups, copies.copy_group)
+    return copy_groups(workers, groups, _Copies(source, describe, options, run).hold, run)
 
 
-def grouped(state: ReplicaState, tables: Sequence[SourceTable], sizes: Mapping[int, int]) -> list[list[SourceTable]]:
+def whole_groups(
+    state: ReplicaState, tables: Sequence[SourceTable], sizes: Mapping[int, TableSize]
+) -> list[list[SourceTable]]:
     """The tables in groups, the largest first. Those that get another table's name are one, in their order."""
     moved = [table for table in tables if _is_moved(state, table)]
-    groups: list[list[SourceTable]] = []
-    full = 0
-    for table in sorted(tables, key=lambda table: -sizes.get(table.relid, 0)):
-        if table in moved:
-            continue
-        size = sizes.get(table.relid, 0)
-        if not groups or full + size > _GROUP_BYTES or len(groups[-1]) == _GROUP_TABLES:
-            groups.append([])
-            full = 0
-        groups[-1].append(table)
-        full += size
+    groups = grouped([table for table in tables if table not in moved], lambda table: sizes[table.relid])
     return [moved, *groups] if moved else groups
 
 
@@ -72,18 +61,14 @@ class _Copies:
     options: CopyOptions
     run: CopyRun
 
-    def copy_group(self, worker: CopyWorker, group: Sequence[SourceTable]) -> None:
-        """Copy tables at one snapshot, each in a transaction of the target."""
+    @contextmanager
+    def hold(self, worker: CopyWorker, group: Sequence[SourceTable]) -> Iterator[list[HeldTable]]:
+        """Lock tables in a worker's session, and take a snapshot, until the block ends."""
         state = worker.state
         with hold_snapshot(worker.reader, state.queue, [table.table_name for table in group]) as holder:
             locked = source_tables(self.source, state.queue, state.name)
-            for table in (locked[table.relid] for table in group):
-                if not self.run.goes_on():
-                    return
-                with state.connection.transaction():
-                    told = self._copy(holder, state, table)
-                state.connection.execute(raw(f"analyze {table.table_name}"))
-                self.run.told(told)
+            tables = [locked[table.relid] for table in group]
+            yield [HeldTable(table.table_name, partial(self._copy, holder, state, table)) for table in tables]
 
     def _copy(self, holder: SnapshotHolder, state: ReplicaState, table: SourceTable) -> str:
         """Copy a table, or make it alone, and store the snapshot; returns what is told of it."""

@@ -101,6 +101,11 @@ class PublishedTable:
     def oid(self) -> int:
         return self.relation.oid
 
+    @property
+    def column_names(self) -> list[str]:
+        """The columns that a slot sends."""
+        return [column.name for column in self.relation.columns]
+
     def is_as(self, stored: SourceColumns) -> bool:
         """True if every change since these columns were stored comes through the slot."""
         then, now = stored.mark, self.columns.mark

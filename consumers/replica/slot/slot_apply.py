@@ -86,13 +86,24 @@ class SlotApplier:
         with self._state.moving(lsn):
             self._note(published, altered)
 
-    def describe(self, table: PublishedTable) -> ReplicaTable:
-        """A published table as the source has it, and as the target has it."""
-        self._catalog.forget(table.relation)
-        self._refuse_generated(table)
-        described = self._describe(self._catalog.describe(table.relation))
+    def describe(
+        self, table: PublishedTable, source: Connection[Any] | None = None, target: Connection[Any] | None = None
+    ) -> ReplicaTable:
+        """A published table as the source has it, and as the target has it; GdqError if it cannot be kept equal.
+
+        `source`, `target`: other sessions, which have locked it, or see what they have not committed. Any thread may
+        call it with sessions of its own.
+        """
+        there = target or self._target
+        self._refuse_generated(table, there)
+        described = self._match(SlotCatalog(source or self._source).describe(table.relation), there)
         self.tables.answers(described)
         return described
+
+    @staticmethod
+    def key(table: PublishedTable, source: Connection[Any]) -> Sequence[str]:
+        """The columns by which rows of a published table are found; none if it has no key."""
+        return SlotCatalog(source).describe(table.relation).key
 
     def check_policies(self, tables: set[str]) -> None:
         """GdqError if an answer to conflicts names a table that the replica does not take."""
@@ -182,18 +193,22 @@ class SlotApplier:
 
     def _describe(self, table: CatalogTable) -> ReplicaTable:
         if table not in self._described:
-            columns = [
-                SourceColumn(column.name, stage, column.name in table.key)
-                for column, stage in zip(table.relation.columns, table.types, strict=True)
-            ]
-            self._described[table] = match_target(self._target, table.name, columns, fires=self._fires)
+            self._described[table] = self._match(table, self._target)
         return self._described[table]
 
-    def _refuse_generated(self, table: PublishedTable) -> None:
+    def _match(self, table: CatalogTable, target: Connection[Any]) -> ReplicaTable:
+        columns = [
+            SourceColumn(column.name, stage, column.name in table.key)
+            for column, stage in zip(table.relation.columns, table.types, strict=True)
+        ]
+        return match_target(target, table.name, columns, fires=self._fires)
+
+    @staticmethod
+    def _refuse_generated(table: PublishedTable, target: Connection[Any]) -> None:
         """GdqError if the target stores a column that the source computes, which a slot does not send."""
         query = """select a.attname from pg_attribute a
                     where a.attrelid = to_regclass(%s) and a.attname = any (%s) and a.attgenerated = ''"""
-        stored = [name for (name,) in self._target.execute(query, [table.name, list(table.generated)])]
+        stored = [name for (name,) in target.execute(query, [table.name, list(table.generated)])]
         if stored:
             raise GdqError(
                 f"column {', '.join(stored)} of table {table.name} is generated in the source, which a slot does not "

@@ -12,34 +12,29 @@ from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
-
-from psycopg import Connection
+from typing import Self
 
 from gdq.call import scalar
-from gdq.conninfo import connect, conninfo_of
 from gdq.consumers.replica.batch_changes import CopyAgain
-from gdq.consumers.replica.column_changes import SourceColumns, change_columns
+from gdq.consumers.replica.column_changes import SourceColumns
+from gdq.consumers.replica.copy_workers import WORKERS, ShowProgress, no_progress
 from gdq.consumers.replica.foreign_keys import foreign_keys, joined_tables
-from gdq.consumers.replica.joined_copy import AllRows
 from gdq.consumers.replica.origin import bear_origin, origin_of
 from gdq.consumers.replica.policy import OnError, Policies
 from gdq.consumers.replica.replica import AppliedBatch
-from gdq.consumers.replica.sessions import apply_settings, check_databases, open_sessions
+from gdq.consumers.replica.sessions import check_databases, open_sessions
 from gdq.consumers.replica.slot.published import PublishedTable, current_snapshot, published_tables
 from gdq.consumers.replica.slot.slot_apply import SlotApplier
+from gdq.consumers.replica.slot.slot_copies import SlotCopies, written_lsn
 from gdq.consumers.replica.slot.slot_state import SlotReplicaState
 from gdq.consumers.replica.table import OnTriggers, suppress_triggers
-from gdq.consumers.replica.table_copy import copy_table, needs_room
+from gdq.consumers.replica.table_copy import CHUNK_ROWS, CopyOptions
 from gdq.consumers.replica.writing_side import refuse_source
 from gdq.consumers.slot.replication import REPLICATION_WAIT_SECONDS, lsn_number, lsn_text
 from gdq.consumers.slot.slot import check_primary, drop_slot, slot_name
-from gdq.consumers.slot.snapshot import PgSnapshot
 from gdq.consumers.slot.source import SlotBatch, SlotSource, lost_slot_error
-from gdq.consumers.views.snapshot_holder import lock_tables
 from gdq.errors import GdqError
 from gdq.qualified_sql import qualified
-from gdq.sql_text import raw
 
 _LOOK_SECONDS = 0.01
 
@@ -51,7 +46,6 @@ select s.confirmed_flush_lsn::text, coalesce(s.wal_status = 'lost', false),
        pg_catalog.to_jsonb(s) ->> 'invalidation_reason'
   from pg_catalog.pg_replication_slots s
  where s.slot_name = %s and s.plugin = 'pgoutput' and s.database = pg_catalog.current_database()""")
-_WRITTEN = qualified("select pg_catalog.pg_current_wal_insert_lsn()::text")
 _STANDBYS = qualified("select pg_catalog.current_setting('synchronous_standby_names') <> ''")
 
 
@@ -71,19 +65,23 @@ class SlotReplica:
         name: str,
         *,
         tables: Sequence[str] | None = None,
+        create: bool = False,
         overwrite: bool = False,
         copy_again: Sequence[str] = (),
         on_conflict: Sequence[str] = (),
         on_error: OnError = "stop",
         triggers: OnTriggers = "refuse",
+        workers: int = WORKERS,
+        chunk_rows: int = CHUNK_ROWS,
         slot_wait: float = REPLICATION_WAIT_SECONDS,
         tell: Callable[[str], None] = lambda _: None,
+        show: ShowProgress = no_progress,
     ) -> None:
         self.queue = queue
         self.name = name
         self.slot = slot_name(queue, name)
         self._tables = tables
-        self._overwrite = overwrite
+        options = CopyOptions(create=create, overwrite=overwrite, workers=workers, chunk_rows=chunk_rows, show=show)
         self._wanted = set(copy_again)
         self._slot_wait = slot_wait
         self._tell = tell
@@ -94,6 +92,7 @@ class SlotReplica:
             self.state = SlotReplicaState(there, queue, name, origin_of(self.source))
             bear_origin(there, self.state.source)
             self._applier = SlotApplier(self.source, self.state, policies, fires=suppress_triggers(there, triggers))
+            self._copies = SlotCopies(self.source, self.state, self._applier, options, tell)
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Self:
@@ -151,9 +150,7 @@ class SlotReplica:
             # it was made anew or read by somebody else, or the target was restored
             self._tell(f"slot {self.slot} has no changes before {lsn_text(confirmed)}: all tables are copied again")
             self.state.begin_anew_at(confirmed)
-        self.state.ends = {
-            table.table_name: self._written() for table in self.state.tables.values() if not table.handed_over
-        }
+        self.state.note_copies(written_lsn(self.source))
 
     def _refuse_reader(self) -> None:
         """GdqError if a consumer or a view has read the slot."""
@@ -168,10 +165,6 @@ class SlotReplica:
 
     def _system(self) -> str:
         return str(scalar(self.source, "select system_identifier from pg_catalog.pg_control_system()"))
-
-    def _written(self) -> int:
-        """An LSN after all commits that a snapshot taken before sees."""
-        return lsn_number(scalar(self.source, _WRITTEN))
 
     def _confirmed(self) -> int:
         """The LSN from which on the slot has changes; GdqError if there is no slot, ResyncRequired if it is lost."""
@@ -206,13 +199,10 @@ class SlotReplica:
         if missing and self._applier.tables.jointly:
             missing = self._joined(missing, published)
         self._applier.forget_tables()
-        for name in missing:
-            if name not in self.state.tables:
-                self._applier.describe(published[name])  # all that could not be copied is told before the first copy
         if missing and not self._settled(max(published[name].published for name in missing), stop):
             return False
-        if missing:
-            self._copy(missing)
+        if missing and not self._copies.copy([published[name] for name in missing], stop):
+            return False
         self._wanted.clear()
         self._altered_before(0, published)
         return True
@@ -224,7 +214,7 @@ class SlotReplica:
 
     def _leave(self, published: dict[str, PublishedTable]) -> None:
         """Forget the tables that --tables leaves out; GdqError for one that is not published any more."""
-        for name in sorted(self.state.tables.keys() - published.keys()):
+        for name in sorted((self.state.tables.keys() | self.state.begun.keys()) - published.keys()):
             if self._tables is None:
                 raise GdqError(
                     f"table {name} is no longer published for queue {self.queue}: its copy stands still",
@@ -258,48 +248,6 @@ class SlotReplica:
                 return False
             time.sleep(_LOOK_SECONDS)
         return True
-
-    def _copy(self, names: Sequence[str]) -> None:
-        """Copy tables as one snapshot of the source has them, and store it in the target beside each."""
-        target = self.state.connection
-        with connect(
-            conninfo_of(self.source), application_name=f"gdq:{self.queue}/{self.name}/copy", autocommit=True
-        ) as reader:
-            apply_settings(reader)
-            # before the snapshot: a table that is truncated or rewritten after it would read as empty
-            lock_tables(reader, "begin isolation level repeatable read read only", ", ".join(names))
-            snapshot = current_snapshot(reader)
-            end = self._written()
-            tables = published_tables(reader, self.queue, names)
-            for name in names:
-                if name not in tables:
-                    raise GdqError(f"table {name} is no longer published for queue {self.queue}")
-            jointly = self._applier.tables.jointly
-            for group in [names] if jointly else [[name] for name in names]:
-                with target.transaction():
-                    copied = self._copy_tables(reader, [tables[name] for name in group], snapshot, end)
-                for name, rows in copied.items():
-                    target.execute(raw(f"analyze {name}"))
-                    self._tell(f"copied {name}: {rows} rows")
-
-    def _copy_tables(
-        self, reader: Connection[Any], tables: Sequence[PublishedTable], snapshot: PgSnapshot, end: int
-    ) -> dict[str, int]:
-        """Copy tables in the open transaction of the target; the numbers of rows."""
-        target, names = self.state.connection, [table.name for table in tables]
-        applier = self._applier.tables
-        applier.begin()
-        applier.empty([name for name in names if needs_room(self.state, name, overwrite=self._overwrite)])
-        for table in tables:
-            if table.name in self.state.tables:
-                old = self.state.tables[table.name].columns
-                change_columns(self.source, target, table.name, old, table.columns, relid=table.oid)
-        described = [self._applier.describe(table) for table in tables]
-        for table in tables:
-            self.state.copied_at(table, snapshot, end)
-        if applier.jointly:
-            return AllRows(reader, applier, described, foreign_keys(target, names), end).bring()
-        return {table.name: copy_table(reader, target, table) for table in described}
 
     def _batches(self, *, once: bool, stop: Callable[[], bool]) -> Iterator[AppliedBatch]:
         try:
@@ -359,7 +307,7 @@ class SlotReplica:
             if table.columns.columns == self.state.tables[name].columns.columns:
                 self._seen.pop(name, None)
             elif seen is None or seen[0] != table.columns:
-                self._seen[name] = table.columns, self._written()
+                self._seen[name] = table.columns, written_lsn(self.source)
         return {name for name, (_, since) in self._seen.items() if since <= lsn}
 
     def _is_seen(self, batch: SlotBatch, stop: Callable[[], bool]) -> bool:

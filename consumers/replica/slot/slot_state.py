@@ -12,7 +12,6 @@ from typing import Any
 
 from psycopg import Connection
 
-from gdq.consumers.replica.slot.published import PublishedTable
 from gdq.consumers.replica.state import SLOT, ReplicaState
 from gdq.consumers.slot.snapshot import PgSnapshot
 from gdq.errors import GdqError
@@ -82,11 +81,10 @@ class SlotReplicaState(ReplicaState):
             self.handed_over(table)
             del self.ends[table]
 
-    def copied_at(self, table: PublishedTable, snapshot: PgSnapshot, end: int) -> None:
-        """Store in the open transaction that a table was copied at a snapshot, which sees nothing after an LSN."""
-        self.copied(table.name, table.oid, snapshot.text, table.columns)
-        self.ends[table.name] = end
-        self._snapshots.pop(table.name, None)
+    def note_copies(self, lsn: int) -> None:
+        """Note, after load(), that no copy has anything that is logged after an LSN."""
+        self.ends = {table.table_name: lsn for table in self.tables.values() if not table.handed_over}
+        self._snapshots.clear()
 
     def has_copied(self, table: str, xid: int) -> bool:
         """True if a table's copy has the changes of a committed transaction, whose number has 32 bits."""
