@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import psycopg
 from psycopg.rows import class_row
@@ -56,17 +56,52 @@ class _Noted(Definition):
     made: bool = False
 
 
-@dataclass(slots=True)
-class DefinitionFollower:
-    """Keeps the definitions of a replica's tables in line with the source's; `tell` gets a line for each change."""
+class DefinitionFeed(Protocol):
+    """What feeds a replica, as the follower of definitions sees it: the source, the target's state, and both compared."""
+
+    @property
+    def source(self) -> psycopg.Connection[Any]: ...
+
+    @property
+    def state(self) -> ReplicaState: ...
+
+    def now(self) -> Callable[[], bool]:
+        """A function that says whether the target has arrived at what the source is now, rows and columns."""
+
+    def key(self, relid: int) -> list[str]:
+        """The columns by which rows of a table are found, sorted."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDefinitions:
+    """A queue's feed: the target stands at a tick's snapshot, and columns change in their place among the rows."""
 
     source: psycopg.Connection[Any]
     state: ReplicaState
+
+    def now(self) -> Callable[[], bool]:
+        seen = PgSnapshot.parse(scalar(self.source, "select pg_current_snapshot()::text"))
+        return lambda: PgSnapshot.parse(Position.parse(self.state.position or "").snapshot).covers(seen)
+
+    def key(self, relid: int) -> list[str]:
+        query = "select array(select unnest(key) order by 1) from gdq.consumer_tables(%s, %s) where tbl = %s::oid"
+        return scalar(self.source, query, self.state.queue, self.state.name, relid) or []
+
+
+@dataclass(slots=True)
+class DefinitionFollower:
+    """Keeps the definitions of a replica's tables in line with the source's; `tell` gets a line for each change.
+
+    `changed` is called after each.
+    """
+
+    feed: DefinitionFeed
     on_ddl: OnDdl
     tell: Callable[[str], None]
+    changed: Callable[[], None]
     _mark: str | None = None
     _seen: dict[Key, Definition] = field(default_factory=dict)
-    _seen_at: PgSnapshot | None = None
+    _arrived: Callable[[], bool] | None = None
     _noted: dict[Key, _Noted] | None = None
     _tried: set[tuple[Key, str]] = field(default_factory=set)
     _looked: float = 0.0
@@ -76,7 +111,7 @@ class DefinitionFollower:
         if self.on_ddl == "keep":
             return
         self.look()
-        names = self.state.names
+        names = self.feed.state.names
         # REINDEX CONCURRENTLY, and ALTER TYPE, make the same anew
         remade = {(seen.relid, seen.kind, seen.name, seen.definition) for seen in self._seen.values()}
         for noted in [one for key, one in self._all_noted().items() if key not in self._seen]:
@@ -85,17 +120,15 @@ class DefinitionFollower:
             if noted.made and table is not None and not same and not self._finds_rows(noted):
                 there = self._there(table)
                 if any(one.kind == noted.kind and one.name == noted.name for one in there):
-                    self._change(noted, table, noted.drop_sql(table, _schema(self.state, table)), "dropped")
+                    self._change(noted, table, noted.drop_sql(table, _schema(self.feed.state, table)), "dropped")
             self._forget(noted)
 
     def make_new(self) -> None:
         """Make in the target what is new in the source, if the target has arrived there. Call it between batches."""
-        if self.on_ddl == "keep" or self._seen_at is None:
+        if self.on_ddl == "keep" or self._arrived is None or not self._arrived():
             return
-        if not PgSnapshot.parse(Position.parse(self.state.position or "").snapshot).covers(self._seen_at):
-            return
-        self._seen_at = None
-        noted, names = self._all_noted(), self.state.names
+        self._arrived = None
+        noted, names = self._all_noted(), self.feed.state.names
         there: dict[str, list[Definition]] = {}
         for seen in sorted(self._seen.values(), key=lambda one: (_ORDER.index(one.kind), one.relid, one.name)):
             table = names.get(seen.relid)
@@ -122,21 +155,20 @@ class DefinitionFollower:
         self._looked = time.monotonic()
         if self.on_ddl == "keep":
             return
-        relids = sorted(self.state.names)
+        relids = sorted(self.feed.state.names)
         try:
-            with self.source.transaction():
+            with self.feed.source.transaction():
                 # behind ALTER TABLE the server may wait for the table; the next look will see it
-                self.source.execute("set local lock_timeout = '500ms'")
-                mark = f"{relids} {definitions_mark(self.source, relids)}"
-                seen = None if mark == self._mark else definitions(self.source, relids)
-                self.source.execute("set local lock_timeout to default")
+                self.feed.source.execute("set local lock_timeout = '500ms'")
+                mark = f"{relids} {definitions_mark(self.feed.source, relids)}"
+                seen = None if mark == self._mark else definitions(self.feed.source, relids)
+                self.feed.source.execute("set local lock_timeout to default")
         except psycopg.errors.LockNotAvailable:
             return
         if seen is None:
             return
         self._seen = seen
-        # after that: whatever was seen is committed, so that this snapshot sees it
-        self._seen_at = PgSnapshot.parse(scalar(self.source, "select pg_current_snapshot()::text"))
+        self._arrived = self.feed.now()  # after that: whatever was seen is committed
         self._mark = mark
 
     def _follow(self, seen: Definition, before: _Noted | None, table: str, there: Iterable[Definition]) -> None:
@@ -148,7 +180,7 @@ class DefinitionFollower:
         if (seen.key, seen.definition) in self._tried:
             return
         self._tried.add((seen.key, seen.definition))
-        schema = _schema(self.state, table)
+        schema = _schema(self.feed.state, table)
         named = [one for one in there if one.kind == seen.kind and one.name == (before or seen).name]
         if before is not None and before.made and not named and before.definition == seen.definition:
             self._note(seen, made=True)  # somebody has dropped it in the target
@@ -168,8 +200,8 @@ class DefinitionFollower:
     def _change(self, one: Definition, table: str, statement: str, done: str) -> bool:
         """Run DDL in the target, and tell; False if it refuses. GdqError then if definitions are required."""
         try:
-            with self.state.connection.transaction():
-                self.state.connection.execute(raw(statement))
+            with self.feed.state.connection.transaction():
+                self.feed.state.connection.execute(raw(statement))
         except psycopg.OperationalError:
             raise
         except psycopg.Error as error:
@@ -180,6 +212,7 @@ class DefinitionFollower:
                 ) from error
             self.tell(told)
             return False
+        self.changed()
         self.tell(f"{one.shown(table)} was {done} in the target")
         return True
 
@@ -187,30 +220,29 @@ class DefinitionFollower:
         """True for the unique key by which the replica finds rows: it stays."""
         if one.unique_columns is None:
             return False
-        query = "select array(select unnest(key) order by 1) from gdq.consumer_tables(%s, %s) where tbl = %s::oid"
-        return bool(scalar(self.source, query, self.state.queue, self.state.name, one.relid) == one.unique_columns)
+        return self.feed.key(one.relid) == one.unique_columns
 
     def _there(self, table: str) -> list[Definition]:
         """What a table of the target has."""
-        relid = scalar(self.state.connection, "select to_regclass(%s)::oid::bigint", table)
-        return [] if relid is None else list(definitions(self.state.connection, [relid]).values())
+        relid = scalar(self.feed.state.connection, "select to_regclass(%s)::oid::bigint", table)
+        return [] if relid is None else list(definitions(self.feed.state.connection, [relid]).values())
 
     def _all_noted(self) -> Mapping[Key, _Noted]:
         if self._noted is None:
-            with self.state.connection.cursor(row_factory=class_row(_Noted)) as cursor:
-                self._noted = {one.key: one for one in cursor.execute(_NOTED, [self.state.name])}
+            with self.feed.state.connection.cursor(row_factory=class_row(_Noted)) as cursor:
+                self._noted = {one.key: one for one in cursor.execute(_NOTED, [self.feed.state.name])}
         return self._noted
 
     def _note(self, seen: Definition, *, made: bool) -> None:
         values = [seen.name, seen.definition, seen.unique_columns, made]
-        self.state.connection.execute(_NOTE, [self.state.name, *seen.key, *values])
+        self.feed.state.connection.execute(_NOTE, [self.feed.state.name, *seen.key, *values])
         assert self._noted is not None
         self._noted[seen.key] = _Noted(
             seen.relid, seen.kind, seen.id, seen.name, seen.definition, seen.unique_columns, made
         )
 
     def _forget(self, noted: _Noted) -> None:
-        self.state.connection.execute(_FORGET, [self.state.name, *noted.key])
+        self.feed.state.connection.execute(_FORGET, [self.feed.state.name, *noted.key])
         assert self._noted is not None
         del self._noted[noted.key]
 

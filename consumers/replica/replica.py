@@ -25,7 +25,7 @@ from gdq.consumers.replica.batches import ReplicaConsumer
 from gdq.consumers.replica.column_changes import VersionGoneError
 from gdq.consumers.replica.copies import copy_tables
 from gdq.consumers.replica.copy_workers import WORKERS, ShowProgress, no_progress
-from gdq.consumers.replica.definition_follow import DefinitionFollower, OnDdl
+from gdq.consumers.replica.definition_follow import DefinitionFollower, OnDdl, QueueDefinitions
 from gdq.consumers.replica.joined_copy import JoinedCopy
 from gdq.consumers.replica.origin import (
     PassedOrigins,
@@ -142,7 +142,8 @@ class Replica:
                 on_drop=on_drop,
                 tell=tell,
             )
-            self._definitions = DefinitionFollower(self.source, self.state, on_ddl, tell)
+            feed = QueueDefinitions(self.source, self.state)
+            self._definitions = DefinitionFollower(feed, on_ddl, tell, self._applier.forget_tables)
             stack.callback(self._applier.close)
             self._stack = stack.pop_all()
 
@@ -302,10 +303,9 @@ class Replica:
             )
         if unknown := sorted(self._wanted - there.keys()):
             raise GdqError(f"the replica has no table {', '.join(unknown)}", hint="Write schema.table.")
+        asked = resync | self._wanted
         missing = [
-            there[name]
-            for name in sorted(there)
-            if name in resync | self._wanted or there[name].relid not in self.state.names
+            there[name] for name in sorted(there) if name in asked or there[name].relid not in self.state.names
         ]
         if not missing:
             return False

@@ -190,7 +190,7 @@ def replicate_command(
     \b
     Example: gdq replicate shop mirror --to postgresql://host/copy --follow
     """
-    queue_only: dict[str, Any] = {"no_copy": no_copy, "origin": origin, "on_drop": on_drop, "on_ddl": on_ddl}
+    queue_only: dict[str, Any] = {"no_copy": no_copy, "origin": origin, "on_drop": on_drop}
     show = partial(shown_progress, as_json=shape == "json", what="copy of")
     start = partial(
         _by_slot(slot_wait, queue_only) if source == "slot" else partial(Replica, **queue_only),
@@ -204,6 +204,7 @@ def replicate_command(
         copy_again=base.split_table_names(copy_again) or [],
         on_conflict=on_conflict,
         on_error=on_error,
+        on_ddl=on_ddl,
         triggers=triggers,
         workers=workers,
         chunk_rows=chunk_rows,
@@ -237,7 +238,7 @@ def _told_by_threads() -> Callable[[str], None]:
 
 def _by_slot(slot_wait: float, queue_only: dict[str, Any]) -> Callable[..., SlotReplica]:
     """Makes a replica that a slot feeds; UsageError for options that only a queue has."""
-    if queue_only != {"no_copy": False, "origin": "any", "on_drop": "keep", "on_ddl": "keep"}:
+    if queue_only != {"no_copy": False, "origin": "any", "on_drop": "keep"}:
         names = ", ".join("--" + name.replace("_", "-") for name in queue_only)
         raise click.UsageError(f"{names} need the queue: leave --source slot out.")
     return partial(SlotReplica, slot_wait=slot_wait)

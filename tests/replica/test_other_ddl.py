@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import pytest
 
+from gdq.consumers.replica.slot.slot_replica import SlotReplica
+from gdq.consumers.slot.slot import drop_slot
 from tests.replica.conftest import Pair
 from tests.support.programs import start_gdq
 from tests.support.waiting import until
@@ -39,15 +44,21 @@ def alike(pair: Pair, *tables: str) -> None:
     pair.same(*tables)
 
 
-@pytest.fixture
-def items(pair: Pair) -> Pair:
-    pair.make(ITEM)
-    pair.capture("item")
-    pair.run("insert into item values (1, 'a', 10), (2, 'b', 20)")
-    pair.apply(*FOLLOW)
-    return pair
+@pytest.fixture(params=["queue", pytest.param("slot", marks=pytest.mark.long)])
+def items(request: pytest.FixtureRequest, pair: Pair) -> Iterator[Pair]:
+    """A replica with one table, which the queue feeds, or a slot."""
+    fed = replace(pair, fed_by=request.param)
+    fed.make(ITEM)
+    fed.capture("item")
+    fed.run("insert into item values (1, 'a', 10), (2, 'b', 20)")
+    fed.apply(*FOLLOW)
+    yield fed
+    if request.param == "slot":
+        with pair.source.connect("su") as su:
+            drop_slot(su, "shop", "mirror")
 
 
+@pytest.mark.parametrize("items", ["queue", "slot"], indirect=True)
 def test_what_is_made_changed_and_dropped(items: Pair) -> None:
     """In its place among the rows: what the source has no longer hinders no row, what it has is satisfied."""
     items.run(
@@ -166,7 +177,8 @@ def test_a_constraint_that_is_altered(pair: Pair) -> None:
 def test_while_the_replica_follows(items: Pair) -> None:
     """An index arrives without a row, and one that is made CONCURRENTLY when it is valid."""
     follower = start_gdq(
-        *("replicate", "shop", "mirror", "--to", items.target.su_dsn, "--follow", *FOLLOW), dsn=items.source.dsn
+        *("replicate", "shop", "mirror", "--to", items.target.su_dsn, "--follow", *FOLLOW, "--source", items.fed_by),
+        dsn=items.reader_dsn,
     )
     try:
         items.run("create index concurrently by_name on item (name)", "alter table item add check (qty > 0)")
@@ -178,3 +190,39 @@ def test_while_the_replica_follows(items: Pair) -> None:
         follower.terminate()
         _, err = follower.communicate()
     assert follower.returncode == 0, err
+
+
+@pytest.mark.long
+def test_rows_that_swap_a_key_which_has_just_been_made(pair: Pair) -> None:
+    """A program that has applied changes of the table before looks at it anew."""
+    fed = replace(pair, fed_by="slot")
+    fed.make(ITEM)
+    fed.capture("item")
+    swapped = """
+        update item set name = 'x' where id = 1;
+        update item set name = 'a' where id = 2;
+        update item set name = 'b' where id = 1"""
+    statements = [
+        "insert into item values (1, 'a', 10), (2, 'b', 20)",
+        "alter table item add unique (name); insert into item values (3, 'c', 30)",
+        swapped,
+    ]
+
+    both = ((fed.source, False), (fed.target, True))
+
+    def stop() -> bool:
+        """Take the next step when the target has arrived; True if there is none."""
+        sides = [(fed.rows(place, "item"), defined(fed, "item", target=here)) for place, here in both]
+        if sides[0] != sides[1]:
+            return False
+        if statements:
+            fed.run(statements.pop(0))
+            return False
+        return True
+
+    try:
+        with SlotReplica(pair.source.su_dsn, pair.target.su_dsn, "shop", "mirror", on_ddl="follow") as replica:
+            list(replica.run(once=False, stop=stop))
+    finally:
+        with pair.source.connect("su") as su:
+            drop_slot(su, "shop", "mirror")

@@ -18,6 +18,7 @@ from gdq.call import scalar
 from gdq.consumers.replica.batch_changes import CopyAgain
 from gdq.consumers.replica.column_changes import SourceColumns
 from gdq.consumers.replica.copy_workers import WORKERS, ShowProgress, no_progress
+from gdq.consumers.replica.definition_follow import DefinitionFollower, OnDdl
 from gdq.consumers.replica.foreign_keys import foreign_keys, joined_tables
 from gdq.consumers.replica.origin import bear_origin, origin_of
 from gdq.consumers.replica.policy import OnError, Policies
@@ -26,6 +27,7 @@ from gdq.consumers.replica.sessions import check_databases, open_sessions
 from gdq.consumers.replica.slot.published import PublishedTable, current_snapshot, published_tables
 from gdq.consumers.replica.slot.slot_apply import SlotApplier
 from gdq.consumers.replica.slot.slot_copies import SlotCopies, written_lsn
+from gdq.consumers.replica.slot.slot_definitions import SlotDefinitions
 from gdq.consumers.replica.slot.slot_state import SlotReplicaState
 from gdq.consumers.replica.table import OnTriggers, suppress_triggers
 from gdq.consumers.replica.table_copy import CHUNK_ROWS, CopyOptions
@@ -70,6 +72,7 @@ class SlotReplica:
         copy_again: Sequence[str] = (),
         on_conflict: Sequence[str] = (),
         on_error: OnError = "stop",
+        on_ddl: OnDdl = "keep",
         triggers: OnTriggers = "refuse",
         workers: int = WORKERS,
         chunk_rows: int = CHUNK_ROWS,
@@ -93,6 +96,8 @@ class SlotReplica:
             bear_origin(there, self.state.source)
             self._applier = SlotApplier(self.source, self.state, policies, fires=suppress_triggers(there, triggers))
             self._copies = SlotCopies(self.source, self.state, self._applier, options, tell)
+            feed = SlotDefinitions(self.source, self.state)
+            self._definitions = DefinitionFollower(feed, on_ddl, tell, self._applier.forget_tables)
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Self:
@@ -201,6 +206,7 @@ class SlotReplica:
         self._applier.forget_tables()
         if missing and not self._settled(max(published[name].published for name in missing), stop):
             return False
+        self._definitions.drop_gone()
         if missing and not self._copies.copy([published[name] for name in missing], stop):
             return False
         self._wanted.clear()
@@ -250,6 +256,7 @@ class SlotReplica:
         return True
 
     def _batches(self, *, once: bool, stop: Callable[[], bool]) -> Iterator[AppliedBatch]:
+        self._definitions.look()
         try:
             reader = SlotSource(
                 self.source,
@@ -264,15 +271,17 @@ class SlotReplica:
             if stop():
                 return  # a signal came while it waited for the slot
             raise
-        with reader as opened, closing(opened.batches(once=once, stop=stop)) as batches:
+        with reader as opened, closing(opened.batches(once=once, stop=self._definitions.watched(stop))) as batches:
             for batch in batches:
                 started = time.monotonic()
                 if not self._is_seen(batch, stop):
                     return
                 published = self._checked()
                 altered = self._altered_before(batch.lsn, published)
+                self._definitions.drop_gone()
                 tables, applied = self._applier.apply(batch, published, altered)
                 batch.commit()
+                self._definitions.make_new()
                 if not tables:
                     continue
                 yield AppliedBatch(
@@ -290,7 +299,9 @@ class SlotReplica:
     def _passed(self, lsn: int) -> None:
         """Store that the log up to an LSN has no changes; CopyAgain if a table was changed in a way no row shows."""
         published = self._checked()
+        self._definitions.drop_gone()
         self._applier.pass_by(lsn, published, self._altered_before(lsn, published))
+        self._definitions.make_new()
 
     def _checked(self) -> dict[str, PublishedTable]:
         """The published tables as they are by now; CopyAgain for those of which the slot does not send all."""
