@@ -121,17 +121,22 @@ def _why_unreadable(given: str, parameters: Mapping[str, Any]) -> str | None:
 
 
 def connect(
-    dsn: str | None = None, *, application_name: str = "gdq", autocommit: bool = False, **parameters: Any
+    dsn: str | None = None,
+    *,
+    application_name: str = "gdq",
+    autocommit: bool = False,
+    kind: type[psycopg.Connection[Any]] = psycopg.Connection,
+    **parameters: Any,
 ) -> psycopg.Connection[Any]:
     """Connect to `dsn`, else GDQ_DSN, else DATABASE_URL; transactions are READ COMMITTED, as gdq's functions require.
 
     Timeouts and the settings of _PINNED are gdq's, whatever ALTER DATABASE, ALTER ROLE or the server's configuration
     say; a timeout named in the connection string or PGOPTIONS stays. Behind a pooler all settings stay as they are.
-    `application_name` is used unless the connection string or PGAPPNAME has one. `parameters` are libpq's. The client's
-    encoding is always UTF8, the only one in which psycopg reads JSON.
+    `application_name` is used unless the connection string or PGAPPNAME has one. `kind`: the connection's class.
+    `parameters` are libpq's. The client's encoding is always UTF8, the only one in which psycopg reads JSON.
     """
     try:
-        connection = psycopg.connect(_own_conninfo(dsn, application_name), autocommit=True, **parameters)
+        connection = kind.connect(_own_conninfo(dsn, application_name), autocommit=True, **parameters)
     except psycopg.OperationalError as error:
         _add_hint(error, dsn)
         raise

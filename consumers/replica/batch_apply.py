@@ -26,13 +26,13 @@ from gdq.consumers.replica.joint_apply import table_applier
 from gdq.consumers.replica.last_images import in_doubt, last_images_sql, numbers_tell
 from gdq.consumers.replica.origin import PassedOrigins
 from gdq.consumers.replica.policy import Policies
+from gdq.consumers.replica.sequences import set_sequences
 from gdq.consumers.replica.source_tables import SourceTable, source_tables
 from gdq.consumers.replica.state import ReplicaState
 from gdq.consumers.replica.table import Fires, ReplicaTable, describe_table
 from gdq.consumers.replica.table_ddl import OnDrop, leave_table, rename_table
 from gdq.consumers.replica.version_rows import version_rows
 from gdq.errors import GdqError, mapped_errors
-from gdq.sequence import SequenceValue
 
 # Rows of a batch from which on it is worth the statements to begin with the next one.
 _AHEAD_ROWS = 1_000
@@ -126,9 +126,10 @@ class BatchApplier:
                 applied += self.tables.finish()
             for move in changes.moves:
                 self._move(move)
-            self._set_sequences(changes.sequences)
+            set_sequences(self._target, self._state.queue, changes.sequences)
             self._state.move(changes.position)
         self._state.position = changes.position
+        self._sequences_set = True
         return len(changes.tables), applied
 
     def stage_between(self, reader: Connection[Any], captured: SourceTable, since: str, till: str) -> None:
@@ -357,20 +358,3 @@ class BatchApplier:
         plain = plain and not self._letters.has_any(name) and not self.tables.needs_whole(table)
         tell = plain and numbers_tell(self._source, captured.relid, table, batch.snapshot_from)
         return _LogRows(table, log_rows, numbers_tell=tell)
-
-    def _set_sequences(self, values: Sequence[SequenceValue]) -> None:
-        """Bring the target's sequences to their values at the batch's end: at first all, then those that changed."""
-        for value in values:
-            if value.last_value is None:
-                continue
-            try:
-                self._target.execute(
-                    "select setval(%s::regclass, %s, %s)", [value.sequence_name, value.last_value, value.is_called]
-                )
-            except psycopg.errors.UndefinedTable:
-                raise GdqError(
-                    f"the target has no sequence {value.sequence_name}",
-                    hint="Create it there, or leave it out: "
-                    f"gdq remove-sequence {self._state.queue} {value.sequence_name}",
-                ) from None
-        self._sequences_set = True

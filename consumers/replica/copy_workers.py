@@ -21,7 +21,7 @@ from gdq.conninfo import connect, conninfo_of
 from gdq.consumers.copy.chunk_progress import CopyTaken, join_copy
 from gdq.consumers.copy.snapshot import CopyProgress
 from gdq.consumers.copy.workers import CopyStopped, cancel_statement, run_threads
-from gdq.consumers.replica.origin import bear_origin
+from gdq.consumers.replica.origin import BearingConnection, bear_origin
 from gdq.consumers.replica.sessions import apply_settings, commit_for_good
 from gdq.consumers.replica.state import ReplicaState
 from gdq.consumers.replica.table import suppress_triggers
@@ -82,7 +82,8 @@ def open_writer(stack: ExitStack, state: ReplicaState) -> ReplicaState:
     What it stores is in the target alone until the replica's state is loaded again.
     """
     name = f"gdq:{state.queue}/{state.name}/copy"
-    writer = stack.enter_context(connect(conninfo_of(state.connection), application_name=name, autocommit=True))
+    conninfo = conninfo_of(state.connection)
+    writer = stack.enter_context(connect(conninfo, application_name=name, autocommit=True, kind=BearingConnection))
     apply_settings(writer)
     commit_for_good(writer)
     # a small sample tells enough to apply changes; autovacuum takes a larger one

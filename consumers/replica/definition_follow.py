@@ -57,7 +57,7 @@ class _Noted(Definition):
 
 
 class DefinitionFeed(Protocol):
-    """What feeds a replica, as the follower of definitions sees it: the source, the target's state, and both compared."""
+    """What feeds a replica, as its follower of definitions sees it: the source, the target's state, both compared."""
 
     @property
     def source(self) -> psycopg.Connection[Any]: ...
@@ -85,7 +85,8 @@ class QueueDefinitions:
 
     def key(self, relid: int) -> list[str]:
         query = "select array(select unnest(key) order by 1) from gdq.consumer_tables(%s, %s) where tbl = %s::oid"
-        return scalar(self.source, query, self.state.queue, self.state.name, relid) or []
+        found: list[str] | None = scalar(self.source, query, self.state.queue, self.state.name, relid)
+        return found or []
 
 
 @dataclass(slots=True)

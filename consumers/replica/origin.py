@@ -2,21 +2,25 @@
 
 The origin of a database is what no two databases share: the identifier of its server, and its number there. It is the
 setting gdq.origin of the replica's session in the target. Where the target is captured with its origins, each row of
-the log says whether a replica wrote it, and of which source.
+the log says whether a replica wrote it, and of which source. Where the target's server has slots, a message at the
+beginning of each transaction tells a slot's reader the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import psycopg
 from psycopg import Connection
+from psycopg.pq import TransactionStatus
 
 from gdq.call import scalar
 from gdq.consumers.replica.source_tables import SourceTable
 from gdq.consumers.replica.table import ReplicaTable
+from gdq.consumers.slot.transaction import ORIGIN_PREFIX
 from gdq.consumers.views.change_source import NEW_OPS, OLD_OPS
 from gdq.errors import GdqError
 from gdq.sql_text import quote, raw
@@ -31,6 +35,8 @@ select c.system_identifier || '/' || d.oid from pg_control_system() c, pg_databa
 _KEPT = """
 select array(select table_name from gdq_target.replica_table where source_oid is not null),
        array(select source from gdq_target.replica)"""
+
+_MESSAGE = "select pg_catalog.pg_logical_emit_message(true, %s, %s)"
 
 
 def origin_of(connection: Connection[Any]) -> str:
@@ -72,9 +78,39 @@ def check_capture(kept: KeptTables, queue: str, tables: Iterable[SourceTable]) -
             )
 
 
+class BearingConnection(psycopg.Connection[Any]):
+    """A session of a target: each of its transactions may say, before all rows, which origin it bears.
+
+    A slot's reader gets this message with the transaction. `told`: the origin; None if nobody is to be told.
+    """
+
+    told: str | None = None
+
+    @contextmanager
+    def transaction(
+        self, savepoint_name: str | None = None, force_rollback: bool = False
+    ) -> Iterator[psycopg.Transaction]:
+        outermost = self.info.transaction_status == TransactionStatus.IDLE
+        with super().transaction(savepoint_name, force_rollback) as transaction:
+            if outermost and self.told is not None:
+                self.execute(_MESSAGE, [ORIGIN_PREFIX, self.told])
+            yield transaction
+
+
 def bear_origin(target: Connection[Any], origin: str, *, local: bool = False) -> None:
-    """Have everything that the session writes bear an origin; `local`: in the open transaction alone."""
+    """Have everything that the session writes bear an origin; `local`: in the open transaction alone.
+
+    Without `local` it is a BearingConnection, of which only what is written within transaction() bears the origin in
+    the server's log.
+    """
     target.execute("select pg_catalog.set_config('gdq.origin', %s, %s)", [origin, local])
+    if not scalar(target, "select pg_catalog.current_setting('wal_level') = 'logical'"):
+        return  # no slot can read it
+    if local:
+        target.execute(_MESSAGE, [ORIGIN_PREFIX, origin])
+    else:
+        assert isinstance(target, BearingConnection)
+        target.told = origin
 
 
 @dataclass(frozen=True, slots=True)

@@ -304,9 +304,7 @@ class Replica:
         if unknown := sorted(self._wanted - there.keys()):
             raise GdqError(f"the replica has no table {', '.join(unknown)}", hint="Write schema.table.")
         asked = resync | self._wanted
-        missing = [
-            there[name] for name in sorted(there) if name in asked or there[name].relid not in self.state.names
-        ]
+        missing = [there[name] for name in sorted(there) if name in asked or there[name].relid not in self.state.names]
         if not missing:
             return False
         require_capture(self.source, self.queue, [table.table_name for table in missing])

@@ -8,6 +8,7 @@ from typing import Any
 from psycopg import Connection
 
 from gdq.conninfo import connect, is_pooled
+from gdq.consumers.replica.origin import BearingConnection
 from gdq.errors import GdqError
 from gdq.typed.pgtypes import READ_SETTINGS
 
@@ -25,8 +26,9 @@ def open_sessions(
 ) -> tuple[Connection[Any], Connection[Any]]:
     """Sessions in autocommit in the source and in the target, which end with `stack`; GdqError behind a pooler."""
     opened = []
-    for conninfo in (source, target):
-        one = stack.enter_context(connect(conninfo, application_name=application_name, autocommit=True))
+    kinds: list[type[Connection[Any]]] = [Connection, BearingConnection]
+    for conninfo, kind in zip((source, target), kinds, strict=True):
+        one = stack.enter_context(connect(conninfo, application_name=application_name, autocommit=True, kind=kind))
         if is_pooled(one):
             raise GdqError("a replica needs sessions of its own", hint="Connect to the servers, past the pooler.")
         apply_settings(one)

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from gdq.consumers.slot import pgoutput
 from gdq.consumers.slot.replication import ReplicationData
-from gdq.consumers.slot.transaction import NO_RELATIONS, KnownRelations, SlotTransaction
+from gdq.consumers.slot.transaction import NO_RELATIONS, ORIGIN_PREFIX, KnownRelations, SlotTransaction
 from gdq.errors import GdqError
 
 
@@ -134,9 +134,7 @@ class Assembly:
         if transaction is None:
             raise GdqError(f"slot {self._slot} sent a change outside of a transaction: {message.data[:40]!r}")
         kind = message.data[:1]
-        if kind == b"O":
-            origin: pgoutput.DecodedMessage = pgoutput.decode_message(message.data)
-            transaction.origin = origin.name if isinstance(origin, pgoutput.OriginMessage) else None
+        if kind in b"OM" and _notes_origin(message.data, transaction):
             return
         if kind == b"R" and transaction.streamed:
             relation = pgoutput.decode_message(message.data, streamed=True)
@@ -155,3 +153,15 @@ class Assembly:
 def _close(transaction: SlotTransaction | None) -> None:
     if transaction is not None:
         transaction.close()
+
+
+def _notes_origin(data: bytes, transaction: SlotTransaction) -> bool:
+    """Note a transaction's origin if a message says it; that of a replica of gdq counts more than the server's."""
+    found = pgoutput.decode_message(data, streamed=transaction.streamed)
+    if isinstance(found, pgoutput.OriginMessage):
+        transaction.origin = transaction.origin or found.name
+        return True
+    if isinstance(found, pgoutput.LogicalMessage) and found.prefix == ORIGIN_PREFIX:
+        transaction.origin = found.content.decode()
+        return True
+    return False

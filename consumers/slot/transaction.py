@@ -15,6 +15,9 @@ from gdq.consumers.slot.pgoutput import DecodedMessage, RelationMessage, decode_
 _MEMORY_BYTES = 8 * 1024 * 1024
 _FRAME = struct.Struct("!QII")
 
+# The prefix of the message by which a replica says from which database a transaction's rows are.
+ORIGIN_PREFIX = "gdq.origin"
+
 KnownRelations = Mapping[int, RelationMessage]
 NO_RELATIONS: KnownRelations = MappingProxyType({})
 
@@ -23,8 +26,9 @@ class SlotTransaction:
     """One transaction: its messages in order, and the tables as known at its start.
 
     `xid` has 32 bits. `end_lsn` and `time` belong to its commit, set when that arrives. `prepared_lsn`: the LSN of its
-    PREPARE if the server sent it then, else None. `described`: the tables described in a streamed one, each with the
-    number of the description, as the last one to arrive counts.
+    PREPARE if the server sent it then, else None. `origin`: the database from which a replica of gdq has brought the
+    rows, or the replication origin of PostgreSQL's own, by its name; None if it is of neither. `described`: the tables
+    described in a streamed one, each with the number of the description, as the last one to arrive counts.
     """
 
     def __init__(self, xid: int, relations: KnownRelations, *, streamed: bool = False) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import click
 import psycopg
@@ -190,10 +189,9 @@ def replicate_command(
     \b
     Example: gdq replicate shop mirror --to postgresql://host/copy --follow
     """
-    queue_only: dict[str, Any] = {"no_copy": no_copy, "origin": origin, "on_drop": on_drop}
     show = partial(shown_progress, as_json=shape == "json", what="copy of")
     start = partial(
-        _by_slot(slot_wait, queue_only) if source == "slot" else partial(Replica, **queue_only),
+        _by_slot(slot_wait, on_drop) if source == "slot" else partial(Replica, on_drop=on_drop),
         dsn,
         target,
         queue,
@@ -201,6 +199,8 @@ def replicate_command(
         tables=base.split_table_names(tables),
         create=create,
         overwrite=overwrite,
+        no_copy=no_copy,
+        origin=origin,
         copy_again=base.split_table_names(copy_again) or [],
         on_conflict=on_conflict,
         on_error=on_error,
@@ -236,11 +236,10 @@ def _told_by_threads() -> Callable[[str], None]:
     return tell
 
 
-def _by_slot(slot_wait: float, queue_only: dict[str, Any]) -> Callable[..., SlotReplica]:
-    """Makes a replica that a slot feeds; UsageError for options that only a queue has."""
-    if queue_only != {"no_copy": False, "origin": "any", "on_drop": "keep"}:
-        names = ", ".join("--" + name.replace("_", "-") for name in queue_only)
-        raise click.UsageError(f"{names} need the queue: leave --source slot out.")
+def _by_slot(slot_wait: float, on_drop: OnDrop) -> Callable[..., SlotReplica]:
+    """Makes a replica that a slot feeds; UsageError for what only a queue has."""
+    if on_drop != "keep":
+        raise click.UsageError("--on-drop drop needs the queue, which has an event of it: leave --source slot out.")
     return partial(SlotReplica, slot_wait=slot_wait)
 
 

@@ -100,17 +100,17 @@ def test_another_unique_key_is_swapped(fed: Pair) -> None:
     fed.same("seat")
 
 
-def test_sequences(pair: Pair) -> None:
-    pair.make(ORDERS)
-    for place in (pair.source, pair.target):
+def test_sequences(fed: Pair) -> None:
+    fed.make(ORDERS)
+    for place in (fed.source, fed.target):
         with place.connect() as connection:
             connection.execute("create sequence number")
-    pair.capture("orders")
-    pair.run("select gdq.add_sequence('shop', 'number')", "select nextval('number') from generate_series(1, 5)")
-    pair.apply()
-    pair.run("select nextval('number')", "insert into orders values (1)")
-    pair.apply()
-    with pair.target.connect() as connection:
+    fed.capture("orders")
+    fed.run("select gdq.add_sequence('shop', 'number')", "select nextval('number') from generate_series(1, 5)")
+    fed.apply()
+    fed.run("select nextval('number')", "insert into orders values (1)")
+    fed.apply()
+    with fed.target.connect() as connection:
         assert connection.execute("select last_value from number").fetchone() == (6,)
 
 

@@ -346,6 +346,8 @@ def test_what_cannot_be_fed_by_a_slot(pair: Pair) -> None:
             apply(pair, tables=["public.other"])
         apply(pair)
         to = ("--to", pair.target.su_dsn)
+        drops = gdq("replicate", "shop", "mirror", *to, "--source", "slot", "--on-drop", "drop", dsn=pair.source.su_dsn)
+        assert (drops.returncode, "--on-drop drop needs the queue" in drops.stderr) == (2, True)
         by_queue = gdq("replicate", "shop", "mirror", *to, dsn=pair.source.dsn)
         assert by_queue.stderr.startswith('Error: replica "mirror" is fed by a slot')
         compared = gdq("compare-tables", "shop", "mirror", *to, dsn=pair.source.dsn)

@@ -40,7 +40,7 @@ class SlotImages:
 
     A line has its number, its kind, the places of large values that an update left unchanged, the old key of a row that
     moved to another, and the row. Kinds: i, a row came to this key; u, it was updated; d, it left this key, of which
-    the line has the key alone; o, the same with all columns.
+    the line has the key alone; o, the same with all columns; p, what is passed over changed the row of this key.
     """
 
     def __init__(self, table: CatalogTable) -> None:
@@ -53,6 +53,7 @@ class SlotImages:
         self._rows = cast("IO[bytes]", tempfile.SpooledTemporaryFile(max_size=_MEMORY_BYTES, prefix="gdq-slot-"))  # noqa: SIM115
         self.count = 0
         self.partial = False
+        self._passed = False
 
     def close(self) -> None:
         """Free the changes."""
@@ -79,6 +80,20 @@ class SlotImages:
         if sent is not None and (moved or self._whole):
             self._left(sent)
         self._write(b"i" if moved else b"u", new, self._key_of(sent) if moved and sent is not None else None)
+
+    def pass_over(self, row: RowMessage) -> None:
+        """Note a change that came from the target: what the source made of its keys before, that has overwritten.
+
+        Without a key rows only come and go, whatever becomes of others.
+        """
+        if not self._key:
+            return
+        self._passed = True
+        sent = row.old or row.old_key
+        if sent is not None:
+            self._write(b"p", sent)
+        if row.new is not None:
+            self._write(b"p", row.new if sent is None else self._filled(row.new, sent))
 
     def _left(self, sent: TupleData) -> None:
         self._write(b"o" if self._whole else b"d", sent)
@@ -136,6 +151,10 @@ class SlotImages:
     ) -> int:
         """Fill the staging table by the first and the last change of each key; the number of rows."""
         key = ", ".join(f"c{place}" for place, column in placed if column.is_key)
+        if self._passed:
+            last = f"select {key}, max(n) as n from {_CHANGE} where kind = 'p' group by {key}"
+            same = " and ".join(f"c.c{place} = p.c{place}" for place, column in placed if column.is_key)
+            target.execute(raw(f"delete from {_CHANGE} c using ({last}) p where {same} and c.n <= p.n"))
         if self.partial:
             _fill(target, table, placed, key)
         values = ", ".join(f"c{place}" for place, _ in placed)

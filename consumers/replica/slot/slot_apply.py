@@ -14,7 +14,9 @@ from gdq.consumers.replica.changes import Applied, make_stage
 from gdq.consumers.replica.column_changes import change_columns
 from gdq.consumers.replica.dead_letters import DeadLetters
 from gdq.consumers.replica.joint_apply import table_applier
+from gdq.consumers.replica.origin import PassedOrigins
 from gdq.consumers.replica.policy import Policies
+from gdq.consumers.replica.sequences import PresentSequences, set_sequences
 from gdq.consumers.replica.slot.images import SlotImages
 from gdq.consumers.replica.slot.published import PublishedTable, sent_columns
 from gdq.consumers.replica.slot.slot_state import SlotReplicaState
@@ -44,13 +46,26 @@ class _TableChanges:
 
 
 class SlotApplier:
-    """Applies a slot's batches to a target in whose session some triggers fire: if any, all tables change at once."""
+    """Applies a slot's batches to a target in whose session some triggers fire: if any, all tables change at once.
 
-    def __init__(self, source: Connection[Any], state: SlotReplicaState, policies: Policies, *, fires: Fires) -> None:
+    `passed`: origins whose changes are passed over.
+    """
+
+    def __init__(
+        self,
+        source: Connection[Any],
+        state: SlotReplicaState,
+        policies: Policies,
+        passed: PassedOrigins,
+        *,
+        fires: Fires,
+    ) -> None:
         self._source = source
         self._target = state.connection
         self._state = state
         self._fires = fires
+        self._passed = passed
+        self._sequences = PresentSequences(source, state.queue)
         self._letters = DeadLetters(self._target, state.name)
         self.tables = table_applier(state, policies, self._letters, fires)
         self._catalog = SlotCatalog(source)
@@ -64,6 +79,7 @@ class SlotApplier:
         `published`: the tables as the source has them by now; `altered`: those whose columns have been so since before
         the batch's end. CopyAgain for those whose rows do not tell all.
         """
+        self._set_sequences()
         with self._changes(batch, published) as changes:
             applied = Applied()
             with self._state.moving(batch.lsn):
@@ -83,6 +99,7 @@ class SlotApplier:
 
     def pass_by(self, lsn: int, published: dict[str, PublishedTable], altered: Collection[str]) -> None:
         """Move the target's position behind log without changes."""
+        self._set_sequences()
         with self._state.moving(lsn):
             self._note(published, altered)
 
@@ -123,7 +140,11 @@ class SlotApplier:
                 taken = names
                 if self._state.ends:
                     taken = {oid: name for oid, name in names.items() if not self._state.has_copied(name, one.xid)}
+                passes = self._passed.has(one.origin)
                 for name, message, relation in _changes_of(one, taken):
+                    if passes:
+                        _pass_over(found.get(name), message, relation)
+                        continue
                     if name not in found:
                         found[name] = _TableChanges()
                         stack.callback(found[name].close)
@@ -135,6 +156,12 @@ class SlotApplier:
                         described.append(self._images(relation, published[name]))
                     described[-1].add(message)
             yield found
+
+    def _set_sequences(self) -> None:
+        """Set sequences of the target to what they are in the source: no transaction of the log is ahead of that."""
+        values = self._sequences.changed()
+        set_sequences(self._target, self._state.queue, values)
+        self._sequences.were_set(values)
 
     def _note(self, published: dict[str, PublishedTable], altered: Collection[str]) -> None:
         """Bring columns in line that changed without a row, and store what else of the tables has."""
@@ -215,6 +242,16 @@ class SlotApplier:
                 "send, and not in the target",
                 hint="Generate it in the target too, or drop it there.",
             )
+
+
+def _pass_over(
+    found: _TableChanges | None, message: RowMessage | TruncateMessage, relation: RelationMessage | None
+) -> None:
+    """Have changes of the batch that a change which is passed over has overwritten left out."""
+    if found is None or not found.described or not isinstance(message, RowMessage):
+        return
+    if found.described[-1].table.relation == relation:
+        found.described[-1].pass_over(message)
 
 
 def _changes_of(

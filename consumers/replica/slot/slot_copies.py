@@ -87,7 +87,7 @@ class SlotCopies:
         large = [table for table in tables if self._is_large(table, sizes[table.oid])]
         whole = [table for table in tables if table not in large]
         groups = grouped(whole, lambda table: sizes[table.oid])
-        if self.applier.tables.jointly:  # foreign keys fire: all that they join is of one moment
+        if self._jointly:
             large, groups = [], [list(tables)]
         with ExitStack() as stack:
             workers = [
@@ -108,7 +108,7 @@ class SlotCopies:
         sizes: Mapping[int, TableSize],
         stop: Callable[[], bool],
     ) -> bool:
-        if self.applier.tables.jointly:
+        if self._jointly:
             self._copy_joined(workers[0].reader, [table.name for table in groups[0]])
             return True
         if groups:
@@ -116,6 +116,11 @@ class SlotCopies:
             if not copy_groups(workers, groups, partial(self._hold, run), run):
                 return False
         return all(self._copy_parts(workers, table, sizes, stop) for table in large)
+
+    @property
+    def _jointly(self) -> bool:
+        """True if foreign keys fire: all that they join is of one moment."""
+        return self.options.copy and self.applier.tables.jointly
 
     def _run(
         self, tables: Sequence[PublishedTable], sizes: Mapping[int, TableSize], stop: Callable[[], bool]
@@ -126,7 +131,8 @@ class SlotCopies:
 
     def _is_large(self, table: PublishedTable, size: TableSize) -> bool:
         """True if a table is copied in parts, which needs all rows of the target's table."""
-        return size.is_large(self.options.chunk_rows) and self.state.shared_with(table.name) is None
+        large = self.options.copy and size.is_large(self.options.chunk_rows)
+        return large and self.state.shared_with(table.name) is None
 
     @contextmanager
     def _hold(self, run: CopyRun, worker: CopyWorker, group: Sequence[PublishedTable]) -> Iterator[list[HeldTable]]:
@@ -154,22 +160,33 @@ class SlotCopies:
                 reader.rollback()
 
     def _copy_whole(self, run: CopyRun, worker: CopyWorker, table: PublishedTable, snapshot: PgSnapshot) -> str:
-        """Copy a table in the open transaction of the target, and store the snapshot; returns what is told of it."""
-        described = self._make_ready(worker, table, run.told)
-        rows = copy_table(worker.reader, worker.state.connection, described, run.moved)
-        worker.state.copied(table.name, table.oid, snapshot.text, table.columns)
-        return f"copied {table.name}: {rows} rows"
+        """Copy a table in the open transaction of the target, or make it alone, and store the snapshot.
 
-    def _make_ready(self, worker: CopyWorker, table: PublishedTable, tell: Callable[[str], None]) -> ReplicaTable:
+        Returns what is told of it.
+        """
+        described, made = self._make_ready(worker, table, run.told)
+        told = f"not copied {table.name}: the target is taken to have the rows"
+        if self.options.copy or made:
+            rows = copy_table(worker.reader, worker.state.connection, described, run.moved)
+            told = f"copied {table.name}: {rows} rows"
+        worker.state.copied(table.name, table.oid, snapshot.text, table.columns)
+        return told
+
+    def _make_ready(
+        self, worker: CopyWorker, table: PublishedTable, tell: Callable[[str], None]
+    ) -> tuple[ReplicaTable, bool]:
         """Have the target's table take a copy, in the open transaction: made if it is missing, else with the source's
-        columns, and without its rows.
+        columns, and without its rows. How both sides have it, and whether it was made.
+
+        Without `options.copy` only what is missing is made.
         """
         reader, state, name = worker.reader, worker.state, table.name
-        if not self._made(table, reader, state.connection, tell):
+        made = self._made(table, reader, state.connection, tell)
+        if self.options.copy and not made:
             make_room(state, name, overwrite=self.options.overwrite)
             if known := state.known(name):
                 change_columns(reader, state.connection, name, known.columns, table.columns, relid=table.oid)
-        return self.applier.describe(table, reader, state.connection)
+        return self.applier.describe(table, reader, state.connection), made
 
     def _made(
         self, table: PublishedTable, reader: Connection[Any], target: Connection[Any], tell: Callable[[str], None]
@@ -192,7 +209,7 @@ class SlotCopies:
         run = self._run([table], sizes, stop)
         with self._held_by_all(workers, name) as (snapshot, held):
             with state.connection.transaction():
-                described = self._make_ready(workers[0], held, self.tell)
+                described, _ = self._make_ready(workers[0], held, self.tell)
                 # what is in the target from now on is no copy before all parts are
                 state.copied(name, held.oid, snapshot.text, held.columns.while_copied())
             pieces = self._pieces(workers[0].reader, name, sizes[table.oid])

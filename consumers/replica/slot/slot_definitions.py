@@ -23,7 +23,8 @@ class SlotDefinitions:
 
     def now(self) -> Callable[[], bool]:
         lsn = written_lsn(self.source)
-        return lambda: self.state.lsn >= lsn and self._has_columns()
+        # tables that were copied later than others are of one moment when all copies are passed
+        return lambda: self.state.lsn >= lsn and not self.state.ends and self._has_columns()
 
     def key(self, relid: int) -> list[str]:
         tables = published_tables(self.source, self.state.queue, [self.state.names[relid]])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -20,7 +21,7 @@ from gdq.consumers.replica.column_changes import SourceColumns
 from gdq.consumers.replica.copy_workers import WORKERS, ShowProgress, no_progress
 from gdq.consumers.replica.definition_follow import DefinitionFollower, OnDdl
 from gdq.consumers.replica.foreign_keys import foreign_keys, joined_tables
-from gdq.consumers.replica.origin import bear_origin, origin_of
+from gdq.consumers.replica.origin import PassedOrigins, TakenOrigin, bear_origin, kept_tables, origin_of
 from gdq.consumers.replica.policy import OnError, Policies
 from gdq.consumers.replica.replica import AppliedBatch
 from gdq.consumers.replica.sessions import check_databases, open_sessions
@@ -30,7 +31,7 @@ from gdq.consumers.replica.slot.slot_copies import SlotCopies, written_lsn
 from gdq.consumers.replica.slot.slot_definitions import SlotDefinitions
 from gdq.consumers.replica.slot.slot_state import SlotReplicaState
 from gdq.consumers.replica.table import OnTriggers, suppress_triggers
-from gdq.consumers.replica.table_copy import CHUNK_ROWS, CopyOptions
+from gdq.consumers.replica.table_copy import CHUNK_ROWS, CopyOptions, refuse_copies
 from gdq.consumers.replica.writing_side import refuse_source
 from gdq.consumers.slot.replication import REPLICATION_WAIT_SECONDS, lsn_number, lsn_text
 from gdq.consumers.slot.slot import check_primary, drop_slot, slot_name
@@ -69,6 +70,8 @@ class SlotReplica:
         tables: Sequence[str] | None = None,
         create: bool = False,
         overwrite: bool = False,
+        no_copy: bool = False,
+        origin: TakenOrigin = "any",
         copy_again: Sequence[str] = (),
         on_conflict: Sequence[str] = (),
         on_error: OnError = "stop",
@@ -84,7 +87,11 @@ class SlotReplica:
         self.name = name
         self.slot = slot_name(queue, name)
         self._tables = tables
-        options = CopyOptions(create=create, overwrite=overwrite, workers=workers, chunk_rows=chunk_rows, show=show)
+        self._options = CopyOptions(
+            create=create, overwrite=overwrite, workers=workers, chunk_rows=chunk_rows, show=show
+        )
+        self._no_copy = no_copy
+        self._asked = set(copy_again)
         self._wanted = set(copy_again)
         self._slot_wait = slot_wait
         self._tell = tell
@@ -94,8 +101,10 @@ class SlotReplica:
             self.source, there = open_sessions(stack, source, target, f"gdq:{queue}/{name}")
             self.state = SlotReplicaState(there, queue, name, origin_of(self.source))
             bear_origin(there, self.state.source)
-            self._applier = SlotApplier(self.source, self.state, policies, fires=suppress_triggers(there, triggers))
-            self._copies = SlotCopies(self.source, self.state, self._applier, options, tell)
+            self._target_origin = origin_of(there)
+            passed = PassedOrigins(self._target_origin, origin)
+            fires = suppress_triggers(there, triggers)
+            self._applier = SlotApplier(self.source, self.state, policies, passed, fires=fires)
             feed = SlotDefinitions(self.source, self.state)
             self._definitions = DefinitionFollower(feed, on_ddl, tell, self._applier.forget_tables)
             self._stack = stack.pop_all()
@@ -156,6 +165,8 @@ class SlotReplica:
             self._tell(f"slot {self.slot} has no changes before {lsn_text(confirmed)}: all tables are copied again")
             self.state.begin_anew_at(confirmed)
         self.state.note_copies(written_lsn(self.source))
+        # a copy that was interrupted goes on as it began
+        self._no_copy = self._no_copy and not self.state.tables
 
     def _refuse_reader(self) -> None:
         """GdqError if a consumer or a view has read the slot."""
@@ -203,13 +214,19 @@ class SlotReplica:
         missing = sorted(self._wanted | self._stale(published))
         if missing and self._applier.tables.jointly:
             missing = self._joined(missing, published)
+        self.state.two_ways = self._target_origin in kept_tables(self.source).sources
+        refuse_copies(self.state, [name for name in missing if name in self.state.tables and name not in self._asked])
         self._applier.forget_tables()
         if missing and not self._settled(max(published[name].published for name in missing), stop):
             return False
         self._definitions.drop_gone()
-        if missing and not self._copies.copy([published[name] for name in missing], stop):
+        options = replace(self._options, copy=not self._no_copy)
+        copies = SlotCopies(self.source, self.state, self._applier, options, self._tell)
+        if missing and not copies.copy([published[name] for name in missing], stop):
             return False
+        self._no_copy = False
         self._wanted.clear()
+        self._asked.clear()
         self._altered_before(0, published)
         return True
 
