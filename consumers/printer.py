@@ -16,7 +16,7 @@ from gdq.source import Event, iso_utc
 def print_events(_connection: Connection[Any], events: Iterator[Event]) -> None:
     """Print the events. They are flushed before the batch is finished: none is lost, but an event may come twice."""
     for event in events:
-        print(_line(event))
+        print(_line(event.in_json()))
     sys.stdout.flush()
 
 

@@ -17,17 +17,16 @@ from gdq.batch_state import BatchState, TableVersion, refuse_gap
 from gdq.conninfo import connect_async, conninfo_of
 from gdq.copy_batch import AsyncCopyBatch, tables_to_copy
 from gdq.errors import GdqError
-from gdq.event_rows import Images
+from gdq.event_rows import EventChoice
 from gdq.listener import Listener
 from gdq.member import DEAD_AFTER, show_alive
 from gdq.retry import RETRY_DELAY, RetryOutcome
 from gdq.sequence import SequenceValue
 from gdq.shown import ShownRows
-from gdq.source import MAX_EVENTS, Event, Position
+from gdq.source import MAX_EVENTS, Event, Images, Position
 from gdq.steps import called, execute_async, is_left_open, run_async
 from gdq.stream import next_batch_statement, read_events_async
 from gdq.table_copy import copy_table
-from gdq.typed_stream import EventChoice, read_typed_events_async
 
 
 class AsyncBatch(BatchState):
@@ -61,23 +60,15 @@ class AsyncBatch(BatchState):
         """The versions of a table with rows in the batch, oldest first; several only if DDL divides the batch."""
         return ShownRows(await execute_async(self.connection, self._versions(table)))
 
-    async def events(self) -> AsyncGenerator[Event, None]:
-        """All changes in the order of their numbers, streamed; reading again gives the same.
-
-        Retried events that are due come first. ResyncRequired at a gap in capture.
-        """
-        self.streamed = EventChoice()
-        async with aclosing(read_events_async(self.connection, self.id, self.token)) as events:
-            async for event in events:
-                refuse_gap(event)
-                yield event
-
-    async def typed_events(
+    async def events(
         self, *, images: Images = "both", columns: Sequence[str] | None = None
     ) -> AsyncGenerator[Event, None]:
-        """As events(), with Python's values; see Batch.typed_events()."""
-        self.streamed = EventChoice(True, images, None if columns is None else tuple(columns))
-        async with aclosing(read_typed_events_async(self.connection, self.id, self.token, self.streamed)) as events:
+        """All changes in the order of their numbers, with Python's values, streamed; reading again gives the same.
+
+        Arguments as for Batch.events(). Retried events that are due come first. ResyncRequired at a gap in capture.
+        """
+        choice = self.streamed = EventChoice.of(images, columns)
+        async with aclosing(read_events_async(self.connection, self.id, self.token, choice)) as events:
             async for event in events:
                 refuse_gap(event)
                 yield event

@@ -17,19 +17,18 @@ from psycopg.rows import dict_row, scalar_row
 from gdq.batch_state import BatchState, TableVersion, gap_error, refuse_gap
 from gdq.call import call, one_round_trip
 from gdq.errors import GdqError, mapped_errors
-from gdq.event_rows import Images
+from gdq.event_rows import EventChoice
 from gdq.extra import extra_named
 from gdq.member import DEAD_AFTER
 from gdq.retry import RETRY_DELAY, RetryOutcome
 from gdq.sequence import SequenceValue
 from gdq.shown import ROWS_MAX, ShownRows
-from gdq.source import Event, Position
+from gdq.source import Event, Images, Position
 from gdq.steps import execute, is_left_open, run
 from gdq.stream import next_batch_statement, next_batch_with_events, read_events
 from gdq.typed.arrow import ArrowColumn, ArrowReader, arrow_schema, arrow_select_sql
 from gdq.typed.batch_rows import may_read_logs, read_batch_rows
 from gdq.typed.pgtypes import READ_AS_TEXT, ColumnType, OnUnsupported, column_type
-from gdq.typed_stream import EventChoice, read_typed_events
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -124,7 +123,7 @@ class Batch(BatchState):
     def _first_events(self) -> ShownRows[Event]:
         """The first events, by a cursor of their own; rolled back, so that an error does not end the batch."""
         with self.connection.transaction(force_rollback=True):
-            return ShownRows(islice(read_events(self.connection, self.id, self.token), ROWS_MAX))
+            return ShownRows(islice(read_events(self.connection, self.id, self.token, EventChoice()), ROWS_MAX))
 
     @property
     def position(self) -> Position:
@@ -140,30 +139,19 @@ class Batch(BatchState):
         """The versions of a table with rows in the batch, oldest first; several only if DDL divides the batch."""
         return ShownRows(execute(self.connection, self._versions(table)))
 
-    def events(self) -> Iterator[Event]:
-        """All changes in the order of their numbers, streamed through a cursor of the server.
+    def events(self, *, images: Images = "both", columns: Sequence[str] | None = None) -> Iterator[Event]:
+        """All changes in the order of their numbers, with Python's values, streamed through cursors of the server.
 
+        `images`: "new" leaves the old images out. `columns`: only these columns of the images, of tables that have
+        them. The server neither renders nor sends what is left out. A key is always whole. Event.in_json() gives the
+        values that `gdq consume` prints (docs/types.md).
         Retried events that are due come first, in the same order; their `retries` is above 0.
         ResyncRequired at a gap in capture: changes are missing between the events before and after it.
         """
-        yield from self._events(EventChoice())
-
-    def typed_events(self, *, images: Images = "both", columns: Sequence[str] | None = None) -> Iterator[Event]:
-        """As events(), with Python's values: int, Decimal, datetime, UUID, bytes (docs/types.md).
-
-        Both sides take less time than for events(). `images`: "new" leaves the old images out. `columns`: only these
-        columns of the images, of tables that have them. The server neither renders nor sends what is left out. A key is
-        always whole. Event.in_json() gives the values of events().
-        """
-        yield from self._events(EventChoice(True, images, None if columns is None else tuple(columns)))
-
-    def _events(self, choice: EventChoice) -> Iterator[Event]:
+        choice = EventChoice.of(images, columns)
         first, self._first = (self._first if self.streamed == choice else None), None
         self.streamed = choice
-        if first is None:
-            read = (self.connection, self.id, self.token)
-            first = read_typed_events(*read, choice) if choice.typed else read_events(*read)
-        for event in first:
+        for event in first or read_events(self.connection, self.id, self.token, choice):
             refuse_gap(event)
             yield event
 

@@ -12,13 +12,13 @@ from uuid import UUID
 
 from gdq.call import typed
 from gdq.errors import ResyncRequired
+from gdq.event_rows import EventChoice
 from gdq.member import named
 from gdq.qualified_sql import qualified
 from gdq.retry import RetryOutcome
 from gdq.sequence import SequenceValue
 from gdq.source import Event
 from gdq.steps import Statement, Steps, called
-from gdq.typed_stream import EventChoice
 
 log = logging.getLogger("gdq.batch")
 

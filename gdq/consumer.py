@@ -19,6 +19,7 @@ from gdq.call import call, rows
 from gdq.conninfo import Connectable, connect
 from gdq.copy_batch import CopyBatch, tables_to_copy
 from gdq.errors import GdqError
+from gdq.event_rows import EventChoice
 from gdq.member import DEAD_AFTER, member_info, stay_alive
 from gdq.retry import RetryOutcome
 from gdq.shown import Shown, ShownRows
@@ -27,7 +28,6 @@ from gdq.steps import execute, run
 from gdq.table_copy import TableCopy, copy_table, resync, resynced
 from gdq.ticker import take_tick
 from gdq.typed.arrow import ArrowReader
-from gdq.typed_stream import EventChoice
 
 
 @dataclass(frozen=True, slots=True, repr=False)

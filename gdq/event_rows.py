@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any
 
-from gdq.source import Event, make_event
-from gdq.typed.values import typed_image
-
-Images = Literal["both", "new"]
+from gdq.source import Event, Images, make_event
+from gdq.typed.values import Image, typed_image
 
 _Row = Sequence[Any]
 _Decode = Callable[[Sequence[_Row]], list[Event]]
@@ -25,8 +24,43 @@ FETCH_ROWS = 500
 _FIRST_ROWS = 20
 
 _OPS = {"I": "insert", "U": "update", "D": "delete"}
+_ROW_OPS = frozenset(_OPS.values())
 
 _place = attrgetter("id", "op")
+
+
+@dataclass(frozen=True, slots=True)
+class EventChoice:
+    """What is read of events.
+
+    `images`: both, or new for those without old images. `columns` of the images; None: all.
+    """
+
+    images: Images = "both"
+    columns: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(cls, images: Images, columns: Sequence[str] | None) -> EventChoice:
+        """The choice that the arguments of events() make."""
+        return cls(images, None if columns is None else tuple(columns))
+
+    def values(self, name: str) -> list[Any]:
+        """The last arguments of open_events()."""
+        return [name, self.images, None if self.columns is None else list(self.columns)]
+
+    def parts(self, listed: Sequence[_Row]) -> EventParts:
+        """The parts that open_events() has listed."""
+        return EventParts(listed, self)
+
+    def old(self, image: Image | None) -> Image | None:
+        """What is read of an old image."""
+        return self.new(image) if self.images == "both" else None
+
+    def new(self, image: Image | None) -> Image | None:
+        """What is read of a new image."""
+        if image is None or self.columns is None:
+            return image
+        return {name: value for name, value in image.items() if name in self.columns} or None
 
 
 class EventPart:
@@ -49,12 +83,12 @@ class EventPart:
 class EventParts:
     """The parts of a batch's events: retries first, then all others merged. `listed`: the rows of open_events()."""
 
-    def __init__(self, listed: Sequence[_Row], images: Images, columns: Sequence[str] | None) -> None:
+    def __init__(self, listed: Sequence[_Row], choice: EventChoice) -> None:
         many = max(_FIRST_ROWS, FETCH_ROWS // len(listed))
         self._groups: list[list[EventPart]] = [[], []]
         self.first: EventPart | None = None
         for name, kind, layout in listed:
-            decode = decode_events(images, columns) if layout is None else decode_rows(layout, images)
+            decode = decode_events(choice) if layout is None else decode_rows(layout, choice.images)
             part = EventPart(name, decode, FETCH_ROWS if self.first is None else many)
             self._groups[kind != "retries"].append(part)
             self.first = self.first or part
@@ -86,14 +120,14 @@ class EventParts:
         return sorted(ready, key=_place) if len(parts) > 1 else ready
 
 
-def decode_rows(layout: Sequence[dict[str, Any]], images: Images) -> _Decode:
+def decode_rows(layout: Sequence[dict[str, Any]], wanted: Images) -> _Decode:
     """Makes events of the rows of part `rows`. `layout`: its columns."""
     types = {column["name"]: column["type"] for column in layout}
     keys = [column["name"] for column in layout if column["key"]]
     olds = [column["name"] for column in layout if column["old"]]
     news = [column["name"] for column in layout if column["new"]]
     shown_new = [column["name"] for column in layout if column["logged"]]
-    shown_old = shown_new if images == "both" else []
+    shown_old = shown_new if wanted == "both" else []
     middle = 6 + len(olds)
 
     def decode(rows: Sequence[_Row]) -> list[Event]:
@@ -109,10 +143,11 @@ def decode_rows(layout: Sequence[dict[str, Any]], images: Images) -> _Decode:
             image: Any = old if new is None else new
             key = {name: image[name] for name in keys} if keys else None
             if old is not None and olds != shown_old:
-                old = {name: old[name] for name in shown_old} or None
+                old = {name: old[name] for name in shown_old}
             if new is not None and news != shown_new:
-                new = {name: new[name] for name in shown_new} or None
-            events.append(make_event(number, xid, utc, _OPS[op], table, key, old, new, 0, origin, types))
+                new = {name: new[name] for name in shown_new}
+            images = (old or None, new or None)  # an image without a column is none
+            events.append(make_event(number, xid, utc, _OPS[op], table, key, *images, 0, origin, types))
         return events
 
     return decode
@@ -123,22 +158,19 @@ def _not_followed(number: int, xid: int, time: datetime, table: str, origin: str
     return make_event(number, xid, time, "resync", table, None, None, gap, 0, origin, None)
 
 
-def decode_events(images: Images, columns: Sequence[str] | None) -> _Decode:
+def decode_events(choice: EventChoice) -> _Decode:
     """Makes events of the rows of the parts `retries` and `events`, whose images are in JSON's form."""
-
-    def chosen(image: dict[str, Any] | None) -> dict[str, Any] | None:
-        if image is None or columns is None:
-            return image
-        return {name: value for name, value in image.items() if name in columns} or None
 
     def decode(rows: Sequence[_Row]) -> list[Event]:
         events = []
         for number, xid, time, op, table, *found, message, origin, retries, types in rows:
-            if message is not None:
-                found[2] = json.loads(message)
+            if op not in _ROW_OPS:
+                types = None  # noqa: PLW2901
+                if message is not None:
+                    found[2] = json.loads(message)
             elif types is not None:
                 key, old, new = found
-                sides = (key, chosen(old) if images == "both" else None, chosen(new))
+                sides = (key, choice.old(old), choice.new(new))
                 found = [typed_image(image, types) for image in sides]  # noqa: PLW2901
             utc = time.astimezone(UTC)
             events.append(make_event(number, xid, utc, op, table, *found, retries, origin, types))

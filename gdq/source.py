@@ -6,8 +6,8 @@ events.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # Default for the number of changes up to which ticks or transactions are joined in one batch.
 MAX_EVENTS = 50_000
 
+Images = Literal["both", "new"]
 Operation = Literal["insert", "update", "delete", "truncate", "ddl", "message", "read"]
 
 
@@ -31,10 +32,10 @@ class Event(Shown):
 
     `op`: insert, update, delete, truncate, ddl or message (read by Message.of()), or read for a row of a copy. `key`:
     the new key of an insert, update or read, the old one of a delete. `old` and `new`: row images, or the included
-    columns in pk mode. Each is None if missing. Values are JSON's, or PostgreSQL's text if JSON cannot hold them; those
-    of typed_events() are Python's (docs/types.md). `types`: with Python's values, the type in the log of each column,
-    by name. `time` has a time zone. `retries`: number of times the event was put aside before, 0 at first. `origin`:
-    the writer's gdq.origin, if the table is captured with it. Events of a copy have the number 0.
+    columns in pk mode. Each is None if missing. Values are Python's, or PostgreSQL's text if Python cannot hold every
+    value of the type (docs/types.md). `types`: the type in the log of each column, by name; None where there is no row,
+    and after in_json(). `time` has a time zone. `retries`: number of times the event was put aside before, 0 at first.
+    `origin`: the writer's gdq.origin, if the table is captured with it. Events of a copy have the number 0.
     """
 
     _shown = "id xid time op table key old new retries origin"
@@ -52,11 +53,12 @@ class Event(Shown):
     types: Mapping[str, str] | None = field(default=None, compare=False, kw_only=True)
 
     def in_json(self) -> Event:
-        """The event with JSON's values, those of events() and `gdq consume`: text for bigint, numeric and times."""
-        if self.types is None:
+        """The event with JSON's values, as `gdq consume` prints them: text for bigint, numeric and times."""
+        types = self.types
+        if types is None:
             return self
-        key, old, new = (json_image(image, self.types) for image in (self.key, self.old, self.new))
-        return replace(self, key=key, old=old, new=new, types=None)
+        images = (json_image(image, types) for image in (self.key, self.old, self.new))
+        return make_event(self.id, self.xid, self.time, self.op, self.table, *images, self.retries, self.origin, None)
 
 
 class _EventFields(Shown):
@@ -120,8 +122,11 @@ class SourceBatch(Protocol):
     def tables(self) -> list[str]:
         """The tables that have rows in the batch, as `schema.table` quoted where needed."""
 
-    def events(self) -> Iterator[Event]:
-        """All changes in order, streamed."""
+    def events(self, *, images: Images = "both", columns: Sequence[str] | None = None) -> Iterator[Event]:
+        """All changes in order, with Python's values, streamed.
+
+        `images`: "new" leaves the old images out. `columns`: only these columns of the images. A key is always whole.
+        """
 
     def arrow(self, table: str, *, unsupported: OnUnsupported = "error", as_text: Collection[str] = ()) -> pa.Table:
         """The log rows of one table, typed, in no order.

@@ -1,42 +1,31 @@
-"""The events of a batch, streamed through a server-side cursor; the first come together with the batch itself."""
+"""The events of a batch, streamed through the cursors of gdq.open_events(); the first come with the batch itself."""
 
 from __future__ import annotations
 
 import itertools
-import json
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import ExitStack
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
-from psycopg import AsyncConnection, Connection, Cursor, Transaction
-from psycopg.rows import dict_row
+from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor, DataError, Transaction
+from psycopg.rows import TupleRow, dict_row, tuple_row
 from psycopg.types.json import set_json_loads
 
 from gdq.call import one_round_trip
 from gdq.errors import mapped_errors
+from gdq.event_rows import FETCH_ROWS, EventChoice, EventPart
 from gdq.member import DEAD_AFTER
 from gdq.qualified_sql import qualified
 from gdq.source import Event
 from gdq.steps import Statement
-from gdq.typed.values import load_json
-from gdq.typed_stream import EventChoice, FirstEvents
+from gdq.typed.values import adapt_events, load_json, load_wide_rows
 
-# Rows fetched from the cursor at a time: a row may hold two images of megabytes.
-_FETCH_ROWS = 500
-
-# A message comes as text, so that its numbers stay as they were sent; a row's numbers may be floats.
-# Times come as microseconds since 1970: their text would depend on the session's DateStyle.
-_DECLARE = """
-    declare {name} no scroll cursor for
-     select ev_id, ev_txid, (extract(epoch from ev_time) operator(pg_catalog.*) 1000000)::bigint, op, tbl, key, old,
-            case when op operator(pg_catalog.<>) 'message' then new end,
-            case when op operator(pg_catalog.=) 'message' then new::pg_catalog.text end, retries, origin
-       from gdq.get_events({batch})"""
-_FETCH = f"fetch {_FETCH_ROWS} from {{name}}"
-
-# Each cursor gets a new name, since one that was not read to its end still exists.
+# Cursors get new names, since one that was not read to its end still exists.
 _numbers = itertools.count()
+
+_EVENTS = "select cursor_name, part, layout from gdq.open_events({batch}, %s, %s, %s)"
+_OPEN_EVENTS = _EVENTS.format(batch="%s, %s")
 
 # The batch's id and token, passed on inside the server, so that batch and events need one round trip.
 _OPENED = qualified("""
@@ -70,78 +59,110 @@ def next_batch_with_events(
     choice: EventChoice,
 ) -> tuple[dict[str, Any] | None, Iterator[Event]]:
     """next_batch() in a transaction that `transaction` ends, and its events, the first in the same round trip."""
-    name = _new_name()
-    opened, events = connection.cursor(row_factory=dict_row), _cursor(connection)
-    typed = FirstEvents(connection, choice) if choice.typed else None
+    opened, events = connection.cursor(row_factory=dict_row), _FirstEvents(connection, choice)
     with one_round_trip(connection):
         transaction.enter_context(Transaction(connection))
         opened.execute(_OPEN_AND_TELL, [queue, consumer, max_events, None, DEAD_AFTER])
-        if typed is not None:
-            typed.send(_OPENED)
-        else:
-            connection.execute(_DECLARE.format(name=name, batch=_OPENED).encode(), prepare=False)
-            events.execute(_FETCH.format(name=name).encode(), prepare=False)
-    return opened.fetchone(), typed.events() if typed is not None else _rest(events, name)
+        events.send(_OPENED)
+    return opened.fetchone(), events.all()
 
 
-def read_events(connection: Connection[Any], batch_id: int, token: object) -> Iterator[Event]:
+class _FirstEvents:
+    """The events of a batch that is opened in the same round trip: send() in the pipeline, all() after it."""
+
+    def __init__(self, connection: Connection[Any], choice: EventChoice) -> None:
+        self._connection = connection
+        self._choice = choice
+        self._listed = connection.cursor(row_factory=tuple_row)
+        self._first = _cursor(connection)
+
+    def send(self, batch: str, values: Sequence[Any] = ()) -> None:
+        """Open the cursors and fetch from the first. `batch`: SQL of the batch's id and token, with `values`."""
+        name = _new_name()
+        self._listed.execute(_EVENTS.format(batch=batch).encode(), [*values, *self._choice.values(name)])
+        _fetch(self._first, f"{name}_0", FETCH_ROWS)
+
+    def all(self) -> Iterator[Event]:
+        """All events; those fetched, then the others."""
+        parts = self._choice.parts(self._listed.fetchall())
+        with mapped_errors():
+            fetched = _rows(self._first)
+            if parts.first is not None:
+                parts.first.add(fetched)
+            while (wanted := parts.wanted()) or parts.left():
+                _fetch_parts(self._connection, wanted)
+                yield from parts.take()
+
+
+def read_events(connection: Connection[Any], batch_id: int, token: object, choice: EventChoice) -> Iterator[Event]:
     """The events of an open batch; the first round trip brings up to 500."""
-    name, cursor = _new_name(), _cursor(connection)
-    with mapped_errors():
-        cursor.execute(_declare_and_fetch(name, batch_id, token))
-    cursor.nextset()
-    yield from _rest(cursor, name)
+    first = _FirstEvents(connection, choice)
+    with one_round_trip(connection):
+        first.send("%s, %s", [batch_id, token])
+    yield from first.all()
 
 
 async def read_events_async(
-    connection: AsyncConnection[Any], batch_id: int, token: object
+    connection: AsyncConnection[Any], batch_id: int, token: object, choice: EventChoice
 ) -> AsyncGenerator[Event, None]:
     """As read_events()."""
-    name, cursor = _new_name(), connection.cursor(row_factory=_event_row)
-    set_json_loads(load_json, cursor)
+    name, cursor = _new_name(), connection.cursor(row_factory=tuple_row, binary=True)
+    _adapt(cursor)
     with mapped_errors():
-        await cursor.execute(_declare_and_fetch(name, batch_id, token))
-        cursor.nextset()
-        while rows := await cursor.fetchall():
-            for event in rows:
+        listed = await connection.cursor(row_factory=tuple_row).execute(
+            _OPEN_EVENTS, [batch_id, token, *choice.values(name)]
+        )
+        parts = choice.parts(await listed.fetchall())
+        while (wanted := parts.wanted()) or parts.left():
+            for part in wanted:
+                await cursor.execute(_fetch_query(part.name, part.rows), prepare=False)
+                try:
+                    rows = await cursor.fetchall()
+                except DataError:
+                    rows = load_wide_rows(cursor)
+                part.add(rows)
+            for event in parts.take():
                 yield event
-            if len(rows) < _FETCH_ROWS:
-                return
-            await cursor.execute(_FETCH.format(name=name).encode())
 
 
-def _declare_and_fetch(name: str, batch_id: int, token: object) -> bytes:
-    declare = _DECLARE.format(name=name, batch=f"{int(batch_id)}, '{token}'")
-    return f"{declare}; {_FETCH.format(name=name)}".encode()
+def _fetch_parts(connection: Connection[Any], parts: Sequence[EventPart]) -> None:
+    """Fetch the next rows of some parts, in one round trip."""
+    cursors = [_cursor(connection) for _ in parts]
+    if len(parts) == 1:
+        _fetch(cursors[0], parts[0].name, parts[0].rows)
+    elif parts:
+        with one_round_trip(connection):
+            for cursor, part in zip(cursors, parts, strict=True):
+                _fetch(cursor, part.name, part.rows)
+    for cursor, part in zip(cursors, parts, strict=True):
+        part.add(_rows(cursor))
 
 
-def _rest(cursor: Cursor[Event], name: str) -> Iterator[Event]:
-    """The fetched rows, then the remaining ones."""
-    with mapped_errors(), cursor:
-        rows = cursor.fetchall()
-        while rows:
-            yield from rows
-            rows = cursor.execute(_FETCH.format(name=name).encode()).fetchall() if len(rows) == _FETCH_ROWS else []
+def _fetch(cursor: Cursor[TupleRow], name: str, rows: int) -> None:
+    cursor.execute(_fetch_query(name, rows), prepare=False)
 
 
-def _cursor(connection: Connection[Any]) -> Cursor[Event]:
-    cursor = connection.cursor(row_factory=_event_row)
-    set_json_loads(load_json, cursor)
+def _fetch_query(name: str, rows: int) -> bytes:
+    return f"fetch {rows} from {name}".encode()
+
+
+def _rows(cursor: Cursor[TupleRow]) -> list[TupleRow]:
+    try:
+        return cursor.fetchall()
+    except DataError:  # a date or time that Python cannot hold
+        return load_wide_rows(cursor)
+
+
+def _cursor(connection: Connection[Any]) -> Cursor[TupleRow]:
+    cursor = connection.cursor(row_factory=tuple_row, binary=True)
+    _adapt(cursor)
     return cursor
+
+
+def _adapt(cursor: Cursor[TupleRow] | AsyncCursor[TupleRow]) -> None:
+    set_json_loads(load_json, cursor)
+    adapt_events(cursor.adapters)
 
 
 def _new_name() -> str:
     return f"gdq_events_{next(_numbers)}"
-
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-def _event_row(_cursor: Any) -> Callable[[Sequence[Any]], Event]:
-    def event(row: Sequence[Any]) -> Event:
-        number, xid, microseconds, op, table, key, old, new, message, retries, origin = row
-        time = _EPOCH + timedelta(microseconds=microseconds)
-        image = new if message is None else json.loads(message)
-        return Event(number, xid, time, op, table, key, old, image, retries, origin)
-
-    return event

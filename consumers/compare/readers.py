@@ -28,7 +28,7 @@ def run_queue_reader(dsn: str, consumer: str, pairing: Pairing, stop: _Stop, pid
             whole: dict[int, tuple[list[Event], float]] = {}
             for event in batch.events():
                 events = whole[event.xid][0] if event.xid in whole else []
-                events.append(event)
+                events.append(event.in_json())
                 whole[event.xid] = (events, time.time() + pairing.clock)
             batch.commit()
             pairing.queue(
@@ -46,7 +46,7 @@ def run_slot_reader(dsn: str, consumer: str, pairing: Pairing, stop: _Stop, pids
                 if events and event.xid != events[-1].xid:
                     _hand_over(pairing, events)
                     events = []
-                events.append(event)
+                events.append(event.in_json())
             if events:
                 _hand_over(pairing, events)
             batch.commit()

@@ -86,6 +86,7 @@ class Envelope:
             yield from self._row(event)
 
     def _row(self, event: Event) -> Iterator[_Record]:
+        event = event.in_json()
         kinds = self._kinds(*_names(event.table))
         key, old, new = (_converted(image, kinds) for image in (event.key, event.old, event.new))
         if event.op == "delete":

@@ -67,7 +67,8 @@ def show_events(connection: psycopg.Connection[Any], conninfo: str, queue: str, 
                 for event in batch.events():
                     delays.append(time.monotonic() - clerk.begun[min(len(found), len(clerk.begun) - 1)])
                     found.append((event.op, (event.key or {}).get("id"), event.new))
-                    row = json_text(event.new or event.old)
+                    shown = event.in_json()
+                    row = json_text(shown.new or shown.old)
                     say(f"  {event.op}  {row:<36} {delay(delays[-1])} after its write began")
         finally:
             clerk.stop.set()

@@ -11,6 +11,7 @@ from psycopg import Connection
 from gdq.call import scalar
 from gdq.consumers.slot.pgoutput import RelationMessage
 from gdq.sql_text import pin_transaction
+from gdq.typed.pgtypes import base_type_name
 
 # The rows of a partitioned table have the replica identities of its partitions, while its description has its own.
 _DESCRIBE = """
@@ -38,7 +39,7 @@ _BASE_TYPES = """
       union all
       select b.number, t.typbasetype, t.typtypmod
         from b join pg_catalog.pg_type t on t.oid = b.oid where t.typbasetype <> 0)
-    select b.oid::bigint, pg_catalog.format_type(b.oid, b.modifier) from b
+    select pg_catalog.format_type(b.oid, b.modifier) from b
      where not exists (select from pg_catalog.pg_type t where t.oid = b.oid and t.typbasetype <> 0) order by number"""
 
 
@@ -48,15 +49,15 @@ class CatalogTable:
 
     `key`: the replica identity as described; for a partitioned table the one that all its partitions have. Where that
     names no columns (full, nothing), today's primary key. `whole`: an old row has all columns. `types`: the base types'
-    names, "-" if dropped.
+    names, "-" if dropped. `value_types`: the same by column, without modifiers.
     """
 
     name: str
     relation: RelationMessage
     key: tuple[str, ...]
     whole: bool
-    base_types: tuple[int, ...]
     types: tuple[str, ...]
+    value_types: dict[str, str]
 
 
 class SlotCatalog:
@@ -92,10 +93,12 @@ class SlotCatalog:
                 row = self._connection.execute(_DESCRIBE, given).fetchone()
                 bases = self._connection.execute(_BASE_TYPES, columns).fetchall()
             name, primary, partitions = row or ("", (), None)
-            oids, types = zip(*bases, strict=True) if bases else ((), ())
+            types = tuple(one for (one,) in bases)
+            names = (column.name for column in relation.columns)
+            value_types = {name: base_type_name(one) for name, one in zip(names, types, strict=True)}
             whole = relation.identity == "f" and all(kind == "f" for kind, _ in partitions or ())
             key = _key(relation, primary, partitions or ())
-            self._known[relation] = CatalogTable(name, relation, key, whole, oids, types)
+            self._known[relation] = CatalogTable(name, relation, key, whole, types, value_types)
         return self._known[relation]
 
 

@@ -11,17 +11,15 @@ from gdq.consumers.slot import pgoutput
 from gdq.consumers.slot.catalog import CatalogTable, SlotCatalog
 from gdq.consumers.slot.transaction import SlotTransaction
 from gdq.errors import GdqError
+from gdq.event_rows import EventChoice
 from gdq.source import Event, Operation
-from gdq.typed.values import json_integer
-
-_BOOL, _INTEGERS, _FLOATS = 16, (21, 23), (700, 701)
-_NO_NUMBERS = ("NaN", "Infinity", "-Infinity", "-0")
+from gdq.typed.values import value_of_text
 
 _Change = pgoutput.RowMessage | pgoutput.TruncateMessage | pgoutput.LogicalMessage
 
 
-def slot_events(transaction: SlotTransaction, catalog: SlotCatalog) -> Iterator[Event]:
-    """The changes of a transaction as events.
+def slot_events(transaction: SlotTransaction, catalog: SlotCatalog, choice: EventChoice) -> Iterator[Event]:
+    """The changes of a transaction as events, with what `choice` names of their images.
 
     `id`: LSN of the change; rows of one COPY may share it. `xid` has 32 bits. `time`: of the commit. `key`: the columns
     of the replica identity at the time of the change; with identity full, of today's primary key. `old`: the whole row
@@ -30,11 +28,11 @@ def slot_events(transaction: SlotTransaction, catalog: SlotCatalog) -> Iterator[
     """
     for lsn, message, table in slot_changes(transaction, catalog):
         if isinstance(message, pgoutput.LogicalMessage):
-            yield _event(transaction, lsn, "message", None, new=_message(message, catalog))
+            yield _other_event(transaction, lsn, "message", None, _message(message, catalog))
         elif table is not None and isinstance(message, pgoutput.RowMessage):
-            yield _row_event(transaction, lsn, message, table)
+            yield _row_event(transaction, lsn, message, table, choice)
         elif table is not None:
-            yield _event(transaction, lsn, "truncate", table.name)
+            yield _other_event(transaction, lsn, "truncate", table.name)
 
 
 def _message(message: pgoutput.LogicalMessage, catalog: SlotCatalog) -> dict[str, Any]:
@@ -67,34 +65,31 @@ def _known(relations: dict[int, pgoutput.RelationMessage], oid: int) -> pgoutput
     return relations[oid]
 
 
-def _row_event(transaction: SlotTransaction, lsn: int, row: pgoutput.RowMessage, table: CatalogTable) -> Event:
+def _row_event(
+    transaction: SlotTransaction, lsn: int, row: pgoutput.RowMessage, table: CatalogTable, choice: EventChoice
+) -> Event:
     old = _old(row, table)
     new = None if row.new is None else _image(row.new, table, old)
     held = (old if new is None else new) or {}
     key = {name: held[name] for name in table.key if name in held}
     if row.new is None and row.old_key is not None and len(key) < len(table.key):
         key = held  # the identity of the row's partition is another
-    return _event(transaction, lsn, row.op, table.name, key=key or None, old=old, new=new)
+    images = (key or None, choice.old(old), choice.new(new))
+    one = transaction
+    return Event(lsn, one.xid, one.time, row.op, table.name, *images, origin=one.origin, types=table.value_types)
 
 
-def _event(
-    transaction: SlotTransaction,
-    lsn: int,
-    op: Operation,
-    table: str | None,
-    *,
-    key: dict[str, Any] | None = None,
-    old: dict[str, Any] | None = None,
-    new: dict[str, Any] | None = None,
+def _other_event(
+    transaction: SlotTransaction, lsn: int, op: Operation, table: str | None, new: dict[str, Any] | None = None
 ) -> Event:
-    return Event(lsn, transaction.xid, transaction.time, op, table, key, old, new, origin=transaction.origin)
+    return Event(lsn, transaction.xid, transaction.time, op, table, None, None, new, origin=transaction.origin)
 
 
 def _image(row: pgoutput.TupleData, table: CatalogTable, old: dict[str, Any] | None = None) -> dict[str, Any]:
     image = {}
-    for column, base_type, value in zip(table.relation.columns, table.base_types, row, strict=True):
+    for column, value in zip(table.relation.columns, row, strict=True):
         if not value.unchanged:
-            image[column.name] = _json(value, base_type)
+            image[column.name] = _value(value, table.value_types[column.name])
         elif old is not None and column.name in old:
             image[column.name] = old[column.name]
     return image
@@ -115,17 +110,9 @@ def _old(row: pgoutput.RowMessage, table: CatalogTable) -> dict[str, Any] | None
     return {name: values[name] for name in named} if row.old is None and values.keys() >= set(named) else values
 
 
-def _json(value: pgoutput.TupleValue, base_type: int) -> Any:
-    """A value's text as JSON, as docs/types.md describes."""
+def _value(value: pgoutput.TupleValue, type_: str) -> Any:
     if value.data is None:
         return None
     if value.binary:
         raise GdqError("the slot sends binary values, but events are made from text")
-    text = value.data.decode()
-    if base_type == _BOOL:
-        return text == "t"
-    if base_type in _INTEGERS:
-        return int(text)
-    if base_type in _FLOATS and text not in _NO_NUMBERS:
-        return json_integer(text) if text.lstrip("-").isdecimal() else float(text)
-    return text
+    return value_of_text(value.data.decode(), type_)

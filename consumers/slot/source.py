@@ -36,9 +36,10 @@ from gdq.consumers.slot.slot import check_primary, publication_name, slot_name
 from gdq.consumers.slot.transaction import SlotTransaction
 from gdq.consumers.views.own_objects import check_own_tables
 from gdq.errors import GdqError, ResyncRequired
+from gdq.event_rows import EventChoice
 from gdq.extra import extra_named
 from gdq.qualified_sql import qualified
-from gdq.source import MAX_EVENTS, Event, Position
+from gdq.source import MAX_EVENTS, Event, Images, Position
 from gdq.typed.pgtypes import OnUnsupported
 
 if TYPE_CHECKING:
@@ -108,10 +109,11 @@ class SlotBatch:
         """The tables that have rows in the batch, as `%I.%I`."""
         return sorted({event.table for event in self.events() if event.table is not None})
 
-    def events(self) -> Iterator[Event]:
-        """All changes, streamed: transactions in commit order, the changes of each in their own order."""
+    def events(self, *, images: Images = "both", columns: Sequence[str] | None = None) -> Iterator[Event]:
+        """All changes, streamed: transactions in commit order. The server sends what is left out, too."""
+        choice = EventChoice.of(images, columns)
         for one in self.transactions:
-            yield from slot_events(one, self._source.catalog)
+            yield from slot_events(one, self._source.catalog, choice)
 
     @extra_named()
     def arrow(self, table: str, *, unsupported: OnUnsupported = "error", as_text: Collection[str] = ()) -> pa.Table:

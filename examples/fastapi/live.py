@@ -91,7 +91,8 @@ async def consume() -> None:
         async with gdq.AsyncConsumer(None, QUEUE, CONSUMER) as consumer:
             feed.connected = True
             async for batch in consumer:
-                async for event in batch.events():
+                async for changed in batch.events(images="new"):
+                    event = changed.in_json()
                     told = {"id": event.id, "op": event.op, "table": event.table, "key": event.key, "new": event.new}
                     feed.publish("change", told)
     except gdq.ResyncRequired as error:

@@ -317,5 +317,5 @@ def peek_command(queue: str, consumer: str | None, limit: int, shape: Shape, dsn
     Without CONSUMER: those of the consumer that is furthest behind. Takes a tick first, to show all committed events.
     """
     with base.command_session(dsn, autocommit=True) as connection:
-        events = gdq.peek(connection, queue, consumer, limit=limit)
+        events = [event.in_json() for event in gdq.peek(connection, queue, consumer, limit=limit)]
     print_rows(events, Event, ("id", "time", "op", "table", "key", "old", "new"), shape)

@@ -23,13 +23,14 @@ from psycopg.types.datetime import (
     DateBinaryLoader,
     TimeBinaryLoader,
     TimestampBinaryLoader,
-    TimestamptzBinaryLoader,
     TimetzBinaryLoader,
 )
 
 _SMALL_REAL = 1.2e-38
 _DAY = 86_400_000_000
 _EPOCH = date(2000, 1, 1).toordinal()
+_EPOCH_UTC = datetime(2000, 1, 1, tzinfo=UTC)
+_INT64 = struct.Struct(">q")
 # The calendar repeats itself.
 _CYCLE_DAYS, _CYCLE_YEARS = 146_097, 400
 _INFINITE_DAYS = {2**31 - 1: "infinity", -(2**31): "-infinity"}
@@ -120,12 +121,16 @@ class _TimestampLoader(TimestampBinaryLoader):
             return _timestamp_text(*struct.unpack(">q", data))
 
 
-class _TimestamptzLoader(TimestamptzBinaryLoader):
+class _UtcLoader(Loader):
+    """A timestamptz in UTC, as event.time is, whatever the session's time zone."""
+
+    format = Format.BINARY
+
     def load(self, data: Any) -> Any:
+        (microseconds,) = _INT64.unpack(data)
         try:
-            return super().load(data)
-        except DataError:
-            (microseconds,) = struct.unpack(">q", data)
+            return _EPOCH_UTC + timedelta(microseconds=microseconds)
+        except OverflowError:
             return _timestamp_text(microseconds, "+00")
 
 
@@ -134,13 +139,13 @@ _WIDE_LOADERS: dict[str, type[Loader]] = {
     "time": _TimeLoader,
     "timetz": _TimetzLoader,
     "timestamp": _TimestampLoader,
-    "timestamptz": _TimestamptzLoader,
 }
 
 
 def adapt_events(adapters: AdaptersMap) -> None:
     """Register the loaders for the binary columns of events where psycopg's would give another value."""
     adapters.register_loader("float4", _RealLoader)
+    adapters.register_loader("timestamptz", _UtcLoader)
 
 
 def load_wide_rows(cursor: BaseCursor[Any, Any]) -> list[tuple[Any, ...]]:
@@ -155,6 +160,13 @@ def load_wide_rows(cursor: BaseCursor[Any, Any]) -> list[tuple[Any, ...]]:
     return transformer.load_rows(0, result.ntuples, tuple)
 
 
+def _time(text: str) -> time:
+    """A time; ValueError for 24:00, which later Pythons take for 00:00."""
+    if text.startswith("24"):
+        raise ValueError(text)
+    return time.fromisoformat(text)
+
+
 _FROM_JSON: dict[str, Callable[[Any], Any]] = {
     "bigint": int,
     "oid": int,
@@ -164,8 +176,8 @@ _FROM_JSON: dict[str, Callable[[Any], Any]] = {
     "bytea": lambda text: bytes.fromhex(text.removeprefix("\\x")),
     "uuid": UUID,
     "date": date.fromisoformat,
-    "time without time zone": time.fromisoformat,
-    "time with time zone": time.fromisoformat,
+    "time without time zone": _time,
+    "time with time zone": _time,
     "timestamp without time zone": datetime.fromisoformat,
     "timestamp with time zone": datetime.fromisoformat,
 }
@@ -185,6 +197,19 @@ def typed_value(value: Any, type_: str) -> Any:
         return convert(value)
     except (ValueError, TypeError, InvalidOperation):
         return value
+
+
+_FROM_TEXT: dict[str, Callable[[str], Any]] = {
+    "boolean": lambda text: text == "t",
+    "smallint": int,
+    "integer": int,
+}
+
+
+def value_of_text(text: str, type_: str) -> Any:
+    """A value from its text, rendered under READ_SETTINGS; the text itself if Python's type does not hold it."""
+    convert = _FROM_TEXT.get(type_)
+    return typed_value(text, type_) if convert is None else convert(text)
 
 
 def _float_json(value: float) -> Any:
@@ -221,12 +246,7 @@ def _time_json(value: time) -> str:
 
 
 def _timestamptz_json(value: datetime) -> str:
-    try:
-        return f"{_trimmed(str(value.astimezone(UTC).replace(tzinfo=None)))}+00"
-    except OverflowError:  # the zone of the session keeps it within Python's years
-        offset = value.utcoffset() or timedelta()
-        since = value.replace(tzinfo=None) - datetime(2000, 1, 1) - offset
-        return _timestamp_text(since // timedelta(microseconds=1), "+00")
+    return f"{_trimmed(str(value.replace(tzinfo=None)))}+00"
 
 
 # A value of another class, such as the text of an infinity, stays as it is.

@@ -1,31 +1,35 @@
 -- The SELECTs behind get_batch() and get_events(): all events that a subscription takes, and those of the event log.
 -- Those of change logs are in version_sql.sql and readers.sql.
 
--- subscription_events_sql(subscription_id, s0, s1, read): SELECT of all events that a subscription takes in (s0, s1],
--- unsorted; a SELECT without rows when there are none. Changes of an origin that the subscription skips are left out.
+-- subscription_events_sql(subscription_id, s0, s1, read, typed): SELECT of all events that a subscription takes in
+-- (s0, s1], unsorted; a SELECT without rows when there are none. Changes of an origin that the subscription skips are
+-- left out.
 --   read: whether readers give the rows of the versions that have one: see reader_sql().
+--   typed: true: with the column types, as with_types() adds it.
 -- Writes: nothing. Errors: GDQ01.
 create or replace function gdq.subscription_events_sql(subscription_id integer, s0 pg_snapshot, s1 pg_snapshot,
-  read boolean default false) returns text
+  read boolean default false, typed boolean default false) returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 begin
   -- PL/pgSQL keeps the plan, which before PostgreSQL 18 takes longer to make than the query runs
   return (
-    select gdq.skip_origin_sql(subscription_id, 'origin',
-                               coalesce(string_agg(part, ' union all '), gdq.no_events_sql()))
-      from (select case when read and gdq.has_reader(v)
+    select gdq.skip_origin_sql(subscription_id, 'origin', coalesce(
+             string_agg(case when typed then gdq.with_types(version, part) else part end, ' union all '),
+             case when typed then gdq.with_types(null, gdq.no_events_sql()) else gdq.no_events_sql() end))
+      from (select v as version,
+                   case when read and gdq.has_reader(v)
                           then gdq.reader_sql(v, gdq.snapshot_max(s0, c.snapshot), s1)
                         else gdq.version_events_sql(v.version_id, gdq.snapshot_max(s0, c.snapshot), s1) end as part
               from gdq.changed_tables(subscription_id, s0, s1) t
               join gdq.table_version v using (table_id)
               left join gdq.copied_tables(subscription_id) c on c.relid = t.relid
              union all
-            select gdq.control_events_sql(subscription_id, s0, s1)) parts);
+            select null, gdq.control_events_sql(subscription_id, s0, s1)) parts);
 end
 $$;
-comment on function gdq.subscription_events_sql(integer, pg_snapshot, pg_snapshot, boolean) is
+comment on function gdq.subscription_events_sql(integer, pg_snapshot, pg_snapshot, boolean, boolean) is
   'SELECT of all events that a subscription takes between two snapshots.';
 
 -- skip_origin_sql(subscription_id, origin, rows_sql): the SELECT rows_sql without the rows whose column origin has a

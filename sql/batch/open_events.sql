@@ -1,5 +1,6 @@
--- open_events(batch_id, token, cursors, images, columns): opens cursors over all events of an open batch, with the
--- columns of the logs in their own types, for gdq's Python. A role that may not read the logs may read these cursors.
+-- open_events(batch_id, token, cursors, images, columns): opens cursors over all events of an open batch, for gdq's
+-- Python: of few rows as JSON, of many with the columns of the logs in their own types. A role that may not read the
+-- logs may read these cursors.
 -- The reader merges the parts `rows` and `events` by ev_id and ev_op; part `retries` comes before them.
 --   cursors: what the cursors' names begin with; they are cursors_0, cursors_1 ... The first one always exists, so that
 --   its first rows can be fetched in the same round trip; without a batch (batch_id NULL) it is empty.
@@ -59,9 +60,17 @@ declare
   v record;
   control text;
   any_rows boolean := false;
+  -- up to this number of events readers give the rows
+  read_max constant bigint := 1000;
 begin
   if exists (select from gdq.retry_delivery d where d.batch_id = b.batch_id) then
     return query select 'retries', null::jsonb, gdq.retries_sql(b.batch_id, token);
+  end if;
+  -- readers give whole images; where there are many rows, a SELECT that is planned for them is worth its time
+  if images = 'both' and columns is null
+     and b.event_seq - (select t.event_seq from gdq.tick t where t.tick_id = b.tick_from) <= read_max then
+    return query select 'events', null::jsonb, format('select * from gdq.few_events(%L, %L)', b.batch_id, token);
+    return;
   end if;
   for v in select tv.version_id, gdq.snapshot_max(b.snapshot_from, c.snapshot) as start
              from gdq.changed_tables(subscription, b.snapshot_from, b.snapshot_to) t
@@ -81,7 +90,8 @@ begin
   end if;
   if control is not null or not any_rows then
     return query select 'events', null::jsonb,
-      gdq.listed_events_sql(gdq.skip_origin_sql(subscription, 'origin', coalesce(control, gdq.no_events_sql())), null);
+      gdq.listed_events_sql(gdq.with_types(null, gdq.skip_origin_sql(subscription, 'origin',
+                                                                     coalesce(control, gdq.no_events_sql()))));
   end if;
 end
 $$;
@@ -123,9 +133,8 @@ begin
     into layout, listed, places from halves;
   if places > 1600 then
     part := 'events';
-    query := gdq.listed_events_sql(
-      gdq.skip_origin_sql(subscription_id, 'origin', gdq.version_events_sql(version_id, s0, s1)),
-      (select jsonb_object_agg(c->>'name', c->>'log_type') from jsonb_array_elements(v.columns) c));
+    query := format('select * from gdq.rendered_events(%L)', gdq.listed_events_sql(gdq.with_types(v,
+      gdq.skip_origin_sql(subscription_id, 'origin', gdq.version_events_sql(version_id, s0, s1)))));
     layout := null;
     return;
   end if;
@@ -137,46 +146,6 @@ end
 $$;
 comment on function gdq.version_part(integer, bigint, pg_snapshot, pg_snapshot, text, text[]) is
   'The SELECT of one version''s log rows in a batch, with columns in their own types.';
-
--- listed_events_sql(events, types): a SELECT of events, in order, with the columns of the parts events and retries of
--- open_events(). types: the types of its columns, by name. Writes: nothing.
-create or replace function gdq.listed_events_sql(events text, types jsonb) returns text
-language sql immutable security definer set search_path = pg_catalog, pg_temp
-as $$
-  select format($sql$
-    select ev_id, ev_txid, ev_time, op, tbl, key, old, case when op <> 'message' then new end as new,
-           case when op = 'message' then new::text end as message, origin, 0 as retries, %L::jsonb as types
-      from (%s) e
-     order by ev_id, op $sql$, types, events)
-$$;
-comment on function gdq.listed_events_sql(text, jsonb) is 'SELECT of events in order, for a cursor.';
-
--- retries_sql(batch_id, token): as listed_events_sql(), of get_retries(). A column has the type that its table has
--- now. Writes: nothing.
-create or replace function gdq.retries_sql(batch_id bigint, token uuid) returns text
-language sql immutable security definer set search_path = pg_catalog, pg_temp
-as $$
-  select format($sql$
-    select ev_id, ev_txid, ev_time, op, tbl, key, old, case when op <> 'message' then new end as new,
-           case when op = 'message' then new::text end as message, origin, retries,
-           case when op in ('insert', 'update', 'delete') then gdq.column_types(tbl) end as types
-      from gdq.get_retries(%L, %L) $sql$, batch_id, token)
-$$;
-comment on function gdq.retries_sql(bigint, uuid) is 'SELECT of the events that a batch brings again, for a cursor.';
-
--- column_types(tbl): the types in the log of the columns of a captured table, by name; NULL for a table that is not
--- captured any more. Writes: nothing.
-create or replace function gdq.column_types(tbl text) returns jsonb
-language plpgsql stable security definer set search_path = pg_catalog, pg_temp
-as $$
-begin
-  return (select jsonb_object_agg(c->>'name', c->>'log_type')
-            from gdq.captured_table ct
-            join gdq.table_version v using (table_id), jsonb_array_elements(v.columns) c
-           where ct.table_name = tbl and v.version_id = gdq.current_version(ct.table_id));
-end
-$$;
-comment on function gdq.column_types(text) is 'The types of the columns of a captured table, by name.';
 
 -- typed_value(log_type): a template of the SQL expression that reads a log column for open_events(); %1$I stands for
 -- the column. Types that psycopg reads exactly stay as they are, all others become the text that get_events() gives.

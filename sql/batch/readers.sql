@@ -74,15 +74,17 @@ end
 $$;
 comment on function gdq.may_have_reader(gdq.table_version) is 'Whether a reader can be made for a version.';
 
--- usual_events_sql(b): SELECT of all events of a batch, unsorted, in one look at the control tables; NULL where
+-- usual_events_sql(b, typed): SELECT of all events of a batch, unsorted, in one look at the control tables; NULL where
 -- subscription_events_sql() has to look closer: there are no rows, the event log holds rows or was lost, the
--- subscription skips origins, or a log has no reader yet. As reader_call(). Writes: nothing.
-create or replace function gdq.usual_events_sql(b gdq.batch) returns text
+-- subscription skips origins, or a log has no reader yet. As reader_call().
+--   typed: true: with the column types, as with_types() adds it.
+-- Writes: nothing.
+create or replace function gdq.usual_events_sql(b gdq.batch, typed boolean default false) returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
   return (
-    select string_agg(gdq.reader_call(v, name, gdq.delivered_from(b, ct.relid), b.snapshot_to), ' union all ')
+    select string_agg(case when typed then gdq.with_types(v, call) else call end, ' union all ')
       from gdq.subscription s
       join gdq.captured_table ct using (queue_id)
       join gdq.table_version v using (table_id)
@@ -90,6 +92,7 @@ begin
        select case when exists (select from gdq.table_rename r where r.table_id = ct.table_id)
                      then gdq.name_sql(ct.table_id, b.snapshot_to)
                    else quote_literal(ct.table_name) || '::text' end) named(name)
+     cross join lateral gdq.reader_call(v, name, gdq.delivered_from(b, ct.relid), b.snapshot_to) call
      where s.subscription_id = b.subscription_id
        and s.skip_origin is null
        and not exists (select from gdq.log_loss)
@@ -102,7 +105,8 @@ begin
     having bool_and(gdq.has_reader(v)));
 end
 $$;
-comment on function gdq.usual_events_sql(gdq.batch) is 'SELECT of all events of a batch, where it is a usual one.';
+comment on function gdq.usual_events_sql(gdq.batch, boolean) is
+  'SELECT of all events of a batch, where it is a usual one.';
 
 -- reader_sql(v, s0, s1): reader_call() with the name that the table had; NULL when the log is empty. Writes: nothing.
 create or replace function gdq.reader_sql(v gdq.table_version, s0 pg_snapshot, s1 pg_snapshot) returns text

@@ -223,7 +223,7 @@ def test_session_settings_change_nothing(db: Database) -> None:
 
 
 def test_events_in_python(db: Database) -> None:
-    """The Python column of docs/types.md: what typed events hold."""
+    """The Python column of docs/types.md: what events hold."""
     samples = {
         "boolean": "true",
         "smallint": "1",
@@ -245,7 +245,7 @@ def test_events_in_python(db: Database) -> None:
     with capture(db, ", ".join(f'"{kind}" {kind}' for kind in samples)) as connection:
         connection.execute(f"insert into t values ({', '.join(samples.values())})")
     for batch in one_batch(db):
-        [event] = batch.typed_events()
+        [event] = batch.events()
         assert event.new is not None
         for kind, value in event.new.items():
             assert type(value).__name__ in re.findall(r"\w+", names[kind]), kind

@@ -18,9 +18,9 @@ Row = tuple[str | None, int | None, int | None]
 
 
 def versions_of(event: Event) -> Row:
-    """Table, label of the version that a change made, label of the version that it ended: bigint comes as text."""
-    born = None if event.new is None else int(event.new["label"])
-    died = None if event.old is None else int(event.old["label"])
+    """Table, label of the version that a change made, label of the version that it ended."""
+    born = None if event.new is None else event.new["label"]
+    died = None if event.old is None else event.old["label"]
     return event.table, born, died
 
 

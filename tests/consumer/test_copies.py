@@ -78,7 +78,8 @@ def changed(consumer: Consumer) -> list[Event]:
 
 
 def shown(events: list[Event]) -> list[tuple[str, str | None, Any, Any]]:
-    return sorted((e.op, e.table, json.dumps(e.key), json.dumps(e.new)) for e in events)
+    told = [event.in_json() for event in events]
+    return sorted((e.op, e.table, json.dumps(e.key), json.dumps(e.new)) for e in told)
 
 
 def test_rows_first_then_each_change_after_them(shop: Tap) -> None:

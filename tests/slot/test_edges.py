@@ -33,7 +33,7 @@ def su(empty_db: Database) -> Iterator[psycopg.Connection[Any]]:
 
 def read(db: Database) -> list[Any]:
     with SlotSource(db.su_dsn, "q", "c") as source:
-        return [event for batch in source.batches(once=True) for event in batch.events()]
+        return [event.in_json() for batch in source.batches(once=True) for event in batch.events()]
 
 
 def test_slot_of_another_database_stays(db: Database, su: psycopg.Connection[Any]) -> None:

@@ -72,7 +72,7 @@ def copies(connection: psycopg.Connection[Any]) -> list[int]:
 
 def read(dsn: str, **given: Any) -> list[Any]:
     with SlotSource(dsn, "q", "c", **given) as source:
-        return [event for batch in source.batches(once=True) for event in batch.events()]
+        return [event.in_json() for batch in source.batches(once=True) for event in batch.events()]
 
 
 def handler_in(folder: Path, point: str = "") -> None:

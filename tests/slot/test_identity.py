@@ -57,8 +57,8 @@ def test_identity_that_changes(db: Database, slot_owner: psycopg.Connection[Any]
         for statement in statements:
             run(slot_owner, [statement])
             if not late:
-                found += [event for batch in source.batches(once=True) for event in batch.events()]
-        found += [event for batch in source.batches(once=True) for event in batch.events()]
+                found += [event.in_json() for batch in source.batches(once=True) for event in batch.events()]
+        found += [event.in_json() for batch in source.batches(once=True) for event in batch.events()]
     keys = [(event.op, event.key) for event in found[3:]]
     assert keys[:3] == [("update", {"id": 1}), ("update", {"code": 10}), ("update", {"code": 20})]
     assert (keys[3][0], found[6].old) == ("delete", {"id": 7, "name": "b", "code": 20})

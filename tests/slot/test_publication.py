@@ -69,7 +69,7 @@ def test_names_that_must_be_quoted(db: Database, su: psycopg.Connection[Any]) ->
         su.execute("""insert into "My Shop"."Item's" values (1)""")
         assert slot_info(su)[-1].narrowed is None
         with SlotSource(db.su_dsn, "quoted", "c") as source:
-            (event,) = [event for batch in source.batches(once=True) for event in batch.events()]
+            (event,) = [event.in_json() for batch in source.batches(once=True) for event in batch.events()]
         assert (event.table, event.key) == ('"My Shop"."Item\'s"', {"N": 1})
         su.execute("""alter publication gdq_quoted drop table "My Shop"."Item's\"""")
         assert slot_info(su)[-1].narrowed == '"My Shop"."Item\'s" is not published any more'

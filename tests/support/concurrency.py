@@ -265,7 +265,7 @@ def next_batch(
 
 
 def read_events(connection: psycopg.Connection[Any], batch_id: int, token: str) -> list[Change]:
-    """The row changes of a batch, by gdq.get_batch() or by gdq.get_events(), which gdq's own consumer calls."""
+    """The row changes of a batch, by gdq.get_batch() or by gdq.get_events(), which has readers give them."""
     events = "gdq.get_batch(%s, %s)" if batch_id % 2 else "gdq.get_events(%s, %s) where retries = 0"
     query = f"""select ev_txid, tbl, op, key, old, new from (select * from {events}) e
                  where op in ('insert', 'update', 'delete')"""

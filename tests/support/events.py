@@ -10,8 +10,12 @@ from typing import Any, NamedTuple, Self
 import psycopg
 import pytest
 from psycopg import sql
-from psycopg.rows import dict_row
+from psycopg.rows import dict_row, tuple_row
+from psycopg.types.json import set_json_loads
 
+from gdq.event_rows import EventChoice
+from gdq.stream import read_events
+from gdq.typed.values import load_json
 from tests.support.server import Database
 
 SCHEMA = "shop"
@@ -49,12 +53,27 @@ def drain(db: Database, queue: str = "q", consumer: str = "c") -> list[tuple[Any
 
 
 def _read(owner: psycopg.Connection[Any], batch: tuple[Any, ...], columns: str) -> list[tuple[Any, ...]]:
-    """The rows of gdq.get_batch(), which readers give as well."""
+    """The rows of gdq.get_batch(), which readers and Python's events give as well."""
     owner.execute("select gdq.create_readers()")
     rows = owner.execute(f"select {columns} from gdq.get_batch(%s, %s)".encode(), batch).fetchall()
     brought = owner.execute(f"select {columns} from gdq.get_events(%s, %s) where retries = 0".encode(), batch)
     assert brought.fetchall() == rows
+    _compare_with_python(owner, batch)
     return rows
+
+
+def _compare_with_python(owner: psycopg.Connection[Any], batch: tuple[Any, ...]) -> None:
+    """Read the batch by readers, or from the logs' own columns without old images, and compare JSON's values."""
+    choice = EventChoice("new" if batch[0] % 2 else "both")
+    cursor = owner.cursor(row_factory=tuple_row)
+    set_json_loads(load_json, cursor)
+    wanted = cursor.execute("select ev_id, op, tbl, key, old, new from gdq.get_events(%s, %s)", batch).fetchall()
+    with owner.transaction():
+        found = [event.in_json() for event in read_events(owner, batch[0], batch[1], choice)]
+    assert [(e.id, e.op, e.table) for e in found] == [row[:3] for row in wanted]
+    for event, (_, op, _, key, old, new) in zip(found, wanted, strict=True):
+        assert (event.key, event.old) == (key, choice.old(old))
+        assert op == "message" or event.new == new  # a message's numbers stay as they were sent
 
 
 class Tap:

@@ -179,4 +179,4 @@ def slot_owner(db: Database) -> Iterator[psycopg.Connection[Any]]:
 def read_slot(db: Database, **given: Any) -> list[Event]:
     """The events that the slot c of queue q gives, up to now."""
     with SlotSource(db.su_dsn, "q", "c", **given) as source:
-        return [event for batch in source.batches(once=True) for event in batch.events()]
+        return [event.in_json() for batch in source.batches(once=True) for event in batch.events()]

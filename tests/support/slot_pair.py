@@ -60,9 +60,9 @@ class Pair:
     def outcomes(self) -> dict[str, Compared]:
         """The same by plugin, each beside the same events of the queue."""
         with Consumer(self.db.dsn, "q", self.consumer) as consumer:
-            queue = [event for batch in consumer.batches(once=True) for event in batch.events()]
+            queue = [event.in_json() for batch in consumer.batches(once=True) for event in batch.events()]
         with SlotSource(self.db.su_dsn, "q", self.consumer) as source:
-            slots = {"pgoutput": [event for batch in source.batches(once=True) for event in batch.events()]}
+            slots = {"pgoutput": [event.in_json() for batch in source.batches(once=True) for event in batch.events()]}
         slots |= {plugin: events_from(self.db.su_dsn, plugin) for plugin in self.others}
         names = sorted({event.table for events in (queue, *slots.values()) for event in events if event.table})
         with self.db.connect("su") as su:
