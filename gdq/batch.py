@@ -183,6 +183,8 @@ class Batch(BatchState):
         self,
         table: str,
         *,
+        images: Images = "both",
+        columns: Collection[str] | None = None,
         unsupported: OnUnsupported = "error",
         as_text: Collection[str] = (),
         version: int | None = None,
@@ -190,14 +192,16 @@ class Batch(BatchState):
         """All log rows of one table as one Arrow table; see arrow_batches()."""
         import pyarrow as pa  # noqa: PLC0415
 
-        columns = self._log_columns(table, unsupported, as_text, version)
-        return pa.Table.from_batches(self._read(table, columns, version), schema=arrow_schema(columns))
+        read = self._log_columns(table, EventChoice.of(images, columns), unsupported, as_text, version)
+        return pa.Table.from_batches(self._read(table, read, version), schema=arrow_schema(read))
 
     @extra_named()
     def arrow_batches(
         self,
         table: str,
         *,
+        images: Images = "both",
+        columns: Collection[str] | None = None,
         unsupported: OnUnsupported = "error",
         as_text: Collection[str] = (),
         version: int | None = None,
@@ -206,6 +210,8 @@ class Batch(BatchState):
 
         Columns: ev_id, ev_txid, ev_time, ev_op (I, U, D; o and n: the old and new half of an update too large for one
         row), then key_, old_ and new_ with the column's name. A TRUNCATE is not a row: it is in events().
+        `images`: "new" leaves the old_ columns out. `columns`: only these of the table; GdqError if it lacks one. Key
+        columns are always there, old and new; the server does not read what is left out.
         After DDL inside the batch the columns are those of the newest version, NULL if a row lacks one;
         psycopg.errors.ObjectNotInPrerequisiteState if a type has changed. `version`, one of versions(), reads only the
         rows of this version, with its own columns.
@@ -214,7 +220,8 @@ class Batch(BatchState):
         """
         import pyarrow as pa  # noqa: F401, PLC0415 (missed here, not at the first row)
 
-        return self._read(table, self._log_columns(table, unsupported, as_text, version), version)
+        read = self._log_columns(table, EventChoice.of(images, columns), unsupported, as_text, version)
+        return self._read(table, read, version)
 
     @extra_named()
     def delta(
@@ -296,14 +303,27 @@ class Batch(BatchState):
             yield from batches
 
     def _log_columns(
-        self, table: str, unsupported: OnUnsupported, as_text: Collection[str], version: int | None
+        self,
+        table: str,
+        choice: EventChoice,
+        unsupported: OnUnsupported,
+        as_text: Collection[str],
+        version: int | None,
     ) -> list[ArrowColumn]:
+        sources = self._sources(table, version)
+        choice.check(table, [source["name"] for source in sources])
+        keys = [source for source in sources if source["is_key"]]
+        chosen = [source for source in sources if source["is_key"] or choice.has(source["name"])]
+        types = {source["name"]: _type_of(source, unsupported, as_text) for source in chosen}
         columns = list(LOG_HEADER)
-        sources = [(source, _type_of(source, unsupported, as_text)) for source in self._sources(table, version)]
-        for image in ("log_key", "log_old", "log_new"):
+        for image, some in (
+            ("log_key", keys),
+            ("log_old", chosen if choice.images == "both" else keys),
+            ("log_new", chosen),
+        ):
             columns += [
-                ArrowColumn(source[image], kind, column=source["name"], log_type=source["log_type"])
-                for source, kind in sources
+                ArrowColumn(source[image], types[source["name"]], column=source["name"], log_type=source["log_type"])
+                for source in some
                 if source[image] is not None
             ]
         return columns

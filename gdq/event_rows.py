@@ -6,12 +6,13 @@ A reader fetches what wanted() names, gives the rows to EventPart.add(), and yie
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from operator import attrgetter
 from typing import Any
 
+from gdq.errors import GdqError
 from gdq.source import Event, Images, make_event
 from gdq.typed.values import Image, typed_image
 
@@ -40,9 +41,21 @@ class EventChoice:
     columns: tuple[str, ...] | None = None
 
     @classmethod
-    def of(cls, images: Images, columns: Sequence[str] | None) -> EventChoice:
+    def of(cls, images: Images, columns: Collection[str] | None) -> EventChoice:
         """The choice that the arguments of events() make."""
         return cls(images, None if columns is None else tuple(columns))
+
+    def check(self, table: str, names: Collection[str]) -> None:
+        """GdqError for other `images`, or a column that the table, with columns of these names, does not have."""
+        if self.images not in ("both", "new"):
+            raise GdqError(f"images must be both or new, not {self.images}")
+        missing = [name for name in self.columns or () if name not in names]
+        if missing:
+            raise GdqError(f"table {table} has no captured column {', '.join(missing)}")
+
+    def has(self, name: str) -> bool:
+        """Whether a column of the images is read."""
+        return self.columns is None or name in self.columns
 
     def values(self, name: str) -> list[Any]:
         """The last arguments of open_events()."""
@@ -60,7 +73,7 @@ class EventChoice:
         """What is read of a new image."""
         if image is None or self.columns is None:
             return image
-        return {name: value for name, value in image.items() if name in self.columns} or None
+        return {name: value for name, value in image.items() if self.has(name)} or None
 
 
 class EventPart:

@@ -128,15 +128,29 @@ class SourceBatch(Protocol):
         `images`: "new" leaves the old images out. `columns`: only these columns of the images. A key is always whole.
         """
 
-    def arrow(self, table: str, *, unsupported: OnUnsupported = "error", as_text: Collection[str] = ()) -> pa.Table:
-        """The log rows of one table, typed, in no order.
+    def arrow(
+        self,
+        table: str,
+        *,
+        images: Images = "both",
+        columns: Collection[str] | None = None,
+        unsupported: OnUnsupported = "error",
+        as_text: Collection[str] = (),
+    ) -> pa.Table:
+        """The log rows of one table, typed, in no order; `images` and `columns` as for events().
 
         A type or value that Arrow cannot hold is an error. To read text instead, set unsupported="text" for types, or
         name the column in `as_text` for values.
         """
 
     def arrow_batches(
-        self, table: str, *, unsupported: OnUnsupported = "error", as_text: Collection[str] = ()
+        self,
+        table: str,
+        *,
+        images: Images = "both",
+        columns: Collection[str] | None = None,
+        unsupported: OnUnsupported = "error",
+        as_text: Collection[str] = (),
     ) -> Iterator[pa.RecordBatch]:
         """As arrow(), streamed."""
 

@@ -13,6 +13,7 @@ from gdq.consumers.slot.events import slot_changes
 from gdq.consumers.slot.pgoutput import RowMessage, TupleData
 from gdq.consumers.slot.transaction import SlotTransaction
 from gdq.errors import GdqError, ResyncRequired
+from gdq.event_rows import EventChoice
 from gdq.typed.arrow import ArrowColumn, arrow_batch_of_texts, arrow_schema
 from gdq.typed.pgtypes import READ_AS_TEXT, ColumnType, OnUnsupported, column_type
 
@@ -23,20 +24,19 @@ if TYPE_CHECKING:
 _ROWS = 10_000
 
 _OPS = {"insert": "I", "update": "U", "delete": "D"}
-_SIDES = ("key_", "old_", "new_")
-
 _Texts = dict[str, str | None]
 
 
 @dataclass(frozen=True, slots=True)
 class SlotRows:
-    """The changes of `table` (`%I.%I`) in some transactions; `unsupported` and `as_text` as in SourceBatch.arrow()."""
+    """The changes of `table` (`%I.%I`) in some transactions; the other fields as in SourceBatch.arrow()."""
 
     transactions: Sequence[SlotTransaction]
     catalog: SlotCatalog
     table: str
     unsupported: OnUnsupported = "error"
     as_text: Collection[str] = ()
+    choice: EventChoice = EventChoice()
 
     def arrow(self) -> pa.Table:
         """All changes as one table."""
@@ -84,24 +84,27 @@ class SlotRows:
             raise GdqError(f"the batch has no changes of {self.table}")
         return found
 
-    def _kinds(self, table: CatalogTable) -> dict[str, ColumnType]:
+    def _kinds(self, table: CatalogTable, keys: Collection[str] = ()) -> dict[str, ColumnType]:
+        """The types of the columns that are read, and of `keys`."""
         names = [column.name for column in table.relation.columns]
+        self.choice.check(self.table, names)
         return {
             name: READ_AS_TEXT
             if name in self.as_text
             else column_type(pg_type, column=name, unsupported=self.unsupported)
             for name, pg_type in zip(names, table.types, strict=True)
+            if name in keys or self.choice.has(name)
         }
 
     def _columns(self) -> list[ArrowColumn]:
         newest = self._newest()
-        kinds = self._kinds(newest)
         named = dict.fromkeys([*newest.key, *(n for *_, table in self._changes(newest) for n in table.key)])
-        keys = [ArrowColumn(f"key_{name}", kinds[name], column=name) for name in named if name in kinds]
+        kinds = self._kinds(newest, named)
+        keys = [name for name in named if name in kinds]
+        sides = {"key_": keys, "old_": kinds if self.choice.images == "both" else keys, "new_": kinds}
         return [
             *LOG_HEADER,
-            *keys,
-            *(ArrowColumn(side + name, kind, column=name) for side in _SIDES[1:] for name, kind in kinds.items()),
+            *(ArrowColumn(side + name, kinds[name], column=name) for side, names in sides.items() for name in names),
         ]
 
     def _changes(self, newest: CatalogTable) -> Iterator[tuple[SlotTransaction, int, RowMessage | None, CatalogTable]]:

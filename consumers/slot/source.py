@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, closing
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from psycopg import Connection
 
 from gdq.call import scalar
 from gdq.conninfo import connect, conninfo_of, take_utf8
 from gdq.consumers.slot.assembly import Assembly
+from gdq.consumers.slot.batch import SlotBatch
 from gdq.consumers.slot.catalog import SlotCatalog
-from gdq.consumers.slot.events import slot_events
 from gdq.consumers.slot.publication import narrowed_publication
 from gdq.consumers.slot.replication import (
     REPLICATION_WAIT_SECONDS,
@@ -31,19 +31,12 @@ from gdq.consumers.slot.replication import (
     open_replication,
     refuse_synchronous,
 )
-from gdq.consumers.slot.rows import SlotRows
 from gdq.consumers.slot.slot import check_primary, publication_name, slot_name
 from gdq.consumers.slot.transaction import SlotTransaction
 from gdq.consumers.views.own_objects import check_own_tables
 from gdq.errors import GdqError, ResyncRequired
-from gdq.event_rows import EventChoice
-from gdq.extra import extra_named
 from gdq.qualified_sql import qualified
-from gdq.source import MAX_EVENTS, Event, Images, Position
-from gdq.typed.pgtypes import OnUnsupported
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from gdq.source import MAX_EVENTS, Position
 
 log = logging.getLogger(__name__)
 
@@ -83,73 +76,6 @@ def lost_slot_error(slot: str, reason: str | None) -> ResyncRequired:
         hint="Drop it with gdq drop-slot, make it anew with gdq create-slot and load the tables."
         " max_slot_wal_keep_size says how much log slots may keep.",
     )
-
-
-class SlotBatch:
-    """Some whole committed transactions; reading them again gives the same."""
-
-    def __init__(self, source: SlotSource, transactions: Sequence[SlotTransaction], transaction: ExitStack) -> None:
-        self._source = source
-        self.transactions = transactions
-        self._transaction = transaction
-        self.lsn = transactions[-1].end_lsn
-        self.finished = False
-
-    @property
-    def position(self) -> Position:
-        """The reader's position once the batch is finished; its `tick` and its snapshot are the LSN."""
-        return Position("slot", self._source.system, self.lsn, self._source.slot, lsn_text(self.lsn))
-
-    @property
-    def size(self) -> int:
-        """Number of changes in the batch."""
-        return sum(one.rows for one in self.transactions)
-
-    def tables(self) -> list[str]:
-        """The tables that have rows in the batch, as `%I.%I`."""
-        return sorted({event.table for event in self.events() if event.table is not None})
-
-    def events(self, *, images: Images = "both", columns: Sequence[str] | None = None) -> Iterator[Event]:
-        """All changes, streamed: transactions in commit order. The server sends what is left out, too."""
-        choice = EventChoice.of(images, columns)
-        for one in self.transactions:
-            yield from slot_events(one, self._source.catalog, choice)
-
-    @extra_named()
-    def arrow(self, table: str, *, unsupported: OnUnsupported = "error", as_text: Collection[str] = ()) -> pa.Table:
-        """The changes of one table, typed, with the columns of the queue's log rows.
-
-        An `old_` column is NULL if the replica identity gives no old value, a `new_` column for a large value that an
-        update left unchanged. GdqError if a column changed its type within the batch.
-        """
-        return SlotRows(self.transactions, self._source.catalog, table, unsupported, as_text).arrow()
-
-    @extra_named()
-    def arrow_batches(
-        self, table: str, *, unsupported: OnUnsupported = "error", as_text: Collection[str] = ()
-    ) -> Iterator[pa.RecordBatch]:
-        """As arrow(), streamed."""
-        import pyarrow as pa  # noqa: F401, PLC0415 (missed here, not at the first row)
-
-        return SlotRows(self.transactions, self._source.catalog, table, unsupported, as_text).batches()
-
-    @extra_named()
-    def delta(self, table: str, *, unsupported: OnUnsupported = "error", as_text: Collection[str] = ()) -> pa.Table:
-        """The net change of one table: row images with a signed count in `_weight`, without zero counts.
-
-        GdqError without REPLICA IDENTITY FULL, ResyncRequired after a TRUNCATE.
-        """
-        return SlotRows(self.transactions, self._source.catalog, table, unsupported, as_text).delta()
-
-    def commit(self) -> None:
-        """Commit the new position together with everything written in the batch's transaction."""
-        if self.finished:
-            return
-        self._source.move(self.lsn)
-        self._transaction.close()
-        self.finished = True
-        self._source.stored = self.lsn
-        self._source.committed(self.transactions)
 
 
 class SlotSource:

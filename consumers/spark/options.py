@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gdq.errors import GdqError
-from gdq.source import Position
+from gdq.source import Images, Position
 
 _SNAPSHOT = re.compile(r"\d+:\d+:(\d+(,\d+)*)?")
 _EXPORTED = re.compile(r"[0-9A-Fa-f]+-[0-9A-Fa-f]+-\d+")
 
-_ALWAYS = ("dsn", "service", "queue", "table", "as_text", "partition_bytes")
-_BATCH = (*_ALWAYS, "from", "to", "keys", "snapshot")
-_STREAM = (*_ALWAYS, "consumer", "from", "max_events", "gaps")
+_ALWAYS = ("dsn", "service", "queue", "table", "columns", "as_text", "partition_bytes")
+_BATCH = (*_ALWAYS, "from", "to", "images", "keys", "snapshot")
+_STREAM = (*_ALWAYS, "consumer", "from", "images", "max_events", "gaps")
 
 
 def check_options(options: Mapping[str, str], *, stream: bool) -> None:
@@ -46,7 +46,7 @@ def _reader(stream: bool) -> str:
 
 def _check_reads(options: Mapping[str, str]) -> None:
     """GdqError for options of which one excludes or needs the other."""
-    for one, other in (("from", "to"), ("to", "from")):
+    for one, other in (("from", "to"), ("to", "from"), ("images", "from")):
         if one in options and other not in options:
             raise GdqError(f'the option "{one}" of the data source gdq needs the option "{other}" for spark.read')
     for name in ("keys", "snapshot"):
@@ -64,6 +64,16 @@ def required_option(options: Mapping[str, str], name: str) -> str:
 def option_number(options: Mapping[str, str], name: str, default: int) -> int:
     """The value of a checked option that is a number."""
     return int(options.get(name, default))
+
+
+def listed_option(options: Mapping[str, str], name: str) -> set[str]:
+    """The names in an option that lists columns, with commas between them."""
+    return {column.strip() for column in options.get(name, "").split(",")} - {""}
+
+
+def image_option(options: Mapping[str, str]) -> Images:
+    """The value of the checked option `images`."""
+    return "new" if options.get("images") == "new" else "both"
 
 
 def _is_number(text: str) -> bool:
@@ -93,16 +103,19 @@ def _is_keys(text: str) -> bool:
 
 _Values = dict[str, tuple[Callable[[str], object], str]]
 _NUMBER = (_is_number, "a whole number above 0")
+_IMAGES = (("both", "new").__contains__, "both or new")
 _BATCH_VALUES: _Values = {
     "partition_bytes": _NUMBER,
     "from": (_SNAPSHOT.fullmatch, "a snapshot such as 100:104:100,102"),
     "to": (_SNAPSHOT.fullmatch, "a snapshot such as 100:104:100,102"),
+    "images": _IMAGES,
     "snapshot": (_EXPORTED.fullmatch, "the name of an exported snapshot such as 00000003-0000001B-1"),
     "keys": (_is_keys, "a JSON array of keys, each an array of texts and nulls"),
 }
 _STREAM_VALUES: _Values = {
     "partition_bytes": _NUMBER,
     "from": (_is_position, "a position, as gdq position prints it"),
+    "images": _IMAGES,
     "max_events": _NUMBER,
     "gaps": (("stop", "rows").__contains__, "stop or rows"),
 }

@@ -14,7 +14,7 @@ from psycopg.conninfo import make_conninfo
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from gdq.conninfo import connect, resolve_conninfo
-from gdq.consumers.spark.options import option_number, required_option
+from gdq.consumers.spark.options import image_option, listed_option, option_number, required_option
 from gdq.consumers.spark.table_sql import (
     block_ranges,
     key_condition_sql,
@@ -180,32 +180,37 @@ def read_columns(connection: Connection[Any], options: Mapping[str, str], names:
 def table_columns(
     connection: Connection[Any], options: Mapping[str, str], names: Sequence[str] | None = None
 ) -> list[ArrowColumn]:
-    """The readable columns in order; with `names` only these."""
-    as_text = {name.strip() for name in options.get("as_text", "").split(",")} - {""}
+    """The readable columns in order; with `names` only these. The option `columns` leaves out others, but no key."""
+    listed = {option: listed_option(options, option) for option in ("as_text", "columns")}
+    as_text, chosen = listed["as_text"], listed["columns"]
     queue, table = required_option(options, "queue"), required_option(options, "table")
+
+    def is_read(name: str, is_key: bool) -> bool:
+        return (not chosen or is_key or name in chosen) and (names is None or name in names)
+
     if "from" in options or "consumer" in options:
         logged = log_columns(connection, queue, table)
-        _check_names(table, [c.name for c in logged], as_text, changes=True)
+        _check_names(table, [c.name for c in logged], listed, changes=True)
         return [
             *CHANGE_HEADER,
             *(
                 ArrowColumn(c.name, _type(c.name, c.type, as_text, c.as_text, c.log_type))
                 for c in logged
-                if names is None or c.name in names
+                if is_read(c.name, c.is_key)
             ),
         ]
     columns = load_schema(connection, queue, table).columns
-    _check_names(table, [c.name for c in columns], as_text, changes=False)
-    return [ArrowColumn(c.name, _type(c.name, c.type, as_text)) for c in columns if names is None or c.name in names]
+    _check_names(table, [c.name for c in columns], listed, changes=False)
+    return [ArrowColumn(c.name, _type(c.name, c.type, as_text)) for c in columns if is_read(c.name, c.key)]
 
 
-def _check_names(table: str, names: Sequence[str], as_text: set[str], *, changes: bool) -> None:
-    """GdqError for columns that Spark cannot tell apart, and for names of the option as_text that are no column's."""
-    unknown = sorted(as_text - {*names})
-    if unknown:
-        raise GdqError(
-            f'the option "as_text" of the data source gdq lists columns of {table}, which has no {", ".join(unknown)}'
-        )
+def _check_names(table: str, names: Sequence[str], listed: Mapping[str, set[str]], *, changes: bool) -> None:
+    """GdqError for columns that Spark cannot tell apart, and for names that an option lists and no column has."""
+    for option, some in listed.items():
+        unknown = sorted(some - {*names})
+        if unknown:
+            what = f"lists columns of {table}, which has no {', '.join(unknown)}"
+            raise GdqError(f'the option "{option}" of the data source gdq {what}')
     seen = {column.label: "a column of the data source" for column in CHANGE_HEADER} if changes else {}
     for name in names:
         other = seen.setdefault(name.lower(), f"column {name}")
@@ -226,12 +231,14 @@ def _type(
 
 
 def change_relations(
-    connection: Connection[Any], queue: str, table: str, interval: tuple[str, str], bytes_each: int
+    connection: Connection[Any], options: Mapping[str, str], interval: tuple[str, str]
 ) -> list[str]:
     """Changes of a table between two snapshots in signed long form: one relation for FROM per partition."""
+    queue, table = required_option(options, "queue"), required_option(options, "table")
     rows = log_rows_sql(connection, queue, table, *interval)
-    columns = log_columns(connection, queue, table)
-    return [signed_form_sql(part, columns) for part in split_log_rows_sql(connection, queue, table, rows, bytes_each)]
+    columns, images = log_columns(connection, queue, table), image_option(options)
+    parts = split_log_rows_sql(connection, queue, table, rows, partition_bytes(options))
+    return [signed_form_sql(part, columns, images) for part in parts]
 
 
 def partition_bytes(options: Mapping[str, str]) -> int:
@@ -242,10 +249,9 @@ def partition_bytes(options: Mapping[str, str]) -> int:
 def _relations(options: Mapping[str, str], conninfo: str) -> list[str]:
     """The relations for FROM, one per partition."""
     queue, table = required_option(options, "queue"), required_option(options, "table")
-    size = partition_bytes(options)
     with connect(conninfo, application_name="gdq:spark") as connection:
         if "from" in options:
-            return change_relations(connection, queue, table, (options["from"], required_option(options, "to")), size)
+            return change_relations(connection, options, (options["from"], required_option(options, "to")))
         schema = load_schema(connection, queue, table)
         table = schema.qualified
         # children have logs of their own
@@ -260,4 +266,5 @@ def _relations(options: Mapping[str, str], conninfo: str) -> list[str]:
             return [table_rows_sql(rows, key_condition_sql("t", key, json.loads(options["keys"])))]
         if "snapshot" not in options:
             return [table_rows_sql(rows)]
-        return [table_rows_sql(rows, condition) for condition in block_ranges(connection, table, size)]
+        ranges = block_ranges(connection, table, partition_bytes(options))
+        return [table_rows_sql(rows, condition) for condition in ranges]

@@ -15,11 +15,13 @@ Options:
     snapshot         the name of an exported snapshot that every partition imports (see hold_snapshot()); the rows of a
                      table are read in one partition without it
     keys             JSON array of keys (arrays of text or null): only the rows with these
+    columns          columns, comma-separated: only these and the key are read
+    images           new: changes without update_preimage, and a delete with its key alone; both (default)
     as_text          columns, comma-separated, to read as PostgreSQL's text: for types that Spark lacks
     partition_bytes  size of the part of a table or log segment that one partition reads (default 64 MB)
     consumer         for spark.readStream only: gdq.consumers.spark.stream explains the options of a stream
 
-Columns that a given .schema() leaves out are not read.
+Columns that a given .schema() leaves out are not read either. Spark does not tell the data source what a query selects.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
 Rows are those of the batch reader's changes: _change_type, _commit_version, _commit_timestamp, ev_id, then the columns.
 A batch ends at a tick: it never divides a transaction, and reading it again gives the same rows.
 
-Options beside dsn or service, queue, table, as_text and partition_bytes of the batch reader:
+Options beside dsn or service, queue, table, columns, images, as_text and partition_bytes of the batch reader:
     consumer    a registered consumer that takes the table and belongs to this stream alone: it keeps the changes that
                 the checkpoint needs
     from        the position (Batch.position, gdq position) of a start without checkpoint; default: the consumer's
@@ -199,9 +199,8 @@ class GdqStreamReader(DataSourceStreamReader):
         return [reader.ReaderStatement(arrow_select_sql(f"{relation} as r", self.columns)) for relation in relations]
 
     def _relations(self, connection: Connection[Any], s0: Position, s1: Position) -> list[str]:
-        size = reader.partition_bytes(self.options)
         try:
-            return reader.change_relations(connection, self.queue, self.table, (s0.snapshot, s1.snapshot), size)
+            return reader.change_relations(connection, self.options, (s0.snapshot, s1.snapshot))
         except psycopg.errors.ObjectNotInPrerequisiteState as error:
             raise GdqError(f"{error.diag.message_primary}, which no batch can hold: {_CURE}") from error
 

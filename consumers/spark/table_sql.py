@@ -12,6 +12,7 @@ from gdq.call import scalar
 from gdq.consumers.views.change_source import NEW_OPS, OLD_OPS, LogColumn
 from gdq.plan.table import WEIGHT_COLUMN
 from gdq.qualified_sql import qualified
+from gdq.source import Images
 from gdq.sql_text import quote, raw
 
 BLOCK_BYTES = 8192
@@ -35,17 +36,27 @@ def images_held(connection: Connection[Any], rows: Iterable[str]) -> int:
         return int(cursor.execute(sql.SQL("select sum(n)::bigint from ({}) as n").format(raw(query))).fetchone() or 0)
 
 
-def signed_form_sql(rows: str, columns: Sequence[LogColumn]) -> str:
-    """Log rows in signed long form: _change_type, _commit_version, _commit_timestamp, ev_id, then logged columns."""
+def signed_form_sql(rows: str, columns: Sequence[LogColumn], images: Images = "both") -> str:
+    """Log rows in signed long form: _change_type, _commit_version, _commit_timestamp, ev_id, then logged columns.
+
+    `images` "new": without update_preimage, and a delete has its key alone.
+    """
+    old_kind = "case d.ev_op when 'D' then 'delete' else 'update_preimage' end"
     kinds = (
-        (False, "case d.ev_op when 'D' then 'delete' else 'update_preimage' end", OLD_OPS),
+        (False, *((old_kind, OLD_OPS) if images == "both" else ("'delete'", "('D')"))),
         (True, "case d.ev_op when 'I' then 'insert' else 'update_postimage' end", NEW_OPS),
     )
     parts = []
     for new, kind, ops in kinds:
         header = f"{kind} as _change_type, d.ev_txid as _commit_version, d.ev_time as _commit_timestamp, d.ev_id"
-        images = [f", d.{quote(name)} as {quote(c.name)}" for c in columns if (name := c.image(new))]
-        parts.append(f"select {header}{''.join(images)} where d.ev_op in {ops}")
+        values = [
+            f", d.{quote(name)} as {quote(c.name)}"
+            if new or images == "both" or c.is_key
+            else f", null::{c.log_type} as {quote(c.name)}"
+            for c in columns
+            if (name := c.image(new))
+        ]
+        parts.append(f"select {header}{''.join(values)} where d.ev_op in {ops}")
     return f"(select i.* from ({rows}) as d cross join lateral ({' union all '.join(parts)}) as i)"
 
 

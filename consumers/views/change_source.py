@@ -105,6 +105,7 @@ class LogColumn:
     type: str
     log_type: str
     as_text: bool
+    is_key: bool
     log_key: str | None
     log_old: str | None
     log_new: str | None
@@ -128,7 +129,7 @@ def log_columns(connection: Connection[Any], queue: str, table: str) -> list[Log
 def log_columns_of(connection: Connection[Any], queue: str, tables: Sequence[str]) -> dict[str, list[LogColumn]]:
     """The logged columns of captured tables, in one statement."""
     query = qualified("""
-        select w.name as of_table, l.name, l.type, l.log_type, l.as_text, l.log_key, l.log_old, l.log_new,
+        select w.name as of_table, l.name, l.type, l.log_type, l.as_text, l.is_key, l.log_key, l.log_old, l.log_new,
                case when a.attcollation <> t.typcollation
                     then pg_catalog.format('%%I.%%I', n.nspname, c.collname) end as collation
           from (select n as name, n::pg_catalog.regclass as relid from pg_catalog.unnest(%(tables)s::text[]) n) w

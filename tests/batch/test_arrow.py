@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from gdq import Consumer
-from gdq.errors import UnsupportedValue
+from gdq.errors import GdqError, UnsupportedValue
 from gdq.typed.pgtypes import TYPES
 from tests.support.arrow import capture, one_batch
 from tests.support.server import Database
@@ -249,6 +249,29 @@ def test_events_in_python(db: Database) -> None:
         assert event.new is not None
         for kind, value in event.new.items():
             assert type(value).__name__ in re.findall(r"\w+", names[kind]), kind
+
+
+@pytest.mark.parametrize("mode", ["full", "pk"])
+def test_what_is_left_out_is_not_read(db: Database, mode: str) -> None:
+    """Keys are always there; a column that Arrow cannot hold does not matter where it is not read."""
+    include = ["a", "b", "c"] if mode == "pk" else None
+    with capture(db, "id int primary key, a int, b text, c interval", mode, include=include) as connection:
+        connection.execute("insert into t values (1, 2, 'b', '1 day')")
+        connection.execute("update t set a = 3")
+        connection.execute("delete from t")
+    key = ["key_id"] if mode == "pk" else []
+    ids = ["old_id", "new_id"] if mode == "full" else []
+    for batch in one_batch(db):
+        found = batch.arrow("t", images="new", columns=["a"]).sort_by("ev_id")
+        assert found.schema.names[4:] == [*key, *ids[:1], *ids[1:], "new_a"]
+        assert found.column("new_a").to_pylist() == [2, 3, None]
+        assert found.column((ids or key)[0]).to_pylist()[-1] == 1
+        [both] = batch.arrow_batches("t", columns={"b"})
+        assert both.schema.names[4:] == [*key, *ids[:1], "old_b", *ids[1:], "new_b"]
+        with pytest.raises(GdqError, match="table t has no captured column z, y"):
+            batch.arrow("t", columns=["a", "z", "y"])
+        with pytest.raises(GdqError, match="images must be both or new, not old"):
+            batch.arrow("t", images="old")  # type: ignore[arg-type]
 
 
 def test_floats_in_events_are_the_same_number(db: Database) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import date
 from threading import Barrier
 from typing import Any
 
@@ -310,13 +311,19 @@ def test_typed_rows_and_net_change_are_those_of_the_queue(db: Database, both: ps
     run(both, ["delete from item where id in (1, 9)", "update item set day = null, ratio = 'NaN' where id = 5"])
     table, source = "public.item", "select * from item order by id"
 
-    def read(given: BatchSource) -> list[tuple[Any, Any]]:
-        return [(batch.arrow(table), batch.delta(table)) for batch in given.batches(once=True)]
+    def read(given: BatchSource) -> list[tuple[Any, ...]]:
+        found: list[tuple[Any, ...]] = []
+        for batch in given.batches(once=True):
+            events = [e for e in batch.events(images="new", columns=["small", "day"]) if e.op != "ddl"]
+            some = batch.arrow(table, images="new", columns=["small", "day"])
+            whole = (batch.arrow(table), batch.delta(table))
+            found.append((*whole, some, [(e.op, e.key, e.old, e.new) for e in events]))
+        return found
 
     with Consumer(db.dsn, "q", "c") as consumer, SlotSource(db.su_dsn, "q", "c") as slot:
         ours, theirs = read(consumer), read(slot)
     assert len(ours) == len(theirs) == 1
-    (rows, delta), (slot_rows, slot_delta) = ours[0], theirs[0]
+    (rows, delta, *some), (slot_rows, slot_delta, *slot_some) = ours[0], theirs[0]
     assert slot_delta.schema.equals(delta.schema)
     order = [("id", "ascending")]
     assert repr(slot_delta.sort_by(order).to_pylist()) == repr(delta.sort_by(order).to_pylist())
@@ -327,6 +334,12 @@ def test_typed_rows_and_net_change_are_those_of_the_queue(db: Database, both: ps
     }
     images = [sorted(map(repr, one.select(names).to_pylist())) for one in (rows, slot_rows)]
     assert images[0] == images[1]
+    names = ["ev_op", "old_id", "new_id", "new_day", "new_small"]
+    images = [sorted(map(repr, one.select(names).to_pylist())) for one, _ in (some, slot_some)]
+    assert images[0] == images[1]
+    assert some[0].schema.names[4:] == names[1:]
+    assert sorted(some[1], key=repr) == sorted(slot_some[1], key=repr)
+    assert {type(new["day"]) for _, _, old, new in some[1] if new and old is None} == {date, type(None)}
 
 
 def test_no_net_change_without_old_rows(db: Database, both: psycopg.Connection[Any]) -> None:

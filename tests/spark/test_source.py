@@ -37,7 +37,15 @@ def test_changes_in_signed_long_form(shop: Shop, spark: SparkSession) -> None:
     shop.execute("delete from orders where id = 1001")
     with conninfo_without_password(shop.db.dsn) as dsn:
         assert "secret" not in dsn
-        rows = read(spark, dsn, "orders", from_=before, to=snapshot(shop)).orderBy("ev_id", "_change_type").collect()
+        after = snapshot(shop)
+        rows = read(spark, dsn, "orders", from_=before, to=after).orderBy("ev_id", "_change_type").collect()
+        few = read(spark, dsn, "orders", from_=before, to=after, images="new", columns="amount").orderBy("ev_id")
+        assert few.columns[4:] == ["id", "amount"]
+        assert [(row["_change_type"], row["id"], str(row["amount"])) for row in few.collect()] == [
+            ("insert", 1001, "1.50"),
+            ("update_postimage", 1001, "2.50"),
+            ("delete", 1001, "None"),
+        ]
     found = [(row["_change_type"], str(row["amount"])) for row in rows]
     assert found == [
         ("insert", "1.50"),

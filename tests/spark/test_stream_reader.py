@@ -71,6 +71,23 @@ def test_batches_between_offsets(taken: Shop) -> None:
         assert rows(reader, end, end) == []
 
 
+def test_images_and_columns(taken: Shop) -> None:
+    """A delete has its key, and an update no preimage; the schema has no other columns."""
+    given = {"dsn": taken.db.dsn, "queue": QUEUE, "table": "orders", "consumer": "lake", "columns": "n"}
+    names = [part.split()[0].strip("`") for part in GdqDataSource(given).schema().split(", ")]
+    assert names == ["_change_type", "_commit_version", "_commit_timestamp", "ev_id", "id", "n"]
+    with reading(taken, images="new", columns="n") as reader:
+        start = reader.initialOffset()
+        taken.execute("insert into orders (id, n) values (1001, 5); update orders set n = 6 where id = 1001")
+        taken.execute("delete from orders where id = 1001")
+        found = sorted(rows(reader, start, tick(taken)), key=lambda row: row[1])
+    assert [(kind, *values) for kind, _, *values in found] == [
+        ("insert", 1001, 5),
+        ("update_postimage", 1001, 6),
+        ("delete", 1001, None),
+    ]
+
+
 def every_type(shop: Shop) -> tuple[list[str], str, sql.Composed]:
     """A captured table `kinds` with a column for every type; their names, those to read as text, and a row's values."""
     known = shop.execute("select typname from pg_type where typnamespace = 'pg_catalog'::regnamespace")

@@ -21,9 +21,9 @@ from gdq.consumers.replica.slot.images import SlotImages
 from gdq.consumers.replica.slot.published import PublishedTable, sent_columns
 from gdq.consumers.replica.slot.slot_state import SlotReplicaState
 from gdq.consumers.replica.table import Fires, ReplicaTable, SourceColumn, match_target
+from gdq.consumers.slot.batch import SlotBatch
 from gdq.consumers.slot.catalog import CatalogTable, SlotCatalog
 from gdq.consumers.slot.pgoutput import RelationMessage, RowMessage, TruncateMessage
-from gdq.consumers.slot.source import SlotBatch
 from gdq.consumers.slot.transaction import SlotTransaction
 from gdq.errors import GdqError
 

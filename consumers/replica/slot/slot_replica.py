@@ -33,9 +33,10 @@ from gdq.consumers.replica.slot.slot_state import SlotReplicaState
 from gdq.consumers.replica.table import OnTriggers, suppress_triggers
 from gdq.consumers.replica.table_copy import CHUNK_ROWS, CopyOptions, refuse_copies
 from gdq.consumers.replica.writing_side import refuse_source
+from gdq.consumers.slot.batch import SlotBatch
 from gdq.consumers.slot.replication import REPLICATION_WAIT_SECONDS, lsn_number, lsn_text
 from gdq.consumers.slot.slot import check_primary, drop_slot, slot_name
-from gdq.consumers.slot.source import SlotBatch, SlotSource, lost_slot_error
+from gdq.consumers.slot.source import SlotSource, lost_slot_error
 from gdq.errors import GdqError
 from gdq.qualified_sql import qualified
 
