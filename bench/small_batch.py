@@ -23,7 +23,7 @@ from gdq.errors import EmbeddedError
 _WARM_UP = 50
 _NANOSECONDS = 1_000_000  # in a millisecond
 _OPEN = "select * from gdq.next_batch('bench', 'reader')"
-_READ = "select * from gdq.get_events(%s, %s)"
+_READ = ("select * from gdq.open_events(%s, %s, 'bench')", "fetch 500 from bench_0")
 _FINISH = "select gdq.finish_batch(%s, %s)"
 
 
@@ -70,7 +70,8 @@ def by_statement(conninfo: str, rounds: int, tables: int) -> dict[str, float]:
                     row = reader.execute(_OPEN, prepare=True).fetchone()
                 assert row is not None
                 with time.step("events"):
-                    events = reader.execute(_READ, row[:2], prepare=True).fetchall()
+                    reader.execute(_READ[0], row[:2], prepare=True)
+                    events = reader.execute(_READ[1]).fetchall()
                 assert len(events) >= tables
                 with time.step("finish_batch"):
                     reader.execute(_FINISH, row[:2], prepare=True)
