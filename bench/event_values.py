@@ -44,7 +44,7 @@ READS: dict[str, Callable[[Batch], int]] = {
     'events(images="new", columns=["customer"])': lambda batch: sum(
         1 for _ in batch.events(images="new", columns=["customer"])
     ),
-    "events(), in_json()": lambda batch: sum(1 for event in batch.events() if event.in_json()),
+    "events(), in_json()": lambda batch: len([event.in_json() for event in batch.events()]),
 }
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from gdq.consumers.slot.catalog import SlotCatalog
 from gdq.consumers.slot.events import slot_events
 from gdq.consumers.slot.replication import lsn_text
 from gdq.consumers.slot.rows import SlotRows
@@ -18,13 +19,26 @@ from gdq.typed.pgtypes import OnUnsupported
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from gdq.consumers.slot.source import SlotSource
+
+class SlotReader(Protocol):
+    """Who gives batches of `slot`, on the server with the identifier `system`. `stored`: the LSN of its position."""
+
+    slot: str
+    system: str
+    stored: int
+    catalog: SlotCatalog
+
+    def move(self, lsn: int) -> None:
+        """Store a position, in the open transaction."""
+
+    def committed(self, transactions: Sequence[SlotTransaction]) -> None:
+        """Tell the server that the transactions of a batch were committed."""
 
 
 class SlotBatch:
     """Some whole committed transactions; reading them again gives the same."""
 
-    def __init__(self, source: SlotSource, transactions: Sequence[SlotTransaction], transaction: ExitStack) -> None:
+    def __init__(self, source: SlotReader, transactions: Sequence[SlotTransaction], transaction: ExitStack) -> None:
         self._source = source
         self.transactions = transactions
         self._transaction = transaction
@@ -101,7 +115,5 @@ class SlotBatch:
         self._source.stored = self.lsn
         self._source.committed(self.transactions)
 
-    def _rows(
-        self, table: str, unsupported: OnUnsupported, as_text: Collection[str], choice: EventChoice
-    ) -> SlotRows:
+    def _rows(self, table: str, unsupported: OnUnsupported, as_text: Collection[str], choice: EventChoice) -> SlotRows:
         return SlotRows(self.transactions, self._source.catalog, table, unsupported, as_text, choice)

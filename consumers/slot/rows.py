@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,7 @@ class SlotRows:
     table: str
     unsupported: OnUnsupported = "error"
     as_text: Collection[str] = ()
-    choice: EventChoice = EventChoice()
+    choice: EventChoice = field(default_factory=EventChoice)
 
     def arrow(self) -> pa.Table:
         """All changes as one table."""

@@ -36,7 +36,7 @@ from gdq.consumers.slot.transaction import SlotTransaction
 from gdq.consumers.views.own_objects import check_own_tables
 from gdq.errors import GdqError, ResyncRequired
 from gdq.qualified_sql import qualified
-from gdq.source import MAX_EVENTS, Position
+from gdq.source import MAX_EVENTS
 
 log = logging.getLogger(__name__)
 

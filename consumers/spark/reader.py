@@ -230,9 +230,7 @@ def _type(
     return column_type(pg_type, logged_as_text, log_type=log_type, column=name)
 
 
-def change_relations(
-    connection: Connection[Any], options: Mapping[str, str], interval: tuple[str, str]
-) -> list[str]:
+def change_relations(connection: Connection[Any], options: Mapping[str, str], interval: tuple[str, str]) -> list[str]:
     """Changes of a table between two snapshots in signed long form: one relation for FROM per partition."""
     queue, table = required_option(options, "queue"), required_option(options, "table")
     rows = log_rows_sql(connection, queue, table, *interval)
