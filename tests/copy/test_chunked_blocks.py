@@ -105,6 +105,7 @@ def test_rows_that_move_between_steps(moving: Moving) -> None:
     assert moving.readings >= {1, 2, 3}
 
 
+@pytest.mark.long
 def test_rows_that_never_rest(moving: Moving) -> None:
     """Equal rows that come and go all the time are counted in one snapshot in the end."""
 
@@ -130,6 +131,7 @@ def test_a_table_that_rests_is_read_once(moving: Moving) -> None:
     assert 20 <= moving.steps <= 24
 
 
+@pytest.mark.long
 def test_rows_that_go_on_with_a_unique_value(moving: Moving) -> None:
     """A row is met at its next place with the value that the target has from the place before."""
     moving.tap.write("delete from shop.k where ctid in (select max(ctid) from shop.k group by id)")
