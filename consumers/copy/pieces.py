@@ -106,9 +106,9 @@ class SourceTable:
         known = [part.rows for part in self.parts if part.rows is not None]
         return sum(known) if len(known) == len(self.parts) and self.condition is None else None
 
-    def pieces(self, block_size: int, piece_bytes: int = PIECE_BYTES) -> list[Piece]:
+    def pieces(self, block_size: int, piece_bytes: int | None = None) -> list[Piece]:
         """The pieces of the table, each of about so many bytes: each row is in exactly one, at one snapshot."""
-        step = max(piece_bytes // block_size, 1)
+        step = max((piece_bytes or PIECE_BYTES) // block_size, 1)
         found = []
         for part in self.parts:
             starts = list(range(0, max(part.blocks, 1), step)) if part.ranged else [0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from psycopg import Connection
@@ -57,7 +57,7 @@ class CatalogTable:
     key: tuple[str, ...]
     whole: bool
     types: tuple[str, ...]
-    value_types: dict[str, str]
+    value_types: dict[str, str] = field(compare=False)
 
 
 class SlotCatalog:

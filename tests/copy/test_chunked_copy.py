@@ -107,7 +107,8 @@ class Places:
                         for name in KEYS[event.table]
                     )
                     table = sql.SQL(event.table)
-                    old, new = Jsonb(event.old), Jsonb(event.new)
+                    shown = event.in_json()
+                    old, new = Jsonb(shown.old), Jsonb(shown.new)
                     if event.op in ("update", "delete"):
                         statement = sql.SQL("delete from {} as t where {}").format(table, key)
                         assert su.execute(statement, {"old": old}).rowcount == 1, event

@@ -60,4 +60,4 @@ class Replay:
 
 
 def _place(key: Row | None, row: Row) -> str:
-    return json.dumps(key or row, sort_keys=True)
+    return json.dumps(key or row, sort_keys=True, default=str)
