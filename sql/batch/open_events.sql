@@ -63,6 +63,10 @@ declare
   -- up to this number of events readers give the rows
   read_max constant bigint := 1000;
 begin
+  if b.batch_id is null then
+    return query select 'events', null::jsonb, gdq.listed_events_sql(gdq.with_types(null, gdq.no_events_sql()));
+    return;
+  end if;
   if exists (select from gdq.retry_delivery d where d.batch_id = b.batch_id) then
     return query select 'retries', null::jsonb, gdq.retries_sql(b.batch_id, token);
   end if;
@@ -75,8 +79,7 @@ begin
   for v in select tv.version_id, gdq.snapshot_max(b.snapshot_from, c.snapshot) as start
              from gdq.changed_tables(subscription, b.snapshot_from, b.snapshot_to) t
              join gdq.table_version tv using (table_id)
-             left join gdq.copied_tables(subscription) c on c.relid = t.relid
-            where b.batch_id is not null loop
+             left join gdq.copied_tables(subscription) c on c.relid = t.relid loop
     part := null;
     select * from gdq.version_part(subscription, v.version_id, v.start, b.snapshot_to, images, columns)
       into part, layout, query;
@@ -85,9 +88,7 @@ begin
       return next;
     end if;
   end loop;
-  if b.batch_id is not null then
-    control := gdq.control_events_sql(subscription, b.snapshot_from, b.snapshot_to);
-  end if;
+  control := gdq.control_events_sql(subscription, b.snapshot_from, b.snapshot_to);
   if control is not null or not any_rows then
     return query select 'events', null::jsonb,
       gdq.listed_events_sql(gdq.with_types(null, gdq.skip_origin_sql(subscription, 'origin',
