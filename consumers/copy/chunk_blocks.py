@@ -36,13 +36,15 @@ _LEAVES_AT_ONCE = 50
 class Place:
     """How far a table was read: before `block` of the leaf with the oid `leaf`, which was in `file`; 0: from the start.
 
-    `reading` counts the times that the table was gone through.
+    `end`: the leaf's blocks when its first one was read. Rows in later blocks are newer, and in the log; so a table that
+    grows as fast as it is read comes to an end. `reading` counts the times that the table was gone through.
     """
 
     reading: int = 1
     leaf: int = 0
     file: int = 0
     block: int = 0
+    end: int = 0
 
     @classmethod
     def of(cls, bound: Bound | None) -> Place:
@@ -52,7 +54,7 @@ class Place:
     @property
     def bound(self) -> Bound:
         """The place in the form in which progress is stored."""
-        return tuple(map(str, (self.reading, self.leaf, self.file, self.block)))
+        return tuple(map(str, (self.reading, self.leaf, self.file, self.block, self.end)))
 
     @property
     def begun(self) -> bool:
@@ -100,16 +102,21 @@ class BlockReader:
                 continue
             if blocks <= 0 or len(parts) == _LEAVES_AT_ONCE:
                 break
-            end = min(start + blocks, leaf.blocks)
-            parts.append(self._select(leaf, start, end))
-            blocks -= end - start
-            self.place = replace(self.place, leaf=leaf.oid, file=leaf.file, block=end)
+            limit = self._limit(leaf)
+            stop = min(start + blocks, limit)
+            parts.append(self._select(leaf, start, stop))
+            blocks -= stop - start
+            self.place = replace(self.place, leaf=leaf.oid, file=leaf.file, block=stop, end=limit)
         return " union all ".join(parts)
 
     def _start(self, leaf: _Leaf) -> int | None:
         """The first block of a leaf that was not read; None if there is none."""
         start = self.place.block if leaf.oid == self.place.leaf else 0
-        return start if leaf.oid >= self.place.leaf and start < leaf.blocks else None
+        return start if leaf.oid >= self.place.leaf and start < self._limit(leaf) else None
+
+    def _limit(self, leaf: _Leaf) -> int:
+        """The block of a leaf before which this reading ends."""
+        return min(self.place.end, leaf.blocks) if leaf.oid == self.place.leaf else leaf.blocks
 
     def _select(self, leaf: _Leaf, start: int, end: int) -> str:
         places = f"t.ctid >= '({start},0)' and t.ctid < '({end},0)'"

@@ -52,7 +52,7 @@ class Moving:
         found = self.there("select upto from gdq_target.chunked_copy where upto is not null")
         if not found:
             return 0
-        reading, _, _, block = map(int, json.loads(found[0][0]))
+        reading, _, _, block, _ = map(int, json.loads(found[0][0]))
         self.readings.add(reading)
         return block
 
