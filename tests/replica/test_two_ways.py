@@ -219,6 +219,8 @@ def test_columns_in_two_ways(nodes: Nodes, slots: str) -> None:
     b.apply(a, *NEWEST)
     a.run("alter table item rename name to title")
     a.apply(b, *NEWEST)
+    if slots:  # rows between two changes of columns have a slot's table copied again
+        b.apply(a, *NEWEST)
     b.run("insert into item values ('late', 'of b', 1, 'b', 'n')", "alter table item drop place")
     b.apply(a, *NEWEST)
     a.run("insert into item values ('last', 'of a', 2, 'n')")
