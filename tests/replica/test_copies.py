@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import random
 import re
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
 from tests.replica.conftest import Pair, count
+from tests.replica.copies_in_parts import brought, written
 from tests.support.programs import gdq, start_gdq
 from tests.support.waiting import until
 
@@ -54,44 +52,16 @@ def large(pair: Pair) -> Pair:
     return pair
 
 
-@contextmanager
-def written(pair: Pair) -> Iterator[None]:
+def changes(number: int) -> list[str]:
     """Rows of all parts of the table are changed meanwhile; some swap the values of the other unique key."""
-    done = threading.Event()
-
-    def write() -> None:
-        number = 0
-        with pair.source.connect() as connection:
-            while not done.is_set():
-                number += 1
-                n, near = number * 7919 % ROWS, number * 31 % ROWS
-                for statement in (
-                    f"update big set n = n + 1 where id between {n} and {n + 5}",
-                    f"delete from big where id = {near}",
-                    f"insert into big values ({ROWS + number}, 1, -{number}, 'new')",
-                    f"update big set id = -{number} where id = {near + 1}",
-                    f"update big set place = null where id = {n}",
-                ):
-                    connection.execute(statement.encode())
-                done.wait(0.02)
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        yield
-    finally:
-        done.set()
-        writer.join()
-
-
-def brought(pair: Pair) -> int:
-    """How many rows the chunks of a copy that is not whole have brought."""
-    with pair.target.connect("su") as there:
-        if count(there, "select to_regclass('gdq_target.chunked_copy') is null"):
-            return 0
-        rows = count(there, "select coalesce(sum(row_count), 0)::bigint from gdq_target.chunked_copy")
-    assert isinstance(rows, int)
-    return rows
+    n, near = number * 7919 % ROWS, number * 31 % ROWS
+    return [
+        f"update big set n = n + 1 where id between {n} and {n + 5}",
+        f"delete from big where id = {near}",
+        f"insert into big values ({ROWS + number}, 1, -{number}, 'new')",
+        f"update big set id = -{number} where id = {near + 1}",
+        f"update big set place = null where id = {n}",
+    ]
 
 
 def reached(pair: Pair) -> int:
@@ -106,7 +76,7 @@ def reached(pair: Pair) -> int:
 @pytest.mark.long
 def test_a_large_copy_goes_on_after_kills(large: Pair) -> None:
     so_far, goal = 0, ROWS // 5
-    with written(large):
+    with written(large, changes):
         while so_far < ROWS:
             copying = start_gdq(*LARGE, "--to", large.target.su_dsn, dsn=large.source.dsn)
             until(lambda: copying.poll() is not None or reached(large) > goal, "a part of the copy")  # noqa: B023
@@ -209,7 +179,7 @@ def test_columns_that_one_side_computes(pair: Pair) -> None:
 def test_a_large_copy_whose_sessions_are_ended(large: Pair, seed: int) -> None:
     """Sessions on either side, again and again: no part of the copy is lost."""
     chance = random.Random(seed)
-    with written(large):
+    with written(large, changes):
         copying = start_gdq(*LARGE, "--to", large.target.su_dsn, "--follow", dsn=large.source.dsn)
         try:
             so_far = 0

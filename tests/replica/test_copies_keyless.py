@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-
-import psycopg
 import pytest
 
 from tests.replica.conftest import Pair, count
+from tests.replica.copies_in_parts import brought, written
 from tests.support.programs import start_gdq
 from tests.support.waiting import until
 
@@ -31,46 +27,17 @@ def heap(pair: Pair) -> Pair:
     return pair
 
 
-@contextmanager
-def written(pair: Pair) -> Iterator[None]:
+def changes(number: int) -> list[str]:
     """Rows of all parts of the table come, go, and become others, or those that are there already, meanwhile."""
-    done = threading.Event()
-
-    def write() -> None:
-        number = 0
-        with pair.source.connect() as connection:
-            while not done.is_set():
-                number += 1
-                a = number * 7919 % 5000
-                for statement in (
-                    f"update heap set n = n + 1 where a between {a} and {a + 9}",
-                    f"update heap set note = note where a = {a + 20}",
-                    f"update heap set n = 1.00 where ctid = (select min(ctid) from heap where a = {a + 30})",
-                    f"update heap set a = a + 1 where a = {a + 40}",
-                    f"delete from heap where ctid = any (array(select ctid from heap where a = {a + 50} limit 3))",
-                    f"insert into heap values ({a}, 1.0, 'note 1'), ({a}, 1.0, 'note 1'), (null, null, null)",
-                ):
-                    with suppress(psycopg.errors.SerializationFailure):  # a row that moves to another partition
-                        connection.execute(statement.encode())
-                done.wait(0.02)
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        yield
-    finally:
-        done.set()
-        writer.join()
-
-
-def brought(pair: Pair) -> int:
-    """How many rows the parts of a copy that is not whole have brought."""
-    with pair.target.connect("su") as there:
-        if count(there, "select to_regclass('gdq_target.chunked_copy') is null"):
-            return 0
-        rows = count(there, "select coalesce(sum(row_count), 0)::bigint from gdq_target.chunked_copy")
-    assert isinstance(rows, int)
-    return rows
+    a = number * 7919 % 5000
+    return [
+        f"update heap set n = n + 1 where a between {a} and {a + 9}",
+        f"update heap set note = note where a = {a + 20}",
+        f"update heap set n = 1.00 where ctid = (select min(ctid) from heap where a = {a + 30})",
+        f"update heap set a = a + 1 where a = {a + 40}",
+        f"delete from heap where ctid = any (array(select ctid from heap where a = {a + 50} limit 3))",
+        f"insert into heap values ({a}, 1.0, 'note 1'), ({a}, 1.0, 'note 1'), (null, null, null)",
+    ]
 
 
 def begin(pair: Pair, *options: str, parts: tuple[str, ...] = PARTS) -> int:
@@ -100,12 +67,12 @@ def test_a_copy_goes_on_after_a_kill(heap: Pair) -> None:
 
 @pytest.mark.long
 def test_kills_under_writers(heap: Pair) -> None:
-    with written(heap):
+    with written(heap, changes):
         for _ in range(8):
             begin(heap)
     assert "started again" not in heap.apply(*PARTS).stderr
     heap.same("heap")
-    with written(heap):
+    with written(heap, changes):
         heap.apply(*PARTS)
     heap.apply(*PARTS)
     heap.same("heap")
@@ -120,7 +87,7 @@ def test_a_table_that_is_copied_again_and_one_that_comes_later(heap: Pair) -> No
     )
     heap.run("analyze later")
     heap.capture("later")
-    with written(heap):
+    with written(heap, changes):
         begin(heap, "--copy-again", "public.heap", "--create")
         heap.run("update later set v = 'y' where a < 300", "delete from later where a > 800")
         told = heap.apply(*PARTS, "--create").stderr
@@ -163,7 +130,7 @@ def test_partitions_on_one_side(pair: Pair) -> None:
         "analyze heap",
     )
     pair.capture("heap")
-    with written(pair):
+    with written(pair, changes):
         begin(pair)
         begin(pair)
     pair.run("update heap set a = 1 + a % 3 where a % 7 = 0", "update heap set a = 4444 where a = 2")
