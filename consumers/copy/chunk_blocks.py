@@ -36,8 +36,8 @@ _LEAVES_AT_ONCE = 50
 class Place:
     """How far a table was read: before `block` of the leaf with the oid `leaf`, which was in `file`; 0: from the start.
 
-    `end`: the leaf's blocks when its first one was read. Rows in later blocks are newer, and in the log; so a table that
-    grows as fast as it is read comes to an end. `reading` counts the times that the table was gone through.
+    `end`: the leaf's blocks when its first one was read. Rows in later blocks are newer, and in the log; so the reading
+    of a table that grows as fast comes to an end. `reading` counts the times that the table was gone through.
     """
 
     reading: int = 1
