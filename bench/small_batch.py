@@ -22,8 +22,7 @@ from gdq.errors import EmbeddedError
 
 _WARM_UP = 50
 _NANOSECONDS = 1_000_000  # in a millisecond
-_OPEN = "select * from gdq.next_batch('bench', 'reader')"
-_READ = ("select * from gdq.open_events(%s, %s, 'bench')", "fetch 500 from bench_0")
+_NEXT = "select * from gdq.next_events('bench', 'reader')"
 _FINISH = "select gdq.finish_batch(%s, %s)"
 
 
@@ -66,15 +65,11 @@ def by_statement(conninfo: str, rounds: int, tables: int) -> dict[str, float]:
             with time.step("tick"):
                 reader.execute("select gdq.force_tick('bench')", prepare=True)
             with reader.transaction():
-                with time.step("next_batch"):
-                    row = reader.execute(_OPEN, prepare=True).fetchone()
-                assert row is not None
-                with time.step("events"):
-                    reader.execute(_READ[0], row[:2], prepare=True)
-                    events = reader.execute(_READ[1]).fetchall()
+                with time.step("next_events"):
+                    *events, batch = reader.execute(_NEXT, prepare=True).fetchall()
                 assert len(events) >= tables
                 with time.step("finish_batch"):
-                    reader.execute(_FINISH, row[:2], prepare=True)
+                    reader.execute(_FINISH, batch[:2], prepare=True)
         return time.medians()
 
 

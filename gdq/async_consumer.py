@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from datetime import timedelta
 from types import TracebackType
@@ -25,7 +25,7 @@ from gdq.sequence import SequenceValue
 from gdq.shown import ShownRows
 from gdq.source import MAX_EVENTS, Event, Images, Position
 from gdq.steps import called, execute_async, is_left_open, run_async
-from gdq.stream import next_batch_statement, read_events_async
+from gdq.stream import NextBatch, next_batch_statement, next_rows_async, read_events_async
 from gdq.table_copy import copy_table
 
 
@@ -42,10 +42,13 @@ class AsyncBatch(BatchState):
         consumer: str,
         row: dict[str, Any],
         transaction: AsyncExitStack,
+        *,
+        events: Iterator[Event] | None = None,
     ) -> None:
         super().__init__(queue, consumer, row)
         self.connection = connection
         self._transaction = transaction
+        self._first = events
 
     async def position(self) -> Position:
         """The consumer's position once the batch is finished."""
@@ -67,7 +70,14 @@ class AsyncBatch(BatchState):
 
         Arguments as for Batch.events(). Retried events that are due come first. ResyncRequired at a gap in capture.
         """
-        choice = self.streamed = EventChoice.of(images, columns)
+        choice = EventChoice.of(images, columns)
+        first, self._first = (self._first if self.streamed == choice else None), None
+        self.streamed = choice
+        if first is not None:
+            for event in first:
+                refuse_gap(event)
+                yield event
+            return
         async with aclosing(read_events_async(self.connection, self.id, self.token, choice)) as events:
             async for event in events:
                 refuse_gap(event)
@@ -144,6 +154,7 @@ class AsyncConsumer(ConsumerState):
         self._given = connection
         self._listener: Listener
         self._iterator: AsyncGenerator[AsyncBatch, None] | None = None
+        self._streaming: EventChoice | None = None
 
     async def __aenter__(self) -> Self:
         owned = not isinstance(self._given, AsyncConnection)
@@ -205,6 +216,7 @@ class AsyncConsumer(ConsumerState):
                         async with self._held(batch):
                             yield batch
                             await batch.commit()
+                        self._streaming = batch.streamed
                 if not await run_async(self.connection, loop.goes_on(batch)):
                     return
 
@@ -242,6 +254,9 @@ class AsyncConsumer(ConsumerState):
 
     async def _open(self, transaction: AsyncExitStack) -> AsyncBatch | None:
         """The next batch, in a transaction that `transaction` ends; a member's is opened in an earlier one."""
+        # a program that has read the events of the last batch will read those of the next
+        if self._streaming is not None and self.member is None:
+            return await self._ask(transaction, self._streaming)
         statement = next_batch_statement(
             self.queue, self.consumer, self._max_events, member=self.member, dead_after=self._dead_after
         )
@@ -254,6 +269,17 @@ class AsyncConsumer(ConsumerState):
         if self.member is not None:
             await transaction.enter_async_context(self.connection.transaction())
         return AsyncBatch(self.connection, self.queue, self.consumer, found[0], transaction)
+
+    async def _ask(self, transaction: AsyncExitStack, choice: EventChoice) -> AsyncBatch | None:
+        """The next batch, with its events if they are few."""
+        ask = NextBatch(self.queue, self.consumer, self._max_events, choice)
+        await transaction.enter_async_context(self.connection.transaction())
+        if (found := ask.found(await next_rows_async(self.connection, ask))) is None:
+            return None
+        row, events = found
+        batch = AsyncBatch(self.connection, self.queue, self.consumer, row, transaction, events=events)
+        batch.streamed = choice
+        return batch
 
     @asynccontextmanager
     async def _held(self, batch: AsyncBatch) -> AsyncIterator[None]:

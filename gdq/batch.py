@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from psycopg import Connection
 from psycopg.pq import TransactionStatus
-from psycopg.rows import dict_row, scalar_row
+from psycopg.rows import TupleRow, dict_row, scalar_row
 
 from gdq.batch_state import BatchState, TableVersion, gap_error, refuse_gap
 from gdq.call import call, one_round_trip
@@ -24,8 +24,8 @@ from gdq.retry import RETRY_DELAY, RetryOutcome
 from gdq.sequence import SequenceValue
 from gdq.shown import ROWS_MAX, ShownRows
 from gdq.source import Event, Images, Position
-from gdq.steps import execute, is_left_open, run
-from gdq.stream import next_batch_statement, next_batch_with_events, read_events
+from gdq.steps import Statement, execute, is_left_open, run
+from gdq.stream import Message, NextBatch, next_batch_statement, read_events
 from gdq.typed.arrow import ArrowColumn, ArrowReader, arrow_schema, arrow_select_sql
 from gdq.typed.batch_rows import may_read_logs, read_batch_rows
 from gdq.typed.pgtypes import READ_AS_TEXT, ColumnType, OnUnsupported, column_type
@@ -91,27 +91,43 @@ class Batch(BatchState):
         member: str | None = None,
         dead_after: timedelta = DEAD_AFTER,
         transaction: ExitStack | None = None,
-        begin: EventChoice | None = None,
         reader: ArrowReader | None = None,
     ) -> Batch | None:
         """The next batch of the consumer, or of its `member`; None if there is none.
 
         The subscription is locked until the caller's transaction ends. commit() closes `transaction`; without one the
-        caller commits. `begin`: begin the transaction here, add it to `transaction`, and fetch the first of these
-        events in the same round trip.
+        caller commits.
         """
-        events = None
-        if begin is not None and transaction is not None:
-            row, events = next_batch_with_events(
-                connection, queue, consumer, max_events, transaction=transaction, choice=begin
-            )
-        else:
-            statement = next_batch_statement(queue, consumer, max_events, member=member, dead_after=dead_after)
-            row = next(iter(execute(connection, statement)), None)
+        statement = next_batch_statement(queue, consumer, max_events, member=member, dead_after=dead_after)
+        row = next(iter(execute(connection, statement)), None)
         if row is None:
             return None
-        batch = cls(connection, queue, consumer, row, transaction=transaction, events=events, reader=reader)
-        batch.streamed = begin
+        return cls(connection, queue, consumer, row, transaction=transaction, reader=reader)
+
+    @classmethod
+    def ask(
+        cls, connection: Connection[Any], ask: NextBatch, *, transaction: ExitStack, reader: ArrowReader
+    ) -> Batch | None:
+        """The batch that `ask` brings, with its events if they are few, in a transaction that `transaction` ends.
+
+        One round trip, with BEGIN; None if there is no batch.
+        """
+        return cls._found(connection, ask, Message(connection).send(transaction, ask), transaction, reader)
+
+    @classmethod
+    def _found(
+        cls,
+        connection: Connection[Any],
+        ask: NextBatch,
+        rows: Sequence[TupleRow],
+        transaction: ExitStack,
+        reader: ArrowReader | None,
+    ) -> Batch | None:
+        if (found := ask.found(rows)) is None:
+            return None
+        row, events = found
+        batch = cls(connection, ask.queue, ask.consumer, row, transaction=transaction, events=events, reader=reader)
+        batch.streamed = ask.choice
         return batch
 
     def _repr_html_(self) -> str:
@@ -277,6 +293,23 @@ class Batch(BatchState):
         else:
             self._finish(self._transaction)
         self.finished = True
+
+    def follow(self, ask: NextBatch, tick: Statement | None) -> tuple[Batch | None, TupleRow | None]:
+        """Finish and commit the batch, take a tick, and ask for the next batch, in one round trip.
+
+        Returns the next batch, whose transaction `transaction` of this one ends, and what the tick's statement gave.
+        """
+        if self._transaction is None:
+            raise AssertionError("the batch is in the caller's transaction")
+        message = Message(self.connection, self._finish_statement(), tick)
+        try:
+            rows = message.send(self._transaction, ask)
+        finally:
+            if message.committed:
+                self._note_retry(message.row_of_finish()[0])
+                self.finished = True
+        following = self._found(self.connection, ask, rows, self._transaction, self._reader)
+        return following, None if tick is None else message.row_of_tick()
 
     def _finish(self, transaction: ExitStack) -> None:
         """End the batch and its transaction in one round trip, and set `retry_at`."""

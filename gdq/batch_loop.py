@@ -16,10 +16,14 @@ from gdq.listener import Listener
 from gdq.member import named
 from gdq.retry import next_retry_statement
 from gdq.steps import AnyConnection, Statement, Steps
-from gdq.ticker import tick_steps
+from gdq.ticker import Housekeeping, tick_steps
 
 # Seconds between two looks for due retries of a paused consumer.
 _PAUSED_SECONDS = 0.5
+
+# A session that ends each batch with the message that opens the next one is always in a transaction: it hears of no
+# tick, does no maintenance, and keeps the server from forgetting notifications. So it rests after this time.
+_UNINTERRUPTED_SECONDS = 0.5
 
 
 class ConsumerState:
@@ -65,6 +69,8 @@ class BatchLoop:
         self.stopped = stop
         self._last_tick: int | None = None
         self._waiting_since = 0.0
+        self._rested_at = 0.0
+        self._looked = False
 
     def begin(self) -> Steps[None]:
         """What comes before the first look."""
@@ -74,22 +80,50 @@ class BatchLoop:
             self._last_tick = yield from tick_steps(self._queue)
         else:
             yield from self._listener.listen([self._queue])
-        self._waiting_since = time.monotonic()
+        self._waiting_since = self._rested_at = time.monotonic()
         self._listener.notified = False
+
+    def follows(self, batch: BatchState, *, asks: bool) -> bool:
+        """Whether to ask for the next batch in the message that finishes this one, with the tick of due_tick().
+
+        `asks`: whether the caller would. If the answer is True, the next goes_on() counts this as a look.
+        """
+        self._looked = (
+            asks
+            and not self._is_last(batch)
+            and time.monotonic() - self._rested_at < _UNINTERRUPTED_SECONDS
+            and (not self._has_heard_all(batch) or self.due_tick() is not None)
+            and not self.stopped()
+        )
+        return self._looked
+
+    def due_tick(self) -> Housekeeping | None:
+        """What takes the queue's tick, if this session takes it and it may be due now."""
+        return self._listener.due_tick()
 
     def goes_on(self, batch: BatchState | None) -> Steps[bool]:
         """Wait after a look that gave this batch, now finished, or none; False if the loop is over."""
+        self._rested_at = time.monotonic()
+        # the message that finished the batch has found no other one
+        looked, self._looked = self._looked, False
         if batch is not None:
-            self._waiting_since = time.monotonic()
-        if self._last_tick is not None and (batch is None or batch.tick_to >= self._last_tick):
+            self._waiting_since = self._rested_at
+        if self._last_tick is not None and (batch is None or looked or self._is_last(batch)):
             return False
-        if batch is None or 0 < self._listener.last_tick <= batch.tick_to:
-            if batch is not None:
+        if batch is None or looked or self._has_heard_all(batch):
+            if batch is not None and self._has_heard_all(batch):
                 self._listener.notified = False  # there was no later tick
             if not (yield from self._wait((yield from self._look_after(batch)))):
                 return False
         self._listener.notified = False
         return True
+
+    def _is_last(self, batch: BatchState) -> bool:
+        return self._last_tick is not None and batch.tick_to >= self._last_tick
+
+    def _has_heard_all(self, batch: BatchState) -> bool:
+        """True if the last tick that was heard of is in this batch."""
+        return 0 < self._listener.last_tick <= batch.tick_to
 
     def _wait(self, look_after: float) -> Steps[bool]:
         """Wait until there may be a batch; False if there is none until the timeout.

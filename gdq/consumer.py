@@ -25,6 +25,7 @@ from gdq.retry import RetryOutcome
 from gdq.shown import Shown, ShownRows
 from gdq.source import MAX_EVENTS, Event
 from gdq.steps import execute, run
+from gdq.stream import NextBatch
 from gdq.table_copy import TableCopy, copy_table, resync, resynced
 from gdq.ticker import take_tick
 from gdq.typed.arrow import ArrowReader
@@ -235,13 +236,12 @@ class Consumer(ConsumerState):
         run(self.connection, loop.begin())
         while not loop.stopped():
             with ExitStack() as transaction:
-                batch = self._open(transaction, reader)
-                if batch is not None:
+                last = batch = self._open(transaction, reader)
+                while batch is not None:
                     with self._held(batch):
                         yield batch
-                        batch.commit()
-                    self._streaming = batch.streamed
-            if not run(self.connection, loop.goes_on(batch)):
+                        last, batch = batch, self._end(batch, loop)
+            if not run(self.connection, loop.goes_on(last)):
                 return
 
     def copies(self, *, stop: Callable[[], bool] = lambda: False) -> Generator[CopyBatch, None, None]:
@@ -282,10 +282,10 @@ class Consumer(ConsumerState):
         members out while it works.
         """
         # a program that has read the events of the last batch will read those of the next
-        begin = self._streaming if self.member is None else None
+        if self._streaming is not None and self.member is None:
+            return Batch.ask(self.connection, self._next(self._streaming), transaction=transaction, reader=reader)
         with ExitStack() as opening:
-            if begin is None:
-                (transaction if self.member is None else opening).enter_context(self.connection.transaction())
+            (transaction if self.member is None else opening).enter_context(self.connection.transaction())
             batch = Batch.open(
                 self.connection,
                 self.queue,
@@ -294,12 +294,28 @@ class Consumer(ConsumerState):
                 member=self.member,
                 dead_after=self._dead_after,
                 transaction=transaction,
-                begin=begin,
                 reader=reader,
             )
         if batch is not None and self.member is not None:
             transaction.enter_context(self.connection.transaction())
         return batch
+
+    def _end(self, batch: Batch, loop: BatchLoop) -> Batch | None:
+        """Finish a batch, unless it is; returns the next one, if the message that finishes this one has brought it."""
+        self._streaming = batch.streamed
+        asks = not batch.finished and self.member is None
+        if not loop.follows(batch, asks=asks and batch.streamed is not None) or batch.streamed is None:
+            batch.commit()
+            return None
+        ticker = loop.due_tick()
+        ask = self._next(batch.streamed, after_tick=batch.tick_to)
+        following, ticked = batch.follow(ask, None if ticker is None else ticker.statement())
+        if ticker is not None and ticked is not None:
+            ticker.take(ticked)
+        return following
+
+    def _next(self, choice: EventChoice, *, after_tick: int | None = None) -> NextBatch:
+        return NextBatch(self.queue, self.consumer, self._max_events, choice, after_tick)
 
     def _held(self, batch: Batch) -> AbstractContextManager[None]:
         """While a member works on a batch, the others know that it is alive."""

@@ -11,12 +11,9 @@ from psycopg import sql
 
 from gdq.queue import queue_statement
 from gdq.steps import AnyConnection, Statement, Steps, Wait
-from gdq.ticker import TICK_INTERVAL_SECONDS, TICKER_SECONDS, Housekeeping
+from gdq.ticker import TICKER_SECONDS, Housekeeping
 
 _PAUSE_SECONDS_MAX = 0.5
-
-# How the pauses between two looks for changes grow, where the caller wants these sooner than ticker_max_lag.
-_PAUSE_GROWTH = 1.3
 
 # A tick's notification ends a wait at once. These times are for a lost one, and for a pooler, which passes none on.
 _LOOK_SECONDS = 5.0
@@ -35,8 +32,8 @@ class Listener:
 
     Works on one idle autocommit connection. The caller should look every `look_seconds` without a notification, as
     behind a pooler. `notified`: a tick came since the caller last set it to False. `last_tick`: the highest notified
-    tick. `pooled`: the result of is_pooled(). `lag`: seconds in place of ticker_max_lag for ticks of this session, set
-    before listen(); the longer nothing comes, the less often it looks.
+    tick. `pooled`: the result of is_pooled(). `lag`: seconds between ticks of this session in place of ticker_max_lag,
+    set before listen().
     """
 
     def __init__(self, connection: AnyConnection, *, pooled: bool) -> None:
@@ -78,31 +75,31 @@ class Listener:
         The caller's next command reads the server's message; then `notified` may be True. `is_over` is called at least
         every half second, or `pause_seconds`, and whenever one of `sockets()` becomes readable.
         """
-        pause = 0.0
         while not is_over():
             if (yield from self._take_ticks()):
-                self.notified = self.notified or self.pooled  # a pooler passes no notification on
-                pause = 0.0
+                self.notified = True  # the notification may not be read yet, and a pooler passes none on
             elif is_over():  # a notification came with the answer
                 break
-            elif (yield Wait(min(max(self._until_due(), pause), _PAUSE_SECONDS_MAX, pause_seconds), sockets())):
+            elif (yield Wait(min(self._until_due(), _PAUSE_SECONDS_MAX, pause_seconds), sockets())):
                 return True
-            elif self.lag is None:
-                pause = max(pause * 2, TICK_INTERVAL_SECONDS)
-            else:
-                # what comes at random waits for a part of the time since the last
-                pause = max(pause * _PAUSE_GROWTH, self.lag)
         return False
 
+    def due_tick(self) -> Housekeeping | None:
+        """What takes the tick of the only queue, if this session takes it and it may be due now."""
+        if len(self._queues) != 1:
+            return None
+        return next((queue.housekeeping for queue in self._own_queues() if queue.housekeeping.pause == 0), None)
+
     def _until_due(self) -> float:
-        """Seconds until the next tick of this session is due, for changes that wait or may come meanwhile."""
-        return min((queue.housekeeping.pause for queue in self._own_queues()), default=TICK_INTERVAL_SECONDS)
+        """Seconds until this session looks for changes again, or takes a tick."""
+        return min((queue.housekeeping.pause for queue in self._own_queues()), default=_PAUSE_SECONDS_MAX)
 
     def _take_ticks(self) -> Steps[int]:
         """Take the due ticks of queues whose ticker has not notified lately; returns their number."""
         made = 0
         for queue in self._own_queues():
-            made += yield from queue.housekeeping.steps(self._connection)
+            if queue.housekeeping.pause == 0:
+                made += yield from queue.housekeeping.steps(self._connection)
         return made
 
     def _own_queues(self) -> list[_Queue]:

@@ -1,10 +1,11 @@
-"""The events of a batch, streamed through the cursors of gdq.open_events(); the first come with the batch itself."""
+"""Batches opened, and their events: few in the same call, others streamed through the cursors of open_events()."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -14,7 +15,7 @@ from psycopg.types.json import set_json_loads
 
 from gdq.call import one_round_trip
 from gdq.errors import mapped_errors
-from gdq.event_rows import FETCH_ROWS, EventChoice, EventPart
+from gdq.event_rows import FETCH_ROWS, EventChoice, EventPart, decode_events
 from gdq.member import DEAD_AFTER
 from gdq.qualified_sql import qualified
 from gdq.source import Event
@@ -24,17 +25,19 @@ from gdq.typed.values import adapt_events, load_json, load_wide_rows
 # Cursors get new names, since one that was not read to its end still exists.
 _numbers = itertools.count()
 
-_EVENTS = "select cursor_name, part, layout from gdq.open_events({batch}, %s, %s, %s)"
-_OPEN_EVENTS = _EVENTS.format(batch="%s, %s")
+_OPEN_EVENTS = "select cursor_name, part, layout from gdq.open_events(%s, %s, %s, %s, %s)"
 
-# The batch's id and token, passed on inside the server, so that batch and events need one round trip.
-_OPENED = qualified("""
-    case when current_setting('gdq.batch_id', true) <> '' then current_setting('gdq.batch_id', true)::bigint end,
-    case when current_setting('gdq.token', true) <> '' then current_setting('gdq.token', true)::uuid end""")
 _OPEN = "select * from gdq.next_batch(%s, %s, max_events => %s, member => %s, dead_after => %s)"
-_OPEN_AND_TELL = qualified(f"""
-    select b.*, set_config('gdq.batch_id', b.batch_id::text, true), set_config('gdq.token', b.token::text, true)
-      from ({_OPEN}) b""")
+
+# The columns of a batch, and whether its events are complete. The columns that decode_events() takes follow.
+_BATCH = ("batch_id", "token", "tick_from", "tick_to", "snapshot_from", "snapshot_to", "complete")
+_NEXT = qualified("""
+    select batch_id, token, tick_from, tick_to, snapshot_from::text, snapshot_to::text, complete,
+           ev_id, ev_txid, ev_time, op, tbl, key, old, new, message, origin, retries, types
+      from gdq.next_events(%s, %s, max_events => %s, after_tick => %s, few => %s)""")
+
+# In psycopg's block of a transaction, which its end closes: the next one begins at once.
+_COMMIT = b"commit and chain"
 
 
 def next_batch_statement(
@@ -49,57 +52,107 @@ def next_batch_statement(
     return Statement(_OPEN, [queue, consumer, max_events, member, dead_after], row=dict_row)
 
 
-def next_batch_with_events(
-    connection: Connection[Any],
-    queue: str,
-    consumer: str,
-    max_events: int,
-    *,
-    transaction: ExitStack,
-    choice: EventChoice,
-) -> tuple[dict[str, Any] | None, Iterator[Event]]:
-    """next_batch() in a transaction that `transaction` ends, and its events, the first in the same round trip."""
-    opened, events = connection.cursor(row_factory=dict_row), _FirstEvents(connection, choice)
-    with one_round_trip(connection):
-        transaction.enter_context(Transaction(connection))
-        opened.execute(_OPEN_AND_TELL, [queue, consumer, max_events, None, DEAD_AFTER])
-        events.send(_OPENED)
-    return opened.fetchone(), events.all()
+@dataclass(frozen=True, slots=True)
+class NextBatch:
+    """What asks for the next batch of a consumer without members, whose events will be read by `choice`.
+
+    `after_tick`: only if there is a tick after this one.
+    """
+
+    queue: str
+    consumer: str
+    max_events: int
+    choice: EventChoice
+    after_tick: int | None = None
+
+    def values(self) -> list[Any]:
+        """The arguments of gdq.next_events(), which knows no choice."""
+        few = FETCH_ROWS if self.choice == EventChoice() else None
+        return [self.queue, self.consumer, self.max_events, self.after_tick, few]
+
+    def found(self, rows: Sequence[TupleRow]) -> tuple[dict[str, Any], Iterator[Event] | None] | None:
+        """The batch in the rows of gdq.next_events(), and its events, if they came with it; None for no batch."""
+        if not rows:
+            return None
+        batch = dict(zip(_BATCH, rows[-1], strict=False))
+        return batch, (self._events(rows[:-1]) if batch["complete"] else None)
+
+    def _events(self, rows: Sequence[TupleRow]) -> Iterator[Event]:
+        yield from decode_events(self.choice)([row[len(_BATCH) :] for row in rows])
 
 
-class _FirstEvents:
-    """The events of a batch that is opened in the same round trip: send() in the pipeline, all() after it."""
+class Message:
+    """One message of a consumer to the server: a batch is finished, a tick is taken, and the next batch is asked for.
 
-    def __init__(self, connection: Connection[Any], choice: EventChoice) -> None:
+    Each in a transaction of its own: a tick is committed before the batch that ends with it. `finish` and `tick`: the
+    statements of what is done; None for nothing.
+    """
+
+    def __init__(
+        self, connection: Connection[Any], finish: Statement | None = None, tick: Statement | None = None
+    ) -> None:
         self._connection = connection
-        self._choice = choice
-        self._listed = connection.cursor(row_factory=tuple_row)
-        self._first = _cursor(connection)
+        self._finish = finish
+        self._tick = tick
+        self._finished = connection.cursor(row_factory=tuple_row)
+        self._commit = connection.cursor()
+        self._ticked = connection.cursor(row_factory=tuple_row)
+        self._opened = _cursor(connection)
 
-    def send(self, batch: str, values: Sequence[Any] = ()) -> None:
-        """Open the cursors and fetch from the first. `batch`: SQL of the batch's id and token, with `values`."""
-        name = _new_name()
-        self._listed.execute(_EVENTS.format(batch=batch).encode(), [*values, *self._choice.values(name)])
-        _fetch(self._first, f"{name}_0", FETCH_ROWS)
+    def send(self, transaction: ExitStack, ask: NextBatch) -> Sequence[TupleRow]:
+        """Send all in one round trip; returns the rows of gdq.next_events().
 
-    def all(self) -> Iterator[Event]:
-        """All events; those fetched, then the others."""
-        parts = self._choice.parts(self._listed.fetchall())
-        with mapped_errors():
-            fetched = _rows(self._first)
-            if parts.first is not None:
-                parts.first.add(fetched)
-            while (wanted := parts.wanted()) or parts.left():
-                _fetch_parts(self._connection, wanted)
-                yield from parts.take()
+        The batch's transaction is the block that `transaction` ends. It is begun here if there is no batch to finish,
+        and else goes on: so psycopg still keeps a handler from committing.
+        """
+        with one_round_trip(self._connection):
+            if self._finish is None:
+                transaction.enter_context(Transaction(self._connection))
+            else:
+                self._finished.execute(self._finish.query, self._finish.values)
+                self._commit.execute(_COMMIT, prepare=False)
+            if self._tick is not None:
+                self._ticked.execute(self._tick.query, self._tick.values)
+                self._connection.cursor().execute(_COMMIT, prepare=False)
+            self._opened.execute(_NEXT, ask.values())
+        return self._opened.fetchall()
+
+    @property
+    def committed(self) -> bool:
+        """Whether the batch is finished; also if what came after it failed."""
+        return self._commit.statusmessage == "COMMIT"
+
+    def row_of_finish(self) -> TupleRow:
+        """What the statement that finishes the batch returned."""
+        return self._finished.fetchall()[0]
+
+    def row_of_tick(self) -> TupleRow:
+        """What the tick's statement returned."""
+        return self._ticked.fetchall()[0]
+
+
+async def next_rows_async(connection: AsyncConnection[Any], ask: NextBatch) -> list[TupleRow]:
+    """The rows of gdq.next_events()."""
+    cursor = connection.cursor(row_factory=tuple_row, binary=True)
+    _adapt(cursor)
+    with mapped_errors():
+        await cursor.execute(_NEXT, ask.values())
+        return await cursor.fetchall()
 
 
 def read_events(connection: Connection[Any], batch_id: int, token: object, choice: EventChoice) -> Iterator[Event]:
     """The events of an open batch; the first round trip brings up to 500."""
-    first = _FirstEvents(connection, choice)
+    name, listed, first = _new_name(), connection.cursor(row_factory=tuple_row), _cursor(connection)
     with one_round_trip(connection):
-        first.send("%s, %s", [batch_id, token])
-    yield from first.all()
+        listed.execute(_OPEN_EVENTS, [batch_id, token, *choice.values(name)])
+        _fetch(first, f"{name}_0", FETCH_ROWS)
+    parts = choice.parts(listed.fetchall())
+    with mapped_errors():
+        if parts.first is not None:
+            parts.first.add(_rows(first))
+        while (wanted := parts.wanted()) or parts.left():
+            _fetch_parts(connection, wanted)
+            yield from parts.take()
 
 
 async def read_events_async(

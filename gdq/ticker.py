@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -13,10 +14,11 @@ from psycopg.rows import tuple_row
 
 from gdq.call import call
 from gdq.errors import ConnectionLost
-from gdq.qualified_sql import qualified
 from gdq.steps import AnyConnection, Statement, Steps, run
 
 log = logging.getLogger(__name__)
+
+_STEP = "select made, due, longest, seen, snapshot from gdq.tick_step(%s, %s, %s, %s, %s)"
 
 TICK_INTERVAL_SECONDS = 0.05
 
@@ -34,6 +36,12 @@ _BACK_OFF_SECONDS_MAX = 10.0
 # Commands that run for ever go on after these: a timeout that a connection string names or a pooler's sessions have, an
 # administrator who cancels a statement.
 TRANSIENT_ERRORS = (psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
+
+# While nothing happens, the event numbers are looked at after this share of the time since they moved, and a least
+# pause. A step asks for everything at least so often.
+_LOOK_SHARE = 0.05
+_LOOK_SECONDS_MIN = 0.001
+_ALL_SECONDS = 1.0
 
 # The estimated cost of a tick: weight of the last tick in the average, and upper bound.
 _AHEAD_SHARE = 0.2
@@ -71,7 +79,7 @@ def tick_all(connection: psycopg.Connection[Any], queue: str | None = None) -> i
 def _tick_all(connection: AnyConnection, queue: str | None) -> Steps[int]:
     made = 0
     single = yield from _may_be_single(connection)
-    while more := (yield from _tick(queue, TICK_INTERVAL_SECONDS, 0, None, single))[0]:
+    while more := (yield Statement("select gdq.ticker(%s)", [queue], alone=not single)):
         made += more
     return made
 
@@ -81,22 +89,6 @@ def _may_be_single(connection: AnyConnection) -> Steps[bool]:
     if not connection.autocommit:
         return False
     return bool((yield Statement("show default_transaction_isolation")) == "read committed")
-
-
-def _tick(queue: str | None, longest: float, ahead: float, lag: float | None, single: bool) -> Steps[tuple[int, float]]:
-    """Take a due tick; returns the number of ticks, and the seconds, at most `longest`, until the next; 0 after a tick.
-
-    `ahead`: the seconds that a tick takes until its commit; the tick is begun that much earlier. `lag`: seconds that
-    replace ticker_max_lag, if they are fewer. `single`: the statement needs no transaction around it.
-    """
-    # after a tick the pause is not computed: that would delay the tick's commit
-    query = qualified("""select made, case when made = 0 then gdq.tick_pause(%s, %s, %s, %s) else 0 end
-                 from gdq.ticker(%s, %s, %s) made""")
-    until, early = timedelta(seconds=longest), timedelta(seconds=ahead)
-    shorter = None if lag is None else timedelta(seconds=lag)
-    values = [queue, until, early, shorter, queue, early, shorter]
-    [row] = yield Statement(query, values, row=tuple_row, binary=single, alone=not single)
-    return row[0], row[1]
 
 
 def maintain(connection: psycopg.Connection[Any]) -> bool:
@@ -122,22 +114,30 @@ def _maintain_all(stop: Callable[[], bool]) -> Steps[bool]:
 class Housekeeping:
     """The work of a ticker in small steps, for a loop with other tasks.
 
-    To keep ticker_max_lag each tick is begun early, by the average time that ticks take. That time is measured from the
-    planned moment, which the caller's sleep passes a little, to the commit. `lag`: seconds in place of ticker_max_lag,
-    if they are fewer, for a caller who waits for changes.
+    While nothing happens, a step is a look at the event numbers, after a part of the time since they moved: at most
+    ticker_max_lag, and `interval_seconds`. A change after a quiet time has its tick at once. While changes come, ticks
+    are ticker_max_lag apart, and each is begun early, by the average time that ticks take. That time is measured from
+    the planned moment, which the caller's sleep passes a little, to the commit. `lag`: seconds between two ticks in
+    place of ticker_max_lag, if they are fewer, for a caller who waits for changes.
     """
 
     def __init__(
         self, queue: str | None = None, interval_seconds: float = TICK_INTERVAL_SECONDS, *, lag: float | None = None
     ) -> None:
         self._queue = queue
-        self._lag = lag
+        self._lag = None if lag is None else timedelta(seconds=lag)
         self._interval = interval_seconds
-        self._next_at = time.monotonic() + interval_seconds
         self._ahead = 0.0
         self._connection: AnyConnection | None = None
         self._single = False
         self._maintained_at = float("-inf")
+        # what the last step that asked for everything returned, see gdq.tick_step()
+        self._seen: str | None = None
+        self._snapshot: str | None = None
+        self._longest: float | None = None
+        # by time.monotonic(): when the numbers moved, and when the next step is due, must ask for everything, or must
+        # look for transactions that committed late
+        self._moved_at = self._next_at = self._all_at = self._snapshot_at = time.monotonic()
 
     @property
     def pause(self) -> float:
@@ -155,24 +155,22 @@ class Housekeeping:
         """The steps of step()."""
         if connection is not self._connection:
             self._connection, self._single = connection, (yield from _may_be_single(connection))
+            self._seen = None
         made = 0
         begun = time.monotonic()
         while True:
-            more, pause = yield from _tick(self._queue, self._interval, self._ahead, self._lag, self._single)
-            if not more:
-                break
-            if not made:
-                late = min(max(begun - self._next_at, 0), _LATE_SECONDS_MAX)
+            planned_at = self._next_at
+            [row] = yield replace(self.statement(), alone=not self._single)
+            more = self.take(row)
+            if more and not made:
+                late = min(max(begun - planned_at, 0), _LATE_SECONDS_MAX)
                 took = min(late + time.monotonic() - begun, _AHEAD_SECONDS_MAX)
                 self._ahead += (took - self._ahead) * _AHEAD_SHARE
             made += more
+            if not more or self._queue is not None:
+                break
             if stop():
                 return made
-            if self._lag is not None:
-                # while changes come, the next tick may be due before the caller has read those of this one
-                pause = self._lag
-                break
-        self._next_at = time.monotonic() + pause
         started = time.monotonic()
         if started - self._maintained_at >= _MAINTENANCE_SECONDS:
             more_due = yield from _maintain_all(
@@ -181,6 +179,36 @@ class Housekeeping:
             if not more_due:
                 self._maintained_at = time.monotonic()
         return made
+
+    def statement(self) -> Statement:
+        """The statement of the next step, to be run in a transaction of its own; its row is for take()."""
+        now = time.monotonic()
+        seen, snapshot = self._seen, None
+        if now >= self._snapshot_at:
+            snapshot = self._snapshot
+        if now >= self._all_at or (now >= self._snapshot_at and snapshot is None):
+            seen = None
+        return Statement(_STEP, [self._queue, timedelta(seconds=self._ahead), self._lag, seen, snapshot], row=tuple_row)
+
+    def take(self, row: Sequence[Any]) -> int:
+        """Note what a step has brought; returns the number of ticks."""
+        made, due, longest, seen, snapshot = row
+        now = time.monotonic()
+        if made:
+            self._seen = None
+            self._next_at = self._all_at = now + (due or 0)
+            return int(made)
+        if made is not None:
+            if seen != self._seen:
+                self._moved_at = now
+            self._seen, self._snapshot, self._longest = seen, snapshot, longest
+            self._all_at = now + (_ALL_SECONDS if due is None else min(due, _ALL_SECONDS))
+        most = self._interval if self._longest is None else min(self._longest, self._interval)
+        if made is not None or snapshot is not None:
+            self._snapshot_at = now + most
+        pause = most if self._longest is None else min((now - self._moved_at) * _LOOK_SHARE, most)
+        self._next_at = max(min(now + pause, self._all_at), now + _LOOK_SECONDS_MIN)
+        return 0
 
 
 def run_ticker(
@@ -191,7 +219,7 @@ def run_ticker(
 ) -> None:
     """Tick and maintain until `stop(seconds)`, which sleeps for that time, returns True; reconnects when cut off.
 
-    Checks every `interval_seconds`, or sooner if a tick is due before.
+    Looks for changes at least every `interval_seconds`, see Housekeeping.
     """
     housekeeping = Housekeeping(interval_seconds=interval_seconds)
 

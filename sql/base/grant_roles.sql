@@ -65,12 +65,12 @@ as $$
            -- consumers: check_consumer_role() allows a role its own
            ('{gdq_consumer,gdq_admin}',
             '{register_consumer,unregister_consumer,consumer_tables,register_member,unregister_member,
-              next_batch,touch_batch,get_batch,get_events,open_events,finish_batch,take_messages,
+              next_batch,next_events,touch_batch,get_batch,get_events,open_events,finish_batch,take_messages,
               batch_tables,batch_versions,batch_rows,batch_gaps,batch_sequences,table_columns,
               retry_event,put_aside,get_retries,retry_info,next_retry,set_retry_limit,
               dead_letter,dead_letters,replay_dead_letters,purge_dead_letters,
               position,tick_position,tick_nonce,check_position,
-              force_tick,tick_pause,ticker,check_tables,check_logs,maintain}'),
+              force_tick,tick_step,ticker,check_tables,check_logs,maintain}'),
            ('{gdq_consumer,gdq_admin}',
             '{seek,resynced,require_copy,copy_sql,check_captured,set_tables,pause,resume}'),
            -- administration of queues, typed reads of their logs, refreshes

@@ -25,7 +25,7 @@ begin
         from gdq.get_retries(b.batch_id, get_events.token) r;
   end if;
   -- a SELECT that is planned for the batch is worth its time where there are many rows
-  if b.event_seq - (select t.event_seq from gdq.tick t where t.tick_id = b.tick_from) <= read_max then
+  if gdq.events_by_number(b) <= read_max then
     begin
       events := gdq.usual_events_sql(b);
       if events is null then

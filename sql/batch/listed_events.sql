@@ -1,9 +1,9 @@
 -- Events as JSON with the types of their columns: the parts `events` and `retries` of open_events(). A cursor is read
 -- under the settings of its reader, and a value's text follows settings: so functions that pin these render it.
 
--- few_events(batch_id, token): the events of an open batch of few rows, by readers, as listed_events_sql() has them.
--- Writes: nothing. Errors: as get_events().
-create or replace function gdq.few_events(batch_id bigint, token uuid)
+-- few_events(b, token): the events of an open batch of few rows, by readers, as listed_events_sql() has them. Writes:
+-- nothing. Errors: as get_events().
+create or replace function gdq.few_events(b gdq.batch, token uuid)
   returns table (ev_id bigint, ev_txid bigint, ev_time timestamptz, op text, tbl text, key jsonb, old jsonb, new jsonb,
                  message text, origin text, retries integer, types jsonb)
   language plpgsql volatile rows 1000 security definer
@@ -13,7 +13,6 @@ create or replace function gdq.few_events(batch_id bigint, token uuid)
 as $$
 #variable_conflict use_column
 declare
-  b gdq.batch := gdq.open_batch(batch_id, token);
   events text;
 begin
   begin
@@ -34,7 +33,7 @@ begin
   return query execute gdq.listed_events_sql(events);
 end
 $$;
-comment on function gdq.few_events(bigint, uuid) is 'The events of a batch of few rows, by readers, for a cursor.';
+comment on function gdq.few_events(gdq.batch, uuid) is 'The events of a batch of few rows, by readers.';
 
 -- rendered_events(query): what a SELECT of listed_events_sql() gives. Writes: nothing.
 create or replace function gdq.rendered_events(query text)

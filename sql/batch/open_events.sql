@@ -3,7 +3,7 @@
 -- logs may read these cursors.
 -- The reader merges the parts `rows` and `events` by ev_id and ev_op; part `retries` comes before them.
 --   cursors: what the cursors' names begin with; they are cursors_0, cursors_1 ... The first one always exists, so that
---   its first rows can be fetched in the same round trip; without a batch (batch_id NULL) it is empty.
+--   its first rows can be fetched in the same round trip.
 --   images: both; or new: without old images. columns: only these columns of the images; NULL: all. A key is whole.
 -- Result: one row for each cursor, with its part. Part rows: ev_id, ev_txid, ev_time, ev_op (I, U, D; ! for a row
 -- written after an ALTER that capture had not followed), tbl, ev_origin, the old columns, then the new ones, in the
@@ -18,7 +18,7 @@ language plpgsql volatile rows 10 security definer
   set search_path = pg_catalog, pg_temp set enable_seqscan = off set max_parallel_workers_per_gather = 0
 as $$
 declare
-  b gdq.batch;
+  b gdq.batch := gdq.open_batch(batch_id, token);
   opened refcursor;
   number integer := 0;
   p record;
@@ -27,10 +27,7 @@ begin
     raise exception 'images must be both or new, not %', coalesce(images, 'NULL')
       using errcode = 'invalid_parameter_value';
   end if;
-  if batch_id is not null then
-    b := gdq.open_batch(batch_id, token);
-    perform gdq.require_read_committed('open_events');
-  end if;
+  perform gdq.require_read_committed('open_events');
   for p in select * from gdq.event_parts(b, token, images, columns) loop
     opened := cursors || '_' || number;
     open opened no scroll for execute p.query;
@@ -40,10 +37,8 @@ begin
     layout := p.layout;
     return next;
   end loop;
-  if b.batch_id is not null then
-    -- as in get_batch()
-    perform gdq.require_held(b, token);
-  end if;
+  -- as in get_batch()
+  perform gdq.require_held(b, token);
 end
 $$;
 comment on function gdq.open_events(bigint, uuid, text, text, text[]) is
@@ -63,17 +58,13 @@ declare
   -- up to this number of events readers give the rows
   read_max constant bigint := 1000;
 begin
-  if b.batch_id is null then
-    return query select 'events', null::jsonb, gdq.listed_events_sql(gdq.with_types(null, gdq.no_events_sql()));
-    return;
-  end if;
   if exists (select from gdq.retry_delivery d where d.batch_id = b.batch_id) then
     return query select 'retries', null::jsonb, gdq.retries_sql(b.batch_id, token);
   end if;
   -- readers give whole images; where there are many rows, a SELECT that is planned for them is worth its time
-  if images = 'both' and columns is null
-     and b.event_seq - (select t.event_seq from gdq.tick t where t.tick_id = b.tick_from) <= read_max then
-    return query select 'events', null::jsonb, format('select * from gdq.few_events(%L, %L)', b.batch_id, token);
+  if images = 'both' and columns is null and gdq.events_by_number(b) <= read_max then
+    return query select 'events', null::jsonb,
+      format('select * from gdq.few_events(gdq.open_batch(%L, %2$L), %2$L)', b.batch_id, token);
     return;
   end if;
   for v in select tv.version_id, gdq.snapshot_max(b.snapshot_from, c.snapshot) as start

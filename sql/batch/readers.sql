@@ -74,6 +74,18 @@ end
 $$;
 comment on function gdq.may_have_reader(gdq.table_version) is 'Whether a reader can be made for a version.';
 
+-- events_by_number(b): how many event numbers were given out between the ticks of a batch. Those of transactions that
+-- were rolled back or commit later count, and those that were given out before do not. NULL when its first tick is
+-- gone. Writes: nothing.
+create or replace function gdq.events_by_number(b gdq.batch) returns bigint
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+begin
+  return b.event_seq - (select t.event_seq from gdq.tick t where t.tick_id = b.tick_from);
+end
+$$;
+comment on function gdq.events_by_number(gdq.batch) is 'How many event numbers a batch spans.';
+
 -- usual_events_sql(b, typed): SELECT of all events of a batch, unsorted, in one look at the control tables; NULL where
 -- subscription_events_sql() has to look closer: there are no rows, the event log holds rows or was lost, the
 -- subscription skips origins, or a log has no reader yet. As reader_call().

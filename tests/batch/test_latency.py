@@ -10,13 +10,14 @@ import psycopg
 import pytest
 from psycopg.pq import TransactionStatus
 
+from gdq.batch import Batch
 from gdq.consumer import Consumer
 from gdq.errors import StaleBatch
 from gdq.ticker import Housekeeping
 from tests.support.programs import gdq
 from tests.support.retry_shop import RetryShop, open_shop
 from tests.support.server import Database
-from tests.support.waiting import SECONDS
+from tests.support.waiting import SECONDS, until
 
 
 @pytest.fixture
@@ -55,6 +56,89 @@ def test_a_batch_takes_two_round_trips(shop: RetryShop, tmp_path: Path) -> None:
             consumer.connection.pgconn.trace(file.fileno())
     assert read == [0, 1, 2]
     assert round_trips(trace) == 2
+
+
+def test_a_batch_that_follows_takes_one_round_trip(shop: RetryShop, tmp_path: Path) -> None:
+    """It is brought, with its events, by the message that ends the one before."""
+    trace = tmp_path / "trace"
+    read = []
+    with trace.open("w") as file, Consumer(shop.db.dsn, "q", "c", max_events=1) as consumer:
+        for batch in consumer.batches(once=True):
+            read += [(event.key or {})["id"] for event in batch.events()]
+            consumer.connection.pgconn.untrace()
+            if len(read) == 3:
+                break
+            file.truncate(0)
+            consumer.connection.pgconn.trace(file.fileno())
+    assert read == [0, 1, 2]
+    assert round_trips(trace) == 1
+
+
+def test_a_tick_is_committed_before_its_batch(shop: RetryShop) -> None:
+    """The consumer takes the ticks itself, each with the message that ends a batch and asks for the next one."""
+    shop.connection.execute("update gdq.queue set ticker_max_lag = '0'")
+    read: list[int] = []
+    with Consumer(shop.db.dsn, "q", "c") as consumer:
+        for batch in consumer.batches(timeout=SECONDS):
+            assert shop.value("select max(tick_id) from gdq.tick") >= batch.tick_to
+            if found := [(event.key or {})["id"] for event in batch.events()]:
+                read += found
+                shop.connection.execute("insert into orders values (%s)", [100 + len(read)])
+            if len(read) > 20:
+                break
+    assert read == [0, 1, 2, *range(103, 121)]
+
+
+@pytest.mark.parametrize("fault", ["refused", "constraint"])
+def test_a_batch_that_cannot_be_finished_has_no_next_one(shop: RetryShop, fault: str) -> None:
+    """Although the next one was asked for in the same message."""
+    error = StaleBatch if fault == "refused" else psycopg.errors.UniqueViolation
+    shop.connection.execute("alter table seen add unique (ev_id) deferrable initially deferred")
+    with Consumer(shop.db.dsn, "q", "c", max_events=1) as consumer:
+
+        def work() -> None:
+            for number, batch in enumerate(consumer.batches(once=True)):
+                assert [event.key for event in batch.events()] == [{"id": number}]
+                batch.connection.execute("insert into seen values (%s)", [0 if fault == "constraint" else number])
+                if fault == "refused" and number == 1:
+                    batch.token = uuid4()
+
+        with pytest.raises(error):
+            work()
+        assert consumer.connection.info.transaction_status == TransactionStatus.IDLE
+        assert shop.connection.execute("select ev_id from seen").fetchall() == [(0,)]
+        assert keys(consumer) == [1, 2]
+
+
+def test_a_batch_is_finished_though_the_next_one_cannot_be_opened(shop: RetryShop) -> None:
+    signature = "gdq.next_events(text, text, integer, bigint, integer)"
+    taken: list[Batch] = []
+    with Consumer(shop.db.dsn, "q", "c", max_events=1) as consumer:
+
+        def work() -> None:
+            for batch in consumer.batches(once=True):
+                taken.append(batch)
+                assert len(list(batch.events())) == 1
+                shop.connection.execute(f"alter function {signature} rename to gone".encode())
+
+        with pytest.raises(psycopg.errors.UndefinedFunction):
+            work()
+        assert [batch.finished for batch in taken] == [True]
+        assert consumer.connection.info.transaction_status == TransactionStatus.IDLE
+        shop.connection.execute(
+            f"alter function {signature.replace('next_events', 'gone')} rename to next_events".encode()
+        )
+        assert keys(consumer) == [1, 2]
+
+
+def test_a_handler_may_not_commit(shop: RetryShop) -> None:
+    """Neither in the first batch, nor in one that came with the end of another."""
+    with Consumer(shop.db.dsn, "q", "c", max_events=1) as consumer:
+        for batch in consumer.batches(once=True):
+            assert len(list(batch.events())) == 1
+            with pytest.raises(psycopg.ProgrammingError, match="commit"):
+                batch.connection.commit()
+        assert keys(consumer) == []
 
 
 def test_a_batch_that_is_refused_at_its_end_leaves_nothing(shop: RetryShop) -> None:
@@ -117,15 +201,32 @@ def test_the_ticker_measures_what_its_ticks_take(shop: RetryShop) -> None:
     assert min(pauses[-3:]) < 0.200 - 0.020 - 0.015
 
 
-def test_nothing_to_tick_is_looked_for_at_leisure(shop: RetryShop) -> None:
-    pause = "select gdq.tick_pause(null, '10 min')"
-    assert shop.value(pause) == 600
-    shop.connection.execute("update gdq.queue set ticker_max_lag = '0'; insert into orders values (9)")
-    assert shop.value(pause) == 0.001
-    shop.connection.execute("select gdq.pause('q')")
-    assert shop.value(pause) == 600
-    shop.connection.execute("select gdq.drop_queue('q', true)")
-    assert shop.value(pause) == 600
+def test_looks_get_rarer_while_nothing_happens(shop: RetryShop) -> None:
+    """A change after that has its tick at the next look; the one after it waits for ticker_max_lag."""
+    quiet = "update gdq.tick set created_at = created_at - interval '1 minute'"
+    shop.connection.execute(f"update gdq.queue set ticker_max_lag = '30 s'; {quiet}")
+    housekeeping = Housekeeping("q", interval_seconds=60)
+    with shop.db.connect() as ticker:
+        assert housekeeping.step(ticker) == 0
+        assert housekeeping.pause <= 0.001
+        until(lambda: housekeeping.step(ticker) == 0 and housekeeping.pause > 0.02)
+        shop.connection.execute("insert into orders values (9)")
+        assert housekeeping.step(ticker) == 1
+        assert 10 < housekeeping.pause <= 30
+
+
+def test_a_commit_that_moves_no_number_is_found(shop: RetryShop) -> None:
+    """Its number was given out before the last tick."""
+    with shop.db.connect() as late, shop.db.connect() as ticker:
+        late.execute("begin; insert into orders values (9)")
+        shop.insert(10)
+        shop.connection.execute("update gdq.queue set ticker_max_lag = '1 ms'")
+        housekeeping = Housekeeping("q", interval_seconds=0.01)
+        until(lambda: housekeeping.step(ticker) == 0 and housekeeping.pause > 0)
+        late.execute("commit")
+        until(lambda: housekeeping.step(ticker))
+    with Consumer(shop.db.dsn, "q", "c") as consumer:
+        assert sorted(keys(consumer)) == [0, 1, 2, 9, 10]
 
 
 def test_ticks_of_a_role_that_prefers_serializable(shop: RetryShop) -> None:

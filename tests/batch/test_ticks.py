@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import psycopg
@@ -62,7 +63,6 @@ def test_due_by_a_lag_of_the_caller(stage: Stage) -> None:
     assert stage.value(soon) == 0
     stage.insert()
     assert ticker(stage) == 0
-    assert stage.value("select gdq.tick_pause('q', '10 min', lag => '1 ms')") == 0.001
     assert stage.value("select gdq.ticker('q', lag => '1 day')") == 0
     assert stage.value(soon) == 1
     assert stage.value(soon) == 0
@@ -117,11 +117,13 @@ def test_writer_that_commits_on_an_idle_queue_is_delivered(stage: Stage, newest:
 NEED_FRESH_SNAPSHOTS = (
     "force_tick('q')",
     "ticker()",
+    "tick_step()",
     "maintain()",
     "check_tables()",
     "truncate_segment(1, null, 'acct')",
     "register_consumer('q', 'd')",
     "next_batch('q', 'c')",
+    "next_events('q', 'c')",
     "finish_batch(1, gen_random_uuid())",
     "retry_event(1, gen_random_uuid(), 1)",
     "begin_refresh('q', 'c')",
@@ -154,7 +156,7 @@ def test_refused_in_an_old_snapshot(stage: Stage, level: str) -> None:
 def test_refused_in_a_transaction_that_has_written(stage: Stage) -> None:
     """Its own snapshot would count it as finished, and its later changes would be lost."""
     session = stage.session()
-    for call in ("force_tick('q')", "ticker()", "register_consumer('q', 'd')"):
+    for call in ("force_tick('q')", "ticker()", "tick_step()", "register_consumer('q', 'd')"):
         session.execute("begin")
         stage.insert(session)
         assert refused(session, f"select gdq.{call}") == "GDQ04"
@@ -195,20 +197,80 @@ def test_ticker_leaves_a_queue_to_another_ticker(stage: Stage) -> None:
     stage.finish()
 
 
-def test_pause_ends_when_a_tick_is_due(stage: Stage) -> None:
-    pause = "select gdq.tick_pause('q', '10 min')"
+Step = tuple[int | None, float | None, float | None, str | None, str | None]
+
+
+def step(stage: Stage, queue: str | None = "q", seen: str | None = None, snapshot: str | None = None) -> Step:
+    """The ticks made, when the next is due, the longest pause between looks, the numbers and the snapshot seen."""
+    query = "select made, due, longest, seen, snapshot from gdq.tick_step(%s, seen => %s, snapshot => %s)"
+    row: Step | None = stage.owner.execute(query, [queue, seen, snapshot]).fetchone()
+    assert row
+    return row
+
+
+def calm(stage: Stage, queue: str | None = "q") -> Step:
+    """A step once the last tick is older than ticker_max_lag, and nothing has come since."""
+    until(lambda: step(stage, queue)[4])
+    return step(stage, queue)
+
+
+def does_nothing(stage: Stage, queue: str | None = "q") -> bool:
+    """Whether nothing is done under the snapshot of the last step; autovacuum, too, may have changed it."""
+    *_, seen, snapshot = calm(stage, queue)
+    return step(stage, queue, seen, snapshot) == (None, None, None, seen, snapshot)
+
+
+def test_a_step_says_when_a_tick_is_due(stage: Stage) -> None:
     stage.owner.execute("update gdq.queue set ticker_max_lag = '8 s'")
     stage.tick()
-    assert 0 < stage.value(pause) < 8  # for what may come
+    made, due, longest, seen, snapshot = step(stage)  # for what may come
+    assert (made, longest, seen, snapshot) == (0, None, "{}", None)
+    assert due is not None
+    assert 0 < due <= 8
     stage.insert()
-    assert 0 < stage.value(pause) < 8
-    assert stage.value("select gdq.tick_pause('q')") == 0.05
-    stage.tick()
-    stage.owner.execute("update gdq.queue set ticker_max_lag = '20 ms'")
-    until(lambda: stage.value(pause) == 0.02)  # a tick would be due with the first event
-    stage.insert()
+    made, due, *_ = step(stage)
+    assert made == 0
+    assert due is not None
+    assert 0 < due <= 8
     stage.owner.execute("update gdq.queue set ticker_max_lag = '1 ms'")
-    until(lambda: stage.value(pause) == 0.001)
+    until(lambda: step(stage)[0] == 1)
+    made, due, longest, seen, snapshot = calm(stage)
+    assert (made, longest) == (0, 0.001)  # a tick would be due with the first event
+    assert due is not None
+    assert 3000 < due <= 3600  # ticker_idle_period
+    stage.insert()
+    made, due, *_ = step(stage, seen=seen)
+    assert made == 1
+    assert due is not None
+    assert due <= 0.001
+
+
+def test_a_step_does_nothing_while_the_numbers_stay(stage: Stage) -> None:
+    stage.owner.execute("update gdq.queue set ticker_max_lag = '1 ms'")
+    late = stage.session()
+    late.execute("begin")
+    stage.insert(late)
+    stage.tick()
+    until(lambda: does_nothing(stage))
+    *_, seen, snapshot = calm(stage)
+    late.execute("commit")
+    assert step(stage, seen=seen) == (None, None, None, seen, None)
+    assert step(stage, seen=seen, snapshot=snapshot)[0] == 1
+
+
+def test_a_step_of_all_queues(stage: Stage) -> None:
+    """A tick says nothing about the others; a paused queue is not looked at."""
+    stage.owner.execute("update gdq.queue set ticker_max_lag = '1 ms'")
+    stage.owner.execute("select gdq.create_queue('r', ticker_max_lag => '1 ms', ticker_idle_period => '1 hour')")
+    *_, seen, _ = calm(stage, None)
+    assert len(json.loads(seen or "")) == 2
+    stage.insert()
+    assert step(stage, None, seen) == (1, None, None, None, None)
+    stage.owner.execute("select gdq.pause('q'), gdq.pause('r')")
+    assert calm(stage, None)[:4] == (0, None, None, "{}")
+    until(lambda: does_nothing(stage, None))
+    stage.owner.execute("select gdq.drop_queue('q', true)")
+    assert refused(stage.owner, "select gdq.tick_step('q')") == "42704"
 
 
 def test_ticker_serves_all_queues(stage: Stage) -> None:
@@ -285,7 +347,8 @@ def test_intervals_of_a_queue_have_an_upper_bound(stage: Stage) -> None:
         with pytest.raises(psycopg.errors.InvalidParameterValue, match=f"setting {setting} of queue"):
             stage.owner.execute(query.encode())
         stage.owner.execute(query.replace("178000000", "1000").encode())
-    stage.owner.execute("select gdq.ticker('q'), gdq.tick_pause('q'), gdq.maintain()")
+    stage.owner.execute("select gdq.tick_step('q')")
+    stage.owner.execute("select gdq.maintain()")
     assert stage.value("select count(*) from gdq.doctor() where severity = 'error'") == 0
     failed = "select count(*) from gdq.doctor(patience => '178000000 years') where code = 'check_failed'"
     assert stage.value(failed) == 0

@@ -199,7 +199,7 @@ async def cancel(shop: Database, source: Any, stage: str, blocker: psycopg.Conne
     if stage == "handling":
         await reached.wait()
     else:
-        at = "state = 'idle' and query like '%gdq.ticker%'" if stage == "waiting" else "wait_event_type = 'Lock'"
+        at = "state = 'idle' and query like '%gdq.tick_step%'" if stage == "waiting" else "wait_event_type = 'Lock'"
         await asyncio.to_thread(until, lambda: connections(shop, at) == 1)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

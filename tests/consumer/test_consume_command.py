@@ -275,7 +275,7 @@ def test_ticker_ends_by_signal_and_survives_a_cut(shop: Database) -> None:
     with shop.connect("su") as su:
         # at work: a first connection that is lost before that is not tried again
         query = """select pg_terminate_backend(pid) from pg_stat_activity
-                    where application_name = 'gdq ticker' and query ~ 'gdq.tick_pause'"""
+                    where application_name = 'gdq ticker' and query ~ 'gdq.tick_step'"""
         until(lambda: su.execute(query).rowcount == 1)
         last = "select max(tick_id) from gdq.tick"
         before = su.execute(last).fetchone()

@@ -189,7 +189,6 @@ def test_events_may_be_read_in_part_and_again(shop: Database) -> None:
 
 def test_a_tick_wakes_the_consumer(shop: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gdq.listener._PAUSE_SECONDS_MAX", 2 * SECONDS)
-    monkeypatch.setattr("gdq.listener.TICK_INTERVAL_SECONDS", 2 * SECONDS)
     monkeypatch.setattr("gdq.listener._LOOK_SECONDS", 2 * SECONDS)
     with shop.connect() as connection, Consumer(shop.dsn, "q", "c") as consumer:
         connection.execute("select gdq.drop_queue('q', true)")

@@ -10,10 +10,11 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
+from click.testing import CliRunner
 
 pytest.importorskip("bench.results", reason="an sdist has no benchmarks")
 
-from bench import reading
+from bench import beside, reading
 from bench.contenders import CONTENDERS
 from bench.figures import Goal, Ratio, ratio
 from bench.packages import BenchError
@@ -251,6 +252,21 @@ def test_a_tiny_run(tmp_path: Path) -> None:
     again = subprocess.run([*command, "--only-write"], check=False, capture_output=True, text=True)
     assert again.returncode == done.returncode, again.stderr
     assert (written.read_text(), len(kept.read_text().splitlines())) == (text, before)
+
+
+def test_two_states_are_compared_by_their_medians() -> None:
+    runs = [{"rate": 10, "p50": 2.0, "p99": 8.0}, {"rate": 100, "p50": 3.0, "p99": 9.0}]
+    batch = {"tick": 0.3, "all statements": 2.0, "Consumer, one batch": 1.5}
+    found = beside.small_batch(batch) | beside.latency(runs)
+    assert found["10/s, p99, ms"] == 8.0
+    there = [{name: value * factor for name, value in found.items()} for factor in (9, 2, 4)]
+    assert beside.compare([found, found], there)["100/s, p50, ms"] == (3.0, 12.0, 0.25)
+
+
+def test_a_folder_that_is_no_checkout_is_named(tmp_path: Path) -> None:
+    done = CliRunner().invoke(beside.main, [str(tmp_path)])
+    assert done.exit_code == 1
+    assert done.output == f"Error: {tmp_path} has no bench/small_batch.py: name a checkout of gdq\n"
 
 
 def test_a_ratio_to_noise_is_none() -> None:

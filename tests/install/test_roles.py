@@ -121,12 +121,30 @@ def test_a_consumer_reads_under_its_own_role(shop: Tap) -> None:
         assert (info.unread_events, info.owner_role) == (0, "mirror")
 
 
+def test_a_consumer_reads_batches_with_their_events(shop: Tap) -> None:
+    """Again by cursors: the same. What is left out of one batch's events is not left out of the next one's."""
+    shop.owner.execute("select gdq.create_readers()")
+    for key in range(1, 5):
+        shop.write(f"insert into t values ({key}, 'a')", f"update t set v = 'b' where id = {key}")
+        shop.owner.execute("select gdq.force_tick('q')")
+    read: list[Any] = []
+    with Consumer(shop.db.server.conninfo("mirror", shop.db.name, PASSWORD), "q", "m", max_events=1) as consumer:
+        for batch in consumer.batches(once=True):
+            events = list(batch.events())
+            assert events == list(batch.events())
+            read += [(event.op, event.new) for event in events]
+            if len(read) == 4:
+                assert [event.old for event in batch.events(images="new", columns=["id"])] == [None, None]
+    assert read == [(op, {"id": key, "v": v}) for key in (1, 2, 3, 4) for op, v in (("insert", "a"), ("update", "b"))]
+
+
 def test_another_role_gets_nothing(shop: Tap) -> None:
     shop.write("insert into t values (1, 'a')", "grant usage on schema shop to rival", "grant select on t to rival")
     foreign = 'consumer "m" of queue "q" belongs to role mirror'
     with session(shop.db, "mirror") as mirror, session(shop.db, "rival") as rival:
         mirror.execute("select gdq.force_tick('q')")
         refused(rival, "select * from gdq.next_batch('q', 'm')", match=foreign)
+        refused(rival, "select * from gdq.next_events('q', 'm')", match=foreign)
         refused(rival, "select gdq.unregister_consumer('q', 'm')", match=foreign)
         batch = mirror.execute("select batch_id, token from gdq.next_batch('q', 'm')").fetchone()
         assert batch
