@@ -18,27 +18,40 @@ from psycopg import Connection
 from gdq.batch import Batch
 from gdq.call import scalar
 from gdq.consumers.replica.batch_changes import BatchChanges, CopyAgain, Move, TableChanges, changes_of, copy_first
-from gdq.consumers.replica.change_reader import SIDE_BY_SIDE, ChangeReader
-from gdq.consumers.replica.changes import Applied, make_stage, netted_sql, stage_changes
+from gdq.consumers.replica.changes import (
+    IN_STAGE,
+    Applied,
+    Staged,
+    make_stage,
+    netted_sql,
+    stage_again,
+    stage_changes,
+    tells_pairs,
+)
 from gdq.consumers.replica.column_changes import VersionGoneError, change_columns, source_columns
 from gdq.consumers.replica.dead_letters import DeadLetters
 from gdq.consumers.replica.joint_apply import table_applier
-from gdq.consumers.replica.last_images import in_doubt, last_images_sql, numbers_tell
+from gdq.consumers.replica.last_images import last_images_sql, numbers_tell
 from gdq.consumers.replica.origin import PassedOrigins
 from gdq.consumers.replica.policy import Policies
 from gdq.consumers.replica.sequences import set_sequences
 from gdq.consumers.replica.source_tables import SourceTable, source_tables
+from gdq.consumers.replica.staging_ahead import READING, StagingAhead, Wanted
 from gdq.consumers.replica.state import ReplicaState
 from gdq.consumers.replica.table import Fires, ReplicaTable, describe_table
 from gdq.consumers.replica.table_ddl import OnDrop, leave_table, rename_table
 from gdq.consumers.replica.version_rows import version_rows
 from gdq.errors import GdqError, mapped_errors
 
-# Rows of a batch from which on it is worth the statements to begin with the next one.
+# Rows of a batch from which on it is worth the statements to stage what comes next meanwhile, and how many tables.
 _AHEAD_ROWS = 1_000
+_AHEAD_TABLES = 4
 
 # How a batch is written. What is staged is sorted in memory; a small sample of it tells enough.
 _WRITING = "set local default_statistics_target = 10; set local work_mem = '64MB'"
+
+# A consumer that moves back, as its server crashes, does no harm: the target's position decides.
+_MOVING = {"synchronous_commit": "off"}
 
 # Batches whose images are added up after one with a key in doubt: it had to be read twice.
 _DOUBTFUL_BATCHES = 10
@@ -86,12 +99,15 @@ class BatchApplier:
         self._target = state.connection
         self._state = state
         self._fires = fires
-        self._reader = ChangeReader(source)
+        self._ahead = StagingAhead(source, self._target)
+        # rows of the last batch, and of this one so far
+        self._rows_before = self._rows_staged = 0
         self._letters = DeadLetters(self._target, state.name)
         self.tables = table_applier(state, policies, self._letters, fires)
         self._rows: dict[tuple[int, str, tuple[int, ...]], _LogRows | None] = {}
         self._doubtful: dict[str, int] = {}
-        self._read_ahead: Callable[[], None] | None = None
+        self._begin_ahead: Callable[[], None] = lambda: None
+        self._following: list[Wanted] | None = None
         self._passed = passed
         self._on_drop = on_drop
         self._tell = tell
@@ -104,8 +120,7 @@ class BatchApplier:
 
         `following`: opens the next batch, in the open transaction of the source, for the source to begin with it.
         """
-        self._reader.prepare()
-        self._rows.clear()
+        self._prepare()
         # all that is asked about the batch comes before it may be finished
         changes = changes_of(self._source, self._state, self._passed, batch, all_sequences=not self._sequences_set)
         applied = Applied()
@@ -117,9 +132,7 @@ class BatchApplier:
                 self._empty([name for name, found in changes.tables.items() if found.truncated is not None])
             names = sorted(changes.tables)
             for place, name in enumerate(names, 1):
-                self._reader.then = self._queries(batch, names[place:], changes)
-                is_last = place == len(names) and changes.plain
-                self._read_ahead = partial(self._begin_following, following) if is_last else None
+                self._begin_ahead = partial(self._stage_ahead, batch, names[place:], changes, following)
                 with _placed(batch):
                     applied += self._apply_table(batch, name, changes.tables[name])
             with _placed(batch):
@@ -143,11 +156,19 @@ class BatchApplier:
         log_rows = self._passed.without(table, log_rows) if captured.origin else log_rows
         net = netted_sql(table, log_rows, None, whole=self.tables.needs_whole(table))
 
-        def stage() -> bool:
-            stage_changes(ChangeReader(reader), self._target, table, net, paired=True)
-            return True
+        def stage() -> Staged:
+            stage_changes(reader, self._target, table, net, paired=True)
+            return Staged(paired=tells_pairs(table))
 
         self.tables.apply(table, stage, self._state.tick)
+
+    def _prepare(self) -> None:
+        """Make the open transaction of the source one that reads a batch's rows, and moves the consumer."""
+        self._source.execute("; ".join(f"set local {name} = '{value}'" for name, value in (READING | _MOVING).items()))
+        self._ahead.give_back()
+        self._rows.clear()
+        self._following = None
+        self._rows_before, self._rows_staged = self._rows_staged, 0
 
     def describe(
         self,
@@ -193,8 +214,8 @@ class BatchApplier:
         self.tables.policies.check_tables(tables)
 
     def close(self) -> None:
-        """End the sessions that read ahead."""
-        self._reader.close()
+        """End the sessions that stage ahead."""
+        self._ahead.close()
 
     def forget_tables(self) -> None:
         """Look at the tables anew when they are needed next."""
@@ -265,63 +286,79 @@ class BatchApplier:
             return self.tables.apply(table, partial(self._stage_nothing, table), batch.tick_to)
         return Applied()
 
-    def _stage(self, name: str, rows: _LogRows, found: TableChanges, *, add_up: bool) -> bool:
-        """Fill the staging table with a table's net change; True, as the source tells which rows are pairs.
-
-        `add_up`: with the old rows of pairs.
-        """
+    def _stage(self, name: str, rows: _LogRows, found: TableChanges, *, add_up: bool) -> Staged:
+        """Stage a table's net change. `add_up`: with the old rows of pairs, and where it may be edited."""
         takes_last = not add_up and self._takes_last(name, rows)
-        query = self._net_sql(rows, found, takes_last=takes_last)
-        stage_changes(self._reader, self._target, rows.table, query, paired=True)
-        if takes_last and in_doubt(self._target):
+        staged = self._staged(rows, found, takes_last=takes_last, only_read=not add_up)
+        if takes_last and staged.doubtful:
             self._doubtful[name] = _DOUBTFUL_BATCHES
-            query = self._net_sql(rows, found, takes_last=False)
-            stage_changes(self._reader, self._target, rows.table, query, paired=True)
+            staged = self._staged(rows, found, takes_last=False, only_read=True)
         elif self._doubtful.get(name):
             self._doubtful[name] -= 1
-        if self._read_ahead is not None:
-            self._read_ahead()
-            self._read_ahead = None
-        return True
+        self._begin_ahead()
+        return staged
 
-    def _stage_nothing(self, table: ReplicaTable) -> bool:
+    def _staged(self, rows: _LogRows, found: TableChanges, *, takes_last: bool, only_read: bool) -> Staged:
+        """Where a table's net change is staged by now: `only_read` where it may be left if nothing is refused."""
+        query = self._net_sql(rows, found, takes_last=takes_last)
+        ahead = self._ahead.taken(query)
+        staged = Staged(paired=tells_pairs(rows.table))
+        if ahead is None:
+            self._rows_staged += stage_changes(self._source, self._target, rows.table, query, paired=True)
+            return staged.counted(self._target) if takes_last else staged
+        self._rows_staged += (ahead.coming or 0) + (ahead.going or 0)
+        if only_read and rows.numbers_tell:
+            return ahead
+        stage_again(self._target, rows.table, ahead)
+        return staged
+
+    def _stage_nothing(self, table: ReplicaTable) -> Staged:
         """Make the staging table of a table without changes."""
         make_stage(self._target, table)
-        return False
+        return IN_STAGE
 
-    def _begin_following(self, following: Callable[[], Batch | None]) -> None:
-        """Have the source begin with the first tables of the next batch, whose own turn decides whether that was right.
+    def _stage_ahead(
+        self, batch: Batch, names: Sequence[str], changes: BatchChanges, following: Callable[[], Batch | None]
+    ) -> None:
+        """Have these tables staged, which come next, and then the first ones of the next batch."""
+        if max(self._rows_before, self._rows_staged) < _AHEAD_ROWS:
+            return
+        wanted, are_all = self._wanted(batch, names, changes)
+        if are_all and changes.plain:
+            if self._following is None:
+                self._following = self._wanted_of(following)
+            wanted += self._following
+        self._ahead.begin(wanted)
+
+    def _wanted_of(self, following: Callable[[], Batch | None]) -> list[Wanted]:
+        """What the first tables of the next batch want, whose own turn decides whether that was right.
 
         Whatever speaks against it shows in that turn, too.
         """
-        if self._reader.copied < _AHEAD_ROWS:
-            return
         try:
             with self._source.transaction():
-                batch, queries = following(), list[str]()
-                if batch is not None:
-                    changes = changes_of(self._source, self._state, self._passed, batch)
-                    queries = self._queries(batch, sorted(changes.tables), changes) if changes.plain else []
+                batch = following()
+                if batch is None:
+                    return []
+                changes = changes_of(self._source, self._state, self._passed, batch)
+                return self._wanted(batch, sorted(changes.tables), changes)[0] if changes.plain else []
         except (CopyAgain, GdqError, psycopg.Error):
-            return
-        self._reader.begin(*queries)
+            return []
 
     def rest(self) -> None:
         """Give up what was begun for a batch that does not come next, or not at once."""
-        self._reader.begin()
+        self._ahead.begin([])
 
-    def _queries(self, batch: Batch, names: Sequence[str], changes: BatchChanges) -> list[str]:
-        """The SELECTs of the first of these tables, which may be read ahead."""
-        queries: list[str] = []
+    def _wanted(self, batch: Batch, names: Sequence[str], changes: BatchChanges) -> tuple[list[Wanted], bool]:
+        """What the first of these tables want that may be staged ahead; True if these are all."""
+        wanted: list[Wanted] = []
         for name in names:
             found = changes.tables[name]
-            if found.made or len(found.log_rows) != 1:
-                break  # its columns change
+            if found.made or len(found.log_rows) != 1 or len(wanted) == _AHEAD_TABLES:
+                return wanted, False  # its columns change, or it has time
             if (rows := self._read_rows(batch, name, found.log_rows)) is not None:
-                queries.append(self._net_sql(rows, found, takes_last=self._takes_last(name, rows)))
-            if len(queries) == SIDE_BY_SIDE:
-                break
-        return queries
+                wanted.append(Wanted(rows.table, self._net_sql(rows, found, takes_last=self._takes_last(name, rows))))
+        return wanted, True
 
     def _takes_last(self, name: str, rows: _LogRows) -> bool:
         """True if a table's last images are taken for what is left of each key."""

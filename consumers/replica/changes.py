@@ -8,17 +8,17 @@ Of a table without a key remains each image as often as it came or went (whole_r
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
 from psycopg import Connection
 
-from gdq.consumers.replica.change_reader import ChangeReader
 from gdq.consumers.replica.same_rows import found_whole_sql, same_whole_sql
 from gdq.consumers.replica.table import ReplicaTable
 from gdq.consumers.views.change_source import NEW_OPS, OLD_OPS
+from gdq.consumers.views.row_copy import copy_rows
 from gdq.sql_text import quote, raw
 
 STAGE_NAME = "gdq_replica_stage"
@@ -49,6 +49,39 @@ class Applied:
             self.conflicts + other.conflicts,
             self.dead_letters + other.dead_letters,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """Where a table's net change is staged, and what is known of it.
+
+    `name`: STAGE, which may be edited, or a table that is only read. `paired`: it is as netted_sql() or
+    last_images_sql() has filled it, and may tell which rows are pairs. `coming`, `going`: the rows that the target will
+    have, and those that it had; None if nobody has counted them. `doubtful`: keys are among them whose changes are to
+    be added up.
+    """
+
+    name: str = STAGE
+    paired: bool = False
+    coming: int | None = None
+    going: int | None = None
+    doubtful: bool = False
+
+    def counted(self, target: Connection[Any]) -> Staged:
+        """The same with the numbers of rows."""
+        if self.coming is not None:
+            return self
+        # a pair may be staged by its new row alone
+        old = "is_new = paired" if self.paired else "not is_new"
+        query = f"""select count(*) filter (where is_new), count(*) filter (where {old}),
+                           coalesce(bool_or(is_new is null), false) from {self.name}"""
+        row = target.execute(raw(query)).fetchone()
+        assert row is not None
+        return replace(self, coming=row[0], going=row[1], doubtful=row[2])
+
+
+# What is in STAGE, whoever has put it there.
+IN_STAGE = Staged()
 
 
 def netted_sql(table: ReplicaTable, log_rows: str, after: int | None, *, whole: bool = False) -> str:
@@ -89,17 +122,53 @@ def tells_pairs(table: ReplicaTable) -> bool:
 
 
 def stage_changes(
-    reader: ChangeReader, target: Connection[Any], table: ReplicaTable, query: str, *, paired: bool = False
-) -> None:
-    """Copy a table's net change into the staging table, which is made for it.
+    source: Connection[Any], target: Connection[Any], table: ReplicaTable, query: str, *, paired: bool = False
+) -> int:
+    """Copy a table's net change into the staging table, which is made for it; the number of rows.
 
     `query`: SELECT of is_new and the columns, then of what tells `paired` rows.
     """
     make_stage(target, table)
-    listed = [f"c{place}" for place in range(1, len(table.columns) + 1)]
-    into = f"{STAGE} (is_new, {', '.join([*listed, 'paired'] if paired else listed)})"
-    if reader.copy_into(query, target, into) >= _ANALYZE_ROWS:
+    return _copy_changes(source, target, table, query, STAGE, paired=paired)
+
+
+def fill_stage(
+    source: Connection[Any],
+    target: Connection[Any],
+    table: ReplicaTable,
+    query: str,
+    stage: str,
+    *,
+    moved: Callable[[int], None],
+) -> Staged:
+    """Copy a table's net change, with what tells pairs, into an empty table of its own; `moved`: see copy_rows()."""
+    _copy_changes(source, target, table, query, stage, paired=True, moved=moved)
+    return Staged(stage, tells_pairs(table)).counted(target)
+
+
+def stage_again(target: Connection[Any], table: ReplicaTable, staged: Staged) -> None:
+    """Copy what is staged elsewhere into the staging table, which is made for it: there it may be edited."""
+    make_stage(target, table)
+    if target.execute(raw(f"insert into {STAGE} select * from {staged.name}")).rowcount >= _ANALYZE_ROWS:
         target.execute(f"analyze {STAGE}")
+
+
+def _copy_changes(
+    source: Connection[Any],
+    target: Connection[Any],
+    table: ReplicaTable,
+    query: str,
+    stage: str,
+    *,
+    paired: bool,
+    moved: Callable[[int], None] = lambda _: None,
+) -> int:
+    listed = [f"c{place}" for place in range(1, len(table.columns) + 1)]
+    into = f"{stage} (is_new, {', '.join([*listed, 'paired'] if paired else listed)})"
+    copied = copy_rows(source, f"({query})", target, into, form="binary", moved=moved).rows
+    if copied >= _ANALYZE_ROWS:
+        target.execute(raw(f"analyze {stage}"))
+    return copied
 
 
 def make_stage(target: Connection[Any], table: ReplicaTable) -> None:
@@ -114,7 +183,7 @@ def make_stage(target: Connection[Any], table: ReplicaTable) -> None:
                     drop table {STAGE};
                   end if;
                   if pg_catalog.to_regclass('pg_temp.{own}') is null then
-                    create temp table {own} ({_stage_columns(table)}) on commit delete rows;
+                    create temp table {own} ({stage_columns(table)}) on commit delete rows;
                   end if;
                   alter table pg_temp.{own} rename to {STAGE_NAME};
                   if exists (select from {STAGE}) then
@@ -125,16 +194,17 @@ def make_stage(target: Connection[Any], table: ReplicaTable) -> None:
 
 
 def release_stage(target: Connection[Any], table: ReplicaTable) -> None:
-    """Keep the staging table for the next batch with the same columns: a new one would bloat the catalogs."""
-    target.execute(raw(f"alter table {STAGE} rename to {kept_name(table)}"))
+    """Keep the staging table, if there is one, for the next batch with the same columns: new ones bloat catalogs."""
+    target.execute(raw(f"alter table if exists {STAGE} rename to {kept_name(table)}"))
 
 
 def kept_name(table: ReplicaTable) -> str:
     """The name of a staging table between two uses: tables with the same columns share one."""
-    return f"{STAGE_NAME}_{hashlib.sha256(_stage_columns(table).encode()).hexdigest()[:16]}"
+    return f"{STAGE_NAME}_{hashlib.sha256(stage_columns(table).encode()).hexdigest()[:16]}"
 
 
-def _stage_columns(table: ReplicaTable) -> str:
+def stage_columns(table: ReplicaTable) -> str:
+    """The columns of a staging table, as CREATE TABLE lists them."""
     columns = ", ".join(f"c{place} {column.stage}" for place, column in enumerate(table.columns, 1))
     return f"is_new boolean, {columns}, paired boolean"
 
@@ -161,41 +231,43 @@ def _rows_of(target: Connection[Any], name: str) -> str:
     return name if found is not None and found[0] else f"only {name}"
 
 
-def update_rows(target: Connection[Any], table: ReplicaTable, *, paired: bool = False) -> Applied:
+def update_rows(target: Connection[Any], table: ReplicaTable, staged: Staged = IN_STAGE) -> Applied:
     """Delete the rows that went, update those that stay, insert those that came.
 
-    `paired`: the stage is as netted_sql() or last_images_sql() has filled it, and may tell which rows stay; else it is
-    looked through for the two rows of a key.
+    A stage that is not `paired` is looked through for the two rows of a key.
     """
-    partner = f"exists (select from {STAGE} p where p.is_new <> s.is_new and {same_key(table, 'p', 's')})"
-    stays = "s.paired" if paired and tells_pairs(table) else partner
+    stage = staged.name
+    partner = f"exists (select from {stage} p where p.is_new <> s.is_new and {same_key(table, 'p', 's')})"
+    stays = "s.paired" if staged.paired and tells_pairs(table) else partner
     found = found_sql(table)
-    query = f"delete from {table.target} t using {STAGE} s where {found} and not s.is_new and not {stays}"
+    query = f"delete from {table.target} t using {stage} s where {found} and not s.is_new and not {stays}"
     deleted = target.execute(raw(query)).rowcount
-    changed = [(place, column) for place, column in enumerate(table.columns, 1) if column.settable]
+    settable = [(place, column) for place, column in enumerate(table.columns, 1) if column.settable]
+    # equal keys may differ as texts; to set others would have the server expect changed entries of the key's index
+    changed = [one for one in settable if not one[1].is_key or one[1].stage == "text"] or settable
     assigned = ", ".join(f"{quote(column.name)} = {column.staged('s', place)}" for place, column in changed)
     updated = 0
     if assigned:
-        query = f"update {table.target} t set {assigned} from {STAGE} s where {found} and s.is_new and {stays}"
+        query = f"update {table.target} t set {assigned} from {stage} s where {found} and s.is_new and {stays}"
         updated = target.execute(raw(query)).rowcount
-    return Applied(insert_staged(target, table, f"s.is_new and not {stays}"), updated, deleted)
+    return Applied(insert_staged(target, table, f"s.is_new and not {stays}", stage), updated, deleted)
 
 
-def replace_rows(target: Connection[Any], table: ReplicaTable, *, paired: bool = False) -> Applied:
-    """Delete all rows that went or changed, and insert what they are now. `paired`: as update_rows() has it."""
-    old = "(not s.is_new or s.paired)" if paired and tells_pairs(table) else "not s.is_new"
-    query = f"delete from {table.target} t using {STAGE} s where {found_sql(table)} and {old}"
+def replace_rows(target: Connection[Any], table: ReplicaTable, staged: Staged = IN_STAGE) -> Applied:
+    """Delete all rows that went or changed, and insert what they are now."""
+    old = "(not s.is_new or s.paired)" if staged.paired and tells_pairs(table) else "not s.is_new"
+    query = f"delete from {table.target} t using {staged.name} s where {found_sql(table)} and {old}"
     deleted = target.execute(raw(query)).rowcount
-    return Applied(insert_staged(target, table, "s.is_new"), 0, deleted)
+    return Applied(insert_staged(target, table, "s.is_new", staged.name), 0, deleted)
 
 
-def insert_staged(target: Connection[Any], table: ReplicaTable, condition: str) -> int:
+def insert_staged(target: Connection[Any], table: ReplicaTable, condition: str, stage: str = STAGE) -> int:
     """Insert the staged rows s that match a condition; their number."""
     values = ", ".join(column.staged("s", place) for place, column in enumerate(table.columns, 1))
     return target.execute(
         raw(
             f"insert into {table.name} ({table.column_list}) overriding system value "
-            f"select {values} from {STAGE} s where {condition}"
+            f"select {values} from {stage} s where {condition}"
         )
     ).rowcount
 

@@ -29,20 +29,20 @@ select k.conname as name, pg_get_expr(i.indpred, i.indrelid) as predicate, i.ind
  where k.conrelid = to_regclass(%s) and k.contype in ('p', 'u', 'x') and k.condeferrable order by 1"""
 
 
-def check_deferrable_keys(target: Connection[Any], table: ReplicaTable) -> None:
+def check_deferrable_keys(target: Connection[Any], table: ReplicaTable, stage: str = STAGE) -> None:
     """UniqueViolation of psycopg.errors if a new row that is staged, and now in the target, has the key of another."""
     if not table.deferrable:
         return
     with target.cursor(row_factory=namedtuple_row) as cursor:
         constraints: list[Any] = cursor.execute(_CONSTRAINTS, [table.name]).fetchall()
     for constraint in constraints:
-        if target.execute(raw(_doubles_sql(table, constraint))).fetchone() is not None:
+        if target.execute(raw(_doubles_sql(table, constraint, stage))).fetchone() is not None:
             raise psycopg.errors.UniqueViolation(
                 f"a row of table {table.name} would violate the deferrable constraint {constraint.name}"
             )
 
 
-def _doubles_sql(table: ReplicaTable, constraint: Any) -> str:
+def _doubles_sql(table: ReplicaTable, constraint: Any, stage: str) -> str:
     """SELECT of a row, if there is one, whose key by a constraint a staged row has, too."""
     equal = "is not distinct from" if constraint.nulls_equal else "="
     operators = constraint.operators or [equal] * len(constraint.parts)
@@ -51,6 +51,6 @@ def _doubles_sql(table: ReplicaTable, constraint: Any) -> str:
     where = f"where {constraint.predicate}" if constraint.predicate else ""
     rows = f'(select *, tableoid as "!table", ctid as "!row", {parts} from {table.target} {where})'
     return f"""
-        select from {STAGE} s, {rows} t, {rows} o
+        select from {stage} s, {rows} t, {rows} o
          where s.is_new and {found_sql(table)} and {same}
            and (t."!table", t."!row") <> (o."!table", o."!row") limit 1"""

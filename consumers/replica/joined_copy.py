@@ -16,7 +16,7 @@ from psycopg import Connection
 from gdq.call import scalar
 from gdq.conninfo import connect, conninfo_of
 from gdq.consumers.replica.batch_apply import BatchApplier
-from gdq.consumers.replica.changes import STAGE, make_stage
+from gdq.consumers.replica.changes import IN_STAGE, STAGE, Staged, make_stage
 from gdq.consumers.replica.column_changes import source_columns
 from gdq.consumers.replica.foreign_keys import ForeignKey, foreign_keys, joined_tables, parents_first
 from gdq.consumers.replica.sessions import apply_settings
@@ -167,8 +167,8 @@ class AllRows:
         return rows
 
 
-def _stage_whole(reader: Connection[Any], target: Connection[Any], table: ReplicaTable, numbers: list[int]) -> bool:
-    """Stage all rows of a table of the source, and add their number to a list; False: there are no pairs."""
+def _stage_whole(reader: Connection[Any], target: Connection[Any], table: ReplicaTable, numbers: list[int]) -> Staged:
+    """Stage all rows of a table of the source, and add their number to a list; there are no pairs."""
     make_stage(target, table)
     partitioned = scalar(reader, "select relkind = 'p' from pg_class where oid = %s::regclass", table.name)
     values = ", ".join(f"{quote(column.name)}::{column.stage}" for column in table.columns)
@@ -176,4 +176,4 @@ def _stage_whole(reader: Connection[Any], target: Connection[Any], table: Replic
     query = f"(select true, {values} from {'' if partitioned else 'only '}{table.name})"
     numbers.append(copy_rows(reader, query, target, f"{STAGE} (is_new, {places})", form="binary").rows)
     target.execute(f"analyze {STAGE}")
-    return False
+    return IN_STAGE

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import psycopg
 from psycopg import errors
 
-from gdq.consumers.replica.changes import STAGE_NAME, Applied, kept_name, truncate_tables
+from gdq.consumers.replica.changes import STAGE_NAME, Applied, Staged, kept_name, truncate_tables
 from gdq.consumers.replica.conflicts import settle_conflicts, settle_differing
 from gdq.consumers.replica.dead_letters import DeadLetters
 from gdq.consumers.replica.foreign_keys import ForeignKey, foreign_keys, joined_tables, parents_first
@@ -85,9 +85,9 @@ class JointApplier(TableApplier):
     def apply(
         self,
         table: ReplicaTable,
-        stage: Callable[[], bool],
+        stage: Callable[[], Staged],
         tick: int,
-        stage_all: Callable[[], bool] | None = None,  # noqa: ARG002 (old rows are never left out)
+        stage_all: Callable[[], Staged] | None = None,  # noqa: ARG002 (old rows are never left out)
     ) -> Applied:
         """Stage a table's changes of the batch that ends with a tick; finish() applies them.
 
@@ -97,7 +97,7 @@ class JointApplier(TableApplier):
         answers = self.answers(table)
         staged = StagedTable(table, _own_stage(table), tick)
         self._rename(staged.own_name, kept_name(table))
-        staged.paired = stage()
+        staged.paired = stage().paired
         if table.name in self._cleared:
             self._cleared.remove(table.name)
             staged.paired = False

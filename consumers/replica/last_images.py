@@ -16,7 +16,7 @@ from typing import Any
 
 from psycopg import Connection
 
-from gdq.consumers.replica.changes import STAGE, tells_pairs
+from gdq.consumers.replica.changes import tells_pairs
 from gdq.consumers.replica.table import ReplicaTable
 from gdq.consumers.views.change_source import NEW_OPS, OLD_OPS
 from gdq.sql_text import quote
@@ -77,8 +77,3 @@ def last_images_sql(table: ReplicaTable, log_rows: str, after: int | None) -> st
                      where (s.w > 0 or d.ev_op in {OLD_OPS} and d.ev_op in {NEW_OPS} and ({other})){later}) as change
             window w as (partition by {key} order by ev_id)) as placed
      where doubt or last and ({change})"""
-
-
-def in_doubt(target: Connection[Any]) -> bool:
-    """True if a key is staged whose changes are to be added up."""
-    return target.execute(f"select from {STAGE} where is_new is null limit 1").rowcount > 0

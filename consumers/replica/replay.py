@@ -11,7 +11,7 @@ import psycopg
 from psycopg import Connection
 
 from gdq.call import rows, scalar
-from gdq.consumers.replica.changes import make_stage, release_stage
+from gdq.consumers.replica.changes import IN_STAGE, Staged, make_stage, release_stage
 from gdq.consumers.replica.column_changes import SourceColumns
 from gdq.consumers.replica.dead_letters import DeadLetters, ReplicaDeadLetter
 from gdq.consumers.replica.joint_apply import JointApplier
@@ -145,11 +145,11 @@ def _joint_replay(target: Connection[Any], replica: str, kept: DeadLetters) -> _
     return _JointReplay(replica, target, Policies(on_error="dead-letter"), kept, lambda: tables)
 
 
-def _stage(kept: DeadLetters, table: ReplicaTable, letters: Sequence[int]) -> bool:
-    """Stage the rows of some dead letters; False: it is not told which are pairs."""
+def _stage(kept: DeadLetters, table: ReplicaTable, letters: Sequence[int]) -> Staged:
+    """Stage the rows of some dead letters; it is not told which are pairs."""
     make_stage(kept.target, table)
     kept.stage(table, letters)
-    return False
+    return IN_STAGE
 
 
 def _replay(kept: DeadLetters, table: ReplicaTable, letters: Sequence[int], tick: int) -> list[Refused]:

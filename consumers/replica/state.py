@@ -16,6 +16,7 @@ from gdq.consumers.copy.chunk_progress import forget_progress, rename_progress
 from gdq.consumers.replica.column_changes import SourceColumns
 from gdq.consumers.replica.dead_letters import forget_dead_letters
 from gdq.consumers.replica.own_tables import CREATE_TABLES, REPLICA_TABLES
+from gdq.consumers.replica.staging_ahead import drop_stages
 from gdq.consumers.views.own_objects import check_own_tables
 from gdq.errors import GdqError
 from gdq.qualified_sql import qualified
@@ -224,6 +225,7 @@ class ReplicaState:
     def drop(self) -> bool:
         """Delete what is stored of the replica, in the open transaction; False if nothing was. Its tables stay."""
         forget_progress(self.connection, self.copy_name)
+        drop_stages(self.connection)
         for query in (
             "delete from gdq_target.replica_table where replica = %s",
             "delete from gdq_target.replica_conflict where replica = %s",

@@ -11,12 +11,12 @@ import psycopg
 from psycopg import Connection
 
 from gdq.consumers.replica.changes import (
-    STAGE,
+    IN_STAGE,
     Applied,
+    Staged,
     empty_table,
     release_stage,
     replace_rows,
-    tells_pairs,
     update_rows,
 )
 from gdq.consumers.replica.conflicts import settle_conflicts, settle_differing
@@ -26,12 +26,12 @@ from gdq.consumers.replica.policy import DIFFERING, Answer, Kind, Policies
 from gdq.consumers.replica.refusal import Refused, RowsLackingError, apply_in_parts, refusal_error, refuses_rows
 from gdq.consumers.replica.table import ReplicaTable
 from gdq.consumers.replica.whole_rows import replace_whole_rows
-from gdq.sql_text import raw
 
 # Staged rows come in the order of their keys, in which an index finds rows at least cost: a hash would be filled with
-# what is staged, and changes come in the order of the table then. Rows without a key are found by a hash alone.
-_BY_KEY = "set local enable_hashjoin = off; set local enable_memoize = off"
-_BY_ROW = "set local enable_hashjoin to default; set local enable_memoize to default"
+# what is staged, and changes come in the order of the table then; a merge would read all rows between the first key and
+# the last. Rows without a key are found by a hash alone.
+_BY_KEY = "set local enable_hashjoin = off; set local enable_mergejoin = off; set local enable_memoize = off"
+_BY_ROW = _BY_KEY.replace("= off", "to default")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,30 +46,31 @@ class TableApplier:
     def apply(
         self,
         table: ReplicaTable,
-        stage: Callable[[], bool],
+        stage: Callable[[], Staged],
         tick: int,
-        stage_all: Callable[[], bool] | None = None,
+        stage_all: Callable[[], Staged] | None = None,
     ) -> Applied:
         """Bring a table's changes of the batch that ends with a tick into the open transaction of the target.
 
-        `stage()` makes the staging table and fills it with the net change; True if the stage tells pairs, of which it
-        may leave out the old rows: then `stage_all()` stages them, too. GdqError if the target refuses a row and rows
-        do not become dead letters.
+        `stage()` stages the net change. It may leave out the old rows of pairs, or stage where nothing can be edited:
+        then `stage_all()` stages all in STAGE. GdqError if the target refuses a row and rows do not become dead
+        letters.
         """
         answers = self.answers(table)
-        paired = stage()
+        staged = stage()
         met = self.letters.meet_stage(table)
         conflicts = settle_differing(self.target, table, answers, self.replica, tick)
         applied, refused = None, list[Refused]()
         while applied is None:
             try:
                 # dead letters and conflicts edit the stage
-                applied = apply_staged(self.target, table, paired=paired and not met and not conflicts)
+                as_filled = staged.paired and not met and not conflicts
+                applied = apply_staged(self.target, table, staged if as_filled else replace(staged, paired=False))
             except (psycopg.Error, RowsLackingError) as error:
                 if not refuses_rows(error):
                     raise
                 if stage_all is not None:
-                    stage_all()
+                    staged = stage_all()
                     stage_all, met = None, self.letters.meet_stage(table)
                     continue
                 old = self.letters.keys_sql(table)
@@ -114,41 +115,35 @@ class TableApplier:
         return self.policies.of(table.name, [column.name for column in table.columns])
 
 
-def apply_staged(target: Connection[Any], table: ReplicaTable, *, paired: bool = False) -> Applied:
-    """Apply what is staged, or raise and leave the target as it was; RowsLackingError if it does not take some rows.
-
-    `paired`: the stage is as netted_sql() or last_images_sql() has filled it.
-    """
+def apply_staged(target: Connection[Any], table: ReplicaTable, staged: Staged = IN_STAGE) -> Applied:
+    """Apply what is staged, or raise and leave the target as it was; RowsLackingError if it does not take some rows."""
     target.execute(_BY_KEY if table.keyed else _BY_ROW)
     if not table.keyed:
-        return _attempt(target, table, replace_whole_rows)
-    paired = paired and tells_pairs(table)
+        return _attempt(target, table, staged, replace_whole_rows)
     try:
-        return _attempt(target, table, partial(update_rows, paired=paired), paired=paired)
+        return _attempt(target, table, staged, partial(update_rows, staged=staged))
     except psycopg.errors.UniqueViolation:
         # two rows may have swapped the values of another unique key
         if not table.more_keys or table.extra:
             raise
-        return _attempt(target, table, partial(replace_rows, paired=paired), paired=paired)
+        return _attempt(target, table, staged, partial(replace_rows, staged=staged))
 
 
 def _attempt(
     target: Connection[Any],
     table: ReplicaTable,
+    staged: Staged,
     change: Callable[[Connection[Any], ReplicaTable], Applied],
-    *,
-    paired: bool = False,
 ) -> Applied:
     """Change the rows that are staged, in a savepoint."""
     with target.transaction():
         applied = change(target, table)
-        check_deferrable_keys(target, table)
-        # a pair may be staged by its new row alone
-        old = "is_new = paired" if paired else "not is_new"
-        query = f"select count(*) filter (where is_new), count(*) filter (where {old}) from {STAGE}"
-        row = target.execute(raw(query)).fetchone()
-        assert row is not None
-        lacking = max(row[0] - applied.inserted - applied.updated, row[1] - applied.updated - applied.deleted)
+        check_deferrable_keys(target, table, staged.name)
+        staged = staged.counted(target)
+        assert staged.coming is not None
+        assert staged.going is not None
+        there = applied.inserted + applied.updated, applied.updated + applied.deleted
+        lacking = max(staged.coming - there[0], staged.going - there[1])
         if lacking:
             raise RowsLackingError(f"did not take {lacking} changes")
         return applied

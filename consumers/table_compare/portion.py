@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 import psycopg
 
-from gdq.consumers.replica.change_reader import ChangeReader
 from gdq.consumers.replica.changes import STAGE_NAME, Applied, release_stage, replace_rows, stage_changes, update_rows
 from gdq.consumers.replica.deferrable_keys import check_deferrable_keys
 from gdq.consumers.replica.foreign_keys import foreign_keys
@@ -136,7 +135,7 @@ def repair_portion(
     differing = list(merge(ours, found_rows(sides.target, sides.shape, keys)))
     if differing:
         staged = _staged_sql(sides, table, differing) if table.keyed else missing_sql(sides, table, differing)
-        stage_changes(ChangeReader(sides.source.connection), there, table, staged)
+        stage_changes(sides.source.connection, there, table, staged)
         if not table.keyed:
             there.execute(raw(stage_extra_sql(sides, table, differing)))
         _apply(sides, repaired, [row.named for row in differing])

@@ -1,4 +1,4 @@
-"""The source begins with the next batch while the target applies the last one: neither is lost, whatever comes between.
+"""The next batch is staged while the target applies the last one: neither is lost, whatever comes between.
 
 Every tick is a batch of its own here, and the target is held up by a lock while it applies one.
 """
@@ -6,7 +6,7 @@ Every tick is a batch of its own here, and the target is held up by a lock while
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -53,9 +53,9 @@ def tick_after(pair: Pair, *statements: str) -> None:
 class Program(threading.Thread):
     """A replica that runs in this process; `error`: what it ended with."""
 
-    def __init__(self, pair: Pair, **how: Any) -> None:
+    def __init__(self, pair: Pair, *, on_conflict: Sequence[str] = (), **how: Any) -> None:
         super().__init__(daemon=True)
-        self._pair, self._how = pair, how
+        self._pair, self._on_conflict, self._how = pair, on_conflict, how
         self.error: Exception | None = None
         self.told: list[str] = []
         self.ticks: list[int] = []
@@ -64,7 +64,12 @@ class Program(threading.Thread):
     def run(self) -> None:
         try:
             with Replica(
-                self._pair.source.dsn, self._pair.target.su_dsn, "shop", "mirror", tell=self.told.append
+                self._pair.source.dsn,
+                self._pair.target.su_dsn,
+                "shop",
+                "mirror",
+                on_conflict=self._on_conflict,
+                tell=self.told.append,
             ) as it:
                 self.ticks += [batch.tick for batch in it.run(**self._how)]
         except (psycopg.Error, GdqError) as error:
@@ -110,6 +115,34 @@ def test_killed_while_it_reads_ahead(items: Pair, victim: str) -> None:
     program.join()
     assert isinstance(program.error, psycopg.OperationalError), program.error
     items.apply()
+    items.same("item")
+
+
+def test_what_was_staged_is_gone(items: Pair) -> None:
+    """Somebody empties the staging tables before the batch has its turn: its rows are read again."""
+    tick_after(items, *(f"insert into item values ({number}, 0)" for number in range(3)))
+    stages = "select array_agg(oid::regclass::text) from pg_class where relname like 'replica\\_stage\\_%'"
+    with held_up(items) as program, items.target.connect("su") as su:
+        until(lambda: su.execute(f"{stages} having count(*) > 0").rowcount, "the staging table")
+        row = su.execute(stages).fetchone()
+        assert row is not None
+        su.execute(f"truncate {', '.join(row[0])}".encode())
+    program.join()
+    assert program.error is None
+    assert len(program.ticks) == 3
+    items.same("item")
+
+
+def test_refused_after_it_was_staged(items: Pair) -> None:
+    """A row of the target is in the way of the second batch, whose answer to it needs the old rows, too."""
+    tick_after(
+        items, "insert into item values (1, 0)", "insert into item values (2, 0)", "update item set n = 5 where id = 1"
+    )
+    items.there("insert into item values (2, 7)")
+    with held_up(items, on_conflict=["insert_exists=apply"]) as program:
+        pass
+    program.join()
+    assert program.error is None
     items.same("item")
 
 

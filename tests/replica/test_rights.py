@@ -14,7 +14,6 @@ import psycopg
 import pytest
 
 from gdq.consumers.replica import batch_apply
-from gdq.consumers.replica.change_reader import ChangeReader
 from gdq.consumers.replica.changes import stage_changes
 from gdq.consumers.replica.replica import Replica
 from gdq.consumers.replica.table import ReplicaTable
@@ -310,10 +309,10 @@ def test_a_batch_that_failed_amid_its_tables(pair: Pair, monkeypatch: pytest.Mon
     pair.run("update customer set email = 'new' where id = 1", "update orders set note = 'new' where id = 1")
     failures = iter([psycopg.errors.UndefinedTable('relation "gdq_log.t1_v1_s9" does not exist')])
 
-    def stage(reader: ChangeReader, target: Any, table: ReplicaTable, query: str, *, paired: bool) -> None:
+    def stage(source: Any, target: Any, table: ReplicaTable, query: str, *, paired: bool) -> int:
         if table.name == "public.orders" and (failure := next(failures, None)):
             raise failure
-        stage_changes(reader, target, table, query, paired=paired)
+        return stage_changes(source, target, table, query, paired=paired)
 
     monkeypatch.setattr(batch_apply, "stage_changes", stage)
     with Replica(pair.source.dsn, pair.target.dsn, "shop", "mirror") as replica:

@@ -10,7 +10,7 @@ from typing import Any
 from psycopg import Connection
 
 from gdq.consumers.replica.batch_changes import CopyAgain
-from gdq.consumers.replica.changes import Applied, make_stage
+from gdq.consumers.replica.changes import IN_STAGE, Applied, Staged, make_stage
 from gdq.consumers.replica.column_changes import change_columns
 from gdq.consumers.replica.dead_letters import DeadLetters
 from gdq.consumers.replica.joint_apply import table_applier
@@ -182,9 +182,9 @@ class SlotApplier:
         """Delete the rows of a table without other changes, if the server has refused TRUNCATE."""
         table = self.describe(published)
 
-        def stage() -> bool:
+        def stage() -> Staged:
             make_stage(self._target, table)
-            return False
+            return IN_STAGE
 
         return self.tables.apply(table, stage, lsn)
 
@@ -212,9 +212,9 @@ class SlotApplier:
         answer = self.tables.answers(table)["update_missing"]
         inserts = answer.action in ("apply", "newest") or self.tables.policies.on_error == "dead-letter"
 
-        def stage() -> bool:
+        def stage() -> Staged:
             images.stage(self._target, table, whole=self.tables.needs_whole(table), inserts_missing=inserts)
-            return False
+            return IN_STAGE
 
         return self.tables.apply(table, stage, lsn)
 
