@@ -16,6 +16,7 @@ import psycopg
 from psycopg import Connection, pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from gdq.call import scalar
 from gdq.conninfo import resolve_conninfo
 from gdq.consumers.slot.slot import publication_name
 from gdq.errors import ConnectionLost, GdqError
@@ -30,6 +31,7 @@ REPLICATION_WAIT_SECONDS = 30.0
 _FEEDBACK_SECONDS = 10.0
 _GOODBYE_SECONDS = 2.0
 _PAUSE_SECONDS_MAX = 1.0
+_FLUSH_SECONDS = 0.01
 _DATA = struct.Struct("!QQq")
 _KEEPALIVE = struct.Struct("!QqB")
 _STATUS = struct.Struct("!cQQQqB")
@@ -225,6 +227,20 @@ def lsn_number(text: str) -> int:
     """The number of an LSN that PostgreSQL wrote."""
     high, _, low = text.partition("/")
     return (int(high, 16) << 32) + int(low, 16)
+
+
+def committed_lsn(connection: Connection[Any]) -> int:
+    """The LSN up to which the log holds all that is committed now, and which a slot sends.
+
+    The server sends only flushed log: commits with synchronous_commit off are flushed after 3 wal_writer_delay.
+    """
+    query = "select extract(epoch from 3 * pg_catalog.current_setting('wal_writer_delay')::interval)::float8"
+    end = scalar(connection, qualified("select pg_catalog.pg_current_wal_insert_lsn()::text"))
+    until = time.monotonic() + scalar(connection, qualified(query))
+    flushed = qualified("select pg_catalog.pg_current_wal_flush_lsn() >= %s::pg_catalog.pg_lsn")
+    while not scalar(connection, flushed, end) and time.monotonic() < until:
+        time.sleep(_FLUSH_SECONDS)
+    return lsn_number(scalar(connection, qualified("select pg_catalog.pg_current_wal_flush_lsn()::text")))
 
 
 def open_replication(

@@ -26,6 +26,7 @@ from gdq.consumers.slot.replication import (
     REPLICATION_WAIT_SECONDS,
     ReplicationData,
     ReplicationKeepalive,
+    committed_lsn,
     lsn_number,
     lsn_text,
     open_replication,
@@ -43,7 +44,6 @@ log = logging.getLogger(__name__)
 _WAIT_SECONDS = 0.5
 _PUBLICATION_SECONDS = 10.0
 _PASSED_SECONDS = 10.0
-_FLUSH_SECONDS = 0.01
 
 # The lock: CREATE IF NOT EXISTS may fail if another session creates the same.
 _POSITION_TABLE = """
@@ -168,7 +168,7 @@ class SlotSource:
         rolls back and ends the stream; a new source gives the batch again. `once`: read what is committed now, then
         end. `timeout`: end after this many seconds without a batch. `stop` is called between batches and while waiting.
         """
-        goal = self._written() if once else None
+        goal = committed_lsn(self.connection) if once else None
         waiting_since = time.monotonic()
         while not stop():
             self._look()
@@ -295,21 +295,6 @@ class SlotSource:
         if scalar(self.connection, made) is None:
             self.connection.execute(_POSITION_TABLE)
         check_own_tables(self.connection, "slot_position", in_source=True)
-
-    def _written(self) -> int:
-        """The LSN up to which the log holds all that is committed now.
-
-        The server sends only flushed log: commits with synchronous_commit off are flushed after 3 wal_writer_delay.
-        """
-        query = qualified(
-            "select extract(epoch from 3 * pg_catalog.current_setting('wal_writer_delay')::interval)::float8"
-        )
-        end = scalar(self.connection, qualified("select pg_catalog.pg_current_wal_insert_lsn()::text"))
-        until = time.monotonic() + scalar(self.connection, query)
-        flushed = qualified("select pg_catalog.pg_current_wal_flush_lsn() >= %s::pg_catalog.pg_lsn")
-        while not scalar(self.connection, flushed, end) and time.monotonic() < until:
-            time.sleep(_FLUSH_SECONDS)
-        return lsn_number(scalar(self.connection, qualified("select pg_catalog.pg_current_wal_flush_lsn()::text")))
 
     def _position(self) -> int:
         """The position, 0 if there is none yet; GdqError if the server has not written so far."""

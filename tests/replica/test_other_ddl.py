@@ -89,6 +89,17 @@ def test_what_is_made_changed_and_dropped(items: Pair) -> None:
     alike(items, "item")
 
 
+@pytest.mark.parametrize("items", ["queue", "slot"], indirect=True)
+def test_made_while_others_write(items: Pair) -> None:
+    """Who has written and not committed yet holds up no definition, though nobody sends what he wrote."""
+    items.run("create table other (n int)")
+    with items.source.connect() as writer:
+        items.run("create index by_qty on item (qty)")
+        with writer.transaction():
+            writer.execute("insert into other values (1)")
+            assert 'index "by_qty" of public.item was made in the target' in items.apply(*FOLLOW).stderr
+
+
 def test_columns_that_are_added(items: Pair) -> None:
     items.run("alter table item add made date not null default current_date, add note text default 'none'")
     items.apply(*FOLLOW)

@@ -9,9 +9,9 @@ from typing import Any
 from psycopg import Connection
 
 from gdq.consumers.replica.slot.published import published_tables
-from gdq.consumers.replica.slot.slot_copies import written_lsn
 from gdq.consumers.replica.slot.slot_state import SlotReplicaState
 from gdq.consumers.slot.catalog import SlotCatalog
+from gdq.consumers.slot.replication import committed_lsn
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,8 @@ class SlotDefinitions:
     state: SlotReplicaState
 
     def now(self) -> Callable[[], bool]:
-        lsn = written_lsn(self.source)
+        # what a run up to now will reach; more may be written, and not yet flushed
+        lsn = committed_lsn(self.source)
         # tables that were copied later than others are of one moment when all copies are passed
         return lambda: self.state.lsn >= lsn and not self.state.ends and self._has_columns()
 
