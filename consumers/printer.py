@@ -29,9 +29,10 @@ def print_sequences(sequences: Iterable[SequenceValue]) -> None:
 
 
 def _line(event: Event) -> str:
-    """One event as JSON: id, xid, time (UTC), op, table, key, old, new, and retries if above 0."""
+    """One event as JSON: id, xid, time (UTC), op, table, key, old, new; unchanged and retries if there are any."""
     time = iso_utc(event.time)
-    more = {"retries": event.retries} if event.retries else {}
+    more: dict[str, Any] = {"unchanged": list(event.unchanged)} if event.unchanged else {}
+    more |= {"retries": event.retries} if event.retries else {}
     return _json(event.id, event.xid, time, event.op, event.table, event.key, event.old, event.new, **more)
 
 

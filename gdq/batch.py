@@ -19,6 +19,7 @@ from gdq.call import call, one_round_trip
 from gdq.errors import GdqError, mapped_errors
 from gdq.event_rows import EventChoice
 from gdq.extra import extra_named
+from gdq.log_rows import BATCH_WEIGHT, log_header, net_batch_rows, refuse_unchanged
 from gdq.member import DEAD_AFTER
 from gdq.retry import RETRY_DELAY, RetryOutcome
 from gdq.sequence import SequenceValue
@@ -35,23 +36,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BATCH_WEIGHT = "_weight"
-
-
 # The values of ev_op whose log rows hold an old or a new image; o and n are halves of an update too large for one row.
 _OLD_IMAGE = ["U", "D", "o"]
 _NEW_IMAGE = ["I", "U", "n"]
-
-# The columns before the images in a log row.
-LOG_HEADER = [
-    ArrowColumn(name, column_type(kind), log_type=kind)
-    for name, kind in {
-        "ev_id": "bigint",
-        "ev_txid": "bigint",
-        "ev_time": "timestamp with time zone",
-        "ev_op": "text",
-    }.items()
-]
 
 
 class Batch(BatchState):
@@ -225,7 +212,9 @@ class Batch(BatchState):
         """The log rows of one table, typed, in no order, streamed.
 
         Columns: ev_id, ev_txid, ev_time, ev_op (I, U, D; o and n: the old and new half of an update too large for one
-        row), then key_, old_ and new_ with the column's name. A TRUNCATE is not a row: it is in events().
+        row), then key_, old_ and new_ with the column's name. A TRUNCATE is not a row: it is in events(). Where updates
+        may leave out large values (capture with unchanged "omit"), ev_unchanged follows ev_op: None, or the names of
+        the columns that the row lacks, since the update left them as they were.
         `images`: "new" leaves the old_ columns out. `columns`: only these of the table; GdqError if it lacks one. Key
         columns are always there, old and new; the server does not read what is left out.
         After DDL inside the batch the columns are those of the newest version, NULL if a row lacks one;
@@ -252,7 +241,8 @@ class Batch(BatchState):
 
         Old images count -1, new ones +1; equal images are added, zero counts left out. So the order does not matter,
         and a row that was changed and changed back is missing. ResyncRequired after changes that no image shows: a gap
-        in capture, a TRUNCATE or DDL; after DDL each `version` of versions() can be read by itself.
+        in capture, a TRUNCATE or DDL; after DDL each `version` of versions() can be read by itself. GdqError if the log
+        lacks a value that an update left as it was (capture with unchanged "omit").
         """
         import pyarrow as pa  # noqa: PLC0415
         import pyarrow.compute as pc  # noqa: PLC0415
@@ -271,8 +261,9 @@ class Batch(BatchState):
         )
         schema = arrow_schema(old).append(pa.field(BATCH_WEIGHT, pa.int64()))
         images: list[pa.Table] = [schema.empty_table()]
-        columns = LOG_HEADER + [ArrowColumn(c.source, c.type, column=c.name, log_type=c.log_type) for c in old + new]
-        for batch in self._read(table, columns, version):
+        columns = [ArrowColumn(c.source, c.type, column=c.name, log_type=c.log_type) for c in old + new]
+        for batch in self._read(table, [*log_header(sources), *columns], version):
+            refuse_unchanged(table, batch)
             ops = batch.column("ev_op")
             for side, wanted, weight in ((old, _OLD_IMAGE, -1), (new, _NEW_IMAGE, 1)):
                 some = batch.filter(pc.is_in(ops, pa.array(wanted)))
@@ -348,7 +339,7 @@ class Batch(BatchState):
         keys = [source for source in sources if source["is_key"]]
         chosen = [source for source in sources if source["is_key"] or choice.has(source["name"])]
         types = {source["name"]: _type_of(source, unsupported, as_text) for source in chosen}
-        columns = list(LOG_HEADER)
+        columns = log_header(chosen)
         for image, some in (
             ("log_key", keys),
             ("log_old", chosen if choice.images == "both" else keys),
@@ -387,11 +378,3 @@ def _type_of(source: dict[str, Any], unsupported: OnUnsupported, as_text: Collec
         unsupported="text" if chosen else unsupported,
     )
     return READ_AS_TEXT if chosen and kind.arrow != "string" else kind
-
-
-def net_batch_rows(images: pa.Table, names: list[str]) -> pa.Table:
-    """Images with a signed count in BATCH_WEIGHT, equal ones added, without zero counts; `names` are their columns."""
-    import pyarrow.compute as pc  # noqa: PLC0415
-
-    summed = images.group_by(names).aggregate([(BATCH_WEIGHT, "sum")]).rename_columns([*names, BATCH_WEIGHT])
-    return summed.filter(pc.not_equal(summed.column(BATCH_WEIGHT), 0)).cast(images.schema)

@@ -74,7 +74,7 @@ class CopyState:
                 rows.set_types(["jsonb", "jsonb"])
                 for row in rows.rows():
                     key, new = (typed_image(image, types) for image in (row[0], choice.new(row[1])))
-                    yield make_event(0, 0, now, "read", self.table, key, None, new, 0, None, types)
+                    yield make_event(0, 0, now, "read", self.table, key, None, new, 0, None, types, ())
 
     def _end_reading(self) -> None:
         """End a COPY that was not read to its end; the session is idle then."""

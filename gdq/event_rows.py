@@ -142,6 +142,8 @@ def decode_rows(layout: Sequence[dict[str, Any]], wanted: Images) -> _Decode:
     shown_new = [column["name"] for column in layout if column["logged"]]
     shown_old = shown_new if wanted == "both" else []
     middle = 6 + len(olds)
+    end = middle + len(news)
+    may_lack = any(column.get("unchanged") for column in layout)
 
     def decode(rows: Sequence[_Row]) -> list[Event]:
         events = []
@@ -152,15 +154,22 @@ def decode_rows(layout: Sequence[dict[str, Any]], wanted: Images) -> _Decode:
                 events.append(_not_followed(number, xid, utc, table, origin))
                 continue
             old = None if op == "I" else dict(zip(olds, row[6:middle], strict=True))
-            new = None if op == "D" else dict(zip(news, row[middle:], strict=True))
+            new = None if op == "D" else dict(zip(news, row[middle:end], strict=True))
             image: Any = old if new is None else new
             key = {name: image[name] for name in keys} if keys else None
             if old is not None and olds != shown_old:
                 old = {name: old[name] for name in shown_old}
             if new is not None and news != shown_new:
                 new = {name: new[name] for name in shown_new}
+            lacks: tuple[str, ...] = ()
+            if may_lack and row[end]:
+                lacks = tuple(name for name in shown_new if name in row[end])
+                for name in lacks:
+                    for one in (old, new):
+                        if one is not None:
+                            one.pop(name, None)
             images = (old or None, new or None)  # an image without a column is none
-            events.append(make_event(number, xid, utc, _OPS[op], table, key, *images, 0, origin, types))
+            events.append(make_event(number, xid, utc, _OPS[op], table, key, *images, 0, origin, types, lacks))
         return events
 
     return decode
@@ -168,7 +177,7 @@ def decode_rows(layout: Sequence[dict[str, Any]], wanted: Images) -> _Decode:
 
 def _not_followed(number: int, xid: int, time: datetime, table: str, origin: str | None) -> Event:
     gap = {"kind": "gap", "reason": "written after an ALTER that capture had not followed"}
-    return make_event(number, xid, time, "resync", table, None, None, gap, 0, origin, None)
+    return make_event(number, xid, time, "resync", table, None, None, gap, 0, origin, None, ())
 
 
 def decode_events(choice: EventChoice) -> _Decode:
@@ -177,16 +186,20 @@ def decode_events(choice: EventChoice) -> _Decode:
     def decode(rows: Sequence[_Row]) -> list[Event]:
         events = []
         for number, xid, time, op, table, *found, message, origin, retries, types in rows:
+            lacks: tuple[str, ...] = ()
             if op not in _ROW_OPS:
                 types = None  # noqa: PLW2901
                 if message is not None:
                     found[2] = json.loads(message)
             elif types is not None:
                 key, old, new = found
+                if op == "update" and new is not None and len(new) < len(types):
+                    held = new.keys() | (key or {}).keys()
+                    lacks = tuple(name for name in types if name not in held and choice.has(name))
                 sides = (key, choice.old(old), choice.new(new))
                 found = [typed_image(image, types) for image in sides]  # noqa: PLW2901
             utc = time.astimezone(UTC)
-            events.append(make_event(number, xid, utc, op, table, *found, retries, origin, types))
+            events.append(make_event(number, xid, utc, op, table, *found, retries, origin, types, lacks))
         return events
 
     return decode

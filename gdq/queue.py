@@ -20,7 +20,7 @@ from gdq.steps import Statement, execute
 
 CaptureMode = Literal["full", "pk"]
 CaptureGranularity = Literal["row", "statement"]
-CaptureUnchanged = Literal["both", "once"]
+CaptureUnchanged = Literal["both", "once", "omit"]
 CaptureFormat = Literal["typed", "json"]
 
 
@@ -178,7 +178,8 @@ def add_table(
     `pin_search_path`: for sessions that change their search_path for every request. `format`: typed gives the log one
     column per column; json logs the whole row as one value, which no DDL makes fail; None takes typed if the event
     triggers follow DDL, else json. `unchanged`: once logs a large value that an update leaves as it was in the new
-    image only; readers see it in both. psycopg.errors.LockNotAvailable while writers hold the table: try again.
+    image only; readers see it in both. omit does not log it: Event.unchanged names its column.
+    psycopg.errors.LockNotAvailable while writers hold the table: try again.
     """
     lists = {"key": key, "include": include, "columns": columns, "exclude": exclude, "operations": operations}
     options: dict[str, Any] = {name: list(value) for name, value in lists.items() if value is not None}

@@ -33,7 +33,9 @@ class Event(Shown):
     `op`: insert, update, delete, truncate, ddl or message (read by Message.of()), or read for a row of a copy. `key`:
     the new key of an insert, update or read, the old one of a delete. `old` and `new`: row images, or the included
     columns in pk mode. Each is None if missing. Values are Python's, or PostgreSQL's text if Python cannot hold every
-    value of the type (docs/types.md). `types`: the type in the log of each column, by name; None where there is no row,
+    value of the type (docs/types.md). `unchanged`: columns that an update left as they were and whose large values the
+    source has not sent: they are in neither image (capture with unchanged "omit"; slots). Of a retried event these are
+    columns that the table has by now. `types`: the type in the log of each column, by name; None where there is no row,
     and after in_json(). `time` has a time zone. `retries`: number of times the event was put aside before, 0 at first.
     `origin`: the writer's gdq.origin, if the table is captured with it. Events of a copy have the number 0.
     """
@@ -51,6 +53,7 @@ class Event(Shown):
     retries: int = 0
     origin: str | None = None
     types: Mapping[str, str] | None = field(default=None, compare=False, kw_only=True)
+    unchanged: tuple[str, ...] = field(default=(), kw_only=True)
 
     def in_json(self) -> Event:
         """The event with JSON's values, as `gdq consume` prints them: text for bigint, numeric and times."""
@@ -58,7 +61,8 @@ class Event(Shown):
         if types is None:
             return self
         images = (json_image(image, types) for image in (self.key, self.old, self.new))
-        return make_event(self.id, self.xid, self.time, self.op, self.table, *images, self.retries, self.origin, None)
+        more = (self.retries, self.origin, None, self.unchanged)
+        return make_event(self.id, self.xid, self.time, self.op, self.table, *images, *more)
 
 
 class _EventFields(Shown):
@@ -68,7 +72,7 @@ class _EventFields(Shown):
 
     def __init__(self, *values: Any) -> None:
         self.id, self.xid, self.time, self.op, self.table, self.key, self.old, self.new, *more = values
-        self.retries, self.origin, self.types = more
+        self.retries, self.origin, self.types, self.unchanged = more
 
 
 def make_event(*values: Any) -> Event:

@@ -136,7 +136,8 @@ class ChunkTable:
         """
         if not self.key:
             return self.images(holder, since, holder.snapshot)
-        log_rows = self._log_rows(holder, since, holder.snapshot)
+        # values of the rows come from the table
+        log_rows = self._log_rows(holder, since, holder.snapshot, whole=False)
         if log_rows is None:
             return None
         logged = [c for c in self._logged(holder) if c.name in self.key]
@@ -186,19 +187,23 @@ class ChunkTable:
 
     def check_images(self, logged: Sequence[LogColumn]) -> None:
         """GdqError unless the log has all columns of the rows before and after each change."""
-        whole = {column.name for column in logged if column.log_old and column.log_new}
+        whole = {column.name for column in logged if column.log_old and column.log_new and not column.omitted}
         lacking = [name for name, _ in self.columns if name not in whole]
         if lacking:
             raise GdqError(
                 f"the log of table {self.name} lacks column{'s' if len(lacking) > 1 else ''} {', '.join(lacking)}",
-                hint="Capture all its columns, in mode full.",
+                hint="Capture all its columns, in mode full, with unchanged both or once.",
             )
 
-    def _log_rows(self, holder: SnapshotHolder, since: str, to: str) -> str | None:
-        """SELECT of the log's rows between two snapshots; None if there are none."""
-        query = qualified("select gdq.delta_sql(%s, %s::pg_catalog.regclass, %s::pg_snapshot, %s::pg_snapshot)")
+    def _log_rows(self, holder: SnapshotHolder, since: str, to: str, *, whole: bool = True) -> str | None:
+        """SELECT of the log's rows between two snapshots; None if there are none.
+
+        `whole`: an update without a value that it left as it was is an error.
+        """
+        query = qualified("select gdq.delta_sql(%s, %s::pg_catalog.regclass, %s::pg_snapshot, %s::pg_snapshot, %s)")
+        may_lack = list[str]() if whole else None
         with mapped_errors():
-            found = str(scalar(holder.connection, query, self.queue, self.name, since, to))
+            found = str(scalar(holder.connection, query, self.queue, self.name, since, to, may_lack))
         return None if found.endswith(" where false") else found  # as delta_sql() writes it for no rows
 
     def _logged(self, holder: SnapshotHolder) -> list[LogColumn]:

@@ -13,7 +13,7 @@ from psycopg import Connection
 from psycopg.rows import tuple_row
 
 from gdq import __version__
-from gdq.consumers.debezium.values import DebeziumKind, debezium_value
+from gdq.consumers.debezium.values import DebeziumKind, debezium_value, unavailable_value
 from gdq.json_text import json_text
 from gdq.qualified_sql import qualified
 from gdq.source import Event
@@ -89,6 +89,11 @@ class Envelope:
         event = event.in_json()
         kinds = self._kinds(*_names(event.table))
         key, old, new = (_converted(image, kinds) for image in (event.key, event.old, event.new))
+        if event.unchanged and new is not None:
+            lacking = {name: unavailable_value(kinds.get(name)) for name in event.unchanged}
+            # an old image may be a key alone
+            old = old | lacking if old is not None and old.keys() == new.keys() else old
+            new |= lacking
         if event.op == "delete":
             yield from self._deleted(event, key, _with_key(key, old))
             return

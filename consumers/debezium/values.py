@@ -50,6 +50,14 @@ class DebeziumKind:
     array: bool = False
 
 
+def unavailable_value(kind: DebeziumKind | None) -> Any:
+    """What stands for a large value that an update left as it was and that was not sent: Debezium's default."""
+    if kind is not None and kind.array:
+        return [unavailable_value(DebeziumKind(kind.name, kind.modifier))]
+    text = "__debezium_unavailable_value"
+    return base64.b64encode(text.encode()).decode() if kind is not None and kind.name == "bytea" else text
+
+
 def debezium_value(value: Any, kind: DebeziumKind | None) -> Any:
     """The value in Debezium's form; unchanged if Debezium has no special form for the type, or the type is unknown."""
     if value is None or kind is None:

@@ -18,20 +18,12 @@ from psycopg import Connection
 from gdq.batch import Batch
 from gdq.call import scalar
 from gdq.consumers.replica.batch_changes import BatchChanges, CopyAgain, Move, TableChanges, changes_of, copy_first
-from gdq.consumers.replica.changes import (
-    IN_STAGE,
-    Applied,
-    Staged,
-    make_stage,
-    netted_sql,
-    stage_again,
-    stage_changes,
-    tells_pairs,
-)
+from gdq.consumers.replica.changes import IN_STAGE, Applied, Staged, make_stage, stage_again, stage_changes, tells_pairs
 from gdq.consumers.replica.column_changes import VersionGoneError, change_columns, source_columns
 from gdq.consumers.replica.dead_letters import DeadLetters
 from gdq.consumers.replica.joint_apply import table_applier
 from gdq.consumers.replica.last_images import last_images_sql, numbers_tell
+from gdq.consumers.replica.omitted_values import added_up_sql, check_answers, fill_left_out
 from gdq.consumers.replica.origin import PassedOrigins
 from gdq.consumers.replica.policy import Policies
 from gdq.consumers.replica.sequences import set_sequences
@@ -147,17 +139,19 @@ class BatchApplier:
 
     def stage_between(self, reader: Connection[Any], captured: SourceTable, since: str, till: str) -> None:
         """Stage a table's changes between two snapshots, as a session of the source sees them at the later one."""
-        query = "select gdq.delta_sql(%s, %s::regclass, %s::pg_snapshot, %s::pg_snapshot)"
+        query = "select gdq.delta_sql(%s, %s::regclass, %s::pg_snapshot, %s::pg_snapshot, %s)"
+        table = self.describe(captured)
+        omitted = [column.name for column in table.columns if column.omitted]
         with mapped_errors():
-            log_rows = str(scalar(reader, query, self._state.queue, str(captured.relid), since, till))
+            log_rows = str(scalar(reader, query, self._state.queue, str(captured.relid), since, till, omitted))
         if captured.origin and not self._passed.leave_some(reader, log_rows):
             return
-        table = self.describe(captured)
         log_rows = self._passed.without(table, log_rows) if captured.origin else log_rows
-        net = netted_sql(table, log_rows, None, whole=self.tables.needs_whole(table))
+        net = added_up_sql(table, log_rows, None, whole=self.tables.needs_whole(table))
 
         def stage() -> Staged:
             stage_changes(reader, self._target, table, net, paired=True)
+            fill_left_out(self.tables, table)
             return Staged(paired=tells_pairs(table))
 
         self.tables.apply(table, stage, self._state.tick)
@@ -191,7 +185,7 @@ class BatchApplier:
             version=version,
             fires=self._fires,
         )
-        self.tables.answers(table)
+        check_answers(table, self.tables.answers(table))
         return table
 
     def _at_version(self, name: str, version: int) -> ReplicaTable:
@@ -295,6 +289,7 @@ class BatchApplier:
             staged = self._staged(rows, found, takes_last=False, only_read=True)
         elif self._doubtful.get(name):
             self._doubtful[name] -= 1
+        fill_left_out(self.tables, rows.table)
         self._begin_ahead()
         return staged
 
@@ -368,7 +363,7 @@ class BatchApplier:
         """The SELECT of a table's net change after the last TRUNCATE: by the last images, or by adding all up."""
         if takes_last:
             return last_images_sql(rows.table, rows.query, found.truncated)
-        return netted_sql(rows.table, rows.query, found.truncated, whole=self.tables.needs_whole(rows.table))
+        return added_up_sql(rows.table, rows.query, found.truncated, whole=self.tables.needs_whole(rows.table))
 
     def _read_rows(self, batch: Batch, name: str, parts: Mapping[int, str]) -> _LogRows | None:
         """A table at the last of some versions, and its log rows; None if all of them are passed over."""
@@ -383,15 +378,17 @@ class BatchApplier:
         if self.tables.jointly:
             # the target has the columns of the batch's end
             version = max(version, self._state.tables[name].columns.version)
-        log_rows = version_rows(self._source, batch.queue, captured.relid, parts, version, with_origin=with_origins)
+        log_rows, omitted = version_rows(
+            self._source, batch.queue, captured.relid, parts, version, with_origin=with_origins
+        )
         # the target may have other columns by now than rows that came from there
         if with_origins and not self._passed.leave_some(self._source, log_rows):
             return None
-        table = self._at_version(name, version)
+        table = self._at_version(name, version).omitting(omitted)
         if with_origins:
             return _LogRows(table, self._passed.without(table, log_rows), numbers_tell=False)
         # old rows are wanted beside what the target refused before, and by policies; numbers are of one version alone
         plain = len(parts) == 1 and not self.tables.jointly
-        plain = plain and not self._letters.has_any(name) and not self.tables.needs_whole(table)
+        plain = plain and not (self._letters.has_any(name) or self.tables.needs_whole(table) or table.omits)
         tell = plain and numbers_tell(self._source, captured.relid, table, batch.snapshot_from)
         return _LogRows(table, log_rows, numbers_tell=tell)

@@ -16,7 +16,7 @@ import psycopg
 from psycopg import Connection
 
 from gdq.consumers.replica.same_rows import found_whole_sql, same_whole_sql
-from gdq.consumers.replica.table import ReplicaTable
+from gdq.consumers.replica.table import ReplicaColumn, ReplicaTable
 from gdq.consumers.views.change_source import NEW_OPS, OLD_OPS
 from gdq.consumers.views.row_copy import copy_rows
 from gdq.sql_text import quote, raw
@@ -126,7 +126,8 @@ def stage_changes(
 ) -> int:
     """Copy a table's net change into the staging table, which is made for it; the number of rows.
 
-    `query`: SELECT of is_new and the columns, then of what tells `paired` rows.
+    `query`: SELECT of is_new and the columns, then of what tells `paired` rows and, if the log may leave out values,
+    left_out.
     """
     make_stage(target, table)
     return _copy_changes(source, target, table, query, STAGE, paired=paired)
@@ -164,7 +165,8 @@ def _copy_changes(
     moved: Callable[[int], None] = lambda _: None,
 ) -> int:
     listed = [f"c{place}" for place in range(1, len(table.columns) + 1)]
-    into = f"{stage} (is_new, {', '.join([*listed, 'paired'] if paired else listed)})"
+    listed += (["paired", "left_out"] if table.omits else ["paired"]) if paired else []
+    into = f"{stage} (is_new, {', '.join(listed)})"
     copied = copy_rows(source, f"({query})", target, into, form="binary", moved=moved).rows
     if copied >= _ANALYZE_ROWS:
         target.execute(raw(f"analyze {stage}"))
@@ -174,7 +176,8 @@ def _copy_changes(
 def make_stage(target: Connection[Any], table: ReplicaTable) -> None:
     """Make the staging table of a table, in the open transaction; release_stage() ends its use.
 
-    paired: an old and a new row of the key were staged. It is right as long as nobody has edited the stage.
+    paired: an old and a new row of the key were staged. It is right as long as nobody has edited the stage. left_out:
+    the places of values that are as the target's row has them, where the log may leave some out (omitted_values).
     """
     own = kept_name(table)
     target.execute(
@@ -206,7 +209,7 @@ def kept_name(table: ReplicaTable) -> str:
 def stage_columns(table: ReplicaTable) -> str:
     """The columns of a staging table, as CREATE TABLE lists them."""
     columns = ", ".join(f"c{place} {column.stage}" for place, column in enumerate(table.columns, 1))
-    return f"is_new boolean, {columns}, paired boolean"
+    return f"is_new boolean, {columns}, paired boolean{', left_out smallint[]' if table.omits else ''}"
 
 
 def empty_table(target: Connection[Any], name: str) -> None:
@@ -245,12 +248,19 @@ def update_rows(target: Connection[Any], table: ReplicaTable, staged: Staged = I
     settable = [(place, column) for place, column in enumerate(table.columns, 1) if column.settable]
     # equal keys may differ as texts; to set others would have the server expect changed entries of the key's index
     changed = [one for one in settable if not one[1].is_key or one[1].stage == "text"] or settable
-    assigned = ", ".join(f"{quote(column.name)} = {column.staged('s', place)}" for place, column in changed)
+    assigned = ", ".join(f"{quote(column.name)} = {_set_sql(column, place)}" for place, column in changed)
     updated = 0
     if assigned:
         query = f"update {table.target} t set {assigned} from {stage} s where {found} and s.is_new and {stays}"
         updated = target.execute(raw(query)).rowcount
     return Applied(insert_staged(target, table, f"s.is_new and not {stays}", stage), updated, deleted)
+
+
+def _set_sql(column: ReplicaColumn, place: int) -> str:
+    """The value of a column in an update; a large one that is as it was is not written again if it is the row's own."""
+    staged = column.staged("s", place)
+    own = f"t.{quote(column.name)}"
+    return f"case when {place} = any (s.left_out) then {own} else {staged} end" if column.omitted else staged
 
 
 def replace_rows(target: Connection[Any], table: ReplicaTable, staged: Staged = IN_STAGE) -> Applied:

@@ -145,7 +145,8 @@ class PassedOrigins:
         """
         if not table.keyed:
             return f"select d.* from ({log_rows}) d where ({self._condition}) is not true"
-        columns = ", ".join({quote(name): None for column in table.columns for name in (column.old, column.new)})
+        names = {quote(name): None for column in table.columns for name in (column.old, column.new)}
+        columns = ", ".join([*names, *(["ev_unchanged"] if table.omits else [])])
         keys = [(quote(column.old), quote(column.new)) for column in table.columns if column.is_key]
         image = ", ".join(
             f"case when s.w < 0 then {old} else {new} end as k{place}" for place, (old, new) in enumerate(keys, 1)

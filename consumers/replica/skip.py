@@ -94,7 +94,7 @@ def _left_out(source: Connection[Any], state: ReplicaState, position: str) -> di
         begin = later_snapshot(since, table.snapshot)
         changes = 0
         if _age(begin) < _age(till):
-            query = "select gdq.delta_sql(%s, %s::regclass, %s::pg_snapshot, %s::pg_snapshot)"
+            query = "select gdq.delta_sql(%s, %s::regclass, %s::pg_snapshot, %s::pg_snapshot, null)"
             log_rows = scalar(source, query, state.queue, str(relid), begin, till)
             changes = scalar(source, raw(f"select count(*) from ({log_rows}) d"))
         if changes or name in events:

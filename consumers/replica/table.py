@@ -7,8 +7,8 @@ all their values.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import psycopg
@@ -66,13 +66,17 @@ select a.attname as name, format_type(a.atttypid, -1) as type, a.attgenerated <>
 
 @dataclass(frozen=True, slots=True)
 class SourceColumn:
-    """A column of the source's table: `stage` is its type on the way, `old` and `new` are the log's columns, if any."""
+    """A column of the source's table: `stage` is its type on the way, `old` and `new` are the log's columns, if any.
+
+    `omitted`: the log may leave out large values that updates leave as they were.
+    """
 
     name: str
     stage: str
     is_key: bool
     old: str = ""
     new: str = ""
+    omitted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,7 @@ class ReplicaColumn:
     """A column that travels: `stage` is its type on the way, `type` the target's, `old` and `new` the log's columns.
 
     `settable`: an UPDATE may set it. `rounded`: the target's type with its precision. `not_null`: in the target.
+    `omitted`: the log may leave out large values that updates leave as they were.
     """
 
     name: str
@@ -91,6 +96,7 @@ class ReplicaColumn:
     settable: bool
     rounded: str
     not_null: bool
+    omitted: bool = False
 
     def staged(self, alias: str, place: int) -> str:
         """The value from the staging table, in a type that the target's column takes."""
@@ -136,6 +142,18 @@ class ReplicaTable:
     def column_list(self) -> str:
         return ", ".join(quote(column.name) for column in self.columns)
 
+    def omitting(self, names: Collection[str]) -> ReplicaTable:
+        """The table as it is where the log may leave out values of these columns too."""
+        if not names:
+            return self
+        columns = tuple(replace(one, omitted=one.omitted or one.name in names) for one in self.columns)
+        return replace(self, columns=columns)
+
+    @property
+    def omits(self) -> bool:
+        """True if the log may leave out values of columns."""
+        return any(column.omitted for column in self.columns)
+
     @property
     def keyed(self) -> bool:
         """False if rows are told apart by all their values alone, and the same row may be there several times."""
@@ -169,6 +187,7 @@ def describe_table(
             is_key=column.is_key,
             old=column.log_old,
             new=column.log_new,
+            omitted=column.omitted,
         )
         for column in logged_columns(source, queue, captured.relid, version)
     ]
@@ -220,6 +239,7 @@ def match_target(
                 settable=not theirs[column.name].always,
                 rounded=theirs[column.name].rounded,
                 not_null=theirs[column.name].not_null,
+                omitted=column.omitted,
             )
             for column in columns
             if not theirs[column.name].generated

@@ -8,7 +8,7 @@ from typing import Any
 from psycopg import Connection
 
 from gdq.consumers.replica.table import logged_columns
-from gdq.sql_text import quote
+from gdq.sql_text import literal, quote
 
 
 def version_rows(
@@ -19,15 +19,18 @@ def version_rows(
     version: int,
     *,
     with_origin: bool,
-) -> str:
+) -> tuple[str, frozenset[str]]:
     """The SELECT of a table's log rows at some versions, with the log's columns of one, the last or a later.
 
-    `parts`: the SELECT of each version's rows.
+    And the columns that updates of an older version may leave out. `parts`: the SELECT of each version's rows.
     """
     if list(parts) == [version]:
-        return parts[version]
+        return parts[version], frozenset()
     logged = [(log_rows, logged_columns(source, queue, relid, one)) for one, log_rows in parts.items()]
-    return aligned_rows(logged, logged_columns(source, queue, relid, version), with_origin=with_origin)
+    columns = logged_columns(source, queue, relid, version)
+    omitted = {column.attnum for _, some in logged for column in some if column.omitted}
+    names = frozenset(column.name for column in columns if column.attnum in omitted)
+    return aligned_rows(logged, columns, with_origin=with_origin), names
 
 
 def aligned_rows(parts: Sequence[tuple[str, Sequence[Any]]], columns: Sequence[Any], *, with_origin: bool) -> str:
@@ -50,5 +53,18 @@ def _aligned(log_rows: str, there: Sequence[Any], columns: Sequence[Any], *, wit
             same = before is not None and before.log_type == column.log_type
             cast = "" if same else f"::{column.log_type}" if before is None else f"::text::{column.log_type}"
             values.append(f"{value}{cast} as {quote(name)}")
-    listed = ", ".join(["d.ev_id", "d.ev_op", *(["d.ev_origin"] if with_origin else []), *values])
+    unchanged = f"{_unchanged(there, columns)} as ev_unchanged"
+    listed = ", ".join(["d.ev_id", "d.ev_op", *(["d.ev_origin"] if with_origin else []), unchanged, *values])
     return f"select {listed} from ({log_rows}) d"
+
+
+def _unchanged(there: Sequence[Any], columns: Sequence[Any]) -> str:
+    """Expression of the columns that a row lacks, by their names in a later version; NULL for none."""
+    now = {column.attnum: column.name for column in columns}
+    names = {column.name: now[column.attnum] for column in there if column.omitted and column.attnum in now}
+    if not names:
+        return "null::text[]"
+    lacking = ", ".join(
+        f"case when {literal(was)} = any (d.ev_unchanged) then {literal(name)} end" for was, name in names.items()
+    )
+    return f"nullif(array_remove(array[{lacking}]::text[], null), '{{}}')"

@@ -12,7 +12,7 @@ from gdq.consumers.slot.catalog import CatalogTable, SlotCatalog
 from gdq.consumers.slot.transaction import SlotTransaction
 from gdq.errors import GdqError
 from gdq.event_rows import EventChoice
-from gdq.source import Event, Operation
+from gdq.source import Event, Operation, make_event
 from gdq.typed.values import value_of_text
 
 _Change = pgoutput.RowMessage | pgoutput.TruncateMessage | pgoutput.LogicalMessage
@@ -24,7 +24,7 @@ def slot_events(transaction: SlotTransaction, catalog: SlotCatalog, choice: Even
     `id`: LSN of the change; rows of one COPY may share it. `xid` has 32 bits. `time`: of the commit. `key`: the columns
     of the replica identity at the time of the change; with identity full, of today's primary key. `old`: the whole row
     with replica identity full, else the old key if it changed, else None. `new` lacks large values that an update left
-    unchanged, unless `old` has them.
+    unchanged, unless `old` has them: `unchanged` names their columns.
     """
     for lsn, message, table in slot_changes(transaction, catalog):
         if isinstance(message, pgoutput.LogicalMessage):
@@ -74,9 +74,10 @@ def _row_event(
     key = {name: held[name] for name in table.key if name in held}
     if row.new is None and row.old_key is not None and len(key) < len(table.key):
         key = held  # the identity of the row's partition is another
+    lacks = [c.name for c in table.relation.columns if row.op == "update" and c.name not in held and choice.has(c.name)]
     images = (key or None, choice.old(old), choice.new(new))
-    one = transaction
-    return Event(lsn, one.xid, one.time, row.op, table.name, *images, origin=one.origin, types=table.value_types)
+    one, more = transaction, (0, transaction.origin, table.value_types, tuple(lacks))
+    return make_event(lsn, one.xid, one.time, row.op, table.name, *images, *more)
 
 
 def _other_event(

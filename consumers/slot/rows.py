@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from gdq.batch import BATCH_WEIGHT, LOG_HEADER, net_batch_rows
 from gdq.consumers.slot.catalog import CatalogTable, SlotCatalog
 from gdq.consumers.slot.events import slot_changes
 from gdq.consumers.slot.pgoutput import RowMessage, TupleData
 from gdq.consumers.slot.transaction import SlotTransaction
 from gdq.errors import GdqError, ResyncRequired
 from gdq.event_rows import EventChoice
+from gdq.log_rows import BATCH_WEIGHT, LOG_HEADER, net_batch_rows
 from gdq.typed.arrow import ArrowColumn, arrow_batch_of_texts, arrow_schema
 from gdq.typed.pgtypes import READ_AS_TEXT, ColumnType, OnUnsupported, column_type
 

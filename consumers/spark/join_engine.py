@@ -280,7 +280,7 @@ class SparkJoinEngine:
         connection, queue = self.task.holder.connection, self.task.view.queue_name
         whole, parts = {}, {}
         for name, (table, rows) in (logs or {}).items():
-            columns = log_columns(connection, queue, table)
+            columns = [column for column in log_columns(connection, queue, table) if not column.omitted]
             whole[name] = weighted_log_rows(rows, columns)
             split = split_log_rows_sql(connection, queue, table, rows, jobs.PARTITION_BYTES)
             parts[name] = [weighted_log_rows(part, columns) for part in split]

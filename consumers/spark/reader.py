@@ -23,7 +23,7 @@ from gdq.consumers.spark.table_sql import (
     split_log_rows_sql,
     table_rows_sql,
 )
-from gdq.consumers.views.change_source import log_columns
+from gdq.consumers.views.change_source import LogColumn, log_columns
 from gdq.consumers.views.snapshot_holder import READER_LOCK_TIMEOUT
 from gdq.errors import GdqError
 from gdq.owner_sql import functions_sql
@@ -36,7 +36,7 @@ from gdq.typed.arrow import (
     connect_arrow,
     convert_arrow_batch,
 )
-from gdq.typed.pgtypes import READ_AS_TEXT, READ_SETTINGS, ColumnType, column_type
+from gdq.typed.pgtypes import COLUMN_NAMES, READ_AS_TEXT, READ_SETTINGS, ColumnType, column_type
 from gdq.view.table_schema import load_schema
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ CHANGE_HEADER = (
     ArrowColumn("_commit_timestamp", ColumnType("timestamp[us, tz=UTC]", "timestamp", "{c}")),
     ArrowColumn("ev_id", ColumnType("int64", "bigint", "{c}")),
 )
+# Follows them where updates may leave out large values: the names of the columns that a row lacks, else NULL.
+CHANGE_UNCHANGED = ArrowColumn("_unchanged", COLUMN_NAMES)
 
 
 @dataclass
@@ -73,7 +75,7 @@ class GdqReader(DataSourceReader):
     def partitions(self) -> Sequence[ReaderStatement]:
         if "statements" in self.options:
             return [ReaderStatement(query) for query in json.loads(self.options["statements"])]
-        relations = _relations(self.options, self.conninfo)
+        relations = _relations(self.options, self.conninfo, self.columns)
         return [ReaderStatement(arrow_select_sql(f"{relation} as r", self.columns)) for relation in relations]
 
     def read(self, partition: ReaderStatement) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
@@ -190,9 +192,10 @@ def table_columns(
 
     if "from" in options or "consumer" in options:
         logged = log_columns(connection, queue, table)
-        _check_names(table, [c.name for c in logged], listed, changes=True)
+        header = change_header(logged)
+        _check_names(table, [c.name for c in logged], listed, header)
         return [
-            *CHANGE_HEADER,
+            *header,
             *(
                 ArrowColumn(c.name, _type(c.name, c.type, as_text, c.as_text, c.log_type))
                 for c in logged
@@ -200,18 +203,25 @@ def table_columns(
             ),
         ]
     columns = load_schema(connection, queue, table).columns
-    _check_names(table, [c.name for c in columns], listed, changes=False)
+    _check_names(table, [c.name for c in columns], listed, ())
     return [ArrowColumn(c.name, _type(c.name, c.type, as_text)) for c in columns if is_read(c.name, c.key)]
 
 
-def _check_names(table: str, names: Sequence[str], listed: Mapping[str, set[str]], *, changes: bool) -> None:
+def change_header(logged: Sequence[LogColumn]) -> list[ArrowColumn]:
+    """The columns of changes before those of a table."""
+    return [*CHANGE_HEADER, CHANGE_UNCHANGED] if any(column.omitted for column in logged) else [*CHANGE_HEADER]
+
+
+def _check_names(
+    table: str, names: Sequence[str], listed: Mapping[str, set[str]], header: Sequence[ArrowColumn]
+) -> None:
     """GdqError for columns that Spark cannot tell apart, and for names that an option lists and no column has."""
     for option, some in listed.items():
         unknown = sorted(some - {*names})
         if unknown:
             what = f"lists columns of {table}, which has no {', '.join(unknown)}"
             raise GdqError(f'the option "{option}" of the data source gdq {what}')
-    seen = {column.label: "a column of the data source" for column in CHANGE_HEADER} if changes else {}
+    seen = {column.label: "a column of the data source" for column in header}
     for name in names:
         other = seen.setdefault(name.lower(), f"column {name}")
         if other != f"column {name}":
@@ -230,11 +240,18 @@ def _type(
     return column_type(pg_type, logged_as_text, log_type=log_type, column=name)
 
 
-def change_relations(connection: Connection[Any], options: Mapping[str, str], interval: tuple[str, str]) -> list[str]:
-    """Changes of a table between two snapshots in signed long form: one relation for FROM per partition."""
+def change_relations(
+    connection: Connection[Any], options: Mapping[str, str], interval: tuple[str, str], read: Sequence[ArrowColumn]
+) -> list[str]:
+    """Changes of a table between two snapshots in signed long form: one relation for FROM per partition.
+
+    `read`: the columns that are read. Reading fails at a row without the value of one, unless _unchanged is read too.
+    """
     queue, table = required_option(options, "queue"), required_option(options, "table")
-    rows = log_rows_sql(connection, queue, table, *interval)
     columns, images = log_columns(connection, queue, table), image_option(options)
+    labels = {column.label for column in read}
+    may_lack = None if CHANGE_UNCHANGED.label in labels else [c.name for c in columns if c.name not in labels]
+    rows = log_rows_sql(connection, queue, table, *interval, may_lack=may_lack)
     parts = split_log_rows_sql(connection, queue, table, rows, partition_bytes(options))
     return [signed_form_sql(part, columns, images) for part in parts]
 
@@ -244,12 +261,12 @@ def partition_bytes(options: Mapping[str, str]) -> int:
     return option_number(options, "partition_bytes", _PARTITION_BYTES)
 
 
-def _relations(options: Mapping[str, str], conninfo: str) -> list[str]:
+def _relations(options: Mapping[str, str], conninfo: str, read: Sequence[ArrowColumn]) -> list[str]:
     """The relations for FROM, one per partition."""
     queue, table = required_option(options, "queue"), required_option(options, "table")
     with connect(conninfo, application_name="gdq:spark") as connection:
         if "from" in options:
-            return change_relations(connection, options, (options["from"], required_option(options, "to")))
+            return change_relations(connection, options, (options["from"], required_option(options, "to")), read)
         schema = load_schema(connection, queue, table)
         table = schema.qualified
         # children have logs of their own

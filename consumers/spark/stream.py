@@ -200,7 +200,7 @@ class GdqStreamReader(DataSourceStreamReader):
 
     def _relations(self, connection: Connection[Any], s0: Position, s1: Position) -> list[str]:
         try:
-            return reader.change_relations(connection, self.options, (s0.snapshot, s1.snapshot))
+            return reader.change_relations(connection, self.options, (s0.snapshot, s1.snapshot), self.columns)
         except psycopg.errors.ObjectNotInPrerequisiteState as error:
             raise GdqError(f"{error.diag.message_primary}, which no batch can hold: {_CURE}") from error
 
@@ -235,9 +235,10 @@ class GdqStreamReader(DataSourceStreamReader):
 
     def _gap_rows(self, connection: Connection[Any], gaps: Sequence[tuple[int, str]]) -> str:
         """The gaps as a relation with the columns of signed_form_sql()."""
-        names = [column.label for column in reader.CHANGE_HEADER]
-        kinds = ["text", "bigint", "timestamptz", "bigint"]
-        for column in log_columns(connection, self.queue, self.table):
+        logged = log_columns(connection, self.queue, self.table)
+        names = [column.label for column in reader.change_header(logged)]
+        kinds = ["text", "bigint", "timestamptz", "bigint", "text[]"][: len(names)]
+        for column in logged:
             names.append(column.name)
             kinds.append(column.log_type)
         rows = ", ".join(

@@ -18,10 +18,15 @@ from gdq.sql_text import quote, raw
 BLOCK_BYTES = 8192
 
 
-def log_rows_sql(connection: Connection[Any], queue: str, table: str, s0: str, s1: str) -> str:
-    """SELECT of a table's log rows in (s0, s1]; TruncatedPosition if rows after s0 are gone."""
-    query = qualified("select gdq.delta_sql(%s, %s::pg_catalog.regclass, %s::pg_snapshot, %s::pg_snapshot)")
-    return str(scalar(connection, query, queue, table, s0, s1))
+def log_rows_sql(
+    connection: Connection[Any], queue: str, table: str, s0: str, s1: str, *, may_lack: Sequence[str] | None = None
+) -> str:
+    """SELECT of a table's log rows in (s0, s1]; TruncatedPosition if rows after s0 are gone.
+
+    `may_lack`: the columns whose values a row may lack, as an update left them as they were; None: any.
+    """
+    query = qualified("select gdq.delta_sql(%s, %s::pg_catalog.regclass, %s::pg_snapshot, %s::pg_snapshot, %s)")
+    return str(scalar(connection, query, queue, table, s0, s1, None if may_lack is None else list(may_lack)))
 
 
 def images_held(connection: Connection[Any], rows: Iterable[str]) -> int:
@@ -39,6 +44,7 @@ def images_held(connection: Connection[Any], rows: Iterable[str]) -> int:
 def signed_form_sql(rows: str, columns: Sequence[LogColumn], images: Images = "both") -> str:
     """Log rows in signed long form: _change_type, _commit_version, _commit_timestamp, ev_id, then logged columns.
 
+    Before the columns comes _unchanged, if updates may leave out large values: the names of those that a row lacks.
     `images` "new": without update_preimage, and a delete has its key alone.
     """
     old_kind = "case d.ev_op when 'D' then 'delete' else 'update_preimage' end"
@@ -56,7 +62,8 @@ def signed_form_sql(rows: str, columns: Sequence[LogColumn], images: Images = "b
             for c in columns
             if (name := c.image(new))
         ]
-        parts.append(f"select {header}{''.join(values)} where d.ev_op in {ops}")
+        unchanged = ", d.ev_unchanged as _unchanged" if any(c.omitted for c in columns) else ""
+        parts.append(f"select {header}{unchanged}{''.join(values)} where d.ev_op in {ops}")
     return f"(select i.* from ({rows}) as d cross join lateral ({' union all '.join(parts)}) as i)"
 
 

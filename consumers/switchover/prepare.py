@@ -150,7 +150,8 @@ def _capture(pair: Pair, info: TableInfo) -> None:
         "origin": info.origin,
         "pin_search_path": info.pin_search_path,
         "allow_rls": info.allow_rls,
-        "unchanged": info.unchanged,
+        # a key may have been dropped since
+        "unchanged": "once" if info.unchanged == "omit" and not info.key else info.unchanged,
     }
     there = {one.table_name for one in table_info(pair.target, pair.queue)}
 

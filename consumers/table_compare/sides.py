@@ -237,14 +237,24 @@ def take_source(
             event = reader.execute(_EVENT, [queue, since, holder.snapshot, table]).fetchone()
             if event is not None:
                 raise _Behind("capture was off" if event[1] else f"there was a {event[0]}")
-            query = qualified("select gdq.delta_sql(%s, %s::pg_catalog.regclass, %s::pg_snapshot, %s::pg_snapshot)")
+            query = qualified(
+                "select gdq.delta_sql(%s, %s::pg_catalog.regclass, %s::pg_snapshot, %s::pg_snapshot, null)"
+            )
             changes = scalar(reader, query, queue, table, since, holder.snapshot)
+            if any(column.omitted for column in columns):
+                _require_values(reader, changes)
     except (TruncatedPosition, ResyncRequired) as error:
         raise _Behind("changes are gone") from error
     # as delta_sql() writes it for no rows
     images = None if changes.endswith(" where false") else weighted_log_rows(changes, columns)
     side = Side(reader, described, _block_size(reader), images)
     return side, [column.name for column in columns], tuple(captured[table].key or ())
+
+
+def _require_values(reader: Connection[Any], changes: str) -> None:
+    """_Behind if log rows lack values that an update left as it was."""
+    if reader.execute(raw(f"select from ({changes}) d where d.ev_unchanged is not null limit 1")).rowcount:
+        raise _Behind("there were updates whose log lacks large values that they left as they were")
 
 
 def _reading_side(stack: ExitStack, dsn: str | None, choice: Choice, what: str) -> Side:

@@ -30,14 +30,17 @@ _EXACT = re.compile(
     r"|timestamp(\(\d\))? with(out)? time zone"
 )
 
-# The first event that log rows do not show, or for each table the SELECT of its log rows.
+# The first event that log rows do not show, or for each table the SELECT of its log rows. Plans take columns that
+# updates may leave out for columns that the log does not have.
 _CHANGED = qualified("""
 with event as materialized (
   select kind, tbl from gdq.delta_events(%(queue)s, %(s0)s::pg_snapshot, %(s1)s::pg_snapshot,
                                         %(tables)s::text[]::pg_catalog.regclass[])
    where kind <> 'message' limit 1)
 select t.name, e.kind, e.tbl, case when e.kind is null then
-         gdq.delta_sql(%(queue)s, t.name::pg_catalog.regclass, %(s0)s::pg_snapshot, %(s1)s::pg_snapshot) end
+         gdq.delta_sql(%(queue)s, t.name::pg_catalog.regclass, %(s0)s::pg_snapshot, %(s1)s::pg_snapshot,
+                       array(select l.name from gdq.table_columns(%(queue)s, t.name::pg_catalog.regclass) l
+                              where l.omitted)) end
   from pg_catalog.unnest(%(tables)s::text[]) with ordinality as t(name, i)
   left join event e on true order by i""")
 
@@ -99,7 +102,10 @@ class QueueChangeSource(ChangeSource):
 
 @dataclass(frozen=True, slots=True)
 class LogColumn:
-    """A column of a captured table and its columns in the log. `collation`: set if it is not the type's default."""
+    """A column of a captured table and its columns in the log. `collation`: set if it is not the type's default.
+
+    `omitted`: updates may leave out a large value of it, which both images then lack.
+    """
 
     name: str
     type: str
@@ -110,6 +116,7 @@ class LogColumn:
     log_old: str | None
     log_new: str | None
     collation: str | None
+    omitted: bool = False
 
     @property
     def is_exact(self) -> bool:
@@ -131,7 +138,7 @@ def log_columns_of(connection: Connection[Any], queue: str, tables: Sequence[str
     query = qualified("""
         select w.name as of_table, l.name, l.type, l.log_type, l.as_text, l.is_key, l.log_key, l.log_old, l.log_new,
                case when a.attcollation <> t.typcollation
-                    then pg_catalog.format('%%I.%%I', n.nspname, c.collname) end as collation
+                    then pg_catalog.format('%%I.%%I', n.nspname, c.collname) end as collation, l.omitted
           from (select n as name, n::pg_catalog.regclass as relid from pg_catalog.unnest(%(tables)s::text[]) n) w
           cross join lateral gdq.table_columns(%(queue)s, w.relid) l
           join pg_catalog.pg_attribute a on a.attrelid = w.relid and a.attnum = l.attnum

@@ -41,8 +41,9 @@ _OPTIONS = (
     click.option("--pin-search-path", is_flag=True, default=None, help="For sessions that change theirs all the time."),
     click.option(
         "--unchanged",
-        type=click.Choice(["both", "once"]),
-        help="once: log a large value that an update leaves as it was once, not in both images. Default: both.",
+        type=click.Choice(["both", "once", "omit"]),
+        help="once: log a large value that an update leaves as it was once, not in both images; omit: not at all, and "
+        "readers get no value of it. Default: both.",
     ),
 )
 
@@ -152,7 +153,9 @@ _CHOICES = ("mode", "granularity", "format", "where", "unchanged")
 @click.option("--pin-search-path/--no-pin-search-path", default=None, help="For sessions that change theirs.")
 @click.option("--allow-rls/--no-allow-rls", default=None, help="Capture a table with row level security.")
 @click.option("--format", type=click.Choice(["typed", "json"]), help="Log columns by type, or whole rows.")
-@click.option("--unchanged", type=click.Choice(["both", "once"]), help="Large values that updates leave as they were.")
+@click.option(
+    "--unchanged", type=click.Choice(["both", "once", "omit"]), help="Large values that updates leave as they were."
+)
 @click.option(
     "--reset",
     multiple=True,

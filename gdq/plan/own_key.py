@@ -78,5 +78,6 @@ def missing_columns_error(table: TableSchema, missing: Sequence[TableColumn]) ->
         hint=f"Capture the table with --include {','.join(column.name for column in missing)}, or in mode full; "
         "a view of rows of this table alone may select its key instead."
         if pk
-        else "Capture these columns too, or let a view of rows of this table alone select its key.",
+        else "Capture these columns too, with unchanged both or once, or let a view of rows of this table alone select "
+        "its key.",
     )

@@ -245,7 +245,11 @@ def arrow_type(kind: ColumnType) -> pa.DataType:
 
     if kind.decimal is not None:
         return pa.decimal128(*kind.decimal)
-    special = {"timestamp[us]": pa.timestamp("us"), "timestamp[us, tz=UTC]": pa.timestamp("us", "UTC")}
+    special = {
+        "timestamp[us]": pa.timestamp("us"),
+        "timestamp[us, tz=UTC]": pa.timestamp("us", "UTC"),
+        "list<item: string>": pa.list_(pa.string()),
+    }
     return special.get(kind.arrow) or pa.type_for_alias(kind.arrow)
 
 

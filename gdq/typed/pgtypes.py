@@ -75,6 +75,8 @@ class TypeRow:
 
 _TEXT = "({c})::text"
 READ_AS_TEXT = ColumnType("string", "string", _TEXT)
+# Names of columns: not a type of users' columns, whose arrays are read as text.
+COLUMN_NAMES = ColumnType("list<item: string>", "array<string>", "{c}")
 
 _TIMESTAMP_NOTE = "infinity and times after 294247-01-10 are an error"
 

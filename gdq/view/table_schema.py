@@ -25,7 +25,8 @@ def load_schemas(connection: Connection[Any], queue: str, tables: Sequence[str])
     """The schemas of captured tables by one statement; errors as load_schema()."""
     query = qualified("""
         select i, n.nspname, c.relname, a.attnum, a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod) as type,
-               coalesce(l.is_key, false) as is_key, l.log_key is not null as log_key, l.log_old is not null as images,
+               coalesce(l.is_key, false) as is_key, l.log_key is not null as log_key,
+               l.log_old is not null and not l.omitted as images,
                coalesce(not o.collisdeterministic, false) as folded, c.relkind = 'p' as partitioned,
                c.relkind <> 'p'
                  and exists (select from pg_catalog.pg_inherits h where h.inhparent = c.oid) as has_children

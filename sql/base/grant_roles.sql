@@ -81,7 +81,7 @@ as $$
               suspend_table,rearm,off_reason,stray_triggers,renamed_triggers,
               apply_ddl,begin_ddl,end_ddl,insert_event,insert_events,
               batch_sql,delta_sql,delta_events,stream_end,log_segments,summarise_logs,
-              row_fits,row_is_whole,segment_is,table_name,
+              row_fits,row_is_whole,row_has_all,segment_is,table_name,
               create_view,drop_view,set_view_owner,set_view_audit,note_audit,lock_view,view_changed,
               check_group,create_group,alter_group,drop_group,
               begin_refresh,add_tick,set_position,start_view_run,finish_view_run}')) g(roles, names)

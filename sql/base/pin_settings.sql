@@ -36,8 +36,8 @@ as $$
   select p.oid
     from pg_proc p
    where p.pronamespace = 'gdq'::regnamespace
-     and p.proname <> all ('{apply_ddl,event_triggers_on,insert_event,insert_events,row_fits,row_is_whole,segment_is,
-                             table_name}')
+     and p.proname <> all ('{apply_ddl,event_triggers_on,insert_event,insert_events,row_fits,row_is_whole,row_has_all,
+                             segment_is,table_name}')
      and (p.prorettype = 'event_trigger'::regtype
           or exists (select from unnest('{gdq_reader,gdq_consumer,gdq_admin}'::name[]) role
                       where p.oid in (select gdq.granted(role))))

@@ -1,6 +1,7 @@
 -- batch_sql(batch_id, token, tbl, version): the typed SELECT of one table's rows in an open batch: ev_id, ev_txid,
 -- ev_time, ev_op (I, U, D; o and n: the two halves of a split update), then the logged columns. Not sorted. Run it with
--- enable_seqscan and max_parallel_workers_per_gather off.
+-- enable_seqscan and max_parallel_workers_per_gather off. Before the columns come ev_origin and ev_unchanged, where the
+-- table is captured so: see table_changes_sql().
 --   version: only rows of this version, with its columns (see batch_versions); NULL: all rows, with the columns of the
 --   newest version.
 -- Writes: nothing. Errors: GDQ01, GDQ07, 42501, 42704, 55000 (see table_changes_sql).

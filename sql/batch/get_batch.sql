@@ -1,8 +1,10 @@
 -- get_batch(batch_id, token): the events of an open batch, of whole transactions only, in ev_id order; for one row that
 -- is the order of its versions. Reading again gives the same events.
 -- Result: op: insert, update, delete, truncate, ddl, resync or message. key, old and new: as the mode logs them; old
--- and new are NULL where there is no such image. new of a message: {"type": ..., "data": ...}, with extra1 to extra4
--- where given. origin: NULL unless the table is captured with its origin.
+-- and new are NULL where there is no such image, and an update has neither old nor new value of a column that it left
+-- as it was, where the table is captured with unchanged "omit" and the value is large.
+-- new of a message: {"type": ..., "data": ...}, with extra1 to extra4 where given. origin: NULL unless the
+-- table is captured with its origin.
 -- Writes: nothing. Errors: GDQ01 for a stale token or a finished batch, also while reading; GDQ07; 42501.
 create or replace function gdq.get_batch(batch_id bigint, token uuid)
   returns table (ev_id bigint, ev_txid bigint, ev_time timestamptz, op text, tbl text,

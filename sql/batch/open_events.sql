@@ -7,9 +7,10 @@
 --   images: both; or new: without old images. columns: only these columns of the images; NULL: all. A key is whole.
 -- Result: one row for each cursor, with its part. Part rows: ev_id, ev_txid, ev_time, ev_op (I, U, D; ! for a row
 -- written after an ALTER that capture had not followed), tbl, ev_origin, the old columns, then the new ones, in the
--- order of layout: name, type, key, logged, old and new of each column. Parts events and retries, with layout NULL:
--- ev_id, ev_txid, ev_time, op, tbl, key, old, new (all as get_events() has them), message (new of a message, as text),
--- origin, retries, types (by column). All in the order of ev_id and op.
+-- order of layout: name, type, key, logged, old and new of each column, and unchanged for those that an update may
+-- lack; if there is one, ev_unchanged comes last, see images_sql(). Parts events and retries, with layout NULL: ev_id,
+-- ev_txid, ev_time, op, tbl, key, old, new (all as get_events() has them), message (new of a message, as text), origin,
+-- retries, types (by column). All in the order of ev_id and op.
 -- Writes: cursors of the transaction. Errors: as get_events(); 22023 for other images.
 create or replace function gdq.open_events(batch_id bigint, token uuid, cursors text, images text default 'both',
                                            columns text[] default null)
@@ -112,16 +113,21 @@ begin
   with chosen as (
     select row_number() over (order by octet_length(c.name), c.name collate "C") as place,  -- the order of jsonb
            c.name, c.log_type as type, c.suffix, coalesce(c.key, false) as key,
-           c.log_old is not null and coalesce(c.name = any (version_part.columns), true) as logged
-      from jsonb_to_recordset(v.columns) c(name text, log_type text, suffix text, key boolean, log_old text)
+           c.log_old is not null and coalesce(c.name = any (version_part.columns), true) as logged,
+           gdq.omits(v) and coalesce(c.omit, false) as unchanged
+      from jsonb_to_recordset(v.columns) c(name text, log_type text, suffix text, key boolean, log_old text,
+                                           omit boolean)
   ), sided as (
     select *, key or (logged and images = 'both') as old, key or logged as new from chosen where key or logged
   ), halves as (
     select format(', ' || gdq.typed_value(type), half || '_' || suffix) as value, half, place
       from sided, unnest('{old,new}'::text[]) half where case half when 'old' then old else new end
   )
-  select (select jsonb_agg(to_jsonb(s) - 'place' - 'suffix' order by place) from sided s),
-         coalesce(string_agg(value, '' order by half desc, place), ''), count(*)
+  select (select jsonb_agg(to_jsonb(s) - 'place' - 'suffix' - case when s.unchanged then '' else 'unchanged' end
+                           order by place) from sided s),
+         concat(string_agg(value, '' order by half desc, place),
+                (select ', ev_unchanged' from sided s where s.unchanged limit 1)),
+         count(*)
     into layout, listed, places from halves;
   if places > 1600 then
     part := 'events';

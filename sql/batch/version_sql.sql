@@ -39,8 +39,8 @@ comment on function gdq.whole_rows_sql(gdq.table_version, text) is
   'A SELECT of a version''s log rows with one row for each change.';
 
 -- image_events_sql(v, tbl, rows_sql): the SELECT rows_sql of a version's rows, as images_sql() gives them, as events
--- with the name tbl (SQL). Rows written after an ALTER that capture had not followed become resync events. Writes:
--- nothing.
+-- with the name tbl (SQL). Rows written after an ALTER that capture had not followed become resync events. The images
+-- of an update have no values that it left as they were and did not log. Writes: nothing.
 create or replace function gdq.image_events_sql(v gdq.table_version, tbl text, rows_sql text) returns text
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -50,6 +50,10 @@ declare
 begin
   rows_sql := gdq.whole_rows_sql(v, rows_sql);
   image := gdq.json_images(v.columns);
+  if gdq.omits(v) then
+    image.old_image := format($sql$(%s) - coalesce(ev_unchanged, '{}')$sql$, image.old_image);
+    image.new_image := format($sql$(%s) - coalesce(ev_unchanged, '{}')$sql$, image.new_image);
+  end if;
   events := format($sql$
     select ev_id, ev_txid, ev_time,
            case ev_op when 'I' then 'insert' when 'U' then 'update' else 'delete' end as op,

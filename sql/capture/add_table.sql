@@ -15,7 +15,8 @@
 --   that DDL which capture does not see cannot make a write fail. NULL: typed where the event triggers follow DDL, else
 --   json.
 --   unchanged: both: an UPDATE logs each value in both images. once: a large value that it leaves as it was is logged
---   in the new image only, and readers see it in both. It changes nothing in format json.
+--   in the new image only, and readers see it in both. omit: it is not logged, and readers are told of which columns
+--   they get no value; the table needs a key. It changes nothing in format json.
 -- Writes: control rows, log segments, functions, triggers. Errors: as refuse_table(); 42704; 22023 and 42703 for the
 -- options; 54000 when an image cannot fit; 55P03 when writers hold the table: nothing is changed, try again; GDQ04.
 create or replace function gdq.add_table(queue text, tbl regclass, mode text default 'full', key text[] default null,
@@ -84,6 +85,7 @@ begin
   end if;
   described := gdq.describe_table(id);
   perform gdq.check_key(id, described);
+  perform gdq.check_omitted(id, described);
   perform gdq.arm(gdq.create_version(id, described, slots), 0);
   delete from gdq.passed_table p where p.queue_id = capture_table.queue_id and p.relid = tbl;
   insert into gdq.captured_leaf (table_id, leaf) select id, p.relid from pg_partition_tree(tbl) p where p.relid <> tbl;
@@ -94,6 +96,26 @@ $$;
 comment on function gdq.capture_table(integer, regclass, text, text[], text[], text[], text[], boolean, text, text[],
                                       text, boolean, boolean, boolean, text, text, integer) is
   'Captures the changes of a table from now on, for a caller that has taken its turn.';
+
+-- check_omitted(table_id, described): error when a table is to be captured with unchanged "omit" and has no key by
+-- which readers find the rows whose values they lack. described: from describe_table(). Where a key is dropped later,
+-- updates are logged as with "once". Writes: nothing. Errors: 0A000.
+create or replace function gdq.check_omitted(table_id integer, described jsonb) returns void
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  t gdq.captured_table;
+begin
+  select * into strict t from gdq.captured_table ct where ct.table_id = check_omitted.table_id;
+  if t.unchanged = 'omit' and t.format = 'typed' and not described @? '$[*] ? (@.key == true)' then
+    raise exception 'table % has no primary key, by which readers find what unchanged "omit" leaves out', t.table_name
+      using errcode = 'feature_not_supported',
+      hint = 'Say unchanged once, or name the columns of a unique index with key.';
+  end if;
+end
+$$;
+comment on function gdq.check_omitted(integer, jsonb) is
+  'Error when a table without a key is to be captured with unchanged "omit".';
 
 -- take_turn(): waits for other transactions that capture a table, another one perhaps, until they end: two that make
 -- capture functions at once would both change the rights of the schema gdq_log. Called before add_table() has locked
@@ -129,7 +151,7 @@ begin
         where c.reltoastrelid <> 0 and pg_relation_size(c.reltoastrelid) > 0) then
     raise warning 'table % holds large out-of-line values (%): an UPDATE of any other column logs them twice',
       gdq.table_name(tbl), wide
-      using hint = 'Log them once with unchanged, leave them out with exclude, or capture in pk mode.';
+      using hint = 'Log them once, or not at all, with unchanged, leave them out with exclude, or capture in pk mode.';
   end if;
 end
 $$;

@@ -8,8 +8,9 @@
 -- row filter, more operations, or another key in mode pk.
 -- Result: true; false when the table has these options already.
 -- Writes: captured_table, a version, triggers, capture functions, the event log, resync.
--- Errors: as add_table(); 0A000 for origin, which cannot be switched off; 55000 while capture of the table is off;
--- 55006 when a view reads the table; 55P03 when writers hold the table: nothing is changed, try again.
+-- Errors: as add_table(); 0A000 for origin, which cannot be switched off, and for unchanged "omit" without a key; 55000
+-- while capture of the table is off; 55006 when a view reads the table; 55P03 when writers hold the table:
+-- nothing is changed, try again.
 create or replace function gdq.alter_table_options(queue text, tbl regclass, options jsonb) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
   set lock_timeout = '500ms' set client_min_messages = warning
@@ -51,6 +52,7 @@ begin
   perform gdq.store_options(wanted);
   described := gdq.describe_table(id);
   perform gdq.check_key(id, described);
+  perform gdq.check_omitted(id, described);
   version := gdq.create_version(id, described, 3);
   if 'truncate' = any (wanted.operations) then
     perform gdq.replace_capture(t.queue_id, t.relid, 't', gdq.truncate_body(t.queue_id, t.relid, wanted.origin));

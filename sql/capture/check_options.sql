@@ -42,12 +42,15 @@ begin
   elsif granularity = 'statement' and always then
     raise exception 'always goes with granularity row: a logical replication worker fires no statement triggers'
       using errcode = 'invalid_parameter_value', hint = 'Leave always out, or say granularity row.';
-  elsif unchanged is null or unchanged not in ('both', 'once') then
+  elsif unchanged is null or unchanged not in ('both', 'once', 'omit') then
     raise exception 'unknown value of unchanged: "%"', unchanged
-      using errcode = 'invalid_parameter_value', hint = 'unchanged is both or once.';
-  elsif granularity = 'statement' and unchanged = 'once' then
-    raise exception 'unchanged "once" goes with granularity row: by statement images are not paired'
+      using errcode = 'invalid_parameter_value', hint = 'unchanged is both, once or omit.';
+  elsif granularity = 'statement' and unchanged <> 'both' then
+    raise exception 'unchanged "%" goes with granularity row: by statement images are not paired', unchanged
       using errcode = 'invalid_parameter_value', hint = 'Leave unchanged out, or say granularity row.';
+  elsif mode = 'pk' and unchanged = 'omit' then
+    raise exception 'unchanged "omit" goes with mode full: mode pk logs what include names'
+      using errcode = 'invalid_parameter_value', hint = 'Say unchanged once, or leave large columns out of include.';
   elsif granularity = 'statement' and gdq.statement_fault(tbl) is not null then
     raise exception '%', gdq.statement_fault(tbl)
       using errcode = 'feature_not_supported',

@@ -26,9 +26,9 @@ begin
                             wanted.row_filter->>'text', wanted.format, wanted.unchanged);
   -- a view is planned with these options; the other ones do not matter to it
   if (wanted.mode, wanted.key_attnums, wanted.include_attnums, wanted.column_attnums, wanted.exclude_attnums,
-      wanted.operations, wanted.granularity, wanted.row_filter)
+      wanted.operations, wanted.granularity, wanted.row_filter, wanted.unchanged = 'omit')
      is distinct from (t.mode, t.key_attnums, t.include_attnums, t.column_attnums, t.exclude_attnums,
-                       t.operations, t.granularity, t.row_filter) then
+                       t.operations, t.granularity, t.row_filter, t.unchanged = 'omit') then
     select v.view_name into used_by
       from gdq.view v
       join gdq.consumer c using (consumer_name)

@@ -141,7 +141,7 @@ begin
     when 'I' then format(stamp, number, 'I', origin, gdq.log_values(v, 'NEW'))
     when 'D' then format(stamp, number, 'D', origin, gdq.log_values(v, 'OLD'))
     when 'U' then format(stamp, number, 'U', origin,
-                         concat(gdq.log_values(v, 'OLD', true), gdq.log_values(v, 'NEW'), same))
+                         concat(gdq.log_values(v, 'OLD', true), gdq.log_values(v, 'NEW', true), same))
     else concat_ws('), (', format(stamp, number, 'o', origin, gdq.log_values(v, 'OLD')),
                            format(stamp, number, 'n', origin, gdq.log_values(v, 'NEW'))) end);
 end
@@ -151,7 +151,8 @@ comment on function gdq.log_insert(gdq.captured_table, gdq.table_version, intege
 
 -- log_values(v, source, once): the values of one image of a version in a capture function, as text that begins with
 -- a comma: one for each logged column, or in format json the whole row as one text. source: OLD, NEW or the alias of a
--- transition table. once: without the values that compared_sql() has found to be the same. Writes: nothing.
+-- transition table. once: without the values that compared_sql() has found to be the same: in the old image, and in the
+-- new one of a column with omit. Writes: nothing.
 create or replace function gdq.log_values(v gdq.table_version, source text, once boolean default false) returns text
 language sql immutable security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -168,10 +169,10 @@ comment on function gdq.log_values(gdq.table_version, text, boolean) is
 create or replace function gdq.image_values(columns jsonb, source text, once boolean) returns text
 language sql immutable security definer set search_path = pg_catalog, pg_temp set quote_all_identifiers = on
 as $$
-  select coalesce(string_agg(', ' || case when once and same is not null
+  select coalesce(string_agg(', ' || case when once and same is not null and (omit or source = 'OLD')
                                           then format('case when %s is not true then %s end', same, logged)
                                           else logged end, '' order by attnum), '')
-    from jsonb_to_recordset(columns) c(attnum int, name text, as_text boolean, output text, same text),
+    from jsonb_to_recordset(columns) c(attnum int, name text, as_text boolean, output text, same text, omit boolean),
          format('%s.%I', source, name) value,
          lateral (select case
            when not as_text then value
@@ -187,7 +188,8 @@ comment on function gdq.image_values(jsonb, text, boolean) is
 -- which the UPDATE left as they were; work itself where the version does not ask for this.
 --   A value counts as large from 2,000 bytes, compressed as it is stored: the server moves such values out of line.
 --   Values of one size are compared as bytes: this runs no operator of the application's, and distinguishes 1.0 from
---   1.00. Reading both costs little beside logging one of them again.
+--   1.00. Reading both costs little beside logging one of them again. A row that gets another key is logged whole
+--   where values are omitted: a reader finds them by the key.
 -- Writes: nothing.
 create or replace function gdq.compared_sql(columns jsonb, work text) returns text
 language sql immutable security definer set search_path = pg_catalog, pg_temp set quote_all_identifiers = on
@@ -195,9 +197,14 @@ as $$
   select coalesce(E'  declare\n' || string_agg(format(E'  %s boolean := %s;\n', same, replace(
              $sql$case when pg_catalog.pg_column_size(NEW.%I) operator(pg_catalog.>=) 2000
       and pg_catalog.pg_column_size(OLD.%I) operator(pg_catalog.=) pg_catalog.pg_column_size(NEW.%I)
-      and pg_catalog.record_image_eq(row(OLD.%I), row(NEW.%I)) then true end$sql$,
-             '%I', quote_ident(name))), '' order by attnum) || format(E'  begin\n%s\n  end;', work), work)
-    from jsonb_to_recordset(columns) c(attnum int, name text, same text)
+      and pg_catalog.record_image_eq(row(OLD.%I), row(NEW.%I))$sql$,
+             '%I', quote_ident(name)) || case when omit then key_kept else '' end || ' then true end'),
+             '' order by attnum) || format(E'  begin\n%s\n  end;', work), work)
+    from jsonb_to_recordset(columns) c(attnum int, name text, same text, omit boolean),
+         (select format(E'\n      and pg_catalog.record_image_eq(row(%s), row(%s))',
+                        string_agg(format('OLD.%I', k.name), ', ' order by k.attnum),
+                        string_agg(format('NEW.%I', k.name), ', ' order by k.attnum)) as key_kept
+            from jsonb_to_recordset(columns) k(attnum int, name text, key boolean) where k.key) key
    where same is not null
 $$;
 comment on function gdq.compared_sql(jsonb, text) is

@@ -50,13 +50,14 @@ $$;
 comment on function gdq.create_version(integer, jsonb, integer) is
   'Creates a new version of a captured table''s log with its first segments.';
 
--- columns_to_read(columns): how many columns the widest SELECT of a version's readers has: five that begin with ev_,
--- then both images of every column, or the typed columns as table_changes_sql() gives them. Writes: nothing.
+-- columns_to_read(columns): how many columns the widest SELECT of a version's readers has: five that begin with ev_, or
+-- six, then both images of every column, or the typed columns as table_changes_sql() gives them. Writes: nothing.
 create or replace function gdq.columns_to_read(columns jsonb) returns integer
 language sql immutable security definer set search_path = pg_catalog, pg_temp
 as $$
-  select 5 + greatest(2 * count(*), count(c.log_key) + count(c.log_old) + count(c.log_new))::integer
-    from jsonb_to_recordset(columns) c(log_key text, log_old text, log_new text)
+  select 5 + coalesce(bool_or(c.omit), false)::integer
+           + greatest(2 * count(*), count(c.log_key) + count(c.log_old) + count(c.log_new))::integer
+    from jsonb_to_recordset(columns) c(log_key text, log_old text, log_new text, omit boolean)
 $$;
 comment on function gdq.columns_to_read(jsonb) is
   'How many columns the widest SELECT of a version''s readers has.';

@@ -1,13 +1,14 @@
 -- describe_table(table_id): describe_columns() of a captured table, with the table's options and in its format, and
--- with unchanged "once" also
+-- with unchanged "once" or "omit" also
 --   same: for a column whose values the server may store out of line: the column of the log that is true where an
 --   UPDATE left a large value as it was, so that only the new image has it.
+--   omit: with "omit", if the table has a key: true, as then no image has it.
 -- Writes: nothing.
 create or replace function gdq.describe_table(table_id integer) returns jsonb
 language sql stable security definer set search_path = pg_catalog, pg_temp
 as $$
   select case when ct.format = 'json' then gdq.json_columns(columns)
-              when ct.unchanged = 'once' then gdq.same_columns(ct.relid, columns)
+              when ct.unchanged <> 'both' then gdq.same_columns(ct.relid, columns, ct.unchanged = 'omit')
               else columns end
     from gdq.captured_table ct,
          gdq.describe_columns(ct.relid, ct.mode, ct.key_attnums, ct.include_attnums,
@@ -16,20 +17,51 @@ as $$
 $$;
 comment on function gdq.describe_table(integer) is 'describe_columns() of a captured table, with the table''s options.';
 
--- same_columns(relid, columns): the result of describe_columns() with the columns of the log that tell which large
--- values an UPDATE left as they were. Whether values can be large is a property of their type: the storage that ALTER
--- TABLE sets may differ between partitions. Writes: nothing.
-create or replace function gdq.same_columns(relid oid, columns jsonb) returns jsonb
+-- same_columns(relid, columns, omit): the result of describe_columns() with the columns of the log that tell which
+-- large values an UPDATE left as they were. Whether values can be large is a property of their type: the storage that
+-- ALTER TABLE sets may differ between partitions. omit: whether neither image has these values. Without a key nothing
+-- would tell readers whose they are: then the new image has them. Writes: nothing.
+create or replace function gdq.same_columns(relid oid, columns jsonb, omit boolean) returns jsonb
 language sql stable security definer set search_path = pg_catalog, pg_temp
 as $$
   select jsonb_agg(case when t.typstorage in ('x', 'e') and not (c->>'key')::boolean and c->>'log_old' is not null
-                        then c || jsonb_build_object('same', concat('same_', a.attnum)) else c end order by a.attnum)
+                        then c || jsonb_build_object('same', concat('same_', a.attnum))
+                               || case when omit and columns @? '$[*] ? (@.key == true)' then '{"omit": true}'::jsonb
+                                       else '{}' end
+                        else c end order by a.attnum)
     from jsonb_array_elements(columns) c
     join pg_attribute a on a.attrelid = relid and a.attnum = (c->>'attnum')::smallint
     join pg_type t on t.oid = a.atttypid
 $$;
-comment on function gdq.same_columns(oid, jsonb) is
+comment on function gdq.same_columns(oid, jsonb, boolean) is
   'The logged columns of a table, with those that tell which large values an UPDATE left as they were.';
+
+-- omits(v): whether updates of a version may leave out large values that they leave as they were: those of the columns
+-- with omit, if an UPDATE is one row of the log. Writes: nothing.
+create or replace function gdq.omits(v gdq.table_version) returns boolean
+language plpgsql immutable security definer set search_path = pg_catalog, pg_temp
+as $$
+begin
+  return not v.split and v.columns @? '$[*] ? (@.omit == true)';
+end
+$$;
+comment on function gdq.omits(gdq.table_version) is
+  'Whether updates of a version may leave out large values that they leave as they were.';
+
+-- omitted_columns(table_id, version): the attribute numbers of the columns that updates of a version (NULL: of any that
+-- there is) may leave out. Writes: nothing.
+create or replace function gdq.omitted_columns(table_id integer, version bigint) returns integer[]
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp
+as $$
+begin
+  return array(select distinct c.attnum
+                 from gdq.table_version v, jsonb_to_recordset(v.columns) c(attnum int, omit boolean)
+                where v.table_id = omitted_columns.table_id
+                  and (version is null or v.version_id = version)
+                  and gdq.omits(v) and c.omit);
+end
+$$;
+comment on function gdq.omitted_columns(integer, bigint) is 'The columns that updates of a table may leave out.';
 
 -- describe_columns(relid, mode, key, include, columns, exclude): the logged columns of a table, from the catalogs as
 -- they are now. Arguments after mode are attribute numbers or NULL (key NULL: the primary key; columns NULL: all).

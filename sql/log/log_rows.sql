@@ -42,7 +42,9 @@ comment on function gdq.changes_sql(regclass, text, pg_snapshot, pg_snapshot) is
 
 -- images_sql(segment, s0, s1): SELECT of the rows of one change log segment in (s0, s1], in one shape for both tables
 -- of a slot: ev_id, ev_txid, ev_time, ev_op, ev_origin, then old_<suffix> and new_<suffix> of every logged column, NULL
--- for an image that the row does not have. A value that is logged once is in both images. NULL when there are no rows.
+-- for an image that the row does not have. A value that is logged once is in both images. Of a version that omits()
+-- also ev_unchanged: the names of columns whose values neither image has, as the UPDATE left them as they were; else
+-- NULL. NULL when there are no rows.
 -- In mode pk an UPDATE that changed the key becomes a D and an I. Writes: a lock, see pin_segment(). Errors: GDQ01.
 create or replace function gdq.images_sql(segment regclass, s0 pg_snapshot, s1 pg_snapshot) returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -63,20 +65,25 @@ as $$
 declare
   s record;
   names text;
+  omitted text;
 begin
-  select ls.pair, gdq.log_columns(v) as columns,
+  select ls.pair, gdq.log_columns(v) as columns, gdq.omits(v) as omits,
          case when exists (select from pg_attribute a where a.attrelid = ls.segment and a.attname = 'ev_origin')
               then 'ev_origin' else 'null::text as ev_origin' end as origin
     into strict s
     from gdq.log_segment ls join gdq.table_version v using (version_id)
    where ls.segment = segment_columns.segment;
   if s.pair then
-    select string_agg(case when same is null then format(', %I', 'old_' || suffix)
+    select string_agg(case when same is null or omit then format(', %I', 'old_' || suffix)
                            else format(', case when %I then %I else %I end as %3$I',
                                        same, 'new_' || suffix, 'old_' || suffix) end, '' order by attnum)
-             || gdq.image_columns(s.columns, 'new_')
-      into names
-      from jsonb_to_recordset(s.columns) c(attnum int, suffix text, same text);
+             || gdq.image_columns(s.columns, 'new_'),
+           format('case when %s then array_remove(array[%s], null) end',
+                  string_agg(quote_ident(same), ' or ' order by attnum) filter (where omit),
+                  string_agg(format('case when %I then %L::text end', same, name), ', ' order by attnum)
+                    filter (where omit))
+      into names, omitted
+      from jsonb_to_recordset(s.columns) c(attnum int, name text, suffix text, same text, omit boolean);
   else
     select string_agg(format(', case when ev_op in (%s) then %I end as %I', ops, 'row_' || suffix, prefix || suffix), ''
                       order by prefix desc, attnum)
@@ -84,7 +91,8 @@ begin
       from jsonb_to_recordset(s.columns) c(attnum int, suffix text),
            (values ('old_', $sql$'D', 'o'$sql$), ('new_', $sql$'I', 'n'$sql$)) image(prefix, ops);
   end if;
-  return concat('ev_id, ev_txid, ev_time, ev_op::text as ev_op, ', s.origin, names);
+  return concat('ev_id, ev_txid, ev_time, ev_op::text as ev_op, ', s.origin, names,
+                case when s.omits then format(', %s as ev_unchanged', coalesce(omitted, 'null::text[]')) end);
 end
 $$;
 comment on function gdq.segment_columns(regclass) is 'What has to be selected from a change log segment.';

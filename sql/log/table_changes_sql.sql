@@ -1,12 +1,15 @@
--- table_changes_sql(table_id, s0, s1, version): the typed SELECT of a captured table's rows in (s0, s1], with the
--- columns of its newest version; a column that an older version does not have is NULL in its rows. ev_origin follows
--- ev_op where the table is captured with its origin. Not sorted.
+-- table_changes_sql(table_id, s0, s1, version, may_lack): the typed SELECT of a captured table's rows in (s0, s1], with
+-- the columns of its newest version; a column that an older version does not have is NULL in its rows. ev_origin
+-- follows ev_op where the table is captured with its origin. Then, where table_columns() has a column that updates may
+-- omit, ev_unchanged: NULL, or the names of the columns that the log lacks in this row, since the update left them as
+-- they were; they are NULL in both images. Not sorted.
 --   version: only the rows of this version, with its own columns.
+--   may_lack: the columns that a row may lack so; NULL: any of them.
 -- Writes: a lock, see pin_segment(). Errors: 55000 when the interval holds rows of a version in which a column had
 -- another type or the table another mode; 42704 for a version that is not one of the table's; GDQ01. Running the SELECT
--- may raise GDQ03, see row_is_whole().
+-- may raise GDQ03, see row_is_whole(), and 0A000, see row_has_all().
 create or replace function gdq.table_changes_sql(table_id integer, s0 pg_snapshot, s1 pg_snapshot,
-                                                 version bigint default null) returns text
+  version bigint default null, may_lack text[] default null) returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -18,6 +21,8 @@ declare
   part text;
   parts text[] := '{}';
   origin boolean := (select ct.origin from gdq.captured_table ct where ct.table_id = table_changes_sql.table_id);
+  omitted integer[] := gdq.omitted_columns(table_id, version);
+  omits boolean;
 begin
   select * into target
     from gdq.table_version tv
@@ -27,6 +32,7 @@ begin
     raise exception 'table % has no version %', gdq.last_table_name(table_id), version
       using errcode = 'undefined_object', hint = 'Ask gdq.batch_versions() for those of a batch.';
   end if;
+  omits := exists (select from jsonb_to_recordset(target.columns) c(attnum int) where c.attnum = any (omitted));
   for v in select * from gdq.table_version tv
             where tv.table_id = table_changes_sql.table_id and (version is null or tv.version_id = version)
             order by tv.version_id loop
@@ -44,11 +50,14 @@ begin
           using errcode = 'object_not_in_prerequisite_state',
                 hint = 'Read the batch version by version: gdq.batch_versions(), in Python batch.versions(table).';
       end if;
-      parts := parts || format('select ev_id, ev_txid, ev_time, ev_op%s%s from (%s) r%s',
+      parts := parts || format('select ev_id, ev_txid, ev_time, ev_op%s%s%s from (%s) r%s',
         case when origin then ', ev_origin' end,
+        case when omits then format(', %s as ev_unchanged', gdq.unchanged_sql(v, target)) end,
         names,
         part,
-        case when v.shape is not null then ' where gdq.row_is_whole(ev_op, ev_id)' end);
+        case when v.shape is not null then ' where gdq.row_is_whole(ev_op, ev_id)'
+             when gdq.omits(v) and may_lack is not null then
+               format(' where gdq.row_has_all(%s, %L, ev_id)', gdq.unchanged_sql(v, target), may_lack) end);
     end loop;
   end loop;
   if parts = '{}' then
@@ -61,15 +70,37 @@ begin
              null::text as ev_op
              %s
              %s
+             %s
        where false$sql$,
       case when origin then ', null::text as ev_origin' end,
+      case when omits then ', null::text[] as ev_unchanged' end,
       names)];
   end if;
   return array_to_string(parts, ' union all ');
 end
 $$;
-comment on function gdq.table_changes_sql(integer, pg_snapshot, pg_snapshot, bigint) is
+comment on function gdq.table_changes_sql(integer, pg_snapshot, pg_snapshot, bigint, text[]) is
   'Typed SELECT of a captured table''s log rows between two snapshots.';
+
+-- unchanged_sql(v, target): the SQL of ev_unchanged in rows of a version, as images_sql() gives them, with the names
+-- that the columns have in the version target; NULL for none. Writes: nothing.
+create or replace function gdq.unchanged_sql(v gdq.table_version, target gdq.table_version) returns text
+language plpgsql immutable security definer set search_path = pg_catalog, pg_temp
+as $$
+begin
+  return case when not gdq.omits(v) then 'null::text[]'
+              when v.version_id = target.version_id then 'ev_unchanged'
+              else (select format($sql$nullif(array(select n.now from (values %s) n(was, now)
+                                                     where n.was = any (r.ev_unchanged)), '{}')$sql$,
+                                  coalesce(string_agg(format('(%L::text, %L::text)', o.name, t.name), ', '
+                                                      order by o.attnum), '(null::text, null::text)'))
+                      from jsonb_to_recordset(v.columns) o(attnum int, name text, omit boolean)
+                      join jsonb_to_recordset(target.columns) t(attnum int, name text) using (attnum)
+                     where o.omit) end;
+end
+$$;
+comment on function gdq.unchanged_sql(gdq.table_version, gdq.table_version) is
+  'The SQL of ev_unchanged in rows of a version, with the columns'' names in another.';
 
 -- aligned_columns(old, new): for each log column of one version of a table (new), the SQL that reads it from images of
 -- another version (old), as images_sql() gives them. old, new: columns of a table_version.
@@ -115,6 +146,24 @@ begin
 end
 $$;
 comment on function gdq.row_is_whole(text, bigint) is 'True, or error GDQ03 for a row that does not fit its version.';
+
+-- row_has_all(unchanged, may_lack, ev_id): true, or error 0A000 for a row without the value of a column that is not in
+-- may_lack. unchanged: ev_unchanged of the row. Writes: nothing. Errors: 0A000.
+create or replace function gdq.row_has_all(unchanged text[], may_lack text[], ev_id bigint) returns boolean
+language plpgsql immutable security definer set search_path = pg_catalog, pg_temp
+as $$
+begin
+  if not unchanged <@ may_lack then
+    raise exception 'event %, an update, does not log %, which it left as it was', ev_id,
+      (select string_agg(quote_ident(c), ', ') from unnest(unchanged) c where c <> all (may_lack))
+      using errcode = 'feature_not_supported',
+            hint = 'Whole rows are wanted here: capture the table with unchanged both or once.';
+  end if;
+  return true;
+end
+$$;
+comment on function gdq.row_has_all(text[], text[], bigint) is
+  'True, or error 0A000 for a row without the value of a column that is wanted.';
 
 -- row_fits(row_text, row_type): whether the text of a row can be read as this type. It cannot when the table was
 -- altered and capture has not followed yet. For PostgreSQL 15, which has no pg_input_is_valid(). Writes: nothing.

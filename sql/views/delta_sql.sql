@@ -1,17 +1,20 @@
--- delta_sql(queue, tbl, s0, s1): the typed SELECT of a table's log rows in (s0, s1], with the columns of batch_sql().
--- For refreshes, which keep the rows after s0 by begin_refresh(). Writes: nothing. Errors: 22023, 42704, 55000, GDQ01,
--- GDQ02.
-create or replace function gdq.delta_sql(queue text, tbl regclass, s0 pg_snapshot, s1 pg_snapshot) returns text
+-- delta_sql(queue, tbl, s0, s1, may_lack): the typed SELECT of a table's log rows in (s0, s1], with the columns of
+-- batch_sql(). For refreshes, which keep the rows after s0 by begin_refresh().
+--   may_lack: columns that the caller does not need of rows whose log lacks them, as an update left them as they were;
+--   NULL: all of them. Running the SELECT fails at a row that lacks others.
+-- Writes: nothing. Errors: 22023, 42704, 55000, GDQ01, GDQ02.
+create or replace function gdq.delta_sql(queue text, tbl regclass, s0 pg_snapshot, s1 pg_snapshot,
+                                         may_lack text[] default '{}') returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
-  changes text := gdq.table_changes_sql(gdq.find_table(queue, tbl), s0, s1);
+  changes text := gdq.table_changes_sql(gdq.find_table(queue, tbl), s0, s1, null, may_lack);
 begin
   perform gdq.check_interval(gdq.find_queue(queue), gdq.find_table(queue, tbl), s0, s1);
   return changes;
 end
 $$;
-comment on function gdq.delta_sql(text, regclass, pg_snapshot, pg_snapshot) is
+comment on function gdq.delta_sql(text, regclass, pg_snapshot, pg_snapshot, text[]) is
   'Typed SELECT of a table''s log rows between two snapshots.';
 
 -- check_interval(queue_id, table_id, s0, s1): error when rows of a table's log (NULL: of the event log) after the

@@ -1,13 +1,17 @@
 -- table_columns(queue, tbl, version): the logged columns of a version of a captured table, in column order. version
--- NULL: the newest. Writes: nothing. Errors: 42704.
+-- NULL: the newest.
+-- Result: omitted: whether updates may leave out a large value of the column if they leave it as it was: those of this
+-- version; version NULL: of any that there is.
+-- Writes: nothing. Errors: 42704.
 create or replace function gdq.table_columns(queue text, tbl regclass, version bigint default null)
   returns table (attnum int, name text, type text, log_type text, as_text boolean, is_key boolean,
-                 log_key text, log_old text, log_new text)
+                 log_key text, log_old text, log_new text, omitted boolean)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
   return query
-    select c.attnum, c.name, c.type, c.log_type, c.as_text, c.key, c.log_key, c.log_old, c.log_new
+    select c.attnum, c.name, c.type, c.log_type, c.as_text, c.key, c.log_key, c.log_old, c.log_new,
+           c.attnum = any (gdq.omitted_columns(v.table_id, table_columns.version))
       from gdq.table_version v,
            jsonb_to_recordset(v.columns) c(attnum int, name text, type text, log_type text, as_text boolean,
                                            key boolean, log_key text, log_old text, log_new text)

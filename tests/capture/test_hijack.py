@@ -50,6 +50,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "origin": ("id int primary key, v text", {"origin": True, "pin_search_path": True}),
     "wide": (", ".join(f"c{i} text" for i in range(250)), {}),
     "once": ('id int primary key, v text, "s p" jsonb, p pair, f feeling', {"unchanged": "once"}),
+    "omit": ('"the id" int primary key, v text, "s p" jsonb, p pair, f feeling', {"unchanged": "omit"}),
     "one column": ("id bigint primary key", {"mode": "pk"}),
 }
 

@@ -190,7 +190,7 @@ def choose_everything(tap: Tap) -> None:
         tap.write(f"alter table {name} drop gone")
     tap.write("create sequence n", "alter table s enable row level security")
     tap.add("shop.k", mode="pk", key=["a"], include=["b"])
-    tap.add("shop.c", columns=["id", "b"], always=True, unchanged="once")
+    tap.add("shop.c", columns=["id", "b"], always=True, unchanged="omit")
     tap.add("shop.f", exclude=["b"], where="a > 1 and b = 'x'", operations=["insert", "update"], origin=True)
     tap.add("shop.s", granularity="statement", pin_search_path=True, allow_rls=True)
     tap.add("shop.j", format="json")

@@ -203,7 +203,7 @@ def _set(database: Database, where: str, settings: dict[str, str]) -> None:
 # SQL calls these once for each row or message; apply_ddl() runs DDL of the caller under the caller's settings.
 _UNPINNED = {
     *("apply_ddl", "event_triggers_on", "insert_event", "insert_events"),
-    *("row_fits", "row_is_whole", "segment_is", "table_name"),
+    *("row_fits", "row_is_whole", "row_has_all", "segment_is", "table_name"),
 }
 _PINNED = {
     *("jit=off", "array_nulls=on", "bytea_output=hex", "extra_float_digits=1", "quote_all_identifiers=off"),

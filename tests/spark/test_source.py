@@ -57,6 +57,25 @@ def test_changes_in_signed_long_form(shop: Shop, spark: SparkSession) -> None:
     assert rows[0].asDict()["_commit_timestamp"] is not None
 
 
+def test_changes_name_the_columns_that_they_lack(shop: Shop, spark: SparkSession) -> None:
+    shop.execute("update orders set note = (select string_agg(md5(i::text), '') from generate_series(1, 400) i)")
+    shop.capture("orders", unchanged="omit")
+    before = snapshot(shop)
+    shop.execute("update orders set n = 1 where id = 7")
+    shop.execute("update orders set note = '' where id = 7")
+    with conninfo_without_password(shop.db.dsn) as dsn:
+        after = snapshot(shop)
+        rows = read(spark, dsn, "orders", from_=before, to=after).orderBy("ev_id", "_change_type").collect()
+        assert [row["_unchanged"] for row in rows] == [["note"], ["note"], None, None]
+        assert [row["note"] is None for row in rows] == [True, True, False, False]
+        blind = spark.read.format("gdq").schema("id int, note string")
+        options = {"dsn": dsn, "queue": QUEUE, "table": "orders", "from": before, "to": after}
+        with pytest.raises(Exception, match="an update, does not log note, which it left as it was"):
+            blind.options(**options).load().collect()
+        some = spark.read.format("gdq").schema("id int, n int").options(**options).load().collect()
+        assert [row["n"] for row in some].count(1) == 3
+
+
 @pytest.mark.long
 def test_base_rows_of_an_inheritance_parent_are_its_own(shop: Shop, spark: SparkSession) -> None:
     """As its changes are: those of a child are the child's."""

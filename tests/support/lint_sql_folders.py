@@ -24,7 +24,7 @@ LINES_OF_A_FUNCTION = 100
 LINES_OF_A_FILE = 250
 
 # Granted because SQL that gdq generates calls them in the session of a user: they stand with what generates it.
-HELPERS = {"event_triggers_on", "row_fits", "row_is_whole", "segment_is", "table_name"}
+HELPERS = {"event_triggers_on", "row_fits", "row_is_whole", "row_has_all", "segment_is", "table_name"}
 
 _START = re.compile(r"^create or replace (?:function|procedure) gdq\.(\w+)", re.MULTILINE)
 _CALL = re.compile(r"gdq\.(\w+)\(")
