@@ -18,7 +18,7 @@ from psycopg import Connection
 from gdq.call import scalar
 from gdq.consumers.copy.chunk_table import ChunkTable, image_sql
 from gdq.consumers.copy.chunk_target import Staged
-from gdq.consumers.copy.target_columns import same_form
+from gdq.consumers.copy.target_columns import rows_of, same_form
 from gdq.consumers.views.snapshot_holder import SnapshotHolder
 from gdq.sql_text import literal, quote, raw
 
@@ -99,7 +99,8 @@ class Doubts:
         if not self._has_next():
             return 0
         own = self._hash(f"t.{quote(name)}" for name, _ in self.table.columns)
-        return self._linear(f"delete from {self.target} as t where {own} in ({self._images(self.reading + 1)})")
+        rows = rows_of(self.connection, self.target)
+        return self._linear(f"delete from {rows} as t where {own} in ({self._images(self.reading + 1)})")
 
     def leave_sure(self, staged: Staged) -> bool:
         """Delete what is staged of rows that this reading looks for; False if that is all."""

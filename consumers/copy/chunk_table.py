@@ -42,9 +42,11 @@ _KEY = qualified("""
 with k as (select array_agg(c.attnum::smallint) as columns
              from gdq.table_columns(%(queue)s, %(table)s::pg_catalog.regclass) c where c.is_key)
 select a.attname::text
-  from k, (select i.indkey::smallint[] as columns from k, pg_catalog.pg_index i
+  from k, (select o.columns
+              from k, pg_catalog.pg_index i,
+                   lateral (values ((i.indkey::smallint[])[0:i.indnkeyatts - 1])) as o(columns)
             where i.indrelid = %(table)s::pg_catalog.regclass and i.indisvalid and i.indisunique and i.indpred is null
-              and i.indkey::smallint[] @> k.columns and k.columns @> i.indkey::smallint[]
+              and o.columns @> k.columns and k.columns @> o.columns
             order by i.indisprimary desc, i.indexrelid limit 1) x,
        unnest(x.columns) with ordinality as o(attnum, place)
   join pg_catalog.pg_attribute a on a.attrelid = %(table)s::pg_catalog.regclass and a.attnum = o.attnum

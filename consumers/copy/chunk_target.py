@@ -15,7 +15,7 @@ from psycopg import Connection
 
 from gdq.call import scalar
 from gdq.consumers.copy.chunk_table import ChunkTable, image_sql
-from gdq.consumers.copy.target_columns import same_form
+from gdq.consumers.copy.target_columns import rows_of, same_form
 from gdq.consumers.views.netting import UNKNOWN_ROWS
 from gdq.consumers.views.row_copy import copy_rows
 from gdq.consumers.views.snapshot_holder import SnapshotHolder
@@ -106,12 +106,12 @@ class ChunkTarget:
                 f"target table {target} has no primary key or unique index on {', '.join(table.key)}",
                 hint="Create one, and run the copy again: it goes on.",
             )
-        if scalar(self.connection, raw(f"select exists (select from {target})")):
+        if scalar(self.connection, raw(f"select exists (select from {rows_of(self.connection, target)})")):
             raise GdqError(f"target table {target} has rows already", hint="Empty it, and run the copy again.")
 
     def empty(self, target: str) -> None:
         """Delete all rows of a target table whose copy starts again."""
-        self.connection.execute(raw(f"delete from {target}"))
+        self.connection.execute(raw(f"delete from {rows_of(self.connection, target)}"))
 
     def insert(self, holder: SnapshotHolder, table: ChunkTable, query: str, target: str) -> int:
         """Copy the rows of a SELECT of all columns into the target; returns their number."""
@@ -153,7 +153,8 @@ class ChunkTarget:
         values = ", ".join(f"c{number}" for number in range(1, len(table.columns) + 1))
         if table.key:
             same = " and ".join(f"t.{quote(name)} = c.k{number}" for number, name in enumerate(table.key, 1))
-            execute(raw(f"delete from {target} as t using {staged.name} as c where {same}"))
+            own = rows_of(self.connection, target)
+            execute(raw(f"delete from {own} as t using {staged.name} as c where {same}"))
         else:
             self._delete_rows(staged)
         came = "where net > 0" if table.key else ", generate_series(1, net)"
@@ -173,14 +174,14 @@ class ChunkTarget:
         wanted = scalar(self.connection, raw(f"select sum(-net) from {staged.name} where net < 0")) or 0
         if not wanted:
             return
-        own = image_sql(f"t.{quote(name)}" for name, _ in table.columns)
+        own, rows = image_sql(f"t.{quote(name)}" for name, _ in table.columns), rows_of(self.connection, target)
         went = f"select {image_sql(f'c{number}' for number in numbers)} as image, -net as net from {staged.name}"
         deleted = self.connection.execute(
             raw(
                 f"with d as materialized (select t.tableoid as rel, t.ctid as place, c.net, "
                 f"row_number() over (partition by c.image) as n "
-                f"from {target} as t join ({went} where net < 0) as c on {own} = c.image) "
-                f"delete from {target} as t using d where d.n <= d.net and t.ctid = d.place and t.tableoid = d.rel"
+                f"from {rows} as t join ({went} where net < 0) as c on {own} = c.image) "
+                f"delete from {rows} as t using d where d.n <= d.net and t.ctid = d.place and t.tableoid = d.rel"
             )
         ).rowcount
         if deleted != wanted:

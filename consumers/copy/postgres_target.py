@@ -14,7 +14,7 @@ from gdq.conninfo import connect
 from gdq.consumers.copy.leader import COPY_SETTINGS, CopyLead
 from gdq.consumers.copy.pieces import Piece
 from gdq.consumers.copy.table_definition import create_table, sequence_values
-from gdq.consumers.copy.target_columns import target_form
+from gdq.consumers.copy.target_columns import rows_of, target_form
 from gdq.consumers.copy.workers import CopyTally
 from gdq.consumers.views.row_copy import CopyForm, RowsCopied, copy_rows
 from gdq.errors import GdqError
@@ -70,9 +70,9 @@ class PostgresTarget:
                 self._forms[table.name] = target_form(control, table)
             names = [table.name for table in lead.tables if table.name not in created]
             if self._truncate and names:
-                control.execute(raw(f"truncate {', '.join(names)}"))
+                control.execute(raw(f"truncate {', '.join(rows_of(control, name) for name in names)}"))
             for name in names:
-                if scalar(control, raw(_HAS_ROWS.format(name))):
+                if scalar(control, raw(_HAS_ROWS.format(rows_of(control, name)))):
                     raise GdqError(f"table {name} of the target has rows", hint="Empty it, or copy with --truncate.")
             for table in lead.tables:
                 for statement, values in sequence_values(leader, control, table):
@@ -105,7 +105,7 @@ class PostgresTarget:
                 control.execute(raw(f"drop table if exists {', '.join(self._created)}"))
             kept = [name for name in self._forms if name not in self._created]
             if self._committed and kept:
-                control.execute(raw(f"truncate {', '.join(kept)}"))
+                control.execute(raw(f"truncate {', '.join(rows_of(control, name) for name in kept)}"))
 
 
 def _refuse_source(leader: Connection[Any], control: Connection[Any]) -> None:

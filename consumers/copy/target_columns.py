@@ -7,9 +7,11 @@ from typing import Any
 
 from psycopg import Connection
 
+from gdq.call import scalar
 from gdq.consumers.copy.pieces import CopyColumn, SourceTable, copy_columns
 from gdq.consumers.views.row_copy import CopyForm
 from gdq.errors import GdqError
+from gdq.qualified_sql import qualified
 from gdq.typed.pgtypes import base_type_name
 
 _COLUMNS = """
@@ -19,6 +21,8 @@ select a.attname::text, format_type(a.atttypid, a.atttypmod), a.attgenerated <> 
 
 _KIND = "select relkind in ('r', 'p') from pg_class where oid = %s::regclass"
 
+_HAS_PARTITIONS = qualified("select c.relkind = 'p' from pg_catalog.pg_class c where c.oid = %s::pg_catalog.regclass")
+
 # Types that hold every value of the type on the left, beside that type without its length or precision.
 _WIDER = {
     "smallint": {"integer", "bigint", "numeric"},
@@ -26,6 +30,11 @@ _WIDER = {
     "bigint": {"numeric"},
 }
 _TEXTS = {"text", "character varying"}
+
+
+def rows_of(connection: Connection[Any], target: str) -> str:
+    """A target table where its rows are read or deleted: those of inheritance children are not its own."""
+    return target if scalar(connection, _HAS_PARTITIONS, target) else f"only {target}"
 
 
 def target_form(control: Connection[Any], table: SourceTable) -> CopyForm:

@@ -194,3 +194,32 @@ def test_a_table_without_rows_has_one_range(tap: Tap) -> None:
     tap.add("shop.none")
     with hold_snapshot(tap.db.su_dsn, "q", ["shop.none"]) as holder:
         assert describe_table(holder.connection, "q", "shop.none").dividing_bounds(holder.connection, 4, 10) == []
+
+
+def test_children_of_the_target_keep_their_rows(copied: Copied) -> None:
+    """Rows of inheritance children are not the table's own, though they have its keys."""
+    with copied.target.connect("su") as su:
+        su.execute("create table shop.child () inherits (shop.r)")
+        su.execute("insert into shop.child values (7, 7, 'child'), (60, 60, 'child')")
+
+    def change(*_: object) -> None:
+        copied.tap.write(
+            "update shop.r set x = left(x || 'y', 9) where id in (7, 60)", "delete from shop.r where id = 8"
+        )
+
+    copied.run(tell=change)
+    assert copied.there("select id, x from shop.child order by id") == [(7, "child"), (60, "child")]
+    with copied.tap.db.connect("su") as su:
+        assert copied.there("select id, u, x from only shop.r order by id") == su.execute(_ROWS.encode()).fetchall()
+
+
+def test_a_key_that_includes_other_columns(copied: Copied) -> None:
+    made = "create table shop.i (id int, x text, primary key (id) include (x))"
+    copied.tap.write(made, "insert into shop.i select i, 'x' from generate_series(1, 20) i")
+    copied.tap.add("shop.i")
+    with copied.target.connect("su") as su:
+        su.execute(made.encode())
+    copied.run(tables=["shop.i"], tell=lambda *_: copied.tap.write("update shop.i set x = 'y' where id % 3 = 0"))
+    with copied.tap.db.connect("su") as su:
+        rows = "select id, x from shop.i order by id"
+        assert copied.there(rows) == su.execute(rows.encode()).fetchall()

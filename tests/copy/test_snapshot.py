@@ -131,6 +131,18 @@ def test_where_and_columns(shop: Database, target: Database) -> None:
         assert owner.execute("select id, note, extra from shop.sale order by id").fetchall() == wanted
 
 
+def test_children_of_the_target_keep_their_rows(shop: Database, target: Database) -> None:
+    """Rows of inheritance children are not the table's own: they are neither in the way nor deleted."""
+    with target.connect() as owner:
+        owner.execute("create schema shop; create table shop.item (id int primary key, name text, price numeric)")
+        owner.execute("create table shop.child () inherits (shop.item); insert into shop.child values (1, 'child', 1)")
+        owner.execute("insert into shop.item values (9, 'old', 1)")
+    done = gdq("snapshot", "shop.item", "--to", target.dsn, "--truncate", dsn=shop.dsn)
+    assert done.returncode == 0, done.stderr
+    assert rows(target, "only shop.item") == rows(shop, "shop.item")
+    assert rows(target, "shop.child") == [("(1,child,1)",)]
+
+
 @pytest.mark.parametrize(
     ("made", "options", "message"),
     [
