@@ -19,6 +19,11 @@ PIECE_BYTES = 32 * 2**20
 # Types whose binary form is of one database (oids), or is not what their text says.
 _ONLY_TEXT = ("reg", "xml", "pg_")
 
+# True of a column a that holds no NULL: since PostgreSQL 18 NOT NULL may be NOT VALID.
+HOLDS_NO_NULL = """(a.attnotnull and not exists (
+         select from pg_constraint n
+          where n.conrelid = a.attrelid and n.contype = 'n' and n.conkey = array[a.attnum] and not n.convalidated))"""
+
 _COLUMNS = """
 select a.attname::text as name, a.atttypid::bigint as type_oid, format_type(a.atttypid, a.atttypmod) as type,
        a.attgenerated <> '' as generated,

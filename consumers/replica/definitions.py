@@ -13,30 +13,36 @@ from psycopg import Connection
 from psycopg.rows import class_row
 
 from gdq.call import scalar
+from gdq.consumers.copy.pieces import HOLDS_NO_NULL
 from gdq.sql_text import quote
 
 Kind = Literal["default", "not null", "index", "unique", "exclusion", "check", "foreign key"]
 
 # Without its name and its table an index is the same in another database. One that is being made is none yet. Indexes
 # of constraints come with these. A primary key is the table's, as its columns are.
-_DEFINITIONS = """
+_DEFINITIONS = f"""
 with taken as (select n as relid from unnest(%s::oid[]) n), found as (
 select i.indrelid as relid, 'index' as kind, i.indexrelid as id, c.relname::text as name,
        case when i.indisunique then 'unique ' else '' end
-         || substr(pg_get_indexdef(c.oid), strpos(pg_get_indexdef(c.oid), ' USING ') + 1) as definition,
+         || substr(pg_get_indexdef(c.oid), 1 + length(format('CREATE %%sINDEX %%I ON %%s%%I.%%I ',
+              case when i.indisunique then 'UNIQUE ' end, c.relname, case when c.relkind = 'I' then 'ONLY ' end,
+              n.nspname, r.relname))) as definition,
        case when i.indisunique and i.indpred is null and i.indexprs is null and not i.indnullsnotdistinct then array(
          select a.attname::text from unnest((i.indkey::int2[])[0:i.indnkeyatts - 1]) n
            join pg_attribute a on a.attrelid = i.indrelid and a.attnum = n order by 1) end as unique_columns
   from pg_index i
   join taken t on t.relid = i.indrelid
   join pg_class c on c.oid = i.indexrelid
+  join pg_class r on r.oid = i.indrelid
+  join pg_namespace n on n.oid = r.relnamespace
  where i.indisvalid
    and not exists (select from pg_constraint k where k.conindid = c.oid and k.contype in ('p', 'u', 'x'))
 union all
 select k.conrelid,
        case k.contype when 'u' then 'unique' when 'x' then 'exclusion' when 'c' then 'check' else 'foreign key' end,
        k.oid, k.conname::text, pg_get_constraintdef(k.oid),
-       case when k.contype = 'u' and not k.condeferrable and pg_get_constraintdef(k.oid) !~ '^UNIQUE NULLS' then array(
+       case when k.contype = 'u' and not k.condeferrable
+                 and pg_get_constraintdef(k.oid) !~ '^UNIQUE NULLS|WITHOUT OVERLAPS' then array(
          select a.attname::text from pg_attribute a
           where a.attrelid = k.conrelid and a.attnum = any (k.conkey) order by 1) end
   from pg_constraint k
@@ -52,7 +58,7 @@ union all
 select a.attrelid, 'not null', a.attnum::oid, a.attname::text, 'not null', null
   from pg_attribute a
   join taken t on t.relid = a.attrelid
- where a.attnum > 0 and a.attnotnull and not a.attisdropped)
+ where a.attnum > 0 and {HOLDS_NO_NULL} and not a.attisdropped)
 select relid::bigint, kind, id::bigint, name, definition, unique_columns
   from found where definition is not null order by 1, 2, 3"""
 

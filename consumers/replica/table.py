@@ -15,6 +15,7 @@ import psycopg
 from psycopg import Connection
 from psycopg.rows import namedtuple_row
 
+from gdq.consumers.copy.pieces import HOLDS_NO_NULL
 from gdq.consumers.replica.source_tables import SourceTable
 from gdq.errors import GdqError, mapped_errors
 from gdq.sql_text import literal, quote

@@ -26,10 +26,11 @@ select array(select a.attname::text from unnest(c.conkey) k
                join pg_attribute a on a.attrelid = c.conrelid and a.attnum = k order by 1)
   from pg_constraint c where c.conrelid = %s::regclass and c.contype = 'p'"""
 
-_DEFAULTS = """
+_DEFAULTS = f"""
 select a.attname as name, pg_get_expr(d.adbin, d.adrelid) as expression,
        (select format('%%I.%%I', n.nspname, s.relname) from pg_class s join pg_namespace n on n.oid = s.relnamespace
-         where s.oid = q.seqrelid) as sequence, format_type(q.seqtypid, null) as sequence_type
+         where s.oid = q.seqrelid) as sequence, format_type(q.seqtypid, null) as sequence_type,
+       {table_definition.SEQUENCE_OPTIONS} as sequence_options
   from pg_attribute a
   join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
   left join pg_depend o on o.classid = 'pg_class'::regclass and o.refclassid = 'pg_class'::regclass
@@ -88,7 +89,8 @@ def _set_default(target: Connection[Any], table: str, default: Any, tell: Callab
     try:
         with target.transaction():
             if default.sequence is not None:
-                target.execute(raw(f"create sequence {default.sequence} as {default.sequence_type} owned by {column}"))
+                options = f"{default.sequence_options} owned by {column}"
+                target.execute(raw(f"create sequence {default.sequence} as {default.sequence_type} {options}"))
             target.execute(
                 raw(f"alter table {table} alter column {quote(default.name)} set default {default.expression}")
             )
@@ -106,16 +108,20 @@ def rename_table(state: ReplicaState, table: str, name: str) -> None:
     target = state.connection
     row = target.execute("select parse_ident(%s), parse_ident(%s)", [table, name]).fetchone()
     assert row is not None
-    (schema, relation), (new_schema, new_relation) = ([quote(part) for part in parts] for parts in row)
+    (schema, _), (new_schema, new_relation) = ([quote(part) for part in parts] for parts in row)
     with (
         _refusals(f"table {table} is {name} in the source by now, and cannot be renamed in the target"),
         target.transaction(),
     ):
-        if new_relation != relation:
+        if new_schema == schema:
             target.execute(raw(f"alter table {table} rename to {new_relation}"))
-        if new_schema != schema:
+        else:
+            # by way of a name that no other table has: its own in the new schema, or the new one in the old schema, may
+            between = quote("!gdq_renamed")
             target.execute(raw(f"create schema if not exists {new_schema}"))
-            target.execute(raw(f"alter table {schema}.{new_relation} set schema {new_schema}"))
+            target.execute(raw(f"alter table {table} rename to {between}"))
+            target.execute(raw(f"alter table {schema}.{between} set schema {new_schema}"))
+            target.execute(raw(f"alter table {new_schema}.{between} rename to {new_relation}"))
     state.renamed(table, name)
 
 

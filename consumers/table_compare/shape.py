@@ -13,7 +13,7 @@ from typing import Any
 
 from psycopg import Connection
 
-from gdq.consumers.copy.pieces import CopyColumn, SourceTable
+from gdq.consumers.copy.pieces import HOLDS_NO_NULL, CopyColumn, SourceTable
 from gdq.errors import GdqError
 from gdq.sql_text import quote
 
@@ -27,7 +27,7 @@ select array(select a.attname::text
   from pg_index i
  where i.indrelid = %s::regclass and i.indisunique and i.indisvalid and i.indpred is null and i.indexprs is null
    and not exists (select from pg_attribute a where a.attrelid = i.indrelid and a.attnum = any (i.indkey)
-                      and not a.attnotnull)
+                      and not {HOLDS_NO_NULL})
  order by i.indisprimary desc, i.indexrelid limit 1"""
 
 # Values of different types are equal if they say the same.

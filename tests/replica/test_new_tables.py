@@ -216,3 +216,61 @@ def test_a_name_that_the_target_has_otherwise(item: Pair) -> None:
     item.there("drop table thing")
     item.apply()
     item.same("thing")
+
+
+def test_a_table_that_moves_past_tables_of_its_names(item: Pair) -> None:
+    """The new schema has a table of its old name, and the old one has one of its new name."""
+    for statement in (
+        "create schema stock",
+        "create table stock.item (id int constraint own_name primary key, name text)",
+        "create table thing (id int primary key, name text)",
+    ):
+        item.make(statement)
+    item.capture("stock.item", "thing")
+    item.run("insert into stock.item values (7, 'g')", "insert into thing values (8, 'h')")
+    item.apply()
+    item.run(
+        "alter table item rename to aside",
+        "alter table aside set schema stock; alter table stock.aside rename to thing",
+    )
+    assert "copied" not in item.apply().stderr
+    item.same("stock.thing", "stock.item", "thing")
+
+
+def test_sequences_of_a_made_table(pair: Pair) -> None:
+    """They count as those of the source do."""
+    pair.run(
+        """create table item (id int generated always as identity (increment by 10 start 100 maxvalue 9000 cycle),
+                             n int primary key default 0)""",
+        "create sequence down as smallint increment by -2 minvalue -50 maxvalue -1 start -3 cache 5",
+        "alter sequence down owned by item.n",
+        "alter table item alter n set default nextval('down')",
+    )
+    pair.capture("item")
+    pair.apply("--create")
+    counts = """select seqrelid::regclass::text, seqtypid::regtype::text, seqincrement, seqmin, seqmax, seqstart,
+                       seqcache, seqcycle
+                  from pg_sequence where seqrelid in ('public.down'::regclass, 'public.item_id_seq'::regclass)
+                 order by 1"""
+    with pair.source.connect("su") as here:
+        assert there(pair, counts) == here.execute(counts).fetchall()
+
+
+def test_not_null_that_is_not_valid(pair: Pair) -> None:
+    """A made table takes the rows that were there before; when the constraint is valid it follows."""
+    with pair.source.connect("su") as su:
+        if su.info.server_version < 180000:
+            pytest.skip("NOT NULL is always valid before PostgreSQL 18")
+    pair.run(
+        "create table item (id int primary key, n int)",
+        "insert into item values (1, null), (2, 2)",
+        "alter table item add constraint known not null n not valid",
+    )
+    pair.capture("item")
+    pair.apply("--create", "--on-ddl", "follow")
+    pair.same("item")
+    pair.run("update item set n = 1 where id = 1", "alter table item validate constraint known")
+    told = pair.apply("--on-ddl", "follow").stderr
+    assert 'not null of column public.item."n" was made in the target' in told
+    not_null = "select attnotnull from pg_attribute where attrelid = 'item'::regclass and attname = 'n'"
+    assert there(pair, not_null) == [(True,)]

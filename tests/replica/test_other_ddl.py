@@ -63,6 +63,7 @@ def test_what_is_made_changed_and_dropped(items: Pair) -> None:
     """In its place among the rows: what the source has no longer hinders no row, what it has is satisfied."""
     items.run(
         "create index by_name on item (lower(name)) where qty > 0",
+        'create index "made USING hash (" on item (qty)',
         "alter table item add constraint one_name unique (name), add constraint few check (qty < 100)",
         "alter table item alter qty set default 7, alter name set not null",
     )
