@@ -31,6 +31,8 @@ _DESCRIBE = """
                    join pg_catalog.pg_attribute a on a.attrelid = i.indrelid
                     and a.attnum = any ((i.indkey::int2[])[0:i.indnkeyatts - 1])
                   where i.indrelid = %(oid)s::oid and i.indisprimary),
+           exists (select from pg_catalog.pg_index i
+                    where i.indrelid = %(oid)s::oid and i.indisprimary and not i.indimmediate),
            (select pg_catalog.jsonb_agg(distinct pg_catalog.jsonb_build_array(kind, columns)) from identity)"""
 # Resolves domains to their base types; the type modifier comes from the domain.
 _BASE_TYPES = """
@@ -48,13 +50,15 @@ class CatalogTable:
     """A table as the slot described it, plus from the catalog its quoted name, key columns and base types.
 
     `key`: the replica identity as described; for a partitioned table the one that all its partitions have. Where that
-    names no columns (full, nothing), today's primary key. `whole`: an old row has all columns. `types`: the base types'
-    names, "-" if dropped. `value_types`: the same by column, without modifiers.
+    names no columns (full, nothing), today's primary key. `deferrable`: that is checked at the end of a statement or
+    transaction, so that two rows may have one key for a while. `whole`: an old row has all columns. `types`: the base
+    types' names, "-" if dropped. `value_types`: the same by column, without modifiers.
     """
 
     name: str
     relation: RelationMessage
     key: tuple[str, ...]
+    deferrable: bool
     whole: bool
     types: tuple[str, ...]
     value_types: dict[str, str] = field(compare=False)
@@ -92,13 +96,14 @@ class SlotCatalog:
                 pin_transaction(self._connection)
                 row = self._connection.execute(_DESCRIBE, given).fetchone()
                 bases = self._connection.execute(_BASE_TYPES, columns).fetchall()
-            name, primary, partitions = row or ("", (), None)
+            name, primary, is_deferrable, partitions = row or ("", (), False, None)
             types = tuple(one for (one,) in bases)
             names = (column.name for column in relation.columns)
             value_types = {name: base_type_name(one) for name, one in zip(names, types, strict=True)}
             whole = relation.identity == "f" and all(kind == "f" for kind, _ in partitions or ())
             key = _key(relation, primary, partitions or ())
-            self._known[relation] = CatalogTable(name, relation, key, whole, types, value_types)
+            deferrable = is_deferrable and whole and set(key) == set(primary)
+            self._known[relation] = CatalogTable(name, relation, key, deferrable, whole, types, value_types)
         return self._known[relation]
 
 

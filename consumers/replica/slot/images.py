@@ -3,7 +3,8 @@
 A slot sends changes in their order. So a row was there before if the first change of its key is an update or a delete,
 and is there afterwards unless the last one is a delete. An update that moves a row to another key is a delete of the
 old key and an insert of the new one. This needs no old row beyond its key. Of a table without a key the slot sends the
-whole old rows, which are added up with their signs.
+whole old rows, which are added up with their signs; so they are where two rows may have one key for a while, as in
+`update t set id = 3 - id` under a deferrable key.
 """
 
 from __future__ import annotations
@@ -160,6 +161,8 @@ class SlotImages:
         values = ", ".join(f"c{place}" for place, _ in placed)
         of_old = ", ".join(f"c{place}" if whole or column.is_key else "null" for place, column in placed)
         first, last = (f"(select distinct on ({key}) * from {_CHANGE} order by {key}, n {way})" for way in _WAYS)
+        if self.table.deferrable:
+            return _net_rows(target, placed)
         staged = target.execute(
             raw(
                 f"""insert into {STAGE} select false, {of_old} from {first} f where kind <> 'i'
@@ -210,7 +213,7 @@ def _text(value: TupleValue) -> bytes:
 
 
 def _net_rows(target: Connection[Any], placed: Sequence[tuple[int, ReplicaColumn]]) -> int:
-    """Fill the staging table by what is left of all images of a table without a key; the number of rows."""
+    """Fill the staging table by what is left of all images, of which the old ones are whole; the number of rows."""
     values = ", ".join(f"c{place}" for place, _ in placed)
     query = f"""insert into {STAGE}
         select net > 0, {values}

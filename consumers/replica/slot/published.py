@@ -116,7 +116,8 @@ class PublishedTable:
         """True if only columns have changed since, and the slot's descriptions tell rows before and after it apart.
 
         So they do if columns were only added or only dropped, beside new names and types: then two descriptions that
-        are alike are of the same columns. A column that was added and dropped since is a number that is not there.
+        are alike are of the same columns. A column that was added and dropped since is a number that is not there; one
+        that the source has computed is an older number, and its rows have values that were not sent.
         """
         then, now = stored.mark, self.columns.mark
         before, after = stored.columns.keys(), self.columns.columns.keys()
@@ -126,6 +127,7 @@ class PublishedTable:
             and then.get("sent") != now["sent"]
             and (before <= after or after <= before)
             and not (after - before) & self.missing
+            and all(number > int(then["numbers"]) for number in after - before)
             and after >= set(range(int(then["numbers"]) + 1, int(now["numbers"]) + 1))
         )
 

@@ -126,6 +126,11 @@ class SlotApplier:
         """GdqError if an answer to conflicts names a table that the replica does not take."""
         self.tables.policies.check_tables(tables)
 
+    def rename_table(self, table: str, name: str) -> None:
+        """Have what is kept of a table follow it to another name, in the open transaction of the target."""
+        self._letters.rename_table(table, name)
+        self._described.clear()
+
     def forget_tables(self) -> None:
         """Look at the tables anew when they are needed next."""
         self._described.clear()
@@ -228,7 +233,9 @@ class SlotApplier:
             SourceColumn(column.name, stage, column.name in table.key)
             for column, stage in zip(table.relation.columns, table.types, strict=True)
         ]
-        return match_target(target, table.name, columns, fires=self._fires)
+        # the log has the name that the table had then
+        name = self._state.names.get(table.relation.oid, table.name)
+        return match_target(target, name, columns, fires=self._fires)
 
     @staticmethod
     def _refuse_generated(table: PublishedTable, target: Connection[Any]) -> None:

@@ -32,6 +32,7 @@ from gdq.consumers.replica.slot.slot_definitions import SlotDefinitions
 from gdq.consumers.replica.slot.slot_state import SlotReplicaState
 from gdq.consumers.replica.table import OnTriggers, suppress_triggers
 from gdq.consumers.replica.table_copy import CHUNK_ROWS, CopyOptions, refuse_copies
+from gdq.consumers.replica.table_ddl import leave_table, rename_table
 from gdq.consumers.replica.writing_side import refuse_source
 from gdq.consumers.slot.batch import SlotBatch
 from gdq.consumers.slot.replication import REPLICATION_WAIT_SECONDS, lsn_number, lsn_text
@@ -237,14 +238,36 @@ class SlotReplica:
         return sorted(name for group in groups if not set(group).isdisjoint(missing) for name in group)
 
     def _leave(self, published: dict[str, PublishedTable]) -> None:
-        """Forget the tables that --tables leaves out; GdqError for one that is not published any more."""
+        """Follow tables to their new names, leave those that the source has dropped, and that --tables leaves out.
+
+        GdqError for one that is not published any more.
+        """
         for name in sorted((self.state.tables.keys() | self.state.begun.keys()) - published.keys()):
+            known = self.state.known(name)
+            if known is None or known.relid is None or self._renamed(name, known.relid, published):
+                continue
+            if scalar(self.source, "select not exists (select from pg_class where oid = %s::oid)", known.relid):
+                with self.state.connection.transaction():
+                    leave_table(self.state, name, dropped=True, on_drop="keep", tell=self._tell)
+                continue
             if self._tables is None:
                 raise GdqError(
                     f"table {name} is no longer published for queue {self.queue}: its copy stands still",
                     hint="Publish it again, or have the replica leave it: name the others by --tables.",
                 )
             self.state.forget(name)
+
+    def _renamed(self, name: str, oid: int, published: dict[str, PublishedTable]) -> bool:
+        """Give a table of the target the source's new name, if that is free there; False if there is none."""
+        found = [now for now, table in published.items() if table.oid == oid and self.state.known(now) is None]
+        if not found:
+            return False
+        with self.state.connection.transaction():
+            rename_table(self.state, name, found[0])
+            self._applier.rename_table(name, found[0])
+        if name in self.state.ends:
+            self.state.ends[found[0]] = self.state.ends.pop(name)
+        return True
 
     def _stale(self, published: dict[str, PublishedTable]) -> set[str]:
         """The tables that have no copy, or one that the slot does not bring up to date."""
