@@ -23,6 +23,11 @@ from gdq.sql_text import quote, raw
 
 STAGE_NAME = "gdq_replica_stage"
 STAGE = f"pg_temp.{STAGE_NAME}"
+# What rows that go and come again have in columns of the target's own.
+_OWN = "pg_temp.gdq_replica_own"
+
+# What the server says of a row in whose place another one is, by a unique key or an exclusion constraint.
+PLACE_TAKEN = (psycopg.errors.UniqueViolation, psycopg.errors.ExclusionViolation)
 
 # Rows from which on the planner is told what the staging table holds; below that its guess does.
 _ANALYZE_ROWS = 1_000
@@ -94,8 +99,8 @@ def netted_sql(table: ReplicaTable, log_rows: str, after: int | None, *, whole: 
     whole = whole or not table.keyed
     numbered = list(enumerate(table.columns, 1))
     images = ", ".join(
-        f"(case when s.w < 0 then d.{quote(column.old)} else d.{quote(column.new)} end)"
-        f"{'::text' if column.stage == 'text' else ''} as c{place}"
+        column.logged(f"(case when s.w < 0 then d.{quote(column.old)} else d.{quote(column.new)} end)")
+        + f" as c{place}"
         for place, column in numbered
     )
     values = ", ".join(
@@ -264,11 +269,52 @@ def _set_sql(column: ReplicaColumn, place: int) -> str:
 
 
 def replace_rows(target: Connection[Any], table: ReplicaTable, staged: Staged = IN_STAGE) -> Applied:
-    """Delete all rows that went or changed, and insert what they are now."""
-    old = "(not s.is_new or s.paired)" if staged.paired and tells_pairs(table) else "not s.is_new"
+    """Delete all rows that went or changed, and insert what they are now; own columns of the target stay."""
+    pairs = staged.paired and tells_pairs(table)
+    old = "(not s.is_new or s.paired)" if pairs else "not s.is_new"
+    if table.own:
+        # once for each key, of which both rows may be staged
+        kept = _own_values_sql(table, staged.name, "s.is_new and s.paired" if pairs else "not s.is_new")
+        target.execute(raw(f"create temp table gdq_replica_own on commit drop as {kept}"))
     query = f"delete from {table.target} t using {staged.name} s where {found_sql(table)} and {old}"
     deleted = target.execute(raw(query)).rowcount
-    return Applied(insert_staged(target, table, "s.is_new", staged.name), 0, deleted)
+    if not table.own:
+        return Applied(insert_staged(target, table, "s.is_new", staged.name), 0, deleted)
+    has_own = f"exists (select from {_OWN} o where {same_key(table, 's', 'o')})"
+    inserted = insert_staged(target, table, f"s.is_new and not {has_own}", staged.name)
+    travelling = [(place, column) for place, column in enumerate(table.columns, 1) if column.name not in table.own]
+    listed = ", ".join([*(quote(column.name) for _, column in travelling), *map(quote, table.own)])
+    values = [*(column.staged("s", place) for place, column in travelling), *_own_places(table)]
+    query = f"""insert into {table.name} ({listed}) overriding system value
+        select {", ".join(values)} from {staged.name} s join {_OWN} o on {same_key(table, "s", "o")} where s.is_new"""
+    inserted += target.execute(raw(query)).rowcount
+    target.execute(f"drop table {_OWN}")
+    return Applied(inserted, 0, deleted)
+
+
+def _own_values_sql(table: ReplicaTable, stage: str, once: str) -> str:
+    """SELECT of the values that the target's own columns have in rows of staged keys; `once`: condition on these."""
+    key = ", ".join(f"s.c{place}" for place, column in enumerate(table.columns, 1) if column.is_key)
+    pairs = zip(table.own, _own_places(table), strict=True)
+    values = ", ".join(f"t.{quote(name)} as {place.removeprefix('o.')}" for name, place in pairs)
+    return f"select {key}, {values} from {table.target} t join {stage} s on {found_sql(table)} where {once}"
+
+
+def _own_places(table: ReplicaTable) -> list[str]:
+    return [f"o.own{number}" for number, _ in enumerate(table.own)]
+
+
+def takes_other_identity(target: Connection[Any], table: ReplicaTable, stage: str = STAGE) -> bool:
+    """True if a row is staged that stays, and has another value in a column that an UPDATE cannot set."""
+    other = " or ".join(
+        f"t.{quote(column.name)} is distinct from {column.staged('s', place)}"
+        for place, column in enumerate(table.columns, 1)
+        if column.always and not column.is_key and column.name not in table.own
+    )
+    if not other:
+        return False
+    query = f"select from {table.target} t join {stage} s on {found_sql(table)} where s.is_new and ({other}) limit 1"
+    return target.execute(raw(query)).rowcount > 0
 
 
 def insert_staged(target: Connection[Any], table: ReplicaTable, condition: str, stage: str = STAGE) -> int:
@@ -287,7 +333,7 @@ def found_sql(table: ReplicaTable, alias: str = "s") -> str:
     if not table.keyed:
         return found_whole_sql(table, alias)
     return " and ".join(
-        f"t.{quote(column.name)} = {column.staged(alias, place)}"
+        f"t.{quote(column.name)} {column.equal} {column.staged(alias, place)}"
         for place, column in enumerate(table.columns, 1)
         if column.is_key
     )
@@ -298,7 +344,7 @@ def same_key(table: ReplicaTable, one: str, other: str) -> str:
     if not table.keyed:
         return same_whole_sql(table, one, other)
     return " and ".join(
-        f"{column.staged(one, place)} = {column.staged(other, place)}"
+        f"{column.staged(one, place)} {column.equal} {column.staged(other, place)}"
         for place, column in enumerate(table.columns, 1)
         if column.is_key
     )

@@ -20,7 +20,7 @@ from gdq.call import rows
 from gdq.consumers.replica.changes import STAGE, found_sql, same_key
 from gdq.consumers.replica.policy import DIFFERING, Answer, Kind
 from gdq.consumers.replica.state import check_replica
-from gdq.consumers.replica.table import ReplicaTable
+from gdq.consumers.replica.table import INDEX_EQUALITY, ReplicaTable, same_part
 from gdq.consumers.replica.whole_rows import lacking_sql
 from gdq.errors import GdqError
 from gdq.qualified_sql import qualified
@@ -33,8 +33,9 @@ _FOUND = "pg_temp.gdq_replica_found"
 _COLUMNS = "staged, kind, key, local, remote"
 _NO_CLASH = "create temp table gdq_replica_clash (staged tid, relid oid, local tid) on commit drop"
 
-_UNIQUE_KEYS = """
+_UNIQUE_KEYS = f"""
 select pg_get_expr(i.indpred, i.indrelid) as predicate, i.indnullsnotdistinct as nulls_equal,
+       {INDEX_EQUALITY} as equals,
        array(select pg_get_indexdef(i.indexrelid, n, false) from generate_series(1, i.indnkeyatts) n) as parts,
        array(select a.attname::text from pg_attribute a
               where a.attrelid = i.indrelid
@@ -198,8 +199,10 @@ def _clashes_sql(target: Connection[Any], table: ReplicaTable, refused: str | No
             continue
         parts = ", ".join(f'({part}) as "!k{n}"' for n, part in enumerate(key.parts))
         where = f"where {key.predicate}" if key.predicate else ""
-        equal = "is not distinct from" if key.nulls_equal else "="
-        same = " and ".join(f's."!k{n}" {equal} t."!k{n}"' for n in range(len(key.parts)))
+        same = " and ".join(
+            same_part(f's."!k{n}"', f't."!k{n}"', equal, nulls_equal=key.nulls_equal)
+            for n, equal in enumerate(key.equals)
+        )
         selects.append(f"""
             select s.staged, t."!table" as relid, t."!row" as local
               from (select "!staged" as staged, {parts} from ({_named_sql(table)}) r {where}) s,

@@ -13,12 +13,13 @@ from psycopg import Connection
 from psycopg.rows import namedtuple_row
 
 from gdq.consumers.replica.changes import STAGE, found_sql
-from gdq.consumers.replica.table import ReplicaTable
+from gdq.consumers.replica.table import INDEX_EQUALITY, ReplicaTable, same_part
 from gdq.sql_text import raw
 
-# The operators of a plain unique constraint are not stored with it.
-_CONSTRAINTS = """
+# The operators of a plain unique constraint are not stored with it, but those of its index are.
+_CONSTRAINTS = f"""
 select k.conname as name, pg_get_expr(i.indpred, i.indrelid) as predicate, i.indnullsnotdistinct as nulls_equal,
+       {INDEX_EQUALITY} as equals,
        array(select pg_get_indexdef(i.indexrelid, n, false) from generate_series(1, i.indnkeyatts) n) as parts,
        array(select format('operator(%%I.%%s)', n.nspname, o.oprname)
                from unnest(k.conexclop) with ordinality x(oid, place)
@@ -44,9 +45,10 @@ def check_deferrable_keys(target: Connection[Any], table: ReplicaTable, stage: s
 
 def _doubles_sql(table: ReplicaTable, constraint: Any, stage: str) -> str:
     """SELECT of a row, if there is one, whose key by a constraint a staged row has, too."""
-    equal = "is not distinct from" if constraint.nulls_equal else "="
-    operators = constraint.operators or [equal] * len(constraint.parts)
-    same = " and ".join(f't."!k{n}" {operator} o."!k{n}"' for n, operator in enumerate(operators))
+    same = " and ".join(
+        same_part(f't."!k{n}"', f'o."!k{n}"', operator, nulls_equal=constraint.nulls_equal)
+        for n, operator in enumerate(constraint.operators or constraint.equals)
+    )
     parts = ", ".join(f'({part}) as "!k{n}"' for n, part in enumerate(constraint.parts))
     where = f"where {constraint.predicate}" if constraint.predicate else ""
     rows = f'(select *, tableoid as "!table", ctid as "!row", {parts} from {table.target} {where})'

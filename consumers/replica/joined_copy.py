@@ -171,7 +171,7 @@ def _stage_whole(reader: Connection[Any], target: Connection[Any], table: Replic
     """Stage all rows of a table of the source, and add their number to a list; there are no pairs."""
     make_stage(target, table)
     partitioned = scalar(reader, "select relkind = 'p' from pg_class where oid = %s::regclass", table.name)
-    values = ", ".join(f"{quote(column.name)}::{column.stage}" for column in table.columns)
+    values = ", ".join(column.logged(quote(column.name)) for column in table.columns)
     places = ", ".join(f"c{place}" for place in range(1, len(table.columns) + 1))
     query = f"(select true, {values} from {'' if partitioned else 'only '}{table.name})"
     numbers.append(copy_rows(reader, query, target, f"{STAGE} (is_new, {places})", form="binary").rows)

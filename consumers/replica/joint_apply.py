@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import psycopg
 from psycopg import errors
 
-from gdq.consumers.replica.changes import STAGE_NAME, Applied, Staged, kept_name, truncate_tables
+from gdq.consumers.replica.changes import PLACE_TAKEN, STAGE_NAME, Applied, Staged, kept_name, truncate_tables
 from gdq.consumers.replica.conflicts import settle_conflicts, settle_differing
 from gdq.consumers.replica.dead_letters import DeadLetters
 from gdq.consumers.replica.foreign_keys import ForeignKey, foreign_keys, joined_tables, parents_first
@@ -250,7 +250,7 @@ class _Group:
             if named is not None and None not in named and staged.table.name in _spellings(named)
         ]
         table = (at_fault or [staged.table for staged in self.tables])[0]
-        if isinstance(error, errors.UniqueViolation) and table.more_keys and not self._statement.may_replace(table):
+        if isinstance(error, PLACE_TAKEN) and table.more_keys and not self._statement.may_replace(table):
             hint = hint or _SWAPPED
         return refusal_error(table, error, hint)
 

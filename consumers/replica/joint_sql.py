@@ -183,7 +183,7 @@ def _row_of(table: ReplicaTable) -> str:
     if not table.keyed:
         return found_images_sql(table, staged_images(table, "o"), "c")
     return " and ".join(
-        f"c.{quote(column.name)} = {column.staged('o', place)}"
+        f"c.{quote(column.name)} {column.equal} {column.staged('o', place)}"
         for place, column in enumerate(table.columns, 1)
         if column.is_key
     )

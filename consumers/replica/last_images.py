@@ -57,10 +57,14 @@ def last_images_sql(table: ReplicaTable, log_rows: str, after: int | None) -> st
     keys = [(place, column) for place, column in numbered if column.is_key]
     other = " or ".join(f"d.{quote(c.old)} is distinct from d.{quote(c.new)}" for _, c in keys)
     values = ", ".join(
-        (f"case when s.w < 0 or d.ev_op not in {NEW_OPS} then d.{quote(c.old)} else d.{quote(c.new)} end" if c.is_key
-         else f"d.{quote(c.new)}") + f"{'::text' if c.stage == 'text' else ''} as c{place}"
+        c.logged(
+            f"(case when s.w < 0 or d.ev_op not in {NEW_OPS} then d.{quote(c.old)} else d.{quote(c.new)} end)"
+            if c.is_key
+            else f"d.{quote(c.new)}"
+        )
+        + f" as c{place}"
         for place, c in numbered
-    )  # fmt: skip
+    )
     key = ", ".join(f"c{place}" for place, _ in keys)
     listed = ", ".join(f"c{place}" for place, _ in numbered)
     later = "" if after is None else f" and d.ev_id > {after}"

@@ -54,8 +54,8 @@ def netted_parts_sql(table: ReplicaTable, log_rows: str, after: int | None) -> s
     others = [place for place, column in numbered if not (column.is_key or column.omitted)]
     key = ", ".join(f"c{place}" for place in keys)
     images = ", ".join(
-        f"(case when s.w < 0 then d.{quote(column.old)} else d.{quote(column.new)} end)"
-        f"{'::text' if column.stage == 'text' else ''} as c{place}"
+        column.logged(f"(case when s.w < 0 then d.{quote(column.old)} else d.{quote(column.new)} end)")
+        + f" as c{place}"
         for place, column in numbered
     )
     known = ", ".join(

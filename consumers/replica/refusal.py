@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 from psycopg import Connection, errors
 
-from gdq.consumers.replica.changes import STAGE, Applied
+from gdq.consumers.replica.changes import PLACE_TAKEN, STAGE, Applied
 from gdq.consumers.replica.table import ReplicaTable
 from gdq.errors import GdqError
 from gdq.sql_text import raw
@@ -33,7 +33,7 @@ _KEPT = "Has it triggers that are ENABLE ALWAYS or ENABLE REPLICA and keep rows 
 _CLASSES = frozenset(("09", "22", "23", "27", "38", "39", "44", "54", "P0"))
 
 # Errors that may vanish when other rows have been changed.
-_BY_OTHERS = (errors.UniqueViolation, errors.ExclusionViolation, errors.ForeignKeyViolation)
+_BY_OTHERS = (*PLACE_TAKEN, errors.ForeignKeyViolation)
 
 
 class RowsLackingError(Exception):

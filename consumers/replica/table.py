@@ -34,6 +34,7 @@ OnTriggers = Literal["refuse", "fire"]
 Fires = Literal["nothing", "keys", "all"]
 
 _TEXTS = ("text", "character varying")
+_PADDED = ("character", "bpchar")
 
 # True of a target table c that has a unique index over the columns %(key)s.
 _BY_KEY = """
@@ -56,13 +57,31 @@ select c.oid, c.relkind,
                 where k.conrelid = c.oid and k.contype in ('p', 'u', 'x') and k.condeferrable) as deferrable
   from pg_class c where c.oid = to_regclass(%(table)s) and c.relkind in ('r', 'p')"""
 
+# The operator of equality of a class c of operators for indexes, with its schema where that is an extension's.
+_EQUAL = """coalesce((select format('operator(%%I.%%s)', n.nspname, o.oprname)
+                   from pg_opclass c
+                   join pg_am m on m.oid = c.opcmethod and m.amname = 'btree'
+                   join pg_amop p on p.amopfamily = c.opcfamily and p.amopstrategy = 3
+                    and p.amoplefttype = c.opcintype and p.amoprighttype = c.opcintype
+                   join pg_operator o on o.oid = p.amopopr
+                   join pg_namespace n on n.oid = o.oprnamespace
+                  where {} and n.nspname <> 'pg_catalog'), '=')"""
+
+# The operators by which the columns of an index i are equal.
+INDEX_EQUALITY = f"""array(select {_EQUAL.format("c.oid = k.opclass")}
+               from unnest(i.indclass::oid[]) with ordinality k(opclass, place) order by k.place)"""
+
+_OF_TYPE = "c.opcintype = coalesce(nullif(t.typbasetype, 0), t.oid) and c.opcdefault and t.oid >= 16384"
+
 # A cast to a type with a length would cut a text that the column refuses.
-_TARGET_COLUMNS = """
+_TARGET_COLUMNS = f"""
 select a.attname as name, format_type(a.atttypid, -1) as type, a.attgenerated <> '' as generated,
-       a.attidentity = 'a' as always, a.attnotnull as not_null,
-       format_type(a.atttypid, case when a.atttypid = any ('{bpchar,varchar,bit,varbit}'::regtype[]) then -1
-                                    else a.atttypmod end) as rounded
-  from pg_attribute a where a.attrelid = %s and a.attnum > 0 and not a.attisdropped"""
+       a.attidentity = 'a' as always, {HOLDS_NO_NULL} as not_null,
+       format_type(a.atttypid, case when a.atttypid = any ('{{bpchar,varchar,bit,varbit}}'::regtype[]) then -1
+                                    else a.atttypmod end) as rounded,
+       {_EQUAL.format(_OF_TYPE)} as equal
+  from pg_attribute a join pg_type t on t.oid = a.atttypid
+ where a.attrelid = %s and a.attnum > 0 and not a.attisdropped"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +103,9 @@ class SourceColumn:
 class ReplicaColumn:
     """A column that travels: `stage` is its type on the way, `type` the target's, `old` and `new` the log's columns.
 
-    `settable`: an UPDATE may set it. `rounded`: the target's type with its precision. `not_null`: in the target.
+    `settable`: an UPDATE may set it. `always`: the target's column is GENERATED ALWAYS AS IDENTITY, which takes other
+    values by INSERT alone. `rounded`: the target's type with its precision. `equal`: its operator of equality.
+    `not_null`: in the target. `padded`: the source's type is character, of which a cast to text cuts blanks.
     `omitted`: the log may leave out large values that updates leave as they were.
     """
 
@@ -95,14 +116,27 @@ class ReplicaColumn:
     old: str
     new: str
     settable: bool
+    always: bool
     rounded: str
+    equal: str
     not_null: bool
+    padded: bool
     omitted: bool = False
+
+    def logged(self, value: str) -> str:
+        """A value of the source's log as it travels."""
+        if self.stage != "text":
+            return value
+        return f"textin(bpcharout({value}))" if self.padded else f"{value}::text"
 
     def staged(self, alias: str, place: int) -> str:
         """The value from the staging table, in a type that the target's column takes."""
-        value = f"{alias}.c{place}"
-        return f"{value}::{self.type}" if self.stage == "text" and self.type != "text" else value
+        return self.typed(f"{alias}.c{place}")
+
+    def typed(self, value: str) -> str:
+        """A value of the staging table's type, in a type that the target's column and its operators take."""
+        cast = self.type != "text" if self.stage == "text" else self.equal != "="
+        return f"{value}::{self.type}" if cast else value
 
     def stored(self, row: str) -> str:
         """The value from a row that is stored as an object of texts, in the type that it has in the staging table."""
@@ -123,7 +157,8 @@ class ReplicaTable:
     """A table whose changes a replica applies, at one version of its columns in the source.
 
     `name`: as `%I.%I`, the same in both databases. `version`: None if no log was looked at. `more_keys`: the target has
-    further unique keys. `deferrable`: some of its keys are. `extra`: columns of the target do not come from the source.
+    further unique keys. `deferrable`: some of its keys are. `own`: columns of the target that keep their values when a
+    row changes: they do not come from the source.
     """
 
     name: str
@@ -132,7 +167,7 @@ class ReplicaTable:
     partitioned: bool
     more_keys: bool
     deferrable: bool
-    extra: bool
+    own: tuple[str, ...]
 
     @property
     def target(self) -> str:
@@ -212,7 +247,8 @@ def match_target(
 ) -> ReplicaTable:
     """A table whose columns in the source are known, as the target has it; GdqError if it cannot be kept equal.
 
-    Columns whose type is not equal to the bit travel as text, whatever their `stage`.
+    Columns whose type is not equal to the bit travel as text, whatever their `stage`. A key with a column that the
+    target computes is none: the other columns tell rows apart, since it is made of them.
     """
     key = [column.name for column in columns if column.is_key]
     with target.cursor(row_factory=namedtuple_row) as cursor:
@@ -226,6 +262,7 @@ def match_target(
     theirs = {column.name: column for column in listed}
     _check_target(table, there, key, [c.name for c in columns if c.name not in theirs], fires)
     names = {column.name for column in columns}
+    computed = any(theirs[name].generated for name in key)
     return ReplicaTable(
         name=table,
         version=version,
@@ -234,13 +271,16 @@ def match_target(
                 name=column.name,
                 stage=column.stage if column.stage in _EXACT else "text",
                 type=theirs[column.name].type,
-                is_key=column.is_key,
+                is_key=column.is_key and not computed,
                 old=column.old,
                 new=column.new,
                 settable=not theirs[column.name].always,
+                always=theirs[column.name].always,
                 rounded=theirs[column.name].rounded,
+                equal=theirs[column.name].equal,
                 not_null=theirs[column.name].not_null,
                 omitted=column.omitted,
+                padded=column.stage.partition("(")[0] in _PADDED,
             )
             for column in columns
             if not theirs[column.name].generated
@@ -248,8 +288,14 @@ def match_target(
         partitioned=there.relkind == "p",
         more_keys=there.more_keys,
         deferrable=there.deferrable,
-        extra=any(not column.generated and name not in names for name, column in theirs.items()),
+        own=tuple(sorted(name for name, column in theirs.items() if not column.generated and name not in names)),
     )
+
+
+def same_part(one: str, other: str, equal: str, *, nulls_equal: bool) -> str:
+    """Condition that two values of a unique key are the same, by an operator of INDEX_EQUALITY."""
+    same = f"{one} {equal} {other}"
+    return f"({same} or {one} is null and {other} is null)" if nulls_equal else same
 
 
 def has_unique_key(target: Connection[Any], table: str, key: Sequence[str]) -> bool:

@@ -12,11 +12,13 @@ from psycopg import Connection
 
 from gdq.consumers.replica.changes import (
     IN_STAGE,
+    PLACE_TAKEN,
     Applied,
     Staged,
     empty_table,
     release_stage,
     replace_rows,
+    takes_other_identity,
     update_rows,
 )
 from gdq.consumers.replica.conflicts import settle_conflicts, settle_differing
@@ -120,13 +122,16 @@ def apply_staged(target: Connection[Any], table: ReplicaTable, staged: Staged = 
     target.execute(_BY_KEY if table.keyed else _BY_ROW)
     if not table.keyed:
         return _attempt(target, table, staged, replace_whole_rows)
+    replace_all = partial(replace_rows, staged=staged)
+    if takes_other_identity(target, table, staged.name):
+        return _attempt(target, table, staged, replace_all)
     try:
         return _attempt(target, table, staged, partial(update_rows, staged=staged))
-    except psycopg.errors.UniqueViolation:
-        # two rows may have swapped the values of another unique key
-        if not table.more_keys or table.extra:
+    except PLACE_TAKEN:
+        # two rows may have swapped the values of another unique key, or what an exclusion constraint compares
+        if not table.more_keys:
             raise
-        return _attempt(target, table, staged, partial(replace_rows, staged=staged))
+        return _attempt(target, table, staged, replace_all)
 
 
 def _attempt(
@@ -143,7 +148,7 @@ def _attempt(
         assert staged.coming is not None
         assert staged.going is not None
         there = applied.inserted + applied.updated, applied.updated + applied.deleted
-        lacking = max(staged.coming - there[0], staged.going - there[1])
+        lacking = max(abs(staged.coming - there[0]), abs(staged.going - there[1]))
         if lacking:
             raise RowsLackingError(f"did not take {lacking} changes")
         return applied

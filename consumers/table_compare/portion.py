@@ -12,7 +12,15 @@ from dataclasses import dataclass, replace
 
 import psycopg
 
-from gdq.consumers.replica.changes import STAGE_NAME, Applied, release_stage, replace_rows, stage_changes, update_rows
+from gdq.consumers.replica.changes import (
+    PLACE_TAKEN,
+    STAGE_NAME,
+    Applied,
+    release_stage,
+    replace_rows,
+    stage_changes,
+    update_rows,
+)
 from gdq.consumers.replica.deferrable_keys import check_deferrable_keys
 from gdq.consumers.replica.foreign_keys import foreign_keys
 from gdq.consumers.replica.joint_sql import StagedTable
@@ -90,7 +98,7 @@ def repaired_table(sides: TwoSides, triggers: OnTriggers = "refuse") -> Repaired
         columns=tuple(
             replace(column, settable=column.settable and column.name in shape.values) for column in table.columns
         ),
-        extra=table.extra or bool(shape.others),
+        own=(*table.own, *shape.others),
     )
     return RepairedTable(table, fires)
 
@@ -162,7 +170,7 @@ def _apply(sides: TwoSides, repaired: RepairedTable, keys: Sequence[Key]) -> Non
             detail=error.diag.message_detail,
             hint="Repair the tables that the foreign keys join together.",
         ) from error
-    except (psycopg.errors.UniqueViolation, psycopg.errors.ExclusionViolation) as error:
+    except PLACE_TAKEN as error:
         raise BlockedError(
             f"rows of table {table.name} of the target are in the way: {error.diag.message_primary or error}",
             detail=error.diag.message_detail,
@@ -182,9 +190,9 @@ def _change_rows(sides: TwoSides, table: ReplicaTable, keys: Sequence[Key]) -> N
         with there.transaction():
             (update_rows if table.keyed else replace_whole_rows)(there, table)
             _check_rows(sides, table, keys)
-    except (psycopg.errors.UniqueViolation, psycopg.errors.ExclusionViolation, _UnequalError):
+    except (*PLACE_TAKEN, _UnequalError):
         # two rows may have swapped the values of another unique key; a column may not be settable
-        if table.extra or not table.keyed:
+        if not table.keyed:
             raise
         with there.transaction():
             replace_rows(there, table)

@@ -20,7 +20,7 @@ from gdq.sql_text import quote
 # Rows are divided by the hash of their key. A differing row has the rows of its own bucket read on both sides.
 BUCKETS = 4096
 
-_KEY = """
+_KEY = f"""
 select array(select a.attname::text
                from unnest((i.indkey::int2[])[0:i.indnkeyatts - 1]) with ordinality k(attnum, place)
                join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum order by k.place)
@@ -32,7 +32,8 @@ select array(select a.attname::text
 
 # Values of different types are equal if they say the same.
 _NUMBERS = frozenset(("smallint", "integer", "bigint", "numeric", "real", "double precision"))
-_TEXTS = frozenset(("character", "character varying", "text", "name"))
+_PADDED = frozenset(("character", "bpchar"))
+_TEXTS = frozenset(("character varying", "text", "name")) | _PADDED
 _JSONS = frozenset(("json", "jsonb"))
 _TIMES = frozenset(("date", "timestamp without time zone"))
 _TYPMOD = re.compile(r"\([\d,]+\)")
@@ -120,16 +121,20 @@ def compared_shape(
     `known`: the columns that the source's log has, None without a log. `columns`: only these, beside the key.
     """
     theirs = {column.name: column for column in target.columns}
-    # what one of the sides computes is not compared
+    if not set(key).isdisjoint(target.generated):
+        key = ()  # made of other columns, which tell rows apart as well
+    # what the target computes is not compared, and it need not have what the source computes
     ours = [
         column
         for column in source.columns
-        if (known is None or column.name in known) and column.name not in target.generated
+        if (known is None or column.name in known)
+        and column.name not in target.generated
+        and (column.name in theirs or not column.generated)
     ]
     if unknown := sorted(set(columns or ()) - {column.name for column in ours}):
         raise GdqError(
             f"column {', '.join(map(quote, unknown))} of table {source.name} cannot be compared",
-            hint="Name columns of the source that are not generated, and that the queue captures.",
+            hint="Name columns that the target does not generate, and that the queue captures.",
         )
     wanted = [column for column in ours if columns is None or column.name in columns or column.name in key]
     there = [column for column in wanted if column.name in theirs]
@@ -164,7 +169,8 @@ def _value(ours: CopyColumn, theirs: CopyColumn) -> str:
     if kinds <= _NUMBERS:
         return f"trim_scale({name}::text::numeric)"  # by its text: numeric takes but 15 digits of a float
     if kinds <= _TEXTS:
-        return f"{name}::text"
+        # a cast of character cuts the blanks that fill it up, on whichever side they are
+        return f"{name}::text::bpchar::text" if kinds & _PADDED else f"{name}::text"
     if kinds <= _TIMES:
         return f"{name}::timestamp"
     return f"{name}::jsonb" if kinds <= _JSONS else name

@@ -200,7 +200,7 @@ def _opened(stack: ExitStack, databases: Databases, choice: Choice, *, writing: 
     there = (_writing_side if writing else _reading_side)(stack, databases.target, choice, "the target")
     known, stored = None, None
     if databases.link is None:
-        here = _reading_side(stack, databases.source, choice, "the source")
+        here = _reading_side(stack, databases.source, choice, "the source", generated=True)
         key = key_of(here.connection, choice.table)
     else:
         queue, name = databases.link.queue, databases.link.replica
@@ -229,7 +229,7 @@ def take_source(
         check_position(reader, queue, stored.position)
     holder = stack.enter_context(hold_snapshot(reader, queue, [table]))
     reader.execute(raw(COPY_SETTINGS))
-    described = describe_source_table(reader, CopyChoice(table, choice.where))
+    described = describe_source_table(reader, CopyChoice(table, choice.where), generated=True)
     columns = [column for column in log_columns(reader, queue, table) if column.image(new=True)]
     since = _later(Position.parse(stored.position).snapshot, stored.copied)
     try:
@@ -257,11 +257,11 @@ def _require_values(reader: Connection[Any], changes: str) -> None:
         raise _Behind("there were updates whose log lacks large values that they left as they were")
 
 
-def _reading_side(stack: ExitStack, dsn: str | None, choice: Choice, what: str) -> Side:
-    """A side at a snapshot of its own, as it is."""
+def _reading_side(stack: ExitStack, dsn: str | None, choice: Choice, what: str, *, generated: bool = False) -> Side:
+    """A side at a snapshot of its own, as it is. `generated`: with the columns that it computes."""
     with closing(connect(dsn, application_name="gdq:compare", autocommit=True)) as connection:
         _check_table(connection, choice, what)
-    lead = stack.enter_context(lead_copy(dsn, [CopyChoice(choice.table, choice.where)], 0))
+    lead = stack.enter_context(lead_copy(dsn, [CopyChoice(choice.table, choice.where)], 0, generated=generated))
     return Side(lead.holder.connection, lead.tables[0], lead.block_size)
 
 

@@ -6,6 +6,7 @@ after `--@`. A line that is not indented begins a statement, which is a transact
     both, source, target   what is run there before capture
     round                  statements in the source, followed by a run of the replica
     needs                  a condition in the source, without which the scenario is left out
+    queue                  why no slot can feed the tables
     plain                  tables that are not captured
     own                    columns that the target computes, or whose equal values have another text there
     shown                  a query of the target, and the rows that it gives in the end
@@ -30,6 +31,7 @@ class Scenario:
     target: list[str] = field(default_factory=list)
     rounds: list[list[str]] = field(default_factory=list)
     needs: str = "true"
+    queue: str = ""
     plain: list[str] = field(default_factory=list)
     own: list[str] = field(default_factory=list)
     shown: str = ""
@@ -55,8 +57,8 @@ def _read(name: str, text: str) -> Scenario:
                 scenario.rounds.append(statements)
             case "both" | "source" | "target":
                 getattr(scenario, kind).extend(statements)
-            case "needs":
-                scenario.needs = value
+            case "needs" | "queue":
+                setattr(scenario, kind, value)
             case "plain" | "own":
                 getattr(scenario, kind).extend(value.split())
             case "shown":

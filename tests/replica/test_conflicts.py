@@ -208,3 +208,23 @@ def test_deferrable_keys(pair: Pair) -> None:
     pair.run("begin; update item set id = 5 - id, place = 5 - place; insert into item values (1, 40); commit")
     pair.apply("--on-conflict", "apply")
     pair.same("item")
+
+
+def test_a_row_in_the_way_whose_type_has_its_own_equality(pair: Pair) -> None:
+    """The operator is in the extension's schema: texts that differ in case alone are one value of a unique key."""
+    with pair.source.connect("su") as su:
+        if not su.execute("select from pg_extension where extname = 'citext'").rowcount:
+            pytest.skip("this PostgreSQL has no citext")
+    with pair.target.connect("su") as su:
+        su.execute("create extension citext")
+    pair.make("create table account (id public.citext primary key, mail public.citext unique)")
+    pair.capture("account")
+    pair.run("insert into account values ('ann', 'a@x')")
+    pair.apply()
+    pair.there("insert into account values ('eve', 'B@X')", "update account set id = 'Ann'")
+    pair.run("insert into account values ('bob', 'b@x')", "update account set mail = 'ann@x' where id = 'ann'")
+    failed = pair.replicate()
+    assert failed.returncode == 1
+    assert failed.stderr.startswith("Error: conflict in table public.account of the target: insert_exists, key")
+    pair.apply("--on-conflict", "apply")
+    assert pair.rows(pair.target, "account") == [("(Ann,ann@x)",), ("(bob,b@x)",)]

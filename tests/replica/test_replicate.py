@@ -269,3 +269,24 @@ def test_capture_that_is_off(pair: Pair) -> None:
         follower.terminate()
         _, told = follower.communicate()
     assert (follower.returncode, told.count("copied public.orders")) == (0, 1), told
+
+
+def test_a_unique_key_is_swapped_beside_columns_of_the_target(fed: Pair) -> None:
+    """Rows that go and come again keep what the target alone has of them."""
+    fed.make("create table seat (id int primary key, place int unique)")
+    fed.there("alter table seat add own text default 'new', add twice int generated always as (id * 2) stored")
+    fed.run("insert into seat select i, i from generate_series(1, 4) i")
+    fed.capture("seat")
+    fed.apply()
+    fed.there("update seat set own = 'kept ' || id")
+    fed.run(
+        "begin; update seat set place = null where id = 1; update seat set place = 1 where id = 2; "
+        "update seat set place = 2 where id = 1; delete from seat where id = 4; insert into seat values (5, 4); commit"
+    )
+    fed.apply()
+    assert fed.rows(fed.target, "(select id, place, own, twice from seat)") == [
+        ('(1,2,"kept 1",2)',),
+        ('(2,1,"kept 2",4)',),
+        ('(3,3,"kept 3",6)',),
+        ("(5,4,new,10)",),
+    ]

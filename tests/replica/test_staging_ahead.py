@@ -24,11 +24,20 @@ _WAITING = "select from pg_locks where not granted and relation = 'number'::regc
 _ENDED = 987654321
 
 _COLUMN = ReplicaColumn(
-    "n", "integer", "integer", is_key=True, old="", new="", settable=True, rounded="integer", not_null=True
+    name="n",
+    stage="integer",
+    type="integer",
+    is_key=True,
+    old="",
+    new="",
+    settable=True,
+    always=False,
+    rounded="integer",
+    equal="=",
+    not_null=True,
+    padded=False,
 )
-_TABLE = ReplicaTable(
-    "public.number", None, (_COLUMN,), partitioned=False, more_keys=False, deferrable=False, extra=False
-)
+_TABLE = ReplicaTable("public.number", None, (_COLUMN,), partitioned=False, more_keys=False, deferrable=False, own=())
 
 
 @pytest.fixture

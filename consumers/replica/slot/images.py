@@ -130,6 +130,11 @@ class SlotImages:
                 f"the slot does not send the old rows of table {table.name}, which the answers to its conflicts need",
                 hint=f"ALTER TABLE {table.name} REPLICA IDENTITY FULL, or give other answers by --on-conflict.",
             )
+        if self._key and not table.keyed and not self._whole:
+            raise GdqError(
+                f"the target computes a column of the key of table {table.name}, and the slot sends no old rows",
+                hint=f"ALTER TABLE {table.name} REPLICA IDENTITY FULL, or have the target store the column.",
+            )
         make_stage(target, table)
         placed = self._placed(table)
         self._copy(target, placed)
@@ -156,13 +161,13 @@ class SlotImages:
             last = f"select {key}, max(n) as n from {_CHANGE} where kind = 'p' group by {key}"
             same = " and ".join(f"c.c{place} = p.c{place}" for place, column in placed if column.is_key)
             target.execute(raw(f"delete from {_CHANGE} c using ({last}) p where {same} and c.n <= p.n"))
+        if self.table.deferrable:
+            return _net_rows(target, placed)
         if self.partial:
             _fill(target, table, placed, key)
         values = ", ".join(f"c{place}" for place, _ in placed)
         of_old = ", ".join(f"c{place}" if whole or column.is_key else "null" for place, column in placed)
         first, last = (f"(select distinct on ({key}) * from {_CHANGE} order by {key}, n {way})" for way in _WAYS)
-        if self.table.deferrable:
-            return _net_rows(target, placed)
         staged = target.execute(
             raw(
                 f"""insert into {STAGE} select false, {of_old} from {first} f where kind <> 'i'
@@ -218,7 +223,8 @@ def _net_rows(target: Connection[Any], placed: Sequence[tuple[int, ReplicaColumn
     query = f"""insert into {STAGE}
         select net > 0, {values}
           from (select {values}, sum(case when kind in ('i', 'u') then 1 else -1 end) as net
-                  from {_CHANGE} group by {values} having sum(case when kind in ('i', 'u') then 1 else -1 end) <> 0) r,
+                  from {_CHANGE} where kind <> 'p'
+                 group by {values} having sum(case when kind in ('i', 'u') then 1 else -1 end) <> 0) r,
                generate_series(1, abs(net))"""
     return target.execute(raw(query)).rowcount
 
@@ -242,7 +248,9 @@ def _fill(target: Connection[Any], table: ReplicaTable, placed: Sequence[tuple[i
         for place, column in placed
         if not column.is_key
     )
-    of_target = " and ".join(f"t.{quote(column.name)} = {_typed(column, f'r.k{place}')}" for place, column in keys)
+    of_target = " and ".join(
+        f"t.{quote(column.name)} {column.equal} {column.typed(f'r.k{place}')}" for place, column in keys
+    )
     target.execute(
         raw(
             f"""with recursive last as (
@@ -264,8 +272,3 @@ def _fill(target: Connection[Any], table: ReplicaTable, placed: Sequence[tuple[i
                  where u.n = r.at"""
         )
     )
-
-
-def _typed(column: ReplicaColumn, value: str) -> str:
-    """A staged value in a type that the target's column takes."""
-    return f"{value}::{column.type}" if column.stage == "text" and column.type != "text" else value

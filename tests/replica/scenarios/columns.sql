@@ -87,6 +87,7 @@ select id, g from t order by 1;
 
 --# generated_in_the_source
 -- 011_generated: to a plain column
+--@ queue: it does not send what the source computes
 --@ source
 create table t (id int primary key, a int, g int generated always as (a * 2) stored);
 --@ target
@@ -124,6 +125,39 @@ update t set id = default where a = 'a';
 update t set n = n + 100;
 delete from t where a = 'b';
 
+--# identity_beside_the_key
+-- pgcopydb 941: an UPDATE of it takes DEFAULT alone
+--@ source
+create table t (id int primary key, n bigint generated always as identity unique, a text);
+--@ target
+create table t (id int primary key, n bigint generated always as identity unique, a text, own text default 'mine');
+--@ round
+insert into t (id, a) values (1, 'a'), (2, 'b'), (3, 'c');
+--@ round
+update t set n = default where id = 1;
+update t set n = default, a = 'bb' where id = 2;
+--@ round
+begin; delete from t where id = 3; insert into t (id, a) values (3, 'again'); commit;
+update t set a = 'x' where id = 1;
+--@ shown
+select id, a, n, own from t order by 1;
+-- 1 | x | 4 | mine
+-- 2 | bb | 5 | mine
+-- 3 | again | 6 | mine
+
+--# generated_in_the_key
+--@ queue: it does not send what the source computes
+--@ both
+create table t (tenant int, name text, slug text generated always as (lower(name)) stored, n int,
+    primary key (tenant, slug));
+--@ round
+insert into t (tenant, name, n) values (1, 'Ann', 1), (1, 'Bob', 2), (1, 'Cy', 3), (2, 'Ann', 4);
+--@ round
+update t set n = 20 where tenant = 1 and slug = 'bob';
+delete from t where tenant = 1 and slug = 'cy';
+insert into t (tenant, name, n) values (1, 'Di', 9);
+update t set name = 'ANN' where tenant = 1 and slug = 'ann';
+
 --# included_columns_in_the_key
 -- 001_rep_changes
 --@ both
@@ -136,6 +170,7 @@ delete from t where b = 'k5';
 
 --# identity_changes
 -- 001_rep_changes: DEFAULT, FULL, NOTHING, another index
+--@ queue: its tables need an identity
 --@ both
 create table t (id int primary key, b int not null unique, c int);
 --@ source

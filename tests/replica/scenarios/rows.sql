@@ -103,6 +103,36 @@ begin; update t set a = null, b = null, c = 90, r = null where id = 1; update t 
 delete from t where id = 3;
 insert into t values (4, 3, 'c', null, '[3,4)');
 
+--# bookings
+-- rows that swap and shift what an exclusion constraint compares, and nothing else
+--@ both
+create table t (id int primary key, room int4range not null, exclude using gist (room with &&));
+--@ round
+insert into t values (1, '[1,5)'), (2, '[5,9)'), (3, '[20,30)');
+--@ round
+begin; update t set room = '[100,101)' where id = 1; update t set room = '[1,5)' where id = 2; update t set room =
+    '[5,9)' where id = 1; commit;
+--@ round
+begin; update t set room = '[2,3)' where id = 2; update t set room = '[3,9)' where id = 1; commit;
+delete from t where id = 2;
+insert into t values (4, '[0,3)');
+
+--# temporal_keys
+-- 034_temporal
+--@ needs: current_setting('server_version_num')::int >= 180000
+--@ both
+create table t (id int4range, valid_at daterange, a text, primary key (id, valid_at without overlaps));
+--@ round
+insert into t values ('[1,2)', '[2000-01-01,2010-01-01)', 'a'), ('[2,3)', '[2000-01-01,2010-01-01)', 'b'),
+    ('[1,2)', '[2010-01-01,2020-01-01)', 'c');
+--@ round
+begin; update t set valid_at = '[2000-01-01,2005-01-01)' where a = 'a'; insert into t values ('[1,2)',
+    '[2005-01-01,2010-01-01)', 'a2'); commit;
+update t set a = 'bb' where a = 'b';
+--@ round
+begin; update t set id = '[9,10)' where a = 'bb'; update t set id = '[2,3)' where a = 'c'; commit;
+delete from t where a = 'a';
+
 --# deferred_constraints
 --@ both
 create table p (id int primary key deferrable initially deferred, n int unique, u int, constraint u unique (u)

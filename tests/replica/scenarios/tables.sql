@@ -72,6 +72,7 @@ insert into t values (3, 'px');
 
 --# inherited
 -- Slony testinherit
+--@ queue: its tables have no children
 --@ both
 create table t (id int primary key, a text);
 create table child (b int, primary key (id)) inherits (t);
@@ -88,6 +89,7 @@ truncate only t;
 insert into t values (4, 'p');
 
 --# unlogged
+--@ queue: its tables are logged
 --@ source
 create table t (id int primary key, a text);
 --@ target

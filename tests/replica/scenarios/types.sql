@@ -110,6 +110,17 @@ update l set id = '30 days' where id = '1 mon';
 update m set id = '{"a": 1}' where id <> 'null';
 update k set id.y = 'b';
 
+--# blanks_at_the_end
+--@ source
+create table t (id int primary key, a bpchar, b char(5), c char(5));
+--@ target
+create table t (id int primary key, a bpchar, b char(5), c text);
+--@ round
+insert into t values (1, 'x  ', 'x', 'x'), (2, ' ', '', '');
+--@ round
+update t set a = 'y   ', b = 'yy', c = 'yy' where id = 1;
+insert into t values (3, 'z  ', 'z', 'z');
+
 --# extension_types
 -- 002_types: hstore, and a key of citext
 --@ needs: (select count(*) = 2 from pg_extension where extname in ('citext', 'hstore'))
