@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from gdq.consumers.replica import batch_apply
-from gdq.consumers.replica.changes import netted_sql
+from gdq.consumers.replica.omitted_values import added_up_sql
 from gdq.consumers.replica.replica import Replica
 from tests.replica.conftest import Pair
 from tests.support.programs import gdq
@@ -149,7 +149,7 @@ def test_a_log_that_is_dropped_while_it_is_read(pair: Pair, monkeypatch: pytest.
     pair.run("insert into item values (1)")
     dropped = iter(["select * from gdq_log.t1_v1_s9"])
     monkeypatch.setattr(
-        batch_apply, "netted_sql", lambda *found, **how: next(dropped, None) or netted_sql(*found, **how)
+        batch_apply, "added_up_sql", lambda *found, **how: next(dropped, None) or added_up_sql(*found, **how)
     )
     with Replica(pair.source.dsn, pair.target.su_dsn, "shop", "mirror") as replica:
         assert [batch.inserted for batch in replica.run()] == [1]
