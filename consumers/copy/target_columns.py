@@ -32,9 +32,9 @@ _WIDER = {
 _TEXTS = {"text", "character varying"}
 
 
-def rows_of(connection: Connection[Any], target: str) -> str:
-    """A target table where its rows are read or deleted: those of inheritance children are not its own."""
-    return target if scalar(connection, _HAS_PARTITIONS, target) else f"only {target}"
+def rows_of(connection: Connection[Any], table: str) -> str:
+    """A table of either side where its rows are read or deleted: those of inheritance children are not its own."""
+    return table if scalar(connection, _HAS_PARTITIONS, table) else f"only {table}"
 
 
 def target_form(control: Connection[Any], table: SourceTable) -> CopyForm:

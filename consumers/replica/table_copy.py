@@ -8,7 +8,7 @@ from typing import Any
 
 from psycopg import Connection
 
-from gdq.consumers.copy.target_columns import same_form
+from gdq.consumers.copy.target_columns import rows_of, same_form
 from gdq.consumers.replica.changes import empty_table
 from gdq.consumers.replica.column_changes import SourceColumns, change_columns, source_columns
 from gdq.consumers.replica.copy_workers import WORKERS, ShowProgress, no_progress
@@ -143,10 +143,7 @@ def copy_table(
     moved: Callable[[int], None] = lambda _: None,
 ) -> int:
     """Copy all rows; returns their number. `moved` gets the rows since it was called last."""
-    # a partitioned table's rows are in its partitions; those of inheritance children belong to the children
-    only = f"(select {table.column_list} from {{}}{table.name})"
-    row = reader.execute("select relkind = 'p' from pg_class where oid = %s::regclass", [table.name]).fetchone()
-    rows_of = only.format("" if row is not None and row[0] else "only ")
+    rows = f"(select {table.column_list} from {rows_of(reader, table.name)})"
     into = f"{table.name} ({table.column_list})"
     form = same_form(reader, table.name, target, table.name, [column.name for column in table.columns])
-    return copy_rows(reader, rows_of, target, into, form=form, moved=moved).rows
+    return copy_rows(reader, rows, target, into, form=form, moved=moved).rows

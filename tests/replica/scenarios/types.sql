@@ -157,7 +157,8 @@ delete from t where id = 2;
 --# odd_names
 -- Slony testtabnames: quotes, dots, StudlyCaps
 --@ both
-create table "Studly.Caps" ("select" int primary key, "a""b" text, "c.d" int, "%s" text, "é ü" int, "new" int);
+create table "Studly.Caps" ("select" int primary key, "a""b" text, "c.d" int, "%s" text, "é ü" int, "new" int,
+  "{}" int);
 --@ round
 insert into "Studly.Caps" values (1, 'q''\"%s', 2, '%(x)s {}', 3, 4);
 insert into "Studly.Caps" values (2);
