@@ -41,37 +41,26 @@ def round_trips(trace: Path) -> int:
     return sum(fields[1] == "F" and fields[3] in ("Query", "Sync") for fields in sent if len(fields) > 3)
 
 
-def test_a_batch_takes_two_round_trips(shop: RetryShop, tmp_path: Path) -> None:
-    """One brings the batch with its events, one ends it; from the second batch on, once it has read events."""
+@pytest.mark.parametrize(("commits", "trips"), [(True, 2), (False, 1)])
+def test_round_trips_of_a_batch(shop: RetryShop, tmp_path: Path, trips: int, *, commits: bool) -> None:
+    """One brings the batch with its events, one ends it; without batch.commit() the latter brings the next batch.
+
+    So it is from the second batch on, once the program has read events.
+    """
     trace = tmp_path / "trace"
     read = []
     with trace.open("w") as file, Consumer(shop.db.dsn, "q", "c", max_events=1) as consumer:
         for batch in consumer.batches(once=True):
             read += [(event.key or {})["id"] for event in batch.events()]
-            batch.commit()
+            if commits:
+                batch.commit()
             consumer.connection.pgconn.untrace()
             if len(read) == 3:
                 break
             file.truncate(0)
             consumer.connection.pgconn.trace(file.fileno())
     assert read == [0, 1, 2]
-    assert round_trips(trace) == 2
-
-
-def test_a_batch_that_follows_takes_one_round_trip(shop: RetryShop, tmp_path: Path) -> None:
-    """It is brought, with its events, by the message that ends the one before."""
-    trace = tmp_path / "trace"
-    read = []
-    with trace.open("w") as file, Consumer(shop.db.dsn, "q", "c", max_events=1) as consumer:
-        for batch in consumer.batches(once=True):
-            read += [(event.key or {})["id"] for event in batch.events()]
-            consumer.connection.pgconn.untrace()
-            if len(read) == 3:
-                break
-            file.truncate(0)
-            consumer.connection.pgconn.trace(file.fileno())
-    assert read == [0, 1, 2]
-    assert round_trips(trace) == 1
+    assert round_trips(trace) == trips
 
 
 def test_a_tick_is_committed_before_its_batch(shop: RetryShop) -> None:

@@ -10,6 +10,7 @@ from typing import Literal
 import psycopg
 import pytest
 
+from gdq.consumers.replica.replica import Replica
 from gdq.consumers.slot.slot import create_slot, drop_slot, slot_info
 from tests.support.programs import gdq
 from tests.support.server import Database
@@ -95,6 +96,12 @@ def fed(request: pytest.FixtureRequest, pair: Pair) -> Iterator[Pair]:
         with pair.source.connect("su") as su:
             drop_slot(su, "shop", "mirror")
             assert slot_info(su) == []
+
+
+def apply_here(pair: Pair) -> list[tuple[int, int, int]]:
+    """Apply what is there, in this process; the rows that each batch has inserted, updated and deleted."""
+    with Replica(pair.source.dsn, pair.target.su_dsn, "shop", "mirror") as replica:
+        return [(batch.inserted, batch.updated, batch.deleted) for batch in replica.run()]
 
 
 def count(connection: psycopg.Connection[tuple[object, ...]], query: str) -> object:

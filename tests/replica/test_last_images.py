@@ -11,8 +11,7 @@ from contextlib import suppress
 import psycopg
 import pytest
 
-from gdq.consumers.replica.replica import Replica
-from tests.replica.conftest import Pair
+from tests.replica.conftest import Pair, apply_here
 
 pytestmark = pytest.mark.server
 
@@ -52,12 +51,6 @@ def item(pair: Pair, request: pytest.FixtureRequest) -> Pair:
     return pair
 
 
-def apply(pair: Pair) -> list[tuple[int, int, int]]:
-    """Apply what is there, in this process; the rows that each batch has inserted, updated and deleted."""
-    with Replica(pair.source.dsn, pair.target.su_dsn, "shop", "mirror") as replica:
-        return [(batch.inserted, batch.updated, batch.deleted) for batch in replica.run()]
-
-
 @pytest.mark.parametrize(
     "statement",
     [
@@ -77,7 +70,7 @@ def apply(pair: Pair) -> list[tuple[int, int, int]]:
 )
 def test_within_a_transaction(item: Pair, statement: str) -> None:
     item.run(f"do $do$ begin {statement}; end $do$")
-    apply(item)
+    apply_here(item)
     item.same("item")
 
 
@@ -90,7 +83,7 @@ def test_by_many_transactions(item: Pair) -> None:
         "insert into item values (20, 1, '')",
         "delete from item where id in (3, 20)",
     )
-    assert apply(item) == [(1, 2, 1)]
+    assert apply_here(item) == [(1, 2, 1)]
     item.same("item")
 
 
@@ -98,9 +91,9 @@ def test_by_many_transactions(item: Pair) -> None:
 def test_a_deleted_row_that_comes_back(item: Pair, note: str) -> None:
     """The trigger's insert and update are logged before the delete that fired it."""
     item.run(f"update item set note = '{note}'")
-    apply(item)
+    apply_here(item)
     item.run("delete from item where id < 4")
-    apply(item)
+    apply_here(item)
     item.same("item")
 
 
@@ -167,7 +160,7 @@ def test_random(item: Pair, seed: int) -> None:
                 with suppress(psycopg.errors.UniqueViolation), connection.transaction():
                     for _ in range(choose.choice((1, 1, 1, 2, 3))):
                         connection.execute(_random_statement(choose).encode())
-            apply(item)
+            apply_here(item)
             item.same("item")
 
 

@@ -8,8 +8,7 @@ from contextlib import suppress
 import psycopg
 import pytest
 
-from gdq.consumers.replica.replica import Replica
-from tests.replica.conftest import Pair
+from tests.replica.conftest import Pair, apply_here
 from tests.replica.test_compare_tables import compare, compared, counts
 from tests.replica.test_dead_letters import letters
 from tests.replica.test_rights import apply as apply_by_role
@@ -37,12 +36,6 @@ def items(pair: Pair) -> Pair:
     return pair
 
 
-def apply(pair: Pair) -> list[tuple[int, int, int]]:
-    """Apply what is there, in this process; the rows that each batch has inserted, updated and deleted."""
-    with Replica(pair.source.dsn, pair.target.su_dsn, "shop", "mirror") as replica:
-        return [(batch.inserted, batch.updated, batch.deleted) for batch in replica.run()]
-
-
 @pytest.mark.parametrize(
     "statement",
     [
@@ -67,7 +60,7 @@ def test_changes(items: Pair, statement: str, together: bool) -> None:
         items.run(f"do $do$ begin {statement}; end $do$")
     else:
         items.run(*statement.split("; "))
-    apply(items)
+    apply_here(items)
     items.same("item")
 
 
@@ -79,7 +72,7 @@ def test_one_row_of_the_target_for_each_row_that_changed(items: Pair) -> None:
         "update item set n = 7 where id = 8",
         "delete from item where id = 4",
     )
-    assert apply(items) == [(1, 3, 1)]
+    assert apply_here(items) == [(1, 3, 1)]
     items.same("item")
 
 
@@ -91,10 +84,10 @@ def test_large_values_are_not_written_again(items: Pair) -> None:
         before = there.execute(size).fetchone()
         for n in range(1, 4):
             items.run(f"update item set n = {n}")
-            assert apply(items) == [(0, 6, 0)]
+            assert apply_here(items) == [(0, 6, 0)]
         assert there.execute(size).fetchone() == before
         items.run(f"update item set doc = {THREE}")
-        apply(items)
+        apply_here(items)
         assert there.execute(size).fetchone() != before
     items.same("item")
 
@@ -131,7 +124,7 @@ def test_random(items: Pair, seed: int) -> None:
                 with suppress(psycopg.errors.UniqueViolation), connection.transaction():
                     for _ in range(choose.choice((1, 1, 1, 2, 3))):
                         connection.execute(_random_statement(choose).encode())
-            apply(items)
+            apply_here(items)
             items.same("item")
 
 
@@ -166,7 +159,7 @@ def test_keys_that_are_equal_by_text_alone(pair: Pair) -> None:
         "update item set k = k + '1 day' where id = 2",
         "update item set n = 3 where id = 2",
     )
-    apply(pair)
+    apply_here(pair)
     pair.same("item")
 
 
@@ -181,7 +174,7 @@ def test_two_ways_and_origins(items: Pair) -> None:
         "update item set id = 20 where id = 2",
         "update item set n = 9 where id = 20",
     )
-    apply(items)
+    apply_here(items)
     items.same("item")
 
 
@@ -225,7 +218,7 @@ def test_columns_that_change(items: Pair) -> None:
         f"update item set n = 4, extra = {THREE} where id < 2",
         "update item set n = 5",
     )
-    apply(items)
+    apply_here(items)
     items.same("item")
 
 
