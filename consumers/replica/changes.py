@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 from psycopg import Connection
 
+from gdq.consumers.copy.target_columns import rows_of
 from gdq.consumers.replica.same_rows import found_whole_sql, same_whole_sql
 from gdq.consumers.replica.table import ReplicaColumn, ReplicaTable
 from gdq.consumers.views.change_source import NEW_OPS, OLD_OPS
@@ -220,23 +221,17 @@ def stage_columns(table: ReplicaTable) -> str:
 def empty_table(target: Connection[Any], name: str) -> None:
     """Delete all rows of a target table, by DELETE where the server refuses TRUNCATE for a foreign key."""
     if not truncate_tables(target, [name]):
-        target.execute(raw(f"delete from {_rows_of(target, name)}"))
+        target.execute(raw(f"delete from {rows_of(target, name)}"))
 
 
 def truncate_tables(target: Connection[Any], names: Sequence[str]) -> bool:
     """Delete all rows of tables at once; False if the server refuses it, as foreign keys of others point there."""
     try:
         with target.transaction():
-            target.execute(raw(f"truncate {', '.join(_rows_of(target, name) for name in names)}"))
+            target.execute(raw(f"truncate {', '.join(rows_of(target, name) for name in names)}"))
     except psycopg.errors.FeatureNotSupported:
         return False
     return True
-
-
-def _rows_of(target: Connection[Any], name: str) -> str:
-    """A table in TRUNCATE and DELETE: rows of inheritance children are not its own."""
-    found = target.execute("select relkind = 'p' from pg_class where oid = to_regclass(%s)", [name]).fetchone()
-    return name if found is not None and found[0] else f"only {name}"
 
 
 def update_rows(target: Connection[Any], table: ReplicaTable, staged: Staged = IN_STAGE) -> Applied:

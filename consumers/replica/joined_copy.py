@@ -13,8 +13,8 @@ from typing import Any
 
 from psycopg import Connection
 
-from gdq.call import scalar
 from gdq.conninfo import connect, conninfo_of
+from gdq.consumers.copy.target_columns import rows_of
 from gdq.consumers.replica.batch_apply import BatchApplier
 from gdq.consumers.replica.changes import IN_STAGE, STAGE, Staged, make_stage
 from gdq.consumers.replica.column_changes import source_columns
@@ -170,10 +170,9 @@ class AllRows:
 def _stage_whole(reader: Connection[Any], target: Connection[Any], table: ReplicaTable, numbers: list[int]) -> Staged:
     """Stage all rows of a table of the source, and add their number to a list; there are no pairs."""
     make_stage(target, table)
-    partitioned = scalar(reader, "select relkind = 'p' from pg_class where oid = %s::regclass", table.name)
     values = ", ".join(column.logged(quote(column.name)) for column in table.columns)
     places = ", ".join(f"c{place}" for place in range(1, len(table.columns) + 1))
-    query = f"(select true, {values} from {'' if partitioned else 'only '}{table.name})"
+    query = f"(select true, {values} from {rows_of(reader, table.name)})"
     numbers.append(copy_rows(reader, query, target, f"{STAGE} (is_new, {places})", form="binary").rows)
     target.execute(f"analyze {STAGE}")
     return IN_STAGE
