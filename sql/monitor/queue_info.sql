@@ -28,11 +28,11 @@ begin
            gdq.retained_tick(q.queue_id, interval '1 minute') as minute
       from gdq.queue q where wanted is null or q.queue_id = wanted
   ), gaps as materialized (
-    select r.queue_id, count(distinct ct.table_id)::integer as tables
-      from gdq.resync r
-      join gdq.captured_table ct using (queue_id, relid),
-           gdq.open_resync(ct.queue_id, ct.relid, ct.table_id)
-     where wanted is null or r.queue_id = wanted group by 1
+    select ct.queue_id, count(*)::integer as tables
+      from gdq.captured_table ct, gdq.open_resync(ct.queue_id, ct.relid, ct.table_id)
+     where (wanted is null or ct.queue_id = wanted)
+       and (ct.queue_id, ct.relid) in (select r.queue_id, r.relid from gdq.resync r)
+     group by 1
   )
   select (q.settings).queue_name, q.queue_id, t.tick_id,
          greatest(clock_timestamp() - t.created_at, interval '0'), q.last_event,

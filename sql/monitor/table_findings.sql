@@ -192,17 +192,21 @@ comment on function gdq.partition_oids(oid) is 'The oids of a table and all its 
 create or replace function gdq.open_resync(queue_id integer, relid oid, table_id integer) returns setof text
 language sql stable security definer set search_path = pg_catalog, pg_temp
 as $$
+  -- once, however many gaps there were
+  with passed as materialized (
+    select gdq.snapshot_max(
+             (select p.snapshot from gdq.position p
+               where p.subscription_id = s.subscription_id order by p.batch_no desc limit 1),
+             (select c.snapshot from gdq.copied_tables(s.subscription_id) c
+               where c.relid = open_resync.relid)) as snapshot
+      from gdq.subscription s
+     where s.queue_id = open_resync.queue_id and gdq.takes_table(s, open_resync.table_id)
+  )
   select r.reason
     from gdq.resync r
    where r.queue_id = open_resync.queue_id and r.relid = open_resync.relid
-     and (gdq.capture_state(r.queue_id, r.relid) <> 'armed'
-          or exists (select from gdq.subscription s
-                      where s.queue_id = open_resync.queue_id
-                        and gdq.takes_table(s, open_resync.table_id)
-                        and not pg_visible_in_snapshot(r.txid::text::xid8, gdq.snapshot_max(
-                          (select p.snapshot from gdq.position p
-                            where p.subscription_id = s.subscription_id order by p.batch_no desc limit 1),
-                          (select c.snapshot from gdq.copied_tables(s.subscription_id) c where c.relid = r.relid)))))
+     and ((select gdq.capture_state(open_resync.queue_id, open_resync.relid)) <> 'armed'
+          or exists (select from passed p where not pg_visible_in_snapshot(r.txid::text::xid8, p.snapshot)))
    order by r.resync_id desc limit 1
 $$;
 comment on function gdq.open_resync(integer, oid, integer) is 'The latest reason why a captured table is in resync.';

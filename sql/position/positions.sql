@@ -100,6 +100,13 @@ comment on function gdq.cut_tables(integer) is 'The tables that a subscription m
 create or replace function gdq.resync_tables(subscription_id integer) returns table (relid regclass, reason text)
 language sql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
+  with off as materialized (
+    select o.relid
+      from (select distinct r.queue_id, r.relid
+              from gdq.subscription s join gdq.resync r using (queue_id)
+             where s.subscription_id = resync_tables.subscription_id) o
+     where gdq.capture_state(o.queue_id, o.relid) = 'disarmed'
+  )
   select c.relid, c.reason from gdq.cut_tables(resync_tables.subscription_id) c
   union all
   (select distinct on (r.relid) r.relid, r.reason
@@ -107,9 +114,9 @@ as $$
      left join gdq.copied_tables(resync_tables.subscription_id) c on c.relid = r.relid
     where s.subscription_id = resync_tables.subscription_id and r.kind in ('gap', 'disarmed', 'armed', 'covered')
       and (not pg_visible_in_snapshot(r.txid::text::xid8, gdq.snapshot_max(p.snapshot, c.snapshot))
-           or gdq.capture_state(r.queue_id, r.relid) = 'disarmed')
-      and r.relid in (select t.relid from gdq.subscribed_tables(s.subscription_id) t)
-      and r.relid not in (select k.relid from gdq.cut_tables(s.subscription_id) k where k.relid is not null)
+           or r.relid in (select o.relid from off o))
+      and r.relid in (select t.relid from gdq.subscribed_tables(resync_tables.subscription_id) t)
+      and r.relid not in (select k.relid from gdq.cut_tables(resync_tables.subscription_id) k where k.relid is not null)
     order by r.relid, r.resync_id desc)
 $$;
 comment on function gdq.resync_tables(integer) is 'The tables that a subscription must copy anew.';

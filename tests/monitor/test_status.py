@@ -157,6 +157,26 @@ def test_tables_in_resync(shop: Tap) -> None:
     assert (found.queues[0].tables_resync, found.consumers[0].tables_resync) == (0, 0)
 
 
+def calls(database: Database, query: str) -> Counter[str]:
+    """How often a query calls each function of gdq."""
+    with database.connect("su", autocommit=False) as su:
+        su.execute("set local track_functions = 'all'")
+        su.execute(query.encode())
+        found = su.execute("select funcname, calls from pg_stat_xact_user_functions where schemaname = 'gdq'")
+        return Counter(dict(found.fetchall()))
+
+
+@pytest.mark.server
+def test_gaps_of_the_past_cost_no_call_each(shop: Tap) -> None:
+    seen = []
+    for times in (1, 10):
+        for _ in range(times):
+            shop.write("alter table plain add column more int default 1", "alter table plain drop column more")
+        drain(shop.db)
+        seen.append(calls(shop.db, "select * from gdq.queue_info('q')"))
+    assert seen[0] == seen[1]
+
+
 def test_writers_that_are_not_over(shop: Tap) -> None:
     with shop.db.connect("app", autocommit=False) as writer:
         writer.execute("insert into plain values (1)")
