@@ -13,9 +13,7 @@ from tests.support.programs import gdq
 pytestmark = pytest.mark.server
 
 
-def run(
-    db: ManagedDatabase, *arguments: str, code: int = 0, stdin: str | None = None
-) -> subprocess.CompletedProcess[str]:
+def run(db: ManagedDatabase, *arguments: str, code: int = 0, stdin: str = "") -> subprocess.CompletedProcess[str]:
     done = gdq(*arguments, dsn=db.dsn, stdin=stdin)
     assert done.returncode == code, (arguments, done.stdout, done.stderr)
     return done

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import atexit
+import multiprocessing
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from gdq.cli import main
+from gdq.cli.sections import SECTIONS
 from gdq.embedded.files import MAJORS, find_binaries
 from gdq.errors import EmbeddedError
 from tests.support.server import Database
 from tests.support.waiting import SECONDS
+
+# A process that has imported all commands once, and is forked for each: importing takes longer than most commands.
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(
+    [
+        "pytest",
+        __name__,
+        *(f"gdq.cli.{module}" for modules in SECTIONS.values() for module in modules),
+        "gdq.consumers.refresh.engines",
+        "sqlalchemy",
+        "alembic.config",
+    ]
+)
 
 
 def client_program(database: Database, name: str) -> Path:
@@ -35,19 +54,49 @@ def dump(database: Database, *options: str) -> list[str]:
 
 
 def gdq(
-    *arguments: str, dsn: str, stdin: str | None = None, env: dict[str, str] | None = None, cwd: Path | None = None
+    *arguments: str, dsn: str, stdin: str = "", env: dict[str, str] | None = None, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", "gdq", *arguments],
-        input=stdin,
-        env=environment(dsn) | (env or {}),
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=SECONDS,
-    )
+    """Run the command to its end. With variables of its own it is started anew, else forked: that is much quicker."""
+    if env is not None:
+        return subprocess.run(
+            [sys.executable, "-m", "gdq", *arguments],
+            input=stdin,
+            env=environment(dsn) | env,
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=SECONDS,
+        )
+    with TemporaryDirectory() as folder:
+        given, said, complained = (Path(folder, name) for name in ("stdin", "stdout", "stderr"))
+        for path, text in ((given, stdin), (said, ""), (complained, "")):
+            path.write_text(text)
+        files = [str(path) for path in (given, said, complained)]
+        process = _FORKS.Process(target=_run_here, args=(arguments, environment(dsn), str(cwd or Path.cwd()), files))
+        process.start()
+        process.join(SECONDS)
+        if process.exitcode is None:
+            process.kill()
+            raise subprocess.TimeoutExpired(["gdq", *arguments], SECONDS, said.read_bytes(), complained.read_bytes())
+        return subprocess.CompletedProcess(arguments, process.exitcode, said.read_text(), complained.read_text())
+
+
+def _run_here(arguments: Sequence[str], environ: dict[str, str], folder: str, files: Sequence[str]) -> None:
+    """Be the command, in a forked process, with these files as its standard input and outputs."""
+    for number, path in enumerate(files):
+        opened = os.open(path, os.O_RDWR | os.O_APPEND)
+        os.dup2(opened, number)
+        os.close(opened)
+    os.environ.clear()
+    os.environ.update(environ)
+    os.chdir(folder)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 (as long as the process)
+    sys.argv[:] = ["gdq", *arguments]
+    try:
+        main(prog_name="gdq")
+    finally:
+        atexit._run_exitfuncs()  # multiprocessing ends its processes without
 
 
 def start_gdq(*arguments: str, dsn: str, cwd: Path | None = None) -> subprocess.Popen[str]:
