@@ -103,6 +103,10 @@ class OwnerSql:
         plan = scalar(self.connection, raw(statement))
         return json.loads(plan) if isinstance(plan, str) else plan
 
+    def cost(self, query: str) -> float:
+        """The cost of a SELECT, as the server estimates it."""
+        return float(self.explain(query)[0]["Plan"]["Total Cost"])
+
     def select(self, query: str) -> str:
         """A SELECT of the same rows whose code runs as the role, for any session with functions_sql(), or for COPY."""
         if self.role is None:

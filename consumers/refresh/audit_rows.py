@@ -63,7 +63,7 @@ def restricted_query(work: ViewRefresh, holder: SnapshotHolder, probe: Probe, se
     while True:
         where = probe.condition(holder.connection, target=False)
         query = f"{whole} where {where}" if where else whole
-        cost = float(OwnerSql(holder.connection, work.view.acts_as).explain(query)[0]["Plan"]["Total Cost"])
+        cost = OwnerSql(holder.connection, work.view.acts_as).cost(query)
         if cost <= seconds * _COST_OF_SECOND:
             return probe, query
         smaller = probe.smaller()

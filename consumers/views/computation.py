@@ -360,8 +360,11 @@ class Computation:
             self._collect(step)
 
     def _collect(self, step: PlanStep) -> None:
+        keys = self._with_keys(step.sql)
+        if step.instead:
+            keys = min(keys, self._with_keys(step.instead), key=self.sql.cost)
         rows = self.sql.rows(
-            f"with q as materialized (select distinct k from ({self._with_keys(step.sql)}) as q(k) "
+            f"with q as materialized (select distinct k from ({keys}) as q(k) "
             f"limit {_KEYS_MAX + 1}), "
             f"a as (select coalesce(array_agg(k) filter (where {is_not_null('k')}), '{{}}')::text as keys, "
             f"coalesce(bool_or({is_null('k')}), false) as null, count(*), "

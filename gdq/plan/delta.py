@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from functools import reduce
 
 from sqlglot import exp
 
@@ -29,11 +28,14 @@ from gdq.plan.graph import Graph, GraphKey, build_graph, choose_graph_key
 from gdq.plan.leaf import Leaf, is_correlated, output_names
 from gdq.plan.own_key import replaced_by_own_key
 from gdq.plan.query import Query, aliased, conjuncts, joins_of, leaves_of, subqueries_of, value_of, where_of
-from gdq.plan.relation_sql import RelationBounds, RelationSql, RelationState, alias_node, among_keys
-from gdq.plan.shape import dividing_expressions, group_all, is_grouped
+from gdq.plan.recompute import OrderedRows, recomputed_sql, values_sql
+from gdq.plan.relation_sql import RelationSql, RelationState, among_keys
+from gdq.plan.separate import separated
+from gdq.plan.shape import dividing_expressions
 from gdq.plan.steps import PlanStep, RecomputeOutcome, ReplaceOutcome, SignedOutcome
 from gdq.plan.table import WEIGHT_COLUMN
 from gdq.plan.whole import parts_after_where, require_limit_order, whole_inputs, whole_reason
+from gdq.plan.window_order import WindowOrder, window_order
 from gdq.sql_text import is_null, quote
 
 # Each changed table doubles the terms of a join.
@@ -84,13 +86,17 @@ class DeltaPlanner:
         query = self._separated(query)
         if whole_reason(query) is not None:
             return self._whole(query)
+        order = window_order(self.query, query)
+        if order is not None:
+            rows = self._in_order(query, order)
+            return None if rows is None else self._difference(len(query.expressions), rows.sql("new"), rows.sql("old"))
         by = self._dividing(query)
         if by is None:
             return self.core(query, [value_of(item) for item in query.expressions])
         keys = self._part_keys(query, by)
         if keys is None:
             return None
-        new, old = (self._recomputed(query, keys, state) for state in ("new", "old"))
+        new, old = (recomputed_sql(self.relations, query, keys, state) for state in ("new", "old"))
         return self._difference(len(query.expressions), new, old)
 
     def _part_keys(self, select: exp.Select, by: Sequence[exp.Expr]) -> list[tuple[exp.Expr, str]] | None:
@@ -106,6 +112,22 @@ class DeltaPlanner:
         if touched is None:
             return None
         return [(expression, self._keys(f"select c{n} from {touched}")) for n, expression in enumerate(by, 1)]
+
+    def _in_order(self, select: exp.Select, order: WindowOrder) -> OrderedRows | None:
+        """The rows of a SELECT whose windows have no common PARTITION BY that changes reach; None without changes."""
+        self._refuse_having(select)
+        self._refuse_changed(order.by)
+        touched = self._part_keys(select, [order.by])
+        if touched is None:
+            return None
+        ((_, keys),) = touched
+        values = [values_sql(self.relations, select, order.by, falling=falling) for falling in (False, True)]
+        if order.near is None:
+            return OrderedRows(self.relations, select, order.by, self._keys(order.later_keys(keys, *values)), None)
+        if order.near == 0:
+            return OrderedRows(self.relations, select, order.by, keys, keys)
+        changed = self._keys(*order.near_keys(keys, *values))
+        return OrderedRows(self.relations, select, order.by, changed, self._keys(*order.near_keys(changed, *values)))
 
     def _reaching(self, select: exp.Select) -> str | None:
         """The relation of changes in a SELECT's input rows; None without changes."""
@@ -138,13 +160,21 @@ class DeltaPlanner:
         """The plan that deletes from the target by key, if the view shows the key: then no query finds the old rows."""
         select = self._separated(select)
         names = {render_sql(value_of(item)): item.alias for item in reversed(select.expressions)}
+        order = window_order(self.query, select)
+        if order is not None:
+            same = (item.alias for item in select.expressions if value_of(item).unnest() == order.by)
+            shown = next(same, None)
+            rows = self._in_order(select, order) if shown is not None else None
+            if shown is None or rows is None:
+                return None
+            return ReplaceOutcome(((shown, rows.keys),), rows.sql("new"))
         by = self._dividing(select)
         if by is not None:
             by = [expression for expression in by if render_sql(expression) in names]
             keys = self._part_keys(select, by) if by else None
             if keys is None:
                 return None
-            sql = self._recomputed(select, keys, "new")
+            sql = recomputed_sql(self.relations, select, keys, "new")
             return ReplaceOutcome(tuple((names[render_sql(expression)], key) for expression, key in keys), sql)
         found = self._choose(select)
         if found is None or found[1].padded:
@@ -289,52 +319,18 @@ class DeltaPlanner:
         return f"select * from ({self.relations.at(query, state)}) as q({', '.join(columns)}) where {where}"
 
     def _separated(self, select: exp.Select) -> exp.Select:
-        """A SELECT DISTINCT over aggregates rewritten as DISTINCT over a query; others unchanged."""
-        if not select.args.get("distinct") or not is_grouped(select):
-            return select
-        if select.args["distinct"].args.get("on"):
-            raise PlanError("distinct-on-aggregate", "DISTINCT ON over aggregates is loaded in full")
-        inner = select.copy()
-        inner.set("distinct", None)
-        alias = f"d{next(self._aliases)}"
-        self.query.leaves[alias] = Leaf(alias, output_names(inner), query=inner)
-        outer = exp.Select(distinct=exp.Distinct())
-        for name in output_names(inner):
-            column = exp.Column(this=exp.to_identifier(name, quoted=True), table=exp.to_identifier(alias, quoted=True))
-            outer.append("expressions", aliased(column, name))
-        outer.set("from_", exp.From(this=exp.Subquery(this=inner, alias=alias_node(alias))))
-        return outer
+        return separated(self.query, select, f"d{next(self._aliases)}")
 
     def _dividing(self, select: exp.Select) -> list[exp.Expr] | None:
         """dividing_expressions(); PlanError if a changed subquery is in it, whose old values the rows' delta lacks."""
         self._refuse_having(select)
         by = dividing_expressions(select)
-        if any(self.relations.is_changed(query) for key in by or () for query in subqueries_of(key)):
-            raise PlanError("no-key", "the rows of the view are divided by a subquery whose tables changed")
+        self._refuse_changed(*(by or ()))
         return by
 
-    def _recomputed(self, select: exp.Select, by: Sequence[tuple[exp.Expr, str]], state: RelationState) -> str:
-        """SQL of a SELECT's rows for some keys, with columns c1, c2, ..."""
-        graph = build_graph(self.query, select)
-        self._refuse_having(select)
-        bounds: RelationBounds = {}
-        clause = select.args.get("where")
-        parts: list[exp.Expr] = [exp.Paren(this=clause.this.copy())] if clause is not None else []
-        for expression, keys in by:
-            if isinstance(expression, exp.Column) and expression.table in graph.kept:
-                for alias, name in graph.closure([(expression.table, expression.name)]).items():
-                    bounds.setdefault(alias, []).append((name, keys))
-            else:  # not also on the item of FROM: PostgreSQL would estimate that hardly any row is left
-                parts.append(exp.Var(this=among_keys(self.relations.at(expression), keys)))
-        bare = select.copy()
-        if parts:
-            where = reduce(lambda one, more: exp.And(this=one, expression=more), parts)
-            bare.set("where", exp.Where(this=where))
-        if not (select.args.get("distinct") and select.args["distinct"].args.get("on")):
-            bare.set("order", None)
-        group_all(bare)
-        bare.set("expressions", [aliased(i, f"c{n}") for n, i in enumerate(select.expressions, 1)])
-        return self.relations.at(bare, state, bounds)
+    def _refuse_changed(self, *by: exp.Expr) -> None:
+        if any(self.relations.is_changed(query) for key in by for query in subqueries_of(key)):
+            raise PlanError("no-key", "the rows of the view are divided by a subquery whose tables changed")
 
     def _refuse_having(self, select: exp.Select) -> None:
         """PlanError for a changed subquery in HAVING, or in ORDER BY that decides about rows."""
@@ -382,10 +378,10 @@ class DeltaPlanner:
         self.steps.append(PlanStep("delta", name, sql))
         return name
 
-    def _keys(self, sql: str) -> str:
+    def _keys(self, sql: str, instead: str = "") -> str:
         known = next((step.name for step in self.steps if step.kind == "keys" and step.sql == sql), None)
         if known is not None:
             return known
         name = f"gdq_keys_{next(self._numbers)}"
-        self.steps.append(PlanStep("keys", name, sql))
+        self.steps.append(PlanStep("keys", name, sql, instead=instead))
         return name

@@ -44,6 +44,13 @@ class QueryDialect(Postgres):
             exp.Cbrt: lambda self, node: f"||/ {self.sql(node, 'this')}",
         }
 
+        def windowspec_sql(self, node: exp.WindowSpec) -> str:
+            # PostgreSQL prints a frame without its end as it was written
+            if node.args.get("end") is not None:
+                return super().windowspec_sql(node)
+            parts = [self.sql(node, name) for name in ("kind", "start", "start_side", "exclude")]
+            return " ".join([*filter(None, parts[:3]), *(f"exclude {part}" for part in parts[3:] if part)])
+
 
 def parse_statement(sql: str) -> exp.Expr:
     """The tree of one statement; sqlglot.errors.SqlglotError if it cannot be parsed."""
@@ -53,3 +60,11 @@ def parse_statement(sql: str) -> exp.Expr:
 def render_sql(node: exp.Expr) -> str:
     """A node as PostgreSQL's SQL on one line, with every name quoted."""
     return node.sql(dialect=QueryDialect, identify=True, comments=False, normalize_functions=False)
+
+
+def literal_number(node: exp.Expr | None) -> int | None:
+    """The constant of an expression, with or without casts, that is a number from 0 up; None if it is not plain."""
+    node = node.unnest() if node is not None else None
+    while isinstance(node, exp.Cast):
+        node = node.this.unnest()
+    return int(node.name) if isinstance(node, exp.Literal) and node.name.isdigit() else None

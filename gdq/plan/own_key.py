@@ -15,7 +15,7 @@ from sqlglot import exp
 from gdq.errors import PlanError
 from gdq.plan.query import Query, aliased, value_of
 from gdq.plan.relation_sql import RelationSql
-from gdq.plan.shape import dividing_expressions
+from gdq.plan.shape import is_divided
 from gdq.plan.steps import ReplaceOutcome
 from gdq.plan.table import TableColumn, TableSchema
 from gdq.plan.whole import whole_reason
@@ -38,7 +38,7 @@ def own_key(query: Query, table: TableSchema) -> dict[str, str]:
     root = query.root
     if not isinstance(root, exp.Select) or [leaf.table for leaf in query.leaves.values()] != [table]:
         return {}
-    if whole_reason(root) is not None or dividing_expressions(root) is not None:
+    if whole_reason(root) is not None or is_divided(root):
         return {}
     shown = {
         value_of(item).name: item.alias for item in reversed(root.expressions) if isinstance(value_of(item), exp.Column)

@@ -159,7 +159,11 @@ class PostgresPlan:
                 for t, rule in zip(self.tables, self.alone().values(), strict=True)
             ],
             "state": self._kept or None,
-            "statements": [{"name": s.name, "engine": "postgres", "kind": s.kind, "sql": s.sql} for s in self._steps()],
+            "statements": [
+                {"name": s.name, "engine": "postgres", "kind": s.kind, "sql": s.sql}
+                | ({"instead": s.instead} if s.instead else {})
+                for s in self._steps()
+            ],
         }
 
     def __str__(self) -> str:
@@ -170,7 +174,10 @@ class PostgresPlan:
         lines += [f"table {name}: {rule}" for name, rule in self.alone().items()]
         if self._kept:
             lines.append(f"state: {', '.join(self._kept)}")
-        return "\n".join([*lines, *(f"{step.kind} {step.name}: {step.sql}" for step in self._steps())])
+        for step in self._steps():
+            lines.append(f"{step.kind} {step.name}: {step.sql}")
+            lines += [f"or, if it costs less: {step.instead}"] if step.instead else []
+        return "\n".join(lines)
 
     @property
     def _kept(self) -> list[str]:

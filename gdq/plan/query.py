@@ -114,6 +114,11 @@ def aliased(item: exp.Expr, name: str) -> exp.Alias:
     return exp.Alias(this=value_of(item).copy(), alias=exp.to_identifier(name, quoted=True))
 
 
+def column_node(alias: str, name: str) -> exp.Column:
+    """A column of an item of FROM."""
+    return exp.Column(this=exp.to_identifier(name, quoted=True), table=exp.to_identifier(alias, quoted=True))
+
+
 def conjuncts(*conditions: exp.Expr | None) -> list[exp.Expr]:
     """The AND-connected parts of conditions."""
     parts: list[exp.Expr] = []
@@ -314,7 +319,7 @@ class _Namer:
             sides = self._source(owner, before, name.name), self._source(join.this, None, name.name)
             if not all(sides):
                 raise PlanError("column-unresolved", f"USING ({name.name}) is loaded in full; write ON")
-            pairs.append(exp.EQ(this=_column(sides[0], name.name), expression=_column(sides[1], name.name)))
+            pairs.append(exp.EQ(this=column_node(sides[0], name.name), expression=column_node(sides[1], name.name)))
         join.set("using", None)
         join.set("on", exp.and_(*pairs))
 
@@ -331,10 +336,6 @@ class _Namer:
         if _is_parenthesis(node):
             return self._source(node.this, None, name)
         return node.alias if name in self._query.leaves[node.alias].columns else ""
-
-
-def _column(alias: str, name: str) -> exp.Column:
-    return exp.Column(this=exp.to_identifier(name, quoted=True), table=exp.to_identifier(alias, quoted=True))
 
 
 def _leaf_nodes(node: exp.Expr) -> list[exp.Expr]:

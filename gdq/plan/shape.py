@@ -17,17 +17,12 @@ def dividing_expressions(select: exp.Select) -> list[exp.Expr] | None:
 
     Not for a SELECT with a whole_reason(). PlanError if there are no such expressions.
     """
-    windows = [window for item in select.expressions for window in windows_of(item)]
-    distinct = select.args.get("distinct")
-    grouped = is_grouped(select)
-    if not (windows or distinct or grouped):
+    if not is_divided(select):
         return None
-    keys = group_of(select) if grouped else None
-    for window in windows:
-        parts = list(window.args.get("partition_by") or ())
-        keys = _common(parts if keys is None else keys, parts)
-    if windows and not keys:
+    if has_open_windows(select):
         raise PlanError("window-no-partition", "a window without a common PARTITION BY is loaded in full")
+    distinct = select.args.get("distinct")
+    keys = _partition(select)
     if distinct:
         on = distinct.args.get("on")
         own = list(on.expressions) if on is not None else [value_of(item) for item in select.expressions]
@@ -35,6 +30,26 @@ def dividing_expressions(select: exp.Select) -> list[exp.Expr] | None:
     if not keys:
         raise PlanError("no-key", "no expression divides the rows of the view")
     return [key.copy() for key in keys]
+
+
+def is_divided(select: exp.Select) -> bool:
+    """True if a SELECT's rows are not each computed apart: it has groups, DISTINCT or windows."""
+    windows = any(windows_of(item) for item in select.expressions)
+    return bool(windows or select.args.get("distinct") or is_grouped(select))
+
+
+def has_open_windows(select: exp.Select) -> bool:
+    """True if the windows of a SELECT have no common PARTITION BY, of groups if it has such."""
+    return any(windows_of(item) for item in select.expressions) and not _partition(select)
+
+
+def _partition(select: exp.Select) -> list[exp.Expr] | None:
+    """The expressions of GROUP BY and of every PARTITION BY; None without any of these clauses."""
+    keys = group_of(select) if is_grouped(select) else None
+    for window in (window for item in select.expressions for window in windows_of(item)):
+        parts = list(window.args.get("partition_by") or ())
+        keys = _common(parts if keys is None else keys, parts)
+    return keys
 
 
 def is_grouped(select: exp.Select) -> bool:

@@ -10,13 +10,15 @@ from typing import Literal
 class PlanStep:
     """One statement. kind delta: makes the relation `name`; keys: collects the array `name`; check: tests a condition.
 
-    `reason`: why the view is loaded in full if the check is true.
+    `reason`: why the view is loaded in full if the check is true. `instead`: SQL of the same keys, which is run if the
+    server estimates that it costs less.
     """
 
     kind: Literal["delta", "keys", "check"]
     name: str
     sql: str
     reason: str = ""
+    instead: str = ""
 
 
 @dataclass(frozen=True, slots=True)

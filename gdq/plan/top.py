@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from sqlglot import exp
 
-from gdq.plan.dialect import render_sql
+from gdq.plan.dialect import literal_number, render_sql
 from gdq.plan.leaf import output_names
 from gdq.plan.query import Query, subqueries_of, value_of
 from gdq.plan.whole import is_ordered
@@ -92,11 +92,7 @@ def _number(clause: exp.Expr | None) -> int | None:
     """The constant of LIMIT, OFFSET or FETCH, 0 without one; None if it is no plain number."""
     if clause is None:
         return 0
-    value = clause.args.get("count") if isinstance(clause, exp.Fetch) else clause.expression
-    value = value.unnest() if isinstance(value, exp.Expr) else None
-    while isinstance(value, exp.Cast):
-        value = value.this.unnest()
-    return int(value.name) if isinstance(value, exp.Literal) and value.name.isdigit() else None
+    return literal_number(clause.args.get("count") if isinstance(clause, exp.Fetch) else clause.expression)
 
 
 def _direction(item: exp.Expr) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tests.support.view_grammar_reach import REACH
 from tests.support.view_grammar_whole import WHOLE
+from tests.support.view_grammar_windows import WINDOWS
 
 TABLES = ("item", "fact", "dim", "part", "few")
 
@@ -353,6 +354,7 @@ _MAY_BE_FULL = {
     "recursive",
     "two_windows",
     "window_of_all",
+    "ntile_of_all",
     "join_unequal",
     "cross_join",
     "exists_or",
@@ -375,7 +377,7 @@ REFUSED = {
 }
 
 # families that have a module of their own
-_OWN = (REACH, WHOLE)
+_OWN = (REACH, WHOLE, WINDOWS)
 
 SHAPES = {
     name: Shape(query, name not in _MAY_BE_FULL, _BASES.get(name))

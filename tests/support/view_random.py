@@ -16,6 +16,7 @@ _INTEGERS = {
 }
 _TEXTS = {"item": ("note",), "fact": ("label",), "dim": ("name",), "part": ('"Name"',), "few": ()}
 _TABLES = ("item", "item", "fact", "fact", "fact", "dim", "part", "few")
+_DIRECTIONS = ("", "", " desc", " nulls first", " desc nulls last")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class RandomView:
 
     def query(self) -> str:
         draw = self.rng.choice((self._plain, self._plain, self._grouped, self._grouped, self._distinct, self._set))
-        query = self.rng.choice((draw, draw, draw, self._ranked))()
+        query = self.rng.choice((draw, draw, draw, self._ranked, self._in_order))()
         return query if any(f" {table} t" in query for table in _TABLES) else self.query()
 
     def _alias(self) -> str:
@@ -214,3 +215,33 @@ class RandomView:
             f"select {', '.join(columns)}, place from (select {', '.join(columns)}, {place}"
             f" from ({self._plain(number)}) plain) ranked where place <= {self.rng.randint(1, 3)}"
         )
+
+    def _in_order(self) -> str:
+        """Windows without PARTITION BY over plain rows or groups; rows that tie are equal."""
+        if self.rng.random() < 0.3:
+            source = self._from(2)
+            keys = [self.rng.choice(source.integers)]
+            columns = [*keys, "count(*)", f"max({self.rng.choice(source.integers)})"]
+            tail = f" from {source.sql}{self._where(source)} group by {keys[0]}"
+        else:
+            number = self.rng.randint(1, 3)
+            keys = columns = [f"o{n}" for n in range(number)]
+            tail = f" from ({self._plain(number)}) plain"
+        first = f"{self.rng.choice(keys)}{self.rng.choice(_DIRECTIONS)}"
+        order = ", ".join(
+            [first, *(f"{key}{self.rng.choice(_DIRECTIONS)}" for key in self.rng.sample(keys, len(keys)))]
+        )
+        calls = [self._window(self.rng.choice(columns), order) for _ in range(self.rng.randint(1, 2))]
+        shown = [*(columns if self.rng.random() < 0.6 else columns[1:]), *calls]
+        return f"select {', '.join(f'{one} as w{n}' for n, one in enumerate(shown))}{tail}"
+
+    def _window(self, column: str, order: str) -> str:
+        call = self.rng.choice(("row_number()", "rank()", *("lag", "lead") * 3, *("frame",) * 6))
+        if call in ("lag", "lead"):
+            return f"{call}({column}, {self.rng.randint(0, 3)}) over (order by {order})"
+        if call != "frame":
+            return f"{call} over (order by {order})"
+        start = self.rng.choice(("unbounded preceding", *(f"{n} preceding" for n in (1, 2, 3)), "current row"))
+        end = self.rng.choice(("unbounded following", *(f"{n} following" for n in (1, 2)), *("current row",) * 3))
+        frame = self.rng.choice(("", *(f" rows between {start} and {end}",) * 5, " range current row"))
+        return f"{self.rng.choice(('sum', 'max', 'count', 'first_value'))}({column}) over (order by {order}{frame})"
