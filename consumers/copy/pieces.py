@@ -27,6 +27,8 @@ HOLDS_NO_NULL = """(a.attnotnull and not exists (
 _COLUMNS = """
 select a.attname::text as name, a.atttypid::bigint as type_oid, format_type(a.atttypid, a.atttypmod) as type,
        a.attgenerated <> '' as generated,
+       t.typoutput = 'bpcharout'::regproc as padded,
+       t.typoutput = 'bpcharout'::regproc and (a.atttypmod = -1 or t.typtype = 'd') as blanks,
        greatest(t.oid, e.oid)::bigint < 16384 and coalesce(e.typsend, t.typsend)::oid <> 0 as has_binary
   from pg_attribute a
   join pg_type t on t.oid = a.atttypid
@@ -53,13 +55,16 @@ select format('%%I.%%I', n.nspname, c.relname) as name, c.relkind <> 'f' as rang
 class CopyColumn:
     """A column of a table: its type as format_type() writes it under gdq's own search_path.
 
-    `has_binary`: PostgreSQL's own type, with a binary form.
+    `has_binary`: PostgreSQL's own type, with a binary form. `padded`: character, or a domain over it, of which a cast
+    to text cuts the blanks at the end. `blanks`: values may differ by these alone.
     """
 
     name: str
     type_oid: int
     type: str
     generated: bool
+    padded: bool
+    blanks: bool
     has_binary: bool
 
     @property

@@ -261,9 +261,9 @@ def _conflicts_sql(table: ReplicaTable, answers: dict[Kind, Answer]) -> str:
 def _differing_sql(table: ReplicaTable, answers: dict[Kind, Answer]) -> str:
     """SELECT like _conflicts_sql() of old rows that are in the target, but with other values than in the source."""
     other = " or ".join(
-        f"t.{quote(column.name)}{cast} is distinct from {column.staged('s', place)}{cast}"
+        f"{text(f't.{quote(column.name)}')} is distinct from {text(column.staged('s', place))}"
         for place, column in enumerate(table.columns, 1)
-        for cast in ("::text" if column.stage == "text" else "",)
+        for text in (column.travelling if column.stage == "text" else str,)
     )
     newer = "".join(
         f""", case when p.is_new then {_newer_sql(table, name, "p")}

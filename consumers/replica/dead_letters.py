@@ -202,7 +202,7 @@ def forget_dead_letters(target: Connection[Any], replica: str, table: str | None
 def _old_rows_sql(table: ReplicaTable, letters: str) -> str:
     """Statement that replaces the staged old rows of some dead letters' keys by those that the target has."""
     places = ", ".join(f"c{place}" for place in range(1, len(table.columns) + 1))
-    theirs = ", ".join(f"t.{quote(column.name)}::{column.stage}" for column in table.columns)
+    theirs = ", ".join(column.travelling(f"t.{quote(column.name)}") for column in table.columns)
     return f"""
         with met as materialized ({letters}),
              gone as (delete from {STAGE} s using met p where not s.is_new and {same_key(table, "s", "p")})
@@ -217,7 +217,7 @@ def _refused_sql(table: ReplicaTable, refused: str, letters: str) -> str:
     values = [(column, f"s.c{place}") for place, column in enumerate(table.columns, 1)]
     key = _texts((column.name, value) for column, value in values if column.is_key)
     remote = _texts((column.name, value) for column, value in values)
-    local = _texts((column.name, f"t.{quote(column.name)}") for column in table.columns)
+    local = _texts((column.name, column.travelling(f"t.{quote(column.name)}")) for column in table.columns)
     return f"""
         select (select min(p.letter) from ({letters}) p where {same_key(table, "p", "s")}) as letter,
                case when not s.is_new then 'delete' when {old} then 'update' else 'insert' end as operation,

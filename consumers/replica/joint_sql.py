@@ -49,7 +49,7 @@ def old_keys_sql(table: ReplicaTable) -> str:
     """Statement that stages the keys of all rows that the target has, as rows that went or changed."""
     key = [(place, column) for place, column in enumerate(table.columns, 1) if column.is_key or not table.keyed]
     places = ", ".join(f"c{place}" for place, _ in key)
-    values = ", ".join(f"t.{quote(column.name)}::{column.stage}" for _, column in key)
+    values = ", ".join(column.travelling(f"t.{quote(column.name)}") for _, column in key)
     return f"insert into {STAGE} (is_new, {places}) select false, {values} from {table.target} t"
 
 
@@ -129,7 +129,7 @@ def acted_on_sql(key: ForeignKey, parent: StagedTable, child: StagedTable | None
 def stage_acted_on_sql(key: ForeignKey, parent: StagedTable, child: StagedTable) -> str:
     """Statement that stages rows which a foreign key would change by itself, as if they were changed to themselves."""
     places = ", ".join(f"c{place}" for place in range(1, len(child.table.columns) + 1))
-    values = ", ".join(f"c.{quote(column.name)}::{column.stage}" for column in child.table.columns)
+    values = ", ".join(column.travelling(f"c.{quote(column.name)}") for column in child.table.columns)
     return f"""{_affected_sql(key, parent)}
         insert into {child.stage} (is_new, {places})
         select v.is_new, {values} from {key.child} c, (values (true), (false)) v(is_new)

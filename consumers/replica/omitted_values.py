@@ -104,7 +104,7 @@ def fill_left_out(tables: TableApplier, table: ReplicaTable) -> None:
                 f"where s.left_out is not null and d.remote is not null and {same_key(table, 's', 'p')}"
             )
         )
-    filled = _filled(table, [f"t.{quote(column.name)}::{column.stage}" for column in table.columns])
+    filled = _filled(table, [column.travelling(f"t.{quote(column.name)}") for column in table.columns])
     found = found_sql(table)
     target.execute(raw(f"update {STAGE} s set {filled} from {table.target} t where s.left_out is not null and {found}"))
     gone = f"not exists (select from {table.target} t where {found})"

@@ -79,6 +79,7 @@ select a.attname as name, format_type(a.atttypid, -1) as type, a.attgenerated <>
        a.attidentity = 'a' as always, {HOLDS_NO_NULL} as not_null,
        format_type(a.atttypid, case when a.atttypid = any ('{{bpchar,varchar,bit,varbit}}'::regtype[]) then -1
                                     else a.atttypmod end) as rounded,
+       t.typoutput = 'bpcharout'::regproc and (a.atttypmod = -1 or t.typtype = 'd') as blanks,
        {_EQUAL.format(_OF_TYPE)} as equal
   from pg_attribute a join pg_type t on t.oid = a.atttypid
  where a.attrelid = %s and a.attnum > 0 and not a.attisdropped"""
@@ -88,7 +89,8 @@ select a.attname as name, format_type(a.atttypid, -1) as type, a.attgenerated <>
 class SourceColumn:
     """A column of the source's table: `stage` is its type on the way, `old` and `new` are the log's columns, if any.
 
-    `omitted`: the log may leave out large values that updates leave as they were.
+    `omitted`: the log may leave out large values that updates leave as they were. `padded`: the type that is read is
+    character.
     """
 
     name: str
@@ -97,6 +99,7 @@ class SourceColumn:
     old: str = ""
     new: str = ""
     omitted: bool = False
+    padded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +108,9 @@ class ReplicaColumn:
 
     `settable`: an UPDATE may set it. `always`: the target's column is GENERATED ALWAYS AS IDENTITY, which takes other
     values by INSERT alone. `rounded`: the target's type with its precision. `equal`: its operator of equality.
-    `not_null`: in the target. `padded`: the source's type is character, of which a cast to text cuts blanks.
-    `omitted`: the log may leave out large values that updates leave as they were.
+    `not_null`: in the target. `padded`: the source's type is character, of which a cast to text cuts blanks. `blanks`:
+    the target's values differ by these alone. `omitted`: the log may leave out large values that updates leave as they
+    were.
     """
 
     name: str
@@ -121,13 +125,16 @@ class ReplicaColumn:
     equal: str
     not_null: bool
     padded: bool
+    blanks: bool
     omitted: bool = False
 
     def logged(self, value: str) -> str:
-        """A value of the source's log as it travels."""
-        if self.stage != "text":
-            return value
-        return f"textin(bpcharout({value}))" if self.padded else f"{value}::text"
+        """A value of the source, or of its log, as it travels."""
+        return value if self.stage != "text" else value_text(value, padded=self.padded)
+
+    def travelling(self, value: str) -> str:
+        """A value of the target's type as the source's travel."""
+        return f"{value}::{self.stage}" if self.stage != "text" else value_text(value, padded=self.blanks)
 
     def staged(self, alias: str, place: int) -> str:
         """The value from the staging table, in a type that the target's column takes."""
@@ -145,7 +152,7 @@ class ReplicaColumn:
     def image(self, value: str) -> str:
         """A value of the target's type in a form in which equal values are the same."""
         exact = self.type in _EXACT and self.type not in _TEXTS
-        return value if exact else f'{value}::text collate "C"'
+        return value if exact else f'{value_text(value, padded=self.blanks)} collate "C"'
 
     def staged_image(self, alias: str, place: int) -> str:
         """The value from the staging table as it travelled, in a form in which equal values are the same."""
@@ -196,6 +203,11 @@ class ReplicaTable:
         return any(column.is_key for column in self.columns)
 
 
+def value_text(value: str, *, padded: bool) -> str:
+    """SQL of the whole text of a value. `padded`: its type is character, or a domain over it."""
+    return f"textin(bpcharout({value}))" if padded else f"{value}::text"
+
+
 def describe_table(
     source: Connection[Any],
     target: Connection[Any],
@@ -224,6 +236,7 @@ def describe_table(
             old=column.log_old,
             new=column.log_new,
             omitted=column.omitted,
+            padded=column.log_type in _PADDED,
         )
         for column in logged_columns(source, queue, captured.relid, version)
     ]
@@ -280,7 +293,8 @@ def match_target(
                 equal=theirs[column.name].equal,
                 not_null=theirs[column.name].not_null,
                 omitted=column.omitted,
-                padded=column.stage.partition("(")[0] in _PADDED,
+                padded=column.padded,
+                blanks=theirs[column.name].blanks,
             )
             for column in columns
             if not theirs[column.name].generated

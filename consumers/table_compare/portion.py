@@ -86,6 +86,7 @@ def repaired_table(sides: TwoSides, triggers: OnTriggers = "refuse") -> Repaired
             name=column.name,
             stage=column.type if theirs.get(column.name) == column.type else "text",
             is_key=column.name in shape.key,
+            padded=column.padded,
         )
         for column in sides.source.table.columns
         if column.name in compared

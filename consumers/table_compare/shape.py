@@ -14,6 +14,7 @@ from typing import Any
 from psycopg import Connection
 
 from gdq.consumers.copy.pieces import HOLDS_NO_NULL, CopyColumn, SourceTable
+from gdq.consumers.replica.table import value_text
 from gdq.errors import GdqError
 from gdq.sql_text import quote
 
@@ -46,7 +47,8 @@ class TableShape:
     `key`: the columns that name a row, none if rows are told apart by all their values alone. `values`: SQL of the
     compared columns by name, the key's first. `types`: of the key's columns, if they are PostgreSQL's own. `lacking`:
     columns of the source that the target does not have. `others`: columns that both have and that are not compared.
-    `recoded`: the sides have different encodings.
+    `blanks`: those of the key whose values may differ in blanks at their end alone. `recoded`: the sides have different
+    encodings.
     """
 
     name: str
@@ -55,6 +57,7 @@ class TableShape:
     types: Mapping[str, str]
     lacking: tuple[str, ...]
     others: tuple[str, ...]
+    blanks: frozenset[str]
     recoded: bool
 
     @property
@@ -75,7 +78,7 @@ class TableShape:
 
     def key_text(self, column: str) -> str:
         """SQL of the text of a key's column, compared byte by byte."""
-        return f'({self.values[column]})::text collate "C"'
+        return f'{value_text(f"({self.values[column]})", padded=column in self.blanks)} collate "C"'
 
     def row_texts(self) -> str:
         """SQL of the compared columns beyond the key as an array of texts, each of a value's own row."""
@@ -150,6 +153,7 @@ def compared_shape(
         types={c.name: c.type for c in there if c.name in key and c.has_binary and theirs[c.name].type == c.type},
         lacking=tuple(column.name for column in wanted if column.name not in theirs),
         others=tuple(column.name for column in ours if column.name in theirs and column not in wanted),
+        blanks=frozenset(c.name for c in there if c.name in key and c.blanks and theirs[c.name].type == c.type),
         recoded=recoded,
     )
 

@@ -10,15 +10,15 @@ from gdq.consumers.table_compare.rows import Differing, keys_sql
 from gdq.consumers.table_compare.sides import TwoSides
 from gdq.sql_text import literal, quote
 
-# How values are read whose types have a collation, or which travel as text.
-_AS_TEXT = {name: f'::{name} collate "C"' for name in ("text", "character varying")}
+# The types on the way that have a collation.
+_COLLATED = ("text", "character varying")
 
 
 def travelling_values(table: ReplicaTable) -> str:
     """The values of a row of the source, as the staging table takes them."""
     # by the column's own collation other texts may be equal
     return ", ".join(
-        f"{quote(column.name)}{_AS_TEXT.get(column.stage, '')} as c{place}"
+        column.logged(quote(column.name)) + (' collate "C"' if column.stage in _COLLATED else "") + f" as c{place}"
         for place, column in enumerate(table.columns, 1)
     )
 
@@ -44,7 +44,7 @@ def stage_extra_sql(sides: TwoSides, table: ReplicaTable, differing: Sequence[Di
     extra = [row for row in differing if row.extra]
     listed = ", ".join(f"c{place}" for place in range(1, len(table.columns) + 1))
     values = ", ".join(
-        f"{quote(column.name)}::{column.stage} as c{place}" for place, column in enumerate(table.columns, 1)
+        f"{column.travelling(quote(column.name))} as c{place}" for place, column in enumerate(table.columns, 1)
     )
     return f"""
         insert into {STAGE} (is_new, {listed})

@@ -36,6 +36,7 @@ _COLUMN = ReplicaColumn(
     equal="=",
     not_null=True,
     padded=False,
+    blanks=False,
 )
 _TABLE = ReplicaTable("public.number", None, (_COLUMN,), partitioned=False, more_keys=False, deferrable=False, own=())
 

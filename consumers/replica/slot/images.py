@@ -244,8 +244,9 @@ def _fill(target: Connection[Any], table: ReplicaTable, placed: Sequence[tuple[i
         for place, _ in placed
     )
     filled = ", ".join(
-        f"c{place} = case when {place} = any (r.open) then t.{quote(column.name)}::{column.stage} else r.c{place} end"
+        f"c{place} = case when {place} = any (r.open) then {theirs} else r.c{place} end"
         for place, column in placed
+        for theirs in (column.travelling(f"t.{quote(column.name)}"),)
         if not column.is_key
     )
     of_target = " and ".join(
