@@ -239,9 +239,8 @@ def update_rows(target: Connection[Any], table: ReplicaTable, staged: Staged = I
 
     A stage that is not `paired` is looked through for the two rows of a key.
     """
-    stage = staged.name
-    partner = f"exists (select from {stage} p where p.is_new <> s.is_new and {same_key(table, 'p', 's')})"
-    stays = "s.paired" if staged.paired and tells_pairs(table) else partner
+    tells = staged.paired and tells_pairs(table)
+    stage, stays = (staged.name, "s.paired") if tells else (_paired_sql(table, staged.name), "s.stays")
     found = found_sql(table)
     query = f"delete from {table.target} t using {stage} s where {found} and not s.is_new and not {stays}"
     deleted = target.execute(raw(query)).rowcount
@@ -254,6 +253,16 @@ def update_rows(target: Connection[Any], table: ReplicaTable, staged: Staged = I
         query = f"update {table.target} t set {assigned} from {stage} s where {found} and s.is_new and {stays}"
         updated = target.execute(raw(query)).rowcount
     return Applied(insert_staged(target, table, f"s.is_new and not {stays}", stage), updated, deleted)
+
+
+def _paired_sql(table: ReplicaTable, stage: str) -> str:
+    """The staged rows for FROM, with `stays`: the key has an old and a new row.
+
+    They are sorted for that: where rows are to be found by an index, a join would compare each with each.
+    """
+    key = ", ".join(column.staged("r", place) for place, column in enumerate(table.columns, 1) if column.is_key)
+    both = "bool_or(r.is_new) over one and bool_or(not r.is_new) over one"
+    return f"(select r.*, {both} as stays from {stage} r window one as (partition by {key}))"
 
 
 def _set_sql(column: ReplicaColumn, place: int) -> str:

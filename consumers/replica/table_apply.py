@@ -119,7 +119,6 @@ class TableApplier:
 
 def apply_staged(target: Connection[Any], table: ReplicaTable, staged: Staged = IN_STAGE) -> Applied:
     """Apply what is staged, or raise and leave the target as it was; RowsLackingError if it does not take some rows."""
-    target.execute(_BY_KEY if table.keyed else _BY_ROW)
     if not table.keyed:
         return _attempt(target, table, staged, replace_whole_rows)
     replace_all = partial(replace_rows, staged=staged)
@@ -142,6 +141,8 @@ def _attempt(
 ) -> Applied:
     """Change the rows that are staged, in a savepoint."""
     with target.transaction():
+        # what is asked of conflicts after a failure is joined in any way
+        target.execute(_BY_KEY if table.keyed else _BY_ROW)
         applied = change(target, table)
         check_deferrable_keys(target, table, staged.name)
         staged = staged.counted(target)
