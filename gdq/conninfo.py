@@ -178,20 +178,29 @@ def _add_hint(error: psycopg.OperationalError, dsn: str | None) -> None:
         error.add_note("Hint: No connection string is set. Set DATABASE_URL, GDQ_DSN or libpq's PG* variables.")
 
 
+def sessions_by_database(application_name: str) -> dict[str, dict[int, bool]]:
+    """The processes of the sessions of connect(), and whether a statement runs in them; any thread may call this.
+
+    They stand under a connection string for another session, of that name, in the same database.
+    """
+    found: dict[str, dict[int, bool]] = {}
+    for connection in [one for one in list(_opened) if not one.closed]:
+        conninfo = make_conninfo(conninfo_of(connection), application_name=application_name)
+        busy = connection.pgconn.transaction_status == pq.TransactionStatus.ACTIVE
+        found.setdefault(conninfo, {})[connection.info.backend_pid] = busy
+    return found
+
+
 def end_commit_waits() -> None:
     """Let sessions of connect() go on that wait for a synchronous standby after a COMMIT; needs another thread.
 
     Their transactions are committed on this server already, and nothing else can end such a wait.
     """
-    waiting = [connection for connection in list(_opened) if not connection.closed]
-    by_server: dict[str, list[int]] = {}
-    for connection in waiting:
-        by_server.setdefault(conninfo_of(connection), []).append(connection.info.backend_pid)
     query = """select pg_catalog.pg_cancel_backend(a.pid) from pg_catalog.pg_stat_activity a
                 where a.pid operator(pg_catalog.=) any (%s) and a.wait_event operator(pg_catalog.=) 'SyncRep'"""
-    for dsn, pids in by_server.items():
+    for dsn, sessions in sessions_by_database("gdq").items():
         with contextlib.suppress(psycopg.Error), psycopg.connect(dsn, autocommit=True) as other:
-            other.execute(query, [pids])
+            other.execute(query, [list(sessions)])
 
 
 def _pin(connection: AnyConnection) -> Steps[bool]:

@@ -193,6 +193,17 @@ def talk(message: str) -> None:
         click.echo(printable(message, lines=True), err=True)
 
 
+def talk_of_threads() -> Callable[[str], None]:
+    """talk() for all threads of the command: click knows the command's options in its own thread alone."""
+    context = click.get_current_context()
+
+    def tell(line: str) -> None:
+        with context.scope(cleanup=False):
+            talk(line)
+
+    return tell
+
+
 def split_names(text: str | None) -> list[str] | None:
     """The names in a comma-separated list; a name with a comma is put in double quotes, as in CSV."""
     if text is None:

@@ -31,6 +31,7 @@ from gdq.consumers.replica.table_copy import CHUNK_ROWS
 from gdq.consumers.replica.table_ddl import OnDrop
 from gdq.consumers.slot.replication import lsn_text
 from gdq.json_text import json_text
+from gdq.lock_waits import told_waits
 
 _BATCH_COLUMNS = (
     "replica_name",
@@ -189,6 +190,7 @@ def replicate_command(
     \b
     Example: gdq replicate shop mirror --to postgresql://host/copy --follow
     """
+    tell = base.talk_of_threads()
     show = partial(shown_progress, as_json=shape == "json", what="copy of")
     start = partial(
         _by_slot(slot_wait, on_drop) if source == "slot" else partial(Replica, on_drop=on_drop),
@@ -208,7 +210,7 @@ def replicate_command(
         triggers=triggers,
         workers=workers,
         chunk_rows=chunk_rows,
-        tell=_told_by_threads(),
+        tell=tell,
         show=show,
     )
     stop = base.StopSignals()
@@ -217,23 +219,13 @@ def replicate_command(
         with stop.nothing_at_hand():
             return start()
 
-    if follow:
-        _follow(stop, connected, as_json=shape == "json")
-        return
-    with connected() as replica:
-        applied = list(replica.run(stop=stop))
+    with told_waits(tell):
+        if follow:
+            _follow(stop, connected, as_json=shape == "json")
+            return
+        with connected() as replica:
+            applied = list(replica.run(stop=stop))
     print_rows(applied, AppliedBatch, _BATCH_COLUMNS, shape)
-
-
-def _told_by_threads() -> Callable[[str], None]:
-    """base.talk() for all threads of the command: click knows the command's options in its own thread alone."""
-    context = click.get_current_context()
-
-    def tell(line: str) -> None:
-        with context.scope(cleanup=False):
-            base.talk(line)
-
-    return tell
 
 
 def _by_slot(slot_wait: float, on_drop: OnDrop) -> Callable[..., SlotReplica]:

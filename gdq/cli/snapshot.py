@@ -17,6 +17,7 @@ from gdq.cli.terminal import printable
 from gdq.consumers.copy.pieces import CopyChoice
 from gdq.consumers.copy.snapshot import FILE_FORMATS, CopiedTable, SnapshotCopy, copy_tables
 from gdq.json_text import json_text
+from gdq.lock_waits import told_waits
 from gdq.table_choice import choose_tables
 
 # Options of a copy at one snapshot.
@@ -104,7 +105,7 @@ def snapshot_command(
     if len(names) > 1 and not (where is None and columns is None and as_text is None):
         raise click.UsageError(f"--where, --columns and --as-text are for one table: {len(names)} are chosen")
     choices = [CopyChoice(name, where, base.split_names(columns), base.split_names(as_text) or ()) for name in names]
-    with _sigterm_interrupts():
+    with told_waits(base.talk_of_threads()), _sigterm_interrupts():
         if chunked and queue is not None and consumer is not None:
             copy_chunks(
                 dsn, queue, names, target, consumer,

@@ -20,6 +20,7 @@ from gdq.consumers.table_compare.compare import CompareProgress, TableComparison
 from gdq.consumers.table_compare.repair import TableRepair, repair_each
 from gdq.consumers.table_compare.sides import Link
 from gdq.json_text import json_text
+from gdq.lock_waits import told_waits
 
 _COMPARED_COLUMNS = ("table_name", "rows", "different", "missing", "extra", "tick", "seconds")
 _REPAIRED_COLUMNS = ("table_name", "inserted", "updated", "deleted", "tick", "seconds")
@@ -177,7 +178,7 @@ def _collect(
     """Take the results of all tables into a list, with progress shown; True if a signal ended it."""
     terminate = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with shown_progress(as_json=as_json, what=what) as progress:
+        with told_waits(base.talk_of_threads()), shown_progress(as_json=as_json, what=what) as progress:
             found.extend(each(progress))
     except KeyboardInterrupt:
         return True
