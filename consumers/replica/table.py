@@ -54,7 +54,10 @@ select c.oid, c.relkind,
        (select count(*) > 1 from pg_index i
          where i.indrelid = c.oid and (i.indisunique or i.indisexclusion)) as more_keys,
        exists (select from pg_constraint k
-                where k.conrelid = c.oid and k.contype in ('p', 'u', 'x') and k.condeferrable) as deferrable
+                where k.conrelid = c.oid and k.contype in ('p', 'u', 'x') and k.condeferrable) as deferrable,
+       exists (select from pg_class l
+                where l.relpersistence <> 'p'
+                  and (l.oid = c.oid or l.oid in (select t.relid from pg_partition_tree(c.oid) t))) as unlogged
   from pg_class c where c.oid = to_regclass(%(table)s) and c.relkind in ('r', 'p')"""
 
 # The operator of equality of a class c of operators for indexes, with its schema where that is an extension's.
@@ -257,9 +260,11 @@ def match_target(
     *,
     version: int | None = None,
     fires: Fires,
+    once: bool = False,
 ) -> ReplicaTable:
     """A table whose columns in the source are known, as the target has it; GdqError if it cannot be kept equal.
 
+    `once`: it is made equal once, and may be unlogged: after a crash nobody takes it for equal.
     Columns whose type is not equal to the bit travel as text, whatever their `stage`. A key with a column that the
     target computes is none: the other columns tell rows apart, since it is made of them.
     """
@@ -273,6 +278,11 @@ def match_target(
             )
         listed: list[Any] = cursor.execute(_TARGET_COLUMNS, [there.oid]).fetchall()
     theirs = {column.name: column for column in listed}
+    if there.unlogged and not once:
+        raise GdqError(
+            f"table {table} of the target, or a partition of it, is unlogged: a crash there would empty it unnoticed",
+            hint=f"ALTER TABLE {table} SET LOGGED in the target.",
+        )
     _check_target(table, there, key, [c.name for c in columns if c.name not in theirs], fires)
     names = {column.name for column in columns}
     computed = any(theirs[name].generated for name in key)

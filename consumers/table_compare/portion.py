@@ -93,7 +93,7 @@ def repaired_table(sides: TwoSides, triggers: OnTriggers = "refuse") -> Repaired
     ]
     there = sides.target.connection
     fires = suppress_triggers(there, triggers, local=True)
-    table = match_target(there, shape.name, columns, fires=fires)
+    table = match_target(there, shape.name, columns, fires=fires, once=True)
     table = replace(
         table,
         columns=tuple(

@@ -200,3 +200,30 @@ def test_a_table_that_leaves_the_queue_and_comes_back(pair: Pair, between: tuple
     )
     pair.apply()
     pair.same("item")
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_unlogged_tables_of_the_target(fed: Pair, whole: bool) -> None:
+    """A crash would empty them behind the replica's back."""
+    fed.run("create table item (id int primary key)")
+    if whole:
+        fed.there("create unlogged table item (id int primary key)")
+    else:
+        fed.there(
+            "create table item (id int primary key) partition by range (id)",
+            "create unlogged table item_1 partition of item default",
+        )
+    fed.capture("item")
+    fed.run("insert into item values (1)")
+    refused = fed.replicate()
+    assert refused.returncode == 1
+    assert "is unlogged" in refused.stderr.splitlines()[0]
+    assert fed.rows(fed.target, "item") == []
+    fed.there(f"alter table {'item' if whole else 'item_1'} set logged")
+    fed.apply()
+    fed.same("item")
+    fed.there(f"alter table {'item' if whole else 'item_1'} set unlogged")
+    fed.run("insert into item values (2)")
+    refused = fed.replicate()
+    assert refused.returncode == 1
+    assert "is unlogged" in refused.stderr.splitlines()[0]

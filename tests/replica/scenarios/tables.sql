@@ -88,17 +88,6 @@ insert into t values (3, 'p');
 truncate only t;
 insert into t values (4, 'p');
 
---# unlogged
---@ queue: its tables are logged
---@ source
-create table t (id int primary key, a text);
---@ target
-create unlogged table t (id int primary key, a text);
---@ round
-insert into t values (1, 'a');
---@ round
-update t set a = 'b';
-
 --# rewritten_in_between
 -- VACUUM FULL, CLUSTER, tablespace moves, fillfactor, toast
 --@ both
