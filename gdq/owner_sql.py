@@ -91,6 +91,13 @@ class OwnerSql:
         """All rows of a SELECT."""
         return self.connection.execute(raw(self.select(query))).fetchall()
 
+    def changed(self, statement: str, columns: str) -> tuple[Any, ...]:
+        """The one row, of these columns with their types, of a SELECT that changes rows in its WITH."""
+        if self.role is not None:
+            statement = f"select r.* from {self._call(statement)} as r({columns})"
+        (row,) = self.connection.execute(raw(statement)).fetchall()
+        return tuple(row)
+
     def value(self, query: str) -> Any:
         """The first column of a SELECT's first row; None if it has no row."""
         return scalar(self.connection, raw(self.select(query)))

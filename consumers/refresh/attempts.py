@@ -11,9 +11,9 @@ import psycopg
 from psycopg import Connection
 
 from gdq.call import scalar
-from gdq.consumers.refresh.audit import audit_refresh
+from gdq.consumers.refresh.audit import audit_refresh, is_due
 from gdq.consumers.refresh.view_refresh import RefreshPoint, ViewRefresh
-from gdq.consumers.views.signals import Diverged, NeedsFull, TableWanted
+from gdq.consumers.views.signals import Diverged, NeedsFull, NeedsTables, TableWanted
 from gdq.consumers.views.snapshot_holder import SnapshotHolder, hold_snapshot
 from gdq.errors import GdqError
 from gdq.qualified_sql import qualified
@@ -54,6 +54,9 @@ class RefreshAttempts:
                     raise GdqError(str(why)) from why
             except NeedsFull as why:
                 self.reasons[self._name] = str(why)
+            except NeedsTables:
+                for work in self.works:
+                    work.by_tables = True
             except Diverged as why:
                 if self.reasons[self._name] is not None:
                     raise GdqError(str(why)) from why
@@ -88,6 +91,7 @@ class RefreshAttempts:
         position, first, grouped = "", self.works[0], len(self.works) > 1
         with ExitStack() as moving:
             for work in self._each():
+                work.audited = self._name not in self.check and is_due(work)
                 task = work.task(holder, grouped=grouped, joined=work is not first)
                 with self._named(grouped=grouped), self.engines.engine(task, work.place) as engine:
                     work.compute(engine)
@@ -97,7 +101,7 @@ class RefreshAttempts:
                         self.at("ticked")
                         moving.enter_context(work.transaction())
                     work.apply(engine, position)
-                    if self._name not in self.check:
+                    if work.audited:
                         audit_refresh(self.control, work, engine, holder)
             for work in self._each():
                 if self._name in self.check:

@@ -67,9 +67,7 @@ def is_due(work: ViewRefresh) -> bool:
 def audit_refresh(
     control: Connection[Any], work: ViewRefresh, engine: Engine | CommittingEngine, holder: SnapshotHolder
 ) -> None:
-    """Audit a refresh, if it is due, and note the outcome in the view's history; DivergedView if rows differ."""
-    if not is_due(work):
-        return
+    """Audit a refresh and note the outcome in the view's history; DivergedView if rows differ."""
     started, view = time.monotonic(), work.view
     allowed = _SECONDS_MAX
     if view.audit_share is None:

@@ -114,6 +114,8 @@ class Refresher:
         self.at = at
         self._progress = progress
         self._slot_wait_seconds = slot_wait_seconds
+        self._opened = not isinstance(connection, Connection)
+        self._own_role: str | None = None
         if isinstance(connection, Connection):
             self.control = connection
         else:
@@ -201,6 +203,13 @@ class Refresher:
             RefreshAttempts(self.control, holder, self._engines, self.at, works, reasons, check or {}).run()
         return [results[name] for name in names]
 
+    @property
+    def _role(self) -> str:
+        """The role that the control session acts as; a caller may give his own session another one."""
+        if self._own_role is None or not self._opened:
+            self._own_role = str(scalar(self.control, "select current_user::pg_catalog.text"))
+        return self._own_role
+
     @cached_property
     def _pooled(self) -> bool:
         return is_pooled(self.control)
@@ -265,7 +274,7 @@ class Refresher:
 
     def _as_owner(self, view: ViewInfo) -> ViewInfo:
         """The view with the role that its code runs as; GdqError if this session may not act as the view's owner."""
-        me = scalar(self.control, "select current_user::pg_catalog.text")
+        me = self._role
         if view.owner in (None, me):
             return view
         try:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import psycopg
 from psycopg import Connection
 
-from gdq.call import scalar
+from gdq.call import rows, scalar
 from gdq.consumers.lake.open import open_lake
 from gdq.consumers.lake.table import LakeTable
 from gdq.consumers.views.change_source import ChangeSource
@@ -26,10 +26,10 @@ from gdq.errors import DivergedPosition, EraEnded, GdqError, TruncatedPosition, 
 from gdq.owner_sql import check_left
 from gdq.qualified_sql import qualified
 from gdq.source import Position
-from gdq.view.cost import choose_by_cost, rows_held
+from gdq.view.cost import PastRun, choose_by_cost, rows_held
 from gdq.view.current_query import with_canonical_sql
 from gdq.view.table_schema import apply_view_settings, describe_query
-from gdq.view.view import ViewInfo, load_plan, view_history
+from gdq.view.view import ViewInfo, load_plan
 
 if TYPE_CHECKING:
     from gdq.view.view import Plan
@@ -47,6 +47,7 @@ DescribedQueries = dict[Hashable, list[tuple[str, int, str]]]
 class ViewRefresh:
     """One refresh of one view: its plan and the changed tables; after the refresh the rows changed and the effort.
 
+    `by_tables`: few changes do not take the short way. `audited`: rows of the refresh are compared before its commit.
     `control`: an autocommit session in the tables' database. `open_target` gives a session in the target's database;
     it is not called for a lake table. `run`: the refresh's number in the view's history.
     """
@@ -74,6 +75,8 @@ class ViewRefresh:
         self.seconds = 0.0
         self.effort = EngineEffort("none")
         self.choice = ""
+        self.by_tables = view.engine != "postgres"
+        self.audited = False
         self.plan: Plan
         self.columns: list[tuple[str, int, str]]
         self.types: tuple[TargetColumn, ...]
@@ -108,7 +111,7 @@ class ViewRefresh:
     def task(self, holder: SnapshotHolder, *, grouped: bool, joined: bool) -> EngineTask:
         """The engine's task; `grouped` and `joined` as for EngineTask."""
         how = (self._choose, self._tell, self.changes.write, grouped, joined)
-        return EngineTask(self.view, self.plan, self.columns, holder, *how)
+        return EngineTask(self.view, self.plan, self.columns, holder, *how, self.audited, few=not self.by_tables)
 
     def transaction(self) -> AbstractContextManager[object]:
         """The target's transaction for rows and position; none for a lake table, which commits by itself."""
@@ -139,9 +142,11 @@ class ViewRefresh:
         """GdqError if a policy hides rows of a table from the view's role: the log has all rows."""
         query = qualified("""select n from pg_catalog.unnest(%s::text[]) n
                     where pg_catalog.row_security_active(n::pg_catalog.regclass) limit 1""")
-        with connection.transaction(force_rollback=True):
-            apply_view_settings(connection, self.view.settings)
-            hidden = scalar(connection, query, self.view.tables)
+        with connection.transaction(force_rollback=True) if self.view.role else nullcontext():
+            if self.view.role:
+                apply_view_settings(connection, self.view.settings)
+            row = connection.execute(query, [self.view.tables], prepare=True).fetchone()
+        hidden = None if row is None else row[0]
         if hidden is not None:
             raise GdqError(
                 f"row level security of {hidden} applies to the role that refreshes view {self.view.view_name}",
@@ -189,8 +194,10 @@ class ViewRefresh:
 
     def _choose(self, delta_rows: int) -> None:
         """Raise NeedsFull if a full load is expected to cost less than this number of netted changes."""
-        held = rows_held(self._control, self.view.tables)
-        runs = view_history(self._control, self.view.view_name, _HISTORY)
+        query = "select action, reason, delta_rows, rows_read, work_seconds from gdq.view_history(%s, %s)"
+        runs = rows(self._control, PastRun, query, self.view.view_name, _HISTORY)
+        loaded = any(run.action == "full" for run in runs)
+        held = rows_held(self._control, self.view.tables) if loaded else 0
         chosen = choose_by_cost(runs, delta_rows, held, on_spark=self.view.engine == "spark")
         self.choice = chosen.why
         if chosen.full:

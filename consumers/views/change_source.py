@@ -128,6 +128,23 @@ class LogColumn:
         return (self.log_new if new else self.log_old) or self.log_key
 
 
+@dataclass(frozen=True, slots=True)
+class LoggedRows:
+    """The log rows of one table: their SELECT, and the columns of the table that are taken from them."""
+
+    select: str
+    columns: tuple[LogColumn, ...]
+
+    @property
+    def images(self) -> str:
+        """The rows as signed images, as weighted_log_rows() gives them."""
+        return weighted_log_rows(self.select, self.columns)
+
+    def is_exact(self, names: Sequence[str]) -> bool:
+        """True if equal values of all these columns are identical to the bit."""
+        return {*names} <= {column.name for column in self.columns if column.is_exact}
+
+
 def log_columns(connection: Connection[Any], queue: str, table: str) -> list[LogColumn]:
     """The logged columns of a captured table."""
     return log_columns_of(connection, queue, [table])[table]

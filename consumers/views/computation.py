@@ -14,10 +14,20 @@ from typing import Any, Self
 import psycopg
 from psycopg import Connection, sql
 
-from gdq.consumers.views.change_source import log_columns_of, weighted_log_rows
-from gdq.consumers.views.difference import Difference, KeySet, row_image_sql
+from gdq.consumers.views.change_source import LoggedRows, log_columns_of
+from gdq.consumers.views.difference import Difference, KeySet
 from gdq.consumers.views.engine import EffortKind, EngineEffort, EngineTask, rows_read
-from gdq.consumers.views.netting import UNKNOWN_ROWS, make_temporary_table, net_signed_rows
+from gdq.consumers.views.netting import (
+    BEGIN_NETTING,
+    END_NETTING,
+    UNKNOWN_ROWS,
+    as_part,
+    make_temporary_table,
+    net_signed_rows,
+    netted_images_sql,
+    old_rows_sql,
+    with_parts,
+)
 from gdq.consumers.views.signals import NeedsFull
 from gdq.consumers.views.target import TargetColumn
 from gdq.errors import PlanError
@@ -69,7 +79,10 @@ class Computation:
     _kind: EffortKind = field(default="none", init=False)
     _delta_rows: int = field(default=0, init=False)
     _read_before: int | None = field(default=None, init=False)
-    _exact: set[tuple[str, str]] = field(default_factory=set, init=False)
+    _logged: dict[str, LoggedRows] | None = field(default=None, init=False)
+    _given: dict[str, int] | None = field(default=None, init=False)
+    _parts: dict[str, str] = field(default_factory=dict, init=False)
+    _by_key: bool = field(default=False, init=False)
     replaced: tuple[KeySet, ...] = field(default=(), init=False)
 
     @property
@@ -144,42 +157,62 @@ class Computation:
         """
         if self.plan.full and not self.plan.checked:
             raise NeedsFull(self.plan.full)
-        self.task.write(self.connection)
-        changed = self._readable(changed)
-        connection, queue = self.task.holder.connection, self.task.view.queue_name
-        # the plan quotes every name, the server only where needed
-        names = dict(zip(self.task.view.tables, (schema.qualified for schema in self.plan.schemas), strict=True))
-        deltas = {}
-        read = {table.name: {*table.logged} for table in self.plan.tables}
-        for table, logged in log_columns_of(connection, queue, [*changed]).items():
-            name = names[table]
-            columns = [column for column in logged if column.name in read.get(name, ())]
-            deltas[name] = weighted_log_rows(changed[table], columns)
-            self._exact |= {(name, column.name) for column in columns if column.is_exact}
-        self.task.tell("netting")
-        tables = self._make_deltas(deltas)
+        if self._given is None:
+            logged = self._readable(self.logged(changed))
+            self.task.tell("netting")
+            tables = self._make_deltas(logged)
+        else:
+            tables, self._delta_rows = [*self._given], sum(self._given.values())
         if tables:
             self.task.choose(self._delta_rows)
         self.task.tell("computing")
         return self._take_all(tables, once)
 
-    def _readable(self, changed: Mapping[str, str]) -> Mapping[str, str]:
-        """SELECTs of log rows that the view's owner may run: the owner may read the tables, but not the logs.
+    def logged(self, changed: Mapping[str, str]) -> dict[str, LoggedRows]:
+        """The log rows of these tables, given with their SELECTs, by the tables' names as the plan has them.
+
+        The session may read them, the view's owner may not.
+        """
+        if self._logged is not None:
+            return self._logged
+        self.task.write(self.connection)
+        connection, queue = self.task.holder.connection, self.task.view.queue_name
+        # the plan quotes every name, the server only where needed
+        names = dict(zip(self.task.view.tables, (schema.qualified for schema in self.plan.schemas), strict=True))
+        read = {table.name: {*table.logged} for table in self.plan.tables}
+        self._logged = {}
+        for table, found in log_columns_of(connection, queue, [*changed]).items():
+            columns = tuple(column for column in found if column.name in read.get(names[table], ()))
+            self._logged[names[table]] = LoggedRows(changed[table], columns)
+        return self._logged
+
+    def give(self, deltas: Mapping[str, tuple[int, str]]) -> None:
+        """Take netted changes, rows and SELECT by the table's name; they become parts of statements, not tables."""
+        self._given = {name: rows for name, (rows, _) in deltas.items()}
+        numbers = {table.name: number for number, table in enumerate(self.plan.tables, 1)}
+        self._parts = {f"gdq_delta_{numbers[name]}": select for name, (_, select) in deltas.items()}
+
+    def computed(self, kind: EffortKind, delta_rows: int) -> None:
+        """Note what was computed elsewhere in the transaction, for effort()."""
+        self._kind, self._delta_rows = kind, delta_rows
+
+    def _readable(self, logged: Mapping[str, LoggedRows]) -> Mapping[str, LoggedRows]:
+        """Log rows that the view's owner may read: the owner may read the tables, but not the logs.
 
         The session itself copies the rows into temporary tables, without running any code of the view.
         """
         view = self.task.view
         if view.acts_as is None:
-            return changed
+            return logged
         self.connection.execute(raw(f"set local role to default; {PIN_TRANSACTION}; set local enable_seqscan = off"))
-        found = dict(changed)
-        for number, (table, select) in enumerate(changed.items(), 1):
-            if "pg_temp." not in select:  # a slot's changes are in temporary tables already
+        found = dict(logged)
+        for number, (table, rows) in enumerate(logged.items(), 1):
+            if "pg_temp." not in rows.select:  # a slot's changes are in temporary tables already
                 self.made.append(f"pg_temp.gdq_log_rows_{number}")
-                make_temporary_table(OwnerSql(self.connection, None), f"gdq_log_rows_{number}", select)
+                make_temporary_table(OwnerSql(self.connection, None), f"gdq_log_rows_{number}", rows.select)
                 grant = f"grant select on pg_temp.gdq_log_rows_{number} to {quote(view.acts_as)}"
                 self.connection.execute(raw(grant))
-                found[table] = f"select * from pg_temp.gdq_log_rows_{number}"
+                found[table] = replace(rows, select=f"select * from pg_temp.gdq_log_rows_{number}")
         self.connection.execute("set local enable_seqscan to default")
         apply_view_settings(self.connection, READ_SETTINGS | view.settings)
         return found
@@ -231,18 +264,20 @@ class Computation:
         names = ", ".join(quote(column.name) for column in self.types)
         return f"select * from ({query}) as r({names})" if names else query
 
-    def _make_deltas(self, images: Mapping[str, str]) -> list[str]:
-        """Net signed images of tables (SELECTs with WEIGHT_COLUMN) into temporary tables; returns those changed."""
+    def _make_deltas(self, logged: Mapping[str, LoggedRows]) -> list[str]:
+        """Net the signed images of tables into temporary tables; returns those changed."""
         changed = []
-        # as ARROW_LOG_SETTINGS: of a log that a slower consumer keeps long only the new part should be read
-        self.connection.execute("set local enable_seqscan = off")
+        self.connection.execute(BEGIN_NETTING)
         for number, table in enumerate(self.plan.tables, 1):
-            if table.name in images:
-                rows = self._make_delta(number, table, images[table.name])
-                self._delta_rows += rows
-                if rows:
-                    changed.append(table.name)
-        self.connection.execute("set local enable_seqscan to default")
+            found = logged.get(table.name)
+            if found is None:
+                continue
+            query = netted_images_sql(table, found.images, exact=found.is_exact(table.logged))
+            rows = self.temporary(f"gdq_delta_{number}", query, quote(WEIGHT_COLUMN))
+            self._delta_rows += rows
+            if rows:
+                changed.append(table.name)
+        self.connection.execute(END_NETTING)
         return changed
 
     def _take_all(self, changed: Sequence[str], once: bool) -> SignedOutcome | ReplaceOutcome | None:
@@ -267,6 +302,7 @@ class Computation:
         except _OtherTypeError:
             del self.made[made:]
             self._views.clear()
+            self._by_key = False
             self._keys.clear()
             self._literals.clear()
             raise
@@ -276,7 +312,6 @@ class Computation:
         for number, table in enumerate(self.plan.tables, 1):
             if re.search(rf"\bgdq_(old|any)_{number}\b", statements):
                 self._make_old(number, table)
-                self._views += [f"pg_temp.gdq_old_{number}", f"pg_temp.gdq_any_{number}"]
         steps, last = list(plan.steps), None
         if once and isinstance(plan.outcome, SignedOutcome) and steps and steps[-1].name == plan.outcome.rows:
             last = steps.pop()
@@ -289,7 +324,7 @@ class Computation:
                 raise NeedsFull(plan.outcome.reason)
             return None
         if plan.outcome is not None:
-            self._kind = "by-key" if self._views or isinstance(plan.outcome, ReplaceOutcome) else "incremental"
+            self._kind = "by-key" if self._by_key or isinstance(plan.outcome, ReplaceOutcome) else "incremental"
         return plan.outcome if last is None else SignedOutcome(f"({self._with_keys(last.sql)})")
 
     def _check_type(self, step: PlanStep, outcome: ReplaceOutcome) -> None:
@@ -304,46 +339,17 @@ class Computation:
             if any(own not in (kind, base_type_name(kind)) for own in wanted):
                 raise _OtherTypeError
 
-    def _make_delta(self, number: int, table: UsedTable, images: str) -> int:
-        columns = ", ".join(quote(name) for name in table.logged)
-        weight, images = quote(WEIGHT_COLUMN), table.matter(images)
-        net = f"sum({weight}) over (partition by __image) as {weight}"
-        if table.keys_only:  # netting would drop an update of a column that is not logged
-            query = f"select distinct {columns}, 1 as {weight} from {images} as i"
-        elif table.key and all((table.name, name) in self._exact for name in table.logged):
-            query = (
-                f"select {columns}, sum({weight}) as {weight} from {images} as i "
-                f"group by {columns} having sum({weight}) <> 0"
-            )
-        else:
-            listed = f"{columns}, " if columns else ""
-            query = (
-                f"select * from (select distinct on (__image) {listed}__image, {net} "
-                f"from (select {listed}{weight}, {row_image_sql(table.logged)} as __image from {images} as i) as i) "
-                f"as net "
-                f"where {weight} <> 0"
-            )
-        return self.temporary(f"gdq_delta_{number}", query, weight)
-
     def _make_old(self, number: int, table: UsedTable) -> None:
-        """Create views over a table and its delta: the table as it was, and all rows that it has or had."""
-        columns = ", ".join(quote(name) for name in table.logged)
-        delta, weight = f"pg_temp.gdq_delta_{number}", quote(WEIGHT_COLUMN)
-        gone = f"select {columns} from {delta} where {weight} < 0"
-        rows = f"select {columns} from {table.name} union all {gone}"
-        if table.key:
-            same = " and ".join(f"d.{quote(key)} = t.{quote(key)}" for key in table.key)
-            kept = f"select {columns} from {table.name} as t where not exists (select from {delta} as d where {same})"
-        else:
-            image = row_image_sql(table.logged)
-            gone = f"select {columns} from {delta}, generate_series(1, -{weight}) where {weight} < 0"
-            kept = (
-                f"select {columns} from (select {columns}{', ' if columns else ''}{image} as __image, "
-                f"row_number() over (partition by {image}) as __copy from {table.name} as i) as t "
-                f"where not exists (select from {delta} as d where d.__image = t.__image and t.__copy <= d.{weight})"
-            )
-        self.sql.run(f"create temp view gdq_old_{number} as {kept} union all {gone}")
-        self.sql.run(f"create temp view gdq_any_{number} as {rows}")
+        """Make the relations of a table as it was, and of all rows that it has or had: views, if its change is one."""
+        names, delta = (f"gdq_old_{number}", f"gdq_any_{number}"), f"gdq_delta_{number}"
+        self._by_key = True
+        if delta in self._parts:
+            self._parts |= dict(zip(names, old_rows_sql(table, delta), strict=True))
+            return
+        delta = f"pg_temp.{delta}"
+        for name, rows in zip(names, old_rows_sql(table, delta), strict=True):
+            self.sql.run(f"create temp view {name} as {rows}")
+            self._views.append(f"pg_temp.{name}")
         if table.looked_up and self.one(f"select count(*) > {UNKNOWN_ROWS} from {delta}"):
             for listed in {", ".join(map(quote, table.key)), *map(quote, table.looked_up)} - {""}:
                 # the column's values may be too long for an index, or its type may have none
@@ -389,4 +395,6 @@ class Computation:
         return {name: array, name.replace("keys", "null"): "true" if keys.null else "false"}
 
     def _with_keys(self, statement: str) -> str:
-        return _TOKEN.sub(lambda token: self._literals[token[0]], statement)
+        """A step's SELECT with the keys that there are by now, and with the parts that it reads."""
+        select = as_part(statement, self._parts)
+        return with_parts(_TOKEN.sub(lambda token: self._literals[token[0]], select), self._parts)

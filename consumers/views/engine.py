@@ -38,7 +38,8 @@ class EngineTask:
     `columns`: name, type oid and type of each view column. `choose` gets the number of netted changes and raises
     NeedsFull if a full load is expected to cost less. `tell`: its progress. `write` creates the relations that the
     SELECTs of log rows read. `grouped`: the target's transaction serves several views. `joined`: an earlier view of the
-    group, computed in that transaction, has given it the held snapshot.
+    group, computed in that transaction, has given it the held snapshot. `audited`: an audit follows in the transaction.
+    `few`: one statement may serve few changes.
     """
 
     view: ViewInfo
@@ -50,6 +51,8 @@ class EngineTask:
     write: Callable[[Connection[Any]], None]
     grouped: bool = False
     joined: bool = False
+    audited: bool = False
+    few: bool = False
 
 
 @dataclass(frozen=True, slots=True)

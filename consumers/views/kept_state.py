@@ -255,7 +255,7 @@ class KeptState:
             raise NeedsFull("NaN or infinity came into or went from a sum")
         touched = ""
         if groups:
-            touched = f" join (select distinct {', '.join(groups)} from {_SUMS}) as d on {_same(groups)}"
+            touched = f" join (select distinct {', '.join(groups)} from {_SUMS}) as d on {same_group(groups)}"
         table, names = self.rows.target.state, ", ".join(f"c{n}" for n in range(1, len(self.rows.types) + 1))
         shown = self.kept.shown(table, touched)
         self.make("gdq_before", f"select *, -1 as w from ({shown}) as b({names})")
@@ -265,7 +265,7 @@ class KeptState:
         listed, values = ", ".join(names_in), ", ".join(f"d.{name}" for name in names_in)
         try:
             self.rows.sql.run(
-                f"merge into {table} as s using {_SUMS} as d on {_same(columns)} {gone}"
+                f"merge into {table} as s using {_SUMS} as d on {same_group(columns)} {gone}"
                 f"when matched then update set {added} when not matched then insert ({listed}) values ({values})",
             )
         except psycopg.errors.CheckViolation as error:
@@ -276,6 +276,6 @@ class KeptState:
         return net_signed_rows(self.make, self.rows.types, f"{now} union all select * from {_BEFORE}", self.match)
 
 
-def _same(columns: Sequence[str]) -> str:
+def same_group(columns: Sequence[str]) -> str:
     """Condition that s and d are the same group; compared as arrays, because array[NULL] = array[NULL] is true."""
     return " and ".join(f"array[s.{column}] = array[d.{column}]" for column in columns) or "true"

@@ -1,6 +1,7 @@
 """Engine for targets in the tables' own database: computes and writes in one transaction, with the position.
 
-The counts and sums of a GROUP BY are kept in a state table beside the target.
+The counts and sums of a GROUP BY are kept in a state table beside the target. Few changes take one statement
+(`few_changes`), others temporary tables.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from gdq.consumers.views.computation import Computation
 from gdq.consumers.views.difference import Difference
 from gdq.consumers.views.engine import EngineEffort
+from gdq.consumers.views.few_changes import FewChanges
 from gdq.consumers.views.kept_state import KeptState, KeptSums, KeptTop
 from gdq.consumers.views.signals import NeedsFull
 from gdq.consumers.views.target_rows import TargetRows
@@ -37,16 +39,20 @@ class PostgresEngine:
         """Load the target in full, or bring it from s0 to the held snapshot; returns the rows deleted plus inserted.
 
         Must come first in its transaction. NeedsFull if the changes are not enough, Diverged if rows to delete are
-        missing in the target.
+        missing in the target, NeedsTables if the refresh is to begin again.
         """
         if s0 is not None and not changed:
-            self.computation.join()
+            if self.computation.task.grouped or self.computation.task.audited:
+                self.computation.join()
             return 0
         self.computation.begin()
         if s0 is None:
             return self._load()
         with self.computation.computing():
-            rows = self._write(self._difference(changed))
+            few = FewChanges(self.computation, self.rows) if self.computation.task.few else None
+            rows = None if few is None else few.apply(changed)
+            if rows is None:
+                rows = self._write(self._difference(changed))
             self.computation.end()
         return rows
 

@@ -25,7 +25,7 @@ def delete_netted_rows(owned: OwnerSql, table: str, columns: Sequence[str], matc
     expected = int(owned.value(f"select coalesce(-sum(net), 0)::bigint from {NETTED_ROWS} where net < 0"))
     if not expected:
         return 0
-    found = _by_image(table, columns, match)
+    found = found_rows_sql(table, columns, match)
     gone = f"array(select ctid from gone where (select count(*) from gone) = {expected})"
     exact = f"with gone as materialized (select ctid from ({found}) as f where copy <= n)"
     if owned.run(f"{exact} delete from {table} where ctid = any ({gone})") == expected:
@@ -39,8 +39,11 @@ def delete_netted_rows(owned: OwnerSql, table: str, columns: Sequence[str], matc
     return deleted
 
 
-def _by_image(table: str, columns: Sequence[str], match: Sequence[str]) -> str:
-    """SELECT of target rows with the image of a row that went: ctid, image, the row's number and how many went."""
+def found_rows_sql(table: str, columns: Sequence[str], match: Sequence[str], netted: str = NETTED_ROWS) -> str:
+    """SELECT of target rows with the image of a row in `netted` that went: ctid, image, `copy` and `n`.
+
+    `copy` numbers the rows of one image, of which `n` went.
+    """
     pairs = [(quote(name), f"d.c{columns.index(name) + 1}") for name in match]
     some = " or ".join(is_null(value) for _, value in pairs)
     same = "".join(f" and t.{name} = {value}" for name, value in pairs)
@@ -48,7 +51,7 @@ def _by_image(table: str, columns: Sequence[str], match: Sequence[str]) -> str:
     image = row_image_sql(columns, "t.")
     joined = (
         f"select t.ctid, d.image, row_number() over (partition by d.image) as copy, -d.net as n "
-        f"from {table} as t join {NETTED_ROWS} as d on d.net < 0 and d.image = {image}"
+        f"from {table} as t join {netted} as d on d.net < 0 and d.image = {image}"
     )
     parts = [f"{joined}{same}"] + ([f"{joined}{alike} and ({some})"] if pairs else [])
     return " union all ".join(f"({part})" for part in parts)

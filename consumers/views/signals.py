@@ -22,3 +22,10 @@ class TableWanted(_Signal):
 
     The server sees no deadlock. The holder must end so that the statement can run; then the refresh starts again.
     """
+
+
+class NeedsTables(_Signal):
+    """One statement is not enough for the changes; the refresh must begin again, by temporary tables.
+
+    Example: the target lacks the text of a row that went. It may hold an equal row, which only tables find.
+    """

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg import sql
@@ -46,6 +47,9 @@ select pg_catalog.pg_current_snapshot()::text, pg_catalog.pg_export_snapshot(), 
        (select count(*) from rows from (pg_catalog.unnest(%s::bigint[]), pg_catalog.unnest(%s::uuid[])) b(id, token),
                              gdq.batch_tables(b.id, b.token)
          where b.id is not null)"""
+
+# The log segments that each session has locked last, by queue and tables.
+_known_segments: WeakKeyDictionary[psycopg.Connection[Any], dict[tuple[str, ...], list[str]]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +109,25 @@ def hold_snapshot(
         stack.enter_context(_ended(connection, kept=not acting))
         connection.autocommit = True
         values = [queue, list(tables), [one[0] for one in batches], [one[1] for one in batches]]
+        known = _known_segments.setdefault(connection, {})
+        key = (queue, *tables)
         for _ in range(_SEGMENT_TRIES):
-            segments = _segments(connection, queue, tables)
+            # most often they are those of the last time
+            listed = known.pop(key, None)
+            segments = listed or _segments(connection, queue, tables)
             names = ", ".join([*tables, *segments])
             begin = f"begin isolation level repeatable read{'' if acting else ' read only'}; {PIN_TRANSACTION}"
-            lock_tables(connection, begin, names, stopped=stopped)
+            try:
+                lock_tables(connection, begin, names, stopped=stopped)
+            except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+                if listed is None:
+                    raise
+                connection.rollback()
+                continue
             with mapped_errors():
                 row = connection.execute(_SNAPSHOT, values, prepare=True).fetchone()
             if row is not None and set(row[2]) <= set(segments):
+                known[key] = row[2]
                 yield SnapshotHolder(connection, row[0], row[1], names)
                 return
             # a table got a new version, with new segments, after they were listed

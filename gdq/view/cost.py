@@ -31,6 +31,17 @@ BY_COST = "full expected to cost less"
 
 
 @dataclass(frozen=True, slots=True)
+class PastRun:
+    """What the choice looks at of a past refresh: fields of ViewRun."""
+
+    action: str | None
+    reason: str | None
+    delta_rows: int | None
+    rows_read: int | None
+    work_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class CostChoice:
     """The choice of choose(): `full` for a full load, and `why` by the history, empty if that says nothing."""
 
@@ -38,7 +49,9 @@ class CostChoice:
     why: str
 
 
-def choose_by_cost(runs: Sequence[ViewRun], delta_rows: int, held: int, *, on_spark: bool = False) -> CostChoice:
+def choose_by_cost(
+    runs: Sequence[PastRun | ViewRun], delta_rows: int, held: int, *, on_spark: bool = False
+) -> CostChoice:
     """Choose between a refresh from `delta_rows` netted changes and a full load.
 
     `runs`: the view's history, newest first. `held`: the estimated number of rows in its tables.
@@ -73,7 +86,7 @@ def rows_held(connection: Connection[Any], tables: Sequence[str]) -> int:
     return int(scalar(connection, query, list(tables), list(tables)) or 0)
 
 
-def _loads(done: Sequence[ViewRun], delta_rows: int, held: int) -> Iterator[ViewRun]:
+def _loads(done: Sequence[PastRun | ViewRun], delta_rows: int, held: int) -> Iterator[PastRun | ViewRun]:
     """The full loads that tell the cost of one now, that is without those of much smaller tables.
 
     A load counts if it read at least half of `held`, or if at most half of `held` changed since. The changes before a

@@ -11,13 +11,14 @@ import psycopg
 import pytest
 
 from gdq.consumers.refresh.refresher import Refresher
-from gdq.consumers.views import computation
+from gdq.consumers.views import computation, few_changes, netting
 from gdq.plan import delta as plan_incremental
 from gdq.plan import filter as plan_filter
 from gdq.plan import kept_state as plan_state
 from gdq.plan import postgres as plan_postgres
 from gdq.plan import query as plan_query
 from gdq.plan import relation_sql as plan_relations
+from gdq.plan.postgres import UsedTable
 from gdq.view.view import create_view, set_view_audit
 from tests.support.server import Database
 
@@ -57,13 +58,14 @@ def without_null(patch: pytest.MonkeyPatch) -> None:
 
 def without_netting(patch: pytest.MonkeyPatch) -> None:
     """Each image of a row that was changed twice counts by itself, only once."""
-    healthy = computation.Computation.temporary
+    healthy = netting.netted_images_sql
 
-    def temporary(self: computation.Computation, name: str, query: str, weight: str | None = None) -> int:
-        net = re.sub(r'sum\("__gdq_weight"\)( over \(partition by __image\))?', 'max("__gdq_weight")\\1', query)
-        return healthy(self, name, net, weight)
+    def netted_once(table: UsedTable, images: str, *, exact: bool) -> str:
+        net = healthy(table, images, exact=exact)
+        return re.sub(r'sum\("__gdq_weight"\)( over \(partition by __image\))?', 'max("__gdq_weight")\\1', net)
 
-    patch.setattr(computation.Computation, "temporary", temporary)
+    for module in (computation, few_changes):
+        patch.setattr(module, "netted_images_sql", netted_once)
 
 
 def with_new_as_old(patch: pytest.MonkeyPatch) -> None:
