@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import Connection
@@ -30,6 +30,9 @@ from gdq.consumers.views.snapshot_holder import SnapshotHolder
 from gdq.errors import DivergedView, UnsupportedValue
 from gdq.typed.pgtypes import READ_SETTINGS
 from gdq.view.table_schema import apply_view_settings
+
+if TYPE_CHECKING:
+    from gdq.view.view import Plan
 
 # An audit may take twice the time that it is expected to take, at least and at most these seconds.
 _SECONDS_MIN, _SECONDS_MAX = 0.02, 5.0
@@ -55,13 +58,18 @@ class AuditResult:
 
 def is_due(work: ViewRefresh) -> bool:
     """True if a refresh is to be audited: rows came from changes, the query decides them, and there is time for it."""
-    view, plan = work.view, work.plan
-    loads = getattr(plan, "full", None) is not None and not getattr(plan, "checked", False)
-    if work.s0 is None or loads or plan.settled.reason is not None:
+    view = work.view
+    if work.s0 is None or not is_auditable(work.plan):
         return False
     if view.audit_share is None:
         return view.audit_credit >= view.audit_need
     return choices.random() < view.audit_share
+
+
+def is_auditable(plan: Plan) -> bool:
+    """True if the view's rows come from changes, and the query decides them."""
+    loads = getattr(plan, "full", None) is not None and not getattr(plan, "checked", False)
+    return not loads and plan.settled.reason is None
 
 
 def audit_refresh(

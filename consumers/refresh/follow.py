@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from gdq.conninfo import is_pooled
-from gdq.consumers.refresh.refresher import Refresher, RefreshGroup, RefreshResult, refresh_groups
+from gdq.consumers.refresh.groups import RefreshGroup, refresh_groups
+from gdq.consumers.refresh.refresher import Refresher, RefreshResult
 from gdq.errors import GdqError
 from gdq.listener import Listener
 from gdq.steps import run

@@ -19,7 +19,7 @@ that reads two targets of a group sees both at the same point of their tables' h
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -31,6 +31,8 @@ from psycopg import Connection
 from gdq.call import call, scalar
 from gdq.conninfo import Connectable, connect, conninfo_of, is_pooled, resolve_conninfo, target_conninfo
 from gdq.consumers.refresh.attempts import RefreshAttempts, RefreshCheck
+from gdq.consumers.refresh.groups import RefreshGroup
+from gdq.consumers.refresh.unchanged import KeptViews
 from gdq.consumers.refresh.view_refresh import DescribedQueries, RefreshAction, RefreshPoint, ViewRefresh
 from gdq.consumers.views.change_source import ChangeSource, QueueChangeSource
 from gdq.consumers.views.progress import EnginePhase, Progress
@@ -39,7 +41,6 @@ from gdq.extra import extra_named
 from gdq.qualified_sql import qualified
 from gdq.shown import Shown
 from gdq.sql_text import PINNED_SETTINGS, pin_session
-from gdq.view.group import group_info
 from gdq.view.view import ViewInfo, view_info
 
 if TYPE_CHECKING:
@@ -63,26 +64,6 @@ class RefreshResult(Shown):
     delta_rows: int | None = None
     rows_read: int | None = None
     group_name: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RefreshGroup:
-    """The views that one refresh brings up to the present: all views of a stored group, or one view."""
-
-    group_name: str | None
-    views: tuple[ViewInfo, ...]
-
-    @property
-    def names(self) -> list[str]:
-        return [view.view_name for view in self.views]
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        """The names of the group and its views: adding a view to a group changes its key."""
-        return (self.group_name or "", *self.names)
-
-    def __str__(self) -> str:
-        return f"view {self.names[0]}" if self.group_name is None else f"group {self.group_name}"
 
 
 class Refresher:
@@ -126,6 +107,7 @@ class Refresher:
             # the server would refuse each view of a refresh by itself
             raise GdqError("a refresh needs the primary server, this is a standby", hint="Connect to the primary.")
         self.dsn = conninfo_of(self.control)
+        self._kept = KeptViews(self.control, self._target)
         self._stack.enter_context(_pinned(self.control, pooled=self._pooled, kept=isinstance(connection, Connection)))
         given = self.dsn if isinstance(connection, Connection) else resolve_conninfo(connection)
         self._engines = Engines(lambda: self.connection("compute", self.dsn), self.dsn, given, driver_bytes)
@@ -184,6 +166,10 @@ class Refresher:
         together, GdqError for a view of another stored group.
         """
         names = list(dict.fromkeys(names))
+        started = time.monotonic()
+        if not (full or check or slot) and self._kept.refreshed(names, group, self._as_owner):
+            seconds = time.monotonic() - started
+            return [RefreshResult(name, "none", None, 0, seconds, "none", 0, 0, group) for name in names]
         results: dict[str, RefreshResult] = {}
         with ExitStack() as stack:
             # in one order, so that two groups never wait for each other
@@ -191,6 +177,7 @@ class Refresher:
                 stack.enter_context(self._locked(name))
             if group is not None or len(names) > 1:
                 call(self.control, "check_group", names)
+            stamps = [self._kept.stamps(name) for name in names]
             views = [self._as_owner(view_info(self.control, name)[0]) for name in names]
             for view in views:
                 if view.group_name not in (None, group):
@@ -201,6 +188,9 @@ class Refresher:
             reasons = {view.view_name: _why_full(view, asked=view.view_name in full) for view in views}
             holder = partial(self.connection, "snapshot", self.dsn)
             RefreshAttempts(self.control, holder, self._engines, self.at, works, reasons, check or {}).run()
+            for work, view, found in zip(works, views, stamps, strict=True):
+                if not slot:
+                    self._kept.keep(work, view, *found)
         return [results[name] for name in names]
 
     @property
@@ -334,62 +324,3 @@ def _why_full(view: ViewInfo, *, asked: bool) -> str | None:
     if asked:
         return "asked for"
     return None if view.diverged is None else f"an audit found other rows than the query's: {view.diverged}"
-
-
-def refresh_groups(
-    connection: Connection[Any], names: Sequence[str] = (), groups: Sequence[str] = ()
-) -> list[RefreshGroup]:
-    """The groups and views to refresh, in order: these groups and the groups of these views; without both, all views.
-
-    A group that reads another's target comes after it (circles are allowed); else the order of the arguments counts,
-    or for all views that of their names. psycopg.errors.UndefinedObject for an unknown name.
-    """
-    known = {view.view_name: view for view in view_info(connection)}
-    members: dict[str | None, list[ViewInfo]] = {}
-    for view in known.values():
-        members.setdefault(view.group_name, []).append(view)
-    wanted: list[ViewInfo] = []
-    for group in groups:
-        if group not in members:
-            group_info(connection, group)
-            raise GdqError(f"group {group} has no views", hint=f"gdq alter-group {group} --add VIEW")
-        wanted += members[group]
-    for name in names or ([] if groups else known):
-        wanted += [known[name]] if name in known else view_info(connection, name)
-    found: dict[tuple[str | None, str], RefreshGroup] = {}
-    for view in wanted:
-        if view.group_name is None:
-            found[None, view.view_name] = RefreshGroup(None, (view,))
-        else:
-            found[view.group_name, ""] = RefreshGroup(view.group_name, tuple(members[view.group_name]))
-    return _in_order(connection, found.values())
-
-
-def _in_order(connection: Connection[Any], given: Iterable[RefreshGroup]) -> list[RefreshGroup]:
-    """The groups, each after those whose targets it reads."""
-    listed = list(given)
-    views = [view for group in listed for view in group.views]
-    names = [name for view in views for name in (*([] if view.lake else [view.target]), *view.tables)]
-    query = qualified("select n, pg_catalog.to_regclass(n)::oid from pg_catalog.unnest(%s::text[]) n")
-    oids = dict(connection.execute(query, [names]).fetchall())
-    filled = {
-        oids[view.target]: number
-        for number, group in enumerate(listed)
-        for view in group.views
-        if not view.elsewhere and oids[view.target] is not None
-    }
-    ordered: list[RefreshGroup] = []
-    seen: set[int] = set()
-
-    def visit(number: int) -> None:
-        if number not in seen:
-            seen.add(number)
-            for view in listed[number].views:
-                for table in view.tables:
-                    if oids[table] in filled:
-                        visit(filled[oids[table]])
-            ordered.append(listed[number])
-
-    for number in range(len(listed)):
-        visit(number)
-    return ordered

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from gdq.conninfo import Connectable
 from gdq.consumers.refresh.comparison import IN_ORDER, compare_target, float_columns, rows_unlike
-from gdq.consumers.refresh.refresher import Refresher, refresh_groups
+from gdq.consumers.refresh.groups import refresh_groups
+from gdq.consumers.refresh.refresher import Refresher
 from gdq.consumers.refresh.view_refresh import ViewRefresh
 from gdq.consumers.views.snapshot_holder import SnapshotHolder
 from gdq.owner_sql import OwnerSql

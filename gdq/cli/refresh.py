@@ -15,7 +15,8 @@ from gdq.cli.listing import Shape, listing_options, print_rows
 from gdq.cli.progress import LoggedProgress, shown_progress
 from gdq.cli.terminal import printable
 from gdq.consumers.refresh.follow import Follower
-from gdq.consumers.refresh.refresher import Refresher, RefreshResult, refresh_groups
+from gdq.consumers.refresh.groups import refresh_groups
+from gdq.consumers.refresh.refresher import Refresher, RefreshResult
 from gdq.consumers.refresh.verify import VerifyResult
 from gdq.consumers.refresh.verify import verify_with as verify
 from gdq.json_text import json_text

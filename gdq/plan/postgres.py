@@ -82,7 +82,7 @@ class PostgresPlan:
     loaded in full. `aggregates`: columns that may be sums of floats. `match`: columns by which rows of the target
     are found. `top`: the first rows that are kept, or None. `elsewhere`: the target is in another database than the
     tables. `checked`: with `full`, a check shows whether changes reach the view's rows, so that the others need no
-    load. `functions` and `settled`: as for QueryReading.
+    load. `functions`, `settled` and `is_own`: as for QueryReading.
     """
 
     query: str
@@ -98,6 +98,7 @@ class PostgresPlan:
     functions: str = ""
     settled: Settled = UNSETTLED
     top: TopPlan | None = None
+    is_own: bool = False
 
     @property
     def strategy(self) -> str:
@@ -227,7 +228,7 @@ def plan_postgres(
     if reading.refused is not None and not (plan.full and not plan.checked):
         # what the planner read is not to be believed: not even which columns count
         plan = _whole(canonical, tuple(tables), reading.refused, elsewhere)
-    return replace(plan, functions=reading.functions, settled=reading.settled)
+    return replace(plan, functions=reading.functions, settled=reading.settled, is_own=reading.is_own)
 
 
 def _whole(canonical: str, tables: tuple[TableSchema, ...], reason: str, elsewhere: bool) -> PostgresPlan:

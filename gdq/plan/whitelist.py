@@ -255,12 +255,14 @@ class QueryReading:
     `refused`: why the planner may not take the query apart, with the code; None if it may. `functions`: changes with
     the definitions of the functions outside of pg_catalog that the query calls, and with the functions that users'
     operators and casts stand for; empty if the query names nothing that a user defined.
-    `settled`: what of the rows the query alone decides.
+    `settled`: what of the rows the query alone decides. `is_own`: the query names only what PostgreSQL itself defines,
+    beside its tables.
     """
 
     refused: str | None = None
     functions: str = ""
     settled: Settled = UNSETTLED
+    is_own: bool = False
 
 
 # The reading of a query that no server was asked for.

@@ -11,7 +11,7 @@ import psycopg
 from psycopg import Connection
 from sqlglot.errors import SqlglotError
 
-from gdq.call import scalar
+from gdq.call import call, scalar
 from gdq.errors import PlanError
 from gdq.plan.canonical import load_functions, naming_types, read_tree, strange_operators
 from gdq.plan.dialect import render_sql
@@ -38,7 +38,7 @@ _WORD = re.compile(r'"[^"]+"|\w+')
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A reading, and what users had defined then: `stamp`, None if the query names nothing that a user can define."""
+    """A reading, and user_definitions() then: `stamp`, None if the query names nothing that a user can define."""
 
     reading: QueryReading
     stamp: str | None
@@ -56,23 +56,20 @@ def read_query(
     known = _known.get(key)
     if known is not None and known.stamp is None:
         return known.reading
-    stamp = _stamp(connection)
+    stamp = str(call(connection, "user_definitions"))
     if known is not None and known.stamp == stamp:
         return known.reading
     with connection.transaction(force_rollback=True):
         # the text is canonical: names outside of pg_catalog have their schema
         apply_view_settings(connection, dict(settings) | PINNED_SETTINGS)
-        reading, is_own = _read(connection, text, schemas, settings.get("role"))
+        reading = _read(connection, text, schemas, settings.get("role"))
     if len(_known) >= _KNOWN_MAX:
         _known.clear()
-    _known[key] = _Known(reading, None if is_own else stamp)
+    _known[key] = _Known(reading, None if reading.is_own else stamp)
     return reading
 
 
-def _read(
-    connection: Connection[Any], text: str, schemas: Sequence[TableSchema], role: str | None
-) -> tuple[QueryReading, bool]:
-    """The reading, and true if the query names only what PostgreSQL itself defines, beside its tables."""
+def _read(connection: Connection[Any], text: str, schemas: Sequence[TableSchema], role: str | None) -> QueryReading:
     tree = read_tree(connection, text, role)
     functions = load_functions(connection, tree)
     refused = why_not_listed(tree, functions, strange_operators(connection, tree), naming_types(connection, tree))
@@ -87,7 +84,7 @@ def _read(
     # an operator or cast of a user may call a function of PostgreSQL
     signatures = [] if is_own else sorted(one.signature for one in functions.values())
     used = [_definitions(connection, names), *signatures, _labels(connection, tree)]
-    return QueryReading(refused, " ".join(used).strip(), settled), is_own
+    return QueryReading(refused, " ".join(used).strip(), settled, is_own)
 
 
 def _names_others(node: TreeNode) -> bool:
@@ -134,25 +131,6 @@ def _labels(connection: Connection[Any], tree: TreeNode) -> str:
         select pg_catalog.string_agg(pg_catalog.format('%%s %%L', e.oid, e.enumlabel), ',' order by e.oid)
           from part join pg_catalog.pg_enum e on e.enumtypid = part.oid"""
     return str(scalar(connection, query, _user_types(tree)) or "")
-
-
-def _stamp(connection: Connection[Any]) -> str:
-    """Changes whenever a user defines a function, aggregate, operator, cast or label, or drops or alters one.
-
-    An operator or cast made anew calls another function. The functions of temporary schemas are those of refreshes.
-    """
-    query = qualified("""
-        select pg_catalog.md5(pg_catalog.concat(
-          (select pg_catalog.string_agg(pg_catalog.concat(p.oid, ' ', p.xmin), ',' order by p.oid)
-             from pg_catalog.pg_proc p join pg_catalog.pg_namespace n on n.oid = p.pronamespace
-            where p.oid >= %s and n.nspname !~ '^pg_temp_'), '/',
-          (select pg_catalog.string_agg(pg_catalog.concat(o.oid, ' ', o.xmin), ',' order by o.oid)
-             from pg_catalog.pg_operator o where o.oid >= %s), '/',
-          (select pg_catalog.string_agg(pg_catalog.concat(c.oid, ' ', c.xmin), ',' order by c.oid)
-             from pg_catalog.pg_cast c where c.oid >= %s), '/',
-          (select pg_catalog.string_agg(pg_catalog.concat(e.oid, ' ', e.xmin), ',' order by e.oid)
-             from pg_catalog.pg_enum e)))""")
-    return str(scalar(connection, query, *[FIRST_USER_OID] * 3))
 
 
 def _keys(connection: Connection[Any], schemas: Sequence[TableSchema]) -> dict[str, list[int]]:

@@ -66,7 +66,7 @@ as $$
            ('{gdq_consumer,gdq_admin}',
             '{register_consumer,unregister_consumer,consumer_tables,register_member,unregister_member,
               next_batch,next_events,touch_batch,get_batch,get_events,open_events,finish_batch,take_messages,
-              batch_tables,batch_versions,batch_rows,batch_gaps,batch_sequences,table_columns,
+              batch_tables,batch_versions,batch_rows,batch_gaps,batch_sequences,table_columns,user_definitions,
               retry_event,put_aside,get_retries,retry_info,next_retry,set_retry_limit,
               dead_letter,dead_letters,replay_dead_letters,purge_dead_letters,
               position,tick_position,tick_nonce,check_position,
@@ -82,9 +82,9 @@ as $$
               apply_ddl,begin_ddl,end_ddl,insert_event,insert_events,
               batch_sql,delta_sql,delta_events,stream_end,log_segments,summarise_logs,
               row_fits,row_is_whole,row_has_all,segment_is,table_name,
-              create_view,drop_view,set_view_owner,set_view_audit,note_audit,lock_view,view_changed,
+              create_view,drop_view,set_view_owner,set_view_audit,note_audit,lock_view,view_changed,view_stamp,
               check_group,create_group,alter_group,drop_group,
-              begin_refresh,add_tick,set_position,start_view_run,finish_view_run}')) g(roles, names)
+              begin_refresh,refresh_unchanged,add_tick,set_position,start_view_run,finish_view_run}')) g(roles, names)
    where p.pronamespace = 'gdq'::regnamespace and role = any (g.roles) and p.proname = any (g.names)
 $$;
 comment on function gdq.granted(name) is 'The functions of gdq that one of its roles may execute.';

@@ -11,7 +11,8 @@ import psycopg
 import pytest
 
 from gdq.consumers.refresh import attempts, audit_rows, audit_sample
-from gdq.consumers.refresh.refresher import Refresher, refresh_groups
+from gdq.consumers.refresh.groups import refresh_groups
+from gdq.consumers.refresh.refresher import Refresher
 from gdq.errors import DivergedView
 from gdq.monitor.doctor import doctor
 from gdq.view.group import create_group

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from gdq.consumers.refresh.refresher import Refresher, refresh_groups
+from gdq.consumers.refresh.groups import refresh_groups
+from gdq.consumers.refresh.refresher import Refresher
 from gdq.errors import GdqError
 from gdq.monitor.status import status
 from gdq.view.view import create_view, view_changed, view_history

@@ -11,7 +11,8 @@ from click.testing import CliRunner
 
 from gdq.cli import main
 from gdq.consumers.refresh.follow import Follower
-from gdq.consumers.refresh.refresher import Refresher, RefreshResult, refresh_groups
+from gdq.consumers.refresh.groups import refresh_groups
+from gdq.consumers.refresh.refresher import Refresher, RefreshResult
 from gdq.consumers.refresh.verify import verify_with
 from gdq.errors import GdqError
 from gdq.view.group import alter_group, create_group, drop_group, group_info
