@@ -14,7 +14,7 @@ from gdq.call import scalar
 from gdq.consumers.refresh.audit import audit_refresh, is_due
 from gdq.consumers.refresh.view_refresh import RefreshPoint, ViewRefresh
 from gdq.consumers.views.signals import Diverged, NeedsFull, NeedsTables, TableWanted
-from gdq.consumers.views.snapshot_holder import SnapshotHolder, hold_snapshot
+from gdq.consumers.views.snapshot_holder import HeldView, SnapshotHolder, hold_snapshot
 from gdq.errors import GdqError
 from gdq.qualified_sql import qualified
 
@@ -71,12 +71,12 @@ class RefreshAttempts:
         self.at("begun")
         queue = self.works[0].view.queue_name
         tables = sorted({table for work in self.works for table in work.view.tables})
-        batches = [work.batch for work in self.works]
+        views = [HeldView(work.view.view_name, *work.batch) for work in self.works]
         acting = any(work.view.acts_as is not None for work in self.works)
-        with hold_snapshot(self.holder(), queue, tables, batches=batches, acting=acting) as holder:
+        with hold_snapshot(self.holder(), queue, tables, views=views, acting=acting) as holder:
             self.at("exported")
-            for work in self._each():
-                work.look(holder, self.reasons[self._name])
+            for work, stamp in zip(self._each(), holder.stamps, strict=True):
+                work.look(holder, stamp, self.reasons[self._name])
             with ExitStack() as swept:
                 for work in self.works:
                     swept.enter_context(work.swept())

@@ -33,7 +33,7 @@ from gdq.conninfo import Connectable, connect, conninfo_of, is_pooled, resolve_c
 from gdq.consumers.refresh.attempts import RefreshAttempts, RefreshCheck
 from gdq.consumers.refresh.groups import RefreshGroup
 from gdq.consumers.refresh.unchanged import KeptViews
-from gdq.consumers.refresh.view_refresh import DescribedQueries, RefreshAction, RefreshPoint, ViewRefresh
+from gdq.consumers.refresh.view_refresh import RefreshAction, RefreshPoint, ViewRefresh
 from gdq.consumers.views.change_source import ChangeSource, QueueChangeSource
 from gdq.consumers.views.progress import EnginePhase, Progress
 from gdq.errors import GdqError
@@ -91,7 +91,6 @@ class Refresher:
 
         self._stack = ExitStack()
         self._connections: dict[tuple[str, str], Connection[Any]] = {}
-        self._described: DescribedQueries = {}
         self.at = at
         self._progress = progress
         self._slot_wait_seconds = slot_wait_seconds
@@ -177,7 +176,6 @@ class Refresher:
                 stack.enter_context(self._locked(name))
             if group is not None or len(names) > 1:
                 call(self.control, "check_group", names)
-            stamps = [self._kept.stamps(name) for name in names]
             views = [self._as_owner(view_info(self.control, name)[0]) for name in names]
             for view in views:
                 if view.group_name not in (None, group):
@@ -188,9 +186,9 @@ class Refresher:
             reasons = {view.view_name: _why_full(view, asked=view.view_name in full) for view in views}
             holder = partial(self.connection, "snapshot", self.dsn)
             RefreshAttempts(self.control, holder, self._engines, self.at, works, reasons, check or {}).run()
-            for work, view, found in zip(works, views, stamps, strict=True):
+            for work, view in zip(works, views, strict=True):
                 if not slot:
-                    self._kept.keep(work, view, *found)
+                    self._kept.keep(work, view)
         return [results[name] for name in names]
 
     @property
@@ -233,7 +231,7 @@ class Refresher:
                 view,
                 self._change_source(view, slot=slot),
                 open_target=partial(self._target, view.target_dsn),
-                described=self._described,
+                planned=self._kept.planned(view.view_name),
                 tell=Progress(None if self._progress is None else partial(self._progress, view.view_name)),
                 run=run,
             )

@@ -16,9 +16,9 @@ from psycopg import Connection
 
 from gdq.call import call
 from gdq.consumers.refresh.audit import is_auditable
-from gdq.consumers.refresh.view_refresh import ViewRefresh
+from gdq.consumers.refresh.view_refresh import PlannedView, ViewRefresh
 from gdq.consumers.views.own_objects import check_own_tables
-from gdq.errors import GdqError, mapped_errors
+from gdq.errors import GdqError
 from gdq.qualified_sql import qualified
 from gdq.view.view import ViewInfo
 
@@ -38,21 +38,18 @@ select gdq.refresh_unchanged(%(views)s::text[], POSITIONS::text[], %(stamps)s::t
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """What the last refresh of a view has found out; `stamp` and `definitions` are from before it was planned."""
+    """What the last refresh of a view has found out. `comment`: the target's, None for a lake table."""
 
     view: ViewInfo
-    fingerprint: str
-    comment: str
-    stamp: str
-    definitions: str | None
-    audited: bool
+    planned: PlannedView
+    comment: str | None
 
     @property
-    def target(self) -> dict[str, str]:
+    def target(self) -> dict[str, str | None]:
         """What is compared with the target."""
         view = self.view
         found = {"view": view.view_name, "target": view.target, "source": view.source}
-        return found | {"plan": self.fingerprint, "comment": self.comment}
+        return found | {"plan": self.planned.plan.fingerprint(), "comment": self.comment}
 
 
 @dataclass(slots=True)
@@ -66,28 +63,16 @@ class KeptViews:
     open_target: Callable[[str | None], Connection[Any]]
     _kept: dict[str, _Kept] = field(default_factory=dict, init=False)
 
-    def stamps(self, name: str) -> tuple[str, str | None]:
-        """The stamp of a view and that of users' definitions (None: not needed), before a whole refresh of it."""
+    def planned(self, name: str) -> PlannedView | None:
+        """What the last refresh was told of a view, for a whole one, which keeps anew what it finds."""
         kept = self._kept.pop(name, None)
-        query = "select gdq.view_stamp(%s), case when %s then gdq.user_definitions() end"
-        values = [name, kept is None or kept.definitions is not None]
-        with mapped_errors():
-            row = self.control.execute(query, values, prepare=True).fetchone()
-        return row or ("", None)
+        return None if kept is None else kept.planned
 
-    def keep(self, work: ViewRefresh, view: ViewInfo, stamp: str, definitions: str | None) -> None:
+    def keep(self, work: ViewRefresh, view: ViewInfo) -> None:
         """Keep what a whole refresh of a view has found out. `view`: as view_info() gave it."""
-        is_own = getattr(work.plan, "is_own", None)
-        if is_own is None or work.lake is not None or (not is_own and definitions is None):
-            return
-        self._kept[view.view_name] = _Kept(
-            view,
-            work.plan.fingerprint(),
-            work.target.comment,
-            stamp,
-            None if is_own else definitions,
-            is_auditable(work.plan),
-        )
+        if work.planned is not None:
+            comment = None if work.lake is not None else work.target.comment
+            self._kept[view.view_name] = _Kept(view, work.planned, comment)
 
     def refreshed(self, names: Sequence[str], group: str | None, check: Callable[[ViewInfo], object]) -> bool:
         """Refresh views of which nothing has changed, and note it in their histories; False if that takes more.
@@ -97,6 +82,8 @@ class KeptViews:
         kept = [self._kept[name] for name in names if name in self._kept]
         if len(kept) < len(names) or any(one.view.group_name not in (None, group) for one in kept):
             return False
+        if any(one.comment is None for one in kept):
+            return False  # a lake's history is read as a whole
         with suppress(GdqError, psycopg.Error):  # the whole refresh says it, and notes it
             for one in kept:
                 check(one.view)
@@ -112,9 +99,9 @@ class KeptViews:
         positions = f"array[{', '.join(_POSITION.replace('NUMBER', str(n)) for n in range(len(kept)))}]"
         values: dict[str, Any] = {
             "views": [one.view.view_name for one in kept],
-            "stamps": [one.stamp for one in kept],
-            "definitions": [one.definitions for one in kept],
-            "audited": [one.audited for one in kept],
+            "stamps": [one.planned.stamp for one in kept],
+            "definitions": [one.planned.definitions for one in kept],
+            "audited": [is_auditable(one.planned.plan) for one in kept],
             "group": group,
         }
         for number, one in enumerate(kept):

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import psycopg
 from psycopg import Connection
 
-from gdq.call import rows, scalar
+from gdq.call import call, rows, scalar
 from gdq.consumers.lake.open import open_lake
 from gdq.consumers.lake.table import LakeTable
-from gdq.consumers.views.change_source import ChangeSource
+from gdq.consumers.views.change_source import ChangeSource, LogColumn, log_columns_of
 from gdq.consumers.views.engine import CommittingEngine, Engine, EngineEffort, EngineTask
 from gdq.consumers.views.progress import Progress
 from gdq.consumers.views.signals import NeedsFull, TableWanted
@@ -40,8 +41,27 @@ _HISTORY = 100
 RefreshAction = Literal["full", "delta", "none"]
 RefreshPoint = Literal["begun", "exported", "staged", "ticked", "applied", "committed", "done"]
 
-# Cached results of describe_query() by query, schemas and settings.
-DescribedQueries = dict[Hashable, list[tuple[str, int, str]]]
+
+@dataclass(frozen=True, slots=True)
+class PlannedView:
+    """What the server said of a view: it says the same while `stamp` and `definitions` are the same.
+
+    `stamp`: view_stamp(). `definitions`: user_definitions(), None if the query names nothing that users define; both
+    are from before the view was planned. `view`: the view with its query as it was read. `columns`: those of the query.
+    `logged`: the logged columns of tables that have changed so far.
+    """
+
+    stamp: str
+    definitions: str | None
+    view: ViewInfo
+    plan: Plan
+    columns: list[tuple[str, int, str]]
+    logged: dict[str, list[LogColumn]] = field(default_factory=dict)
+
+    def holds(self, view: ViewInfo, stamp: str, definitions: str | None) -> bool:
+        """True if the server would say the same of the view now."""
+        mine, same = self.view, (self.stamp, self.definitions) == (stamp, definitions)
+        return same and (mine.definition, mine.settings) == (view.definition, view.settings)
 
 
 class ViewRefresh:
@@ -49,7 +69,8 @@ class ViewRefresh:
 
     `by_tables`: few changes do not take the short way. `audited`: rows of the refresh are compared before its commit.
     `control`: an autocommit session in the tables' database. `open_target` gives a session in the target's database;
-    it is not called for a lake table. `run`: the refresh's number in the view's history.
+    it is not called for a lake table. `planned`: what an earlier refresh was told of the view, then what this one is.
+    `run`: the refresh's number in the view's history.
     """
 
     def __init__(
@@ -59,7 +80,7 @@ class ViewRefresh:
         changes: ChangeSource,
         *,
         open_target: Callable[[], Connection[Any]],
-        described: DescribedQueries,
+        planned: PlannedView | None,
         tell: Progress,
         run: int = 0,
     ) -> None:
@@ -78,11 +99,10 @@ class ViewRefresh:
         self.by_tables = view.engine != "postgres"
         self.audited = False
         self.plan: Plan
-        self.columns: list[tuple[str, int, str]]
         self.types: tuple[TargetColumn, ...]
         self.batch: tuple[int | None, str | None]
         self._control = control
-        self._described = described
+        self.planned = planned
         self._tell = tell
         self._found: TargetState
         self.lake: LakeTable | None = None
@@ -99,6 +119,11 @@ class ViewRefresh:
         return self.snapshots[0]
 
     @property
+    def columns(self) -> list[tuple[str, int, str]]:
+        """Name, type oid and type of the view's columns."""
+        return self._told.columns
+
+    @property
     def action(self) -> RefreshAction:
         """The kind of refresh for its result."""
         return "full" if self.s0 is None else "delta" if self.changed else "none"
@@ -110,7 +135,7 @@ class ViewRefresh:
 
     def task(self, holder: SnapshotHolder, *, grouped: bool, joined: bool) -> EngineTask:
         """The engine's task; `grouped` and `joined` as for EngineTask."""
-        how = (self._choose, self._tell, self.changes.write, grouped, joined)
+        how = (self._choose, self._tell, self.changes.write, partial(self._log_columns, holder), grouped, joined)
         return EngineTask(self.view, self.plan, self.columns, holder, *how, self.audited, few=not self.by_tables)
 
     def transaction(self) -> AbstractContextManager[object]:
@@ -126,10 +151,13 @@ class ViewRefresh:
         self.batch = row or (None, None)
         self._found = self._target_state()
 
-    def look(self, holder: SnapshotHolder, reason: str | None) -> None:
-        """Plan the view and find the changes up to the held snapshot. `reason`: a known reason for a full load."""
+    def look(self, holder: SnapshotHolder, stamp: str, reason: str | None) -> None:
+        """Plan the view and find the changes up to the held snapshot. `reason`: a known reason for a full load.
+
+        `stamp`: view_stamp() under the holder's locks.
+        """
         self._refuse_hidden_rows(holder.connection)
-        self._load_plan(holder.connection)
+        self._load_plan(holder.connection, stamp)
         self.reason = reason or self._why_full(self._found)
         incomplete = self.changes.why_full(holder)
         self.reason = self.reason or incomplete
@@ -236,24 +264,38 @@ class ViewRefresh:
                     self._sweep()
             raise
 
-    def _load_plan(self, connection: Connection[Any]) -> None:
+    @property
+    def _told(self) -> PlannedView:
+        assert self.planned is not None
+        return self.planned
+
+    def _load_plan(self, connection: Connection[Any], stamp: str) -> None:
         """Plan under the holder's locks: the table cannot change until the refresh ends."""
+        known, definitions = self.planned, None
+        if known is None or known.definitions is not None:
+            definitions = str(call(self._control, "user_definitions"))
+        if known is None or not known.holds(self.view, stamp, definitions):
+            self.planned = known = self._plan(connection, stamp, definitions)
+        self.plan = known.plan
+        self.types = target_types(known.columns, same_database=not self.view.elsewhere)
+
+    def _plan(self, connection: Connection[Any], stamp: str, definitions: str | None) -> PlannedView:
+        if definitions is None:
+            definitions = str(call(self._control, "user_definitions"))
         try:
-            self.plan = load_plan(connection, self.view, self._control)
+            plan = load_plan(connection, self.view, self._control)
         except psycopg.errors.LockNotAvailable as error:
             raise TableWanted(str(error).splitlines()[0]) from error
-        self.columns = self._describe(connection)
-        self.types = target_types(self.columns, same_database=not self.view.elsewhere)
+        columns = describe_query(connection, plan.query, self.view.settings)
+        return PlannedView(stamp, None if getattr(plan, "is_own", False) else definitions, self.view, plan, columns)
 
-    def _describe(self, connection: Connection[Any]) -> list[tuple[str, int, str]]:
-        """The view's columns by describe_query(), cached by query, table schemas and settings."""
-        schemas = getattr(self.plan, "schemas", None)
-        if schemas is None or self.view.elsewhere:
-            return describe_query(connection, self.plan.query, self.view.settings)
-        known = (self.plan.query, schemas, tuple(self.view.settings.items()))
-        if known not in self._described:
-            self._described[known] = describe_query(connection, self.plan.query, self.view.settings)
-        return self._described[known]
+    def _log_columns(self, holder: SnapshotHolder, tables: Sequence[str]) -> Mapping[str, Sequence[LogColumn]]:
+        """The logged columns of tables, asked for once while they are the same."""
+        known = self._told.logged
+        missing = [table for table in tables if table not in known]
+        if missing:
+            known |= log_columns_of(holder.connection, self.view.queue_name, missing)
+        return {table: known[table] for table in tables}
 
     def _why_full(self, found: TargetState) -> str | None:
         """Why the stored position rules out an incremental refresh, or None; DivergedPosition if the source lost it."""

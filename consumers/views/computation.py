@@ -14,7 +14,7 @@ from typing import Any, Self
 import psycopg
 from psycopg import Connection, sql
 
-from gdq.consumers.views.change_source import LoggedRows, log_columns_of
+from gdq.consumers.views.change_source import LoggedRows
 from gdq.consumers.views.difference import Difference, KeySet
 from gdq.consumers.views.engine import EffortKind, EngineEffort, EngineTask, rows_read
 from gdq.consumers.views.netting import (
@@ -176,12 +176,11 @@ class Computation:
         if self._logged is not None:
             return self._logged
         self.task.write(self.connection)
-        connection, queue = self.task.holder.connection, self.task.view.queue_name
         # the plan quotes every name, the server only where needed
         names = dict(zip(self.task.view.tables, (schema.qualified for schema in self.plan.schemas), strict=True))
         read = {table.name: {*table.logged} for table in self.plan.tables}
         self._logged = {}
-        for table, found in log_columns_of(connection, queue, [*changed]).items():
+        for table, found in self.task.log_columns([*changed]).items():
             columns = tuple(column for column in found if column.name in read.get(names[table], ()))
             self._logged[names[table]] = LoggedRows(changed[table], columns)
         return self._logged

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from psycopg import Connection
 
+from gdq.consumers.views.change_source import LogColumn
 from gdq.consumers.views.difference import KeySet
 from gdq.consumers.views.progress import Progress
 from gdq.consumers.views.snapshot_holder import SnapshotHolder
@@ -39,7 +40,7 @@ class EngineTask:
     NeedsFull if a full load is expected to cost less. `tell`: its progress. `write` creates the relations that the
     SELECTs of log rows read. `grouped`: the target's transaction serves several views. `joined`: an earlier view of the
     group, computed in that transaction, has given it the held snapshot. `audited`: an audit follows in the transaction.
-    `few`: one statement may serve few changes.
+    `few`: one statement may serve few changes. `log_columns` gives the logged columns of tables, by their names.
     """
 
     view: ViewInfo
@@ -49,6 +50,7 @@ class EngineTask:
     choose: Callable[[int], None]
     tell: Progress
     write: Callable[[Connection[Any]], None]
+    log_columns: Callable[[Sequence[str]], Mapping[str, Sequence[LogColumn]]]
     grouped: bool = False
     joined: bool = False
     audited: bool = False

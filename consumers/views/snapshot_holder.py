@@ -41,15 +41,27 @@ select pg_catalog.format('%%I.%%I', n.nspname, c.relname)
   join pg_catalog.pg_namespace n on n.oid operator(pg_catalog.=) c.relnamespace
  order by 1""")
 
-# The first statement after the locks takes the snapshot. batch_tables() raises StaleBatch for a batch that is not open.
-_SNAPSHOT = f"""
-select pg_catalog.pg_current_snapshot()::text, pg_catalog.pg_export_snapshot(), array({_SEGMENTS}),
-       (select count(*) from rows from (pg_catalog.unnest(%s::bigint[]), pg_catalog.unnest(%s::uuid[])) b(id, token),
-                             gdq.batch_tables(b.id, b.token)
-         where b.id is not null)"""
+# The first statement after the locks takes the snapshot. view_stamp() raises StaleBatch for a batch that is not open.
+_SNAPSHOT = """
+select pg_catalog.pg_current_snapshot()::text, pg_catalog.pg_export_snapshot(),
+       array(select gdq.view_stamp(b.view, b.id, b.token)
+               from rows from (pg_catalog.unnest(%s::text[]), pg_catalog.unnest(%s::bigint[]),
+                               pg_catalog.unnest(%s::uuid[])) with ordinality as b(view, id, token, number)
+              order by b.number)"""
 
-# The log segments that each session has locked last, by queue and tables.
-_known_segments: WeakKeyDictionary[psycopg.Connection[Any], dict[tuple[str, ...], list[str]]] = WeakKeyDictionary()
+
+@dataclass(frozen=True, slots=True)
+class HeldView:
+    """A view that is to be refreshed, with the id and the token of begin_refresh()."""
+
+    name: str
+    batch_id: int | None
+    token: str | None
+
+
+# The log segments that each session has locked last, by queue and tables, and the stamps of the views that read them.
+_Known = dict[tuple[str, ...], tuple[list[str], list[str]]]
+_known_segments: WeakKeyDictionary[psycopg.Connection[Any], _Known] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +69,14 @@ class SnapshotHolder:
     """An open REPEATABLE READ transaction that holds ACCESS SHARE on everything its readers read.
 
     `snapshot`: the pg_snapshot that all readers see; `exported`: the name to import it by; `locked`: the locked
-    relations as a list in SQL.
+    relations as a list in SQL; `stamps`: view_stamp() of the views that are refreshed.
     """
 
     connection: psycopg.Connection[Any]
     snapshot: str
     exported: str
     locked: str
+    stamps: Sequence[str] = ()
 
     def release(self) -> None:
         """Give snapshot and locks back before the block ends, for those who have read all and go on elsewhere."""
@@ -89,15 +102,15 @@ def hold_snapshot(
     queue: str,
     tables: Sequence[str],
     *,
-    batches: Sequence[tuple[int | None, str | None]] = (),
+    views: Sequence[HeldView] = (),
     acting: bool = False,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Iterator[SnapshotHolder]:
     """Lock the tables and their log segments, take and export a snapshot, and hold it until the block ends.
 
-    `source`: a connection string, or a connection outside a transaction that serves no other purpose. `batches`: ids
-    and tokens of begin_refresh(), checked under the locks: StaleBatch if another refresh has taken over. `acting`: the
-    session will run SQL by OwnerSql, so that the transaction may write; it is rolled back.
+    `source`: a connection string, or a connection outside a transaction that serves no other purpose. `views`:
+    those to refresh; StaleBatch if another refresh has taken one over by the time that the locks are held. `acting`:
+    the session will run SQL by OwnerSql, so that the transaction may write; it is rolled back.
     Locks come before the snapshot: a table truncated or rewritten after the snapshot would read as empty. No lock is
     kept while somebody else has locked a table: LockNotAvailable of psycopg.errors once `stopped()` meanwhile, or
     after the session's own lock_timeout.
@@ -108,12 +121,12 @@ def hold_snapshot(
         connection = source
         stack.enter_context(_ended(connection, kept=not acting))
         connection.autocommit = True
-        values = [queue, list(tables), [one[0] for one in batches], [one[1] for one in batches]]
+        values = [[v.name for v in views], [v.batch_id for v in views], [v.token for v in views]]
         known = _known_segments.setdefault(connection, {})
-        key = (queue, *tables)
+        key = (queue, *tables, *(view.name for view in views))
         for _ in range(_SEGMENT_TRIES):
             # most often they are those of the last time
-            listed = known.pop(key, None)
+            listed, stamps = known.pop(key, (None, None))
             segments = listed or _segments(connection, queue, tables)
             names = ", ".join([*tables, *segments])
             begin = f"begin isolation level repeatable read{'' if acting else ' read only'}; {PIN_TRANSACTION}"
@@ -126,9 +139,12 @@ def hold_snapshot(
                 continue
             with mapped_errors():
                 row = connection.execute(_SNAPSHOT, values, prepare=True).fetchone()
-            if row is not None and set(row[2]) <= set(segments):
-                known[key] = row[2]
-                yield SnapshotHolder(connection, row[0], row[1], names)
+            assert row is not None
+            if not row[2] or row[2] != stamps:
+                listed = _segments(connection, queue, tables)
+            if set(listed or ()) <= set(segments):
+                known[key] = (listed or segments, row[2])
+                yield SnapshotHolder(connection, row[0], row[1], names, row[2])
                 return
             # a table got a new version, with new segments, after they were listed
             connection.rollback()

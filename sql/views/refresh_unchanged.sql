@@ -54,8 +54,12 @@ begin
   who := gdq.invoker();
   id := gdq.own_subscription(v.queue_name, v.consumer_name);
   perform gdq.require_member(id, null);
-  if gdq.queue_paused(v.queue_id) or gdq.note_losses(v.queue_name) > 0 or gdq.check_before_tick(v.queue_id) > 0
-     or gdq.view_stamp(view) is distinct from stamp then
+  -- the logs before the position, so that nothing later can have been dropped; and early, as they change most often
+  if gdq.queue_paused(v.queue_id) or gdq.note_losses(v.queue_name) > 0 or gdq.check_before_tick(v.queue_id) > 0 then
+    return false;
+  elsif gdq.changed_since(id, split_part("position", '/', 5)::pg_snapshot) is not false then
+    return false;
+  elsif gdq.view_stamp(view) is distinct from stamp then
     return false;
   elsif definitions is not null and gdq.user_definitions() <> definitions then
     return false;
@@ -63,10 +67,6 @@ begin
                  where c.relrowsecurity is not false
                     or not has_table_privilege(who, t.relid, 'select')
                     or gdq.capture_state(t.queue_id, t.relid) in ('disarmed', 'dropped')) then
-    return false;
-  end if;
-  -- the position after the logs: rows that are later than it are kept
-  if gdq.changed_since(id, split_part("position", '/', 5)::pg_snapshot) is not false then
     return false;
   end if;
   pos := gdq.position_of(id);

@@ -1,12 +1,17 @@
--- view_stamp(view): changes with everything that decides how a view is refreshed, beside what user_definitions() tells:
--- its own row and its role, what the catalogs and gdq hold of its tables, and for a query over ordinary views all of
--- these. Rows of catalogs are told apart by their writers, so the same definition made anew changes it too. NULL when
--- there is no such view. Writes: nothing.
-create or replace function gdq.view_stamp(view text) returns text
+-- view_stamp(view, batch_id, token): changes with everything that decides how a view is refreshed, beside what
+-- user_definitions() tells: its own row and its role, what the catalogs and gdq hold of its tables and their logs, and
+-- for a query over ordinary views all of these. Rows of catalogs are told apart by their writers, so the same
+-- definition made anew changes it too. NULL when there is no such view. batch_id, token: those of begin_refresh().
+-- Writes: nothing. Errors: GDQ01 when another refresh has taken over.
+create or replace function gdq.view_stamp(view text, batch_id bigint default null, token uuid default null)
+  returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 begin
+  if batch_id is not null then
+    perform gdq.open_batch(batch_id, token);
+  end if;
   return (
     select md5(concat_ws('/', v.view_id, v.queue_id, v.group_id, v.consumer_name, v.definition, v.target, v.options,
              s.subscription_id, s.owner_role,
@@ -26,7 +31,7 @@ begin
      where v.view_name = view);
 end
 $$;
-comment on function gdq.view_stamp(text) is
+comment on function gdq.view_stamp(text, bigint, uuid) is
   'Changes with everything that decides how a view is refreshed, beside what users define.';
 
 -- table_stamp(t): what the catalogs and gdq hold of a captured table, as far as it decides how a view of it is
@@ -42,7 +47,9 @@ begin
     (select string_agg(concat_ws(' ', a.attnum, a.xmin, format_type(a.atttypid, a.atttypmod)), ',' order by a.attnum)
        from pg_attribute a where a.attrelid = t.relid and a.attnum > 0),
     (select string_agg(concat_ws(' ', v.version_id, v.xmin), ',' order by v.version_id)
-       from gdq.table_version v where v.table_id = t.table_id));
+       from gdq.table_version v where v.table_id = t.table_id),
+    (select string_agg(s.segment::oid::text, ',' order by s.version_id, s.slot)
+       from gdq.table_version v join gdq.log_segment s using (version_id) where v.table_id = t.table_id));
 end
 $$;
 comment on function gdq.table_stamp(gdq.captured_table) is
