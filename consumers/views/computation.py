@@ -32,9 +32,9 @@ from gdq.consumers.views.signals import NeedsFull
 from gdq.consumers.views.target import TargetColumn
 from gdq.errors import PlanError
 from gdq.owner_sql import OwnerSql
-from gdq.plan.postgres import ChangePlan, PostgresPlan, UsedTable
+from gdq.plan.postgres import ChangePlan, PostgresPlan
 from gdq.plan.steps import PlanStep, RecomputeOutcome, ReplaceOutcome, SignedOutcome
-from gdq.plan.table import WEIGHT_COLUMN
+from gdq.plan.table import WEIGHT_COLUMN, UsedTable
 from gdq.sql_text import PIN_TRANSACTION, is_not_null, is_null, quote, raw
 from gdq.typed.pgtypes import READ_SETTINGS, base_type_name
 from gdq.view.table_schema import apply_view_settings, describe_query

@@ -34,9 +34,9 @@ from gdq.consumers.views.row_deletion import found_rows_sql
 from gdq.consumers.views.signals import Diverged, NeedsFull, NeedsTables
 from gdq.consumers.views.target_rows import TargetRows
 from gdq.errors import PlanError
-from gdq.plan.postgres import ChangePlan, UsedTable
+from gdq.plan.postgres import ChangePlan
 from gdq.plan.steps import SignedOutcome
-from gdq.plan.table import WEIGHT_COLUMN
+from gdq.plan.table import WEIGHT_COLUMN, UsedTable
 from gdq.sql_text import PIN_TRANSACTION, literal, quote, raw
 from gdq.typed.pgtypes import READ_SETTINGS
 from gdq.view.table_schema import apply_view_settings

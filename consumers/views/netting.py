@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from gdq.consumers.views.difference import NETTED_ROWS, Difference, row_image_sql
 from gdq.consumers.views.target import TargetColumn
 from gdq.owner_sql import OwnerSql
-from gdq.plan.postgres import UsedTable
-from gdq.plan.table import WEIGHT_COLUMN
+from gdq.plan.table import WEIGHT_COLUMN, UsedTable
 from gdq.sql_text import quote
 
 # Roughly the number of rows that PostgreSQL assumes for a table without statistics.

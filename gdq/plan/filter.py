@@ -12,10 +12,7 @@ from sqlglot import exp
 
 from gdq.plan.dialect import render_sql
 from gdq.plan.query import Query, conjuncts, joins_of, leaves_of, where_of
-from gdq.plan.table import TableSchema
-
-# The alias of the row in the condition.
-FILTER_ROW = "gdq_row"
+from gdq.plan.table import FILTER_ROW, TableSchema
 
 # Expressions that never raise an error: the condition is also evaluated for images of rows that are gone.
 _HARMLESS = (

@@ -18,14 +18,14 @@ from sqlglot import exp
 from gdq.errors import PlanError
 from gdq.plan.constants import CONSTANT_LEVELS, fix_changed_subqueries, fix_unchanged_subqueries
 from gdq.plan.delta import DeltaPlanner
-from gdq.plan.filter import FILTER_ROW, row_filter
+from gdq.plan.filter import row_filter
 from gdq.plan.grouping import empty_checks, parse_grouped
 from gdq.plan.kept_state import StatePlan, plan_state
 from gdq.plan.leaf import is_correlated, output_names
 from gdq.plan.own_key import missing_columns, missing_columns_error, own_key
 from gdq.plan.query import Query
 from gdq.plan.steps import PlanStep, RecomputeOutcome, ReplaceOutcome, SignedOutcome
-from gdq.plan.table import TableSchema
+from gdq.plan.table import TableSchema, UsedTable
 from gdq.plan.top import TopPlan, plan_top, without_limit
 from gdq.plan.whitelist import UNREAD, UNSETTLED, QueryReading, Settled
 from gdq.sql_text import quote
@@ -34,32 +34,6 @@ _How = Literal["state", "top", "replace", "signed"]
 
 # Increase it if the same SQL gets another state or target than before: targets are then reloaded.
 _VERSION = 1
-
-
-@dataclass(frozen=True, slots=True)
-class UsedTable:
-    """A table of the view, with the columns that the view reads and the columns of its key (may be empty).
-
-    `looked_up`: columns by which correlated subqueries look up single rows. `passing`: condition for rows that may
-    matter to the view (gdq.plan.filter). `keys_only`: the log lacks other columns, so the delta holds only the keys of
-    changed rows (gdq.plan.own_key).
-    """
-
-    name: str
-    columns: tuple[str, ...]
-    key: tuple[str, ...]
-    looked_up: tuple[str, ...] = ()
-    passing: str = ""
-    keys_only: bool = False
-
-    def matter(self, images: str) -> str:
-        """The rows in `images`, for FROM, that may matter to the view."""
-        return f"(select * from {images} as {FILTER_ROW} where {self.passing})" if self.passing else images
-
-    @property
-    def logged(self) -> tuple[str, ...]:
-        """The columns of the table's delta."""
-        return self.key if self.keys_only else tuple(dict.fromkeys([*self.columns, *self.key]))
 
 
 @dataclass(frozen=True, slots=True)

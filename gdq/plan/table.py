@@ -1,4 +1,4 @@
-"""The schema of captured tables, the planner's input."""
+"""The schema of captured tables, the planner's input, and what a view uses of them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from gdq.sql_text import quote
 
 # The column of signed rows with the number of copies inserted or, below zero, deleted.
 WEIGHT_COLUMN = "__gdq_weight"
+
+# The alias of a changed row in the condition under which it matters to a view.
+FILTER_ROW = "gdq_row"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,3 +63,29 @@ class TableSchema:
     def column(self, name: str) -> TableColumn | None:
         """The column of that name, or None."""
         return next((column for column in self.columns if column.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class UsedTable:
+    """A table of the view, with the columns that the view reads and the columns of its key (may be empty).
+
+    `looked_up`: columns by which correlated subqueries look up single rows. `passing`: condition for rows that may
+    matter to the view (gdq.plan.filter). `keys_only`: the log lacks other columns, so the delta holds only the keys of
+    changed rows (gdq.plan.own_key).
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    key: tuple[str, ...]
+    looked_up: tuple[str, ...] = ()
+    passing: str = ""
+    keys_only: bool = False
+
+    def matter(self, images: str) -> str:
+        """The rows in `images`, for FROM, that may matter to the view."""
+        return f"(select * from {images} as {FILTER_ROW} where {self.passing})" if self.passing else images
+
+    @property
+    def logged(self) -> tuple[str, ...]:
+        """The columns of the table's delta."""
+        return self.key if self.keys_only else tuple(dict.fromkeys([*self.columns, *self.key]))

@@ -18,7 +18,7 @@ from gdq.plan import kept_state as plan_state
 from gdq.plan import postgres as plan_postgres
 from gdq.plan import query as plan_query
 from gdq.plan import relation_sql as plan_relations
-from gdq.plan.postgres import UsedTable
+from gdq.plan.table import UsedTable
 from gdq.view.view import create_view, set_view_audit
 from tests.support.server import Database
 

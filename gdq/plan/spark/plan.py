@@ -24,12 +24,12 @@ from gdq.plan.dialect import render_sql
 from gdq.plan.kept_state import GroupRewriter, StatePlan, plan_state
 from gdq.plan.leaf import output_names
 from gdq.plan.number import Number
-from gdq.plan.postgres import PostgresPlan, UsedTable, plan_postgres
+from gdq.plan.postgres import PostgresPlan, plan_postgres
 from gdq.plan.query import Query, parse_query, selects_of, subqueries_of, value_of
 from gdq.plan.shape import group_all, group_of, is_grouped, windows_of
 from gdq.plan.spark.branch import BranchPlanner
 from gdq.plan.spark.parts import Branch, Detail
-from gdq.plan.table import TableSchema
+from gdq.plan.table import TableSchema, UsedTable
 from gdq.plan.text_types import query_column_types, text_form
 from gdq.plan.whitelist import UNREAD, UNSETTLED, QueryReading, Settled
 from gdq.sql_text import is_not_null
