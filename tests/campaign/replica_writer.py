@@ -72,7 +72,7 @@ class Writer:
                         with suppress(psycopg.errors.UniqueViolation):  # a row that meets another in its new region
                             self._transaction(connection)
                         time.sleep(self._rng.uniform(0, _PAUSE_SECONDS))
-            except psycopg.OperationalError:
+            except (psycopg.OperationalError, psycopg.Rollback):  # a rollback passes on if its session is gone
                 time.sleep(0.3)
 
     def _transaction(self, connection: psycopg.Connection[Any]) -> None:
