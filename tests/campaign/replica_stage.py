@@ -14,6 +14,7 @@ from typing import Any
 
 import psycopg
 
+from gdq.call import try_while_locked
 from gdq.embedded.files import find_binaries
 from gdq.embedded.server import EmbeddedServer
 from gdq.installer.install import install
@@ -150,16 +151,11 @@ class ReplicaStage:
         found = {}
         with self.connect(self.target_dsn()) as there, self.connect(self.source_dsn()) as here:
             there.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-            with there.transaction():
-                # a copy begins with TRUNCATE, which hides all rows from older snapshots
-                there.execute(f"lock table {', '.join(f'app.{t}' for t in TABLES)} in access share mode".encode())
-                row = there.execute("select position from gdq_target.replica").fetchone()
-                assert row is not None
-                copies = dict(there.execute("select table_name, snapshot from gdq_target.replica_table").fetchall())
-                rows = {t: Counter(n for (n,) in there.execute(f"select label from app.{t}".encode())) for t in TABLES}
+            # a batch that truncates tables locks them in another order
+            position, copies, rows = try_while_locked(lambda: _target_labels(there))
             for table in TABLES:
                 query = "select gdq.snapshot_max(%s::pg_snapshot, %s::pg_snapshot)::text"
-                snapshot = here.execute(query, [Position.parse(row[0]).snapshot, copies[f"app.{table}"]]).fetchone()
+                snapshot = here.execute(query, [Position.parse(position).snapshot, copies[f"app.{table}"]]).fetchone()
                 assert snapshot is not None
                 alive = Counter(label for (label,) in here.execute(_ALIVE, [table, snapshot[0]]))
                 if alive != rows[table]:
@@ -186,6 +182,18 @@ class ReplicaStage:
                 if rows != copies:
                     found.append(f"{table}: {len(rows)} rows, missing {rows - copies}, extra {copies - rows}"[:500])
         return found
+
+
+def _target_labels(there: psycopg.Connection[Any]) -> tuple[str, dict[str, str], dict[str, Counter[int]]]:
+    """The target's position, the snapshots of its copies, and its rows, all of one moment."""
+    with there.transaction():
+        # a copy begins with TRUNCATE, which hides all rows from older snapshots
+        there.execute(f"lock table {', '.join(f'app.{t}' for t in TABLES)} in access share mode".encode())
+        row = there.execute("select position from gdq_target.replica").fetchone()
+        assert row is not None
+        copies = dict(there.execute("select table_name, snapshot from gdq_target.replica_table").fetchall())
+        rows = {t: Counter(n for (n,) in there.execute(f"select label from app.{t}".encode())) for t in TABLES}
+    return row[0], copies, rows
 
 
 def _own_bytes(pid: int) -> int:
