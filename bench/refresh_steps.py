@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.latency import prepare
+from gdq.consumers.refresh.prepared_refresh import PreparedRefresh
 from gdq.consumers.refresh.refresher import Refresher
 from gdq.consumers.views.few_changes import FewChanges
 from gdq.embedded.files import find_binaries
@@ -26,7 +27,7 @@ from gdq.embedded.server import EmbeddedServer
 from gdq.errors import EmbeddedError
 from gdq.view.view import create_view, set_view_audit
 
-WAYS = ("one statement", "tables")
+WAYS = ("prepared", "tables")
 _CHANGED = (0, 10, 1000)
 _WARM_UP = 10
 _NANOSECONDS = 1_000_000  # in a millisecond
@@ -48,9 +49,12 @@ _SESSIONS = "select pid from pg_stat_activity where application_name ~ '^gdq:ref
 
 @contextmanager
 def _by(way: str) -> Iterator[None]:
-    """Refresh in this way, whatever the number of changes."""
+    """Refresh in this way; "tables" is the way of many changes."""
     if way == "tables":
-        with patch.object(FewChanges, "apply", lambda *_: None):
+        with (
+            patch.object(PreparedRefresh, "refresh", lambda *_: None),
+            patch.object(FewChanges, "apply", lambda *_: None),
+        ):
             yield
     else:
         yield
@@ -69,18 +73,18 @@ def measure(conninfo: str, rounds: int) -> dict[str, dict[int, dict[str, float]]
         writer = stack.enter_context(psycopg.connect(conninfo, autocommit=True))
         for statement in _TABLES:
             writer.execute(statement.encode())
-        refresher = stack.enter_context(Refresher(conninfo))
-        for view in views.values():
+        refreshers = {way: stack.enter_context(Refresher(conninfo)) for way in WAYS}
+        for way, view in views.items():
             create_view(writer, view, "bench", _QUERY, f"app.{view}", engine="postgres")
             set_view_audit(writer, view, 0)
-            refresher.refresh(view)
+            refreshers[way].refresh(view)
         for number in range(rounds + _WARM_UP):
             for changed in _CHANGED:
                 if changed:
                     writer.execute(_CHANGE.replace("%s", "{}").format(changed, number % 100).encode())
                 for way in WAYS[:: 1 if number % 2 else -1]:
                     with _by(way):
-                        found = _refresh(writer, refresher, views[way], "delta" if changed else "none")
+                        found = _refresh(writer, refreshers[way], views[way], "delta" if changed else "none")
                     if number >= _WARM_UP:
                         for side, milliseconds in found.items():
                             used[way][changed][side].append(milliseconds)
@@ -126,7 +130,7 @@ def show(used: dict[str, dict[int, dict[str, float]]], console: Console) -> None
 def main(rounds: int, pg: int, as_json: bool) -> None:
     """Measure refreshes of a join with sums over 100,000 rows after 0, 10 and 1,000 updated rows.
 
-    Few changes are applied by one statement, and beside that by tables, as many changes always are.
+    Few changes are applied by prepared statements, and beside that by tables, as many changes always are.
     """
     try:
         settings: dict[str, str | float | bool] = {"autovacuum": False, "synchronous_commit": False}

@@ -32,7 +32,7 @@ from gdq.call import call, scalar
 from gdq.conninfo import Connectable, connect, conninfo_of, is_pooled, resolve_conninfo, target_conninfo
 from gdq.consumers.refresh.attempts import RefreshAttempts, RefreshCheck
 from gdq.consumers.refresh.groups import RefreshGroup
-from gdq.consumers.refresh.unchanged import KeptViews
+from gdq.consumers.refresh.kept_views import KeptViews
 from gdq.consumers.refresh.view_refresh import RefreshAction, RefreshPoint, ViewRefresh
 from gdq.consumers.views.change_source import ChangeSource, QueueChangeSource
 from gdq.consumers.views.progress import EnginePhase, Progress
@@ -106,7 +106,7 @@ class Refresher:
             # the server would refuse each view of a refresh by itself
             raise GdqError("a refresh needs the primary server, this is a standby", hint="Connect to the primary.")
         self.dsn = conninfo_of(self.control)
-        self._kept = KeptViews(self.control, self._target)
+        self._kept = KeptViews(self.control, self._target, at, self._progress_of)
         self._stack.enter_context(_pinned(self.control, pooled=self._pooled, kept=isinstance(connection, Connection)))
         given = self.dsn if isinstance(connection, Connection) else resolve_conninfo(connection)
         self._engines = Engines(lambda: self.connection("compute", self.dsn), self.dsn, given, driver_bytes)
@@ -166,9 +166,10 @@ class Refresher:
         """
         names = list(dict.fromkeys(names))
         started = time.monotonic()
-        if not (full or check or slot) and self._kept.refreshed(names, group, self._as_owner):
-            seconds = time.monotonic() - started
-            return [RefreshResult(name, "none", None, 0, seconds, "none", 0, 0, group) for name in names]
+        done = None if full or check or slot else self._kept.refreshed(names, group, self._as_owner)
+        if done is not None:
+            did = (done.action, None, done.rows, time.monotonic() - started, done.kind, done.delta_rows, done.rows_read)
+            return [RefreshResult(name, *did, group) for name in names]
         results: dict[str, RefreshResult] = {}
         with ExitStack() as stack:
             # in one order, so that two groups never wait for each other
@@ -232,7 +233,7 @@ class Refresher:
                 self._change_source(view, slot=slot),
                 open_target=partial(self._target, view.target_dsn),
                 planned=self._kept.planned(view.view_name),
-                tell=Progress(None if self._progress is None else partial(self._progress, view.view_name)),
+                tell=self._progress_of(view.view_name),
                 run=run,
             )
             yield work
@@ -252,6 +253,9 @@ class Refresher:
         )
         done = (view.view_name, work.action, work.reason, work.rows, time.monotonic() - started)
         results[view.view_name] = RefreshResult(*done, effort.kind, effort.delta_rows, effort.rows_read, group)
+
+    def _progress_of(self, name: str) -> Progress:
+        return Progress(None if self._progress is None else partial(self._progress, name))
 
     def _change_source(self, view: ViewInfo, *, slot: bool) -> ChangeSource:
         if not slot:
@@ -294,6 +298,8 @@ class Refresher:
                 with suppress(psycopg.errors.InvalidParameterValue):  # not supported on all platforms
                     known.execute("select pg_catalog.set_config('client_connection_check_interval', '2s', false)")
             known.autocommit = autocommit
+            # a few for each view that is refreshed again and again
+            known.prepared_max = 300
             self._connections[purpose, dsn] = known
             self._stack.callback(known.close)
         return known

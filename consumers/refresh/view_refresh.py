@@ -16,7 +16,7 @@ from gdq.call import call, rows, scalar
 from gdq.consumers.lake.open import open_lake
 from gdq.consumers.lake.table import LakeTable
 from gdq.consumers.views.change_source import ChangeSource, LogColumn, log_columns_of
-from gdq.consumers.views.engine import CommittingEngine, Engine, EngineEffort, EngineTask
+from gdq.consumers.views.engine import CommittingEngine, EffortKind, Engine, EngineEffort, EngineTask
 from gdq.consumers.views.progress import Progress
 from gdq.consumers.views.signals import NeedsFull, TableWanted
 from gdq.consumers.views.snapshot_holder import SnapshotHolder
@@ -62,6 +62,17 @@ class PlannedView:
         """True if the server would say the same of the view now."""
         mine, same = self.view, (self.stamp, self.definitions) == (stamp, definitions)
         return same and (mine.definition, mine.settings) == (view.definition, view.settings)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedResult:
+    """What a refresh by prepared statements did, as RefreshResult has it; without arguments: nothing had changed."""
+
+    action: RefreshAction = "none"
+    kind: EffortKind = "none"
+    rows: int = 0
+    delta_rows: int = 0
+    rows_read: int = 0
 
 
 class ViewRefresh:

@@ -176,6 +176,9 @@ select t.name, pg_catalog.pg_get_userbyid(c.relowner)::text,
   from pg_catalog.unnest(%(names)s::text[]) t(name)
   join pg_catalog.pg_class c on c.oid = pg_catalog.to_regclass(t.name)"""
 
+# Whether all of the tables that exist are those of the session, as check_tables_of_session() asks.
+ALL_OURS = f"not exists (select from ({_NOT_OURS}) as f(name, owner, ours) where not f.ours)"
+
 # The tables that each session has looked at.
 _looked_at: WeakKeyDictionary[Connection[Any], set[str]] = WeakKeyDictionary()
 

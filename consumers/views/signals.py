@@ -29,3 +29,7 @@ class NeedsTables(_Signal):
 
     Example: the target lacks the text of a row that went. It may hold an equal row, which only tables find.
     """
+
+
+class ManyRows(NeedsTables):
+    """Few changes change many rows of the view."""

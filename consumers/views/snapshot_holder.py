@@ -24,7 +24,7 @@ _SEGMENT_TRIES = 5
 
 # Shorter than the server's deadlock_timeout: a transaction of the application that has one table and waits for another
 # would be the victim of a holder that has the other and waits for the one.
-_LOCK_TIMEOUT = "500ms"
+LOCK_TIMEOUT = "500ms"
 _LOCK_PAUSE_SECONDS = 0.1
 
 # A reader only ever waits behind a statement (TRUNCATE, ALTER) that itself waits for the snapshot holder: give up then.
@@ -127,7 +127,7 @@ def hold_snapshot(
         for _ in range(_SEGMENT_TRIES):
             # most often they are those of the last time
             listed, stamps = known.pop(key, (None, None))
-            segments = listed or _segments(connection, queue, tables)
+            segments = listed or log_segments(connection, queue, tables)
             names = ", ".join([*tables, *segments])
             begin = f"begin isolation level repeatable read{'' if acting else ' read only'}; {PIN_TRANSACTION}"
             try:
@@ -141,7 +141,7 @@ def hold_snapshot(
                 row = connection.execute(_SNAPSHOT, values, prepare=True).fetchone()
             assert row is not None
             if not row[2] or row[2] != stamps:
-                listed = _segments(connection, queue, tables)
+                listed = log_segments(connection, queue, tables)
             if set(listed or ()) <= set(segments):
                 known[key] = (listed or segments, row[2])
                 yield SnapshotHolder(connection, row[0], row[1], names, row[2])
@@ -162,7 +162,7 @@ def lock_tables(
     while True:
         try:
             connection.execute(
-                f"{begin}; set local lock_timeout = '{_LOCK_TIMEOUT}'; "
+                f"{begin}; set local lock_timeout = '{LOCK_TIMEOUT}'; "
                 f"lock table {names} in access share mode; set local lock_timeout to default",
                 prepare=False,
             )
@@ -191,7 +191,8 @@ def _ended(connection: psycopg.Connection[Any], *, kept: bool) -> Iterator[None]
             connection.autocommit = autocommit
 
 
-def _segments(connection: psycopg.Connection[Any], queue: str, tables: Sequence[str]) -> list[str]:
+def log_segments(connection: psycopg.Connection[Any], queue: str, tables: Sequence[str]) -> list[str]:
+    """The relations that a reader of these tables' changes locks, besides the tables, before its first snapshot."""
     with mapped_errors():
         row = connection.execute(f"select array({_SEGMENTS})", [queue, list(tables)], prepare=True).fetchone()
     return row[0] if row else []

@@ -84,7 +84,8 @@ as $$
               row_fits,row_is_whole,row_has_all,segment_is,table_name,
               create_view,drop_view,set_view_owner,set_view_audit,note_audit,lock_view,view_changed,view_stamp,
               check_group,create_group,alter_group,drop_group,
-              begin_refresh,refresh_unchanged,add_tick,set_position,start_view_run,finish_view_run}')) g(roles, names)
+              begin_refresh,refresh_unchanged,is_intact,begin_prepared_refresh,later_rows_sql,
+              finish_prepared_refresh,add_tick,set_position,start_view_run,finish_view_run}')) g(roles, names)
    where p.pronamespace = 'gdq'::regnamespace and role = any (g.roles) and p.proname = any (g.names)
 $$;
 comment on function gdq.granted(name) is 'The functions of gdq that one of its roles may execute.';

@@ -58,6 +58,22 @@ $$;
 comment on function gdq.images_sql(regclass, pg_snapshot, pg_snapshot) is
   'SELECT of one change log segment''s rows between two snapshots, in one shape for both tables of a slot.';
 
+-- later_images_sql(segment): images_sql() for the rows after any snapshot: $1 bigint is its xmax, $2 bigint[] the
+-- transactions that were open in it. Writes: nothing.
+create or replace function gdq.later_images_sql(segment regclass) returns text
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set quote_all_identifiers = off
+as $$
+begin
+  return gdq.segment_images_sql(segment, format($sql$
+    select %1$s from %2$s where ev_txid >= $1
+     union all
+    select %1$s from %2$s where ev_txid = any ($2)$sql$,
+    gdq.segment_columns(segment), gdq.table_name(segment)));
+end
+$$;
+comment on function gdq.later_images_sql(regclass) is
+  'SELECT of one change log segment''s rows after a snapshot that is given as parameters.';
+
 -- segment_columns(segment): what segment_images_sql() needs to be selected from a change log segment. Writes: nothing.
 create or replace function gdq.segment_columns(segment regclass) returns text
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp set quote_all_identifiers = off

@@ -1,15 +1,18 @@
--- table_changes_sql(table_id, s0, s1, version, may_lack): the typed SELECT of a captured table's rows in (s0, s1], with
--- the columns of its newest version; a column that an older version does not have is NULL in its rows. ev_origin
--- follows ev_op where the table is captured with its origin. Then, where table_columns() has a column that updates may
--- omit, ev_unchanged: NULL, or the names of the columns that the log lacks in this row, since the update left them as
--- they were; they are NULL in both images. Not sorted.
+-- table_changes_sql(table_id, s0, s1, version, may_lack, segments): the typed SELECT of a captured table's rows in (s0,
+-- s1], with the columns of its newest version; a column that an older version does not have is NULL in its rows.
+-- ev_origin follows ev_op where the table is captured with its origin. Then, where table_columns() has a column that
+-- updates may omit, ev_unchanged: NULL, or the names of the columns that the log lacks in this row, since the update
+-- left them as they were; they are NULL in both images. Not sorted.
 --   version: only the rows of this version, with its own columns.
 --   may_lack: the columns that a row may lack so; NULL: any of them.
+--   segments: instead of two snapshots: the rows after a snapshot in these segments, whatever slot is written now, with
+--   two parameters: $1 bigint, its xmax, and $2 bigint[], the transactions that were open in it. Such a SELECT serves
+--   any snapshot; it is run in a transaction of REPEATABLE READ that had locked the segments before it began to read.
 -- Writes: a lock, see pin_segment(). Errors: 55000 when the interval holds rows of a version in which a column had
 -- another type or the table another mode; 42704 for a version that is not one of the table's; GDQ01. Running the SELECT
 -- may raise GDQ03, see row_is_whole(), and 0A000, see row_has_all().
 create or replace function gdq.table_changes_sql(table_id integer, s0 pg_snapshot, s1 pg_snapshot,
-  version bigint default null, may_lack text[] default null) returns text
+  version bigint default null, may_lack text[] default null, segments regclass[] default null) returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -40,8 +43,11 @@ begin
            string_agg(distinct quote_ident(a.name), ', ') filter (where a.retyped)
       into names, retyped
       from gdq.aligned_columns(v.columns, target.columns) a;
-    for segment in select s from gdq.version_segments(v.version_id) s loop
-      part := gdq.images_sql(segment, s0, s1);
+    for segment in select s from gdq.version_segments(v.version_id) s where segments is null
+                   union all
+                   select s.segment from gdq.log_segment s
+                    where s.version_id = v.version_id and s.segment = any (segments) loop
+      part := case when segments is null then gdq.images_sql(segment, s0, s1) else gdq.later_images_sql(segment) end;
       continue when part is null;
       if retyped is not null or gdq.version_mode(v.columns) <> gdq.version_mode(target.columns) then
         raise exception 'table % %', gdq.last_table_name(table_id),
@@ -79,7 +85,7 @@ begin
   return array_to_string(parts, ' union all ');
 end
 $$;
-comment on function gdq.table_changes_sql(integer, pg_snapshot, pg_snapshot, bigint, text[]) is
+comment on function gdq.table_changes_sql(integer, pg_snapshot, pg_snapshot, bigint, text[], regclass[]) is
   'Typed SELECT of a captured table''s log rows between two snapshots.';
 
 -- unchanged_sql(v, target): the SQL of ev_unchanged in rows of a version, as images_sql() gives them, with the names

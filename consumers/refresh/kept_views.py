@@ -1,26 +1,32 @@
-"""Views of which nothing has changed: one statement finds that out, and is their refresh.
+"""Views that this process has refreshed before: a few prepared statements refresh them again.
 
 What a whole refresh has found out is kept in its process: the view, its plan's fingerprint, and stamps of everything
-that both depend on. While the stamps, the target and the logs are the same, another whole refresh would do nothing.
+that both depend on. While the stamps, the target and the logs are the same, another whole refresh would do nothing, and
+one statement finds that. While the stamps and the target are the same, few changes take the way of PreparedRefresh.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import Connection
 
 from gdq.call import call
 from gdq.consumers.refresh.audit import is_auditable
-from gdq.consumers.refresh.view_refresh import PlannedView, ViewRefresh
+from gdq.consumers.refresh.view_refresh import PlannedView, PreparedResult, RefreshPoint, ViewRefresh
 from gdq.consumers.views.own_objects import check_own_tables
+from gdq.consumers.views.progress import Progress
 from gdq.errors import GdqError
 from gdq.qualified_sql import qualified
 from gdq.view.view import ViewInfo
+
+if TYPE_CHECKING:
+    from gdq.consumers.refresh.prepared_refresh import PreparedRefresh
 
 # The position of a target that is as the last refresh left it; NULL for another. NUMBER: of the view.
 _POSITION = """
@@ -36,13 +42,21 @@ select gdq.refresh_unchanged(%(views)s::text[], POSITIONS::text[], %(stamps)s::t
                              %(audited)s::bool[], %(group)s::text)"""
 
 
-@dataclass(frozen=True, slots=True)
+# After a refresh that took longer, a whole one chooses by the history whether to go on from changes.
+_SECONDS_MAX = 1.0
+
+
+@dataclass(slots=True)
 class _Kept:
-    """What the last refresh of a view has found out. `comment`: the target's, None for a lake table."""
+    """What the last refresh of a view has found out. `comment`: the target's, None for a lake table.
+
+    `prepared`: None for a view that no prepared statements can refresh.
+    """
 
     view: ViewInfo
     planned: PlannedView
     comment: str | None
+    prepared: PreparedRefresh | None = None
 
     @property
     def target(self) -> dict[str, str | None]:
@@ -51,17 +65,29 @@ class _Kept:
         found = {"view": view.view_name, "target": view.target, "source": view.source}
         return found | {"plan": self.planned.plan.fingerprint(), "comment": self.comment}
 
+    @property
+    def told(self) -> dict[str, Any]:
+        """What the server compares with what it would tell now."""
+        planned = self.planned
+        found = {"view": self.view.view_name, "stamp": planned.stamp, "definitions": planned.definitions}
+        return found | {"audited": is_auditable(planned.plan)}
+
 
 @dataclass(slots=True)
 class KeptViews:
     """The views that the refreshes of this process have found out about.
 
-    `control`: a session in the tables' database. `open_target` gives that in a target's.
+    `control`: a session in the tables' database. `open_target` gives that in a target's. `at`: as for Refresher.
+    `tell` gives the progress of a view's refresh.
     """
 
     control: Connection[Any]
     open_target: Callable[[str | None], Connection[Any]]
+    at: Callable[[RefreshPoint], None]
+    tell: Callable[[str], Progress]
     _kept: dict[str, _Kept] = field(default_factory=dict, init=False)
+    # the stamps of views that prepared statements have failed to refresh
+    _given_up: dict[str, str] = field(default_factory=dict, init=False)
 
     def planned(self, name: str) -> PlannedView | None:
         """What the last refresh was told of a view, for a whole one, which keeps anew what it finds."""
@@ -70,38 +96,67 @@ class KeptViews:
 
     def keep(self, work: ViewRefresh, view: ViewInfo) -> None:
         """Keep what a whole refresh of a view has found out. `view`: as view_info() gave it."""
-        if work.planned is not None:
-            comment = None if work.lake is not None else work.target.comment
-            self._kept[view.view_name] = _Kept(view, work.planned, comment)
+        from gdq.consumers.refresh.prepared_refresh import PreparedRefresh  # noqa: PLC0415 (loads sqlglot, an extra)
 
-    def refreshed(self, names: Sequence[str], group: str | None, check: Callable[[ViewInfo], object]) -> bool:
-        """Refresh views of which nothing has changed, and note it in their histories; False if that takes more.
+        if work.planned is None:
+            return
+        comment = None if work.lake is not None else work.target.comment
+        kept, name = _Kept(view, work.planned, comment), view.view_name
+        self._kept[name] = kept
+        if work.lake is None and self._given_up.get(name) != work.planned.stamp:
+            self._given_up.pop(name, None)
+            target = kept.target
+            values = {f"{key}_0": value for key, value in target.items()} | kept.told
+            position = _POSITION.replace("NUMBER", "0")
+            prepared = PreparedRefresh(work.output, view, kept.planned, position, values, self.at, self.tell(name))
+            kept.prepared = prepared if prepared.is_suited else None
 
-        `check` is called with each view, and may raise.
+    def refreshed(
+        self, names: Sequence[str], group: str | None, check: Callable[[ViewInfo], object]
+    ) -> PreparedResult | None:
+        """Refresh views of which nothing has changed, or one with few changes; None if that takes more.
+
+        `check` is called with each view, and may raise. Writes their histories.
         """
         kept = [self._kept[name] for name in names if name in self._kept]
         if len(kept) < len(names) or any(one.view.group_name not in (None, group) for one in kept):
-            return False
+            return None
         if any(one.comment is None for one in kept):
-            return False  # a lake's history is read as a whole
+            return None  # a lake's history is read as a whole
         with suppress(GdqError, psycopg.Error):  # the whole refresh says it, and notes it
             for one in kept:
                 check(one.view)
             if group is not None or len(kept) > 1:
                 call(self.control, "check_group", names)
-            return self._is_noted(kept, group)
-        return False
+                return PreparedResult() if self._is_noted(kept, group) else None
+            return self._again(kept[0])
+        return None
+
+    def _again(self, kept: _Kept) -> PreparedResult | None:
+        name, prepared = kept.view.view_name, kept.prepared
+        if prepared is None:
+            return PreparedResult() if self._is_noted([kept], None) else None
+        prepared.connection = self.open_target(None)
+        check_own_tables(prepared.connection, "position", in_source=True)
+        started = time.monotonic()
+        done = prepared.refresh()
+        if time.monotonic() - started > _SECONDS_MAX:
+            self._kept.pop(name)
+        if prepared.given_up:
+            self._given_up[name], kept.prepared = kept.planned.stamp, None
+        return done
 
     def _is_noted(self, kept: Sequence[_Kept], group: str | None) -> bool:
         view = kept[0].view
         target = self.open_target(view.target_dsn)
         check_own_tables(target, "position", in_source=not view.elsewhere)
         positions = f"array[{', '.join(_POSITION.replace('NUMBER', str(n)) for n in range(len(kept)))}]"
+        told = [one.told for one in kept]
         values: dict[str, Any] = {
-            "views": [one.view.view_name for one in kept],
-            "stamps": [one.planned.stamp for one in kept],
-            "definitions": [one.planned.definitions for one in kept],
-            "audited": [is_auditable(one.planned.plan) for one in kept],
+            "views": [one["view"] for one in told],
+            "stamps": [one["stamp"] for one in told],
+            "definitions": [one["definitions"] for one in told],
+            "audited": [one["audited"] for one in told],
             "group": group,
         }
         for number, one in enumerate(kept):
