@@ -2,7 +2,7 @@
 # where the machine has none of its own.
 
 PYTHON ?= python3
-# a shell that forbids bytecode makes every process compile gdq and its tests again: a third of the time of a short command
+# a shell that forbids bytecode has every process compile gdq and its tests again
 unexport PYTHONDONTWRITEBYTECODE
 EXTRAS := arrow,views,spark,lake,metrics,embedded,demo,dev
 # a server and its databases for each worker; three keep two cores busy, as tests wait; those of one file stay together, in the

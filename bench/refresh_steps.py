@@ -79,6 +79,9 @@ def measure(conninfo: str, rounds: int) -> dict[str, dict[int, dict[str, float]]
             set_view_audit(writer, view, 0)
             refreshers[way].refresh(view)
         for number in range(rounds + _WARM_UP):
+            # as a ticker does: else each look at a log reads all that was written since
+            while writer.execute("select gdq.maintain()").fetchone() == (True,):
+                pass
             for changed in _CHANGED:
                 if changed:
                     writer.execute(_CHANGE.replace("%s", "{}").format(changed, number % 100).encode())

@@ -41,7 +41,6 @@ _UNCHANGED = """
 select gdq.refresh_unchanged(%(views)s::text[], POSITIONS::text[], %(stamps)s::text[], %(definitions)s::text[],
                              %(audited)s::bool[], %(group)s::text)"""
 
-
 # After a refresh that took longer, a whole one chooses by the history whether to go on from changes.
 _SECONDS_MAX = 1.0
 
@@ -96,20 +95,26 @@ class KeptViews:
 
     def keep(self, work: ViewRefresh, view: ViewInfo) -> None:
         """Keep what a whole refresh of a view has found out. `view`: as view_info() gave it."""
+        if work.planned is not None:
+            comment = None if work.lake is not None else work.target.comment
+            kept = _Kept(view, work.planned, comment)
+            kept.prepared = self._prepared(kept)
+            self._kept[view.view_name] = kept
+
+    def _prepared(self, kept: _Kept) -> PreparedRefresh | None:
+        """Refreshes of the view by prepared statements: its code must be the session's, and so its target."""
         from gdq.consumers.refresh.prepared_refresh import PreparedRefresh  # noqa: PLC0415 (loads sqlglot, an extra)
 
-        if work.planned is None:
-            return
-        comment = None if work.lake is not None else work.target.comment
-        kept, name = _Kept(view, work.planned, comment), view.view_name
-        self._kept[name] = kept
-        if work.lake is None and self._given_up.get(name) != work.planned.stamp:
-            self._given_up.pop(name, None)
-            target = kept.target
-            values = {f"{key}_0": value for key, value in target.items()} | kept.told
-            position = _POSITION.replace("NUMBER", "0")
-            prepared = PreparedRefresh(work.output, view, kept.planned, position, values, self.at, self.tell(name))
-            kept.prepared = prepared if prepared.is_suited else None
+        view, name = kept.view, kept.view.view_name
+        own = view.engine == "postgres" and kept.comment is not None and not view.elsewhere and view.acts_as is None
+        if not own or self._given_up.get(name) == kept.planned.stamp:
+            return None
+        self._given_up.pop(name, None)
+        values = {f"{key}_0": value for key, value in kept.target.items()} | kept.told
+        position = _POSITION.replace("NUMBER", "0")
+        session = self.open_target(None)
+        prepared = PreparedRefresh(session, view, kept.planned, position, values, self.at, self.tell(name))
+        return prepared if prepared.is_suited else None
 
     def refreshed(
         self, names: Sequence[str], group: str | None, check: Callable[[ViewInfo], object]

@@ -49,6 +49,7 @@ _INTACT = "select gdq.is_intact(%s)"
 _LOOK = """
 select p.at, gdq.begin_prepared_refresh(%(view)s, p.at, %(stamp)s, %(definitions)s, %(audited)s)::oid[]::bigint[]
   from (select POSITION as at offset 0) as p"""
+# What came before was read by its index; here begins what reads and writes tables.
 _NETTED = f"""
 select set_config('enable_seqscan', 'on', true), {ALL_OURS}, ({ROWS_READ_SQL.replace("%s", "%(tables)s")})"""
 _FINISH = f"""
@@ -66,12 +67,20 @@ class _WholeWantedError(Exception):
     """A whole refresh is to look; nothing is wrong with prepared ones."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """The log rows of a table after any snapshot, and the statement that nets them, with the snapshot's parameters."""
+
+    rows: LoggedRows
+    netting: sql.SQL
+
+
 @dataclass(slots=True)
 class PreparedRefresh:
     """Refreshes of one view by prepared statements of `connection`, a session in autocommit in the view's database.
 
     `position`: SQL of the target's position if the target is as the last refresh left it, with parameters `values`;
-    among these the view's stamp and definitions. `at`: as for Refresher.
+    among these the view's stamp and definitions. `at`: as for Refresher. `given_up`: another try would fail as well.
     """
 
     connection: Connection[Any]
@@ -81,31 +90,36 @@ class PreparedRefresh:
     values: Mapping[str, Any]
     at: Callable[[RefreshPoint], None]
     tell: Progress
-    _begin: str = field(default="", init=False)
-    _readers: dict[tuple[str, tuple[int, ...]], LoggedRows | None] = field(default_factory=dict, init=False)
-    _changes: dict[Hashable, sql.SQL] = field(default_factory=dict, init=False)
     given_up: bool = field(default=False, init=False)
+    _statement: FewStatement = field(init=False)
+    _begin: str = field(default="", init=False)
+    _readers: dict[tuple[str, tuple[int, ...]], _Reader | None] = field(default_factory=dict, init=False)
+    _changes: dict[Hashable, sql.SQL] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        view, plan = self.view, self.planned.plan
+        assert isinstance(plan, PostgresPlan)
+        types = target_types(self.planned.columns, same_database=True)
+        target = Target(view.view_name, view.source, view.target)
+        self._statement = FewStatement(plan, TargetRows(self.connection, target, types, self.tell))
 
     @property
     def is_suited(self) -> bool:
-        """True if prepared statements may serve the view: its code is the session's, and so is its target."""
-        view, plan = self.view, self.planned.plan
-        own = view.engine == "postgres" and view.lake is None and not view.elsewhere and view.acts_as is None
-        return not self.given_up and own and isinstance(plan, PostgresPlan) and self._is_one_statement
-
-    @property
-    def _is_one_statement(self) -> bool:
-        tables = [table.name for table in self._plan.tables]
-        return any(self._statement.planned([table]) is not None for table in tables)
+        """True if prepared statements can follow changes of some table of the view."""
+        return any(self._statement.planned([table.name]) is not None for table in self._statement.plan.tables)
 
     def refresh(self) -> PreparedResult | None:
         """Refresh the view; None if nothing was done, as a whole refresh is to look."""
         try:
             with self._ended():
-                return self._refresh()
+                done = self._refresh()
         except (NeedsFull, NeedsTables, psycopg.Error, GdqError, _WholeWantedError) as why:
             self.given_up = isinstance(why, NeedsTables | _REFUSED) and not isinstance(why, ManyRows)
             return None
+        if done.action != "none":
+            self.at("committed")
+            self.at("done")
+        return done
 
     def _refresh(self) -> PreparedResult:
         # a statement of its own, as it may have something to write
@@ -124,7 +138,7 @@ class PreparedRefresh:
         started = time.monotonic()
         self.tell("netting")
         netted = self._netted(sorted(segments), Position.parse(at).snapshot)
-        tables = [table.name for table in self._plan.tables]
+        tables = [table.name for table in self._statement.plan.tables]
         values = {"source": True, "names": self._written, "tables": tables}
         _, ours, before = self.connection.execute(raw(_NETTED), values, prepare=True).fetchone() or (None, False, 0)
         if not ours:
@@ -139,8 +153,6 @@ class PreparedRefresh:
             raise _WholeWantedError
         self.at("applied")
         self.connection.execute("commit")
-        self.at("committed")
-        self.at("done")
         return PreparedResult("delta", "incremental" if netted else "none", rows, total, read[0])
 
     @contextmanager
@@ -158,22 +170,10 @@ class PreparedRefresh:
         return _WholeWantedError()
 
     @property
-    def _plan(self) -> PostgresPlan:
-        assert isinstance(self.planned.plan, PostgresPlan)
-        return self.planned.plan
-
-    @property
-    def _statement(self) -> FewStatement:
-        view = self.view
-        types = target_types(self.planned.columns, same_database=True)
-        target = Target(view.view_name, view.source, view.target)
-        return FewStatement(self._plan, TargetRows(self.connection, target, types, self.tell))
-
-    @property
     def _written(self) -> list[str]:
         """The tables that the refresh writes into."""
         target = self._statement.rows.target
-        return [target.table] if self._plan.state is None else [target.table, target.state]
+        return [target.table] if self._statement.plan.state is None else [target.table, target.state]
 
     def _beginning(self) -> str:
         """The statements up to the snapshot. The segments are those of the view's stamp, which is compared later."""
@@ -196,23 +196,23 @@ class PreparedRefresh:
         _, xmax, running = since.split(":")
         values = [int(xmax), [int(number) for number in running.split(",") if number]]
         netted, cursor = [], psycopg.RawCursor(self.connection)
-        for number, table in enumerate(self._plan.tables, 1):
-            rows = self._logged(table, segments)
-            if rows is None:
+        for number, table in enumerate(self._statement.plan.tables, 1):
+            reader = self._reader(table, segments)
+            if reader is None:
                 continue
-            found = cursor.execute(raw(netting_sql(table, rows)), values, prepare=True).fetchone()
-            one = Netted.of(number, table, rows, found or (0, 0, True))
+            found = cursor.execute(reader.netting, values, prepare=True).fetchone()
+            one = Netted.of(number, table, reader.rows, found or (0, 0, True))
             if one is None:
                 raise self._left()
             if one.rows:
                 netted.append(one)
         return netted
 
-    def _logged(self, table: UsedTable, segments: Sequence[int]) -> LoggedRows | None:
-        """The log rows of a table in these segments; None if they are all of other tables."""
+    def _reader(self, table: UsedTable, segments: Sequence[int]) -> _Reader | None:
+        """What reads the log rows of a table in these segments; None if they are all of other tables."""
         key = (table.name, tuple(segments))
         if key not in self._readers:
-            names = [schema.qualified for schema in self._plan.schemas]
+            names = [schema.qualified for schema in self._statement.plan.schemas]
             name, queue = self.view.tables[names.index(table.name)], self.view.queue_name
             query = "select gdq.later_rows_sql(%s, %s::regclass, %s::oid[]::regclass[])"
             select = str(scalar(self.connection, query, queue, name, list(segments)))
@@ -223,7 +223,8 @@ class PreparedRefresh:
             rows = LoggedRows(select, columns)
             if not self._statement.is_suited([rows]):
                 raise NeedsTables
-            self._readers[key] = None if select.rstrip().endswith("where false") else rows
+            empty = select.rstrip().endswith("where false")
+            self._readers[key] = None if empty else _Reader(rows, raw(netting_sql(table, rows)))
         return self._readers[key]
 
     def _change(self, netted: Sequence[Netted]) -> int:
