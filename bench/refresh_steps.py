@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.latency import prepare
-from gdq.consumers.refresh.prepared_refresh import PreparedRefresh
+from gdq.consumers.refresh.kept_views import KeptViews
 from gdq.consumers.refresh.refresher import Refresher
 from gdq.consumers.views.few_changes import FewChanges
 from gdq.embedded.files import find_binaries
@@ -27,7 +27,7 @@ from gdq.embedded.server import EmbeddedServer
 from gdq.errors import EmbeddedError
 from gdq.view.view import create_view, set_view_audit
 
-WAYS = ("prepared", "tables")
+WAYS = ("call", "tables")
 _CHANGED = (0, 10, 1000)
 _WARM_UP = 10
 _NANOSECONDS = 1_000_000  # in a millisecond
@@ -52,7 +52,7 @@ def _by(way: str) -> Iterator[None]:
     """Refresh in this way; "tables" is the way of many changes."""
     if way == "tables":
         with (
-            patch.object(PreparedRefresh, "refresh", lambda *_: None),
+            patch.object(KeptViews, "_again", lambda *_: None),
             patch.object(FewChanges, "apply", lambda *_: None),
         ):
             yield
@@ -133,7 +133,7 @@ def show(used: dict[str, dict[int, dict[str, float]]], console: Console) -> None
 def main(rounds: int, pg: int, as_json: bool) -> None:
     """Measure refreshes of a join with sums over 100,000 rows after 0, 10 and 1,000 updated rows.
 
-    Few changes are applied by prepared statements, and beside that by tables, as many changes always are.
+    Few changes are applied by CALL gdq.refresh(), and beside that by tables, as many changes always are.
     """
     try:
         settings: dict[str, str | float | bool] = {"autovacuum": False, "synchronous_commit": False}

@@ -1,17 +1,19 @@
-"""Views that this process has refreshed before: a few prepared statements refresh them again.
+"""Views that this process has refreshed before: one statement refreshes them again.
 
 What a whole refresh has found out is kept in its process: the view, its plan's fingerprint, and stamps of everything
 that both depend on. While the stamps, the target and the logs are the same, another whole refresh would do nothing, and
-one statement finds that. While the stamps and the target are the same, few changes take the way of PreparedRefresh.
+one statement finds that. A view whose target is in the tables' database has functions as well (`compiled_view`): the
+same statement, CALL gdq.refresh(), also follows few changes.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 from psycopg import Connection
@@ -21,12 +23,12 @@ from gdq.consumers.refresh.audit import is_auditable
 from gdq.consumers.refresh.view_refresh import PlannedView, PreparedResult, RefreshPoint, ViewRefresh
 from gdq.consumers.views.own_objects import check_own_tables
 from gdq.consumers.views.progress import Progress
+from gdq.consumers.views.target_rows import TargetRows
 from gdq.errors import GdqError
 from gdq.qualified_sql import qualified
 from gdq.view.view import ViewInfo
 
-if TYPE_CHECKING:
-    from gdq.consumers.refresh.prepared_refresh import PreparedRefresh
+log = logging.getLogger(__name__)
 
 # The position of a target that is as the last refresh left it; NULL for another. NUMBER: of the view.
 _POSITION = """
@@ -41,6 +43,8 @@ _UNCHANGED = """
 select gdq.refresh_unchanged(%(views)s::text[], POSITIONS::text[], %(stamps)s::text[], %(definitions)s::text[],
                              %(audited)s::bool[], %(group)s::text)"""
 
+_CALL = "call gdq.refresh(%s, false)"
+
 # After a refresh that took longer, a whole one chooses by the history whether to go on from changes.
 _SECONDS_MAX = 1.0
 
@@ -49,13 +53,13 @@ _SECONDS_MAX = 1.0
 class _Kept:
     """What the last refresh of a view has found out. `comment`: the target's, None for a lake table.
 
-    `prepared`: None for a view that no prepared statements can refresh.
+    `compiled`: whether the view has functions that refresh it.
     """
 
     view: ViewInfo
     planned: PlannedView
     comment: str | None
-    prepared: PreparedRefresh | None = None
+    compiled: bool = False
 
     @property
     def target(self) -> dict[str, str | None]:
@@ -85,8 +89,6 @@ class KeptViews:
     at: Callable[[RefreshPoint], None]
     tell: Callable[[str], Progress]
     _kept: dict[str, _Kept] = field(default_factory=dict, init=False)
-    # the stamps of views that prepared statements have failed to refresh
-    _given_up: dict[str, str] = field(default_factory=dict, init=False)
 
     def planned(self, name: str) -> PlannedView | None:
         """What the last refresh was told of a view, for a whole one, which keeps anew what it finds."""
@@ -98,23 +100,35 @@ class KeptViews:
         if work.planned is not None:
             comment = None if work.lake is not None else work.target.comment
             kept = _Kept(view, work.planned, comment)
-            kept.prepared = self._prepared(kept)
+            kept.compiled = self._compiled(work, kept)
             self._kept[view.view_name] = kept
 
-    def _prepared(self, kept: _Kept) -> PreparedRefresh | None:
-        """Refreshes of the view by prepared statements: its code must be the session's, and so its target."""
-        from gdq.consumers.refresh.prepared_refresh import PreparedRefresh  # noqa: PLC0415 (loads sqlglot, an extra)
+    def _compiled(self, work: ViewRefresh, kept: _Kept) -> bool:
+        """Make the functions of the view, unless it has them; True if a CALL can follow changes of it.
 
-        view, name = kept.view, kept.view.view_name
-        own = view.engine == "postgres" and kept.comment is not None and not view.elsewhere and view.acts_as is None
-        if not own or self._given_up.get(name) == kept.planned.stamp:
-            return None
-        self._given_up.pop(name, None)
-        values = {f"{key}_0": value for key, value in kept.target.items()} | kept.told
-        position = _POSITION.replace("NUMBER", "0")
-        session = self.open_target(None)
-        prepared = PreparedRefresh(session, view, kept.planned, position, values, self.at, self.tell(name))
-        return prepared if prepared.is_suited else None
+        Its code must be the session's, and so its target.
+        """
+        view, planned = kept.view, kept.planned
+        if view.engine != "postgres" or kept.comment is None or view.elsewhere or view.acts_as is not None:
+            return False
+        plan, session = planned.plan, self.open_target(None)
+        known = [view.view_name, planned.stamp, planned.definitions, plan.fingerprint()]
+        changes = call(self.control, "is_compiled", *known)
+        if changes is None:
+            # they load sqlglot, an extra
+            from gdq.consumers.views.compiled_view import CompiledView  # noqa: PLC0415
+            from gdq.plan.postgres import PostgresPlan  # noqa: PLC0415
+
+            assert isinstance(plan, PostgresPlan)
+            assert isinstance(work.place, TargetRows)
+            try:
+                with session.transaction():
+                    compiled = CompiledView(view, plan, work.place)
+                    changes = compiled.store(session, planned.stamp, planned.definitions, auditable=is_auditable(plan))
+            except psycopg.Error as error:
+                log.debug("view %s is not compiled: %s", view.view_name, error)
+                return False
+        return bool(changes)
 
     def refreshed(
         self, names: Sequence[str], group: str | None, check: Callable[[ViewInfo], object]
@@ -138,18 +152,22 @@ class KeptViews:
         return None
 
     def _again(self, kept: _Kept) -> PreparedResult | None:
-        name, prepared = kept.view.view_name, kept.prepared
-        if prepared is None:
+        if not kept.compiled:
             return PreparedResult() if self._is_noted([kept], None) else None
-        prepared.connection = self.open_target(None)
-        check_own_tables(prepared.connection, "position", in_source=True)
+        name, session = kept.view.view_name, self.open_target(None)
+        check_own_tables(session, "position", in_source=True)
         started = time.monotonic()
-        done = prepared.refresh()
+        row = session.execute(_CALL, [name], prepare=True).fetchone()
         if time.monotonic() - started > _SECONDS_MAX:
             self._kept.pop(name)
-        if prepared.given_up:
-            self._given_up[name], kept.prepared = kept.planned.stamp, None
-        return done
+        if row is None or row[0] is None:
+            return None
+        action, _, rows, delta_rows = row
+        if action == "none":
+            return PreparedResult()
+        self.at("committed")
+        self.at("done")
+        return PreparedResult("delta", "incremental" if delta_rows else "none", rows, delta_rows)
 
     def _is_noted(self, kept: Sequence[_Kept], group: str | None) -> bool:
         view = kept[0].view

@@ -29,7 +29,7 @@ from gdq.sql_text import literal, quote
 
 # Changes of one table in the log that count as few, bytes of their netted columns as they are stored, and as text; and
 # rows of the view that they may change.
-_FEW, _FEW_BYTES, _SENT_BYTES, _ROWS_MAX = 1000, 2**20, 2**23, 4000
+FEW, FEW_BYTES, _SENT_BYTES, _ROWS_MAX = 1000, 2**20, 2**23, 4000
 
 # Types whose arrays have the same values again when they are read from text.
 _SENT = re.compile(
@@ -65,7 +65,7 @@ class Netted:
     def of(cls, number: int, table: UsedTable, rows: LoggedRows, found: Sequence[Any]) -> Self | None:
         """The changes from a row of netting_sql(); None if they are many, or large."""
         seen, netted, small, *arrays = found
-        if seen > _FEW or not small:
+        if seen > FEW or not small:
             return None
         columns = {column.name: column for column in rows.columns}
         return cls(
@@ -221,9 +221,9 @@ def netting_sql(table: UsedTable, rows: LoggedRows) -> str:
     net = netted_images_sql(table, rows.images, exact=rows.is_exact(table.logged))
     return f"""
         with seen as materialized (
-               select count(*) as n from (select from ({rows.select}) as r limit {_FEW + 1}) as r),
-             net as materialized (select * from ({net}) as d where (select n from seen) <= {_FEW}),
-             sized as (select count(*) as n, coalesce(sum({size}), 0) <= {_FEW_BYTES} as small from net as d),
+               select count(*) as n from (select from ({rows.select}) as r limit {FEW + 1}) as r),
+             net as materialized (select * from ({net}) as d where (select n from seen) <= {FEW}),
+             sized as (select count(*) as n, coalesce(sum({size}), 0) <= {FEW_BYTES} as small from net as d),
              a as (select {arrays} from net as d where (select small from sized))
         select (select n from seen), sized.n, sized.small and fits.small, {shown}
           from sized, a, lateral (select {length} <= {_SENT_BYTES} as small) as fits"""

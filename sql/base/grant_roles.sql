@@ -24,9 +24,9 @@ begin
       when duplicate_object or unique_violation then
         null;  -- another database of this cluster installs at the same moment
     end;
-    execute format('revoke execute on all functions in schema gdq from %I', role);
+    execute format('revoke execute on all routines in schema gdq from %I', role);
     for f in select gdq.granted(role) loop
-      execute format('grant execute on function %s to %I', f, role);
+      execute format('grant execute on routine %s to %I', f, role);
     end loop;
     execute format('grant usage on schema gdq to %I', role);
     if role = 'gdq_admin' then
@@ -84,8 +84,10 @@ as $$
               row_fits,row_is_whole,row_has_all,segment_is,table_name,
               create_view,drop_view,set_view_owner,set_view_audit,note_audit,lock_view,view_changed,view_stamp,
               check_group,create_group,alter_group,drop_group,
-              begin_refresh,refresh_unchanged,is_intact,begin_prepared_refresh,later_rows_sql,
-              finish_prepared_refresh,add_tick,set_position,start_view_run,finish_view_run}')) g(roles, names)
+              begin_refresh,refresh_unchanged,later_rows_sql,is_compiled,compile_view,
+              refresh,refresh_group,compiled_views,refresh_compiled,
+              target_position,move_target,begin_compiled_refresh,begin_compiled_load,finish_compiled_refresh,
+              add_tick,set_position,start_view_run,finish_view_run}')) g(roles, names)
    where p.pronamespace = 'gdq'::regnamespace and role = any (g.roles) and p.proname = any (g.names)
 $$;
 comment on function gdq.granted(name) is 'The functions of gdq that one of its roles may execute.';

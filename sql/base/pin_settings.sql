@@ -35,7 +35,7 @@ language sql stable security definer set search_path = pg_catalog, pg_temp
 as $$
   select p.oid
     from pg_proc p
-   where p.pronamespace = 'gdq'::regnamespace
+   where p.pronamespace = 'gdq'::regnamespace and p.prokind = 'f'  -- a procedure with settings may not commit
      and p.proname <> all ('{apply_ddl,event_triggers_on,insert_event,insert_events,row_fits,row_is_whole,row_has_all,
                              segment_is,table_name}')
      and (p.prorettype = 'event_trigger'::regtype

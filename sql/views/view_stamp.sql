@@ -41,7 +41,9 @@ language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
   return concat_ws(' ', t::text,
-    (select concat_ws(' ', c.oid, c.xmin, n.nspname,
+    -- not the row itself, which TRUNCATE writes anew
+    (select concat_ws(' ', c.oid, c.relname, n.nspname, c.relowner, c.relkind, c.relpersistence, c.relispartition,
+              c.reltype, c.relrowsecurity, c.relhasrules, c.relhastriggers, c.relchecks,
               c.relkind <> 'p' and exists (select from pg_inherits h where h.inhparent = c.oid))
        from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = t.relid),
     (select string_agg(concat_ws(' ', a.attnum, a.xmin, format_type(a.atttypid, a.atttypmod)), ',' order by a.attnum)

@@ -10,16 +10,19 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from gdq.consumers.refresh.refresher import Refresher
 from gdq.embedded.server import EmbeddedServer
 from gdq.installer.install import install
+from gdq.view.view import create_view
 from tests.support.page import blocks
 from tests.support.server import PASSWORD, Database, chosen_binaries, drop_ended
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.server
 
-(JOBS,) = (block.text for block in blocks("docs/managed.md") if "cron.schedule" in block.text)
+(JOBS, VIEW_JOB) = (block.text for block in blocks("docs/managed.md") if "cron.schedule" in block.text)
 (TICKS, MAINTENANCE, _log) = re.findall(r"\$job\$(.*?)\$job\$", JOBS)
+(VIEW,) = re.findall(r"\$job\$(.*?)\$job\$", VIEW_JOB)
 
 
 @pytest.fixture
@@ -85,6 +88,25 @@ def test_the_jobs_tick_rotate_and_empty(db: Database, timekeeper: str) -> None:
         until(lambda: maintained() == 0)
 
 
+def open_view(owner: psycopg.Connection[Any], dsn: str) -> None:
+    owner.execute("create table sale (id int primary key, country text)")
+    owner.execute("select gdq.add_table('shop', 'sale')")
+    query = "select country, count(*) as sales from sale group by country"
+    create_view(owner, "sales_by_country", "shop", query, "public.sales_by_country", engine="postgres")
+    with Refresher(dsn) as refresher:
+        refresher.refresh("sales_by_country")
+
+
+def test_a_view_is_kept_fresh_by_its_job(db: Database) -> None:
+    with db.connect() as owner:
+        open_shop(owner)
+        open_view(owner, db.dsn)
+        for number in range(3):
+            owner.execute("insert into sale values (%s, 'FR')", [number])
+            owner.execute(VIEW.encode())
+            assert owner.execute("select * from sales_by_country").fetchall() == [("FR", number + 1)]
+
+
 @pytest.fixture
 def cron(pytestconfig: pytest.Config) -> Iterator[EmbeddedServer]:
     """A server with pg_cron, whose jobs belong to its database shop."""
@@ -112,13 +134,18 @@ def test_pg_cron_itself(cron: EmbeddedServer) -> None:
         su.execute("create extension pg_cron")
         su.execute("grant usage on schema cron to boss")
         version = su.execute("select extversion from pg_extension where extname = 'pg_cron'").fetchone()
-        jobs = JOBS if version and version[0] >= "1.5" else re.sub(r"'\d+ seconds'", "'* * * * *'", JOBS)
+        jobs = JOBS + VIEW_JOB
+        if not version or version[0] < "1.5":
+            jobs = re.sub(r"'\d+ seconds'", "'* * * * *'", jobs)
         with psycopg.connect(dsn, autocommit=True) as owner:
             open_shop(owner)
+            open_view(owner, dsn)
+            owner.execute("insert into sale values (1, 'FR')")
             for job in filter(str.strip, jobs.split(";\n")):
                 owner.execute(job.encode())
             owner.execute("insert into t values (1)")
             assert until(lambda: read(owner)) == [1]
+            until(lambda: owner.execute("select * from sales_by_country").fetchall() == [("FR", 1)])
         until(lambda: rows_in_logs(su) == 0)
         states = su.execute("select distinct status from cron.job_run_details where end_time is not null").fetchall()
         assert states == [("succeeded",)]

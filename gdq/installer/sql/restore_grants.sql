@@ -18,11 +18,11 @@ begin
     raise warning 'function % is no longer part of gdq, but is used by %', f.name, f.users
       using hint = pg_catalog.format('Drop what uses it, then: drop function %s', f.name);
   end loop;
-  revoke execute on all functions in schema gdq from public;
+  revoke execute on all routines in schema gdq from public;
   for g in select * from pg_catalog.jsonb_to_recordset(pg_catalog.current_setting('gdq.grants')::pg_catalog.jsonb)
                       g(function text, name text, grantee text, option boolean) loop
     if pg_catalog.to_regprocedure(g.function) is not null then
-      execute pg_catalog.format('grant execute on function %s to %s%s', g.function, g.grantee,
+      execute pg_catalog.format('grant execute on routine %s to %s%s', g.function, g.grantee,
         case when g.option then ' with grant option' else '' end);
     else
       raise warning 'function % has other arguments now or is gone: % may not execute it any more',

@@ -1,0 +1,51 @@
+-- refresh_compiled(view, compiled, load, group_name): what CALL gdq.refresh() does in its transaction of REPEATABLE
+-- READ, after its locks, with the rights of the session: the view's owner's. compiled: as compiled_views() gave it.
+-- load: as for refresh(). group_name: the group that is refreshed.
+-- Result, writes and errors: as refresh().
+create or replace function gdq.refresh_compiled(view text, compiled gdq.compiled_view, load boolean,
+  group_name text default null, out action text, out reason text, out rows_changed bigint, out delta_rows bigint)
+language plpgsql volatile set search_path = pg_catalog, pg_temp set row_security = off
+as $$
+declare
+  started timestamptz := clock_timestamp();
+  place text;
+  since record;
+  rows_read bigint;
+begin
+  place := gdq.target_position(view, compiled);
+  select b.* into since
+    from gdq.begin_compiled_refresh(view, place, compiled.auditable and not load, group_name) b;
+  if since.segments = '{}' then
+    action := 'none';
+    rows_changed := 0;
+    delta_rows := 0;
+    return;
+  elsif since.segments is not null and compiled.changes is not null then
+    begin
+      execute 'select c.* from ' || compiled.changes || '($1, $2, $3) c'
+        into delta_rows, rows_changed, rows_read using since.xmax, since.running, since.segments;
+    exception when data_exception or syntax_error_or_access_rule_violation or feature_not_supported
+                or integrity_constraint_violation or program_limit_exceeded or raise_exception then
+      delta_rows := null;
+      reason := sqlerrm;
+    end;
+  end if;
+  if delta_rows is not null then
+    action := 'delta';
+  elsif load then
+    perform gdq.begin_compiled_load(view);
+    reason := coalesce(reason, case when place is null then 'the target is not as the last refresh left it'
+                                    when since.segments is null then 'the log rows do not show every change'
+                                    when compiled.changes is null then 'changes of this view are not compiled'
+                                    else 'many changes' end);
+    execute 'select l.* from ' || compiled.load || '() l' into rows_changed, rows_read;
+    action := 'full';
+  else
+    return;
+  end if;
+  perform gdq.move_target(view, compiled, place,
+    gdq.finish_compiled_refresh(view, place, group_name, started, action, reason, rows_changed, delta_rows, rows_read));
+end
+$$;
+comment on function gdq.refresh_compiled(text, gdq.compiled_view, boolean, text) is
+  'What CALL gdq.refresh() does after its locks.';
