@@ -140,7 +140,7 @@ end"""
                 deltas = [self._delta(connection, number) for number in range(1, len(self.plan.tables) + 1)]
         except psycopg.errors.ObjectNotInPrerequisiteState:
             return ""  # the log still has rows of a version with other types
-        if not statement.is_suited([delta.rows for delta in deltas]):
+        if not all(delta.is_logged for delta in deltas) or not statement.is_suited([delta.rows for delta in deltas]):
             return ""
         some = [delta.netted for delta in deltas]
         sets = [chosen for size in range(1, len(some) + 1) for chosen in combinations(some, size)]
@@ -226,6 +226,11 @@ class _Delta:
     table: UsedTable
     rows: LoggedRows
     segments: Sequence[int]
+
+    @property
+    def is_logged(self) -> bool:
+        """True if the log has all columns of the delta."""
+        return {*self.table.logged} == {column.name for column in self.rows.columns}
 
     @property
     def variables(self) -> list[tuple[str, str]]:

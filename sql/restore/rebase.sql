@@ -172,7 +172,7 @@ create or replace function gdq.restore_rights() returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
-  revoke execute on all functions in schema gdq from public;
+  revoke execute on all routines in schema gdq from public;
   perform gdq.grant_roles();
   -- in this cluster their names may be those of the roles of other owners; rebase_tables() makes them anew
   perform gdq.revoke_all(r.oid) from pg_roles r where r.rolname ~ '^gdq_capture_[0-9]+$';

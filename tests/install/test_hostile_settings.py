@@ -202,6 +202,7 @@ def _set(database: Database, where: str, settings: dict[str, str]) -> None:
 
 # SQL calls these once for each row or message; apply_ddl() runs DDL of the caller under the caller's settings.
 _UNPINNED = {
+    *("refresh", "refresh_group"),  # they commit, which a procedure with settings may not; what they call is pinned
     *("apply_ddl", "event_triggers_on", "insert_event", "insert_events"),
     *("row_fits", "row_is_whole", "row_has_all", "segment_is", "table_name"),
 }

@@ -88,7 +88,7 @@ def test_upgrade_without_any_function_equals_a_fresh_install(db: Database) -> No
     drop = """do $$ declare f regprocedure; begin
       for f in select oid from pg_proc where pronamespace = 'gdq'::regnamespace
                   and prorettype <> 'event_trigger'::regtype loop
-        execute format('drop function %s', f); end loop; end $$"""
+        execute format('drop routine %s', f); end loop; end $$"""
     stub = "create or replace function gdq.ddl_guard() returns event_trigger language plpgsql as 'begin end'"
     upgrade(db, stub, drop)
     assert dump(db, "-s") == fresh
