@@ -18,15 +18,17 @@ from gdq.steps import AnyConnection, Statement, Steps, run
 
 log = logging.getLogger(__name__)
 
-_STEP = "select made, due, longest, seen, snapshot from gdq.tick_step(%s, %s, %s, %s, %s)"
+_STEP = "select made, due, longest, seen, snapshot, guarded from gdq.tick_step(%s, %s, %s, %s, %s)"
 
-TICK_INTERVAL_SECONDS = 0.05
+# The most between two looks for changes, whatever ticker_max_lag is.
+TICK_INTERVAL_SECONDS = 1.0
 
 # A ticker counts as running if its last notification is younger than this.
 TICKER_SECONDS = 1.0
 
-# Maintenance checks all logs, so it runs less often than ticks.
-_MAINTENANCE_SECONDS = 1.0
+# Maintenance checks all logs, so it runs less often than ticks; while nothing happens, after this share of the time
+# since the event numbers moved.
+_MAINTENANCE_SECONDS, _MAINTENANCE_IDLE_SECONDS, _MAINTENANCE_SHARE = 1.0, 10.0, 0.25
 
 # After this long without a pause maintenance goes on in the next step: ticks wait meanwhile.
 _MAINTENANCE_SECONDS_MAX = 1.0
@@ -135,6 +137,7 @@ class Housekeeping:
         self._seen: str | None = None
         self._snapshot: str | None = None
         self._longest: float | None = None
+        self._guarded = False
         # by time.monotonic(): when the numbers moved, and when the next step is due, must ask for everything, or must
         # look for transactions that committed late
         self._moved_at = self._next_at = self._all_at = self._snapshot_at = time.monotonic()
@@ -145,7 +148,7 @@ class Housekeeping:
         return max(self._next_at - time.monotonic(), 0)
 
     def step(self, connection: psycopg.Connection[Any], stop: Callable[[], bool] = lambda: False) -> int:
-        """Take the due ticks, and maintain the logs about once a second; returns the number of ticks.
+        """Take the due ticks, and maintain the logs once a second, rarer while idle; returns the number of ticks.
 
         `stop` is called during the work: True ends the step early.
         """
@@ -172,13 +175,19 @@ class Housekeeping:
             if stop():
                 return made
         started = time.monotonic()
-        if started - self._maintained_at >= _MAINTENANCE_SECONDS:
+        if started - self._maintained_at >= self._maintenance_pause(started):
             more_due = yield from _maintain_all(
                 lambda: stop() or time.monotonic() - started >= _MAINTENANCE_SECONDS_MAX
             )
             if not more_due:
                 self._maintained_at = time.monotonic()
         return made
+
+    def _maintenance_pause(self, now: float) -> float:
+        """Seconds between two maintenances."""
+        # what event triggers would have seen, maintenance sees
+        pause = (now - self._moved_at) * _MAINTENANCE_SHARE if self._guarded else 0
+        return min(max(pause, _MAINTENANCE_SECONDS), _MAINTENANCE_IDLE_SECONDS)
 
     def statement(self) -> Statement:
         """The statement of the next step, to be run in a transaction of its own; its row is for take()."""
@@ -192,8 +201,10 @@ class Housekeeping:
 
     def take(self, row: Sequence[Any]) -> int:
         """Note what a step has brought; returns the number of ticks."""
-        made, due, longest, seen, snapshot = row
+        made, due, longest, seen, snapshot, guarded = row
         now = time.monotonic()
+        if made is not None:
+            self._guarded = guarded
         if made:
             self._seen = None
             self._next_at = self._all_at = now + (due or 0)

@@ -54,7 +54,7 @@ from gdq.errors import (
 from gdq.qualified_sql import qualified
 from gdq.source import Position
 from gdq.sql_text import quote
-from gdq.ticker import TICK_INTERVAL_SECONDS, Housekeeping, take_tick
+from gdq.ticker import Housekeeping, take_tick
 from gdq.typed.arrow import ARROW_LOG_SETTINGS, arrow_select_sql
 
 if TYPE_CHECKING:
@@ -70,6 +70,9 @@ except ImportError:  # Spark 4.1
     ReadMaxRows = None
 
 LIMITS_BATCHES = ReadMaxRows is not None
+
+# Spark asks a hundred times a second; so often the logs are looked at.
+_LOOK_SECONDS = 0.05
 
 # A table without changes gets an empty batch after this time, so that the consumer moves on and logs can be dropped.
 _IDLE_SECONDS = 300.0
@@ -155,7 +158,7 @@ class GdqStreamReader(DataSourceStreamReader):
         first = not self._looked_at
         if first and last_tick is None:
             take_tick(connection, self.queue)
-        time.sleep(max(self._looked_at + TICK_INTERVAL_SECONDS - time.monotonic(), 0))  # Spark calls 100 times a second
+        time.sleep(max(self._looked_at + _LOOK_SECONDS - time.monotonic(), 0))
         self._looked_at = time.monotonic()
         self._housekeeping.step(connection)
         known = start or Position.parse(position(connection, self.queue, self.consumer))

@@ -36,7 +36,14 @@ _HandOver = Callable[[Connection[Any], gdq.SourceBatch | gdq.CopyBatch], None]
 
 @click.command()
 @click.option("--once", is_flag=True, help="Do what is due now, then exit.")
-@click.option("--interval", type=base.Seconds(0.001), default=0.05, show_default=True, metavar="SECONDS")
+@click.option(
+    "--interval",
+    type=base.Seconds(0.001),
+    default=gdq.ticker.TICK_INTERVAL_SECONDS,
+    show_default=True,
+    metavar="SECONDS",
+    help="The most between two looks for changes, if ticker_max_lag is longer.",
+)
 @base.dsn_option
 def ticker_command(once: bool, interval: float, dsn: str | None) -> None:
     """Take ticks and maintain the logs of all queues, until SIGTERM."""

@@ -9,11 +9,13 @@
 --   of which another may be due, and if nothing was done.
 --   longest: the most seconds between two looks at the event numbers, since an event would make a tick due at once;
 --   NULL if no queue is looked at.
+--   guarded: whether event triggers guard the captured tables: without them maintain() is to be called each second,
+--   as it sees what they would have; NULL if nothing was done.
 --   seen: the event numbers of these queues. snapshot: the server's, if no queue had changes then; else NULL.
 -- Writes: tick. Errors: as ticker().
 create or replace function gdq.tick_step(queue text default null, ahead interval default '0',
   lag interval default null, inout seen text default null, inout snapshot text default null,
-  out made integer, out due double precision, out longest double precision)
+  out made integer, out due double precision, out longest double precision, out guarded boolean)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -22,6 +24,7 @@ begin
                       where gdq.last_event(s.id::integer) <> s.number::bigint) then
     return;
   end if;
+  guarded := gdq.event_triggers_on();
   snapshot := pg_current_snapshot()::text;
   made := gdq.ticker(queue, ahead, lag);
   if made > 0 then

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from uuid import uuid4
 
 import psycopg
 import pytest
 from psycopg.pq import TransactionStatus
 
+from gdq import ticker
 from gdq.batch import Batch
 from gdq.consumer import Consumer
 from gdq.errors import StaleBatch
+from gdq.steps import Steps
 from gdq.ticker import Housekeeping
 from tests.support.programs import gdq
 from tests.support.retry_shop import RetryShop, open_shop
@@ -202,6 +206,37 @@ def test_looks_get_rarer_while_nothing_happens(shop: RetryShop) -> None:
         shop.connection.execute("insert into orders values (9)")
         assert housekeeping.step(ticker) == 1
         assert 10 < housekeeping.pause <= 30
+
+
+def test_an_idle_queue_is_maintained_rarely(shop: RetryShop, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, maintain = [0.0], ticker._maintain_all
+    maintained: list[float] = []
+
+    def noted(stop: Callable[[], bool]) -> Steps[bool]:
+        maintained.append(clock[0])
+        return (yield from maintain(stop))
+
+    monkeypatch.setattr("gdq.ticker._maintain_all", noted)
+    monkeypatch.setattr("gdq.ticker.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    shop.connection.execute("update gdq.queue set ticker_max_lag = '1 ms'")
+    housekeeping = Housekeeping("q")
+    with shop.db.connect() as connection:
+
+        def run(seconds: int) -> list[float]:
+            maintained.clear()
+            for _ in range(2 * seconds):
+                clock[0] += 0.5
+                housekeeping.step(connection)
+            return [later - earlier for earlier, later in pairwise(maintained)]
+
+        assert run(60)[-1] == 10
+        shop.connection.execute("insert into orders values (9)")
+        assert min(run(5)) == 1
+        assert run(60)[-1] == 10
+        # without event triggers it is maintenance that sees DDL
+        with shop.db.connect("su") as su:
+            su.execute('drop event trigger "!gdq_ddl"')
+        assert run(15)[-1] == 1
 
 
 def test_a_commit_that_moves_no_number_is_found(shop: RetryShop) -> None:
