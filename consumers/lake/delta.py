@@ -141,7 +141,7 @@ class DeltaLake(OwnedLakeTable):
         return {
             "application": self.application,
             "number": number,
-            "view": self.view,
+            "owner": self.owner,
             "position": new.text,
         }
 
@@ -162,7 +162,7 @@ class DeltaLake(OwnedLakeTable):
                 mode="error" if found.table is None else "overwrite",
                 schema_mode=None if found.table is None else "overwrite",
                 partition_by=[],  # without it the table keeps partitions that another has given it
-                description=f"gdq: target of view {self.view}, {self.source}",
+                description=f"gdq: target of {self.owner}, {self.source}",
                 target_file_size=FILE_BYTES,
                 commit_properties=self._properties(found.number + 1, new),
             )

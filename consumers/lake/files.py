@@ -254,7 +254,7 @@ class _Keys:
 
     def find(self, group: _Group) -> list[int]:
         rows = group.read(list(self.columns))
-        return _among([(_folded(_array(rows[name])), values) for name, values in self.columns.items()])
+        return _among([(_folded(whole_array(rows[name])), values) for name, values in self.columns.items()])
 
 
 class _Images:
@@ -262,7 +262,7 @@ class _Images:
 
     def __init__(self, rows: pa.Table, counts: Sequence[int], first: Sequence[str]) -> None:
         self._rest = [name for name in rows.schema.names if name not in first]
-        columns = {name: _bits(_array(rows[name])) for name in [*first, *self._rest]}
+        columns = {name: float_bits(whole_array(rows[name])) for name in [*first, *self._rest]}
         self._values = {name: column.unique() for name, column in columns.items()}
         self.columns = {name: self._values[name] for name in first}
         codes = [_numbers(column, self._values[name]) for name, column in columns.items()]
@@ -282,7 +282,7 @@ class _Images:
             rows = group.read(names)
             if codes:
                 rows = rows.take(pa.array(numbers, pa.int64()))
-            pairs = [(_bits(_array(rows[name])), self._values[name]) for name in names]
+            pairs = [(float_bits(whole_array(rows[name])), self._values[name]) for name in names]
             some = _among(pairs)
             if not some:
                 return []
@@ -301,7 +301,8 @@ class _Images:
         return True
 
 
-def _array(column: pa.ChunkedArray) -> pa.Array:
+def whole_array(column: pa.ChunkedArray) -> pa.Array:
+    """A column as one array."""
     array = column.combine_chunks()
     return array if isinstance(array, pa.Array) else pa.concat_arrays(array.chunks)
 
@@ -317,7 +318,7 @@ def _numbers(column: pa.Array, values: pa.Array) -> list[int | None]:
     return cast("list[int | None]", pc.index_in(column, value_set=values, skip_nulls=False).to_pylist())
 
 
-def _bits(column: pa.Array) -> pa.Array:
+def float_bits(column: pa.Array) -> pa.Array:
     """Floats as integers: 0 and -0 differ, as in a row's text, and NaN equals NaN."""
     if pa.types.is_float32(column.type):
         return column.view(pa.int32())

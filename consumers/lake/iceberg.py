@@ -130,7 +130,7 @@ class IcebergLake(OwnedLakeTable):
         name = self.name.iceberg[1]
         with suppress(NamespaceAlreadyExistsError):
             catalog.create_namespace(name.rpartition(".")[0])
-        properties = _PROPERTIES | {_OWNER: self.source, "comment": f"gdq: target of view {self.view}"}
+        properties = _PROPERTIES | {_OWNER: self.source, "comment": f"gdq: target of {self.owner}"}
         try:
             return catalog.create_table(name, schema, properties=properties)
         except TableAlreadyExistsError as error:

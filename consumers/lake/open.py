@@ -1,4 +1,4 @@
-"""Opens a view's lake table; only this module knows Delta, Iceberg and Parquet.
+"""Opens the lake table of a view or a mirror; only this module knows Delta, Iceberg and Parquet.
 
 A format's libraries are imported when a table of that format is opened.
 """
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from gdq.consumers.lake.files import ArrowDifference
 
 
-def open_lake(name: LakeName, view: str, source: str) -> LakeTable:
-    """The lake table `name` as the target of a view with the unique mark `source`; reads and writes nothing.
+def open_lake(name: LakeName, owner: str, source: str) -> LakeTable:
+    """The lake table `name` of an `owner`, "view totals", with the unique mark `source`; reads and writes nothing.
 
     Its methods turn the libraries' errors into GdqError.
     """
-    return _OneLineErrors(_open(name, view, source), name)
+    return _OneLineErrors(_open(name, owner, source), name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,21 +70,21 @@ class _OneLineErrors:
             raise GdqError(f"{self.name}: {text}") from error
 
 
-def _open(name: LakeName, view: str, source: str) -> LakeTable:
+def _open(name: LakeName, owner: str, source: str) -> LakeTable:
     try:
         match name.kind:
             case "delta":
                 from gdq.consumers.lake.delta import DeltaLake  # noqa: PLC0415
 
-                return DeltaLake(name, view, source)
+                return DeltaLake(name, owner, source)
             case "parquet":
                 from gdq.consumers.lake.parquet import ParquetLake  # noqa: PLC0415
 
-                return ParquetLake(name, view, source)
+                return ParquetLake(name, owner, source)
             case "iceberg":
                 from gdq.consumers.lake.iceberg import IcebergLake  # noqa: PLC0415
 
-                return IcebergLake(name, view, source)
+                return IcebergLake(name, owner, source)
     except ModuleNotFoundError as error:
         message = f"a target of kind {name.kind} needs the Python package {error.name}"
         raise GdqError(message, hint="pip install 'gdq[lake]'") from error

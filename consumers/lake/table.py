@@ -53,10 +53,13 @@ class LakeTable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OwnedLakeTable:
-    """The lake table `name` as the target of one view, whose unique mark is `source`; base of all formats."""
+    """The lake table `name` as the target of one view, or of a mirror's table; base of all formats.
+
+    `owner`: of the table, for messages, as "view totals"; `source`: the owner's unique mark.
+    """
 
     name: LakeName
-    view: str
+    owner: str
     source: str
 
     def check(self, state: TargetState, stored: StoredPosition | None, kind: str) -> None:
@@ -65,7 +68,7 @@ class OwnedLakeTable:
         RefreshConflict if the position differs; Diverged if others changed the rows, except for a full load.
         """
         if state.stored != stored:
-            raise RefreshConflict(f'another refresh of view "{self.view}" has moved its position meanwhile')
+            raise RefreshConflict(f"another refresh of {self.owner} has moved its position meanwhile")
         if kind != "full" and (state.stored is None or state.foreign is not None):
             raise Diverged(state.foreign or f"{self.name} is gone")
 
@@ -86,6 +89,4 @@ class OwnedLakeTable:
 
     def foreign_error(self) -> GdqError:
         """The error for an existing table that is not this view's target."""
-        return ForeignTarget(
-            f"{self.name} exists and is not the target of view {self.view}", hint="Choose another target."
-        )
+        return ForeignTarget(f"{self.name} exists and is not the target of {self.owner}", hint="Choose another target.")

@@ -118,7 +118,7 @@ class ViewRefresh:
         self._found: TargetState
         self.lake: LakeTable | None = None
         if view.lake is not None:
-            self.lake = open_lake(view.lake, view.view_name, view.source)
+            self.lake = open_lake(view.lake, f"view {view.view_name}", view.source)
             return
         owner = None if view.elsewhere else view.acts_as
         self.target = Target(view.view_name, view.source, view.target, in_source=not view.elsewhere, owner=owner)

@@ -49,7 +49,7 @@ class SparkDeltaWriter:
 
     def __init__(self, spark: SparkSession, view: ViewInfo) -> None:
         assert view.lake is not None
-        self._lake = DeltaLake(view.lake, view.view_name, view.source)
+        self._lake = DeltaLake(view.lake, f"view {view.view_name}", view.source)
         self._session = writer_session(spark, tuple(_SETTINGS.items()))
 
     def commit(self, change: SparkDifference, stored: StoredPosition | None, new: StoredPosition) -> int:
@@ -84,7 +84,7 @@ class SparkDeltaWriter:
         """Raise unless the commit is there, without foreign changes since the version that it was computed onto."""
         found = self._lake.find()
         if found.number != before.number + 1 or found.state.stored != new:
-            raise RefreshConflict(f'another refresh of view "{self._lake.view}" has moved its position meanwhile')
+            raise RefreshConflict(f"another refresh of {self._lake.owner} has moved its position meanwhile")
         if found.state.foreign is not None:
             raise Diverged(found.state.foreign)
 

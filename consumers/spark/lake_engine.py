@@ -124,7 +124,7 @@ def spark_lake_engine(run: SparkRun, task: EngineTask, computation: Computation 
             assert isinstance(plan, SparkKeyPlan)
             assert computation is not None
             source = KeyLakeRows(KeyStatements(computation, run), plan, texts)
-        lake = open_lake(view.lake, view.view_name, view.source)
+        lake = open_lake(view.lake, f"view {view.view_name}", view.source)
         columns = lake_columns(task.columns, kind)
         yield SparkLakeEngine(task, source, _writer(spark, view), lake, columns, computation, stack)
 

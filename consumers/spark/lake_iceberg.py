@@ -44,7 +44,7 @@ class SparkIcebergWriter:
 
     def __init__(self, spark: SparkSession, view: ViewInfo) -> None:
         assert view.lake is not None
-        self._lake = IcebergLake(view.lake, view.view_name, view.source)
+        self._lake = IcebergLake(view.lake, f"view {view.view_name}", view.source)
         self._catalog, settings = _catalog(spark, view.lake)
         self._session = writer_session(spark, settings)
 

@@ -47,6 +47,14 @@ OWN_TABLES: Mapping[str, tuple[str, ...]] = {
         "reading integer not null",
         "image bigint not null",
     ),
+    "mirror": (
+        "name text not null",
+        "queue text not null",
+        "target text not null",
+        "tick bigint",
+        "positions jsonb not null",
+        "updated_at timestamp with time zone not null default now()",
+    ),
     "replica": (
         "name text not null",
         "queue text not null",

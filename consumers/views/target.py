@@ -42,7 +42,7 @@ select pg_catalog.quote_ident(r.rolname) from pg_catalog.pg_roles r
                                           where n.nspname operator(pg_catalog.=) 'gdq')"""
 _GRANT = """
 grant usage, create on schema gdq_target to ROLE;
-grant select, insert, update, delete on gdq_target.position to ROLE"""
+grant select, insert, update, delete on gdq_target.TABLE to ROLE"""
 
 # A plan's fingerprint, then the number of the target's file: a TRUNCATE gives the table another file.
 _PLAN_AND_FILE = (
@@ -104,6 +104,12 @@ def target_types(columns: Sequence[tuple[str, int, str]], *, same_database: bool
     )
 
 
+def grant_own_table(connection: Connection[Any], name: str) -> None:
+    """Let the owner of gdq and all administrators use a table of gdq_target in the source's own database."""
+    for (role,) in connection.execute(_REFRESHERS).fetchall():
+        connection.execute(raw(_GRANT.replace("ROLE", role).replace("TABLE", name)))
+
+
 def text_elsewhere(oid: int, kind: str) -> bool:
     """True for types that a target in another database keeps as text: user types, regclass and the other reg types."""
     return oid >= FIRST_USER_OID or kind.startswith("reg")
@@ -162,8 +168,7 @@ class Target:
         connection.execute("create schema if not exists gdq_target")
         connection.execute(_CREATE_POSITION)
         if self.in_source:
-            for (role,) in connection.execute(_REFRESHERS).fetchall():
-                connection.execute(raw(_GRANT.replace("ROLE", role)))
+            grant_own_table(connection, "position")
         check_own_tables(connection, "position", in_source=self.in_source)
 
     def look(self, connection: Connection[Any], name: str) -> tuple[StoredPosition | None, bool, str | None]:

@@ -41,6 +41,7 @@ SECTIONS = {
             "replica-skips",
             "drop-replica",
         ],
+        "mirror": ["mirror", "mirrors", "drop-mirror"],
         "replica_dead_letter": ["replica-dead-letters", "replay-replica-dead-letters", "purge-replica-dead-letters"],
         "table_compare": ["compare-tables", "repair-tables"],
         "switchover": ["switchover"],

@@ -127,7 +127,7 @@ def _check_target(connection: Connection[Any], name: str) -> None:
     (info,) = view.view_info(connection, name)
     try:
         if info.lake is not None:
-            open_lake(info.lake, name, info.source).state()
+            open_lake(info.lake, f"view {name}", info.source).state()
         elif info.target_dsn is not None:
             with target_conninfo(info.target_dsn) as own, connect(own) as there:
                 Target(name, info.source, info.target).exists(there)
@@ -207,7 +207,7 @@ def _drop_target(info: ViewInfo, dsn: str | None) -> None:
     """Drop the target of a view; one that is not the view's own stays."""
     if info.lake is not None:
         with suppress(ForeignTarget):
-            open_lake(info.lake, info.view_name, info.source).drop()
+            open_lake(info.lake, f"view {info.view_name}", info.source).drop()
         return
     place = nullcontext(dsn) if info.target_dsn is None else target_conninfo(info.target_dsn)
     with place as own, base.command_session(own) as connection:

@@ -154,5 +154,5 @@ def lake_rows(stage: Stage, view: str, known: dict[str, Any]) -> list[dict[str, 
         with psycopg.connect(stage.dsn("gdq_owner"), autocommit=True) as owner:
             known[view] = view_info(owner, view)[0]
     info = known[view]
-    table = open_lake(info.lake, view, info.source)
+    table = open_lake(info.lake, f"view {view}", info.source)
     return [row for batch in table.scan() for row in batch.to_pylist()]

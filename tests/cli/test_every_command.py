@@ -41,6 +41,7 @@ COMMANDS = {
     "docs": "",
     "doctor": "Q",
     "drop-group": "GROUP",
+    "drop-mirror": "Q C",
     "drop-queue": "Q --force",
     "drop-replica": "Q C --to TO",
     "drop-slot": "Q C",
@@ -51,6 +52,8 @@ COMMANDS = {
     "install": "",
     "members": "Q C",
     "metrics": "Q --once",
+    "mirror": "Q public.orders --target delta:lake",
+    "mirrors": "",
     "pause": "Q C",
     "peek": "Q C",
     "position": "Q C",
@@ -118,7 +121,8 @@ NO_RIGHT_NEEDED = ("drop-slot", "slots", "replicas", *REPLICA_NOTES, *WITHOUT_SE
 # Commands for which an object that does not exist is no error: there is nothing left to do.
 GONE = {
     ("drop-group", "GROUP"), ("drop-queue", "Q"), ("drop-slot", "Q"), ("drop-slot", "C"), ("drop-view", "VIEW"),
-    ("drop-replica", "Q"), ("drop-replica", "C"), ("remove-sequence", "SEQUENCE"), ("unregister-consumer", "C"),
+    ("drop-replica", "Q"), ("drop-replica", "C"), ("drop-mirror", "C"),
+    ("remove-sequence", "SEQUENCE"), ("unregister-consumer", "C"),
 }  # fmt: skip
 
 

@@ -27,7 +27,7 @@ _CONTEXT = click.Context(main)
 LISTINGS = [
     name
     for name in main.list_commands(_CONTEXT)
-    if name not in ("replicate", "skip-replica-changes", "switchover")
+    if name not in ("mirror", "replicate", "skip-replica-changes", "switchover")
     and any(parameter.name == "shape" for parameter in main.commands[name].params)
 ]
 # TO: a connection string of a target.
@@ -39,8 +39,8 @@ ARGUMENTS = {
     "replica-skips": ["--to", "TO"],
     "replicas": ["--to", "TO"],
 }
-# No slots, no restored queues, and no replicas in the test's database.
-EMPTY = {"slots", "rebase", "replicas", "replica-conflicts", "replica-dead-letters", "replica-skips"}
+# No slots, no restored queues, no mirrors and no replicas in the test's database.
+EMPTY = {"slots", "rebase", "mirrors", "replicas", "replica-conflicts", "replica-dead-letters", "replica-skips"}
 
 # A name, and a reason of an error, that would steer a terminal.
 _HOSTILE = "a\x1b[31m\nb"

@@ -28,6 +28,7 @@ OTHERS = (
     "slot-or-queue",
     "compare",
     "replicas",
+    "lake",
     "switchover",
     "copies",
 )
@@ -162,6 +163,13 @@ def test_replicas(empty_db: Database, tmp_path: Path) -> None:
     assert "public.orders" in replicated
     assert "public.orders" in compared
     assert "mirror2" in by_slot
+
+
+def test_lake(empty_db: Database, tmp_path: Path) -> None:
+    _open_shop(empty_db)
+    printed = run_page("docs/lake.md", empty_db, tmp_path, PROGRAMS)
+    assert ("'customer': 'Zoe'" in printed[1], "'customer': 'Ann'" in printed[1]) == (True, False)
+    assert "public.customer" in printed[2]
 
 
 def test_switchover(empty_db: Database, tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ class SparkLakes:
             columns = lake_columns(describe_query(self.shop.connection, info.definition, info.settings), info.lake.kind)
             apply_view_settings(self.shop.connection, READ_SETTINGS | info.settings)
             expected = list(read_lake_rows(OwnerSql(self.shop.connection, None), info.definition, columns))
-        found = open_lake(info.lake, name, info.source).scan()
+        found = open_lake(info.lake, f"view {name}", info.source).scan()
         _, lacking, surplus = differing_lake_rows(expected, found, columns)
         return len(lacking), len(surplus)
 

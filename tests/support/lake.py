@@ -38,7 +38,7 @@ class Lakes:
     def open(self, name: str) -> LakeTable:
         (info,) = view_info(self.shop.connection, name)
         assert info.lake is not None
-        return open_lake(info.lake, name, info.source)
+        return open_lake(info.lake, f"view {name}", info.source)
 
     def rows(self, name: str) -> Counter[str]:
         """What a reader of the lake table finds."""

@@ -51,7 +51,7 @@ class Places:
                 return sorted(_shown(row) for row in far.execute(f"select * from {name}"))
         (info,) = view_info(self.shop.connection, name)
         assert info.lake is not None
-        found = open_lake(info.lake, name, info.source).scan()
+        found = open_lake(info.lake, f"view {name}", info.source).scan()
         return sorted(_shown(row.values()) for batch in found for row in batch.to_pylist())
 
     def expected(self, query: str) -> list[str]:

@@ -1,0 +1,331 @@
+"""`gdq mirror`: captured tables kept equal as lake tables: copied at a snapshot, then their changes applied.
+
+A table's commit in the lake moves the table's own position, so that a mirror that is killed goes on from where each
+table is: its changes are read between that position and the end of the consumer's batch. The consumer moves when all
+tables of a batch are committed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import psycopg
+
+from gdq.batch import Batch
+from gdq.call import call, scalar
+from gdq.conninfo import connect
+from gdq.consumer import Consumer, ConsumerInfo, consumer_info, register_consumer, set_tables
+from gdq.consumers.lake.files import ArrowDifference
+from gdq.consumers.lake.open import open_lake
+from gdq.consumers.lake.table import LakeTable
+from gdq.consumers.mirror.batch_changes import CopyAgain, TableEvents, log_rows, table_events
+from gdq.consumers.mirror.choice import TableChoice, mirror_target, table_lake_name
+from gdq.consumers.mirror.state import MirrorState
+from gdq.consumers.mirror.table import MirrorTable, TooManyChanges, describe_table
+from gdq.consumers.replica.origin import origin_of
+from gdq.consumers.replica.sessions import apply_settings
+from gdq.consumers.replica.source_tables import (
+    CaptureOffError,
+    NewTableWatch,
+    SourceTable,
+    require_capture,
+    source_tables,
+)
+from gdq.consumers.slot.snapshot import PgSnapshot
+from gdq.consumers.views.signals import Diverged
+from gdq.consumers.views.target import StoredPosition
+from gdq.errors import DivergedPosition, EraEnded, GdqError, ResyncRequired, TruncatedPosition
+from gdq.source import Position
+from gdq.table_copy import copy_table, resynced
+from gdq.typed.batch_rows import may_read_logs
+
+# A commit costs the lake a file for each table: a batch joins the changes of many ticks.
+MAX_EVENTS = 500_000
+_PAUSE_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class MirroredBatch:
+    """One batch of a mirror that changed lake tables: how many tables, and rows deleted plus rows inserted."""
+
+    mirror_name: str
+    tick: int
+    tables: int
+    rows: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A table that is mirrored, with its lake table and the position that this stands at."""
+
+    table: MirrorTable
+    lake: LakeTable
+    stored: StoredPosition
+
+
+class Mirror:
+    """Keeps the captured tables of a queue that `words` choose as lake tables of `target`; close it by `with`.
+
+    `source`: the connection string of the database with gdq. `name`: of the mirror and its consumer. `target`:
+    "delta:/folder", "iceberg:/folder", "iceberg:CATALOG" or "parquet:/folder"; each table is schema.table in it.
+    `words`: tables, `schema.table`, and schemas, whose later tables are mirrored too. `tell` gets a line for each copy.
+    """
+
+    def __init__(
+        self,
+        source: str | None,
+        queue: str,
+        name: str,
+        target: str,
+        words: Sequence[str],
+        *,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.queue = queue
+        self.name = name
+        self.target = mirror_target(target)
+        self._tell = tell
+        self._again: set[str] = set()
+        self._kept: dict[int, _Kept] = {}
+        with ExitStack() as stack:
+            self.source = stack.enter_context(connect(source, application_name=f"gdq:{queue}/{name}", autocommit=True))
+            apply_settings(self.source)
+            self._choice = TableChoice.parse(self.source, words)
+            self._mark = f"{origin_of(self.source)}/{queue}/{name}"
+            self._state = MirrorState(self.source, queue, name)
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def run(
+        self, *, once: bool = True, stop: Callable[[], bool] = lambda: False
+    ) -> Generator[MirroredBatch, None, None]:
+        """Copy what is to be copied, then apply batches and yield those that changed lake tables.
+
+        `once`: up to a tick that is taken now; else until `stop`, which is called between batches and while waiting.
+        """
+        self._begin(once=once)
+        goes_on = True
+        while goes_on:
+            taken = source_tables(self.source, self.queue, self.name)
+            news = NewTableWatch(self.source, self.queue, self.name, [r for r in taken if taken[r].is_there])
+            try:
+                if not self._copy_missing(taken, stop):
+                    return
+                yield from self._batches(once=once, stop=news.watched(stop))
+            except CopyAgain as again:
+                self._again |= again.tables
+            except (ResyncRequired, CaptureOffError, psycopg.errors.UndefinedTable) as error:
+                if not self._waits_for(error, taken, once=once):
+                    raise
+                goes_on = not stop()
+            else:
+                goes_on = not stop() and (news.found or not once)
+
+    def _waits_for(self, error: Exception, taken: dict[int, SourceTable], *, once: bool) -> bool:
+        """True if another attempt will do after an error, which it may be too early for."""
+        if isinstance(error, ResyncRequired):
+            return bool(self._consumer().resync)
+        if isinstance(error, CaptureOffError):
+            time.sleep(0 if once else _PAUSE_SECONDS)
+            return not once
+        # a table or its log has gone since it was listed
+        return "gdq_log." in str(error) or source_tables(self.source, self.queue, self.name) != taken
+
+    def _begin(self, *, once: bool) -> None:
+        """Find the mirror as it was left, or make it, with its consumer."""
+        if not may_read_logs(self.source):
+            raise GdqError(
+                "this role may not read the logs of changes", hint="Connect as the owner of gdq, or grant gdq_admin."
+            )
+        known = self._state.load()
+        if known and self._state.target != self.target:
+            raise GdqError(
+                f'mirror "{self.name}" writes to {self._state.target}, not to {self.target}',
+                hint="Give another --name, or drop the mirror first: gdq drop-mirror.",
+            )
+        with self.source.transaction():
+            if register_consumer(self.source, self.queue, self.name, tables=self._choice.consumed):
+                self._state.begin(self.target)
+                return
+        if known and once and self._consumer().paused:
+            raise GdqError(f'mirror "{self.name}" is paused', hint=f"gdq resume {self.queue} {self.name}")
+        if not known:
+            raise GdqError(
+                f'queue {self.queue} has a consumer "{self.name}", which is not this mirror\'s',
+                hint="Give the mirror another --name.",
+            )
+        set_tables(self.source, self.queue, self.name, self._choice.consumed)
+
+    def _consumer(self) -> ConsumerInfo:
+        return next(info for info in consumer_info(self.source, self.queue) if info.consumer_name == self.name)
+
+    def _copy_missing(self, taken: dict[int, SourceTable], stop: Callable[[], bool]) -> bool:
+        """Copy the tables whose lake table is missing, of other columns, or cannot catch up; False if `stop` came."""
+        there = {
+            table.relid: table for table in taken.values() if table.is_there and self._choice.has(table.table_name)
+        }
+        names = {table.table_name for table in there.values()}
+        resync = set(self._consumer().resync or [])
+        self._pass_over(resync - names, taken)
+        for relid in self._kept.keys() - there.keys():
+            self._tell(f"{self._kept.pop(relid).table.name} is not captured any more: its lake table stays as it is")
+        self._again |= resync & names
+        for table in sorted(there.values(), key=lambda one: one.table_name):
+            if stop():
+                return False
+            kept = self._kept.get(table.relid)
+            if kept is not None and kept.table.captured == table and table.table_name not in self._again:
+                continue
+            self._kept[table.relid] = self._opened(table)
+            self._again.discard(table.table_name)
+        return True
+
+    def _pass_over(self, tables: set[str], taken: dict[int, SourceTable]) -> None:
+        """Say that what is not mirrored needs no copy: other tables of the queue, messages."""
+        relids = [table.relid for table in taken.values() if table.table_name in tables]
+        for lost in [*map(str, relids), *([None] if "messages" in tables else [])]:
+            now = scalar(self.source, "select pg_catalog.pg_current_snapshot()::text")
+            resynced(self.source, self.queue, self.name, lost, now)
+
+    def _opened(self, captured: SourceTable) -> _Kept:
+        """A table with its lake table, which is copied unless it can go on from where it stands."""
+        name = captured.table_name
+        place = table_lake_name(self.target, name)
+        lake = open_lake(place, f"mirror {self.name}", self._mark)
+        state = lake.state()
+        table = describe_table(self.source, self.queue, captured, place.kind)
+        if state.foreign is not None:
+            self._tell(f"{name}: {state.foreign}, which is not the mirror's: copied again")
+        elif (
+            state.stored is not None
+            and name not in self._again
+            and state.stored.position
+            and state.stored.plan == table.plan
+        ):
+            return _Kept(table, lake, state.stored)
+        return self._copied(captured, lake, state.stored)
+
+    def _copied(self, captured: SourceTable, lake: LakeTable, stored: StoredPosition | None) -> _Kept:
+        """Copy a table as one snapshot has it, and have the consumer go on from there."""
+        started, name = time.monotonic(), captured.table_name
+        require_capture(self.source, self.queue, [name])
+        with copy_table(self.source, name) as copy:
+            apply_settings(copy.connection)
+            # the lock of the copy keeps DDL out from here on
+            captured = source_tables(self.source, self.queue, self.name).get(captured.relid, captured)
+            place = table_lake_name(self.target, name)
+            table = describe_table(self.source, self.queue, captured, place.kind)
+            ticked = self.source.execute(
+                "select tick_id from gdq.add_tick(%s, %s::pg_catalog.pg_snapshot)", [self.queue, copy.snapshot]
+            ).fetchone()
+            assert ticked is not None
+            position = call(self.source, "tick_position", self.queue, ticked[0])
+            new = StoredPosition(self._mark, str(place), table.plan, position)
+            change = ArrowDifference("full", table.schema, lambda: table.rows(copy.connection))
+            lake.commit(change, stored, new)
+        try:
+            resynced(self.source, self.queue, self.name, str(captured.relid), copy.snapshot)
+        except ResyncRequired:  # capture missed changes after the copy
+            raise CopyAgain(name) from None
+        self._tell(f"{name}: copied in {time.monotonic() - started:.1f} s")
+        return _Kept(table, lake, new)
+
+    def _batches(self, *, once: bool, stop: Callable[[], bool]) -> Iterator[MirroredBatch]:
+        with (
+            Consumer(self.source, self.queue, self.name, max_events=MAX_EVENTS) as consumer,
+            closing(consumer.batches(once=once, stop=stop)) as batches,
+        ):
+            for batch in batches:
+                started = time.monotonic()
+                tables, rows = self._apply(batch)
+                self._state.note(batch.tick_to, {kept.table.name: kept.stored.position for kept in self._kept.values()})
+                batch.commit()
+                if tables:
+                    seconds = round(time.monotonic() - started, 3)
+                    yield MirroredBatch(self.name, batch.tick_to, tables, rows, seconds)
+
+    def _apply(self, batch: Batch) -> tuple[int, int]:
+        """Bring each table to the end of a batch; returns the tables that changed, and the rows."""
+        position, tables, rows = str(batch.position), 0, 0
+        for kept, select, truncated in self._changed(batch):
+            try:
+                change = kept.table.changes(self.source, select, truncated)
+                if change is None:
+                    continue
+                new = StoredPosition(self._mark, kept.stored.target, kept.table.plan, position)
+                rows += kept.lake.commit(change, kept.stored, new)
+            except TooManyChanges:
+                raise CopyAgain(kept.table.name) from None
+            except Diverged as error:
+                self._tell(f"{kept.table.name}: {error}: it is copied again")
+                raise CopyAgain(kept.table.name) from None
+            kept.stored = new
+            kept.lake.sweep()
+            tables += 1
+        return tables, rows
+
+    def _changed(self, batch: Batch) -> list[tuple[_Kept, str, int | None]]:
+        """The tables that a batch may change, with the SELECT of their log rows, and the number of the last TRUNCATE.
+
+        CopyAgain if a table has other columns or another name now, or changes that no row tells.
+        """
+        self._check_captured()
+        with_rows, by_start, stale = set(batch.tables()), dict[str, list[_Kept]](), set[str]()
+        for kept in self._kept.values():
+            if (since := self._since(kept, batch)) is not None:
+                by_start.setdefault(since, []).append(kept)
+        found = []
+        for since, some in by_start.items():
+            captured = [kept.table.captured for kept in some]
+            events = table_events(self.source, self.queue, captured, since, batch.snapshot_to)
+            for kept in some:
+                event = events.get(kept.table.captured.relid, TableEvents())
+                if event.stale is not None:
+                    self._tell(f"{kept.table.name}: {event.stale}: it is copied again")
+                    stale.add(kept.table.name)
+                elif since != batch.snapshot_from or kept.table.name in with_rows or event.truncated is not None:
+                    select = log_rows(self.source, self.queue, kept.table.captured, since, batch.snapshot_to)
+                    found.append((kept, select, event.truncated))
+        if stale:
+            raise CopyAgain(*stale)
+        self._check_captured()
+        return found
+
+    def _check_captured(self) -> None:
+        """CopyAgain if tables are not as they were read: then the SELECTs may have other columns."""
+        taken = source_tables(self.source, self.queue, self.name)
+        if any(taken.get(relid) != kept.table.captured for relid, kept in self._kept.items()):
+            raise CopyAgain
+
+    def _since(self, kept: _Kept, batch: Batch) -> str | None:
+        """The snapshot after which a table's changes are to be applied; None if it has those of the batch.
+
+        That of its own position, but the batch's start where the note says that it had all changes up to there.
+        CopyAgain if the server does not know its position, or does not have the changes after it.
+        """
+        position = kept.stored.position
+        noted = self._state.tick is not None and self._state.tick == batch.tick_from
+        own = PgSnapshot.parse(Position.parse(position).snapshot)
+        start = PgSnapshot.parse(batch.snapshot_from)
+        if noted and self._state.positions.get(kept.table.name) == position:
+            own = own if own.covers(start) else start
+        else:
+            try:
+                call(self.source, "check_position", self.queue, position)
+            except (DivergedPosition, EraEnded, TruncatedPosition):
+                self._tell(f"{kept.table.name}: the server does not have all changes after its position")
+                raise CopyAgain(kept.table.name) from None
+        return None if own.covers(PgSnapshot.parse(batch.snapshot_to)) else own.text

@@ -1,0 +1,135 @@
+"""A captured table and its lake table: which columns it has there, its rows, and its changes between two snapshots."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from psycopg import Connection
+
+from gdq.call import scalar
+from gdq.consumers.lake.files import ArrowDifference, float_bits, whole_array
+from gdq.consumers.lake.types import LakeColumn, lake_columns, lake_schema, read_lake_rows
+from gdq.consumers.replica.source_tables import SourceTable
+from gdq.consumers.views.change_source import LogColumn, log_columns, weighted_log_rows
+from gdq.errors import GdqError
+from gdq.owner_sql import OwnerSql
+from gdq.plan.table import WEIGHT_COLUMN
+from gdq.qualified_sql import qualified
+from gdq.sql_text import quote
+from gdq.view.lake_name import LakeKind
+
+# So many changes of a table are held in memory to be added up; a batch with more has the table copied again.
+MAX_CHANGES = 5_000_000
+
+_OPERATIONS = {"insert", "update", "delete", "truncate"}
+
+_TYPE_OIDS = qualified("""
+select a.attname::text, a.atttypid::bigint from pg_catalog.pg_attribute a
+ where a.attrelid = %s::oid and a.attnum > 0 and not a.attisdropped""")
+
+
+class TooManyChanges(Exception):  # noqa: N818 (a signal)
+    """A batch has more changes of a table than are held in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorTable:
+    """A captured table at one version of its columns, and these columns in the lake."""
+
+    captured: SourceTable
+    logged: tuple[LogColumn, ...]
+    columns: tuple[LakeColumn, ...]
+
+    @property
+    def name(self) -> str:
+        return self.captured.table_name
+
+    @property
+    def plan(self) -> str:
+        """What the lake table is made from: another table of the name, or other columns, and it is copied again."""
+        return json.dumps({"relid": self.captured.relid, "version": self.captured.version})
+
+    @property
+    def schema(self) -> pa.Schema:
+        return lake_schema(self.columns)
+
+    def rows(self, reader: Connection[Any]) -> Iterator[pa.RecordBatch]:
+        """The table's rows, streamed, as the reader's transaction sees them."""
+        query = qualified("select relkind = 'p' from pg_catalog.pg_class where oid = %s::oid")
+        only = "" if scalar(reader, query, self.captured.relid) else "only "
+        yield from read_lake_rows(OwnerSql(reader, None), f"select {self._listed} from {only}{self.name}", self.columns)
+
+    def changes(self, source: Connection[Any], log_rows: str, truncated: int | None) -> ArrowDifference | None:
+        """The net change that log rows make; None if there is none.
+
+        `log_rows`: their SELECT. `truncated`: the number of the last TRUNCATE among them: the rows after it are then
+        all that the table has.
+        """
+        if truncated is not None:
+            log_rows = f"select * from ({log_rows}) t where ev_id operator(pg_catalog.>) {truncated}"
+        images = f"select {self._listed}, {quote(WEIGHT_COLUMN)} from {weighted_log_rows(log_rows, self.logged)} w"
+        batches, read = [], 0
+        for batch in read_lake_rows(OwnerSql(source, None), images, self.columns, WEIGHT_COLUMN):
+            batches.append(batch)
+            read += batch.num_rows
+            if read > MAX_CHANGES:
+                raise TooManyChanges
+        net = _net(pa.Table.from_batches(batches, self.schema.append(pa.field(WEIGHT_COLUMN, pa.int64()))))
+        if truncated is not None:
+            rows = net.drop_columns([WEIGHT_COLUMN]).take(_repeated(net[WEIGHT_COLUMN].to_pylist()))
+            return ArrowDifference("full", self.schema, lambda: iter(rows.to_batches()))
+        if not net.num_rows:
+            return None
+        key = tuple(column.name for column in self.logged if column.is_key)
+        return ArrowDifference("signed", self.schema, lambda: iter(net.to_batches()), match=key)
+
+    @property
+    def _listed(self) -> str:
+        return ", ".join(quote(column.name) for column in self.columns)
+
+
+def describe_table(source: Connection[Any], queue: str, captured: SourceTable, kind: LakeKind) -> MirrorTable:
+    """A captured table at its newest version; GdqError if a lake table of this kind cannot be kept equal to it."""
+    table = captured.table_name
+    if captured.mode != "full" or captured.filter is not None or not _OPERATIONS.issubset(captured.operations):
+        raise GdqError(
+            f"table {table} is captured in part: a mirror needs whole rows of all changes",
+            hint=f"Capture it in mode full, without a filter: gdq alter-table {queue} {table}",
+        )
+    logged = tuple(log_columns(source, queue, table))
+    if omitted := sorted(column.name for column in logged if column.omitted):
+        raise GdqError(
+            f"table {table} has updates that do not log {', '.join(omitted)}: a mirror needs whole rows",
+            hint=f"gdq alter-table {queue} {table} --unchanged once",
+        )
+    oids = dict(source.execute(_TYPE_OIDS, [captured.relid]).fetchall())
+    if missing := [column.name for column in logged if column.name not in oids]:
+        raise GdqError(f"capture of table {table} has not followed the DDL of column {missing[0]} yet", hint="gdq tick")
+    if any(column.name == WEIGHT_COLUMN for column in logged):
+        raise GdqError(f'a mirror cannot have a column "{WEIGHT_COLUMN}", which it needs itself')
+    described = [(column.name, oids[column.name], column.type) for column in logged]
+    cure = f"Capture the table without the column: gdq alter-table {queue} {table} --exclude ..."
+    columns = (replace(column, of=f"table {table}", cure=cure) for column in lake_columns(described, kind))
+    return MirrorTable(captured, logged, tuple(columns))
+
+
+def _net(images: pa.Table) -> pa.Table:
+    """Signed images with equal ones added up, without those that add up to nothing."""
+    names = [f"c{place}" for place in range(images.num_columns - 1)]
+    columns = [float_bits(whole_array(images.column(place))) for place in range(images.num_columns - 1)]
+    numbered = [*columns, images.column(WEIGHT_COLUMN), pa.array(range(images.num_rows), pa.int64())]
+    grouped = pa.Table.from_arrays(numbered, names=[*names, "weight", "row"]).group_by(names)
+    summed = grouped.aggregate([("weight", "sum"), ("row", "min")])
+    left = summed.filter(pc.not_equal(summed["weight_sum"], 0))
+    place = images.num_columns - 1
+    return images.take(left["row_min"]).set_column(place, images.schema.field(place), left["weight_sum"])
+
+
+def _repeated(weights: Sequence[int]) -> pa.Array:
+    """The number of each row as often as its weight says."""
+    return pa.array([number for number, weight in enumerate(weights) for _ in range(weight)], pa.int64())

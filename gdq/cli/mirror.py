@@ -1,0 +1,125 @@
+"""Commands for mirrors: captured tables that are kept equal as Delta, Iceberg or Parquet tables."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import click
+import psycopg
+
+from gdq.cli import base
+from gdq.cli.listing import Shape, list_rows, listing_options, print_rows
+from gdq.cli.queue_command import queue_command
+from gdq.cli.terminal import printable
+from gdq.consumers.mirror.mirror import Mirror, MirroredBatch
+from gdq.consumers.mirror.mirror_info import MirrorInfo, drop_mirror, mirror_info
+from gdq.json_text import json_text
+from gdq.lock_waits import told_waits
+
+_BATCH_COLUMNS = ("mirror_name", "tick", "tables", "rows", "seconds")
+_MIRROR_COLUMNS = (
+    "mirror_name",
+    "queue_name",
+    "target",
+    "tables",
+    "state",
+    "tick",
+    "updated_at",
+    "lag",
+    "unread_events",
+)
+_PAUSE_SECONDS = 1.0
+
+
+@queue_command("mirror")
+@click.argument("tables", nargs=-1, required=True, metavar="TABLE|SCHEMA...")
+@click.option(
+    "--target",
+    required=True,
+    metavar="KIND:FOLDER",
+    help="delta:/folder, iceberg:/folder, iceberg:CATALOG or parquet:/folder; a table is schema.table in it.",
+)
+@click.option("--name", metavar="NAME", help="Of the mirror and its consumer. Default: the last part of the target.")
+@click.option("--follow", is_flag=True, help="Go on with every change, until SIGTERM or Ctrl-C.")
+@listing_options
+@base.dsn_option
+def mirror_command(
+    queue: str,
+    tables: tuple[str, ...],
+    *,
+    target: str,
+    name: str | None,
+    follow: bool,
+    shape: Shape,
+    dsn: str | None,
+) -> None:
+    """Bring tables of a lake up to the present: copy captured tables, then apply their changes.
+
+    A TABLE is schema.table. A SCHEMA stands for its captured tables, those that are made later too.
+
+    \b
+    Example: gdq mirror shop public --target delta:/srv/lake --follow
+    """
+    tell = base.talk_of_threads()
+    stop = base.StopSignals()
+    called = name or target.rstrip("/").rpartition("/")[2].rpartition(":")[2]
+
+    def start() -> Mirror:
+        with stop.nothing_at_hand():
+            return Mirror(dsn, queue, called, target, tables, tell=tell)
+
+    with told_waits(tell):
+        if follow:
+            _follow(stop, start, as_json=shape == "json")
+            return
+        with start() as mirror:
+            applied = list(mirror.run(stop=stop))
+    print_rows(applied, MirroredBatch, _BATCH_COLUMNS, shape)
+
+
+def _follow(stop: base.StopSignals, start: Callable[[], Mirror], *, as_json: bool) -> None:
+    """Apply changes until a signal comes; a lost connection is made again, but for the first."""
+    mirror = start()
+    while True:
+        try:
+            with mirror:
+                for batch in mirror.run(once=False, stop=stop):
+                    _report(batch, as_json=as_json)
+            return
+        except psycopg.OperationalError as error:
+            base.command_failure(error).show()
+        while True:
+            if stop.sleep(_PAUSE_SECONDS):
+                return
+            try:
+                mirror = start()
+            except psycopg.OperationalError:
+                continue
+            break
+
+
+def _report(batch: MirroredBatch, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json_text(dataclasses.asdict(batch)))
+    else:
+        line = f"{batch.mirror_name}: tick {batch.tick}, {batch.rows} rows of {batch.tables} tables"
+        click.echo(printable(f"{line} in {batch.seconds:.2f} s"))
+
+
+@click.command("mirrors")
+@listing_options
+@base.dsn_option
+def mirrors_command(shape: Shape, dsn: str | None) -> None:
+    """List mirrors, with their lag in time and events."""
+    list_rows(dsn, mirror_info, row_type=MirrorInfo, columns=_MIRROR_COLUMNS, shape=shape)
+
+
+@queue_command("drop-mirror")
+@click.argument("name")
+@base.dsn_option
+def drop_mirror_command(queue: str, name: str, dsn: str | None) -> None:
+    """Delete a mirror and its consumer. The tables in the lake stay."""
+    with base.command_session(dsn, autocommit=True) as connection:
+        known = drop_mirror(connection, queue, name)
+    base.talk(f"dropped mirror {name} of {queue}" if known else f"already gone: mirror {name} of {queue}")
