@@ -89,7 +89,7 @@ lint: .venv/ready ## ruff, mypy, who may call whom in Python and in SQL, pgspot
 	$(say) '== ruff, mypy, import-linter, folders of SQL, pgspot'
 	@$(py) -m ruff check --quiet .
 	@$(py) -m ruff format --quiet --check .
-	@$(py) -m mypy --no-error-summary gdq tests bench docs_site
+	@$(py) -m mypy --no-error-summary gdq pyspark_gdq tests bench docs_site
 	@out=$$($(py) -c 'from importlinter.cli import lint_imports_command as lint; lint()' --no-cache --no-logo 2>&1) || { printf '%s\n' "$$out"; exit 1; }
 	@$(py) -m tests.support.lint_sql_folders
 	@$(py) -m tests.support.lint_sql

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from gdq.errors import GdqError
 from gdq.source import Images, Position
@@ -71,9 +71,10 @@ def listed_option(options: Mapping[str, str], name: str) -> set[str]:
     return {column.strip() for column in options.get(name, "").split(",")} - {""}
 
 
-def image_option(options: Mapping[str, str]) -> Images:
+def image_option(options: Mapping[str, str]) -> Images | Literal["net"]:
     """The value of the checked option `images`."""
-    return "new" if options.get("images") == "new" else "both"
+    known: Mapping[str, Images | Literal["net"]] = {"new": "new", "net": "net"}
+    return known.get(options.get("images", ""), "both")
 
 
 def _is_number(text: str) -> bool:
@@ -103,7 +104,7 @@ def _is_keys(text: str) -> bool:
 
 _Values = dict[str, tuple[Callable[[str], object], str]]
 _NUMBER = (_is_number, "a whole number above 0")
-_IMAGES = (("both", "new").__contains__, "both or new")
+_IMAGES = (("both", "new", "net").__contains__, "both, new or net")
 _BATCH_VALUES: _Values = {
     "partition_bytes": _NUMBER,
     "from": (_SNAPSHOT.fullmatch, "a snapshot such as 100:104:100,102"),

@@ -14,6 +14,7 @@ from psycopg.conninfo import make_conninfo
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from gdq.conninfo import connect, resolve_conninfo
+from gdq.consumers.spark.net_sql import check_netted, net_changes_sql, split_transactions
 from gdq.consumers.spark.options import image_option, listed_option, option_number, required_option
 from gdq.consumers.spark.table_sql import (
     block_ranges,
@@ -249,6 +250,11 @@ def change_relations(
     """
     queue, table = required_option(options, "queue"), required_option(options, "table")
     columns, images = log_columns(connection, queue, table), image_option(options)
+    if images == "net":
+        check_netted(connection, table, columns)
+        rows = log_rows_sql(connection, queue, table, *interval)
+        parts = split_transactions(connection, queue, table, rows, partition_bytes(options))
+        return [net_changes_sql(part, columns) for part in parts]
     labels = {column.label for column in read}
     may_lack = None if CHANGE_UNCHANGED.label in labels else [c.name for c in columns if c.name not in labels]
     rows = log_rows_sql(connection, queue, table, *interval, may_lack=may_lack)

@@ -1,7 +1,5 @@
 """Spark's Python data source `gdq`: changes or rows of a captured table, typed, under one snapshot.
 
-    from gdq.consumers.spark.source import register
-    register(spark)
     spark.read.format("gdq").option("queue", "shop").option("table", "public.orders")
          .option("from", s0).option("to", s1).load()
 
@@ -16,12 +14,14 @@ Options:
                      table are read in one partition without it
     keys             JSON array of keys (arrays of text or null): only the rows with these
     columns          columns, comma-separated: only these and the key are read
-    images           new: changes without update_preimage, and a delete with its key alone; both (default)
+    images           new: changes without update_preimage, and a delete with its key alone; net: one row for each key
+                     and transaction, by gdq.consumers.spark.net_sql; both (default)
     as_text          columns, comma-separated, to read as PostgreSQL's text: for types that Spark lacks
     partition_bytes  size of the part of a table or log segment that one partition reads (default 64 MB)
     consumer         for spark.readStream only: gdq.consumers.spark.stream explains the options of a stream
 
-Columns that a given .schema() leaves out are not read either. Spark does not tell the data source what a query selects.
+Spark finds it by itself where gdq is installed, as pyspark_gdq.DefaultSource. Columns that a given .schema() leaves out
+are not read either. Spark does not tell the data source what a query selects.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class GdqDataSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Make the data source known to a session."""
+    """Make the data source known to a session that has not found `pyspark_gdq` by itself."""
     spark.dataSource.register(GdqDataSource)
 
 

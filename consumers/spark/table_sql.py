@@ -107,12 +107,7 @@ def split_log_rows_sql(connection: Connection[Any], queue: str, table: str, rows
 
     Logs are append-only, so a block holds the same rows for every reader.
     """
-    query = qualified("""select pg_catalog.format('%%I.%%I', n.nspname, c.relname), pg_catalog.pg_relation_size(c.oid)
-                 from gdq.log_segments(%s, array[%s::pg_catalog.regclass]) s
-                 join pg_catalog.pg_class c on c.oid = s join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-                order by 1""")
-    found = connection.execute(query, [queue, table]).fetchall()
-    sizes = {f" from {name} where ": size for name, size in found if f" from {name} where " in rows}
+    sizes = segment_bytes(connection, queue, table, rows)
     if sum(sizes.values()) <= bytes_each:
         return [rows]
     parts = []
@@ -123,6 +118,16 @@ def split_log_rows_sql(connection: Connection[Any], queue: str, table: str, rows
         conditions = _ranges("ctid", size, bytes_each)
         parts += [own.replace(clause, f"{clause}{part} and ") if part else own for part in conditions]
     return parts
+
+
+def segment_bytes(connection: Connection[Any], queue: str, table: str, rows: str) -> dict[str, int]:
+    """Bytes of each log segment that the SELECT of log_rows_sql() reads, by the clause that names it there."""
+    query = qualified("""select pg_catalog.format('%%I.%%I', n.nspname, c.relname), pg_catalog.pg_relation_size(c.oid)
+                 from gdq.log_segments(%s, array[%s::pg_catalog.regclass]) s
+                 join pg_catalog.pg_class c on c.oid = s join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+                order by 1""")
+    found = connection.execute(query, [queue, table]).fetchall()
+    return {f" from {name} where ": size for name, size in found if f" from {name} where " in rows}
 
 
 def key_condition_sql(alias: str, columns: Sequence[tuple[str, str]], keys: Sequence[Sequence[str | None]]) -> str:

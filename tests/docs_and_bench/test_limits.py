@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-FOLDERS = ("gdq", "tests", "bench", "consumers", "docs_site", "examples")
+FOLDERS = ("gdq", "pyspark_gdq", "tests", "bench", "consumers", "docs_site", "examples")
 FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 LINES_OF_A_MODULE = 400
 LINES_OF_A_FUNCTION = 70

@@ -60,8 +60,8 @@ def test_wheel_holds_every_source_file(wheel: Path) -> None:
     linked = sources("sql", "*.sql") | sources("migrations", "*.py", "*.sql", "*.mako") | sources("consumers", "*.py")
     linked |= sources("docs", "*.*")
     assert {name.split("/")[1] for name in linked} == {"sql", "migrations", "consumers", "docs"}
-    assert library | linked | {"gdq/py.typed"} <= names
-    assert not [name for name in names if not name.startswith("gdq") or "__pycache__" in name]
+    assert library | linked | {"gdq/py.typed", "pyspark_gdq/__init__.py"} <= names
+    assert not [name for name in names if not name.startswith(("gdq", "pyspark_gdq/")) or "__pycache__" in name]
 
 
 def test_the_page_of_a_package_index_has_absolute_links(sdist: Path, wheel: Path) -> None:

@@ -38,7 +38,7 @@ BATCH: list[tuple[dict[str, str], str]] = [
     ({"snapshot": "'; drop table orders"}, '"snapshot" .* is the name of an exported snapshot'),
     ({"as_text": "n, nn"}, '"as_text" .* lists columns of orders, which has no nn'),
     ({"columns": "n, nn"}, '"columns" .* lists columns of orders, which has no nn'),
-    ({"from": SNAPSHOT, "to": SNAPSHOT, "images": "old"}, r'"images" .* is both or new, not \'old\''),
+    ({"from": SNAPSHOT, "to": SNAPSHOT, "images": "old"}, r'"images" .* is both, new or net, not \'old\''),
     ({"images": "new"}, '"images" .* needs the option "from"'),
     ({"patition_bytes": "1"}, 'no option "patition_bytes" for spark.read: it has dsn, service'),
     ({"service": "shop"}, '"dsn" or "service", not both'),
@@ -52,7 +52,7 @@ STREAM: list[tuple[dict[str, str], str]] = [
     ({"partition_bytes": "x"}, '"partition_bytes" .* is a whole number above 0'),
     ({"from": "tick 3"}, '"from" .* is a position'),
     ({"to": SNAPSHOT}, 'no option "to" for spark.readStream'),
-    ({"images": "all"}, '"images" .* is both or new'),
+    ({"images": "all"}, '"images" .* is both, new or net'),
     ({"consumer": ""}, 'needs the option "consumer"'),
 ]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,6 +29,17 @@ def read(spark: SparkSession, dsn: str, table: str, **options: str) -> DataFrame
 def snapshot(shop: Shop) -> str:
     ((now,),) = shop.execute("select pg_current_snapshot()::text")
     return str(now)
+
+
+def test_spark_finds_the_source_by_itself(shop: Shop, spark: SparkSession) -> None:
+    """In a session in which nothing is registered. What Spark imports for that loads nothing more of gdq."""
+    fresh = spark.newSession()
+    with conninfo_without_password(shop.db.dsn) as dsn:
+        shop.capture("orders")
+        rows = fresh.read.format("gdq").options(dsn=dsn, queue=QUEUE, table="orders").load()
+        assert rows.count() == 400
+    loaded = "import sys, pyspark_gdq; print([name for name in sys.modules if name.partition('.')[0] == 'gdq'])"
+    assert subprocess.run([sys.executable, "-c", loaded], capture_output=True, check=True, text=True).stdout == "[]\n"
 
 
 def test_changes_in_signed_long_form(shop: Shop, spark: SparkSession) -> None:

@@ -19,7 +19,6 @@ from pyspark.errors import StreamingQueryException
 
 from gdq.conninfo import conninfo_without_password
 from gdq.consumer import Consumer
-from gdq.consumers.spark.source import register
 from gdq.consumers.spark.stream import LIMITS_BATCHES
 from gdq.source import Position
 from gdq.typed.pgtypes import column_type
@@ -92,7 +91,6 @@ def stream(shop: Shop, spark: SparkSession, tmp_path: Path) -> Iterator[Stream]:
     shop.capture("orders")
     for name in ("lake", "history"):
         shop.execute(f"select gdq.register_consumer('{QUEUE}', %s)", name)
-    register(spark)
     # Spark 4.1 ends a run after one batch without this, which after a crash is the one that comes again
     spark.conf.set("spark.sql.streaming.triggerAvailableNowWrapper.enabled", "true")
     with conninfo_without_password(shop.db.dsn) as dsn:
@@ -244,6 +242,15 @@ def test_example_of_reading_once(shop: Shop, stream: Stream) -> None:
             )
             changes = {(row["_change_type"], row.id) for row in shown["changes"].collect()}
             assert changes == {("update_preimage", 1), ("update_postimage", 1)}
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="an sdist has no documentation")
+def test_example_in_sql(shop: Shop, stream: Stream) -> None:
+    (example,) = re.findall(r"```sql reading-sql\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    stream.spark.sql(example.replace("service 'shop', queue 'shop'", f"dsn '{stream.dsn}', queue '{QUEUE}'"))
+    (row,) = stream.spark.sql("select count(*) as n, max(n) as most from orders_now").collect()
+    assert [tuple(row)] == shop.execute("select count(*), max(n) from orders")
+    stream.spark.catalog.dropTempView("orders_now")
 
 
 @pytest.mark.skipif(not PAGE.exists(), reason="an sdist has no documentation")

@@ -30,6 +30,7 @@ _TESTS = {
     "schema": "tests/docs_and_bench/test_views_doc.py",
     "view": "tests/docs_and_bench/test_views_doc.py",
     "reading": "tests/spark/test_stream.py",
+    "reading-sql": "tests/spark/test_stream.py",
     "at-snapshot": "tests/spark/test_stream.py",
     "stream": "tests/spark/test_stream.py",
 }
