@@ -1,7 +1,7 @@
 """Functions of a view that refresh it in the server, without Python: CALL gdq.refresh() runs them.
 
-    gdq_target.refresh_0123456789ab(xmax, running, segments)    adds the changes after a snapshot
-    gdq_target.load_0123456789ab()                              loads the target in full
+    gdq_target.refresh_0123456789ab(xmax, running, segments, most)    adds the changes after a snapshot
+    gdq_target.load_0123456789ab()                                    loads the target in full
 
 What Python has found out about a view is in their text, so a session plans each statement once. Their owner is the
 view's. They are good for one view_stamp(), which the server compares before it runs them.
@@ -19,7 +19,7 @@ from psycopg import Connection
 
 from gdq.call import scalar
 from gdq.consumers.views.change_source import LoggedRows, log_columns_of
-from gdq.consumers.views.few_statement import FEW, FEW_BYTES, FewStatement, Netted
+from gdq.consumers.views.few_statement import FEW, FEW_BYTES, ROWS_MAX, FewStatement, Netted
 from gdq.consumers.views.kept_state import KeptSums, KeptTop
 from gdq.consumers.views.netting import netted_images_sql
 from gdq.consumers.views.snapshot_holder import log_segments
@@ -167,10 +167,16 @@ declare
   gdq_deleted bigint := 0;
   gdq_inserted bigint := 0;
   gdq_refused boolean := false;
-  gdq_many boolean;{declared}
+  gdq_many boolean;
+  gdq_rows_max bigint := {ROWS_MAX};{declared}
 begin
   gdq_read := - ({read});{"".join(delta.netting(1 << bit) for bit, delta in enumerate(deltas))}
   perform pg_catalog.set_config('enable_seqscan', 'on', true);
+  if gdq_most > {FEW} then
+    -- the planner sees how many changes there are
+    perform pg_catalog.set_config('plan_cache_mode', 'force_custom_plan', true);
+    gdq_rows_max := {2**62};
+  end if;
   if gdq_changed = 0 then
     gdq_many := false;{branches}
   end if;
@@ -185,7 +191,7 @@ begin
   gdq_delta := gdq_netted;
   gdq_read := gdq_read + ({read});
 end"""
-        arguments = "gdq_xmax bigint, gdq_running bigint[], gdq_segments oid[]"
+        arguments = "gdq_xmax bigint, gdq_running bigint[], gdq_segments oid[], gdq_most bigint"
         head = f"{self.changes_name}({arguments}, out gdq_delta bigint, out gdq_rows bigint, out gdq_read bigint)"
         return _function(head, _SETTINGS | self._settings, body)
 
@@ -196,7 +202,8 @@ end"""
             return ""
         arrays = [name for one in chosen for name in one.arrays]
         into = "gdq_expected, gdq_deleted, gdq_inserted, gdq_refused, gdq_many"
-        return f"{statement.written(chosen, changes, arrays)} into {into}"
+        written = statement.written(chosen, changes, arrays, "gdq_rows_max")
+        return f"{written} into {into}"
 
     def _delta(self, connection: Connection[Any], number: int) -> _Delta:
         """The changes of the table with this number in the plan."""
@@ -260,13 +267,14 @@ class _Delta:
         listed = "{" + ",".join(map(str, self.segments)) + "}"
         return f"""
   if gdq_segments && '{listed}'::oid[] then
-    with gdq_s as materialized (select count(*) as n from (select from ({select}) as r limit {FEW + 1}) as r),
-         gdq_n as materialized (select * from ({net}) as d where (select n from gdq_s) <= {FEW}),
-         gdq_z as (select count(*) as n, coalesce(sum({size}), 0) <= {FEW_BYTES} as small from gdq_n as d),
+    with gdq_s as materialized (select count(*) as n from (select from ({select}) as r limit gdq_most + 1) as r),
+         gdq_n as materialized (select * from ({net}) as d where (select n from gdq_s) <= gdq_most),
+         gdq_z as (select count(*) as n, coalesce(sum({size}), 0) <= gdq_most * {FEW_BYTES // FEW} as small
+                     from gdq_n as d),
          gdq_a as (select {arrays} from gdq_n as d where (select small from gdq_z))
     select (select n from gdq_s), gdq_z.n, gdq_z.small, gdq_a.*
       from gdq_z, gdq_a into gdq_seen, gdq_net, gdq_small, {", ".join(names)};
-    if gdq_seen > {FEW} or not gdq_small then
+    if gdq_seen > gdq_most or not gdq_small then
       return;
     elsif gdq_net > 0 then
       gdq_changed := gdq_changed + {bit};

@@ -29,7 +29,7 @@ from gdq.sql_text import literal, quote
 
 # Changes of one table in the log that count as few, bytes of their netted columns as they are stored, and as text; and
 # rows of the view that they may change.
-FEW, FEW_BYTES, _SENT_BYTES, _ROWS_MAX = 1000, 2**20, 2**23, 4000
+FEW, FEW_BYTES, _SENT_BYTES, ROWS_MAX = 1000, 2**20, 2**23, 4000
 
 # Types whose arrays have the same values again when they are read from text.
 _SENT = re.compile(
@@ -138,8 +138,10 @@ class FewStatement:
             _known[key] = self.written(netted, changes, [f"${n}" for n in range(1, _arrays_of(netted) + 1)])
         return _known[key]
 
-    def written(self, netted: Sequence[Netted], changes: ChangePlan, arrays: Sequence[str]) -> str:
-        """The statement, with these arrays in SQL."""
+    def written(
+        self, netted: Sequence[Netted], changes: ChangePlan, arrays: Sequence[str], rows_max: str = str(ROWS_MAX)
+    ) -> str:
+        """The statement, with these arrays in SQL. `rows_max`: the most rows of the view that it may change, in SQL."""
         left = iter(arrays)
         parts = {one.name: one.select([next(left) for _ in one.arrays]) for one in netted}
         parts |= {as_part(step.name): as_part(step.sql) for step in changes.steps}
@@ -153,7 +155,7 @@ class FewStatement:
                 refused = f"exists (select from gdq_sums where {kept.plan.unnumbered})"
         else:
             rows = f"select {', '.join([*_numbered(len(self.rows.types)), 'w'])} from {rows} as r"
-        parts |= self._target_parts(rows)
+        parts |= self._target_parts(rows, rows_max)
         written = ", ".join(f"{name} as ({part})" for name, part in parts.items())
         # after a function was replaced the text is another, as a session's plan may hold a value of the old one
         return (
@@ -162,7 +164,7 @@ class FewStatement:
             f"(select count(*) from gdq_inserted), {refused}, not (select few from gdq_size)"
         )
 
-    def _target_parts(self, rows: str) -> dict[str, str]:
+    def _target_parts(self, rows: str, rows_max: str) -> dict[str, str]:
         """The parts that change the target. All rows that went go before the first comes: a key may be unique."""
         table, types = self.rows.target.table, self.rows.types
         found = found_rows_sql(table, [column.name for column in types], self.plan.match, "gdq_few")
@@ -170,7 +172,7 @@ class FewStatement:
         return {
             "gdq_out": netted_rows_sql(types, rows),
             # a plan for few rows may look through the whole target for each
-            "gdq_size": f"select count(*) <= {_ROWS_MAX} as few from gdq_out",
+            "gdq_size": f"select count(*) <= {rows_max} as few from gdq_out",
             "gdq_few": "select * from gdq_out where (select few from gdq_size)",
             "gdq_expected": "select coalesce(-sum(net), 0)::bigint as n from gdq_out where net < 0",
             "gdq_gone": f"select ctid from ({found}) as f where copy <= n",

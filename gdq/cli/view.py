@@ -19,7 +19,7 @@ from gdq.conninfo import connect, target_conninfo
 from gdq.consumers.lake.open import open_lake
 from gdq.consumers.slot.slot import slot_of_view
 from gdq.consumers.views.target import Target
-from gdq.errors import ForeignTarget, PlanError
+from gdq.errors import ForeignTarget, GdqError, PlanError
 from gdq.queue import check_tables
 from gdq.sql_text import pinned
 from gdq.view import view
@@ -214,6 +214,21 @@ def _drop_target(info: ViewInfo, dsn: str | None) -> None:
         Target(info.view_name, info.source, info.target, in_source=not info.elsewhere).drop(connection)
 
 
+def _functions(connection: Connection[Any], info: ViewInfo) -> list[str]:
+    """The CREATE FUNCTION statements of what CALL gdq.refresh() runs for a view."""
+    target = Target(info.view_name, info.source, info.target, in_source=not info.elsewhere)
+    query = """select pg_catalog.pg_get_functiondef(p.oid) from pg_catalog.unnest(%s::pg_catalog.text[]) n
+                 join pg_catalog.pg_proc p on p.oid operator(pg_catalog.=) pg_catalog.to_regproc(n)::pg_catalog.oid"""
+    names = [target.function(task) for task in ("refresh", "load")]
+    texts = [text.rstrip() for (text,) in connection.execute(query, [names]).fetchall()]
+    if not texts:
+        raise GdqError(
+            f"view {info.view_name} has no functions that refresh it",
+            hint=f"gdq refresh {info.view_name} makes them, if it has engine postgres and its target in this database.",
+        )
+    return texts
+
+
 @click.command("explain-view")
 @click.argument("name", required=False)
 @click.option("-q", "--queue", metavar="QUEUE", help="With --sql: the queue of its tables, if not the only one.")
@@ -223,6 +238,7 @@ def _drop_target(info: ViewInfo, dsn: str | None) -> None:
     is_flag=True,
     help="With --sql: for a target in another database; for a lake table with --engine postgres.",
 )
+@click.option("--functions", is_flag=True, help="Show the functions that CALL gdq.refresh() runs instead.")
 @_engine_option
 @base.dsn_option
 @base.json_object_option
@@ -233,6 +249,7 @@ def explain_view_command(
     file: IO[str] | None,
     elsewhere: bool,
     engine: EngineChoice,
+    functions: bool,
     dsn: str | None,
     as_json: bool,
 ) -> None:
@@ -241,7 +258,14 @@ def explain_view_command(
         raise click.UsageError("give the NAME of a view, or --sql and --queue")
     if elsewhere and file is None:
         raise click.UsageError("--elsewhere needs --sql")
+    if functions and name is None:
+        raise click.UsageError("--functions needs the NAME of a view")
     with base.command_session(dsn) as connection:
+        if functions:
+            (info,) = view.view_info(connection, name)
+            texts = _functions(connection, info)
+            click.echo(json.dumps({"functions": texts}) if as_json else printable(";\n\n".join(texts), lines=True))
+            return
         try:
             if file is not None:
                 queue = queue or only_queue(connection)

@@ -11,6 +11,7 @@ declare
   place text;
   since record;
   rows_read bigint;
+  most bigint;
 begin
   place := gdq.target_position(view, compiled);
   select b.* into since
@@ -20,16 +21,20 @@ begin
     rows_changed := 0;
     delta_rows := 0;
     return;
-  elsif since.segments is not null and compiled.changes is not null then
+  end if;
+  -- up to a thousand changes by a plan that the session keeps, else by a plan for so many
+  foreach most in array case when load then array[1000, 100000] else array[1000] end loop
+    exit when since.segments is null or compiled.changes is null or delta_rows is not null;
     begin
-      execute 'select c.* from ' || compiled.changes || '($1, $2, $3) c'
-        into delta_rows, rows_changed, rows_read using since.xmax, since.running, since.segments;
+      reason := null;
+      execute 'select c.* from ' || compiled.changes || '($1, $2, $3, $4) c'
+        into delta_rows, rows_changed, rows_read using since.xmax, since.running, since.segments, most;
     exception when data_exception or syntax_error_or_access_rule_violation or feature_not_supported
                 or integrity_constraint_violation or program_limit_exceeded or raise_exception then
       delta_rows := null;
       reason := sqlerrm;
     end;
-  end if;
+  end loop;
   if delta_rows is not null then
     action := 'delta';
   elsif load then

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,9 @@ from functools import partial
 
 import psycopg
 import pytest
+from click.testing import CliRunner
 
+from gdq.cli import main
 from gdq.consumers.refresh.groups import refresh_groups
 from gdq.consumers.refresh.refresher import Refresher
 from gdq.consumers.refresh.view_refresh import RefreshPoint
@@ -172,7 +175,7 @@ def test_what_no_change_shows_is_loaded_in_full(viewed: Shop) -> None:
         refresher.refresh(view)
     told = {
         "truncate t; insert into t values (1, 1)": "the log rows do not show every change",
-        "insert into t select i, i from generate_series(1000, 3000) i": "many changes",
+        "insert into t select i, i from generate_series(1000, 110000) i": "many changes",
         "truncate v_t": "the target is not as the last refresh left it",
         "delete from v_t where id = 1; update t set n = 7 where id = 1": "the target lacks rows that went",
     }
@@ -186,6 +189,20 @@ def test_what_no_change_shows_is_loaded_in_full(viewed: Shop) -> None:
     with Refresher(viewed.db.dsn) as refresher:
         viewed.execute("insert into t values (5, 5)")
         assert refresher.refresh(view).action == "delta"
+
+
+def test_a_call_follows_many_changes(loaded: tuple[Shop, Refresher]) -> None:
+    shop, _ = loaded
+    many = """insert into sale (id, k, amount, n, note, ok)
+              select i, i %% 6, i / 7.0, i %% 50, 'note ' || i, i %% 3 = 0 from generate_series(%s::int, %s) i"""
+    for step, name in enumerate(("v_sums", "v_rows", "v_total", "v_nulls", "v_bag", "v_union")):
+        for rows in (400, 3000, 6000):
+            begin = 1000 + 100_000 * step
+            shop.execute("delete from sale where id >= 1000")
+            shop.execute(many, begin, begin + rows)
+            action, reason, _, _ = call(shop, name)
+            assert (action, reason) == ("delta", None), (name, rows)
+            assert texts(shop, f"select * from {name}") == texts(shop, VIEWS[name]), (name, rows)
 
 
 def test_keys_and_first_rows_are_loaded_by_a_call(shop: Shop) -> None:
@@ -279,6 +296,22 @@ def test_a_call_acts_as_the_owner_alone(viewed: Shop) -> None:
         finally:
             su.execute("reset role")
             su.execute(f"drop owned by {role} cascade; drop role {role}")
+
+
+def test_the_functions_are_shown(viewed: Shop) -> None:
+    view = small_view(viewed)
+    explain = ("explain-view", view, "--functions", "--dsn", viewed.db.dsn)
+    refused = CliRunner().invoke(main, explain)
+    assert refused.exit_code == 1
+    assert "view v_t has no functions that refresh it\nHint: gdq refresh v_t makes them" in refused.stderr
+    with Refresher(viewed.db.dsn) as refresher:
+        refresher.refresh(view)
+    shown = CliRunner().invoke(main, explain)
+    assert shown.exit_code == 0
+    assert shown.stdout.count("CREATE OR REPLACE FUNCTION gdq_target.") == 2
+    with viewed.connection.transaction(force_rollback=True):
+        viewed.execute(shown.stdout.replace("%", "%%"))
+    assert len(json.loads(CliRunner().invoke(main, (*explain, "--json")).stdout)["functions"]) == 2
 
 
 def test_a_dropped_view_leaves_no_function(viewed: Shop) -> None:

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from gdq.consumers.refresh.refresher import Refresher
-from gdq.consumers.views import computation, few_statement, netting
+from gdq.consumers.views import compiled_view, computation, few_statement, netting
 from gdq.plan import delta as plan_incremental
 from gdq.plan import filter as plan_filter
 from gdq.plan import kept_state as plan_state
@@ -64,7 +64,7 @@ def without_netting(patch: pytest.MonkeyPatch) -> None:
         net = healthy(table, images, exact=exact)
         return re.sub(r'sum\("__gdq_weight"\)( over \(partition by __image\))?', 'max("__gdq_weight")\\1', net)
 
-    for module in (computation, few_statement):
+    for module in (computation, compiled_view, few_statement):
         patch.setattr(module, "netted_images_sql", netted_once)
 
 
