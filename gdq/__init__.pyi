@@ -26,6 +26,9 @@ from gdq.consumers.refresh.refresher import Refresher as Refresher
 from gdq.consumers.refresh.refresher import RefreshResult as RefreshResult
 from gdq.consumers.refresh.verify import VerifyResult as VerifyResult
 from gdq.consumers.refresh.verify import verify_view as verify_view
+from gdq.consumers.relay.relay import Relay as Relay
+from gdq.consumers.relay.sink import Record as Record
+from gdq.consumers.relay.sink import Sink as Sink
 from gdq.consumers.table_compare.compare import TableComparison as TableComparison
 from gdq.consumers.table_compare.compare import compare_tables as compare_tables
 from gdq.consumers.table_compare.repair import TableRepair as TableRepair
@@ -49,6 +52,7 @@ from gdq.errors import PlanError as PlanError
 from gdq.errors import RefreshConflict as RefreshConflict
 from gdq.errors import ResyncRequired as ResyncRequired
 from gdq.errors import ServerError as ServerError
+from gdq.errors import SinkUnavailable as SinkUnavailable
 from gdq.errors import StaleBatch as StaleBatch
 from gdq.errors import TruncatedPosition as TruncatedPosition
 from gdq.errors import UnsupportedValue as UnsupportedValue

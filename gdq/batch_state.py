@@ -73,14 +73,15 @@ class BatchState:
     def _put_aside(self, outcomes: Sequence[RetryOutcome]) -> Steps[int]:
         """Put events aside; the result is the number of those that come again."""
         again = 0
-        for dead, delay in {(outcome.dead, outcome.delay) for outcome in outcomes}:
+        for kind in {_kind(outcome) for outcome in outcomes}:
             some = [
                 (outcome.event.id, outcome.event.op, outcome.reason)
                 for outcome in outcomes
-                if outcome.event is not None and (outcome.dead, outcome.delay) == (dead, delay)
+                if outcome.event is not None and _kind(outcome) == kind
             ]
             ids, ops, reasons = map(list, zip(*some, strict=True))
-            again += yield called("put_aside", self.id, self.token, ids, ops, delay, reasons, dead)
+            dead, delay, counted = kind
+            again += yield called("put_aside", self.id, self.token, ids, ops, delay, reasons, dead, counted)
         if outcomes:
             counts = f"{again} to come again, {len(outcomes) - again} dead letters"
             first = outcomes[0]
@@ -122,3 +123,8 @@ def gap_error(table: str | None, data: dict[str, Any] | None, kind: str = "resyn
         hint="Copy the table again: by Consumer.resync(), or by hand and gdq resynced. "
         "Or unregister the consumer, register it again and load the tables.",
     )
+
+
+def _kind(outcome: RetryOutcome) -> tuple[bool, timedelta, bool]:
+    """What events that one statement puts aside have in common."""
+    return outcome.dead, outcome.delay, outcome.counted

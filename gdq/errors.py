@@ -7,6 +7,7 @@
      +-- InstallError             gdq cannot be installed here
      +-- PlanError                the view cannot be kept up to date from changes
      +-- RefreshConflict          another refresh has overtaken this one
+     +-- SinkUnavailable          the receiver of a relay takes nothing
      +-- UnsupportedValue         a column or value has no faithful Arrow or Spark form
      +-- ServerError              a SQL function of gdq has refused, with one of gdq's SQLSTATEs:
           +-- StaleBatch          GDQ01
@@ -74,6 +75,19 @@ class PlanError(GdqError):
 
 class RefreshConflict(GdqError):
     """Another refresh of the view has moved its position meanwhile."""
+
+
+class SinkUnavailable(GdqError):
+    """The receiver of a relay as a whole takes nothing: it is down, full, or lets nobody in.
+
+    `wait_seconds`: how long it wants not to be asked; None if it has not said.
+    """
+
+    def __init__(
+        self, message: str | None = None, *, wait_seconds: float | None = None, hint: str | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.wait_seconds = wait_seconds
 
 
 class UnsupportedValue(GdqError):

@@ -14,6 +14,7 @@ _EXTRAS = {
     "deltalake": "lake",
     "pyiceberg": "lake",
     "prometheus_client": "metrics",
+    "urllib3": "http",
 }
 
 

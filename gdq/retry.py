@@ -29,6 +29,7 @@ class RetryOutcome(Exception):
 
     dead: ClassVar[bool] = False
     delay = timedelta(0)
+    counted = True
 
     def __init__(self, reason: str | None = None, *, event: Event | None = None) -> None:
         super().__init__(reason or type(self).__name__)
@@ -37,13 +38,23 @@ class RetryOutcome(Exception):
 
 
 class Retry(RetryOutcome):
-    """The event comes again, in the first batch that is opened after `delay`."""
+    """The event comes again, in the first batch that is opened after `delay`.
+
+    `counted`: False for an event that was not tried, since an earlier one has to come before it: it does not come
+    nearer to the limit of retries.
+    """
 
     def __init__(
-        self, reason: str | None = None, *, delay: timedelta = RETRY_DELAY, event: Event | None = None
+        self,
+        reason: str | None = None,
+        *,
+        delay: timedelta = RETRY_DELAY,
+        event: Event | None = None,
+        counted: bool = True,
     ) -> None:
         super().__init__(reason, event=event)
         self.delay = delay
+        self.counted = counted
 
 
 class DeadLetter(RetryOutcome):

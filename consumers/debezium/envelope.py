@@ -87,7 +87,7 @@ class Envelope:
 
     def _row(self, event: Event) -> Iterator[_Record]:
         event = event.in_json()
-        kinds = self._kinds(*_names(event.table))
+        kinds = self._kinds(*table_parts(event.table))
         key, old, new = (_converted(image, kinds) for image in (event.key, event.old, event.new))
         if event.unchanged and new is not None:
             lacking = {name: unavailable_value(kinds.get(name)) for name in event.unchanged}
@@ -129,7 +129,7 @@ class Envelope:
         return {"key": {"prefix": message["prefix"]}, "value": value}
 
     def _value(self, event: Event, op: str, before: _Image | None, after: _Image | None) -> _Record:
-        source = self._source(event, *_names(event.table))
+        source = self._source(event, *table_parts(event.table))
         times = _times(time.time_ns())
         return {"before": before, "after": after, "source": source, "op": op, **times, "transaction": None}
 
@@ -172,7 +172,7 @@ def _times(nanoseconds: int) -> dict[str, int]:
     return {"ts_ms": nanoseconds // 1_000_000, "ts_us": nanoseconds // 1000, "ts_ns": nanoseconds}
 
 
-def _names(table: str | None) -> tuple[str, str]:
+def table_parts(table: str | None) -> tuple[str, str]:
     """Schema and name of `%I.%I`, without quotes."""
     parts, text = [], table or ""
     while text:

@@ -15,6 +15,7 @@ SECTIONS = {
     },
     "Consumers": {
         "run": ["ticker", "tick", "consume", "peek"],
+        "relay": ["relay"],
         "consumer": [
             "register-consumer",
             "consumers",

@@ -67,7 +67,7 @@ as $$
             '{register_consumer,unregister_consumer,consumer_tables,register_member,unregister_member,
               next_batch,next_events,touch_batch,get_batch,get_events,open_events,finish_batch,take_messages,
               batch_tables,batch_versions,batch_rows,batch_gaps,batch_sequences,table_columns,user_definitions,
-              retry_event,put_aside,get_retries,retry_info,next_retry,set_retry_limit,
+              retry_event,put_aside,get_retries,retry_info,next_retry,waiting_events,set_retry_limit,
               dead_letter,dead_letters,replay_dead_letters,purge_dead_letters,
               position,tick_position,tick_nonce,check_position,
               force_tick,tick_step,ticker,check_tables,check_logs,maintain}'),

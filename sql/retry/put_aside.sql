@@ -1,11 +1,13 @@
--- put_aside(batch_id, token, ev_ids, ops, delay, reasons, dead): does what retry_event() does, or with dead what
--- dead_letter() does, for many events at once. The lists ev_ids, ops and reasons have one element for each event. The
--- events are stored as get_batch() or get_retries() shows them, since their log may be truncated before they come
+-- put_aside(batch_id, token, ev_ids, ops, delay, reasons, dead, counted): does what retry_event() does, or with dead
+-- what dead_letter() does, for many events at once. The lists ev_ids, ops and reasons have one element for each event.
+-- The events are stored as get_batch() or get_retries() shows them, since their log may be truncated before they come
 -- again. An event that this token has put aside already is left as it is. Planned at each call: one plan does not serve
 -- both a single event and thousands.
+--   counted: false for events that were not tried, since they wait for an earlier one: they do not come nearer to the
+--   limit of retries, and never become dead letters here.
 -- Result: how many events come again; the others are dead letters. Writes: retry_event. Errors: as retry_event().
 create or replace function gdq.put_aside(batch_id bigint, token uuid, ev_ids bigint[], ops text[], delay interval,
-  reasons text[], dead boolean) returns bigint
+  reasons text[], dead boolean, counted boolean default true) returns bigint
 language plpgsql volatile security definer
   set search_path = pg_catalog, pg_temp set enable_seqscan = off set plan_cache_mode = force_custom_plan
 as $$
@@ -27,8 +29,9 @@ begin
     select distinct on (e.ev_id, e.op)
            b.subscription_id, b.batch_id, put_aside.token,
            e.ev_id, e.ev_txid, e.ev_time, e.op, e.tbl, e.key, e.old, e.new, e.origin,
-           e.retries + (not (put_aside.dead or e.retries >= most))::integer, clock_timestamp() + delay,
-           put_aside.dead or e.retries >= most, a.reason
+           case when put_aside.dead or (put_aside.counted and e.retries >= most) then e.retries
+                when put_aside.counted then e.retries + 1 else greatest(e.retries, 1) end, clock_timestamp() + delay,
+           put_aside.dead or (put_aside.counted and e.retries >= most), a.reason
       from gdq.batch_events(b.batch_id, put_aside.token, ev_ids) e
       join unnest(ev_ids, ops, reasons) a(ev_id, op, reason) on a.ev_id = e.ev_id and (a.op is null or a.op = e.op)
      where not exists (select from gdq.retry_event r
@@ -56,7 +59,7 @@ begin
                       and r.ev_id = a.ev_id and (a.op is null or r.op = a.op) and not r.dead));
 end
 $$;
-comment on function gdq.put_aside(bigint, uuid, bigint[], text[], interval, text[], boolean) is
+comment on function gdq.put_aside(bigint, uuid, bigint[], text[], interval, text[], boolean, boolean) is
   'Puts many events of an open batch aside, for a retry or as dead letters; returns how many come again.';
 
 -- batch_events(batch_id, token, numbers): the events with these numbers in an open batch. An event that the batch

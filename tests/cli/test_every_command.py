@@ -61,6 +61,7 @@ COMMANDS = {
     "purge-replica-dead-letters": "mirror --to TO --all",
     "queues": "",
     "rebase": "Q",
+    "relay": "Q C http://127.0.0.1:1/ --once",
     "refresh": "VIEW",
     "register-consumer": "Q new",
     "remove-sequence": "Q SEQUENCE",

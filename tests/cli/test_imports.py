@@ -39,7 +39,7 @@ def test_the_list_of_commands_loads_no_command(option: str) -> None:
     assert loaded(option) & (HEAVY | {"psycopg", "rich"}) == set()
 
 
-@pytest.mark.parametrize("command", ["consume", "add-table", "create-view", "install"])
+@pytest.mark.parametrize("command", ["consume", "add-table", "create-view", "install", "relay"])
 def test_help_loads_nothing_heavy(command: str) -> None:
     assert loaded(command, "-h") & (HEAVY | {"rich"}) == set()
 
@@ -51,7 +51,8 @@ def test_help_of_refresh_loads_no_engine(command: str) -> None:
 
 def test_public_names_need_no_extra() -> None:
     program = "import sys; sys.modules |= dict.fromkeys(sys.argv[1:]); from gdq import *"
-    extras = ["pyarrow", "adbc_driver_manager", "sqlglot", "pyspark", "deltalake", "pyiceberg", "prometheus_client"]
+    arrow = ["pyarrow", "adbc_driver_manager"]
+    extras = [*arrow, "sqlglot", "pyspark", "deltalake", "pyiceberg", "prometheus_client", "urllib3"]
     done = subprocess.run([sys.executable, "-c", program, *extras], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -62,6 +63,7 @@ def test_public_names_need_no_extra() -> None:
         ("sqlglot", "views", ["create-view", "v", "--queue", "q", "--sql", "-", "--target", "public.v"]),
         ("sqlglot", "views", ["refresh"]),
         ("prometheus_client", "metrics", ["metrics", "--once"]),
+        ("urllib3", "http", ["relay", "q", "c", "http://127.0.0.1:1/", "--once"]),
     ],
 )
 def test_a_missing_extra_is_told_in_one_line(db: Database, package: str, extra: str, arguments: list[str]) -> None:

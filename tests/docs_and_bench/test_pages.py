@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
+import subprocess
 import sys
 from decimal import Decimal
 from pathlib import Path
@@ -17,6 +20,7 @@ from tests.support.managed import ManagedDatabase
 from tests.support.page import ROOT, blocks, run_page
 from tests.support.programs import gdq as gdq_program
 from tests.support.server import Database
+from tests.support.waiting import until
 
 # The second goes on from the first. Each of the others has a test of its own.
 FIRST_STEPS = ["README.md", "docs/consumers.md"]
@@ -31,6 +35,7 @@ OTHERS = (
     "lake",
     "switchover",
     "copies",
+    "relay",
 )
 # Run by test_from_replication.py.
 MOVES = ("from-londiste", "from-slony")
@@ -197,6 +202,30 @@ def test_copies(empty_db: Database, tmp_path: Path) -> None:
                 assert connection.execute("table orders").fetchall() == [(1, "Ann", Decimal("9.90"))]
         finally:
             su.execute("drop database if exists copy with (force)")
+
+
+def test_relay(empty_db: Database, tmp_path: Path) -> None:
+    """The page's own receiver takes the events, at a port that is free."""
+    _open_shop(empty_db)
+    (text,) = (block.text for block in blocks("docs/relay.md") if block.file == "hook.py")
+    (tmp_path / "own.py").write_text(text)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    env = os.environ | {"DATABASE_URL": empty_db.su_dsn}
+    with subprocess.Popen([sys.executable, tmp_path / "own.py", port], env=env, stderr=subprocess.DEVNULL) as hook:
+        try:
+            until(lambda: _listens(int(port)), "the hook")
+            printed = run_page("docs/relay.md", empty_db, tmp_path, PROGRAMS, edit=lambda t: t.replace("8080", port))
+        finally:
+            hook.kill()
+    _, changes, messages = printed
+    assert re.findall(r"/orders +\| (\w+) +\| ([\d.]+)", changes) == [("insert", "1.00"), ("update", "2.00")]
+    assert re.findall(r"order.paid +\| order-21 +\| (.*)", messages) == ['{"order": 21}']
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.mark.long

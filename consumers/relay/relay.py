@@ -1,0 +1,173 @@
+"""A relay: sends the events of a consumer's batches to a sink, and puts aside what the sink refuses."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from psycopg import Connection
+
+from gdq.batch import Batch
+from gdq.consumers.relay.form import Form, FormName, form_named
+from gdq.consumers.relay.order import Keys, Place, Waiting
+from gdq.consumers.relay.sink import Record, Sink
+from gdq.era import position
+from gdq.errors import GdqError
+from gdq.retry import DeadLetter, Retry, RetryOutcome
+from gdq.source import Event, Position
+
+log = logging.getLogger(__name__)
+
+RETRY_DELAY = timedelta(seconds=10)
+_RETRY_DELAY_MAX = timedelta(hours=1)
+
+# Events sent to the sink at a time: so many are in memory.
+_EVENTS = 500
+
+
+class Relay:
+    """Sends the events of one consumer to a sink, those of each key in their order.
+
+    `form`: json, cloudevents or debezium. `keys`: for tables, as `schema.table`, the columns of the key in place of the
+    primary key. `retry_delay`: the pause before the first retry of an event; each later one is twice as long, up to an
+    hour. `tombstones`: with the form debezium a record without a value after each delete.
+    """
+
+    def __init__(
+        self,
+        sink: Sink,
+        queue: str,
+        consumer: str,
+        *,
+        form: FormName = "json",
+        keys: Mapping[str, Sequence[str]] | None = None,
+        retry_delay: timedelta = RETRY_DELAY,
+        tombstones: bool = False,
+    ) -> None:
+        self._sink = sink
+        self._queue = queue
+        self._consumer = consumer
+        self._form_name = form
+        self._keys = Keys(keys or {})
+        self._retry_delay = retry_delay
+        self._tombstones = tombstones
+        self._made: tuple[Connection[Any], Form] | None = None
+        # Records that the sink has taken of a batch that was rolled back: they are not sent a second time.
+        self._sent: set[str] = set()
+
+    def send(self, batch: Batch) -> None:
+        """Send the events of a batch, and finish it.
+
+        What the sink refuses is put aside for a retry or given up, as it says, and so are later events of its key until
+        it is through. SinkUnavailable if the sink takes nothing at all: roll the batch back, and call again with the
+        batch when it comes again. What the sink has taken is then not sent a second time by this object.
+        """
+        form = self._form(batch.connection)
+        sending = _Sending(self._sink, batch, form, self._keys, retry_delay=self._retry_delay, sent=self._sent)
+        sending.waiting = Waiting.read(batch.connection, self._queue, self._consumer, self._keys)
+        for event in batch.events():
+            sending.add(event)
+        sending.flush()
+        batch.commit()
+        self._sent.clear()
+
+    def _form(self, connection: Connection[Any]) -> Form:
+        if self._made is None or self._made[0] is not connection:
+            era = Position.parse(position(connection, self._queue, self._consumer)).era
+            form = form_named(self._form_name, connection, self._queue, era, tombstones=self._tombstones)
+            self._made = connection, form
+        return self._made[1]
+
+
+class _Sending:
+    """One batch on its way: events gathered in lanes, one for each key, and what was put aside."""
+
+    waiting: Waiting
+
+    def __init__(
+        self, sink: Sink, batch: Batch, form: Form, keys: Keys, *, retry_delay: timedelta, sent: set[str]
+    ) -> None:
+        self._sink = sink
+        self._batch = batch
+        self._form = form
+        self._keys = keys
+        self._retry_delay = retry_delay
+        self._sent = sent
+        self._lanes: dict[str, list[tuple[Event, Place]]] = {}
+        self._count = 0
+        self._aside: list[RetryOutcome] = []
+
+    def add(self, event: Event) -> None:
+        """Take an event up, or put it aside if an earlier one of its key waits."""
+        place = self._keys.place(event)
+        alone = len(place.keys) != 1
+        if alone:
+            self.flush()  # it is in more than one lane
+        if self._waits(event, place):
+            return
+        self._lanes.setdefault(place.keys[0] if place.keys else "", []).append((event, place))
+        self._count += 1
+        if alone or self._count >= _EVENTS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what was gathered, and put aside what was refused."""
+        lanes, self._lanes, self._count = list(self._lanes.values()), {}, 0
+        while lanes:
+            lanes = self._send([lane for lane in lanes if lane])
+        if self._aside:
+            self._batch.put_aside(self._aside)
+            self._aside.clear()
+
+    def _send(self, lanes: list[list[tuple[Event, Place]]]) -> list[list[tuple[Event, Place]]]:
+        """Send lanes; returns what is left of those from which an event was given up."""
+        made = [[record for event, place in lane for record in self._form(event, place.text)] for lane in lanes]
+        wanted = [[record for record in lane if record.id not in self._sent] for lane in made]
+        refused: dict[int, tuple[Record, RetryOutcome]] = {}
+        lane_of = {record.id: number for number, lane in enumerate(wanted) for record in lane}
+        for record, outcome in self._sink.send([lane for lane in wanted if lane]) if lane_of else ():
+            if outcome is None:
+                self._sent.add(record.id)
+            else:
+                refused[lane_of[record.id]] = record, outcome
+        self._check_told(wanted, {record.id for record, _ in refused.values()})
+        left = []
+        for number, (record, outcome) in refused.items():
+            lane = lanes[number]
+            at = next(index for index, (event, _) in enumerate(lane) if event is record.event)
+            rest = lane[at + 1 :]
+            if outcome.dead:
+                self._aside.append(DeadLetter(_reason(outcome), event=record.event))
+                left.append(rest)
+                continue
+            self._put_aside(*lane[at], outcome)
+            left.append([(event, place) for event, place in rest if not self._waits(event, place)])
+        return left
+
+    def _check_told(self, lanes: list[list[Record]], refused: set[str]) -> None:
+        """GdqError if the sink has said nothing of a record: whether it was sent is not known."""
+        for lane in lanes:
+            first = next((record for record in lane if record.id not in self._sent), None)
+            if first is not None and first.id not in refused:
+                raise GdqError(f"the sink has not told what became of record {first.id}")
+
+    def _put_aside(self, event: Event, place: Place, outcome: RetryOutcome) -> None:
+        delay = min(self._retry_delay * 2 ** min(event.retries, 20), max(_RETRY_DELAY_MAX, self._retry_delay))
+        self._aside.append(Retry(_reason(outcome), delay=delay, event=event))
+        self.waiting.add(event.id, place, delay.total_seconds())
+
+    def _waits(self, event: Event, place: Place) -> bool:
+        """Whether an earlier event has to come before this one; if so, this one is put aside."""
+        found = self.waiting.before(event.id, place)
+        if found is None:
+            return False
+        first, delay = found
+        self._aside.append(Retry(f"waits for event {first}", delay=delay, event=event, counted=False))
+        self.waiting.add(event.id, place, delay.total_seconds())
+        return True
+
+
+def _reason(outcome: RetryOutcome) -> str:
+    return (outcome.reason or type(outcome).__name__).replace("\0", "")  # PostgreSQL's text cannot hold \0

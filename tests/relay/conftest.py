@@ -1,0 +1,96 @@
+"""What tests of relays share: a queue of orders, and a web hook that answers as the test says."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from tests.support.server import Database
+
+
+def always(status: int) -> Callable[[Any], int]:
+    """Gives every request this status."""
+    return lambda _: status
+
+
+class Hook(ThreadingHTTPServer):
+    """A web hook. `answer` gives the status of a request, or an exception to end the connection without one."""
+
+    daemon_threads = True
+
+    def __init__(self, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), _Request)
+        self.requests: list[tuple[str, dict[str, str], Any]] = []
+        self.taken: list[Any] = []
+        self.answer: Callable[[Any], int] = always(204)
+        self.headers: dict[str, str] = {}
+        self.lock = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def keys(self) -> list[int]:
+        """The keys of the events that were taken, in the order of their arrival."""
+        return [body["key"]["id"] for body in self.taken]
+
+
+class _Request(BaseHTTPRequestHandler):
+    server: Hook
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with self.server.lock:
+            self.server.requests.append((self.path, dict(self.headers), body))
+        status = self.server.answer(body)
+        if 200 <= status < 300:
+            with self.server.lock:
+                self.server.taken.append(body)
+        self.send_response(status)
+        for name, value in self.server.headers.items():
+            self.send_header(name, value)
+        text = b"" if status == 204 else f"answer {status}".encode()
+        if status != 204:
+            self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing: the test says what it saw."""
+
+
+@contextmanager
+def open_hook(port: int = 0) -> Iterator[Hook]:
+    """A web hook at a port, closed in the end."""
+    with Hook(port) as server:
+        thread = threading.Thread(target=server.serve_forever, args=[0.01])
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def hook() -> Iterator[Hook]:
+    with open_hook() as server:
+        yield server
+
+
+@pytest.fixture
+def shop(db: Database) -> Database:
+    """A queue q that captures orders, with the consumer c."""
+    with db.connect() as connection:
+        connection.execute("create table orders (id int primary key, customer int, note text)")
+        connection.execute("select gdq.create_queue('q')")
+        connection.execute("select gdq.add_table('q', 'orders')")
+        connection.execute("select gdq.register_consumer('q', 'c')")
+    return db
