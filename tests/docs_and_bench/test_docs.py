@@ -37,7 +37,7 @@ def test_commands_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_sql_functions_exist(page: Path) -> None:
-    known = set(re.findall(r"create or replace function gdq\.(\w+)", SQL))
+    known = set(re.findall(r"create or replace (?:function|procedure) gdq\.(\w+)", SQL))
     assert set(re.findall(r"\bgdq\.(\w+)\(", page.read_text(encoding="utf-8"))) - known - python_names() == set()
 
 
