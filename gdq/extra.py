@@ -15,6 +15,7 @@ _EXTRAS = {
     "pyiceberg": "lake",
     "prometheus_client": "metrics",
     "urllib3": "http",
+    "nats": "nats",
 }
 
 

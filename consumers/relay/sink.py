@@ -20,6 +20,8 @@ ENTRY_POINTS = "gdq.sinks"
 _OWN = {
     "http": "gdq.consumers.relay.http_sink:open_sink",
     "https": "gdq.consumers.relay.http_sink:open_sink",
+    "nats": "gdq.consumers.relay.nats_sink:open_sink",
+    "tls": "gdq.consumers.relay.nats_sink:open_sink",
 }
 _PLACE = re.compile(r"\{(\w*)\}")
 _PLACES = ("queue", "schema", "table", "op", "key", "type")

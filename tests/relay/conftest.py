@@ -7,11 +7,17 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import gdq as library
+from tests.support.nats import NatsServer, nats_program, nats_server
+from tests.support.programs import gdq
 from tests.support.server import Database
+
+__all__ = ["nats_program"]
 
 
 def always(status: int) -> Callable[[Any], int]:
@@ -94,3 +100,33 @@ def shop(db: Database) -> Database:
         connection.execute("select gdq.add_table('q', 'orders')")
         connection.execute("select gdq.register_consumer('q', 'c')")
     return db
+
+
+def write(shop: Database, *statements: str) -> None:
+    """Each statement in a transaction of its own."""
+    with shop.connect() as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
+def relay(shop: Database, address: str, *options: str) -> None:
+    done = gdq("relay", "q", "c", address, "--once", *options, dsn=shop.dsn)
+    assert done.returncode == 0, done.stderr
+
+
+def retries(shop: Database) -> list[tuple[int, str | None]]:
+    """Key and reason of the events that wait."""
+    with shop.connect() as connection:
+        found = sorted(library.retry_info(connection, "q", "c"), key=lambda one: one.ev_id)
+    return [((one.key or {})["id"], one.reason) for one in found]
+
+
+def due(shop: Database) -> None:
+    """Make all retries due."""
+    write(shop, "update gdq.retry_event set due_at = clock_timestamp() - interval '1 second'")
+
+
+@pytest.fixture
+def nats(nats_program: Path, tmp_path: Path) -> Iterator[NatsServer]:
+    with nats_server(nats_program, tmp_path / "nats") as server:
+        yield server

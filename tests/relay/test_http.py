@@ -10,36 +10,12 @@ from pathlib import Path
 import pytest
 
 import gdq as library
-from tests.relay.conftest import Hook, always, open_hook
+from tests.relay.conftest import Hook, always, due, open_hook, relay, retries, write
 from tests.support.programs import gdq, start_gdq
 from tests.support.server import Database
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.server
-
-
-def write(shop: Database, *statements: str) -> None:
-    """Each statement in a transaction of its own."""
-    with shop.connect() as connection:
-        for statement in statements:
-            connection.execute(statement.encode())
-
-
-def relay(shop: Database, address: str, *options: str) -> None:
-    done = gdq("relay", "q", "c", address, "--once", *options, dsn=shop.dsn)
-    assert done.returncode == 0, done.stderr
-
-
-def retries(shop: Database) -> list[tuple[int, str | None]]:
-    """Key and reason of the events that wait."""
-    with shop.connect() as connection:
-        found = sorted(library.retry_info(connection, "q", "c"), key=lambda one: one.ev_id)
-    return [((one.key or {})["id"], one.reason) for one in found]
-
-
-def due(shop: Database) -> None:
-    """Make all retries due."""
-    write(shop, "update gdq.retry_event set due_at = clock_timestamp() - interval '1 second'")
 
 
 def test_each_event_is_a_request(shop: Database, hook: Hook) -> None:

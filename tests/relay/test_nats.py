@@ -1,0 +1,189 @@
+"""`gdq relay` to NATS JetStream: each change once and in the order of its key, whatever becomes of the server."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+import gdq as library
+from tests.relay.conftest import due, relay, retries, write
+from tests.support.nats import NatsServer
+from tests.support.page import blocks
+from tests.support.programs import client_program, environment, gdq, start_gdq
+from tests.support.server import Database
+from tests.support.waiting import until
+
+pytestmark = [pytest.mark.server, pytest.mark.long]
+
+PLACE = "shop.{table}.{key}"
+
+
+@contextmanager
+def relaying(shop: Database, address: str, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """The command at work; it ends well."""
+    process = start_gdq("relay", "q", "c", address, *options, dsn=shop.dsn)
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate()
+    assert process.returncode == 0, errors
+
+
+def changes(nats: NatsServer) -> dict[int, list[str | None]]:
+    """What the stream has of each key, in order."""
+    found = defaultdict(list)
+    for message in nats.messages():
+        body = json.loads(message.data)
+        found[body["key"]["id"]].append(body["new"]["note"])
+    return dict(found)
+
+
+def sent_all(shop: Database) -> bool:
+    with shop.connect() as connection:
+        return library.consumer_info(connection, "q")[0].unread_events == 0
+
+
+def test_each_event_is_a_message(shop: Database, nats: NatsServer) -> None:
+    nats.make_stream()
+    write(shop, "insert into orders values (1, 7, 'a.b')", "update orders set note = 'c'")
+    relay(shop, f"{nats.url}/{PLACE}")
+    first, second = nats.messages()
+    assert (first.subject, second.subject) == ("shop.orders.1", "shop.orders.1")
+    assert first.headers
+    assert first.headers["Content-Type"] == "application/json"
+    assert first.headers["Nats-Msg-Id"].endswith(f"/{json.loads(first.data)['id']}/insert")
+    write(shop, "select gdq.insert_event('q', 'paid > * é', '1'::jsonb, 'a.b')", "truncate orders")
+    relay(shop, f"{nats.url}/shop.{{type}}.{{key}}", "--form", "cloudevents")
+    message, truncate = nats.messages()[2:]
+    assert message.subject == "shop.paid%20%3E%20%2A%20%C3%A9.a%2Eb"
+    assert truncate.subject == "shop._._"
+    assert json.loads(message.data)["data"] == 1
+
+
+def test_what_is_sent_again_is_there_once(shop: Database, nats: NatsServer) -> None:
+    """The consumer is set back, as after a crash: the stream knows what it has."""
+    nats.make_stream()
+    with shop.connect() as connection:
+        tick = library.take_tick(connection, "q")
+    write(shop, "insert into orders values (1, 7, 'a'), (2, 7, 'a')", "update orders set note = 'b'")
+    relay(shop, f"{nats.url}/{PLACE}")
+    with shop.connect() as connection:
+        library.seek(connection, "q", "c", tick=tick)
+    relay(shop, f"{nats.url}/{PLACE}")
+    assert changes(nats) == {1: ["a", "b"], 2: ["a", "b"]}
+
+
+def test_a_server_that_is_killed(shop: Database, nats: NatsServer) -> None:
+    """Again and again amid the sending: each change is there once, those of a key in order, nothing is put aside."""
+    nats.make_stream()
+    write(shop, "insert into orders select g, 0, '0' from generate_series(1, 300) g")
+    with relaying(shop, f"{nats.url}/{PLACE}") as process:
+        for number in range(1, 4):
+            write(shop, f"update orders set note = '{number}'")
+            nats.kill()
+            assert process.poll() is None
+            nats.start()
+        until(lambda: sent_all(shop), "the end")
+    assert retries(shop) == []
+    assert changes(nats) == {key: ["0", "1", "2", "3"] for key in range(1, 301)}
+
+
+def test_a_server_that_stands_still(shop: Database, nats: NatsServer) -> None:
+    nats.make_stream()
+    write(shop, "insert into orders values (1, 7, 'a')")
+    nats.signal(signal.SIGSTOP)
+    done = gdq("relay", "q", "c", f"{nats.url}/{PLACE}", "--once", "--set", "timeout=1", dsn=shop.dsn)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: NATS server unreachable: ")
+    assert len(done.stderr.splitlines()) == 1
+    nats.signal(signal.SIGCONT)
+    relay(shop, f"{nats.url}/{PLACE}")
+    assert changes(nats) == {1: ["a"]}
+
+
+def test_a_stream_that_is_full(shop: Database, nats: NatsServer) -> None:
+    """The relay waits until there is room; nothing is put aside."""
+    nats.make_stream(max_msgs=2, discard="new")
+    write(shop, "insert into orders values (1, 7, 'a')", "update orders set note = 'b'", "update orders set note = 'c'")
+    with relaying(shop, f"{nats.url}/{PLACE}") as process:
+        assert process.stderr
+        assert "maximum messages exceeded" in process.stderr.readline()
+        assert changes(nats) == {1: ["a", "b"]}
+        nats.run(lambda streams: streams.purge_stream("shop"))
+        until(lambda: sent_all(shop), "the end")
+    assert changes(nats) == {1: ["c"]}
+    assert retries(shop) == []
+
+
+def test_only_the_key_that_is_full_waits(shop: Database, nats: NatsServer) -> None:
+    nats.make_stream(max_msgs_per_subject=1, discard="new", discard_new_per_subject=True)
+    write(
+        shop, "insert into orders values (1, 7, 'a')", "update orders set note = 'b'", "insert into orders values (2)"
+    )
+    relay(shop, f"{nats.url}/{PLACE}")
+    assert changes(nats) == {1: ["a"], 2: [None]}
+    ((key, reason),) = retries(shop)
+    assert key == 1
+    assert "maximum messages per subject exceeded" in (reason or "")
+    nats.run(lambda streams: streams.purge_stream("shop", subject="shop.orders.1"))
+    due(shop)
+    relay(shop, f"{nats.url}/{PLACE}")
+    assert changes(nats) == {1: ["b"], 2: [None]}
+
+
+def test_a_message_that_is_too_large(shop: Database, nats: NatsServer) -> None:
+    """Larger than the stream takes, or than the server does: a dead letter, and its key goes on."""
+    nats.make_stream(max_msg_size=2000)
+    for size in (5000, 2_000_000):
+        write(shop, f"insert into orders values ({size}, 7, repeat('x', {size}))")
+        write(shop, f"delete from orders where id = {size}", f"insert into orders values ({size}, 7, 'a')")
+    relay(shop, f"{nats.url}/{PLACE}")
+    with shop.connect() as connection:
+        letters = library.dead_letters(connection, "q")
+    assert len(letters) == 4  # the delete has the old image
+    assert {one.reason for one in letters} >= {"JetStream 10054: message size exceeds maximum allowed"}
+    assert changes(nats) == {5000: ["a"], 2_000_000: ["a"]}
+
+
+def test_a_subject_without_a_stream(shop: Database, nats: NatsServer) -> None:
+    write(shop, "insert into orders values (1)")
+    done = gdq("relay", "q", "c", f"{nats.url}/{PLACE}", "--once", dsn=shop.dsn)
+    assert (done.returncode, done.stderr) == (1, "Error: no stream takes subject shop.orders.1\n")
+    nats.make_stream()
+    relay(shop, f"{nats.url}/{PLACE}")
+    assert changes(nats) == {1: [None]}
+
+
+@pytest.mark.parametrize("address", ["nats://host", "nats:///shop"])
+def test_an_address_that_lacks_a_part(shop: Database, address: str) -> None:
+    done = gdq("relay", "q", "c", address, "--once", dsn=shop.dsn)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"Error: '{address}' must name a server and a subject\n")
+
+
+def test_the_page(db: Database, nats: NatsServer) -> None:
+    """What docs/relay.md shows of NATS works as it stands there."""
+    with db.connect() as connection:
+        connection.execute("create table orders (id int primary key, customer text, amount numeric(10, 2))")
+        connection.execute("select gdq.create_queue('shop')")
+        connection.execute("select gdq.add_table('shop', 'orders')")
+    shown = [block for block in blocks("docs/relay.md") if block.test == "tests/relay/test_nats.py"]
+    psql = client_program(db, "psql")
+    for block in shown:
+        text = block.text.replace("4222", str(nats.port))
+        text = text if block.language == "python" else re.sub("(?m)^gdq ", f"{sys.executable} -m gdq ", text)
+        command = [sys.executable, "-c", text] if block.language == "python" else ["bash", "-e", "-u", "-c", text]
+        env = environment(db.dsn) | {"DATABASE_URL": db.dsn, "PATH": f"{psql.parent}:{os.environ['PATH']}"}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    assert [message.subject for message in nats.messages()] == ["shop.orders.22"]
