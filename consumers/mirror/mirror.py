@@ -20,13 +20,14 @@ from gdq.batch import Batch
 from gdq.call import call, scalar
 from gdq.conninfo import connect
 from gdq.consumer import Consumer, ConsumerInfo, consumer_info, register_consumer, set_tables
-from gdq.consumers.lake.files import ArrowDifference
 from gdq.consumers.lake.open import open_lake
 from gdq.consumers.lake.table import LakeTable
-from gdq.consumers.mirror.batch_changes import CopyAgain, TableEvents, log_rows, table_events
+from gdq.consumers.mirror.batch_changes import CopyAgain, TableEvents, TableLog, log_rows, table_events
 from gdq.consumers.mirror.choice import TableChoice, mirror_target, table_lake_name
+from gdq.consumers.mirror.current import CurrentRows
+from gdq.consumers.mirror.feed import ChangeFeed
 from gdq.consumers.mirror.state import MirrorState
-from gdq.consumers.mirror.table import MirrorTable, TooManyChanges, describe_table
+from gdq.consumers.mirror.table import CopyTarget, History, MirrorTable, TooManyChanges, describe_table, history_of
 from gdq.consumers.replica.origin import origin_of
 from gdq.consumers.replica.sessions import apply_settings
 from gdq.consumers.replica.source_tables import (
@@ -38,7 +39,7 @@ from gdq.consumers.replica.source_tables import (
 )
 from gdq.consumers.slot.snapshot import PgSnapshot
 from gdq.consumers.views.signals import Diverged
-from gdq.consumers.views.target import StoredPosition
+from gdq.consumers.views.target import StoredPosition, TargetState
 from gdq.errors import DivergedPosition, EraEnded, GdqError, ResyncRequired, TruncatedPosition
 from gdq.source import Position
 from gdq.table_copy import copy_table, resynced
@@ -74,7 +75,8 @@ class Mirror:
 
     `source`: the connection string of the database with gdq. `name`: of the mirror and its consumer. `target`:
     "delta:/folder", "iceberg:/folder", "iceberg:CATALOG" or "parquet:/folder"; each table is schema.table in it.
-    `words`: tables, `schema.table`, and schemas, whose later tables are mirrored too. `tell` gets a line for each copy.
+    `words`: tables, `schema.table`, and schemas, whose later tables are mirrored too. `history`:
+    what each lake table is, instead of the table as it is: "feed", its change feed. `tell` gets a line for each copy.
     """
 
     def __init__(
@@ -85,12 +87,14 @@ class Mirror:
         target: str,
         words: Sequence[str],
         *,
+        history: History | None = None,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.queue = queue
         self.name = name
         self.target = mirror_target(target)
         self._tell = tell
+        self._form = ChangeFeed(queue) if history else CurrentRows()
         self._again: set[str] = set()
         self._kept: dict[int, _Kept] = {}
         with ExitStack() as stack:
@@ -206,7 +210,10 @@ class Mirror:
         place = table_lake_name(self.target, name)
         lake = open_lake(place, f"mirror {self.name}", self._mark)
         state = lake.state()
-        table = describe_table(self.source, self.queue, captured, place.kind)
+        table = self._described(captured)
+        if state.stored is not None and state.stored.plan and table.history != history_of(state.stored.plan):
+            form = f"as history {found}" if (found := history_of(state.stored.plan)) else "as it is"
+            raise GdqError(f"{place} holds the table {form}", hint="Give another --target and --name.")
         if state.foreign is not None:
             self._tell(f"{name}: {state.foreign}, which is not the mirror's: copied again")
         elif (
@@ -216,9 +223,15 @@ class Mirror:
             and state.stored.plan == table.plan
         ):
             return _Kept(table, lake, state.stored)
-        return self._copied(captured, lake, state.stored)
+        return self._copied(captured, lake, state)
 
-    def _copied(self, captured: SourceTable, lake: LakeTable, stored: StoredPosition | None) -> _Kept:
+    def _described(self, captured: SourceTable) -> MirrorTable:
+        kind = table_lake_name(self.target, captured.table_name).kind
+        table = describe_table(self.source, self.queue, captured, kind, history=self._form.history)
+        self._form.check(table)
+        return table
+
+    def _copied(self, captured: SourceTable, lake: LakeTable, state: TargetState) -> _Kept:
         """Copy a table as one snapshot has it, and have the consumer go on from there."""
         started, name = time.monotonic(), captured.table_name
         require_capture(self.source, self.queue, [name])
@@ -227,14 +240,17 @@ class Mirror:
             # the lock of the copy keeps DDL out from here on
             captured = source_tables(self.source, self.queue, self.name).get(captured.relid, captured)
             place = table_lake_name(self.target, name)
-            table = describe_table(self.source, self.queue, captured, place.kind)
+            table = self._described(captured)
             ticked = self.source.execute(
                 "select tick_id from gdq.add_tick(%s, %s::pg_catalog.pg_snapshot)", [self.queue, copy.snapshot]
             ).fetchone()
             assert ticked is not None
             position = call(self.source, "tick_position", self.queue, ticked[0])
             new = StoredPosition(self._mark, str(place), table.plan, position)
-            change = ArrowDifference("full", table.schema, lambda: table.rows(copy.connection))
+            stored = state.stored
+            whole = state.foreign is not None or (stored is not None and stored.plan != table.plan)
+            target = CopyTarget(lake, position, stored, whole)
+            change = self._form.copied(table, target, copy.connection)
             lake.commit(change, stored, new)
         try:
             resynced(self.source, self.queue, self.name, str(captured.relid), copy.snapshot)
@@ -260,9 +276,9 @@ class Mirror:
     def _apply(self, batch: Batch) -> tuple[int, int]:
         """Bring each table to the end of a batch; returns the tables that changed, and the rows."""
         position, tables, rows = str(batch.position), 0, 0
-        for kept, select, truncated in self._changed(batch):
+        for kept, log in self._changed(batch):
             try:
-                change = kept.table.changes(self.source, select, truncated)
+                change = self._form.changed(kept.table, kept.lake, self.source, log)
                 if change is None:
                     continue
                 new = StoredPosition(self._mark, kept.stored.target, kept.table.plan, position)
@@ -277,8 +293,8 @@ class Mirror:
             tables += 1
         return tables, rows
 
-    def _changed(self, batch: Batch) -> list[tuple[_Kept, str, int | None]]:
-        """The tables that a batch may change, with the SELECT of their log rows, and the number of the last TRUNCATE.
+    def _changed(self, batch: Batch) -> list[tuple[_Kept, TableLog]]:
+        """The tables that a batch may change, with what the log has of them.
 
         CopyAgain if a table has other columns or another name now, or changes that no row tells.
         """
@@ -292,13 +308,16 @@ class Mirror:
             captured = [kept.table.captured for kept in some]
             events = table_events(self.source, self.queue, captured, since, batch.snapshot_to)
             for kept in some:
-                event = events.get(kept.table.captured.relid, TableEvents())
+                table = kept.table.captured
+                event = events.get(table.relid, TableEvents())
                 if event.stale is not None:
                     self._tell(f"{kept.table.name}: {event.stale}: it is copied again")
                     stale.add(kept.table.name)
-                elif since != batch.snapshot_from or kept.table.name in with_rows or event.truncated is not None:
-                    select = log_rows(self.source, self.queue, kept.table.captured, since, batch.snapshot_to)
-                    found.append((kept, select, event.truncated))
+                elif since != batch.snapshot_from or kept.table.name in with_rows or event.truncates:
+                    select = log_rows(self.source, self.queue, table, since, batch.snapshot_to)
+                    begin = Position.parse(kept.stored.position).tick
+                    ends = (since, batch.snapshot_to, begin, batch.tick_to)
+                    found.append((kept, TableLog(table, select, tuple(event.truncates), *ends)))
         if stale:
             raise CopyAgain(*stale)
         self._check_captured()

@@ -5,26 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import Connection
 
 from gdq.call import scalar
-from gdq.consumers.lake.files import ArrowDifference, float_bits, whole_array
+from gdq.consumers.lake.files import float_bits, whole_array
+from gdq.consumers.lake.table import LakeTable
 from gdq.consumers.lake.types import LakeColumn, lake_columns, lake_schema, read_lake_rows
 from gdq.consumers.replica.source_tables import SourceTable
 from gdq.consumers.views.change_source import LogColumn, log_columns, weighted_log_rows
+from gdq.consumers.views.target import StoredPosition
 from gdq.errors import GdqError
 from gdq.owner_sql import OwnerSql
 from gdq.plan.table import WEIGHT_COLUMN
 from gdq.qualified_sql import qualified
 from gdq.sql_text import quote
 from gdq.view.lake_name import LakeKind
-
-# So many changes of a table are held in memory to be added up; a batch with more has the table copied again.
-MAX_CHANGES = 5_000_000
 
 _OPERATIONS = {"insert", "update", "delete", "truncate"}
 
@@ -33,17 +32,28 @@ select a.attname::text, a.atttypid::bigint from pg_catalog.pg_attribute a
  where a.attrelid = %s::oid and a.attnum > 0 and not a.attisdropped""")
 
 
+# What a lake table is that keeps what has been: the change feed of its table.
+History = Literal["feed"]
+
+# A column of the log in the lake and in the log.
+HeaderColumn = tuple[LakeColumn, LogColumn]
+
+
 class TooManyChanges(Exception):  # noqa: N818 (a signal)
     """A batch has more changes of a table than are held in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class MirrorTable:
-    """A captured table at one version of its columns, and these columns in the lake."""
+    """A captured table at one version of its columns, and these columns in the lake.
+
+    `history`: what the lake table is, None for the table as it is.
+    """
 
     captured: SourceTable
     logged: tuple[LogColumn, ...]
     columns: tuple[LakeColumn, ...]
+    history: History | None
 
     @property
     def name(self) -> str:
@@ -52,7 +62,13 @@ class MirrorTable:
     @property
     def plan(self) -> str:
         """What the lake table is made from: another table of the name, or other columns, and it is copied again."""
-        return json.dumps({"relid": self.captured.relid, "version": self.captured.version})
+        of = {"relid": self.captured.relid, "version": self.captured.version}
+        return json.dumps(of | ({"history": self.history} if self.history else {}))
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The columns of the key by which capture identifies rows; none for a table without one."""
+        return tuple(column.name for column in self.logged if column.is_key)
 
     @property
     def schema(self) -> pa.Schema:
@@ -64,36 +80,52 @@ class MirrorTable:
         only = "" if scalar(reader, query, self.captured.relid) else "only "
         yield from read_lake_rows(OwnerSql(reader, None), f"select {self._listed} from {only}{self.name}", self.columns)
 
-    def changes(self, source: Connection[Any], log_rows: str, truncated: int | None) -> ArrowDifference | None:
-        """The net change that log rows make; None if there is none.
+    def images(
+        self,
+        source: Connection[Any],
+        log_rows: str,
+        *,
+        header: Sequence[HeaderColumn] = (),
+        most: int | None = None,
+    ) -> pa.Table:
+        """The images that log rows have, old ones with the weight -1, new ones with 1.
 
-        `log_rows`: their SELECT. `truncated`: the number of the last TRUNCATE among them: the rows after it are then
-        all that the table has.
+        `log_rows`: their SELECT. `header`: columns of the log that follow those of the table. TooManyChanges if there
+        are more than `most`.
         """
-        if truncated is not None:
-            log_rows = f"select * from ({log_rows}) t where ev_id operator(pg_catalog.>) {truncated}"
-        images = f"select {self._listed}, {quote(WEIGHT_COLUMN)} from {weighted_log_rows(log_rows, self.logged)} w"
+        columns = [*self.columns, *(column for column, _ in header)]
+        logged = [*self.logged, *(column for _, column in header)]
+        listed = ", ".join(quote(column.name) for column in columns)
+        images = f"select {listed}, {quote(WEIGHT_COLUMN)} from {weighted_log_rows(log_rows, logged)} w"
         batches, read = [], 0
-        for batch in read_lake_rows(OwnerSql(source, None), images, self.columns, WEIGHT_COLUMN):
+        for batch in read_lake_rows(OwnerSql(source, None), images, columns, WEIGHT_COLUMN):
             batches.append(batch)
             read += batch.num_rows
-            if read > MAX_CHANGES:
+            if most is not None and read > most:
                 raise TooManyChanges
-        net = _net(pa.Table.from_batches(batches, self.schema.append(pa.field(WEIGHT_COLUMN, pa.int64()))))
-        if truncated is not None:
-            rows = net.drop_columns([WEIGHT_COLUMN]).take(_repeated(net[WEIGHT_COLUMN].to_pylist()))
-            return ArrowDifference("full", self.schema, lambda: iter(rows.to_batches()))
-        if not net.num_rows:
-            return None
-        key = tuple(column.name for column in self.logged if column.is_key)
-        return ArrowDifference("signed", self.schema, lambda: iter(net.to_batches()), match=key)
+        return pa.Table.from_batches(batches, with_weight(lake_schema(columns)))
 
     @property
     def _listed(self) -> str:
         return ", ".join(quote(column.name) for column in self.columns)
 
 
-def describe_table(source: Connection[Any], queue: str, captured: SourceTable, kind: LakeKind) -> MirrorTable:
+@dataclass(frozen=True, slots=True)
+class CopyTarget:
+    """A lake table that a copy goes to, the position of the copy, and what the lake table stood at.
+
+    `whole`: the copy replaces what is there, since its columns are others, or somebody else has changed its rows.
+    """
+
+    lake: LakeTable
+    position: str
+    stored: StoredPosition | None
+    whole: bool
+
+
+def describe_table(
+    source: Connection[Any], queue: str, captured: SourceTable, kind: LakeKind, *, history: History | None
+) -> MirrorTable:
     """A captured table at its newest version; GdqError if a lake table of this kind cannot be kept equal to it."""
     table = captured.table_name
     if captured.mode != "full" or captured.filter is not None or not _OPERATIONS.issubset(captured.operations):
@@ -115,10 +147,21 @@ def describe_table(source: Connection[Any], queue: str, captured: SourceTable, k
     described = [(column.name, oids[column.name], column.type) for column in logged]
     cure = f"Capture the table without the column: gdq alter-table {queue} {table} --exclude ..."
     columns = (replace(column, of=f"table {table}", cure=cure) for column in lake_columns(described, kind))
-    return MirrorTable(captured, logged, tuple(columns))
+    return MirrorTable(captured, logged, tuple(columns), history)
 
 
-def _net(images: pa.Table) -> pa.Table:
+def history_of(plan: str) -> History | None:
+    """What a lake table is that is made by a plan."""
+    found: History | None = json.loads(plan).get("history")
+    return found
+
+
+def with_weight(schema: pa.Schema) -> pa.Schema:
+    """The schema of signed images of rows with this one."""
+    return schema.append(pa.field(WEIGHT_COLUMN, pa.int64()))
+
+
+def net_images(images: pa.Table) -> pa.Table:
     """Signed images with equal ones added up, without those that add up to nothing."""
     names = [f"c{place}" for place in range(images.num_columns - 1)]
     columns = [float_bits(whole_array(images.column(place))) for place in range(images.num_columns - 1)]
@@ -130,6 +173,8 @@ def _net(images: pa.Table) -> pa.Table:
     return images.take(left["row_min"]).set_column(place, images.schema.field(place), left["weight_sum"])
 
 
-def _repeated(weights: Sequence[int]) -> pa.Array:
-    """The number of each row as often as its weight says."""
-    return pa.array([number for number, weight in enumerate(weights) for _ in range(weight)], pa.int64())
+def repeated_rows(images: pa.Table, sign: int) -> pa.Table:
+    """The rows whose weights have a sign, each as often as its weight says."""
+    weights = images[WEIGHT_COLUMN].to_pylist()
+    numbers = [number for number, weight in enumerate(weights) for _ in range(sign * weight)]
+    return images.drop_columns([WEIGHT_COLUMN]).take(pa.array(numbers, pa.int64()))

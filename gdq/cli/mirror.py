@@ -14,6 +14,7 @@ from gdq.cli.queue_command import queue_command
 from gdq.cli.terminal import printable
 from gdq.consumers.mirror.mirror import Mirror, MirroredBatch
 from gdq.consumers.mirror.mirror_info import MirrorInfo, drop_mirror, mirror_info
+from gdq.consumers.mirror.table import History
 from gdq.json_text import json_text
 from gdq.lock_waits import told_waits
 
@@ -41,6 +42,11 @@ _PAUSE_SECONDS = 1.0
     help="delta:/folder, iceberg:/folder, iceberg:CATALOG or parquet:/folder; a table is schema.table in it.",
 )
 @click.option("--name", metavar="NAME", help="Of the mirror and its consumer. Default: the last part of the target.")
+@click.option(
+    "--history",
+    type=click.Choice(["feed"]),
+    help="Keep every change. feed: a table in the lake is the change feed of its table, to which rows are only added.",
+)
 @click.option("--follow", is_flag=True, help="Go on with every change, until SIGTERM or Ctrl-C.")
 @listing_options
 @base.dsn_option
@@ -50,6 +56,7 @@ def mirror_command(
     *,
     target: str,
     name: str | None,
+    history: History | None,
     follow: bool,
     shape: Shape,
     dsn: str | None,
@@ -67,7 +74,7 @@ def mirror_command(
 
     def start() -> Mirror:
         with stop.nothing_at_hand():
-            return Mirror(dsn, queue, called, target, tables, tell=tell)
+            return Mirror(dsn, queue, called, target, tables, history=history, tell=tell)
 
     with told_waits(tell):
         if follow:

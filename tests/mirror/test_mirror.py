@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gdq.consumers.lake.files import ArrowDifference
+from gdq.consumers.mirror.current import CurrentRows
 from gdq.consumers.mirror.mirror import Mirror
 from gdq.consumers.mirror.table import MirrorTable
 from tests.mirror.conftest import Lake
@@ -195,14 +196,14 @@ def test_a_killed_mirror_goes_on(lake: Lake, monkeypatch: pytest.MonkeyPatch) ->
     class Killed(BaseException):
         pass
 
-    found = MirrorTable.changes
+    found = CurrentRows.changed
 
-    def changes(self: MirrorTable, *given: Any) -> ArrowDifference | None:
-        if self.name == "public.b":
+    def changed(self: CurrentRows, table: MirrorTable, *given: Any) -> ArrowDifference | None:
+        if table.name == "public.b":
             raise Killed
-        return found(self, *given)
+        return found(self, table, *given)
 
-    monkeypatch.setattr(MirrorTable, "changes", changes)
+    monkeypatch.setattr(CurrentRows, "changed", changed)
     with Mirror(lake.source.dsn, "shop", "copy", lake.target, words) as mirror, pytest.raises(Killed):
         list(mirror.run())
     monkeypatch.undo()

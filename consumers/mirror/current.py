@@ -1,0 +1,44 @@
+"""A lake table that is equal to its table: a copy replaces all rows, a batch the rows that its net change names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+from psycopg import Connection
+
+from gdq.consumers.lake.files import ArrowDifference
+from gdq.consumers.lake.table import LakeTable
+from gdq.consumers.mirror.batch_changes import TableLog
+from gdq.consumers.mirror.table import CopyTarget, History, MirrorTable, net_images, repeated_rows
+
+# So many changes of a table are held in memory to be added up; a batch with more has the table copied again.
+MAX_CHANGES = 5_000_000
+
+
+class CurrentRows:
+    """What a lake table gets that has the rows of its table as they are."""
+
+    history: History | None = None
+
+    def check(self, table: MirrorTable) -> None:
+        """Nothing: a lake table has the columns of its table."""
+
+    def copied(self, table: MirrorTable, _target: CopyTarget, reader: Connection[Any]) -> ArrowDifference:
+        """All rows, as the reader's transaction sees them."""
+        return ArrowDifference("full", table.schema, lambda: table.rows(reader))
+
+    def changed(
+        self, table: MirrorTable, _lake: LakeTable, source: Connection[Any], log: TableLog
+    ) -> ArrowDifference | None:
+        """The net change of the log's rows, or the rows after the last TRUNCATE; None if nothing changes."""
+        select = log.select
+        if log.truncates:
+            select = f"select * from ({select}) t where ev_id operator(pg_catalog.>) {log.truncates[-1]}"
+        net = net_images(table.images(source, select, most=MAX_CHANGES))
+        if log.truncates:
+            rows: pa.Table = repeated_rows(net, 1)
+            return ArrowDifference("full", table.schema, lambda: iter(rows.to_batches()))
+        if not net.num_rows:
+            return None
+        return ArrowDifference("signed", table.schema, lambda: iter(net.to_batches()), match=table.key)

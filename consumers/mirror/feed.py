@@ -1,0 +1,224 @@
+"""A lake table that is the change feed of its table: a row for each image of each change, which stays for good.
+
+The rows whose `_commit_version` is at most a tick add up to the table at that tick: those of `insert` and
+`update_postimage` came, those of `delete` and `update_preimage` went. What no log row tells, as which rows a TRUNCATE
+or a gap of capture took away, is found by adding up the feed itself.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import chain
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from psycopg import Connection
+
+from gdq.consumers.lake.files import ArrowDifference
+from gdq.consumers.lake.table import LakeTable
+from gdq.consumers.lake.types import LakeColumn, lake_column
+from gdq.consumers.mirror.batch_changes import TableLog, Tick, ticks_of, truncate_tick
+from gdq.consumers.mirror.table import CopyTarget, History, MirrorTable, net_images, repeated_rows, with_weight
+from gdq.consumers.views.change_source import LogColumn
+from gdq.errors import GdqError, RefreshConflict
+from gdq.plan.table import WEIGHT_COLUMN
+from gdq.source import Position
+
+_TYPE, _VERSION, _TIME, _ID = "_change_type", "_commit_version", "_commit_timestamp", "ev_id"
+_FIELDS = (
+    pa.field(_TYPE, pa.string()),
+    pa.field(_VERSION, pa.int64()),
+    pa.field(_TIME, pa.timestamp("us", "UTC")),
+    pa.field(_ID, pa.int64()),
+)
+_CAME = pa.array(["insert", "update_postimage"])
+
+# The change type of an image, by the operation of its log row and its weight.
+_TYPES = {
+    ("I", 1): "insert",
+    ("D", -1): "delete",
+    **{(op, -1): "update_preimage" for op in "Uo"},
+    **{(op, 1): "update_postimage" for op in "Un"},
+}
+
+# Rows of a feed that are added up at a time.
+_NET_ROWS = 1_000_000
+
+
+def _header(name: str, pg_type: str, oid: int, log_column: str) -> tuple[LakeColumn, LogColumn]:
+    logged = LogColumn(name, pg_type, pg_type, False, False, log_column, None, None, None)
+    return lake_column(name, oid, pg_type, "delta"), logged
+
+
+_HEADER = (
+    _header("_op", "text", 25, "ev_op"),
+    _header("_txid", "bigint", 20, "ev_txid"),
+    _header(_TIME, "timestamp with time zone", 1184, "ev_time"),
+    _header(_ID, "bigint", 20, "ev_id"),
+)
+_RESERVED = {field.name for field in _FIELDS} | {column.name for column, _ in _HEADER}
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeFeed:
+    """What a lake table gets that is the change feed of a table of `queue`."""
+
+    queue: str
+    history: ClassVar[History] = "feed"
+
+    def check(self, table: MirrorTable) -> None:
+        """GdqError if the table has a column that the feed needs itself."""
+        if taken := sorted(_RESERVED & set(table.schema.names)):
+            raise GdqError(
+                f'the history of table {table.name} cannot have its column "{taken[0]}", which it needs itself'
+            )
+
+    def copied(self, table: MirrorTable, target: CopyTarget, reader: Connection[Any]) -> ArrowDifference:
+        """All rows as inserts; of a feed that is there already, what has changed since as deletes and inserts.
+
+        GdqError if columns of the feed have gone or have another type: its rows could not be kept.
+        """
+        stamp = _Stamp(Position.parse(target.position).tick, datetime.now(UTC))
+        schema = _feed_schema(table)
+        if target.stored is None:
+            return ArrowDifference(
+                "full", schema, lambda: (_stamped(rows, "insert", stamp) for rows in table.rows(reader))
+            )
+        came = pa.Table.from_batches(table.rows(reader), table.schema)
+        weight = pa.repeat(pa.scalar(1, pa.int64()), came.num_rows)
+        change = net_images(
+            pa.concat_tables([came.append_column(WEIGHT_COLUMN, weight), _negated(_live(table, target.lake))])
+        )
+        gone, new = repeated_rows(change, -1), repeated_rows(change, 1)
+        rows = [_stamped(batch, "delete", stamp) for batch in gone.to_batches()]
+        rows += [_stamped(batch, "insert", stamp) for batch in new.to_batches()]
+        if not target.whole:
+            return _appended(pa.Table.from_batches(rows, schema))
+
+        return ArrowDifference("full", schema, _Rewritten(target.lake, schema, table.name, rows).rows)
+
+    def changed(
+        self, table: MirrorTable, lake: LakeTable, source: Connection[Any], log: TableLog
+    ) -> ArrowDifference | None:
+        """A row for each image of the log's rows, and for each row that a TRUNCATE took away; None if there is none."""
+        images = table.images(source, log.select, header=_HEADER)
+        ticks = ticks_of(source, self.queue, log)
+        kinds = zip(images["_op"].to_pylist(), images[WEIGHT_COLUMN].to_pylist(), strict=True)
+        feed = images.select(table.schema.names)
+        feed = feed.append_column(_FIELDS[0], pa.array([_TYPES[kind] for kind in kinds], pa.string()))
+        feed = feed.append_column(_FIELDS[1], _versions(images["_txid"], ticks))
+        feed = feed.append_column(_FIELDS[2], images[_TIME]).append_column(_FIELDS[3], images[_ID])
+        parts, before, start = [feed], _live(table, lake) if log.truncates else None, 0
+        for event in log.truncates:
+            stamp = _Stamp(truncate_tick(source, self.queue, log, ticks, event), datetime.now(UTC), event)
+            between = pc.and_(pc.greater(images[_ID], start), pc.less(images[_ID], event))
+            rows = images.filter(between).select([*table.schema.names, WEIGHT_COLUMN])
+            gone = repeated_rows(net_images(rows if before is None else pa.concat_tables([before, rows])), 1)
+            parts += [pa.Table.from_batches([_stamped(batch, "delete", stamp)]) for batch in gone.to_batches()]
+            before, start = None, event
+        whole = pa.concat_tables(part.cast(_feed_schema(table)) for part in parts)
+        if not whole.num_rows:
+            return None
+        # the old image of an update comes before the new one
+        place = pc.is_in(whole[_TYPE], value_set=_CAME)
+        ordered = whole.append_column("place", place).sort_by([(_ID, "ascending"), ("place", "ascending")])
+        return _appended(ordered.drop_columns(["place"]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Stamp:
+    """What rows of the feed get that no log row has brought: their tick, the time, and the number of the event."""
+
+    version: int
+    time: datetime
+    event: int = 0
+
+
+class _Rewritten:
+    """The rows of a feed with further columns, then new rows; they can be read once.
+
+    The feed is opened before its rows are asked for: the library of Delta cannot open a table while it writes one.
+    """
+
+    def __init__(self, lake: LakeTable, schema: pa.Schema, name: str, more: Sequence[pa.RecordBatch]) -> None:
+        self._scan: Iterator[pa.RecordBatch] | None = lake.scan()
+        self._first = next(self._scan, None)
+        self._schema, self._name, self._more = schema, name, more
+
+    def rows(self) -> Iterator[pa.RecordBatch]:
+        scan, self._scan = self._scan, None
+        if scan is None:
+            raise RefreshConflict(f"somebody else has written to the history of table {self._name} meanwhile")
+        for batch in chain([] if self._first is None else [self._first], scan):
+            yield _widened(batch, self._schema, self._name)
+        yield from self._more
+
+
+def _feed_schema(table: MirrorTable) -> pa.Schema:
+    return pa.schema([*table.schema, *_FIELDS])
+
+
+def _stamped(rows: pa.RecordBatch, change_type: str, stamp: _Stamp) -> pa.RecordBatch:
+    """Rows of the table as rows of its feed."""
+    values = (change_type, stamp.version, stamp.time, stamp.event)
+    more = [
+        pa.repeat(pa.scalar(value, field.type), rows.num_rows) for value, field in zip(values, _FIELDS, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays([*rows.columns, *more], schema=pa.schema([*rows.schema, *_FIELDS]))
+
+
+def _appended(rows: pa.Table) -> ArrowDifference:
+    """The difference that adds rows, and takes none away."""
+    weight = pa.repeat(pa.scalar(1, pa.int64()), rows.num_rows)
+    signed = rows.append_column(WEIGHT_COLUMN, weight)
+    return ArrowDifference("signed", rows.schema, lambda: iter(signed.to_batches()))
+
+
+def _live(table: MirrorTable, lake: LakeTable) -> pa.Table:
+    """The rows that a feed adds up to, with their counts as weights, with the table's present columns."""
+    names = table.schema.names
+    found: pa.Table = with_weight(table.schema).empty_table()
+    waiting: list[pa.Table] = []
+    for batch in lake.scan():
+        came = pc.is_in(batch.column(_TYPE), value_set=_CAME)
+        weight = pc.if_else(came, pa.scalar(1, pa.int64()), pa.scalar(-1, pa.int64()))
+        rows = _widened(batch, table.schema, table.name)
+        waiting.append(pa.Table.from_arrays([*rows.columns, weight], names=[*names, WEIGHT_COLUMN]))
+        if sum(part.num_rows for part in waiting) > _NET_ROWS:
+            found, waiting = net_images(pa.concat_tables([found, *waiting])), []
+    return net_images(pa.concat_tables([found, *waiting]))
+
+
+def _negated(images: pa.Table) -> pa.Table:
+    place = images.num_columns - 1
+    return images.set_column(place, images.schema.field(place), pc.negate(images[WEIGHT_COLUMN]))
+
+
+def _widened(batch: pa.RecordBatch, schema: pa.Schema, name: str) -> pa.RecordBatch:
+    """Rows of a feed with the columns of a schema, NULL where they lack one; GdqError if they lose one."""
+    theirs = {field.name: field.type for field in batch.schema if field.name not in _RESERVED}
+    ours = {field.name: field.type for field in schema}
+    lost = sorted(column for column, kind in theirs.items() if ours.get(column) != kind)
+    if lost:
+        raise GdqError(
+            f'the history of table {name} has the column "{lost[0]}", which the table has not, or in another type',
+            hint="Begin a new history: with another --target, after gdq drop-mirror.",
+        )
+    columns = [
+        batch.column(field.name) if field.name in batch.schema.names else pa.nulls(batch.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _versions(txids: pa.ChunkedArray, ticks: Sequence[Tick]) -> pa.Array:
+    """The first of the ticks that sees each transaction; the last one sees all."""
+    known: dict[int, int] = {}
+    for txid in txids.unique().to_pylist():
+        found = bisect_left(ticks, True, hi=len(ticks) - 1, key=lambda tick: tick.snapshot.sees(txid))
+        known[txid] = ticks[found].number
+    return pa.array([known[txid] for txid in txids.to_pylist()], pa.int64())

@@ -1,0 +1,153 @@
+"""`gdq mirror --history feed`: change feeds, from which the table at any tick can be made again."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.mirror.conftest import Lake
+
+_FEED = ["_change_type", "_commit_version", "_commit_timestamp", "ev_id"]
+_SIGNS = {"insert": 1, "update_postimage": 1, "delete": -1, "update_preimage": -1}
+
+
+class History:
+    """A history in a lake, and what the source was at some ticks."""
+
+    def __init__(self, lake: Lake, tables: list[str]) -> None:
+        self.lake, self.tables = lake, tables
+        self.known: dict[int, dict[str, Counter[tuple[Any, ...]]]] = {}
+
+    def mirror(self) -> str:
+        return self.lake.mirror(*self.tables, "--history", "feed")
+
+    def note(self) -> None:
+        """Take a tick, and note the tables as they are at it."""
+        ((tick,),) = self.lake.ask("select gdq.force_tick('shop')")
+        self.known[tick] = {table: Counter(self.lake.ask(f"select * from {table}")) for table in self.tables}
+
+    def replayed(self, table: str, tick: int) -> Counter[tuple[Any, ...]]:
+        found: Counter[tuple[Any, ...]] = Counter()
+        for row in self.lake.read(table).to_pylist():
+            if row["_commit_version"] <= tick:
+                values = tuple(value for name, value in row.items() if name not in _FEED)
+                found[values] += _SIGNS[row["_change_type"]]
+        assert min(found.values(), default=0) >= 0
+        return +found
+
+    def check(self) -> None:
+        for tick, tables in self.known.items():
+            for table, rows in tables.items():
+                assert self.replayed(table, tick) == rows, (table, tick)
+
+
+def test_a_change_feed(each: Lake) -> None:
+    """What each operation leaves, also in one transaction, and the columns beside those of the table."""
+    each.run("create table item (id int primary key, name text)", "insert into item values (1, 'a')")
+    each.capture("item")
+    history = History(each, ["public.item"])
+    history.mirror()
+    history.note()
+    each.run(
+        "insert into item values (2, 'b')",
+        "update item set name = 'c' where id = 2",
+        "begin; update item set id = 3 where id = 2; delete from item where id = 3; "
+        "insert into item values (2, 'd'); commit",
+    )
+    history.note()
+    each.run("truncate item", "insert into item values (5, 'e')")
+    history.note()
+    history.mirror()
+    rows = sorted(each.read("public.item").to_pylist(), key=lambda row: row["ev_id"])
+    assert list(rows[0]) == ["id", "name", *_FEED]
+    changes = [(row["_change_type"], row["id"], row["name"]) for row in rows]
+    assert changes[:8] == [
+        ("insert", 1, "a"),
+        ("insert", 2, "b"),
+        ("update_preimage", 2, "b"),
+        ("update_postimage", 2, "c"),
+        ("update_preimage", 2, "c"),
+        ("update_postimage", 3, "c"),
+        ("delete", 3, "c"),
+        ("insert", 2, "d"),
+    ]
+    assert sorted(changes[8:10]) == [("delete", 1, "a"), ("delete", 2, "d")]
+    assert changes[10:] == [("insert", 5, "e")]
+    assert all(row["_commit_timestamp"] is not None for row in rows)
+    history.check()
+
+
+@pytest.mark.server
+def test_replayed_to_any_tick(lake: Lake) -> None:
+    """Random changes of a table with a key, of one without, and of a partitioned one; batches of several ticks."""
+    choice = random.Random(5)
+    lake.run(
+        "create table keyed (id int primary key, n int)",
+        "create table bare (n int)",
+        "create table parts (id int primary key, n int) partition by hash (id)",
+        "create table parts_0 partition of parts for values with (modulus 2, remainder 0)",
+        "create table parts_1 partition of parts for values with (modulus 2, remainder 1)",
+    )
+    lake.capture("keyed", "bare", "parts")
+    history = History(lake, ["public.keyed", "public.bare", "public.parts"])
+    history.mirror()
+    changes = (
+        "insert into keyed select i, 0 from generate_series({0}, {0} + 5) i on conflict (id) do update set n = {0}",
+        "update keyed set id = id + 100 where id between {0} and {0} + 2 and id + 100 not in (select id from keyed)",
+        "delete from keyed where id % 5 = {0} % 5",
+        "insert into bare values ({0} % 3), ({0} % 3), (null)",
+        "delete from bare where ctid in (select ctid from bare order by n limit 2)",
+        "insert into parts values ({0}, 0) on conflict do nothing",
+        "update parts set id = id + 100 where id = {0} and {0} + 100 not in (select id from parts)",
+        "truncate bare",
+        "truncate keyed, parts",
+        "truncate parts_1",
+    )
+    weights = [3] * 7 + [1] * 3
+    for _ in range(4):
+        for _ in range(5):
+            for _ in range(3):
+                some = choice.choices(changes, weights, k=3)
+                lake.run(f"begin; {'; '.join(some)}; commit".replace("{0}", str(choice.randrange(1, 30))))
+            history.note()
+        history.mirror()
+    partly_truncated = {"public.parts"}  # which is found by a copy, at a later tick
+    for tick, tables in history.known.items():
+        for table in tables.keys() - partly_truncated:
+            assert history.replayed(table, tick) == tables[table], (table, tick)
+    lake.run("select gdq.force_tick('shop')")
+    ((last,),) = lake.ask("select max(last_tick) from gdq.queue_info('shop')")
+    history.mirror()
+    assert history.replayed("public.parts", last + 10) == Counter(lake.ask("select * from parts"))
+
+
+def test_other_columns(lake: Lake) -> None:
+    """Columns that come are NULL in the rows before; a column that goes ends the history, in one line."""
+    lake.run("create table item (id int primary key)", "insert into item values (1), (2)")
+    lake.capture("item")
+    history = History(lake, ["public.item"])
+    history.mirror()
+    lake.run("delete from item where id = 1", "alter table item add column name text default 'x'")
+    lake.run("insert into item values (3, 'y')")
+    history.mirror()
+    history.note()
+    history.check()
+    assert Counter(row["_change_type"] for row in lake.read("public.item").to_pylist())["insert"] >= 3
+    lake.run("alter table item drop column name")
+    done = lake.command("public.item", "--history", "feed")
+    assert done.returncode == 1
+    assert 'the history of table public.item has the column "name"' in done.stderr
+    assert lake.read("public.item").num_columns == 6
+
+
+def test_a_table_is_not_turned_into_a_history(lake: Lake) -> None:
+    lake.run("create table item (id int primary key)", "create table odd (ev_id int primary key)")
+    lake.capture("item", "odd")
+    lake.mirror("public.item")
+    done = lake.command("public.item", "--history", "feed")
+    assert (done.returncode, "holds the table as it is" in done.stderr) == (1, True)
+    done = lake.command("public.odd", "--history", "feed")
+    assert 'cannot have its column "ev_id"' in done.stderr
