@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pyarrow as pa
 from psycopg import Connection
@@ -16,10 +17,12 @@ from gdq.consumers.mirror.table import CopyTarget, History, MirrorTable, net_ima
 MAX_CHANGES = 5_000_000
 
 
+@dataclass(frozen=True, slots=True)
 class CurrentRows:
-    """What a lake table gets that has the rows of its table as they are."""
+    """What a lake table gets that has the rows of a table of `queue` as they are."""
 
-    history: History | None = None
+    queue: str
+    history: ClassVar[History | None] = None
 
     def check(self, table: MirrorTable) -> None:
         """Nothing: a lake table has the columns of its table."""

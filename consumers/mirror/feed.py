@@ -7,7 +7,6 @@ or a gap of capture took away, is found by adding up the feed itself.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,21 +19,21 @@ from psycopg import Connection
 
 from gdq.consumers.lake.files import ArrowDifference
 from gdq.consumers.lake.table import LakeTable
-from gdq.consumers.lake.types import LakeColumn, lake_column
-from gdq.consumers.mirror.batch_changes import TableLog, Tick, ticks_of, truncate_tick
+from gdq.consumers.mirror.batch_changes import TableLog
 from gdq.consumers.mirror.table import CopyTarget, History, MirrorTable, net_images, repeated_rows, with_weight
-from gdq.consumers.views.change_source import LogColumn
-from gdq.errors import GdqError, RefreshConflict
+from gdq.consumers.mirror.tick_changes import EVENT, OP, TIME, VERSION, check_names, tick_changes, widened
+from gdq.errors import RefreshConflict
 from gdq.plan.table import WEIGHT_COLUMN
 from gdq.source import Position
 
-_TYPE, _VERSION, _TIME, _ID = "_change_type", "_commit_version", "_commit_timestamp", "ev_id"
+_TYPE = "_change_type"
 _FIELDS = (
     pa.field(_TYPE, pa.string()),
-    pa.field(_VERSION, pa.int64()),
-    pa.field(_TIME, pa.timestamp("us", "UTC")),
-    pa.field(_ID, pa.int64()),
+    pa.field(VERSION, pa.int64()),
+    pa.field(TIME, pa.timestamp("us", "UTC")),
+    pa.field(EVENT, pa.int64()),
 )
+_OWN = frozenset(field.name for field in _FIELDS)
 _CAME = pa.array(["insert", "update_postimage"])
 
 # The change type of an image, by the operation of its log row and its weight.
@@ -49,20 +48,6 @@ _TYPES = {
 _NET_ROWS = 1_000_000
 
 
-def _header(name: str, pg_type: str, oid: int, log_column: str) -> tuple[LakeColumn, LogColumn]:
-    logged = LogColumn(name, pg_type, pg_type, False, False, log_column, None, None, None)
-    return lake_column(name, oid, pg_type, "delta"), logged
-
-
-_HEADER = (
-    _header("_op", "text", 25, "ev_op"),
-    _header("_txid", "bigint", 20, "ev_txid"),
-    _header(_TIME, "timestamp with time zone", 1184, "ev_time"),
-    _header(_ID, "bigint", 20, "ev_id"),
-)
-_RESERVED = {field.name for field in _FIELDS} | {column.name for column, _ in _HEADER}
-
-
 @dataclass(frozen=True, slots=True)
 class ChangeFeed:
     """What a lake table gets that is the change feed of a table of `queue`."""
@@ -72,10 +57,7 @@ class ChangeFeed:
 
     def check(self, table: MirrorTable) -> None:
         """GdqError if the table has a column that the feed needs itself."""
-        if taken := sorted(_RESERVED & set(table.schema.names)):
-            raise GdqError(
-                f'the history of table {table.name} cannot have its column "{taken[0]}", which it needs itself'
-            )
+        check_names(table, _OWN)
 
     def copied(self, table: MirrorTable, target: CopyTarget, reader: Connection[Any]) -> ArrowDifference:
         """All rows as inserts; of a feed that is there already, what has changed since as deletes and inserts.
@@ -105,27 +87,15 @@ class ChangeFeed:
         self, table: MirrorTable, lake: LakeTable, source: Connection[Any], log: TableLog
     ) -> ArrowDifference | None:
         """A row for each image of the log's rows, and for each row that a TRUNCATE took away; None if there is none."""
-        images = table.images(source, log.select, header=_HEADER)
-        ticks = ticks_of(source, self.queue, log)
-        kinds = zip(images["_op"].to_pylist(), images[WEIGHT_COLUMN].to_pylist(), strict=True)
-        feed = images.select(table.schema.names)
-        feed = feed.append_column(_FIELDS[0], pa.array([_TYPES[kind] for kind in kinds], pa.string()))
-        feed = feed.append_column(_FIELDS[1], _versions(images["_txid"], ticks))
-        feed = feed.append_column(_FIELDS[2], images[_TIME]).append_column(_FIELDS[3], images[_ID])
-        parts, before, start = [feed], _live(table, lake) if log.truncates else None, 0
-        for event in log.truncates:
-            stamp = _Stamp(truncate_tick(source, self.queue, log, ticks, event), datetime.now(UTC), event)
-            between = pc.and_(pc.greater(images[_ID], start), pc.less(images[_ID], event))
-            rows = images.filter(between).select([*table.schema.names, WEIGHT_COLUMN])
-            gone = repeated_rows(net_images(rows if before is None else pa.concat_tables([before, rows])), 1)
-            parts += [pa.Table.from_batches([_stamped(batch, "delete", stamp)]) for batch in gone.to_batches()]
-            before, start = None, event
-        whole = pa.concat_tables(part.cast(_feed_schema(table)) for part in parts)
-        if not whole.num_rows:
+        changes = tick_changes(table, source, self.queue, log, lambda: _live(table, lake))
+        if not changes.num_rows:
             return None
+        kinds = zip(changes[OP].to_pylist(), changes[WEIGHT_COLUMN].to_pylist(), strict=True)
+        types = pa.array([_TYPES[kind] for kind in kinds], pa.string())
+        whole = changes.append_column(_FIELDS[0], types).select(_feed_schema(table).names).cast(_feed_schema(table))
         # the old image of an update comes before the new one
         place = pc.is_in(whole[_TYPE], value_set=_CAME)
-        ordered = whole.append_column("place", place).sort_by([(_ID, "ascending"), ("place", "ascending")])
+        ordered = whole.append_column("place", place).sort_by([(EVENT, "ascending"), ("place", "ascending")])
         return _appended(ordered.drop_columns(["place"]))
 
 
@@ -154,7 +124,7 @@ class _Rewritten:
         if scan is None:
             raise RefreshConflict(f"somebody else has written to the history of table {self._name} meanwhile")
         for batch in chain([] if self._first is None else [self._first], scan):
-            yield _widened(batch, self._schema, self._name)
+            yield widened(batch, self._schema, self._name, _OWN)
         yield from self._more
 
 
@@ -186,7 +156,7 @@ def _live(table: MirrorTable, lake: LakeTable) -> pa.Table:
     for batch in lake.scan():
         came = pc.is_in(batch.column(_TYPE), value_set=_CAME)
         weight = pc.if_else(came, pa.scalar(1, pa.int64()), pa.scalar(-1, pa.int64()))
-        rows = _widened(batch, table.schema, table.name)
+        rows = widened(batch, table.schema, table.name, _OWN)
         waiting.append(pa.Table.from_arrays([*rows.columns, weight], names=[*names, WEIGHT_COLUMN]))
         if sum(part.num_rows for part in waiting) > _NET_ROWS:
             found, waiting = net_images(pa.concat_tables([found, *waiting])), []
@@ -196,29 +166,3 @@ def _live(table: MirrorTable, lake: LakeTable) -> pa.Table:
 def _negated(images: pa.Table) -> pa.Table:
     place = images.num_columns - 1
     return images.set_column(place, images.schema.field(place), pc.negate(images[WEIGHT_COLUMN]))
-
-
-def _widened(batch: pa.RecordBatch, schema: pa.Schema, name: str) -> pa.RecordBatch:
-    """Rows of a feed with the columns of a schema, NULL where they lack one; GdqError if they lose one."""
-    theirs = {field.name: field.type for field in batch.schema if field.name not in _RESERVED}
-    ours = {field.name: field.type for field in schema}
-    lost = sorted(column for column, kind in theirs.items() if ours.get(column) != kind)
-    if lost:
-        raise GdqError(
-            f'the history of table {name} has the column "{lost[0]}", which the table has not, or in another type',
-            hint="Begin a new history: with another --target, after gdq drop-mirror.",
-        )
-    columns = [
-        batch.column(field.name) if field.name in batch.schema.names else pa.nulls(batch.num_rows, field.type)
-        for field in schema
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _versions(txids: pa.ChunkedArray, ticks: Sequence[Tick]) -> pa.Array:
-    """The first of the ticks that sees each transaction; the last one sees all."""
-    known: dict[int, int] = {}
-    for txid in txids.unique().to_pylist():
-        found = bisect_left(ticks, True, hi=len(ticks) - 1, key=lambda tick: tick.snapshot.sees(txid))
-        known[txid] = ticks[found].number
-    return pa.array([known[txid] for txid in txids.to_pylist()], pa.int64())

@@ -26,6 +26,7 @@ from gdq.consumers.mirror.batch_changes import CopyAgain, TableEvents, TableLog,
 from gdq.consumers.mirror.choice import TableChoice, mirror_target, table_lake_name
 from gdq.consumers.mirror.current import CurrentRows
 from gdq.consumers.mirror.feed import ChangeFeed
+from gdq.consumers.mirror.row_versions import RowVersions
 from gdq.consumers.mirror.state import MirrorState
 from gdq.consumers.mirror.table import CopyTarget, History, MirrorTable, TooManyChanges, describe_table, history_of
 from gdq.consumers.replica.origin import origin_of
@@ -48,6 +49,9 @@ from gdq.typed.batch_rows import may_read_logs
 # A commit costs the lake a file for each table: a batch joins the changes of many ticks.
 MAX_EVENTS = 500_000
 _PAUSE_SECONDS = 1.0
+
+_Form = CurrentRows | ChangeFeed | RowVersions
+_FORMS: dict[History | None, Callable[[str], _Form]] = {None: CurrentRows, "feed": ChangeFeed, "scd2": RowVersions}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,8 @@ class Mirror:
     `source`: the connection string of the database with gdq. `name`: of the mirror and its consumer. `target`:
     "delta:/folder", "iceberg:/folder", "iceberg:CATALOG" or "parquet:/folder"; each table is schema.table in it.
     `words`: tables, `schema.table`, and schemas, whose later tables are mirrored too. `history`:
-    what each lake table is, instead of the table as it is: "feed", its change feed. `tell` gets a line for each copy.
+    what each lake table is, instead of the table as it is: "feed", its change feed, or "scd2", the
+    versions of its rows. `tell` gets a line for each copy.
     """
 
     def __init__(
@@ -94,7 +99,7 @@ class Mirror:
         self.name = name
         self.target = mirror_target(target)
         self._tell = tell
-        self._form = ChangeFeed(queue) if history else CurrentRows()
+        self._form = _FORMS[history](queue)
         self._again: set[str] = set()
         self._kept: dict[int, _Kept] = {}
         with ExitStack() as stack:

@@ -32,8 +32,8 @@ select a.attname::text, a.atttypid::bigint from pg_catalog.pg_attribute a
  where a.attrelid = %s::oid and a.attnum > 0 and not a.attisdropped""")
 
 
-# What a lake table is that keeps what has been: the change feed of its table.
-History = Literal["feed"]
+# What a lake table is that keeps what has been: the change feed of its table, or the versions of its rows.
+History = Literal["feed", "scd2"]
 
 # A column of the log in the lake and in the log.
 HeaderColumn = tuple[LakeColumn, LogColumn]

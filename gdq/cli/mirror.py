@@ -44,8 +44,9 @@ _PAUSE_SECONDS = 1.0
 @click.option("--name", metavar="NAME", help="Of the mirror and its consumer. Default: the last part of the target.")
 @click.option(
     "--history",
-    type=click.Choice(["feed"]),
-    help="Keep every change. feed: a table in the lake is the change feed of its table, to which rows are only added.",
+    type=click.Choice(["feed", "scd2"]),
+    help="Keep what has been. feed: a table in the lake is the change feed of its table, to which rows are only added; "
+    "scd2: it has every version of each row, with the ticks from which and up to which it held.",
 )
 @click.option("--follow", is_flag=True, help="Go on with every change, until SIGTERM or Ctrl-C.")
 @listing_options

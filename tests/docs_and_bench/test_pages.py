@@ -175,7 +175,8 @@ def test_lake(empty_db: Database, tmp_path: Path) -> None:
     printed = run_page("docs/lake.md", empty_db, tmp_path, PROGRAMS)
     assert ("'customer': 'Zoe'" in printed[1], "'customer': 'Ann'" in printed[1]) == (True, False)
     assert "public.customer" in printed[2]
-    assert [line.split()[1:3] for line in printed[-1].splitlines()][-2:] == [
+    assert [line.split()[:2] for line in printed[-1].splitlines()] == [["20", "6.00"], ["20", "8.00"]]
+    assert [line.split()[1:3] for line in printed[-3].splitlines()][-2:] == [
         ["update_preimage", "20"],
         ["update_postimage", "20"],
     ]

@@ -14,15 +14,15 @@ _FEED = ["_change_type", "_commit_version", "_commit_timestamp", "ev_id"]
 _SIGNS = {"insert": 1, "update_postimage": 1, "delete": -1, "update_preimage": -1}
 
 
-class History:
+class Replay:
     """A history in a lake, and what the source was at some ticks."""
 
-    def __init__(self, lake: Lake, tables: list[str]) -> None:
-        self.lake, self.tables = lake, tables
+    def __init__(self, lake: Lake, tables: list[str], form: str = "feed") -> None:
+        self.lake, self.tables, self.form = lake, tables, form
         self.known: dict[int, dict[str, Counter[tuple[Any, ...]]]] = {}
 
     def mirror(self) -> str:
-        return self.lake.mirror(*self.tables, "--history", "feed")
+        return self.lake.mirror(*self.tables, "--history", self.form)
 
     def note(self) -> None:
         """Take a tick, and note the tables as they are at it."""
@@ -30,6 +30,11 @@ class History:
         self.known[tick] = {table: Counter(self.lake.ask(f"select * from {table}")) for table in self.tables}
 
     def replayed(self, table: str, tick: int) -> Counter[tuple[Any, ...]]:
+        """The rows that the lake has for a tick."""
+        if self.form == "scd2":
+            return Counter(
+                row for row, start, end in self.versions(table) if start <= tick and (end or tick + 1) > tick
+            )
         found: Counter[tuple[Any, ...]] = Counter()
         for row in self.lake.read(table).to_pylist():
             if row["_commit_version"] <= tick:
@@ -37,6 +42,12 @@ class History:
                 found[values] += _SIGNS[row["_change_type"]]
         assert min(found.values(), default=0) >= 0
         return +found
+
+    def versions(self, table: str) -> list[tuple[tuple[Any, ...], int, int | None]]:
+        """The rows of an SCD2 table with the ticks at their ends."""
+        rows = [list(row.values()) for row in self.lake.read(table).to_pylist()]
+        assert all(end is None or start < end for *_, start, end in rows)
+        return [(tuple(row), start, end) for *row, start, end in rows]
 
     def check(self) -> None:
         for tick, tables in self.known.items():
@@ -48,7 +59,7 @@ def test_a_change_feed(each: Lake) -> None:
     """What each operation leaves, also in one transaction, and the columns beside those of the table."""
     each.run("create table item (id int primary key, name text)", "insert into item values (1, 'a')")
     each.capture("item")
-    history = History(each, ["public.item"])
+    history = Replay(each, ["public.item"])
     history.mirror()
     history.note()
     each.run(
@@ -80,8 +91,35 @@ def test_a_change_feed(each: Lake) -> None:
     history.check()
 
 
+def test_versions_of_rows(each: Lake) -> None:
+    """Other keys, rows that go and come within a transaction, TRUNCATE: neither a gap nor an overlap."""
+    each.run("create table item (id int primary key, name text)", "insert into item values (1, 'a'), (9, 'z')")
+    each.capture("item")
+    history = Replay(each, ["public.item"], "scd2")
+    history.mirror()
+    history.note()
+    each.run("update item set name = 'b' where id = 1")
+    history.note()
+    each.run(
+        "begin; delete from item where id = 1; insert into item values (1, 'b'); update item set id = 2 where id = 1; "
+        "insert into item values (1, 'c'); commit"
+    )
+    history.note()
+    history.mirror()
+    each.run("update item set name = 'd' where id = 2", "truncate item", "insert into item values (2, 'e')")
+    history.note()
+    history.mirror()
+    history.check()
+    versions = sorted(history.versions("public.item"), key=lambda one: (one[0][0], one[1]))
+    assert [row for row, *_ in versions] == [(1, "a"), (1, "b"), (1, "c"), (2, "b"), (2, "e"), (9, "z")]
+    ones = [(start, end) for row, start, end in versions if row[0] == 1]
+    assert [end for _, end in ones[:2]] == [start for start, _ in ones[1:]]
+    assert [row for row, _, end in versions if end is None] == [(2, "e")]
+
+
 @pytest.mark.server
-def test_replayed_to_any_tick(lake: Lake) -> None:
+@pytest.mark.parametrize("form", ["feed", pytest.param("scd2", marks=pytest.mark.long)])
+def test_replayed_to_any_tick(lake: Lake, form: str) -> None:
     """Random changes of a table with a key, of one without, and of a partitioned one; batches of several ticks."""
     choice = random.Random(5)
     lake.run(
@@ -92,7 +130,7 @@ def test_replayed_to_any_tick(lake: Lake) -> None:
         "create table parts_1 partition of parts for values with (modulus 2, remainder 1)",
     )
     lake.capture("keyed", "bare", "parts")
-    history = History(lake, ["public.keyed", "public.bare", "public.parts"])
+    history = Replay(lake, ["public.keyed", "public.bare", "public.parts"], form)
     history.mirror()
     changes = (
         "insert into keyed select i, 0 from generate_series({0}, {0} + 5) i on conflict (id) do update set n = {0}",
@@ -124,23 +162,25 @@ def test_replayed_to_any_tick(lake: Lake) -> None:
     assert history.replayed("public.parts", last + 10) == Counter(lake.ask("select * from parts"))
 
 
-def test_other_columns(lake: Lake) -> None:
+@pytest.mark.parametrize("form", ["feed", "scd2"])
+def test_other_columns(lake: Lake, form: str) -> None:
     """Columns that come are NULL in the rows before; a column that goes ends the history, in one line."""
     lake.run("create table item (id int primary key)", "insert into item values (1), (2)")
     lake.capture("item")
-    history = History(lake, ["public.item"])
+    history = Replay(lake, ["public.item"], form)
     history.mirror()
     lake.run("delete from item where id = 1", "alter table item add column name text default 'x'")
     lake.run("insert into item values (3, 'y')")
     history.mirror()
     history.note()
     history.check()
-    assert Counter(row["_change_type"] for row in lake.read("public.item").to_pylist())["insert"] >= 3
+    columns, before = lake.read("public.item").num_columns, lake.read("public.item").num_rows
+    assert {"id": 1, "name": None}.items() <= lake.read("public.item").sort_by("id").to_pylist()[0].items()
     lake.run("alter table item drop column name")
-    done = lake.command("public.item", "--history", "feed")
+    done = lake.command("public.item", "--history", form)
     assert done.returncode == 1
     assert 'the history of table public.item has the column "name"' in done.stderr
-    assert lake.read("public.item").num_columns == 6
+    assert (lake.read("public.item").num_columns, lake.read("public.item").num_rows) == (columns, before)
 
 
 def test_a_table_is_not_turned_into_a_history(lake: Lake) -> None:

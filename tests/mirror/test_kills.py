@@ -6,12 +6,16 @@ import multiprocessing
 import random
 import threading
 import time
+from collections import Counter
+from collections.abc import Callable
 
 import psycopg
 import pytest
 
 from gdq.consumers.mirror.mirror import Mirror
+from gdq.consumers.mirror.table import History
 from tests.mirror.conftest import Lake
+from tests.mirror.test_history import Replay
 
 TABLES = ("public.keyed", "public.bare", "public.parts")
 _SCHEMA = (
@@ -34,9 +38,9 @@ _RARE = ("truncate bare", "truncate keyed", "alter table keyed add column if not
 _FORKS = multiprocessing.get_context("forkserver")
 
 
-def follow(dsn: str, target: str) -> None:
+def follow(dsn: str, target: str, history: History | None) -> None:
     """Be a mirror, in a process of its own, until it is killed."""
-    with Mirror(dsn, "shop", "copy", target, ["public"]) as mirror:
+    with Mirror(dsn, "shop", "copy", target, ["public"], history=history) as mirror:
         for _ in mirror.run(once=False):
             pass
 
@@ -52,20 +56,19 @@ def write(connection: psycopg.Connection[tuple[object, ...]], choice: random.Ran
             time.sleep(0.002)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("seed", [1])
-def test_killed_at_random(each: Lake, seed: int) -> None:
-    choice = random.Random(seed)
-    each.run(*_SCHEMA)
-    each.capture(*TABLES)
-    each.mirror("public")
+def kill_often(lake: Lake, choice: random.Random, history: History | None, check: Callable[[], None]) -> None:
+    """Kill mirrors while the source is written to; `check` after each few, when all changes are there."""
+    words = ["public", *(["--history", history] if history else [])]
+    lake.run(*_SCHEMA)
+    lake.capture(*TABLES)
+    lake.mirror(*words)
     for _ in range(5):
         over = threading.Event()
-        writer = threading.Thread(target=write, args=(each.source.connect(), choice, over))
+        writer = threading.Thread(target=write, args=(lake.source.connect(), choice, over))
         writer.start()
         try:
             for _ in range(4):
-                process = _FORKS.Process(target=follow, args=(each.source.dsn, each.target))
+                process = _FORKS.Process(target=follow, args=(lake.source.dsn, lake.target, history))
                 process.start()
                 process.join(choice.uniform(0.3, 2.5))
                 assert process.exitcode is None
@@ -74,6 +77,23 @@ def test_killed_at_random(each: Lake, seed: int) -> None:
         finally:
             over.set()
             writer.join()
-        each.run("select gdq.maintain()")  # a killed session may have left capture to be put right
-        each.mirror("public")
-        each.same(*TABLES)
+        lake.run("select gdq.maintain()")  # a killed session may have left capture to be put right
+        lake.mirror(*words)
+        check()
+
+
+@pytest.mark.long
+def test_killed_at_random(each: Lake) -> None:
+    kill_often(each, random.Random(1), None, lambda: each.same(*TABLES))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("history", ["feed", "scd2"])
+def test_histories_killed_at_random(lake: Lake, history: History) -> None:
+    replay = Replay(lake, list(TABLES), history)
+
+    def check() -> None:
+        for table in TABLES:
+            assert replay.replayed(table, 2**62) == Counter(lake.ask(f"select * from {table}"))
+
+    kill_often(lake, random.Random(2), history, check)
