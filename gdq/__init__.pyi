@@ -29,6 +29,7 @@ from gdq.consumers.refresh.verify import verify_view as verify_view
 from gdq.consumers.relay.relay import Relay as Relay
 from gdq.consumers.relay.sink import Record as Record
 from gdq.consumers.relay.sink import Sink as Sink
+from gdq.consumers.relay.sink import TransactionalSink as TransactionalSink
 from gdq.consumers.table_compare.compare import TableComparison as TableComparison
 from gdq.consumers.table_compare.compare import compare_tables as compare_tables
 from gdq.consumers.table_compare.repair import TableRepair as TableRepair

@@ -16,6 +16,7 @@ _EXTRAS = {
     "prometheus_client": "metrics",
     "urllib3": "http",
     "nats": "nats",
+    "confluent_kafka": "kafka",
 }
 
 

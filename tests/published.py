@@ -27,7 +27,7 @@ from tests.support.waiting import SECONDS
 
 ROOT = Path(__file__).parent.parent
 
-_EXTRAS = "arrow,views,spark,lake,metrics,http,nats,embedded,demo"
+_EXTRAS = "arrow,views,spark,lake,metrics,http,nats,kafka,embedded,demo"
 _TOOLS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
 # The tests that run the blocks of the pages.
 _TESTS = (

@@ -11,9 +11,10 @@ from psycopg import Connection
 
 from gdq.batch import Batch
 from gdq.consumers.relay.form import Form, FormName, form_named
+from gdq.consumers.relay.note import Note, is_new, note_of
 from gdq.consumers.relay.order import Keys, Place, Waiting
-from gdq.consumers.relay.sink import Record, Sink
-from gdq.era import position
+from gdq.consumers.relay.sink import Record, Sink, TransactionalSink
+from gdq.era import check_position, position
 from gdq.errors import GdqError
 from gdq.retry import DeadLetter, Retry, RetryOutcome
 from gdq.source import Event, Position
@@ -64,14 +65,49 @@ class Relay:
         it is through. SinkUnavailable if the sink takes nothing at all: roll the batch back, and call again with the
         batch when it comes again. What the sink has taken is then not sent a second time by this object.
         """
+        if isinstance(self._sink, TransactionalSink):
+            while not self._send_in_transaction(self._sink, batch):
+                log.info("records were refused: the batch is sent again without them")
+        else:
+            self._send_events(batch, None)
+        batch.commit()
+        self._sent.clear()
+
+    def _send_in_transaction(self, sink: TransactionalSink, batch: Batch) -> bool:
+        """Send a batch in a transaction of the sink, with a note of what it has; False if it has to be sent again.
+
+        If the sink is ahead of the consumer, as after a crash between its COMMIT and the server's, what it has is not
+        sent again.
+        """
+        self._sent.clear()
+        text = sink.begin(f"{self._queue}/{self._consumer}")
+        try:
+            note = Note.parse(text) if text else None
+            if note is not None and note.is_ahead(batch):
+                check_position(batch.connection, self._queue, str(note.position))
+            return sink.commit(str(self._send_events(batch, note)))
+        except BaseException:
+            sink.abort()
+            raise
+
+    def _send_events(self, batch: Batch, note: Note | None) -> Note | None:
+        """Send the events that the sink does not have; returns the note of the batch."""
         form = self._form(batch.connection)
         sending = _Sending(self._sink, batch, form, self._keys, retry_delay=self._retry_delay, sent=self._sent)
         sending.waiting = Waiting.read(batch.connection, self._queue, self._consumer, self._keys)
+        transactional = isinstance(self._sink, TransactionalSink)
+        brought = []
         for event in batch.events():
-            sending.add(event)
+            if transactional and not is_new(batch, event):
+                brought.append(event)
+            if note is None or not note.has(batch, event):
+                sending.add(event)
         sending.flush()
-        batch.commit()
-        self._sent.clear()
+        if not transactional:
+            return None
+        unsent = {(event.id, event.op) for event in sending.unsent}
+        sent = [event for event in brought if (event.id, event.op) not in unsent]
+        return note_of(batch, sent, sending.unsent)
 
     def _form(self, connection: Connection[Any]) -> Form:
         if self._made is None or self._made[0] is not connection:
@@ -98,6 +134,8 @@ class _Sending:
         self._lanes: dict[str, list[tuple[Event, Place]]] = {}
         self._count = 0
         self._aside: list[RetryOutcome] = []
+        # Events that were put aside, where the sink's transaction notes them.
+        self.unsent: list[Event] = []
 
     def add(self, event: Event) -> None:
         """Take an event up, or put it aside if an earlier one of its key waits."""
@@ -119,6 +157,8 @@ class _Sending:
             lanes = self._send([lane for lane in lanes if lane])
         if self._aside:
             self._batch.put_aside(self._aside)
+            if isinstance(self._sink, TransactionalSink):
+                self.unsent += [outcome.event for outcome in self._aside if outcome.event is not None]
             self._aside.clear()
 
     def _send(self, lanes: list[list[tuple[Event, Place]]]) -> list[list[tuple[Event, Place]]]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from gdq.consumers.debezium.envelope import table_parts
 from gdq.errors import GdqError
@@ -20,6 +20,7 @@ ENTRY_POINTS = "gdq.sinks"
 _OWN = {
     "http": "gdq.consumers.relay.http_sink:open_sink",
     "https": "gdq.consumers.relay.http_sink:open_sink",
+    "kafka": "gdq.consumers.relay.kafka_sink:open_sink",
     "nats": "gdq.consumers.relay.nats_sink:open_sink",
     "tls": "gdq.consumers.relay.nats_sink:open_sink",
 }
@@ -72,6 +73,30 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Close its connections."""
+
+
+@runtime_checkable
+class TransactionalSink(Sink, Protocol):
+    """A sink whose transactions hold all records of a batch and a note, so that it has each record exactly once.
+
+    What send() tells counts with the transaction.
+    """
+
+    def begin(self, relay: str) -> str | None:
+        """Begin a transaction of a relay; returns the note of its last committed one, None if there is none.
+
+        Ends what another process has begun for the relay.
+        """
+
+    def commit(self, note: str) -> bool:
+        """Commit all records and the note; False if nothing was sent, and the same is to be sent again.
+
+        Then send() tells of more records that they are refused. SinkUnavailable if it may or may not have happened:
+        the next begin() knows.
+        """
+
+    def abort(self) -> None:
+        """Give the transaction up."""
 
 
 def open_sink(address: str, settings: Mapping[str, str]) -> Sink:

@@ -89,8 +89,8 @@ def relay_command(
 ) -> None:
     """Send a consumer's events on to a web hook or another receiver.
 
-    ADDRESS is the receiver: http:// or https:// for a web hook, nats:// or tls:// for NATS JetStream. Places such as
-    {table} and {key} in it are filled in for each event.
+    ADDRESS is the receiver: http:// or https:// for a web hook, nats:// or tls:// for NATS JetStream,
+    kafka:// for Kafka. Places such as {table} and {key} in it are filled in for each event.
 
     Events of one key arrive in their order. One that is refused is tried again later, and only its key waits. While the
     receiver takes nothing at all the command waits, too; with --once it fails.

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +19,8 @@ import pytest
 
 import gdq as library
 from tests.support.nats import NatsServer, nats_program, nats_server
-from tests.support.programs import gdq
+from tests.support.page import blocks
+from tests.support.programs import client_program, environment, gdq, start_gdq
 from tests.support.server import Database
 
 __all__ = ["nats_program"]
@@ -124,6 +130,40 @@ def retries(shop: Database) -> list[tuple[int, str | None]]:
 def due(shop: Database) -> None:
     """Make all retries due."""
     write(shop, "update gdq.retry_event set due_at = clock_timestamp() - interval '1 second'")
+
+
+@contextmanager
+def relaying(shop: Database, address: str, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """The command at work; it ends well."""
+    process = start_gdq("relay", "q", "c", address, *options, dsn=shop.dsn)
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate()
+    assert process.returncode == 0, errors
+
+
+def sent_all(shop: Database) -> bool:
+    with shop.connect() as connection:
+        return library.consumer_info(connection, "q")[0].unread_events == 0
+
+
+def run_shown(db: Database, test: str, port: tuple[str, str]) -> None:
+    """Run the blocks of docs/relay.md that a test runs, with another port in place of that of the page."""
+    with db.connect() as connection:
+        connection.execute("create table orders (id int primary key, customer text, amount numeric(10, 2))")
+        connection.execute("select gdq.create_queue('shop')")
+        connection.execute("select gdq.add_table('shop', 'orders')")
+    env = environment(db.dsn) | {"DATABASE_URL": db.dsn}
+    env["PATH"] = os.pathsep.join([str(client_program(db, "psql").parent), env["PATH"]])
+    for block in blocks("docs/relay.md"):
+        if block.test != test:
+            continue
+        text = re.sub("(?m)^gdq ", f"{sys.executable} -m gdq ", block.text.replace(*port))
+        command = [sys.executable, "-c"] if block.language == "python" else ["bash", "-e", "-u", "-c"]
+        done = subprocess.run([*command, text], env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture

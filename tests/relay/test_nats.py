@@ -3,40 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import signal
-import subprocess
-import sys
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
 import gdq as library
-from tests.relay.conftest import due, relay, retries, write
+from tests.relay.conftest import due, relay, relaying, retries, run_shown, sent_all, write
 from tests.support.nats import NatsServer
-from tests.support.page import blocks
-from tests.support.programs import client_program, environment, gdq, start_gdq
+from tests.support.programs import gdq
 from tests.support.server import Database
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.server, pytest.mark.long]
 
 PLACE = "shop.{table}.{key}"
-
-
-@contextmanager
-def relaying(shop: Database, address: str, *options: str) -> Iterator[subprocess.Popen[str]]:
-    """The command at work; it ends well."""
-    process = start_gdq("relay", "q", "c", address, *options, dsn=shop.dsn)
-    try:
-        yield process
-    finally:
-        process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate()
-    assert process.returncode == 0, errors
 
 
 def changes(nats: NatsServer) -> dict[int, list[str | None]]:
@@ -46,11 +27,6 @@ def changes(nats: NatsServer) -> dict[int, list[str | None]]:
         body = json.loads(message.data)
         found[body["key"]["id"]].append(body["new"]["note"])
     return dict(found)
-
-
-def sent_all(shop: Database) -> bool:
-    with shop.connect() as connection:
-        return library.consumer_info(connection, "q")[0].unread_events == 0
 
 
 def test_each_event_is_a_message(shop: Database, nats: NatsServer) -> None:
@@ -173,17 +149,5 @@ def test_an_address_that_lacks_a_part(shop: Database, address: str) -> None:
 
 def test_the_page(db: Database, nats: NatsServer) -> None:
     """What docs/relay.md shows of NATS works as it stands there."""
-    with db.connect() as connection:
-        connection.execute("create table orders (id int primary key, customer text, amount numeric(10, 2))")
-        connection.execute("select gdq.create_queue('shop')")
-        connection.execute("select gdq.add_table('shop', 'orders')")
-    shown = [block for block in blocks("docs/relay.md") if block.test == "tests/relay/test_nats.py"]
-    psql = client_program(db, "psql")
-    for block in shown:
-        text = block.text.replace("4222", str(nats.port))
-        text = text if block.language == "python" else re.sub("(?m)^gdq ", f"{sys.executable} -m gdq ", text)
-        command = [sys.executable, "-c", text] if block.language == "python" else ["bash", "-e", "-u", "-c", text]
-        env = environment(db.dsn) | {"DATABASE_URL": db.dsn, "PATH": f"{psql.parent}:{os.environ['PATH']}"}
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+    run_shown(db, "tests/relay/test_nats.py", ("4222", str(nats.port)))
     assert [message.subject for message in nats.messages()] == ["shop.orders.22"]
