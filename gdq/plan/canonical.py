@@ -92,8 +92,11 @@ def canonical_sql(connection: Connection[Any], query: str) -> str:
             raise _wrong_syntax(query, error) from error
         connection.execute(raw(_READ_SETTINGS))
         pin_transaction(connection)  # the session's search_path was for the user's text alone
-        text, tree = _settled_print(connection, *_without_views(connection, *printed))
-        if not tree.nodes("targetList"):
+        try:
+            text, tree = _settled_print(connection, *_without_views(connection, *printed))
+        except psycopg.errors.SyntaxError as error:
+            raise PlanError("expression", "the server cannot read the view's SQL as it prints it") from error
+        if all(entry.flag("resjunk") for entry in tree.nodes("targetList")):
             raise PlanError("no-column", "the view has no column")
         _refuse_system_names(tree)
         _refuse_catalogs(connection, tree)
@@ -104,9 +107,12 @@ def canonical_sql(connection: Connection[Any], query: str) -> str:
                 raise PlanError("locking", "a view locks no rows", hint="Leave FOR UPDATE or FOR SHARE out.")
             rendered = render_sql(read)
             again, read_again = _printed(connection, rendered)
+            alike = meaning(read_again) == meaning(tree)
         except (SqlglotError, psycopg.Error) as error:
             raise PlanError("expression", f"the planner cannot read the view's SQL: {_first_line(error)}") from error
-        if again != text or meaning(read_again) != meaning(tree):
+        except (LookupError, ValueError) as error:  # a tree that is not understood
+            raise PlanError("expression", f"the planner cannot read the view's SQL: {error}") from error
+        if again != text or not alike:
             raise PlanError(
                 "expression",
                 "an expression of the view is not read as PostgreSQL reads it",

@@ -69,6 +69,8 @@ def _fixed(node: exp.Expr, inner: exp.Expr, alias: str, columns: tuple[str, ...]
 def output_names(query: exp.Query) -> tuple[str, ...]:
     """The names of a query's columns."""
     while not isinstance(query, exp.Select):
+        if isinstance(query, exp.Table):
+            raise PlanError("table-function", "a join with a name of its own is loaded in full")
         query = query.this
     return tuple(item.alias_or_name or f"column{n}" for n, item in enumerate(query.expressions, 1))
 

@@ -69,14 +69,17 @@ def group_of(select: exp.Select) -> list[exp.Expr]:
 
 
 def has_grouping_sets(select: exp.Select) -> bool:
-    """True if a GROUP BY is more than a list of expressions."""
+    """True if a GROUP BY is more than a list of expressions, or GROUPING() asks for it."""
     group = select.args.get("group")
     if group is None:
         return False
     sets = exp.Rollup | exp.Cube | exp.GroupingSets
     nothing = any(isinstance(item, exp.Tuple) and not item.expressions for item in group.expressions)
     more = any(value is not None for name, value in group.args.items() if name != "expressions")
-    return nothing or more or any(isinstance(item, sets) for item in group.expressions)
+    if nothing or more or any(isinstance(item, sets) for item in group.expressions):
+        return True
+    clauses = [*select.expressions, *(select.args[name] for name in ("having", "order") if select.args.get(name))]
+    return any(call.name.upper() == "GROUPING" for clause in clauses for call in clause.find_all(exp.Anonymous))
 
 
 def group_all(select: exp.Select) -> None:
