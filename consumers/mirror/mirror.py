@@ -165,9 +165,12 @@ class Mirror:
                 f'mirror "{self.name}" writes to {self._state.target}, not to {self.target}',
                 hint="Give another --name, or drop the mirror first: gdq drop-mirror.",
             )
+        if known and self._state.history != self._form.history:
+            kept = f"history {self._state.history}" if self._state.history else "the tables as they are"
+            raise GdqError(f'mirror "{self.name}" keeps {kept}', hint="Give another --target and --name.")
         with self.source.transaction():
             if register_consumer(self.source, self.queue, self.name, tables=self._choice.consumed):
-                self._state.begin(self.target)
+                self._state.begin(self.target, self._form.history)
                 return
         if known and once and self._consumer().paused:
             raise GdqError(f'mirror "{self.name}" is paused', hint=f"gdq resume {self.queue} {self.name}")

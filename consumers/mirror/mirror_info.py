@@ -10,11 +10,13 @@ from psycopg import Connection
 
 from gdq.consumer import ConsumerInfo, consumer_info, unregister_consumer
 from gdq.consumers.mirror.state import MirrorState, has_mirrors
+from gdq.consumers.mirror.table import History
 from gdq.qualified_sql import qualified
 from gdq.shown import Shown
 
 _MIRRORS = qualified("""
-select m.name, m.queue, m.target, array(select jsonb_object_keys(m.positions) order by 1), m.tick, m.updated_at,
+select m.name, m.queue, m.target, m.history, array(select jsonb_object_keys(m.positions) order by 1), m.tick,
+       m.updated_at,
        exists (select from pg_catalog.pg_stat_activity a
                 where a.datname = current_database()
                   and a.application_name = left('gdq:' || m.queue || '/' || m.name, 63))
@@ -25,13 +27,15 @@ select m.name, m.queue, m.target, array(select jsonb_object_keys(m.positions) or
 class MirrorInfo(Shown):
     """One mirror: its target, its tables, and the tick that these stand at (None before the first batch).
 
-    `lag` and `unread_events`: of its consumer, None if the queue has no such consumer. `state`: `running` while a
-    program applies its changes, `stopped`, `paused` by gdq.pause(), or `no consumer`.
+    `history`: None for tables as they are. `lag` and `unread_events`: of its consumer, None if the queue has no such
+    consumer. `state`: `running` while a program applies its changes, `stopped`, `paused` by gdq.pause(), or `no
+    consumer`.
     """
 
     mirror_name: str
     queue_name: str
     target: str
+    history: History | None
     tables: list[str]
     state: Literal["running", "stopped", "paused", "no consumer"]
     tick: int | None
@@ -47,13 +51,14 @@ def mirror_info(connection: Connection[Any]) -> list[MirrorInfo]:
     if not has_mirrors(connection):
         return []
     found = []
-    for name, queue, target, tables, tick, updated_at, connected in connection.execute(_MIRRORS).fetchall():
+    for name, queue, target, history, tables, tick, updated_at, connected in connection.execute(_MIRRORS).fetchall():
         info = consumers.get((queue, name))
         found.append(
             MirrorInfo(
                 mirror_name=name,
                 queue_name=queue,
                 target=target,
+                history=history,
                 tables=tables,
                 state=_state(info, connected=connected),
                 tick=tick,

@@ -1,4 +1,4 @@
-"""What the source keeps of a mirror, in gdq_target.mirror: its target, and what its lake tables stood at.
+"""What the source keeps of a mirror, in gdq_target.mirror: its target, its form, and where its lake tables stood.
 
 The position of a lake table stands in the lake, in the commit that wrote the rows. A table without changes gets no
 commit, so that its position stays behind while the consumer goes on. That it has nothing to catch up with is what the
@@ -16,6 +16,7 @@ from psycopg import Connection
 from psycopg.types.json import Jsonb
 
 from gdq.call import scalar
+from gdq.consumers.mirror.table import History
 from gdq.consumers.views.own_objects import check_own_tables
 from gdq.consumers.views.target import grant_own_table
 from gdq.errors import GdqError
@@ -25,6 +26,7 @@ create table if not exists gdq_target.mirror (
   name        pg_catalog.text primary key,
   queue       pg_catalog.text not null,
   target      pg_catalog.text not null,
+  history     pg_catalog.text,
   tick        pg_catalog.int8,
   positions   pg_catalog.jsonb not null,
   updated_at  pg_catalog.timestamptz not null default pg_catalog.now()
@@ -39,6 +41,7 @@ class MirrorState:
     queue: str
     name: str
     target: str | None = field(default=None, init=False)
+    history: History | None = field(default=None, init=False)
     tick: int | None = field(default=None, init=False)
     positions: dict[str, str] = field(default_factory=dict, init=False)
 
@@ -46,16 +49,18 @@ class MirrorState:
         """Read the note; False if there is no such mirror. GdqError if it is of another queue."""
         if not has_mirrors(self.connection):
             return False
-        query = "select queue, target, tick, positions from gdq_target.mirror where name operator(pg_catalog.=) %s"
+        query = (
+            "select queue, target, history, tick, positions from gdq_target.mirror where name operator(pg_catalog.=) %s"
+        )
         row = self.connection.execute(query, [self.name]).fetchone()
         if row is None:
             return False
-        queue, self.target, self.tick, self.positions = row
+        queue, self.target, self.history, self.tick, self.positions = row
         if queue != self.queue:
             raise GdqError(f'mirror "{self.name}" is of another queue, "{queue}"', hint="Choose another --name.")
         return True
 
-    def begin(self, target: str) -> None:
+    def begin(self, target: str, history: History | None) -> None:
         """Note that the mirror exists, in the open transaction, which registers its consumer."""
         if not has_mirrors(self.connection):
             self.connection.execute(
@@ -67,11 +72,11 @@ class MirrorState:
             grant_own_table(self.connection, "mirror")
             check_own_tables(self.connection, "mirror", in_source=True)
         self.connection.execute(
-            """insert into gdq_target.mirror (name, queue, target, positions) values (%s, %s, %s, '{}')
+            """insert into gdq_target.mirror (name, queue, target, history, positions) values (%s, %s, %s, %s, '{}')
                on conflict (name) do update set tick = null, positions = '{}'""",
-            [self.name, self.queue, target],
+            [self.name, self.queue, target, history],
         )
-        self.target, self.tick, self.positions = target, None, {}
+        self.target, self.history, self.tick, self.positions = target, history, None, {}
 
     def note(self, tick: int, positions: dict[str, str]) -> None:
         """Note where the tables stand at the end of a batch, in the batch's transaction."""

@@ -51,6 +51,7 @@ OWN_TABLES: Mapping[str, tuple[str, ...]] = {
         "name text not null",
         "queue text not null",
         "target text not null",
+        "history text",
         "tick bigint",
         "positions jsonb not null",
         "updated_at timestamp with time zone not null default now()",

@@ -23,6 +23,7 @@ _MIRROR_COLUMNS = (
     "mirror_name",
     "queue_name",
     "target",
+    "history",
     "tables",
     "state",
     "tick",

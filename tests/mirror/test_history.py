@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.mirror.conftest import Lake
+from tests.support.programs import gdq
 
 _FEED = ["_change_type", "_commit_version", "_commit_timestamp", "ev_id"]
 _SIGNS = {"insert": 1, "update_postimage": 1, "delete": -1, "update_preimage": -1}
@@ -187,6 +188,9 @@ def test_a_table_is_not_turned_into_a_history(lake: Lake) -> None:
     lake.run("create table item (id int primary key)", "create table odd (ev_id int primary key)")
     lake.capture("item", "odd")
     lake.mirror("public.item")
+    done = lake.command("public.item", "--history", "feed")
+    assert (done.returncode, 'mirror "copy" keeps the tables as they are' in done.stderr) == (1, True)
+    assert gdq("drop-mirror", "shop", "copy", dsn=lake.source.dsn).returncode == 0
     done = lake.command("public.item", "--history", "feed")
     assert (done.returncode, "holds the table as it is" in done.stderr) == (1, True)
     done = lake.command("public.odd", "--history", "feed")
