@@ -30,6 +30,10 @@ from gdq.consumers.relay.relay import Relay as Relay
 from gdq.consumers.relay.sink import Record as Record
 from gdq.consumers.relay.sink import Sink as Sink
 from gdq.consumers.relay.sink import TransactionalSink as TransactionalSink
+from gdq.consumers.spool.reader import Spool as Spool
+from gdq.consumers.spool.reader import SpoolBatch as SpoolBatch
+from gdq.consumers.spool.reader import SpoolEvent as SpoolEvent
+from gdq.consumers.spool.reader import open_spool as open_spool
 from gdq.consumers.table_compare.compare import TableComparison as TableComparison
 from gdq.consumers.table_compare.compare import compare_tables as compare_tables
 from gdq.consumers.table_compare.repair import TableRepair as TableRepair

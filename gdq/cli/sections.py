@@ -16,6 +16,7 @@ SECTIONS = {
     "Consumers": {
         "run": ["ticker", "tick", "consume", "peek"],
         "relay": ["relay"],
+        "spool": ["spool"],
         "consumer": [
             "register-consumer",
             "consumers",

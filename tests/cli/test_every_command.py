@@ -85,6 +85,7 @@ COMMANDS = {
     "skip-replica-changes": "Q mirror --to TO --tick 1",
     "slots": "",
     "snapshot": "TABLE --to TO",
+    "spool": "Q spool --once",
     "status": "Q",
     "switchover": "Q mirror --to TO --check",
     "tables": "Q",

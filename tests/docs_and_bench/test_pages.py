@@ -36,6 +36,7 @@ OTHERS = (
     "switchover",
     "copies",
     "relay",
+    "spool",
 )
 # Run by test_from_replication.py.
 MOVES = ("from-londiste", "from-slony")
@@ -231,6 +232,12 @@ def test_relay(empty_db: Database, tmp_path: Path) -> None:
 def _listens(port: int) -> bool:
     with socket.socket() as client:
         return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_spool(empty_db: Database, tmp_path: Path) -> None:
+    _open_shop(empty_db)
+    *_, read, _, _ = run_page("docs/spool.md", empty_db, tmp_path, PROGRAMS)
+    assert "public.orders 2" in read
 
 
 @pytest.mark.long
