@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import click
 import psycopg
@@ -12,11 +13,13 @@ from gdq.cli import base
 from gdq.cli.listing import Shape, list_rows, listing_options, print_rows
 from gdq.cli.queue_command import queue_command
 from gdq.cli.terminal import printable
-from gdq.consumers.mirror.mirror import Mirror, MirroredBatch
 from gdq.consumers.mirror.mirror_info import MirrorInfo, drop_mirror, mirror_info
-from gdq.consumers.mirror.table import History
 from gdq.json_text import json_text
 from gdq.lock_waits import told_waits
+
+if TYPE_CHECKING:
+    from gdq.consumers.mirror.mirror import Mirror, MirroredBatch
+    from gdq.consumers.mirror.table import History
 
 _BATCH_COLUMNS = ("mirror_name", "tick", "tables", "rows", "seconds")
 _MIRROR_COLUMNS = (
@@ -70,6 +73,8 @@ def mirror_command(
     \b
     Example: gdq mirror shop public --target delta:/srv/lake --follow
     """
+    from gdq.consumers.mirror.mirror import Mirror, MirroredBatch  # noqa: PLC0415 (loads pyarrow, an extra)
+
     tell = base.talk_of_threads()
     stop = base.StopSignals()
     called = name or target.rstrip("/").rpartition("/")[2].rpartition(":")[2]
