@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
-import psycopg
 
 from gdq.cli import base
+from gdq.cli.follow import keep_following
 from gdq.cli.listing import Shape, list_rows, listing_options, print_rows
 from gdq.cli.queue_command import queue_command
 from gdq.cli.terminal import printable
@@ -34,7 +34,6 @@ _MIRROR_COLUMNS = (
     "lag",
     "unread_events",
 )
-_PAUSE_SECONDS = 1.0
 
 
 @queue_command("mirror")
@@ -85,32 +84,16 @@ def mirror_command(
 
     with told_waits(tell):
         if follow:
-            _follow(stop, start, as_json=shape == "json")
+            keep_following(stop, start, partial(_apply, stop=stop, as_json=shape == "json"))
             return
         with start() as mirror:
             applied = list(mirror.run(stop=stop))
     print_rows(applied, MirroredBatch, _BATCH_COLUMNS, shape)
 
 
-def _follow(stop: base.StopSignals, start: Callable[[], Mirror], *, as_json: bool) -> None:
-    """Apply changes until a signal comes; a lost connection is made again, but for the first."""
-    mirror = start()
-    while True:
-        try:
-            with mirror:
-                for batch in mirror.run(once=False, stop=stop):
-                    _report(batch, as_json=as_json)
-            return
-        except psycopg.OperationalError as error:
-            base.command_failure(error).show()
-        while True:
-            if stop.sleep(_PAUSE_SECONDS):
-                return
-            try:
-                mirror = start()
-            except psycopg.OperationalError:
-                continue
-            break
+def _apply(mirror: Mirror, *, stop: base.StopSignals, as_json: bool) -> None:
+    for batch in mirror.run(once=False, stop=stop):
+        _report(batch, as_json=as_json)
 
 
 def _report(batch: MirroredBatch, *, as_json: bool) -> None:

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from functools import partial
 
 import click
-import psycopg
 
 from gdq.cli import base
 from gdq.cli.base import CommandFunction
+from gdq.cli.follow import keep_following
 from gdq.cli.listing import Shape, listing_options, print_rows
 from gdq.cli.progress import shown_progress
 from gdq.cli.queue_command import queue_command
@@ -68,7 +68,6 @@ _CONFLICT_COLUMNS = (
     "resolution",
 )
 _SKIP_COLUMNS = ("replica_name", "table_name", "changes", "events", "tick_from", "tick_to", "skipped_at")
-_PAUSE_SECONDS = 1.0
 
 
 def to_option(command: CommandFunction) -> CommandFunction:
@@ -221,7 +220,7 @@ def replicate_command(
 
     with told_waits(tell):
         if follow:
-            _follow(stop, connected, as_json=shape == "json")
+            keep_following(stop, connected, partial(_apply, stop=stop, as_json=shape == "json"))
             return
         with connected() as replica:
             applied = list(replica.run(stop=stop))
@@ -235,25 +234,9 @@ def _by_slot(slot_wait: float, on_drop: OnDrop) -> Callable[..., SlotReplica]:
     return partial(SlotReplica, slot_wait=slot_wait)
 
 
-def _follow(stop: base.StopSignals, start: Callable[[], Replica | SlotReplica], *, as_json: bool) -> None:
-    """Apply changes until a signal comes; a lost connection is made again, but for the first."""
-    replica = start()
-    while True:
-        try:
-            with replica:
-                for batch in replica.run(once=False, stop=stop):
-                    _report(batch, as_json=as_json, has_lsn=isinstance(replica, SlotReplica))
-            return
-        except psycopg.OperationalError as error:
-            base.command_failure(error).show()
-        while True:
-            if stop.sleep(_PAUSE_SECONDS):
-                return
-            try:
-                replica = start()
-            except psycopg.OperationalError:
-                continue
-            break
+def _apply(replica: Replica | SlotReplica, *, stop: base.StopSignals, as_json: bool) -> None:
+    for batch in replica.run(once=False, stop=stop):
+        _report(batch, as_json=as_json, has_lsn=isinstance(replica, SlotReplica))
 
 
 def _report(batch: AppliedBatch, *, as_json: bool, has_lsn: bool) -> None:
