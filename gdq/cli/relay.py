@@ -18,7 +18,7 @@ from gdq.cli import base
 from gdq.cli.consumer import register_from_now
 from gdq.cli.queue_command import queue_command
 from gdq.consumers.relay.relay import RETRY_DELAY, Relay
-from gdq.consumers.relay.sink import Sink, open_sink
+from gdq.consumers.relay.sink import open_sink
 from gdq.errors import SinkUnavailable
 from gdq.source import MAX_EVENTS
 
@@ -109,15 +109,14 @@ def relay_command(
         if register:
             register_from_now(connection, queue, consumer, None)
             register = False  # made anew after somebody unregistered it, the consumer would miss changes silently
+        with gdq.Consumer(connection, queue, consumer, max_events=max_events) as reader:
+            _send_batches(reader, relay, once=once, stop=stop)
+
+    with contextlib.closing(open_sink(address, options)) as sink:
         relay = Relay(
             sink, queue, consumer, form=form, keys=columns, tombstones=tombstones,
             retry_delay=timedelta(seconds=retry_delay),
         )  # fmt: skip
-        with gdq.Consumer(connection, queue, consumer, max_events=max_events) as reader:
-            _send_batches(reader, relay, once=once, stop=stop)
-
-    sink: Sink
-    with contextlib.closing(open_sink(address, options)) as sink:
         name = gdq.batch_loop.application_name(queue, consumer)
         try:
             gdq.ticker.reconnecting(lambda: stop.connect(dsn, name), work, stop.sleep)

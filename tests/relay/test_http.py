@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import gdq as library
-from tests.relay.conftest import Hook, always, due, open_hook, relay, retries, write
+from tests.relay.conftest import Hook, always, due, open_hook, relay, retries, sent_all, write
 from tests.support.programs import gdq, start_gdq
 from tests.support.server import Database
 from tests.support.waiting import until
@@ -162,7 +162,9 @@ def test_forms(shop: Database, hook: Hook) -> None:
     assert event["data"]["old"] == {"id": 2, "customer": 7, "note": "a"}
 
 
-@pytest.mark.parametrize("status", [401, 429, 503])
+@pytest.mark.parametrize(
+    "status", [503, pytest.param(401, marks=pytest.mark.long), pytest.param(429, marks=pytest.mark.long)]
+)
 def test_a_hook_that_takes_nothing(shop: Database, hook: Hook, status: int) -> None:
     """Nothing is put aside, and nothing that was taken is sent again when the hook is back."""
     hook.answer = lambda body: 204 if body["op"] == "insert" else status
@@ -220,6 +222,26 @@ def test_a_relay_that_is_killed_sends_again_what_it_had_not_finished(shop: Datab
     seen = [(headers["Idempotency-Key"], body) for _, headers, body in hook.requests]
     assert [body["op"] for _, body in seen] == ["insert", "update", "insert", "update"]
     assert seen[:2] == seen[2:]
+
+
+def test_a_lost_connection_to_the_server(shop: Database, hook: Hook) -> None:
+    """What the hook has taken is not sent again by the same process."""
+    hang = threading.Event()
+    hook.answer = lambda body: 204 if body["op"] == "insert" else hang.wait(60) and 204
+    write(shop, "insert into orders values (1)", "update orders set note = 'a'")
+    process = start_gdq("relay", "q", "c", hook.url, dsn=shop.dsn)
+    try:
+        until(lambda: len(hook.requests) == 2, "the second request")
+        with shop.connect("su") as su:
+            query = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'gdq:q/c'"
+            su.execute(query)
+        hang.set()
+        until(lambda: sent_all(shop), "the end of the batch")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate()
+    assert "connected again" in errors
+    assert [body["op"] for _, _, body in hook.requests] == ["insert", "update"]
 
 
 def test_a_hook_that_is_slow(shop: Database, hook: Hook) -> None:
