@@ -52,7 +52,7 @@ def _by(way: str) -> Iterator[None]:
     """Refresh in this way; "tables" is the way of many changes."""
     if way == "tables":
         with (
-            patch.object(KeptViews, "_again", lambda *_: None),
+            patch.object(KeptViews, "_called", lambda *_: None),
             patch.object(FewChanges, "apply", lambda *_: None),
         ):
             yield

@@ -20,9 +20,8 @@ from psycopg import Connection
 
 from gdq.call import call
 from gdq.consumers.refresh.audit import is_auditable
-from gdq.consumers.refresh.view_refresh import PlannedView, PreparedResult, RefreshPoint, ViewRefresh
+from gdq.consumers.refresh.view_refresh import CalledResult, PlannedView, RefreshPoint, ViewRefresh
 from gdq.consumers.views.own_objects import check_own_tables
-from gdq.consumers.views.progress import Progress
 from gdq.consumers.views.target_rows import TargetRows
 from gdq.errors import GdqError
 from gdq.qualified_sql import qualified
@@ -43,7 +42,7 @@ _UNCHANGED = """
 select gdq.refresh_unchanged(%(views)s::text[], POSITIONS::text[], %(stamps)s::text[], %(definitions)s::text[],
                              %(audited)s::bool[], %(group)s::text)"""
 
-_CALL = "call gdq.refresh(%s, false)"
+_CALL, _CALL_GROUP = "call gdq.refresh(%s, false)", "call gdq.refresh_group(%s, false)"
 
 # After a refresh that took longer, a whole one chooses by the history whether to go on from changes.
 _SECONDS_MAX = 1.0
@@ -81,13 +80,11 @@ class KeptViews:
     """The views that the refreshes of this process have found out about.
 
     `control`: a session in the tables' database. `open_target` gives that in a target's. `at`: as for Refresher.
-    `tell` gives the progress of a view's refresh.
     """
 
     control: Connection[Any]
     open_target: Callable[[str | None], Connection[Any]]
     at: Callable[[RefreshPoint], None]
-    tell: Callable[[str], Progress]
     _kept: dict[str, _Kept] = field(default_factory=dict, init=False)
 
     def planned(self, name: str) -> PlannedView | None:
@@ -126,14 +123,14 @@ class KeptViews:
                     compiled = CompiledView(view, plan, work.place)
                     changes = compiled.store(session, planned.stamp, planned.definitions, auditable=is_auditable(plan))
             except psycopg.Error as error:
-                log.debug("view %s is not compiled: %s", view.view_name, error)
+                log.info("view %s is not compiled: %s", view.view_name, error)
                 return False
         return bool(changes)
 
     def refreshed(
         self, names: Sequence[str], group: str | None, check: Callable[[ViewInfo], object]
-    ) -> PreparedResult | None:
-        """Refresh views of which nothing has changed, or one with few changes; None if that takes more.
+    ) -> list[CalledResult] | None:
+        """Refresh views of which nothing has changed, or a view or a stored group with few; None if that takes more.
 
         `check` is called with each view, and may raise. Writes their histories.
         """
@@ -145,29 +142,35 @@ class KeptViews:
         with suppress(GdqError, psycopg.Error):  # the whole refresh says it, and notes it
             for one in kept:
                 check(one.view)
-            if group is not None or len(kept) > 1:
+            if len(kept) > 1 or group is not None:
                 call(self.control, "check_group", names)
-                return PreparedResult() if self._is_noted(kept, group) else None
-            return self._again(kept[0])
+            if all(one.compiled for one in kept) and (group is not None or len(kept) == 1):
+                return self._called(names, group)
+            return [CalledResult()] * len(kept) if self._is_noted(kept, group) else None
         return None
 
-    def _again(self, kept: _Kept) -> PreparedResult | None:
-        if not kept.compiled:
-            return PreparedResult() if self._is_noted([kept], None) else None
-        name, session = kept.view.view_name, self.open_target(None)
+    def _called(self, names: Sequence[str], group: str | None) -> list[CalledResult] | None:
+        """Refresh a view, or all views of a stored group, by their functions."""
+        session = self.open_target(None)
         check_own_tables(session, "position", in_source=True)
         started = time.monotonic()
-        row = session.execute(_CALL, [name], prepare=True).fetchone()
+        done: dict[str, CalledResult] = {}
+        if group is None:
+            row = session.execute(_CALL, names, prepare=True).fetchone()
+            if row is not None and row[0] is not None:
+                action, _, rows, delta_rows = row
+                done[names[0]] = CalledResult.of(action, rows, delta_rows)
+        else:
+            _, results = session.execute(_CALL_GROUP, [group], prepare=True).fetchone() or (None, None)
+            for one in results or ():
+                done[one["view_name"]] = CalledResult.of(one["action"], one["rows_changed"], one["delta_rows"])
         if time.monotonic() - started > _SECONDS_MAX:
-            self._kept.pop(name)
-        if row is None or row[0] is None:
-            return None
-        action, _, rows, delta_rows = row
-        if action == "none":
-            return PreparedResult()
-        self.at("committed")
-        self.at("done")
-        return PreparedResult("delta", "incremental" if delta_rows else "none", rows, delta_rows)
+            for name in names:
+                self._kept.pop(name)
+        if any(one.action != "none" for one in done.values()):
+            self.at("committed")
+            self.at("done")
+        return [done[name] for name in names] if done else None
 
     def _is_noted(self, kept: Sequence[_Kept], group: str | None) -> bool:
         view = kept[0].view

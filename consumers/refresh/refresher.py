@@ -106,7 +106,7 @@ class Refresher:
             # the server would refuse each view of a refresh by itself
             raise GdqError("a refresh needs the primary server, this is a standby", hint="Connect to the primary.")
         self.dsn = conninfo_of(self.control)
-        self._kept = KeptViews(self.control, self._target, at, self._progress_of)
+        self._kept = KeptViews(self.control, self._target, at)
         self._stack.enter_context(_pinned(self.control, pooled=self._pooled, kept=isinstance(connection, Connection)))
         given = self.dsn if isinstance(connection, Connection) else resolve_conninfo(connection)
         self._engines = Engines(lambda: self.connection("compute", self.dsn), self.dsn, given, driver_bytes)
@@ -168,8 +168,11 @@ class Refresher:
         started = time.monotonic()
         done = None if full or check or slot else self._kept.refreshed(names, group, self._as_owner)
         if done is not None:
-            did = (done.action, None, done.rows, time.monotonic() - started, done.kind, done.delta_rows, done.rows_read)
-            return [RefreshResult(name, *did, group) for name in names]
+            seconds = time.monotonic() - started
+            return [
+                RefreshResult(name, one.action, None, one.rows, seconds, one.kind, one.delta_rows, 0, group)
+                for name, one in zip(names, done, strict=True)
+            ]
         results: dict[str, RefreshResult] = {}
         with ExitStack() as stack:
             # in one order, so that two groups never wait for each other

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import psycopg
 from psycopg import Connection
@@ -65,14 +65,18 @@ class PlannedView:
 
 
 @dataclass(frozen=True, slots=True)
-class PreparedResult:
-    """What a refresh by prepared statements did, as RefreshResult has it; without arguments: nothing had changed."""
+class CalledResult:
+    """What a refresh by CALL did, as RefreshResult has it; without arguments: nothing had changed."""
 
     action: RefreshAction = "none"
     kind: EffortKind = "none"
     rows: int = 0
     delta_rows: int = 0
-    rows_read: int = 0
+
+    @classmethod
+    def of(cls, action: RefreshAction, rows: int, delta_rows: int) -> Self:
+        """What CALL gdq.refresh() says it did."""
+        return cls(action, "incremental" if delta_rows else "none", rows, delta_rows)
 
 
 class ViewRefresh:

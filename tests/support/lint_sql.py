@@ -33,11 +33,12 @@ def main() -> int:
     # a procedure with settings may not commit; tests/install/test_qualified.py reads the names in them
     told = "INOUT action pg_catalog.text,INOUT reason pg_catalog.text"
     counts = "INOUT rows_changed bigint,INOUT delta_rows bigint"
+    results = "INOUT rows_changed bigint,INOUT results pg_catalog.jsonb"
     free = [
         # runs the caller's commands with the caller's search_path
         "gdq.apply_ddl(queue text,ddl text,tables regclass[])",
         f"gdq.refresh(view pg_catalog.text,load boolean,{told},{counts})",
-        "gdq.refresh_group(group_name pg_catalog.text,INOUT rows_changed bigint)",
+        f"gdq.refresh_group(group_name pg_catalog.text,load boolean,{results})",
     ]
     options = {"ignore": ["PS003"], "ignore_lang": [], "sql_fn": [], "proc_without_search_path": free}
     clean = True
