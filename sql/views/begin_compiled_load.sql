@@ -10,7 +10,10 @@ declare
   id integer;
   hidden text;
 begin
-  perform gdq.lock_view(view, true);
+  if not pg_try_advisory_xact_lock(gdq.lock_key('view', v.view_id::oid)) then
+    raise exception 'view "%" is being refreshed by another session', view
+      using errcode = 'lock_not_available', hint = 'Wait for it, and call again.';
+  end if;
   id := gdq.own_subscription((select q.queue_name from gdq.queue q where q.queue_id = v.queue_id), v.consumer_name);
   perform gdq.require_member(id, null);
   perform gdq.refuse_paused(v.queue_id);

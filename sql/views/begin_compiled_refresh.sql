@@ -19,6 +19,11 @@ declare
   changed regclass[];
 begin
   perform gdq.require_repeatable_read();
+  -- before the row, for which another refresh may wait that has the view
+  if not pg_try_advisory_xact_lock(gdq.lock_key('view', v.view_id::oid)) then
+    return next;
+    return;
+  end if;
   perform from gdq.subscription s
     where s.queue_id = v.queue_id
       and s.consumer_id = (select c.consumer_id from gdq.consumer c where c.consumer_name = v.consumer_name)

@@ -1,8 +1,8 @@
--- compiled_views(view, group_name): the functions that CALL gdq.refresh() may run: of a view that is in no group, or,
--- if view is NULL, of the views of a group, by name. Result: one row (view_name, compiled, locks) for each view; locks:
--- the LOCK TABLE statements that come first. Writes: what note_losses() and check_before_tick() write. Errors: 42704;
--- 42501; 55000.
-create or replace function gdq.compiled_views(view text, group_name text)
+-- compiled_views(view, group_name, waits): the functions that CALL gdq.refresh() may run: of a view that is in no group
+-- or, if view is NULL, of the views of a group, by name. waits: whether to wait two seconds for another refresh to end.
+-- Result: one row (view_name, compiled, locks) for each view; locks: the LOCK TABLE statements that come first.
+-- Writes: what note_losses() and check_before_tick() write. Errors: 42704; 42501; 55000; 55P03.
+create or replace function gdq.compiled_views(view text, group_name text, waits boolean)
   returns table (view_name text, compiled gdq.compiled_view, locks text)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -28,6 +28,9 @@ begin
                         from gdq.view_group g where g.group_id = v.group_id);
     end if;
     perform gdq.refuse_paused(v.queue_id);
+    if waits then
+      perform gdq.lock_view(view_name, true);
+    end if;
     -- what was lost or not captured is noted now; the refresh sees that it was
     perform gdq.is_intact(view_name);
     locks := compiled.locks;
@@ -38,4 +41,4 @@ begin
   end if;
 end
 $$;
-comment on function gdq.compiled_views(text, text) is 'The functions that CALL gdq.refresh() may run.';
+comment on function gdq.compiled_views(text, text, boolean) is 'The functions that CALL gdq.refresh() may run.';

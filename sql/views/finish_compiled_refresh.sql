@@ -5,8 +5,8 @@
 --   reason: why it was loaded in full. rows_changed: deleted plus inserted. delta_rows: netted changes. rows_read: of
 --   the tables.
 -- Result: the position of the transaction's snapshot, which the target gets in the same transaction. Writes: tick,
--- position, view_run, view, subscription_resync. Errors: 25001; 42704; 42501; GDQ01 when the consumer is elsewhere;
--- 55000 when the server has lost transactions.
+-- position, view_run, view, subscription_resync. Errors: 25001; 42704; 42501; 40001 and GDQ01 when another refresh has
+-- moved the consumer; 55000 when the server has lost transactions.
 create or replace function gdq.finish_compiled_refresh(view text, "position" text, group_name text,
   started timestamptz, action text, reason text, rows_changed bigint, delta_rows bigint, rows_read bigint) returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -33,7 +33,11 @@ begin
   insert into gdq.tick as t (queue_id, snapshot, event_seq, refresh)
     values (v.queue_id, seen, gdq.last_event(v.queue_id), true) returning t.* into made;
   insert into gdq.position (subscription_id, batch_no, tick_id, snapshot, event_seq)
-    values (id, pos.batch_no + 1, made.tick_id, seen, made.event_seq);
+    values (id, pos.batch_no + 1, made.tick_id, seen, made.event_seq) on conflict do nothing;
+  if not found then
+    raise exception 'another refresh of view "%" has just ended', view
+      using errcode = 'serialization_failure', hint = 'Call again.';
+  end if;
   insert into gdq.view_run (view_id, group_name, started_at, finished_at, action, reason, kind, rows_changed,
                             delta_rows, rows_read, work_seconds, snapshot_from, snapshot_to)
     values (v.view_id, group_name, started, clock_timestamp(), action, case when action = 'full' then reason end,

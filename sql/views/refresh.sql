@@ -16,7 +16,7 @@ as $$
 declare
   found_view record;
 begin
-  select c.compiled, c.locks into found_view from gdq.compiled_views(view, null) c;
+  select c.compiled, c.locks into found_view from gdq.compiled_views(view, null, load) c;
   commit;
   -- the snapshot comes after the locks: nothing before may need one
   set transaction isolation level repeatable read;

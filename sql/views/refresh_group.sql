@@ -13,7 +13,7 @@ declare
   done record;
 begin
   select pg_catalog.array_agg(c.view_name), pg_catalog.array_agg(c.compiled), pg_catalog.string_agg(c.locks, '; ')
-    into names, compiled, locks from gdq.compiled_views(null, group_name) c;
+    into names, compiled, locks from gdq.compiled_views(null, group_name, load) c;
   commit;
   set transaction isolation level repeatable read;
   set local lock_timeout = '500ms';
