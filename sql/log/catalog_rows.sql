@@ -18,13 +18,13 @@ comment on function gdq.catalog_basis() is
 
 -- catalog_rows(tables, relations): what the catalogs hold now of these captured tables, by their ids: a row for the
 -- table itself, for each partition and for each inheritance child. relations: only these; NULL: all. It reads the
--- catalogs by the query's snapshot and takes no lock on the tables.
+-- catalogs by the query's snapshot, as it is STABLE, and takes no lock on the tables.
 -- An element of seen is "meaning|xmin|ctid|label": a digest of what the catalog row says, the transaction that wrote it
 -- and its place. Every change of a row gives it another place, or another writer.
 -- Index scans, whatever the catalogs' statistics say, and one plan for all calls: else it takes 20 times as long.
 -- Writes: nothing.
 create or replace function gdq.catalog_rows(tables integer[], relations oid[] default null) returns setof gdq.witness
-language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp
   set enable_seqscan = off set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
@@ -75,7 +75,7 @@ comment on function gdq.catalog_rows(integer[], oid[]) is
 -- read: labels of enums, attributes of composites. Elements as those of catalog_rows(), without writer and place. A
 -- label that is new changes no value. Writes: nothing.
 create or replace function gdq.type_rows(relid oid) returns text[]
-language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp
   set enable_seqscan = off set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
@@ -134,7 +134,7 @@ comment on function gdq.key_meaning(integer) is 'What the catalogs say of the ke
 -- function_rows(queue_id, relid): what the catalogs hold now of the capture functions of a table. Result: the basis,
 -- then elements as those of catalog_rows(). Writes: nothing.
 create or replace function gdq.function_rows(queue_id integer, relid oid) returns text[]
-language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp
   set enable_seqscan = off set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column

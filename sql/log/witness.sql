@@ -74,10 +74,17 @@ language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
-  -- the catalogs before their files: rows that moved in between are then compared without their places
-  found_rows constant gdq.witness[] := array(select r from gdq.catalog_rows(tables, relations) r);
-  basis constant text := gdq.catalog_basis();
+  found_rows gdq.witness[];
+  known_rows gdq.witness[];
+  basis text;
 begin
+  -- both by one snapshot: DDL that commits between two would be seen in one of them alone
+  select array(select r from gdq.catalog_rows(tables, relations) r),
+         array(select k from gdq.witness k
+                where k.table_id = any (tables) and (relations is null or k.relid = any (relations)))
+    into found_rows, known_rows;
+  -- the catalogs before their files: rows that moved in between are then compared without their places
+  basis := gdq.catalog_basis();
   return query
   select coalesce((p).table_id, (w).table_id), coalesce((p).relid, (w).relid),
          case when not exists (select from gdq.witness k
@@ -88,8 +95,7 @@ begin
                                                                     (w).file = (p).file, tag)) end,
          w, p
     from (select f from unnest(found_rows) f) now_rows(p)
-    full join (select k from gdq.witness k
-                where k.table_id = any (tables) and (relations is null or k.relid = any (relations))) witnessed(w)
+    full join (select k from unnest(known_rows) k) witnessed(w)
       on (w).table_id = (p).table_id and (w).relid = (p).relid
    where ((p).relid is not null and (w).relid is not null or tag is null)
      and ((w).seen is distinct from (p).seen or (w).file is distinct from (p).file or (w).basis is distinct from basis)
