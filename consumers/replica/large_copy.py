@@ -169,11 +169,22 @@ class LargeCopy:
 
     def _follow_names(self) -> None:
         """Rename the target's tables that have got other names amid their copies."""
-        for table in self.tables:
-            before = self.state.begun_names.get(table.relid, table.table_name)
-            if before != table.table_name:
-                with self.state.connection.transaction():
-                    rename_table(self.state, before, table.table_name)
+        begun = self.state.begun_names
+        renamed = [
+            (begun[table.relid], table.table_name)
+            for table in self.tables
+            if begun.get(table.relid, table.table_name) != table.table_name
+        ]
+        with self.state.connection.transaction():
+            # names that change hands: by way of names that no other table has
+            between = [f'{self._schema_of(before)}."!gdq_renamed_{place}"' for place, (before, _) in enumerate(renamed)]
+            for (before, _), name in zip(renamed, between, strict=True):
+                rename_table(self.state, before, name)
+            for (_, after), name in zip(renamed, between, strict=True):
+                rename_table(self.state, name, after)
+
+    def _schema_of(self, table: str) -> str:
+        return str(scalar(self.state.connection, "select quote_ident((parse_ident(%s))[1])", table))
 
     def _check_positions(self, tables: Sequence[Sequence[Progress]]) -> None:
         """Error if the source has lost the state that an earlier run has copied."""

@@ -125,7 +125,7 @@ class Replica:
         self._registered_now = False
         self._asked = set(copy_again)
         self._on_drop = on_drop
-        self._wanted = set(copy_again)
+        self._wanted, self._missed = set(copy_again), set[int]()
         self._tell = tell
         policies = Policies.parse(on_conflict, on_error)
         with ExitStack() as stack:
@@ -273,6 +273,7 @@ class Replica:
             except psycopg.errors.UndefinedTable:  # a table has got another name, or has gone
                 if source_tables(self.source, self.queue, self.name) == taken:
                     raise
+                self.state.load()  # other tables may have been copied meanwhile
             except CaptureOffError:
                 if once:
                     raise
@@ -303,7 +304,7 @@ class Replica:
             )
         if unknown := sorted(self._wanted - there.keys()):
             raise GdqError(f"the replica has no table {', '.join(unknown)}", hint="Write schema.table.")
-        asked = resync | self._wanted
+        asked = resync | self._wanted | {name for name, table in there.items() if table.relid in self._missed}
         missing = [there[name] for name in sorted(there) if name in asked or there[name].relid not in self.state.names]
         if not missing:
             return False
@@ -323,6 +324,7 @@ class Replica:
             return True
         self._registered_now = False
         self._wanted.clear()
+        self._missed.clear()
         self._asked.clear()
         self._hand_over()
         return True
@@ -343,7 +345,7 @@ class Replica:
             try:
                 resynced(self.source, self.queue, self.name, str(table.relid), table.snapshot)
             except ResyncRequired:  # capture missed changes after the copy
-                self._wanted.add(table.table_name)
+                self._missed.add(table.relid)  # by then it may have another name in the source
             else:
                 self.state.handed_over(table.table_name)
 

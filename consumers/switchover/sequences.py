@@ -35,7 +35,7 @@ def _values(connection: Connection[Any], names: set[str]) -> dict[str, tuple[int
     found = {}
     for name in sorted(names):
         query = f"""select s.last_value, s.is_called, {_NEXT}, q.seqincrement
-                      from {name} s, pg_sequence q where q.seqrelid = %s::regclass"""
+                      from {name.replace("%", "%%")} s, pg_sequence q where q.seqrelid = %s::regclass"""
         [[last, is_called, following, increment]] = connection.execute(raw(query), [name]).fetchall()
         found[name] = (last, is_called, int(following), increment)
     return found

@@ -23,7 +23,7 @@ OURS = "('gdq'::regnamespace, 'gdq_log'::regnamespace)"
 
 # These run for every write or every DDL, where a SET costs too much: their bodies name no object without its schema.
 WITHOUT_PATH = re.compile(
-    r"gdq_log\.t\d+_q\d+_[a-z_]+|gdq_log\.q\d+_messages?|gdq\.ddl_guard|gdq\.apply_ddl|gdq\.insert_events?"
+    r"gdq_log\.t\d+_q\d+_[a-z_]+|gdq_log\.q\d+_messages?|gdq\.ddl_guard|gdq\.apply_ddl|gdq\.refresh(?:_group)?|gdq\.insert_events?"
 )
 
 # With the rights of the caller: they look at who that is, or make what takes the caller's own rights.
@@ -33,6 +33,12 @@ INVOKER = {
     "gdq.capture_role_guard",
     "gdq.grant_roles",
     "gdq.pin_settings",
+    # procedures that commit, which may have no other rights; the functions that they call check whose view it is
+    "gdq.refresh",
+    "gdq.refresh_group",
+    "gdq.refresh_compiled",
+    "gdq.target_position",
+    "gdq.move_target",
 }
 
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {

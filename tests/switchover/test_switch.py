@@ -81,6 +81,16 @@ def test_there_and_back(pair: Pair) -> None:
     assert pair.rows(pair.old, "select from pg_trigger where tgname = '!gdq_fence'") == []
 
 
+def test_a_sequence_with_a_percent_sign(pair: Pair) -> None:
+    pair.open_shop()
+    for place in (pair.old, pair.new):
+        pair.run(place, 'create sequence "disc%_s"')
+    pair.run(pair.old, "select gdq.add_sequence('shop', '\"disc%_s\"')", "select nextval('\"disc%_s\"')")
+    pair.done("switchover", "--prepare")
+    switch(pair)
+    assert pair.rows(pair.new, "select nextval('\"disc%_s\"')") == [(2,)]
+
+
 def test_what_keeps_from_switching(pair: Pair) -> None:
     pair.open_shop()
     pair.done("switchover", "--prepare")
