@@ -76,6 +76,12 @@ _RUNNING = """
 select array_agg(a.pid order by a.pid) from pg_stat_activity a
  where a.datname = current_database() and a.application_name = %s"""
 
+# The tables whose partition root or inheritance parent is not among them.
+_ROOTS = """
+select t.name, i.inhparent::regclass::text
+  from unnest(%s::text[]) t(name) join pg_inherits i on i.inhrelid = t.name::regclass
+ where i.inhparent::regclass::text <> all (%s::text[]) order by 1, 2"""
+
 
 def find_obstacles(pair: Pair, *, accepted: Collection[str] = (), max_lag: timedelta = MAX_LAG) -> list[Obstacle]:
     """What stands in the way of a switchover, errors first; `accepted`: left out, as CODE or CODE:OBJECT.
@@ -90,6 +96,7 @@ def find_obstacles(pair: Pair, *, accepted: Collection[str] = (), max_lag: timed
     return left(
         [
             *_flow(pair, consumer, max_lag),
+            *_taken(pair, tables),
             *_tables(pair, tables, captured),
             *_missing(tables, present),
             *_columns(pair, tables, captured),
@@ -140,6 +147,16 @@ def _flow(pair: Pair, consumer: ConsumerInfo, max_lag: timedelta) -> Iterator[Ob
             problem = "the consumer stays at the source, where no changes come after the switch"
             cure = f"Register it in the target before the switch: gdq register-consumer {pair.queue} {name}"
             yield warning("consumer_stays", name, problem, cure)
+
+
+def _taken(pair: Pair, tables: Sequence[str]) -> Iterator[Obstacle]:
+    """Of what the replica takes: nothing, or parts of tables."""
+    if not tables:
+        cure = f"gdq add-table {pair.queue} ..., then gdq replicate {pair.queue} {pair.replica} ..."
+        yield error("table_not_taken", pair.replica, "the replica takes no table: nothing would be switched", cure)
+    for name, root in pair.source.execute(_ROOTS, [list(tables), list(tables)]).fetchall():
+        problem = f"the replica does not take {root}, through which its rows are written, past the fence"
+        yield error("root_not_taken", name, problem, f"gdq add-table {pair.queue} {root}")
 
 
 def _tables(pair: Pair, tables: Sequence[str], captured: dict[str, TableInfo]) -> Iterator[Obstacle]:

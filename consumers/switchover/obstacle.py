@@ -65,7 +65,7 @@ CODES = frozenset(
     (
         *("not_prepared", "gdq_missing", "gdq_outdated", "event_triggers_missing"),
         *("replica_running", "lag", "conflicts", "dead_letters", "skipped_changes", "consumer_stays"),
-        *("table_not_taken", "unlogged_table", "table_not_copied", "capture_gap"),
+        *("table_not_taken", "root_not_taken", "unlogged_table", "table_not_copied", "capture_gap"),
         *("captured_always", "column_not_captured", "table_missing", "table_unlogged_there"),
         *("large_objects", "prepared_transaction", "lacking_rights"),
         *("column_missing", "column_differs", "constraint_missing", "index_missing", "trigger_missing"),

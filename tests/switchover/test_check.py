@@ -121,6 +121,26 @@ def test_capture_that_is_not_whole(pair: Pair) -> None:
     }
 
 
+def test_a_partition_without_its_root(pair: Pair) -> None:
+    pair.open_shop()
+    for place in (pair.old, pair.new):
+        pair.run(
+            place,
+            "create table log (id int primary key) partition by range (id)",
+            "create table log_1 partition of log for values from (0) to (100)",
+        )
+    pair.run(pair.old, "select gdq.add_table('shop', 'log_1')")
+    (found,) = [one for one in pair.obstacles() if one["code"] == "root_not_taken"]
+    assert found["object"] == "public.log_1"
+    assert found["cure"] == "gdq add-table shop public.log"
+
+
+def test_a_replica_without_tables(pair: Pair) -> None:
+    pair.run(pair.old, "select gdq.create_queue('shop')")
+    pair.gdq("replicate")
+    assert ("table_not_taken", "mirror") in pair.codes()
+
+
 def test_what_holds_locks_or_lags(pair: Pair) -> None:
     pair.open_shop()
     pair.run(pair.new, "create function f() returns trigger language plpgsql as 'begin return new; end'")
