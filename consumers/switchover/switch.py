@@ -163,8 +163,7 @@ def _switch(pair: Pair, here: SwitchoverState, options: SwitchOptions) -> Genera
             pass
         if forward.state.tick < tick:
             raise GdqError(f"the replica stands at tick {forward.state.tick}, before tick {tick}: nothing was changed")
-        if pair.tables() != tables:
-            raise GdqError("the replica takes other tables than before: nothing was changed", hint="Start again.")
+        _require_same(pair, tables)
         yield "drained"
         if options.compare:
             _compare(pair)
@@ -172,12 +171,19 @@ def _switch(pair: Pair, here: SwitchoverState, options: SwitchOptions) -> Genera
         sequences = set_sequences_ahead(pair)
         begin = _register_reverse(pair, tables)
         yield "reverse registered"
+        _require_same(pair, tables)  # a rule may have captured a table that was made meanwhile
         here = _commit(pair, holder, here, tables, begin, fence=options.fence)
         yield "switched"
         yield from _finish(pair, here)
         pause = round(time.monotonic() - started, 3)
         unregister_consumer(pair.source, pair.queue, pair.replica)
         return Switched(pair.queue, pair.replica, place(pair.target), tick, len(tables), sequences, pause)
+
+
+def _require_same(pair: Pair, tables: Sequence[str]) -> None:
+    """GdqError if the replica does not take these tables any more, or takes others too."""
+    if pair.tables() != tables:
+        raise GdqError("the replica takes other tables than before: nothing was changed", hint="Start again.")
 
 
 def _catch_up(forward: Replica) -> None:

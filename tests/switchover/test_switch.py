@@ -8,6 +8,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from gdq.consumers.switchover.switch import SwitchOptions, switch_steps
+from gdq.errors import GdqError
 from tests.support.programs import start_gdq
 from tests.support.server import Database
 from tests.support.waiting import until
@@ -89,6 +91,24 @@ def test_a_sequence_with_a_percent_sign(pair: Pair) -> None:
     pair.done("switchover", "--prepare")
     switch(pair)
     assert pair.rows(pair.new, "select nextval('\"disc%_s\"')") == [(2,)]
+
+
+def test_a_table_that_is_made_while_writers_wait(pair: Pair) -> None:
+    pair.open_shop()
+    pair.run(pair.old, "select gdq.add_new_tables('shop', '{public.*}')")
+    pair.done("switchover", "--prepare")
+    steps = switch_steps(pair.old.su_dsn, pair.new.su_dsn, "shop", "mirror", SwitchOptions())
+    while next(steps) != "reverse registered":
+        pass
+    pair.run(pair.old, "create table late (id int primary key)", "insert into late values (1)")
+    with pytest.raises(GdqError, match="takes other tables than before: nothing was changed"):
+        next(steps)
+    # writers go on where they were, and the next switch brings the table
+    pair.run(pair.old, "insert into late values (2)", "insert into orders (n) values (7)")
+    pair.done("replicate", "--create")
+    pair.done("switchover", "--prepare")
+    switch(pair)
+    assert pair.rows(pair.new, "select id from late order by 1") == [(1,), (2,)]
 
 
 def test_what_keeps_from_switching(pair: Pair) -> None:
