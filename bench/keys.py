@@ -99,7 +99,7 @@ def _both(
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def main(rows: int, keys: tuple[int, ...], rounds: int, *, as_json: bool) -> None:
     """Measure refreshes by keys beside full loads."""
-    computation._KEYS_MAX = 10**9
+    computation.KEYS_MAX = 10**9
     with EmbeddedServer(binaries=find_binaries(18), settings=SETTINGS) as server:
         found = measure(server, rows, keys, rounds)
     if as_json:

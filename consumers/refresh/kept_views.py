@@ -158,12 +158,13 @@ class KeptViews:
         if group is None:
             row = session.execute(_CALL, names, prepare=True).fetchone()
             if row is not None and row[0] is not None:
-                action, _, rows, delta_rows = row
-                done[names[0]] = CalledResult.of(action, rows, delta_rows)
+                action, _, rows, delta_rows, kind = row
+                done[names[0]] = CalledResult(action, kind, rows, delta_rows)
         else:
             _, results = session.execute(_CALL_GROUP, [group], prepare=True).fetchone() or (None, None)
             for one in results or ():
-                done[one["view_name"]] = CalledResult.of(one["action"], one["rows_changed"], one["delta_rows"])
+                told = (one[name] for name in ("action", "kind", "rows_changed", "delta_rows"))
+                done[one["view_name"]] = CalledResult(*told)
         if time.monotonic() - started > _SECONDS_MAX:
             for name in names:
                 self._kept.pop(name)

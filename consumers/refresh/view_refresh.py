@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 import psycopg
 from psycopg import Connection
@@ -72,11 +72,6 @@ class CalledResult:
     kind: EffortKind = "none"
     rows: int = 0
     delta_rows: int = 0
-
-    @classmethod
-    def of(cls, action: RefreshAction, rows: int, delta_rows: int) -> Self:
-        """What CALL gdq.refresh() says it did."""
-        return cls(action, "incremental" if delta_rows else "none", rows, delta_rows)
 
 
 class ViewRefresh:

@@ -123,6 +123,11 @@ class LogColumn:
         """True if equal values of the column are identical to the bit."""
         return self.collation is None and _EXACT.fullmatch(self.type) is not None
 
+    @property
+    def element(self) -> str:
+        """The type of the column's values in an array of them. An array cannot hold arrays of several lengths."""
+        return "text" if self.type.endswith("]") else self.type
+
     def image(self, new: bool) -> str | None:
         """The log column with the old or new value (for a key column of mode pk the key); None if there is none."""
         return (self.log_new if new else self.log_old) or self.log_key

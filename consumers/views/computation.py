@@ -40,8 +40,8 @@ from gdq.typed.pgtypes import READ_SETTINGS, base_type_name
 from gdq.view.table_schema import apply_view_settings, describe_query
 
 # 100,000 keys of two million rows cost 0.6 of a full load (python -m bench.keys), and statements repeat the keys.
-_KEYS_MAX = 100_000
-_KEYS_BYTES_MAX = 16 * 2**20
+KEYS_MAX = 100_000
+KEYS_BYTES_MAX = 16 * 2**20
 
 _TOKEN = re.compile(r"\bgdq_(keys|null)_(\d+)\b")
 
@@ -370,7 +370,7 @@ class Computation:
             keys = min(keys, self._with_keys(step.instead), key=self.sql.cost)
         rows = self.sql.rows(
             f"with q as materialized (select distinct k from ({keys}) as q(k) "
-            f"limit {_KEYS_MAX + 1}), "
+            f"limit {KEYS_MAX + 1}), "
             f"a as (select coalesce(array_agg(k) filter (where {is_not_null('k')}), '{{}}')::text as keys, "
             f"coalesce(bool_or({is_null('k')}), false) as null, count(*), "
             f"bool_or(pg_typeof(k)::text like '%[]') as nested, pg_typeof(array_agg(k)) as type from q) "
@@ -379,10 +379,10 @@ class Computation:
         )
         # the type's own name, since format_type's character[] reads as arrays of char(1)
         values, null, count, nested, _, kind = next(iter(rows), ("{}", False, 0, False, None, "text[]"))
-        if count > _KEYS_MAX:
-            raise NeedsFull(f"more than {_KEYS_MAX} keys changed")
-        if len(values) > _KEYS_BYTES_MAX:
-            raise NeedsFull(f"the keys that changed take more than {_KEYS_BYTES_MAX} bytes")
+        if count > KEYS_MAX:
+            raise NeedsFull(f"more than {KEYS_MAX} keys changed")
+        if len(values) > KEYS_BYTES_MAX:
+            raise NeedsFull(f"the keys that changed take more than {KEYS_BYTES_MAX} bytes")
         if nested:
             raise NeedsFull("a key is an array")
         self._keys[step.name] = KeySet("", values, kind, null)

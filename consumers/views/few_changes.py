@@ -77,6 +77,8 @@ class FewChanges:
         self.rows.target.hold(self.rows.output)
         made.task.tell("writing")
         rows = self._run(netted, changes)
+        if self._statement.cut:
+            made.sql.run(self._statement.cut)
         if made.task.audited:
             for one in netted:
                 made.temporary(one.name, one.literal())

@@ -10,16 +10,17 @@ The text of the statement depends on the view and the changed tables alone, so e
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from gdq.consumers.views.change_source import LogColumn, LoggedRows
 from gdq.consumers.views.difference import row_image_sql
-from gdq.consumers.views.kept_state import KeptSums, same_group
-from gdq.consumers.views.netting import as_part, netted_images_sql, netted_rows_sql
+from gdq.consumers.views.kept_state import KeptSums, KeptTop, kept_beside
+from gdq.consumers.views.netting import as_part, netted_images_sql, netted_rows_sql, part_hint
 from gdq.consumers.views.row_deletion import found_rows_sql
 from gdq.consumers.views.signals import ManyRows, NeedsFull, NeedsTables
+from gdq.consumers.views.state_parts import numbered, refused_sql, short_sql, shown_rows, state_parts
 from gdq.consumers.views.target_rows import TargetRows
 from gdq.errors import PlanError
 from gdq.plan.postgres import ChangePlan, PostgresPlan
@@ -77,20 +78,27 @@ class Netted:
         return f"gdq_delta_{self.number}"
 
     def select(self, arrays: Sequence[str]) -> str:
-        """SELECT of the changes from these arrays in SQL."""
-        types = [*(column.type for column in self.columns), "bigint"]
+        """SELECT of the changes from these arrays in SQL.
+
+        It has the text of whole rows where a table without a key is to be found by it.
+        """
+        types = [*(column.element for column in self.columns), "bigint"]
         typed = ", ".join(f"{array}::{kind}[]" for array, kind in zip(arrays, types, strict=True))
         names = [*(quote(column.name) for column in self.columns), quote(WEIGHT_COLUMN)]
-        collated = [f" collate {c.collation}" if c.collation else "" for c in self.columns]
-        shown = [f"d.{name}{collate} as {name}" for name, collate in zip(names, [*collated, ""], strict=True)]
-        return f"select {', '.join(shown)} from unnest({typed}) as d({', '.join(names)})"
-
-    def literal(self) -> str:
-        """The same from literals, with the text of whole rows where a table without a key is to be found by it."""
-        select = self.select([literal(array) for array in self.arrays])
+        # a value that passed through text is cast back
+        casts = [
+            f"{'' if c.element == c.type else f'::{c.type}'}{f' collate {c.collation}' if c.collation else ''}"
+            for c in self.columns
+        ]
+        shown = [f"d.{name}{cast} as {name}" for name, cast in zip(names, [*casts, ""], strict=True)]
+        select = f"select {', '.join(shown)} from unnest({typed}) as d({', '.join(names)})"
         if self.table.key:
             return select
         return f"select *, {row_image_sql(self.table.logged)} as __image from ({select}) as d"
+
+    def literal(self) -> str:
+        """The same from literals."""
+        return self.select([literal(array) for array in self.arrays])
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +110,10 @@ class FewStatement:
 
     def planned(self, changed: Sequence[str]) -> ChangePlan | None:
         """The plan after changes of these tables, if all of it can be one statement."""
-        plan, state = self.plan, self.plan.state
-        if plan.full or plan.top is not None or (state is not None and (state.order or state.extremes)):
+        if self.plan.full:
             return None
         try:
-            changes = plan.plan_changes(changed)
+            changes = self.plan.plan_changes(changed)
         except PlanError:
             return None
         if not isinstance(changes.outcome, SignedOutcome) or any(step.kind != "delta" for step in changes.steps):
@@ -122,10 +129,15 @@ class FewStatement:
             return False
         return "pg_temp" not in self.plan.query
 
-    def _sums(self) -> KeptSums:
-        state = self.plan.state
-        assert state is not None
-        return KeptSums(state, state.loose)
+    @property
+    def kept(self) -> KeptSums | KeptTop | None:
+        """What is kept beside the target."""
+        return kept_beside(self.plan, self.rows.target.state)
+
+    @property
+    def cut(self) -> str:
+        """The statement that comes after this one, which nothing waits for; empty for none."""
+        return self.kept.cut() if isinstance(self.kept, KeptTop) else ""
 
     def text(self, netted: Sequence[Netted], changes: ChangePlan) -> str:
         """The statement for these changes, with a parameter for each array; written once."""
@@ -144,31 +156,33 @@ class FewStatement:
         """The statement, with these arrays in SQL. `rows_max`: the most rows of the view that it may change, in SQL."""
         left = iter(arrays)
         parts = {one.name: one.select([next(left) for _ in one.arrays]) for one in netted}
-        parts |= {as_part(step.name): as_part(step.sql) for step in changes.steps}
+        parts |= {as_part(step.name): as_part(step.sql) for step in changes.steps if step.kind == "delta"}
         assert isinstance(changes.outcome, SignedOutcome)
-        rows, refused = as_part(changes.outcome.rows), "false"
-        if self.plan.state is not None:
-            kept = self._sums()
-            parts |= _state_parts(kept, self.rows.target.state, rows)
-            rows = _shown_rows(kept, len(self.rows.types))
-            if kept.plan.unnumbered:
-                refused = f"exists (select from gdq_sums where {kept.plan.unnumbered})"
+        return self.applied(parts, changes.outcome, rows_max)
+
+    def applied(self, parts: Mapping[str, str], outcome: SignedOutcome, rows_max: str) -> str:
+        """The statement over these parts of its WITH, of which `outcome` names one."""
+        kept, width, rows = self.kept, len(self.rows.types), as_part(outcome.rows)
+        if kept is None:
+            shown = f"select {', '.join([*numbered(width), 'w'])} from {rows} as r"
         else:
-            rows = f"select {', '.join([*_numbered(len(self.rows.types)), 'w'])} from {rows} as r"
-        parts |= self._target_parts(rows, rows_max)
-        written = ", ".join(f"{name} as ({part})" for name, part in parts.items())
+            parts = {**parts, **state_parts(kept, self.rows.target.state, rows)}
+            shown = shown_rows(kept, width)
+        parts = {**parts, **self._target_parts(shown, rows_max)}
+        written = ", ".join(f"{name} as {part_hint(name)}({part})" for name, part in parts.items())
         # after a function was replaced the text is another, as a session's plan may hold a value of the old one
         return (
             f"/* {self.plan.fingerprint()} */ "
             f"with {written} select (select n from gdq_expected), (select count(*) from gdq_deleted), "
-            f"(select count(*) from gdq_inserted), {refused}, not (select few from gdq_size)"
+            f"(select count(*) from gdq_inserted), {refused_sql(kept)}, "
+            f"not (select few from gdq_size) or {short_sql(kept)}"
         )
 
     def _target_parts(self, rows: str, rows_max: str) -> dict[str, str]:
         """The parts that change the target. All rows that went go before the first comes: a key may be unique."""
         table, types = self.rows.target.table, self.rows.types
         found = found_rows_sql(table, [column.name for column in types], self.plan.match, "gdq_few")
-        names = ", ".join(_numbered(len(types)))
+        names = ", ".join(numbered(len(types)))
         return {
             "gdq_out": netted_rows_sql(types, rows),
             # a plan for few rows may look through the whole target for each
@@ -204,10 +218,6 @@ def _arrays_of(netted: Sequence[Netted]) -> int:
     return sum(len(one.arrays) for one in netted)
 
 
-def _numbered(width: int) -> list[str]:
-    return [f"c{n}" for n in range(1, width + 1)]
-
-
 def netting_sql(table: UsedTable, rows: LoggedRows) -> str:
     """SELECT of one row: the changes seen in the log, the netted ones, are they small, and their columns as arrays.
 
@@ -229,46 +239,3 @@ def netting_sql(table: UsedTable, rows: LoggedRows) -> str:
              a as (select {arrays} from net as d where (select small from sized))
         select (select n from seen), sized.n, sized.small and fits.small, {shown}
           from sized, a, lateral (select {length} <= {_SENT_BYTES} as small) as fits"""
-
-
-def _state_parts(kept: KeptSums, state: str, rows: str) -> dict[str, str]:
-    """The parts that add signed rows to the state: what is added, and the groups that it touches, before and after.
-
-    Without groups the state is one row, which never goes.
-    """
-    keys, numbers = [*kept.keys], [*kept.numbers]
-    listed, same = ", ".join([*keys, *numbers]), same_group(keys)
-    some = " or ".join(f"{name} <> 0" for name in numbers)
-    before = ", ".join(f"s.{name}" for name in [*keys, *numbers])
-    totals = [f"sum({name})::{'numeric' if name[0] == 's' else 'bigint'} as {name}" for name in numbers]
-    added = ", ".join(f"{name} = s.{name} + d.{name}" for name in numbers)
-    values = ", ".join(f"d.{name}" for name in [*keys, *numbers])
-    touched, grouped = "", ""
-    if keys:
-        touched = f" join (select distinct {', '.join(kept.groups)} from gdq_sums) as d on {same_group(kept.groups)}"
-        grouped = f" group by {', '.join(keys)} having sum(n) <> 0"
-    parts = {
-        "gdq_sums": f"select * from ({kept.sums(rows)}) as s where {some}",
-        "gdq_before": f"select {before} from {state} as s{touched}",
-        "gdq_after": f"""
-            select {", ".join([*keys, *totals])}
-              from (select {listed} from gdq_before union all select {listed} from gdq_sums) as r{grouped}""",
-        "gdq_summed": f"""
-            update {state} as s set {added} from gdq_sums as d where {same}{" and s.n + d.n <> 0" if keys else ""}""",
-        "gdq_begun": f"""
-            insert into {state} ({listed})
-            select {values} from gdq_sums as d where not exists (select from gdq_before as s where {same})""",
-    }
-    if keys:
-        parts["gdq_emptied"] = f"delete from {state} as s using gdq_sums as d where {same} and s.n + d.n = 0"
-    return parts
-
-
-def _shown_rows(kept: KeptSums, width: int) -> str:
-    """SELECT of the view's rows of the touched groups: as they are with weight 1, as they were with -1."""
-    names = ", ".join(_numbered(width))
-    after, before = kept.shown("gdq_after", ""), kept.shown("gdq_before", "")
-    return (
-        f"select {names}, 1 as w from ({after}) as a({names}) "
-        f"union all select {names}, -1 as w from ({before}) as b({names})"
-    )

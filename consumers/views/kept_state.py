@@ -17,6 +17,7 @@ from gdq.consumers.views.signals import Diverged, NeedsFull
 from gdq.consumers.views.target import try_target_index
 from gdq.consumers.views.target_rows import TargetRows
 from gdq.plan.kept_state import StatePlan
+from gdq.plan.postgres import PostgresPlan
 from gdq.plan.spark.parts import Detail
 from gdq.plan.top import TopPlan
 
@@ -190,14 +191,19 @@ class KeptTop:
     def settle(self) -> list[str]:
         """Statements after a change: fill the state anew if it has too few rows, cut it if it has too many."""
         table, listed = self.table, f"{self._columns}, image, n"
-        kept, nothing = self.plan.kept, f"not exists (select from {table})"
-        many = f"(select count(*) from {table}) > {2 * kept}"
-        ranked = f"select image, rank() over (order by {self.plan.order}) as place from {table}"
+        nothing = f"not exists (select from {table})"
         return [
             f"delete from {table} where (select coalesce(sum(n), 0) from {table}) < {self.plan.last}",
             f"insert into {table} ({listed}) select {listed} from ({self.whole()}) as q where {nothing}",
-            f"delete from {table} where {many} and image in (select image from ({ranked}) as q where place > {kept})",
+            self.cut(),
         ]
+
+    def cut(self) -> str:
+        """The statement that takes rows from a state with too many, which none of the view's are."""
+        table, kept = self.table, self.plan.kept
+        many = f"(select count(*) from {table}) > {2 * kept}"
+        ranked = f"select image, rank() over (order by {self.plan.order}) as place from {table}"
+        return f"delete from {table} where {many} and image in (select image from ({ranked}) as q where place > {kept})"
 
     def shown(self, state: str, touched: str) -> str:
         columns = ", ".join(f"s.{name}" for name in self.plan.columns[: self.plan.shown])
@@ -217,6 +223,13 @@ class KeptTop:
 # SELECT of the additions to the state from signed rows (c1, c2, ..., w). shown(state, touched) is the SELECT of the
 # view's rows from the table `state` as s; `touched` is a join with the changed groups or "".
 KeptContents = KeptSums | KeptValues | KeptTop
+
+
+def kept_beside(plan: PostgresPlan, state: str) -> KeptSums | KeptTop | None:
+    """What a plan keeps in the table `state` beside the target; None for a plan without state."""
+    if plan.state is not None:
+        return KeptSums(plan.state, plan.state.loose)
+    return KeptTop(plan.top, state) if plan.top is not None else None
 
 
 @dataclass(frozen=True, slots=True)

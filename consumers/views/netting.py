@@ -34,17 +34,22 @@ def as_part(text: str, parts: Mapping[str, str] | None = None) -> str:
     return _PART.sub(lambda found: found[1] if parts is None or found[1] in parts else found[0], text)
 
 
-def with_parts(select: str, parts: dict[str, str]) -> str:
+def with_parts(select: str, parts: Mapping[str, str]) -> str:
     """A SELECT, with those of the parts that it reads in WITH. A part may read those before it."""
     needed: list[str] = []
-    for name in reversed(parts):
+    for name in reversed([*parts]):
         if re.search(rf"\b{name}\b", " ".join([select, *(parts[other] for other in needed)])):
             needed.append(name)
     if not needed:
         return select
-    # conditions on a table as it was go down to the table
-    heads = {name: "" if name.startswith("gdq_delta") else "not materialized " for name in needed}
-    return f"with {', '.join(f'{name} as {heads[name]}({parts[name]})' for name in reversed(needed))} {select}"
+    if select.startswith("with "):
+        select = f"select * from ({select}) as q"
+    return f"with {', '.join(f'{name} as {part_hint(name)}({parts[name]})' for name in reversed(needed))} {select}"
+
+
+def part_hint(name: str) -> str:
+    """What stands before a part in WITH: conditions on a table as it was go down to the table."""
+    return "not materialized " if name.startswith(("gdq_old_", "gdq_any_")) else ""
 
 
 def netted_images_sql(table: UsedTable, images: str, *, exact: bool) -> str:

@@ -13,7 +13,7 @@ from gdq.consumers.views.computation import Computation
 from gdq.consumers.views.difference import Difference
 from gdq.consumers.views.engine import EngineEffort
 from gdq.consumers.views.few_changes import FewChanges
-from gdq.consumers.views.kept_state import KeptState, KeptSums, KeptTop
+from gdq.consumers.views.kept_state import KeptState, KeptSums, KeptTop, kept_beside
 from gdq.consumers.views.signals import NeedsFull
 from gdq.consumers.views.target_rows import TargetRows
 from gdq.plan.steps import SignedOutcome
@@ -90,11 +90,7 @@ class PostgresEngine:
 
     @property
     def _kept(self) -> KeptSums | KeptTop | None:
-        """What the plan keeps beside the target."""
-        plan = self.computation.plan
-        if plan.state is not None:
-            return KeptSums(plan.state, plan.state.loose)
-        return KeptTop(plan.top, self.rows.target.state) if plan.top is not None else None
+        return kept_beside(self.computation.plan, self.rows.target.state)
 
     def _state(self, kept: KeptSums | KeptTop) -> KeptState:
         made = self.computation

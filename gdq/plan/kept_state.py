@@ -48,20 +48,31 @@ class StateExtreme:
     column: str
 
     def follow(self, state: str, rows: str, value: str, source: str) -> str:
-        """The statement that updates the state's value from signed rows with the column `value`.
+        """The statement that updates the state's value from signed rows with the column `value`."""
+        return (
+            f"with net as materialized ({self.net(rows, value)}) "
+            f"update {state} as s set {self.column} = {self.after(f's.{self.column}', 'net', source)} "
+            f"where exists (select from net)"
+        )
+
+    def net(self, rows: str, value: str) -> str:
+        """SELECT of the values x that came or went, with their weights w."""
+        return (
+            f"select r.{value} as x, sum(r.w) as w from {rows} as r "
+            f"where {is_not_null(f'r.{value}')} group by r.{value}, r.{value}::text having sum(r.w) <> 0"
+        )
+
+    def after(self, held: str, net: str, source: str) -> str:
+        """The extreme value after the changes of the relation `net`, from the value before.
 
         If the extreme value itself was deleted, the new one is looked up in `source`, the query's FROM and WHERE: by
         an index if there is one, else by reading all rows.
         """
         compare, better = ("<=", "least") if self.kind == "min" else (">=", "greatest")
-        held, counts = f"s.{self.column}", is_not_null(f"r.{value}")
         return (
-            f"with net as materialized (select r.{value} as x, sum(r.w) as w from {rows} as r "
-            f"where {counts} group by r.{value}, r.{value}::text having sum(r.w) <> 0) "
-            f"update {state} as s set {self.column} = "
-            f"case when exists (select from net where w < 0 and x {compare} {held}) "
+            f"case when exists (select from {net} where w < 0 and x {compare} {held}) "
             f"then (select {self.kind}({render_sql(self.expression)}) {source}) "
-            f"else {better}({held}, (select {self.kind}(x) from net where w > 0)) end where exists (select from net)"
+            f"else {better}({held}, (select {self.kind}(x) from {net} where w > 0)) end"
         )
 
 
@@ -114,7 +125,7 @@ class StatePlan:
             names += [f"n{n}", f"s{n}"] if argument.summed else [f"n{n}"]
         return names
 
-    def _valued(self) -> list[tuple[StateExtreme, str]]:
+    def valued_extremes(self) -> list[tuple[StateExtreme, str]]:
         """The extremes, each with the column of rows() that has its values."""
         first = len(self.groups) + len(self.arguments) + 1
         return [(extreme, f"c{n}") for n, extreme in enumerate(self.extremes, first)]
@@ -126,12 +137,14 @@ class StatePlan:
 
     def whole(self) -> str:
         """SELECT of the whole state from the tables."""
-        extremes = "".join(f", {extreme.kind}({value}) as {extreme.column}" for extreme, value in self._valued())
+        extremes = "".join(
+            f", {extreme.kind}({value}) as {extreme.column}" for extreme, value in self.valued_extremes()
+        )
         return self.sums(self.rows(), extremes)
 
     def follow_extremes(self, state: str, rows: str) -> list[str]:
         """The statements that update the extremes in the table `state` from signed rows."""
-        return [extreme.follow(state, rows, value, self.source) for extreme, value in self._valued()]
+        return [extreme.follow(state, rows, value, self.source) for extreme, value in self.valued_extremes()]
 
     def sums(self, rows: str, extremes: str = "", also: Sequence[str] = ()) -> str:
         """SELECT of the sums over signed rows (c1, c2, ..., w), to add to the state. `also`: further group columns."""

@@ -1,14 +1,14 @@
--- finish_compiled_refresh(view, position, group_name, started, action, reason, rows_changed, delta_rows, rows_read):
+-- finish_compiled_refresh(view, position, group_name, started, kind, reason, rows_changed, delta_rows, rows_read):
 -- ends the refresh that begin_compiled_refresh() has begun in this transaction: the consumer moves to the
 -- transaction's snapshot, and the view has one more run in its history.
---   position: the target's before. group_name: the group that is refreshed. started: when. action: delta or full.
---   reason: why it was loaded in full. rows_changed: deleted plus inserted. delta_rows: netted changes. rows_read: of
---   the tables.
+--   position: the target's before. group_name: the group that is refreshed. started: when. kind: as view_history() has
+--   it. reason: why it was loaded in full. rows_changed: deleted plus inserted. delta_rows: netted changes. rows_read:
+--   of the tables.
 -- Result: the position of the transaction's snapshot, which the target gets in the same transaction. Writes: tick,
 -- position, view_run, view, subscription_resync. Errors: 25001; 42704; 42501; 40001 and GDQ01 when another refresh has
 -- moved the consumer; 55000 when the server has lost transactions.
 create or replace function gdq.finish_compiled_refresh(view text, "position" text, group_name text,
-  started timestamptz, action text, reason text, rows_changed bigint, delta_rows bigint, rows_read bigint) returns text
+  started timestamptz, kind text, reason text, rows_changed bigint, delta_rows bigint, rows_read bigint) returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_variable
@@ -18,11 +18,12 @@ declare
   id integer := gdq.own_subscription(queue_name, v.consumer_name);
   pos gdq.position := gdq.position_of(id);
   seen pg_snapshot := pg_current_snapshot();
+  action text := case when kind = 'full' then 'full' else 'delta' end;
   seconds double precision := extract(epoch from clock_timestamp() - started);
   made gdq.tick;
 begin
   perform gdq.require_repeatable_read();
-  if action = 'delta' and gdq.position_text(v.queue_id, pos.tick_id, pos.snapshot) is distinct from "position" then
+  if kind <> 'full' and gdq.position_text(v.queue_id, pos.tick_id, pos.snapshot) is distinct from "position" then
     raise exception 'view "%" is not at position %', view, "position"
       using errcode = 'GDQ01', hint = 'Another refresh has moved it.';
   elsif not gdq.snapshot_le(pos.snapshot, seen) then
@@ -41,8 +42,8 @@ begin
   insert into gdq.view_run (view_id, group_name, started_at, finished_at, action, reason, kind, rows_changed,
                             delta_rows, rows_read, work_seconds, snapshot_from, snapshot_to)
     values (v.view_id, group_name, started, clock_timestamp(), action, case when action = 'full' then reason end,
-            case when action = 'full' then 'full' when delta_rows > 0 then 'incremental' else 'none' end,
-            rows_changed, delta_rows, rows_read, seconds, case when action = 'delta' then pos.snapshot end, seen);
+            kind, rows_changed, delta_rows, rows_read, seconds,
+            case when action = 'delta' then pos.snapshot end, seen);
   if action = 'full' then
     insert into gdq.subscription_resync (subscription_id, relid, kind, snapshot)
       select id, c.relid, 'copied', seen from gdq.cut_tables(id) c;

@@ -3,7 +3,8 @@
 -- load: as for refresh(). group_name: the group that is refreshed.
 -- Result, writes and errors: as refresh().
 create or replace function gdq.refresh_compiled(view text, compiled gdq.compiled_view, load boolean,
-  group_name text default null, out action text, out reason text, out rows_changed bigint, out delta_rows bigint)
+  group_name text default null, out action text, out reason text, out rows_changed bigint, out delta_rows bigint,
+  out kind text)
 language plpgsql volatile set search_path = pg_catalog, pg_temp set row_security = off
 as $$
 declare
@@ -18,6 +19,7 @@ begin
     from gdq.begin_compiled_refresh(view, place, compiled.auditable and not load, group_name) b;
   if since.segments = '{}' then
     action := 'none';
+    kind := 'none';
     rows_changed := 0;
     delta_rows := 0;
     return;
@@ -28,7 +30,7 @@ begin
     begin
       reason := null;
       execute 'select c.* from ' || compiled.changes || '($1, $2, $3, $4) c'
-        into delta_rows, rows_changed, rows_read using since.xmax, since.running, since.segments, most;
+        into delta_rows, rows_changed, rows_read, kind using since.xmax, since.running, since.segments, most;
     exception when data_exception or syntax_error_or_access_rule_violation or feature_not_supported
                 or integrity_constraint_violation or program_limit_exceeded or raise_exception then
       delta_rows := null;
@@ -45,11 +47,12 @@ begin
                                     else 'many changes' end);
     execute 'select l.* from ' || compiled.load || '() l' into rows_changed, rows_read;
     action := 'full';
+    kind := 'full';
   else
     return;
   end if;
   perform gdq.move_target(view, compiled, place,
-    gdq.finish_compiled_refresh(view, place, group_name, started, action, reason, rows_changed, delta_rows, rows_read));
+    gdq.finish_compiled_refresh(view, place, group_name, started, kind, reason, rows_changed, delta_rows, rows_read));
 end
 $$;
 comment on function gdq.refresh_compiled(text, gdq.compiled_view, boolean, text) is

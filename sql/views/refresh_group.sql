@@ -1,7 +1,7 @@
 -- CALL gdq.refresh_group(group_name, load): refreshes the views of a stored group together, as gdq.refresh() does one:
 -- all show the same snapshot. load: as for refresh(); if it is false and a view needs a load, nothing is done.
 -- Result: rows_changed of all, NULL if nothing was done; and results, an array of the views' view_name, action, reason,
--- rows_changed and delta_rows. Writes and errors: as gdq.refresh(); 42704 for no such group.
+-- rows_changed, delta_rows and kind. Writes and errors: as gdq.refresh(); 42704 for no such group.
 create or replace procedure gdq.refresh_group(group_name pg_catalog.text, load pg_catalog.bool default true,
   inout rows_changed pg_catalog.int8 default null, inout results pg_catalog.jsonb default null)
 language plpgsql

@@ -37,7 +37,7 @@ def main() -> int:
     free = [
         # runs the caller's commands with the caller's search_path
         "gdq.apply_ddl(queue text,ddl text,tables regclass[])",
-        f"gdq.refresh(view pg_catalog.text,load boolean,{told},{counts})",
+        f"gdq.refresh(view pg_catalog.text,load boolean,{told},{counts},INOUT kind pg_catalog.text)",
         f"gdq.refresh_group(group_name pg_catalog.text,load boolean,{results})",
     ]
     options = {"ignore": ["PS003"], "ignore_lang": [], "sql_fn": [], "proc_without_search_path": free}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gdq.consumers.refresh.refresher import Refresher
-from gdq.consumers.views import computation
+from gdq.consumers.views import compiled_changes, computation
 from gdq.view.cost import BY_COST, choose_by_cost
 from gdq.view.view import ViewRun, create_view, view_history
 from tests.support.server import Database
@@ -165,8 +165,9 @@ def test_what_is_expected_to_cost_more_is_not_done(db: Database) -> None:
 
 
 def test_more_keys_than_statements_take_are_not_followed(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(computation, "_KEYS_MAX", 10)
-    monkeypatch.setattr(computation, "_KEYS_BYTES_MAX", 100)
+    for module in (computation, compiled_changes):
+        monkeypatch.setattr(module, "KEYS_MAX", 10)
+        monkeypatch.setattr(module, "KEYS_BYTES_MAX", 150)
     table = "create table item (id int primary key, k text)"
     for shop in make_shop(db, [table, "insert into item select i, 'k' || i from generate_series(1, 100) i"]):
         shop.capture("item")
@@ -177,7 +178,7 @@ def test_more_keys_than_statements_take_are_not_followed(db: Database, monkeypat
             for change, action, reason in (
                 ("update item set id = id + 1000 where id <= 10", "delta", None),
                 ("update item set id = id + 1000 where id <= 21", "full", "more than 10 keys changed"),
-                ("update item set k = repeat(k, 40) where id = 50", "full", "the keys that changed take more than"),
+                ("update item set k = repeat(k, 80) where id = 50", "full", "the keys that changed take more than"),
             ):
                 shop.execute(change)
                 result = refresher.refresh("v")

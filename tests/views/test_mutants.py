@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from gdq.consumers.refresh.refresher import Refresher
-from gdq.consumers.views import compiled_view, computation, few_statement, netting
+from gdq.consumers.views import compiled_changes, computation, few_statement, netting, state_parts
 from gdq.plan import delta as plan_incremental
 from gdq.plan import filter as plan_filter
 from gdq.plan import kept_state as plan_state
@@ -29,6 +29,9 @@ QUERIES = {
     "extremes": "select min(id) as low, max(id) as top from l",
     "without": "select l.id from l where not exists (select from r where r.k = l.k)",
     "unmatched": "select l.id from l left join r on r.k = l.k where r.id is null or r.id > 100",
+    "sums": "select k, count(*) as n, sum(id) as ids from l group by k",
+    "copies": "select k from l",
+    "first": "select id, k from l order by id limit 2",
 }
 # Deleted on both sides at once, NULL keys, rows changed twice and back.
 CHANGES = [
@@ -39,6 +42,9 @@ CHANGES = [
     "update l set k = null where id = 3; update r set k = 3 where k is null",
     "delete from l where k is null",
     "delete from r where id = 5",
+    "insert into l select i, 7 from generate_series(40, 200) i",
+    "delete from l where id < 150",
+    "insert into l values (1, 2)",
 ]
 
 Mutation = Callable[[pytest.MonkeyPatch], None]
@@ -64,7 +70,7 @@ def without_netting(patch: pytest.MonkeyPatch) -> None:
         net = healthy(table, images, exact=exact)
         return re.sub(r'sum\("__gdq_weight"\)( over \(partition by __image\))?', 'max("__gdq_weight")\\1', net)
 
-    for module in (computation, compiled_view, few_statement):
+    for module in (computation, compiled_changes, few_statement):
         patch.setattr(module, "netted_images_sql", netted_once)
 
 
@@ -82,10 +88,40 @@ def with_padded_rows_left_out(patch: pytest.MonkeyPatch) -> None:
 
 def with_extremes_that_stay(patch: pytest.MonkeyPatch) -> None:
     """A least value that went is not looked up anew."""
-    healthy = plan_state.StateExtreme.follow
+    healthy = plan_state.StateExtreme.after
     patch.setattr(
-        plan_state.StateExtreme, "follow", lambda self, *names: healthy(self, *names).replace("w < 0", "false")
+        plan_state.StateExtreme, "after", lambda self, *names: healthy(self, *names).replace("w < 0", "false")
     )
+
+
+def with_groups_that_stay(patch: pytest.MonkeyPatch) -> None:
+    """The state keeps what it knows of a group without rows."""
+    healthy = state_parts.state_parts
+    kept = lambda *args: {name: part for name, part in healthy(*args).items() if name != "gdq_emptied"}  # noqa: E731
+    patch.setattr(few_statement, "state_parts", kept)
+
+
+def with_one_of_each(patch: pytest.MonkeyPatch) -> None:
+    """Equal rows that come together come once."""
+    healthy = few_statement.FewStatement._target_parts
+    patch.setattr(
+        few_statement.FewStatement,
+        "_target_parts",
+        lambda self, *args: {
+            name: part.replace("generate_series(1, net)", "generate_series(1, 1)")
+            for name, part in healthy(self, *args).items()
+        },
+    )
+
+
+def with_null_keys_that_stay(patch: pytest.MonkeyPatch) -> None:
+    """Rows of the key NULL are not replaced."""
+    patch.setattr(compiled_changes, "_among", lambda column, keys: f"{column} = any ({keys})")
+
+
+def with_few_first_rows(patch: pytest.MonkeyPatch) -> None:
+    """A state that has too few rows left is not filled anew."""
+    patch.setattr(few_statement, "short_sql", lambda _: "false")
 
 
 @contextmanager
@@ -141,6 +177,10 @@ def test_healthy_views_are_exact(db: Database) -> None:
         (without_netting, "joined"),
         (with_new_as_old, "without"),
         (with_padded_rows_left_out, "unmatched"),
+        (with_groups_that_stay, "sums"),
+        (with_one_of_each, "copies"),
+        (with_null_keys_that_stay, "groups"),
+        (with_few_first_rows, "first"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
