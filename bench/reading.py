@@ -192,7 +192,7 @@ def _read(connection: Connection, place: Place, way: str, many: int, end: _End) 
             reader.stdin.write("go\n")
             reader.stdin.flush()
         told = [_result(way, reader) for reader in readers]
-        _wait_for_sessions(connection)
+        wait_for_sessions(connection)
         server = server_cpu(connection) - before
     finally:
         for reader in readers:
@@ -221,7 +221,8 @@ def _complaint(reader: subprocess.Popen[str]) -> str:
     return (said.strip() or "ended without a word").splitlines()[-1]
 
 
-def _wait_for_sessions(connection: Connection) -> None:
+def wait_for_sessions(connection: Connection) -> None:
+    """Wait until no other session is left: what it used is known to the server's first process then."""
     wait_for(
         "sessions to end",
         "select 1 where not exists (select from pg_stat_activity"

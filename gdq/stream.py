@@ -15,7 +15,7 @@ from psycopg.types.json import set_json_loads
 
 from gdq.call import one_round_trip
 from gdq.errors import mapped_errors
-from gdq.event_rows import FETCH_ROWS, EventChoice, EventPart, decode_events
+from gdq.event_rows import FETCH_ROWS, EventChoice, EventPart, EventParts, decode_events
 from gdq.member import DEAD_AFTER
 from gdq.qualified_sql import qualified
 from gdq.source import Event
@@ -150,9 +150,19 @@ def read_events(connection: Connection[Any], batch_id: int, token: object, choic
     with mapped_errors():
         if parts.first is not None:
             parts.first.add(_rows(first))
-        while (wanted := parts.wanted()) or parts.left():
-            _fetch_parts(connection, wanted)
-            yield from parts.take()
+        yield from _read_parts(connection, parts)
+
+
+def read_other_events(connection: Connection[Any], batch_id: int, token: object) -> Iterator[Event]:
+    """The events of an open batch that are not in the logs of tables: TRUNCATE, DDL, gaps and messages, and retries.
+
+    The rows of tables are not read, but for those of tables with more columns than a SELECT may have.
+    """
+    values = EventChoice("new", ()).values(_new_name())
+    with mapped_errors():
+        listed = connection.cursor(row_factory=tuple_row).execute(_OPEN_EVENTS, [batch_id, token, *values]).fetchall()
+        if others := [row for row in listed if row[1] != "rows"]:
+            yield from _read_parts(connection, EventChoice("new", ()).parts(others))
 
 
 async def read_events_async(
@@ -176,6 +186,12 @@ async def read_events_async(
                 part.add(rows)
             for event in parts.take():
                 yield event
+
+
+def _read_parts(connection: Connection[Any], parts: EventParts) -> Iterator[Event]:
+    while (wanted := parts.wanted()) or parts.left():
+        _fetch_parts(connection, wanted)
+        yield from parts.take()
 
 
 def _fetch_parts(connection: Connection[Any], parts: Sequence[EventPart]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Generator, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from psycopg import Connection
 
 from gdq.batch import Batch
+from gdq.batch_state import refuse_gap
 from gdq.call import scalar
 from gdq.consumer import Consumer, register_consumer, seek
 from gdq.consumers.spool.store import Manifest, SpoolFile, SpoolStore, range_name, table_path
@@ -23,12 +24,14 @@ from gdq.era import check_position, position
 from gdq.errors import GdqError, ResyncRequired
 from gdq.qualified_sql import qualified
 from gdq.source import Position, iso_utc
+from gdq.stream import read_other_events
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 # A batch costs a file for each table: it joins the changes of many ticks.
 MAX_EVENTS = 500_000
+EVERY_SECONDS = 1.0
 
 _LOCK_SECONDS = 30.0
 _PAUSE_SECONDS = 0.2
@@ -59,12 +62,14 @@ def spool_batches(
     stop: Callable[[], bool] = lambda: False,
     keep: timedelta | None = None,
     max_events: int = MAX_EVENTS,
+    every: float = EVERY_SECONDS,
     as_text: Collection[str] = (),
 ) -> Generator[SpooledBatch, None, None]:
     """Write the batches of a consumer into `folder`, a path or URI, and yield what was written of each.
 
     A new folder's consumer is registered unless it is; it begins at its position. `keep`: batches that are older are
-    removed, but for the last; None: none is. `as_text`: columns to write as text.
+    removed, but for the last; None: none is. `every`: unless `once`, seconds from the begin of a batch to that of the
+    next, at least. `as_text`: columns to write as text.
     """
     store = SpoolStore(folder)
     connection.autocommit = True
@@ -80,7 +85,8 @@ def spool_batches(
             if batch.tick_from == batch.tick_to:
                 continue  # retries, which somebody has put aside
             started = time.monotonic()
-            last = _write(batch, store, after, as_text, is_first=last is None)
+            with _gaps_told(batch):
+                last = _write(batch, store, after, as_text, is_first=last is None)
             batch.commit()
             after = last.position
             rows, tables = sum(file.rows for file in last.files), {file.table for file in last.files}
@@ -88,6 +94,8 @@ def spool_batches(
             yield SpooledBatch(last.tick_from, last.tick_to, len(tables), rows, len(last.events), seconds)
             if keep is not None:
                 remove_before(store, last.time - keep)
+            while not once and not stop() and (left := started + every - time.monotonic()) > 0:
+                time.sleep(min(left, _PAUSE_SECONDS))
 
 
 def remove_before(store: SpoolStore, until: datetime) -> int:
@@ -140,7 +148,7 @@ def _go_on(connection: Connection[Any], queue: str, consumer: str, store: SpoolS
 
 
 def _write(batch: Batch, store: SpoolStore, after: str, as_text: Collection[str], *, is_first: bool) -> Manifest:
-    """Write a batch's files, then its manifest."""
+    """Write a batch's files, then its manifest; ResyncRequired if changes are missing."""
     tick_from = Position.parse(after).tick
     if batch.tick_from not in (None, tick_from):
         raise GdqError(f"the consumer was moved to tick {batch.tick_from}, spool {store.folder} ends at {tick_from}")
@@ -181,12 +189,26 @@ def _write_rows(
 
 def _events(batch: Batch) -> list[dict[str, Any]]:
     """The changes of a batch that no row shows; ResyncRequired if changes are missing."""
+    found = []
+    for event in read_other_events(batch.connection, batch.id, batch.token):
+        refuse_gap(event)
+        if event.op not in _ROW_OPS and not event.retries:
+            found.append({"id": event.id, "op": event.op, "table": event.table, "data": event.in_json().new})
+    return found
+
+
+@contextmanager
+def _gaps_told(batch: Batch) -> Iterator[None]:
+    """ResyncRequired with what to do about it, also for rows that are a gap themselves."""
     try:
-        return [
-            {"id": event.id, "op": event.op, "table": event.table, "data": event.in_json().new}
-            for event in batch.events(images="new", columns=())
-            if event.op not in _ROW_OPS and not event.retries
-        ]
+        try:
+            yield
+        except (OSError, GdqError) as error:
+            if isinstance(error, OSError) or isinstance(error.__cause__, OSError):
+                # the driver of Arrow does not say which error of the server it was: the events do
+                for event in batch.events(images="new", columns=()):
+                    refuse_gap(event)
+            raise
     except ResyncRequired as error:
         raise ResyncRequired(
             f"{error}, and a spool has no rows of a copy",

@@ -14,7 +14,7 @@ import gdq.ticker
 from gdq.cli import base
 from gdq.cli.queue_command import queue_command
 from gdq.cli.terminal import printable
-from gdq.consumers.spool.writer import MAX_EVENTS, spool_batches
+from gdq.consumers.spool.writer import EVERY_SECONDS, MAX_EVENTS, spool_batches
 from gdq.json_text import json_text
 
 
@@ -33,6 +33,14 @@ from gdq.json_text import json_text
     metavar="N",
     help="Join ticks into batches of at most this many events; a single tick is never divided.",
 )
+@click.option(
+    "--every",
+    type=base.Seconds(),
+    default=EVERY_SECONDS,
+    show_default=True,
+    metavar="SECONDS",
+    help="From the begin of a batch to that of the next, at least: more make fewer and larger files.",
+)
 @click.option("--as-text", metavar="C1,C2", help="Columns whose values Arrow's type cannot hold, to write as text.")
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each batch.")
 @base.dsn_option
@@ -44,6 +52,7 @@ def spool_command(
     once: bool,
     keep: float | None,
     max_events: int,
+    every: float,
     as_text: str | None,
     as_json: bool,
     dsn: str | None,
@@ -70,6 +79,7 @@ def spool_command(
             stop=stop,
             keep=None if keep is None else timedelta(seconds=keep),
             max_events=max_events,
+            every=every,
             as_text=base.split_names(as_text) or (),
         )
         for batch in batches:

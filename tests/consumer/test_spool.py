@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import FrameType
+from time import monotonic
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -22,6 +23,8 @@ import pytest
 
 import gdq
 from gdq.consumers.spool import store, writer
+from gdq.installer.install import install
+from tests.support.managed import ManagedDatabase
 from tests.support.programs import gdq as gdq_program
 from tests.support.server import Database
 from tests.support.waiting import SECONDS
@@ -324,6 +327,41 @@ def test_a_gap_in_capture_ends_the_spool(shop: Shop) -> None:
     for _ in range(2):
         with pytest.raises(gdq.ResyncRequired, match=r"has a gap in its capture: why, and a spool has no rows"):
             shop.spool()
+
+
+def test_a_row_that_capture_had_not_followed_ends_the_spool(managed_db: ManagedDatabase, tmp_path: Path) -> None:
+    """Such a row is a gap, although it stands among the rows that the spool reads as rows only."""
+    install(managed_db.dsn)
+    managed_db.run("create table item (id int primary key)")
+    managed_db.run("select gdq.create_queue('shop'), gdq.add_table('shop', 'item')")
+    with gdq.connect(managed_db.dsn) as connection:
+        list(writer.spool_batches(connection, "shop", "spool", str(tmp_path / "spool"), once=True))
+        script = "alter table item add column note text; insert into item values (1, 'one')"
+        connection.execute("select gdq.apply_ddl('shop', %s)", [script])
+        with pytest.raises(gdq.ResyncRequired, match="had not followed, and a spool has no rows of a copy"):
+            list(writer.spool_batches(connection, "shop", "spool", str(tmp_path / "spool"), once=True))
+
+
+def test_a_batch_begins_no_sooner_than_every(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the writer rests changes gather, which come in one batch."""
+    rests = iter(range(5))
+
+    def rest(seconds: float) -> None:
+        assert seconds <= 1
+        shop.run(f"insert into orders (id) values ({1000 + next(rests)})")
+        gdq.force_tick(shop.connection, "shop")
+        clock[0] += 1000
+
+    clock = [0.0]
+    shop.run("insert into orders (id) values (1)")
+    gdq.force_tick(shop.connection, "shop")
+    with gdq.connect(shop.db.dsn) as connection:
+        batches = writer.spool_batches(connection, "shop", "spool", str(shop.folder), every=3500)
+        assert next(batches).rows == 1
+        monkeypatch.setattr(writer, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=rest))
+        clock[0] = monotonic()
+        assert next(batches).rows == 4
+        batches.close()
 
 
 def test_command(shop: Shop) -> None:

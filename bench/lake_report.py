@@ -1,0 +1,121 @@
+"""docs/benchmarks-lake.md, from results."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from bench.figures import Goal, ratio
+from bench.report import table
+from bench.results import Results
+
+SPOOL_PART = "spool"
+SPOOL, SLOTS = "gdq spool", "slots"
+CATCH_UP, LIVE = "catching up", "1,000 changes/s"
+_SPOOL_MOST = 0.15
+
+MIRROR_PART = "mirror"
+MIRROR, SPARK, COPIED = "gdq mirror", "Spark", "COPY into nothing"
+LOAD, CHURN = "first load, {}", "0.1 % churn, {}, {}"
+_FASTER = {"first load": 1.5, "0.1 % churn": 3.0}
+
+_HEAD = """\
+# Benchmarks of spools, mirrors and relays
+
+What leaves the server for files, lake tables and brokers, beside other ways to the same. The page is written by
+`python -m bench.spool --only-write --write docs/benchmarks-lake.md` from measurements of `python -m bench.spool`. All
+took turns with the same work on one machine. Figures are medians of the rounds, or ratios of them with the quartiles
+of the rounds in brackets. Times measured on a shared machine mean little elsewhere; their ratios mean more.
+
+{about}
+"""
+
+_SPOOL = """\
+The same changes for many readers: one `gdq spool` whose Parquet files all of them read, or a slot for each, read by
+`pg_recvlogical -f /dev/null` (pgoutput in binary, replica identity full). Microseconds of processor time an event and
+reader. The server's is that of all its processes but the session that writes to the table. The clients' is that of
+`gdq spool` with its readers, which have every column as Arrow; pg_recvlogical does not look into what it gets.
+While changes are written one by one a ticker is at work, which is a part of the server's time. It costs the same
+whatever the number of consumers, and hardly more at a higher rate."""
+
+_MIRROR = """\
+A first load reads a table of rows of about 180 bytes into an empty lake table: `gdq mirror`, and Spark's read by JDBC
+in partitions by ranges of the key, `fetchsize` 10,000, written in the same format. COPY in binary sends the same rows
+to a program that throws them away: the limit of what reads a whole table in one stream. For the churn 0.1 % of the
+rows change, spread over the table or over its last twentieth: of ten changes eight are updates. `gdq mirror` takes
+them from its queue, nets them, and applies them; Spark reads them by JDBC from a table that has them ready, one row
+for each key, and runs MERGE INTO. All seconds of gdq are those of the whole program with its start, those of Spark are
+without it: its session has done the same with few rows before. After each step both lake tables were compared with
+the source. Processor seconds are those of the server and of the programs."""
+
+
+def page(results: Results) -> str:
+    """The page of the documentation: the parts that were measured."""
+    known = dict(results.about)
+    if loads := [values["load"] for values in results.samples.values() if "load" in values]:
+        known["load while measuring"] = f"{median(loads):.0f} (median), {max(loads):.0f} (most)"
+    about = "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in known.items())])
+    parts = [_HEAD.format(about=about), "## Goals", "", *_goals(results), ""]
+    if any(results.names(SPOOL_PART, 1)):
+        parts += ["## A spool beside slots", "", _SPOOL, "", *_spool(results)]
+    if any(results.names(MIRROR_PART, 1)):
+        parts += ["## Mirrors beside Spark", "", _MIRROR, "", *_mirror(results)]
+    return "\n".join(parts).rstrip("\n") + "\n"
+
+
+def goals(results: Results) -> list[Goal]:
+    """What was to be reached, and was."""
+    return [*spool_goals(results), *mirror_goals(results)]
+
+
+def spool_goals(results: Results) -> list[Goal]:
+    """The server's processor time beside slots."""
+    found = []
+    for case in results.names(SPOOL_PART, 1):
+        mine, its = (results.rounds(SPOOL_PART, case, who, "server_us") for who in (SPOOL, SLOTS))
+        what = f"server's processor time, {case}: a spool beside slots"
+        found.append(Goal(what, ratio(mine, its), _SPOOL_MOST, _SPOOL_MOST))
+    return found
+
+
+def mirror_goals(results: Results) -> list[Goal]:
+    """How many times faster than Spark."""
+    found = []
+    for case in results.names(MIRROR_PART, 1):
+        mine, its = (results.rounds(MIRROR_PART, case, who, "seconds") for who in (MIRROR, SPARK))
+        aim = _FASTER[case.partition(",")[0]]
+        found.append(Goal(f"times faster than Spark, {case}", ratio(its, mine), aim, aim, least=True))
+    return found
+
+
+def _goals(results: Results) -> list[str]:
+    rows = []
+    for goal in goals(results):
+        bound = "at least" if goal.least else "at most"
+        rows.append([goal.what, f"{bound} {goal.aim:g} x", str(goal.ratio or ""), goal.verdict])
+    return table(["", "goal", "found", ""], rows)
+
+
+def _spool(results: Results) -> list[str]:
+    rows = []
+    for case in results.names(SPOOL_PART, 1):
+        base = results.rounds(SPOOL_PART, case, SLOTS, "server_us")
+        for who in (SPOOL, SLOTS):
+            names = ("server_us", "ticker_us", "client_us", "seconds")
+            server, ticks, client, seconds = (results.rounds(SPOOL_PART, case, who, name) for name in names)
+            if server:
+                figures = [f"{median(one.values()):.2f}" for one in (server, ticks, client)]
+                row = [f"{case}: {who}", figures[0], str(ratio(server, base) or ""), *figures[1:]]
+                rows.append([*row, f"{median(seconds.values()):.1f}"])
+    return [*table(["", "server, us", "beside slots", "of it the ticker", "clients, us", "seconds"], rows), ""]
+
+
+def _mirror(results: Results) -> list[str]:
+    rows = []
+    for case in results.names(MIRROR_PART, 1):
+        base = results.rounds(MIRROR_PART, case, SPARK, "seconds")
+        for who in (MIRROR, SPARK, COPIED):
+            seconds, cpu = (results.rounds(MIRROR_PART, case, who, name) for name in ("seconds", "cpu"))
+            if seconds:
+                figures = [f"{median(seconds.values()):.1f}", str(ratio(base, seconds) or "")]
+                rows.append([f"{case}: {who}", *figures, f"{median(cpu.values()):.1f}"])
+    return [*table(["", "seconds", "times faster than Spark", "processor seconds"], rows), ""]

@@ -1,0 +1,51 @@
+"""Spools, mirrors and relays beside their peers: what is measured is kept, and told with goals that are missed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("bench.results", reason="an sdist has no benchmarks")
+
+from bench.lake_report import CATCH_UP, LIVE, SLOTS, SPOOL, SPOOL_PART, goals, page
+from bench.results import Results
+
+
+def test_goals_of_spools_are_told(tmp_path: Path) -> None:
+    results = Results(tmp_path / "lake.jsonl", "tiny")
+    for number in (1, 2, 3):
+        for case, mine in ((CATCH_UP, 1.0), (LIVE, 2.0)):
+            for who, server in ((SPOOL, mine), (SLOTS, 10.0)):
+                values = {"server_us": server, "ticker_us": 0.5, "client_us": 3.0, "seconds": 4.0}
+                results.add(SPOOL_PART, case, who, number, values)
+    assert [(goal.verdict, str(goal.ratio)) for goal in goals(results)] == [
+        ("met", "0.10 (0.10 to 0.10)"),
+        ("MISSED", "0.20 (0.20 to 0.20)"),
+    ]
+    text = page(results)
+    assert f"| {LIVE}: {SPOOL} | 2.00 | 0.20 (0.20 to 0.20) | 0.50 | 3.00 | 4.0 |" in text
+
+
+def _bench(name: str, kept: Path, *options: str) -> str:
+    """What a benchmark prints."""
+    command = [sys.executable, "-m", f"bench.{name}", "--quick", "--json", str(kept), *options]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.long
+def test_a_quick_run_of_spools(tmp_path: Path) -> None:
+    """The page can be written again from what was kept, and the results of a part forgotten."""
+    kept, written = tmp_path / "kept.jsonl", tmp_path / "page.md"
+    text = _bench("spool", kept, "--readers", "3")
+    results = Results.read(kept, None)
+    assert all(results.has(SPOOL_PART, case, who, 1) for case in (CATCH_UP, LIVE) for who in (SPOOL, SLOTS))
+    _bench("spool", kept, "--readers", "3", "--only-write", "--write", str(written))
+    assert written.read_text() == text.rstrip("\n") + "\n"
+    results.add("relay", "kept", "gdq", 1, {"rate": 1})
+    _bench("spool", kept, "--only-write", "--fresh")
+    assert list(Results.read(kept, None).samples) == [("relay", "kept", "gdq", 1)]
