@@ -9,8 +9,9 @@ in their userMetadata, and the version that they were computed onto.
 from __future__ import annotations
 
 import json
+import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
@@ -23,7 +24,15 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, RemoveAction
 from pyarrow import fs
 
-from gdq.consumers.lake.files import FILE_BYTES, ArrowDifference, DataFile, remove_data_files, rewrite_data_files
+from gdq.consumers.lake.columns import EvolvedColumn, stored_names, with_columns
+from gdq.consumers.lake.files import (
+    FILE_BYTES,
+    ArrowDifference,
+    DataFile,
+    evolved,
+    remove_data_files,
+    rewrite_data_files,
+)
 from gdq.consumers.lake.table import OwnedLakeTable
 from gdq.consumers.views.signals import Diverged
 from gdq.consumers.views.target import StoredPosition, TargetState
@@ -83,20 +92,69 @@ class DeltaLake(OwnedLakeTable):
 
         return self.commit_onto(CommitFailedError, attempt)
 
+    def schema(self) -> pa.Schema:
+        return _columns(self._present(self.find()))
+
+    def evolve(
+        self, columns: Sequence[EvolvedColumn], stored: StoredPosition, new: StoredPosition, *, adopt: bool = False
+    ) -> None:
+        def attempt() -> int:
+            found = self.find()
+            self.check(found.state, stored, "full" if adopt else "signed")
+            table = self._present(found)
+            there = _columns(table)
+            same = [EvolvedColumn(field, field.name) for field in there]
+            if (
+                not adopt
+                and [*columns[: len(there)]] == same
+                and all(one.source is None for one in columns[len(there) :])
+            ):
+                write_deltalake(
+                    table,
+                    pa.schema([one.field for one in columns]).empty_table(),
+                    mode="append",
+                    schema_mode="merge",
+                    commit_properties=self._properties(found.number + 1, new),
+                )
+                return 0
+            # other changes of columns need features that few readers have: the files are written again
+            self._check_features(table)
+            files = self._files(table)
+            return self._load(found, evolved(lambda: self._read(files, there), columns), new)
+
+        self.commit_onto(CommitFailedError, attempt)
+
     def scan(self) -> Iterator[pa.RecordBatch]:
-        table = self.find().table
-        if table is None:
-            raise Diverged(f"{self.name} is gone")
+        table = self._present(self.find())
         self._check_features(table)
+        return self._read(self._files(table), _columns(table))
+
+    def _present(self, found: FoundDelta) -> DeltaTable:
+        if found.table is None:
+            raise Diverged(f"{self.name} is gone")
+        return found.table
+
+    def _read(self, files: Sequence[DataFile], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         system, _ = self._system()
-        schema = pa.schema(table.schema().to_arrow())
-        for file in self._files(table):
+        for file in files:
             with pq.ParquetFile(file.path, filesystem=system) as parquet:
+                there = stored_names(parquet, schema)
                 for batch in parquet.iter_batches():
-                    yield from pa.Table.from_batches([batch]).select(schema.names).cast(schema).to_batches()
+                    rows = pa.Table.from_batches([batch])
+                    yield from with_columns(rows, schema, there, rows.num_rows).to_batches()
 
     def sweep(self) -> None:
         """Do nothing: the files of a killed refresh go by VACUUM, which the table's owner runs."""
+
+    def expire(self, keep: float) -> None:
+        table = self.find().table
+        if table is None:
+            return
+        hours = math.ceil(keep / 3600)
+        # a conflict does no harm: the next time removes them
+        with suppress(CommitFailedError):
+            if table.vacuum(hours, dry_run=True, enforce_retention_duration=False, full=True):
+                table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
 
     def drop(self) -> None:
         if self.find().table is not None:
@@ -175,11 +233,10 @@ class DeltaLake(OwnedLakeTable):
         return before + rows.count
 
     def _change(self, found: FoundDelta, change: ArrowDifference, new: StoredPosition) -> int:
-        table = found.table
-        if table is None:
-            raise Diverged(f"{self.name} is gone")
+        table = self._present(found)
         self._check_features(table)
-        schema = pa.schema(table.schema().to_arrow())
+        schema = _columns(table)
+        change = change.arranged(schema.names)
         if schema.remove_metadata() != change.schema:
             raise Diverged(f"the columns of {self.name} are others")
         system, folder = self._system()
@@ -229,6 +286,10 @@ class DeltaLake(OwnedLakeTable):
             system, folder = fs.FileSystem.from_uri(self.name.place)
             return system, str(folder)
         return fs.LocalFileSystem(), self.name.place
+
+
+def _columns(table: DeltaTable) -> pa.Schema:
+    return pa.schema(table.schema().to_arrow())
 
 
 class _Counted:

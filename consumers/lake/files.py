@@ -9,7 +9,7 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, Literal, Self, cast
 
@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from gdq.consumers.lake.columns import EvolvedColumn, evolved_rows, stored_names, with_columns
 from gdq.consumers.views.signals import Diverged
 from gdq.plan.table import WEIGHT_COLUMN
 
@@ -43,7 +44,7 @@ class ArrowDifference:
     """A Difference (consumers.views.difference) as Arrow, for lake tables written by this process.
 
     `rows()` gives record batches of `schema`, plus WEIGHT_COLUMN if signed. It may be called again, since a commit
-    that fails because another came first is retried.
+    that fails because another came first is retried. `ignored`: columns that are not compared to find rows that go.
     """
 
     kind: Literal["none", "full", "replace", "signed"]
@@ -51,6 +52,15 @@ class ArrowDifference:
     rows: Callable[[], Iterator[pa.RecordBatch]] = lambda: iter(())
     keys: tuple[LakeKey, ...] = ()
     match: tuple[str, ...] = ()
+    ignored: frozenset[str] = frozenset()
+
+    def arranged(self, names: Sequence[str]) -> ArrowDifference:
+        """The same with the columns in another order; a difference with other columns is returned as it is."""
+        if sorted(names) != sorted(self.schema.names) or list(names) == self.schema.names:
+            return self
+        weight = [WEIGHT_COLUMN] if self.kind == "signed" else []
+        schema = pa.schema([self.schema.field(name) for name in names])
+        return replace(self, schema=schema, rows=lambda: (rows.select([*names, *weight]) for rows in self.rows()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +159,7 @@ def rewrite_data_files(
             if change.kind == "full":
                 removed, deleted = list(files), sum(file.rows for file in files)
             else:
-                removed, deleted = _drop(system, files, change.schema, _Keys(change.keys), writer)
+                removed, deleted = _drop(system, files, schema or change.schema, _Keys(change.keys), writer)
             kept = writer.rows
             for batch in change.rows():
                 writer.write(batch)
@@ -157,9 +167,9 @@ def rewrite_data_files(
         else:
             signed = pa.Table.from_batches(change.rows(), change.schema.append(pa.field(WEIGHT_COLUMN, pa.int64())))
             weights, rows = signed[WEIGHT_COLUMN].to_pylist(), signed.drop_columns([WEIGHT_COLUMN])
-            lost = rows.filter(pc.less(signed[WEIGHT_COLUMN], 0))
+            lost = rows.filter(pc.less(signed[WEIGHT_COLUMN], 0)).drop_columns(sorted(change.ignored))
             gone = _Images(lost, [-weight for weight in weights if weight < 0], change.match)
-            removed, deleted = _drop(system, files, change.schema, gone, writer)
+            removed, deleted = _drop(system, files, schema or change.schema, gone, writer)
             if gone.left:
                 raise Diverged(f"{deleted} of the {deleted + gone.left} rows that went were there")
             copies = [number for number, weight in enumerate(weights) for _ in range(weight)]
@@ -182,7 +192,8 @@ def _drop(
         if gone.done and file not in fold:
             continue
         with pq.ParquetFile(file.path, filesystem=system) as parquet:
-            groups = [_Group(parquet, number, schema) for number in range(parquet.num_row_groups)]
+            there = stored_names(parquet, schema)
+            groups = [_Group(parquet, number, schema, there) for number in range(parquet.num_row_groups)]
             found = [[] if gone.done or not group.may_hold(gone.columns) else gone.find(group) for group in groups]
             lost = sum(len(numbers) for numbers in found)
             if not lost and file not in fold:
@@ -196,20 +207,22 @@ def _drop(
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """One row group of a file, read column by column."""
+    """One row group of a file, read column by column; `there`: the columns that it has, by those of the schema."""
 
     file: pq.ParquetFile
     number: int
     schema: pa.Schema
+    there: Mapping[str, str]
 
     @property
     def rows(self) -> int:
         return int(self.file.metadata.row_group(self.number).num_rows)
 
     def read(self, names: Sequence[str]) -> pa.Table:
-        # select(): the reader also returns columns named `name.other`
-        table = self.file.read_row_group(self.number, columns=list(names)).select(list(names))
-        return table.cast(pa.schema([self.schema.field(name) for name in names]))
+        table = self.file.read_row_group(
+            self.number, columns=[self.there[name] for name in names if name in self.there]
+        )
+        return with_columns(table, pa.schema([self.schema.field(name) for name in names]), self.there, self.rows)
 
     def without(self, numbers: list[int]) -> pa.Table:
         """The rows except those with these numbers."""
@@ -230,10 +243,10 @@ class _Group:
         kind = self.schema.field(name).type
         if not (pa.types.is_integer(kind) or pa.types.is_date(kind) or pa.types.is_string(kind)) or values.null_count:
             return True
-        names = self.file.schema.names
+        names, there = self.file.schema.names, self.there.get(name)
         statistics = (
-            self.file.metadata.row_group(self.number).column(names.index(name)).statistics
-            if names.count(name) == 1
+            self.file.metadata.row_group(self.number).column(names.index(there)).statistics
+            if there is not None and names.count(there) == 1
             else None
         )
         if statistics is None or not statistics.has_min_max:
@@ -299,6 +312,12 @@ class _Images:
         self._left[code] -= 1
         self.left -= 1
         return True
+
+
+def evolved(rows: Callable[[], Iterator[pa.RecordBatch]], columns: Sequence[EvolvedColumn]) -> ArrowDifference:
+    """The difference that writes the rows of a table again, with the columns that it gets."""
+    schema = pa.schema([column.field for column in columns])
+    return ArrowDifference("full", schema, lambda: evolved_rows(rows(), columns))
 
 
 def whole_array(column: pa.ChunkedArray) -> pa.Array:

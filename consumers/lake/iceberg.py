@@ -7,7 +7,7 @@ they are switched off.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -29,13 +29,17 @@ from pyiceberg.table import Table, Transaction
 from pyiceberg.table.snapshots import Operation, Snapshot
 from sqlalchemy.exc import SQLAlchemyError
 
+from gdq.consumers.lake.columns import EvolvedColumn
 from gdq.consumers.lake.files import (
     ArrowDifference,
     DataFile,
     RewrittenDataFiles,
+    evolved,
     remove_data_files,
     rewrite_data_files,
 )
+from gdq.consumers.lake.iceberg_columns import can_evolve, evolve_columns
+from gdq.consumers.lake.iceberg_expiry import expire_snapshots, remove_unused_files
 from gdq.consumers.lake.table import OwnedLakeTable
 from gdq.consumers.views.signals import Diverged
 from gdq.consumers.views.target import StoredPosition, TargetState
@@ -72,11 +76,35 @@ class IcebergLake(OwnedLakeTable):
 
         return self.commit_onto(CommitFailedException, attempt)
 
+    def schema(self) -> pa.Schema:
+        with self.opened() as (_, table):
+            if table is None:
+                raise Diverged(f"{self.name} is gone")
+            return _columns(table)
+
+    def evolve(
+        self, columns: Sequence[EvolvedColumn], stored: StoredPosition, new: StoredPosition, *, adopt: bool = False
+    ) -> None:
+        def attempt() -> int:
+            with self.opened() as (_, table):
+                self.check(self.state_of(table), stored, "full" if adopt else "signed")
+                if table is None:
+                    raise Diverged(f"{self.name} is gone")
+                if adopt or not can_evolve(_columns(table), columns):
+                    return self._change(table, evolved(self.scan, columns), new)
+                table.metadata.properties["commit.retry.num-retries"] = "0"
+                transaction = table.transaction()
+                evolve_columns(transaction, _columns(table), columns)
+                self._commit(transaction, table, [], RewrittenDataFiles([], [], 0, 0), new.text)
+                return 0
+
+        self.commit_onto(CommitFailedException, attempt)
+
     def scan(self) -> Iterator[pa.RecordBatch]:
         with self.opened() as (_, table):
             if table is None:
                 raise Diverged(f"{self.name} is gone")
-            schema = _small(schema_to_pyarrow(table.schema(), include_field_ids=False))
+            schema = _columns(table)
             for batch in table.scan().to_arrow_batch_reader():
                 yield from pa.Table.from_batches([batch]).cast(schema).to_batches()
 
@@ -92,6 +120,17 @@ class IcebergLake(OwnedLakeTable):
                 for name in left:
                     changes = changes.remove_branch(name)
                 changes.commit()
+
+    def expire(self, keep: float) -> None:
+        with self.opened() as (_, table):
+            current = None if table is None else table.current_snapshot()
+            # a compaction by others is not the view's commit: the position is in a snapshot before it
+            if table is None or current is None or not _properties(current).get(ICEBERG_STATE_KEY):
+                return
+            # a conflict does no harm: the next time removes them
+            with suppress(CommitFailedException):
+                if expire_snapshots(table, keep):
+                    remove_unused_files(table.refresh(), keep, _system)
 
     def drop(self) -> None:
         with self.opened() as (catalog, table):
@@ -182,8 +221,10 @@ class IcebergLake(OwnedLakeTable):
             with transaction.update_spec() as spec:
                 for part in table.spec().fields:
                     spec.remove_field(part.name)
-        elif not has_iceberg_columns(table, change.schema):
-            raise Diverged(f"the columns of {self.name} are others")
+        else:
+            change = change.arranged(_columns(table).names)
+            if not has_iceberg_columns(table, change.schema):
+                raise Diverged(f"the columns of {self.name} are others")
         now = transaction.table_metadata.schema()
         ids = [{"PARQUET:field_id": str(now.find_field(name).field_id)} for name in change.schema.names]
         schema = pa.schema([field.with_metadata(ids[n]) for n, field in enumerate(change.schema)])
@@ -242,7 +283,11 @@ def _set_columns(transaction: Transaction, table: Table, schema: pa.Schema) -> N
 
 def has_iceberg_columns(table: Table, schema: pa.Schema) -> bool:
     """True if the table has these columns in this order."""
-    return bool(_small(schema_to_pyarrow(table.schema(), include_field_ids=False)) == schema)
+    return bool(_columns(table) == schema)
+
+
+def _columns(table: Table) -> pa.Schema:
+    return _small(schema_to_pyarrow(table.schema(), include_field_ids=False))
 
 
 def _small(schema: pa.Schema) -> pa.Schema:

@@ -5,7 +5,7 @@ A format's libraries are imported when a table of that format is opened.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ from gdq.view.lake_name import LakeName
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from gdq.consumers.lake.columns import EvolvedColumn
     from gdq.consumers.lake.files import ArrowDifference
 
 
@@ -48,6 +49,16 @@ class _OneLineErrors:
         with self._errors():
             return self.lake.commit(change, stored, new)
 
+    def schema(self) -> pa.Schema:
+        with self._errors():
+            return self.lake.schema()
+
+    def evolve(
+        self, columns: Sequence[EvolvedColumn], stored: StoredPosition, new: StoredPosition, *, adopt: bool = False
+    ) -> None:
+        with self._errors():
+            self.lake.evolve(columns, stored, new, adopt=adopt)
+
     def scan(self) -> Iterator[pa.RecordBatch]:
         with self._errors():
             yield from self.lake.scan()
@@ -55,6 +66,10 @@ class _OneLineErrors:
     def sweep(self) -> None:
         with self._errors():
             self.lake.sweep()
+
+    def expire(self, keep: float) -> None:
+        with self._errors():
+            self.lake.expire(keep)
 
     def drop(self) -> None:
         with self._errors():

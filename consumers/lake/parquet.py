@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,7 +24,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from gdq.consumers.lake.files import ArrowDifference, DataFile, rewrite_data_files
+from gdq.consumers.lake.columns import EvolvedColumn
+from gdq.consumers.lake.files import ArrowDifference, DataFile, evolved, rewrite_data_files
 from gdq.consumers.lake.table import OwnedLakeTable
 from gdq.consumers.views.signals import Diverged
 from gdq.consumers.views.target import StoredPosition, TargetState
@@ -72,6 +73,21 @@ class ParquetLake(OwnedLakeTable):
                 return 0
             return self._make(before, change, new)
 
+    def schema(self) -> pa.Schema:
+        version = self._current()
+        if version is None:
+            raise Diverged(f"{self.name} is gone")
+        schema: pa.Schema = pq.read_schema(self._files(version)[0].path)
+        return schema
+
+    def evolve(
+        self, columns: Sequence[EvolvedColumn], stored: StoredPosition, new: StoredPosition, *, adopt: bool = False
+    ) -> None:
+        with self._locked():
+            before = self._current()
+            self.check(self.state(), stored, "full" if adopt else "signed")
+            self._make(before, evolved(self.scan, columns), new)
+
     def scan(self) -> Iterator[pa.RecordBatch]:
         version = self._current()
         if version is None:
@@ -81,6 +97,9 @@ class ParquetLake(OwnedLakeTable):
                 yield from parquet.iter_batches()
 
     def sweep(self) -> None:
+        self.expire(PARQUET_KEEP_SECONDS)
+
+    def expire(self, keep: float) -> None:
         if not self.folder.is_dir():
             return
         with self._locked():
@@ -90,7 +109,7 @@ class ParquetLake(OwnedLakeTable):
                 number = int(path.name[1:]) if path.name[1:].isdigit() else None
                 if number is None or (current is not None and number == current.number):
                     continue
-                if current is None or number > current.number or until < time.time() - PARQUET_KEEP_SECONDS:
+                if current is None or number > current.number or until < time.time() - keep:
                     shutil.rmtree(path)
                 else:
                     until = _read_manifest(path).since
@@ -106,6 +125,8 @@ class ParquetLake(OwnedLakeTable):
         shutil.rmtree(path, ignore_errors=True)  # left by a killed refresh
         path.mkdir()
         known = self._files(before) if before else []
+        if known and change.kind == "signed":
+            change = change.arranged(pq.read_schema(known[0].path).names)
         done = rewrite_data_files(fs.LocalFileSystem(), str(path), known, change)
         kept = [file for file in known if file not in done.removed]
         files = {Path(file.path).name: [file.bytes, file.rows] for file in [*kept, *done.added]}

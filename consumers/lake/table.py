@@ -6,7 +6,7 @@ the state that was read. So one of two refreshes gives up, and another writer's 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -19,6 +19,7 @@ from gdq.view.lake_name import LakeName
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from gdq.consumers.lake.columns import EvolvedColumn
     from gdq.consumers.lake.files import ArrowDifference
 
 # Attempts of one commit; each failed because another commit came first.
@@ -41,11 +42,28 @@ class LakeTable(Protocol):
         RefreshConflict unless the position is still `stored`, Diverged if the rows do not match that position.
         """
 
+    def schema(self) -> pa.Schema:
+        """The table's present columns; Diverged if it is gone."""
+
+    def evolve(
+        self, columns: Sequence[EvolvedColumn], stored: StoredPosition, new: StoredPosition, *, adopt: bool = False
+    ) -> None:
+        """Give the table these columns, its rows as they are, and move the position, in one commit.
+
+        `adopt`: also if others have changed the rows. Errors as for commit().
+        """
+
     def scan(self) -> Iterator[pa.RecordBatch]:
         """The table's current rows."""
 
     def sweep(self) -> None:
         """Remove the remains of killed refreshes, and versions that are too old for any reader."""
+
+    def expire(self, keep: float) -> None:
+        """Remove versions that are older than `keep` seconds, and files that killed writers have left as long ago.
+
+        Only the owner of a whole table may: somebody else's writer might be at work.
+        """
 
     def drop(self) -> None:
         """Remove the table if it exists; ForeignTarget if it is not this view's."""

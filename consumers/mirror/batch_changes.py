@@ -97,8 +97,8 @@ def table_events(
                 events.stale = "a partition was truncated"
             elif kind != "ddl":
                 events.stale = str(data.get("reason") or "a gap in its capture")
-            elif data.keys() & {"options", "new_version"}:
-                events.stale = "DDL"
+            elif "options" in data:
+                events.stale = "it is captured otherwise"
     return found
 
 

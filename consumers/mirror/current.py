@@ -11,7 +11,8 @@ from psycopg import Connection
 from gdq.consumers.lake.files import ArrowDifference
 from gdq.consumers.lake.table import LakeTable
 from gdq.consumers.mirror.batch_changes import TableLog
-from gdq.consumers.mirror.table import CopyTarget, History, MirrorTable, net_images, repeated_rows
+from gdq.consumers.mirror.state import History
+from gdq.consumers.mirror.table import CopyTarget, MirrorTable, net_images, repeated_rows
 
 # So many changes of a table are held in memory to be added up; a batch with more has the table copied again.
 MAX_CHANGES = 5_000_000
@@ -23,13 +24,14 @@ class CurrentRows:
 
     queue: str
     history: ClassVar[History | None] = None
+    own: ClassVar[frozenset[str]] = frozenset()
 
     def check(self, table: MirrorTable) -> None:
         """Nothing: a lake table has the columns of its table."""
 
     def copied(self, table: MirrorTable, _target: CopyTarget, reader: Connection[Any]) -> ArrowDifference:
         """All rows, as the reader's transaction sees them."""
-        return ArrowDifference("full", table.schema, lambda: table.rows(reader))
+        return table.difference("full", table.schema, lambda: table.rows(reader))
 
     def changed(
         self, table: MirrorTable, _lake: LakeTable, source: Connection[Any], log: TableLog
@@ -41,7 +43,7 @@ class CurrentRows:
         net = net_images(table.images(source, select, most=MAX_CHANGES))
         if log.truncates:
             rows: pa.Table = repeated_rows(net, 1)
-            return ArrowDifference("full", table.schema, lambda: iter(rows.to_batches()))
+            return table.difference("full", table.schema, lambda: iter(rows.to_batches()))
         if not net.num_rows:
             return None
-        return ArrowDifference("signed", table.schema, lambda: iter(net.to_batches()), match=table.key)
+        return table.difference("signed", table.schema, lambda: iter(net.to_batches()), table.key)

@@ -7,10 +7,8 @@ or a gap of capture took away, is found by adding up the feed itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import chain
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -20,9 +18,9 @@ from psycopg import Connection
 from gdq.consumers.lake.files import ArrowDifference
 from gdq.consumers.lake.table import LakeTable
 from gdq.consumers.mirror.batch_changes import TableLog
-from gdq.consumers.mirror.table import CopyTarget, History, MirrorTable, net_images, repeated_rows, with_weight
-from gdq.consumers.mirror.tick_changes import EVENT, OP, TIME, VERSION, check_names, tick_changes, widened
-from gdq.errors import RefreshConflict
+from gdq.consumers.mirror.state import History
+from gdq.consumers.mirror.table import CopyTarget, MirrorTable, net_images, repeated_rows, with_weight
+from gdq.consumers.mirror.tick_changes import EVENT, OP, TIME, VERSION, check_names, tick_changes
 from gdq.plan.table import WEIGHT_COLUMN
 from gdq.source import Position
 
@@ -33,7 +31,6 @@ _FIELDS = (
     pa.field(TIME, pa.timestamp("us", "UTC")),
     pa.field(EVENT, pa.int64()),
 )
-_OWN = frozenset(field.name for field in _FIELDS)
 _CAME = pa.array(["insert", "update_postimage"])
 
 # The change type of an image, by the operation of its log row and its weight.
@@ -54,20 +51,18 @@ class ChangeFeed:
 
     queue: str
     history: ClassVar[History] = "feed"
+    own: ClassVar[frozenset[str]] = frozenset(field.name for field in _FIELDS)
 
     def check(self, table: MirrorTable) -> None:
         """GdqError if the table has a column that the feed needs itself."""
-        check_names(table, _OWN)
+        check_names(table, self.own)
 
     def copied(self, table: MirrorTable, target: CopyTarget, reader: Connection[Any]) -> ArrowDifference:
-        """All rows as inserts; of a feed that is there already, what has changed since as deletes and inserts.
-
-        GdqError if columns of the feed have gone or have another type: its rows could not be kept.
-        """
+        """All rows as inserts; of a feed that is there already, what has changed since as deletes and inserts."""
         stamp = _Stamp(Position.parse(target.position).tick, datetime.now(UTC))
         schema = _feed_schema(table)
         if target.stored is None:
-            return ArrowDifference(
+            return table.difference(
                 "full", schema, lambda: (_stamped(rows, "insert", stamp) for rows in table.rows(reader))
             )
         came = pa.Table.from_batches(table.rows(reader), table.schema)
@@ -78,10 +73,7 @@ class ChangeFeed:
         gone, new = repeated_rows(change, -1), repeated_rows(change, 1)
         rows = [_stamped(batch, "delete", stamp) for batch in gone.to_batches()]
         rows += [_stamped(batch, "insert", stamp) for batch in new.to_batches()]
-        if not target.whole:
-            return _appended(pa.Table.from_batches(rows, schema))
-
-        return ArrowDifference("full", schema, _Rewritten(target.lake, schema, table.name, rows).rows)
+        return _appended(table, pa.Table.from_batches(rows, schema))
 
     def changed(
         self, table: MirrorTable, lake: LakeTable, source: Connection[Any], log: TableLog
@@ -96,7 +88,7 @@ class ChangeFeed:
         # the old image of an update comes before the new one
         place = pc.is_in(whole[_TYPE], value_set=_CAME)
         ordered = whole.append_column("place", place).sort_by([(EVENT, "ascending"), ("place", "ascending")])
-        return _appended(ordered.drop_columns(["place"]))
+        return _appended(table, ordered.drop_columns(["place"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,26 +98,6 @@ class _Stamp:
     version: int
     time: datetime
     event: int = 0
-
-
-class _Rewritten:
-    """The rows of a feed with further columns, then new rows; they can be read once.
-
-    The feed is opened before its rows are asked for: the library of Delta cannot open a table while it writes one.
-    """
-
-    def __init__(self, lake: LakeTable, schema: pa.Schema, name: str, more: Sequence[pa.RecordBatch]) -> None:
-        self._scan: Iterator[pa.RecordBatch] | None = lake.scan()
-        self._first = next(self._scan, None)
-        self._schema, self._name, self._more = schema, name, more
-
-    def rows(self) -> Iterator[pa.RecordBatch]:
-        scan, self._scan = self._scan, None
-        if scan is None:
-            raise RefreshConflict(f"somebody else has written to the history of table {self._name} meanwhile")
-        for batch in chain([] if self._first is None else [self._first], scan):
-            yield widened(batch, self._schema, self._name, _OWN)
-        yield from self._more
 
 
 def _feed_schema(table: MirrorTable) -> pa.Schema:
@@ -141,11 +113,11 @@ def _stamped(rows: pa.RecordBatch, change_type: str, stamp: _Stamp) -> pa.Record
     return pa.RecordBatch.from_arrays([*rows.columns, *more], schema=pa.schema([*rows.schema, *_FIELDS]))
 
 
-def _appended(rows: pa.Table) -> ArrowDifference:
+def _appended(table: MirrorTable, rows: pa.Table) -> ArrowDifference:
     """The difference that adds rows, and takes none away."""
     weight = pa.repeat(pa.scalar(1, pa.int64()), rows.num_rows)
     signed = rows.append_column(WEIGHT_COLUMN, weight)
-    return ArrowDifference("signed", rows.schema, lambda: iter(signed.to_batches()))
+    return table.difference("signed", rows.schema, lambda: iter(signed.to_batches()))
 
 
 def _live(table: MirrorTable, lake: LakeTable) -> pa.Table:
@@ -156,7 +128,7 @@ def _live(table: MirrorTable, lake: LakeTable) -> pa.Table:
     for batch in lake.scan():
         came = pc.is_in(batch.column(_TYPE), value_set=_CAME)
         weight = pc.if_else(came, pa.scalar(1, pa.int64()), pa.scalar(-1, pa.int64()))
-        rows = widened(batch, table.schema, table.name, _OWN)
+        rows = batch.select(names)
         waiting.append(pa.Table.from_arrays([*rows.columns, weight], names=[*names, WEIGHT_COLUMN]))
         if sum(part.num_rows for part in waiting) > _NET_ROWS:
             found, waiting = net_images(pa.concat_tables([found, *waiting])), []

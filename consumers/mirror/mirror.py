@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from datetime import timedelta
 from types import TracebackType
 from typing import Self
 
@@ -25,11 +26,13 @@ from gdq.consumers.lake.table import LakeTable
 from gdq.consumers.mirror.batch_changes import CopyAgain, TableEvents, TableLog, log_rows, table_events
 from gdq.consumers.mirror.choice import TableChoice, mirror_target, table_lake_name
 from gdq.consumers.mirror.current import CurrentRows
+from gdq.consumers.mirror.evolution import ColumnPolicy, bring_in_line, make_ready
 from gdq.consumers.mirror.feed import ChangeFeed
 from gdq.consumers.mirror.row_versions import RowVersions
-from gdq.consumers.mirror.state import MirrorState
-from gdq.consumers.mirror.table import CopyTarget, History, MirrorTable, TooManyChanges, describe_table, history_of
+from gdq.consumers.mirror.state import History, MirrorState
+from gdq.consumers.mirror.table import CopyTarget, MirrorTable, TooManyChanges, describe_table, history_of
 from gdq.consumers.replica.origin import origin_of
+from gdq.consumers.replica.pause import PauseWatch
 from gdq.consumers.replica.sessions import apply_settings
 from gdq.consumers.replica.source_tables import (
     CaptureOffError,
@@ -49,6 +52,10 @@ from gdq.typed.batch_rows import may_read_logs
 # A commit costs the lake a file for each table: a batch joins the changes of many ticks.
 MAX_EVENTS = 500_000
 _PAUSE_SECONDS = 1.0
+# Old versions of a lake table are removed after its first commit, then after so many further ones.
+_EXPIRY_COMMITS = 50
+# How old a version gets, in seconds, by the kind of the target.
+_KEEP: dict[str, float] = {"parquet": 3600, "delta": 7 * 86_400, "iceberg": 7 * 86_400}
 
 _Form = CurrentRows | ChangeFeed | RowVersions
 _FORMS: dict[History | None, Callable[[str], _Form]] = {None: CurrentRows, "feed": ChangeFeed, "scd2": RowVersions}
@@ -67,11 +74,12 @@ class MirroredBatch:
 
 @dataclass(slots=True)
 class _Kept:
-    """A table that is mirrored, with its lake table and the position that this stands at."""
+    """A table that is mirrored, with its lake table, the position that this stands at, and the commits of this run."""
 
     table: MirrorTable
     lake: LakeTable
     stored: StoredPosition
+    commits: int = 0
 
 
 class Mirror:
@@ -81,7 +89,9 @@ class Mirror:
     "delta:/folder", "iceberg:/folder", "iceberg:CATALOG" or "parquet:/folder"; each table is schema.table in it.
     `words`: tables, `schema.table`, and schemas, whose later tables are mirrored too. `history`:
     what each lake table is, instead of the table as it is: "feed", its change feed, or "scd2", the
-    versions of its rows. `tell` gets a line for each copy.
+    versions of its rows. `columns`: the policy for columns that change, as words like "dropped=keep".
+    `keep`: how old versions of lake tables get; None: an hour for Parquet, else a week.
+    `tell` gets a line for each copy.
     """
 
     def __init__(
@@ -93,6 +103,8 @@ class Mirror:
         words: Sequence[str],
         *,
         history: History | None = None,
+        columns: Sequence[str] = (),
+        keep: timedelta | None = None,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.queue = queue
@@ -100,6 +112,8 @@ class Mirror:
         self.target = mirror_target(target)
         self._tell = tell
         self._form = _FORMS[history](queue)
+        self._keep = _KEEP[self.target.partition(":")[0]] if keep is None else keep.total_seconds()
+        self._policy = ColumnPolicy.parse(columns, history)
         self._again: set[str] = set()
         self._kept: dict[int, _Kept] = {}
         with ExitStack() as stack:
@@ -124,16 +138,24 @@ class Mirror:
         """Copy what is to be copied, then apply batches and yield those that changed lake tables.
 
         `once`: up to a tick that is taken now; else until `stop`, which is called between batches and while waiting.
+        A mirror that is paused waits and says so; `once` it is a GdqError.
         """
-        self._begin(once=once)
+        self._begin()
+        pause = PauseWatch(self.source, self.queue, self.name, self._tell, "mirror")
         goes_on = True
         while goes_on:
+            if once:
+                pause.refuse()
+            elif not pause.wait(stop):
+                return
             taken = source_tables(self.source, self.queue, self.name)
             news = NewTableWatch(self.source, self.queue, self.name, [r for r in taken if taken[r].is_there])
             try:
                 if not self._copy_missing(taken, stop):
                     return
-                yield from self._batches(once=once, stop=news.watched(stop))
+                yield from self._batches(once=once, stop=pause.watched(news.watched(stop)))
+                if once:
+                    pause.refuse()  # it may have ended the batches
             except CopyAgain as again:
                 self._again |= again.tables
             except (ResyncRequired, CaptureOffError, psycopg.errors.UndefinedTable) as error:
@@ -153,7 +175,7 @@ class Mirror:
         # a table or its log has gone since it was listed
         return "gdq_log." in str(error) or source_tables(self.source, self.queue, self.name) != taken
 
-    def _begin(self, *, once: bool) -> None:
+    def _begin(self) -> None:
         """Find the mirror as it was left, or make it, with its consumer."""
         if not may_read_logs(self.source):
             raise GdqError(
@@ -172,8 +194,6 @@ class Mirror:
             if register_consumer(self.source, self.queue, self.name, tables=self._choice.consumed):
                 self._state.begin(self.target, self._form.history)
                 return
-        if known and once and self._consumer().paused:
-            raise GdqError(f'mirror "{self.name}" is paused', hint=f"gdq resume {self.queue} {self.name}")
         if not known:
             raise GdqError(
                 f'queue {self.queue} has a consumer "{self.name}", which is not this mirror\'s',
@@ -218,19 +238,21 @@ class Mirror:
         place = table_lake_name(self.target, name)
         lake = open_lake(place, f"mirror {self.name}", self._mark)
         state = lake.state()
-        table = self._described(captured)
-        if state.stored is not None and state.stored.plan and table.history != history_of(state.stored.plan):
-            form = f"as history {found}" if (found := history_of(state.stored.plan)) else "as it is"
+        table, stored = self._described(captured), state.stored
+        if stored is not None and stored.plan and table.history != history_of(stored.plan):
+            form = f"as history {found}" if (found := history_of(stored.plan)) else "as it is"
             raise GdqError(f"{place} holds the table {form}", hint="Give another --target and --name.")
         if state.foreign is not None:
             self._tell(f"{name}: {state.foreign}, which is not the mirror's: copied again")
-        elif (
-            state.stored is not None
-            and name not in self._again
-            and state.stored.position
-            and state.stored.plan == table.plan
-        ):
-            return _Kept(table, lake, state.stored)
+        elif stored is not None and name not in self._again and stored.position:
+            try:
+                ready = bring_in_line(table, lake, stored, self._form.own, self._policy)
+            except Diverged:  # somebody else has changed it meanwhile
+                state, ready = lake.state(), None
+            if ready is not None:
+                if ready[1] != stored:
+                    self._tell(f"{name}: has other columns, which its lake table has got")
+                return _Kept(ready[0], lake, ready[1])
         return self._copied(captured, lake, state)
 
     def _described(self, captured: SourceTable) -> MirrorTable:
@@ -248,17 +270,14 @@ class Mirror:
             # the lock of the copy keeps DDL out from here on
             captured = source_tables(self.source, self.queue, self.name).get(captured.relid, captured)
             place = table_lake_name(self.target, name)
-            table = self._described(captured)
+            table, stored = make_ready(self._described(captured), lake, state, self._form.own, self._policy)
             ticked = self.source.execute(
                 "select tick_id from gdq.add_tick(%s, %s::pg_catalog.pg_snapshot)", [self.queue, copy.snapshot]
             ).fetchone()
             assert ticked is not None
             position = call(self.source, "tick_position", self.queue, ticked[0])
             new = StoredPosition(self._mark, str(place), table.plan, position)
-            stored = state.stored
-            whole = state.foreign is not None or (stored is not None and stored.plan != table.plan)
-            target = CopyTarget(lake, position, stored, whole)
-            change = self._form.copied(table, target, copy.connection)
+            change = self._form.copied(table, CopyTarget(lake, position, stored), copy.connection)
             lake.commit(change, stored, new)
         try:
             resynced(self.source, self.queue, self.name, str(captured.relid), copy.snapshot)
@@ -297,7 +316,9 @@ class Mirror:
                 self._tell(f"{kept.table.name}: {error}: it is copied again")
                 raise CopyAgain(kept.table.name) from None
             kept.stored = new
-            kept.lake.sweep()
+            if kept.commits % _EXPIRY_COMMITS == 0:
+                kept.lake.expire(self._keep)
+            kept.commits += 1
             tables += 1
         return tables, rows
 

@@ -9,8 +9,7 @@ from typing import Any, Literal
 from psycopg import Connection
 
 from gdq.consumer import ConsumerInfo, consumer_info, unregister_consumer
-from gdq.consumers.mirror.state import MirrorState, has_mirrors
-from gdq.consumers.mirror.table import History
+from gdq.consumers.mirror.state import History, MirrorState, has_mirrors
 from gdq.qualified_sql import qualified
 from gdq.shown import Shown
 

@@ -7,7 +7,6 @@ netted for each tick: what comes and goes within one is no version.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,15 +17,15 @@ from psycopg import Connection
 from gdq.consumers.lake.files import ArrowDifference, float_bits, whole_array
 from gdq.consumers.lake.table import LakeTable
 from gdq.consumers.mirror.batch_changes import TableLog
-from gdq.consumers.mirror.table import CopyTarget, History, MirrorTable, net_images, repeated_rows, with_weight
-from gdq.consumers.mirror.tick_changes import VERSION, check_names, tick_changes, widened
+from gdq.consumers.mirror.state import History
+from gdq.consumers.mirror.table import CopyTarget, MirrorTable, net_images, with_weight
+from gdq.consumers.mirror.tick_changes import VERSION, check_names, tick_changes
 from gdq.consumers.views.signals import Diverged
 from gdq.plan.table import WEIGHT_COLUMN
 from gdq.source import Position
 
 _START, _END = "__START_AT", "__END_AT"
 _FIELDS = (pa.field(_START, pa.int64()), pa.field(_END, pa.int64()))
-_OWN = frozenset({_START, _END})
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,29 +34,23 @@ class RowVersions:
 
     queue: str
     history: ClassVar[History] = "scd2"
+    own: ClassVar[frozenset[str]] = frozenset({_START, _END})
 
     def check(self, table: MirrorTable) -> None:
         """GdqError if the table has a column that the history needs itself."""
-        check_names(table, _OWN)
+        check_names(table, self.own)
 
     def copied(self, table: MirrorTable, target: CopyTarget, reader: Connection[Any]) -> ArrowDifference:
-        """All rows, from the copy's tick on; of a history that is there already, those that are others since.
-
-        GdqError if columns of the history have gone or have another type: its rows could not be kept.
-        """
-        tick, schema = Position.parse(target.position).tick, _version_schema(table)
+        """All rows, from the copy's tick on; of a history that is there already, those that are others since."""
+        tick = Position.parse(target.position).tick
         if target.stored is None:
-            return ArrowDifference("full", schema, lambda: (_open_rows(rows, tick) for rows in table.rows(reader)))
+            schema = pa.schema([*table.schema, *_FIELDS])
+            return table.difference("full", schema, lambda: (_open_rows(rows, tick) for rows in table.rows(reader)))
         came = _weighted(pa.Table.from_batches(table.rows(reader), table.schema), 1)
         held = _held(table, target.lake)
         went = _weighted(held.select(table.schema.names), -1)
         change = _with_version(net_images(pa.concat_tables([came, went])), tick)
-        difference = _difference(table, held, change)
-        if not target.whole:
-            return _signed(table, difference)
-        parts = [_weighted(pa.Table.from_batches(_wide(table, schema, target.lake), schema), 1), difference]
-        rows = repeated_rows(net_images(pa.concat_tables(parts)), 1)
-        return ArrowDifference("full", schema, lambda: iter(rows.to_batches()))
+        return _signed(table, _difference(table, held, change))
 
     def changed(
         self, table: MirrorTable, lake: LakeTable, source: Connection[Any], log: TableLog
@@ -77,7 +70,7 @@ class RowVersions:
 
 
 def _version_schema(table: MirrorTable) -> pa.Schema:
-    return pa.schema([*table.schema, *_FIELDS])
+    return pa.schema([*table.schema, *table.kept, *_FIELDS])
 
 
 def _open_rows(rows: pa.RecordBatch, tick: int) -> pa.RecordBatch:
@@ -97,11 +90,7 @@ def _with_version(images: pa.Table, tick: int) -> pa.Table:
 
 
 def _signed(table: MirrorTable, difference: pa.Table) -> ArrowDifference:
-    return ArrowDifference("signed", _version_schema(table), lambda: iter(difference.to_batches()), match=table.key)
-
-
-def _wide(table: MirrorTable, schema: pa.Schema, lake: LakeTable) -> Iterator[pa.RecordBatch]:
-    return (widened(batch, schema, table.name, _OWN) for batch in lake.scan())
+    return table.difference("signed", _version_schema(table), lambda: iter(difference.to_batches()), table.key)
 
 
 def _held(table: MirrorTable, lake: LakeTable, like: pa.Table | None = None) -> pa.Table:
@@ -109,8 +98,8 @@ def _held(table: MirrorTable, lake: LakeTable, like: pa.Table | None = None) -> 
     schema = _version_schema(table)
     exact = [name for name in table.key if not pa.types.is_floating(schema.field(name).type)]
     found = []
-    for batch in _wide(table, schema, lake):
-        rows = batch.filter(pc.is_null(batch.column(_END)))
+    for batch in lake.scan():
+        rows = batch.select(schema.names).filter(pc.is_null(batch.column(_END)))
         if like is not None and exact:
             rows = rows.filter(pc.is_in(rows.column(exact[0]), value_set=whole_array(like[exact[0]]).unique()))
         found.append(rows)
@@ -120,7 +109,8 @@ def _held(table: MirrorTable, lake: LakeTable, like: pa.Table | None = None) -> 
 def _difference(table: MirrorTable, held: pa.Table, changes: pa.Table) -> pa.Table:
     """Signed versions that lead from those that hold to those after changes, which are netted for each tick.
 
-    Of equal rows the oldest ends first. Diverged if a row went that was not there.
+    Of equal rows the oldest ends first. What the kept columns have stays with the versions that end. Diverged if a row
+    went that was not there.
     """
     names = table.schema.names
     images = pa.concat_tables([held.select(names), changes.select(names)])
@@ -143,6 +133,9 @@ def _difference(table: MirrorTable, held: pa.Table, changes: pa.Table) -> pa.Tab
                 result.append((ended, start, None, -1))
     result += [(row, start, None, 1) for there in holding.values() for row, start in there if row >= held.num_rows]
     rows, starts, ends, signs = zip(*result, strict=True) if result else ((), (), (), ())
+    for field in table.kept:
+        later = pa.nulls(changes.num_rows, field.type)
+        images = images.append_column(field, pa.chunked_array([*held[field.name].chunks, later], field.type))
     taken = images.take(pa.array(rows, pa.int64()))
     columns = [*taken.columns, pa.array(starts, pa.int64()), pa.array(ends, pa.int64()), pa.array(signs, pa.int64())]
     return pa.Table.from_arrays(columns, schema=with_weight(_version_schema(table)))

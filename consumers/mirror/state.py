@@ -10,16 +10,18 @@ at the position that is noted for it. A table at another position than that one,
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from psycopg import Connection
 from psycopg.types.json import Jsonb
 
 from gdq.call import scalar
-from gdq.consumers.mirror.table import History
 from gdq.consumers.views.own_objects import check_own_tables
 from gdq.consumers.views.target import grant_own_table
 from gdq.errors import GdqError
+
+# What a lake table is that keeps what has been: the change feed of its table, or the versions of its rows.
+History = Literal["feed", "scd2"]
 
 _CREATE = """
 create table if not exists gdq_target.mirror (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -12,9 +12,10 @@ import pyarrow.compute as pc
 from psycopg import Connection
 
 from gdq.call import scalar
-from gdq.consumers.lake.files import float_bits, whole_array
+from gdq.consumers.lake.files import ArrowDifference, float_bits, whole_array
 from gdq.consumers.lake.table import LakeTable
 from gdq.consumers.lake.types import LakeColumn, lake_columns, lake_schema, read_lake_rows
+from gdq.consumers.mirror.state import History
 from gdq.consumers.replica.source_tables import SourceTable
 from gdq.consumers.views.change_source import LogColumn, log_columns, weighted_log_rows
 from gdq.consumers.views.target import StoredPosition
@@ -28,12 +29,9 @@ from gdq.view.lake_name import LakeKind
 _OPERATIONS = {"insert", "update", "delete", "truncate"}
 
 _TYPE_OIDS = qualified("""
-select a.attname::text, a.atttypid::bigint from pg_catalog.pg_attribute a
+select a.attname::text, a.atttypid::bigint, a.attnum from pg_catalog.pg_attribute a
  where a.attrelid = %s::oid and a.attnum > 0 and not a.attisdropped""")
 
-
-# What a lake table is that keeps what has been: the change feed of its table, or the versions of its rows.
-History = Literal["feed", "scd2"]
 
 # A column of the log in the lake and in the log.
 HeaderColumn = tuple[LakeColumn, LogColumn]
@@ -47,13 +45,16 @@ class TooManyChanges(Exception):  # noqa: N818 (a signal)
 class MirrorTable:
     """A captured table at one version of its columns, and these columns in the lake.
 
-    `history`: what the lake table is, None for the table as it is.
+    `numbers`: those of the columns, which PostgreSQL gives only once. `history`: what the lake table is, None for the
+    table as it is. `kept`: columns that only the lake table has, besides those of a history.
     """
 
     captured: SourceTable
     logged: tuple[LogColumn, ...]
     columns: tuple[LakeColumn, ...]
+    numbers: tuple[int, ...]
     history: History | None
+    kept: tuple[pa.Field, ...] = ()
 
     @property
     def name(self) -> str:
@@ -61,9 +62,27 @@ class MirrorTable:
 
     @property
     def plan(self) -> str:
-        """What the lake table is made from: another table of the name, or other columns, and it is copied again."""
-        of = {"relid": self.captured.relid, "version": self.captured.version}
+        """What the lake table is made from: the table, and its columns by their numbers."""
+        columns = {str(number): name for number, name in zip(self.numbers, self.schema.names, strict=True)}
+        of = {"relid": self.captured.relid, "version": self.captured.version, "columns": columns}
         return json.dumps(of | ({"history": self.history} if self.history else {}))
+
+    def fits(self, plan: str) -> bool:
+        """True if a lake table that is made by a plan has the columns of this version."""
+        known = json.loads(plan)
+        return bool(known["relid"] == self.captured.relid and known["version"] == self.captured.version)
+
+    def numbers_of(self, plan: str) -> dict[int, str] | None:
+        """The columns that a lake table was made with, by their numbers; None if the plan does not tell."""
+        known = json.loads(plan)
+        if known["relid"] != self.captured.relid or "columns" not in known:
+            return None
+        return {int(number): name for number, name in known["columns"].items()}
+
+    def keeping(self, lake: pa.Schema, own: Collection[str]) -> MirrorTable:
+        """The same with the further columns of a lake table; `own`: those that a history needs itself."""
+        ours = {*self.schema.names, *own}
+        return replace(self, kept=tuple(field for field in lake if field.name not in ours))
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -105,6 +124,32 @@ class MirrorTable:
                 raise TooManyChanges
         return pa.Table.from_batches(batches, with_weight(lake_schema(columns)))
 
+    def difference(
+        self,
+        kind: Literal["full", "signed"],
+        schema: pa.Schema,
+        rows: Callable[[], Iterator[pa.RecordBatch]],
+        match: tuple[str, ...] = (),
+    ) -> ArrowDifference:
+        """A difference of the lake table, whose rows have NULL in the kept columns that they lack.
+
+        By these no rows are told apart.
+        """
+        lacking = [field for field in self.kept if field.name not in schema.names]
+        if not lacking:
+            return ArrowDifference(kind, schema, rows, match=match)
+
+        def whole() -> Iterator[pa.RecordBatch]:
+            for batch in rows():
+                weight = [WEIGHT_COLUMN] if kind == "signed" else []
+                arrays = [batch.column(name) for name in schema.names]
+                arrays += [pa.nulls(batch.num_rows, field.type) for field in lacking]
+                arrays += [batch.column(name) for name in weight]
+                yield pa.RecordBatch.from_arrays(arrays, names=[*wide.names, *weight])
+
+        wide = pa.schema([*schema, *lacking])
+        return ArrowDifference(kind, wide, whole, match=match, ignored=frozenset(field.name for field in lacking))
+
     @property
     def _listed(self) -> str:
         return ", ".join(quote(column.name) for column in self.columns)
@@ -112,15 +157,11 @@ class MirrorTable:
 
 @dataclass(frozen=True, slots=True)
 class CopyTarget:
-    """A lake table that a copy goes to, the position of the copy, and what the lake table stood at.
-
-    `whole`: the copy replaces what is there, since its columns are others, or somebody else has changed its rows.
-    """
+    """A lake table that a copy goes to, the position of the copy, and what the lake table stood at."""
 
     lake: LakeTable
     position: str
     stored: StoredPosition | None
-    whole: bool
 
 
 def describe_table(
@@ -139,7 +180,8 @@ def describe_table(
             f"table {table} has updates that do not log {', '.join(omitted)}: a mirror needs whole rows",
             hint=f"gdq alter-table {queue} {table} --unchanged once",
         )
-    oids = dict(source.execute(_TYPE_OIDS, [captured.relid]).fetchall())
+    known = source.execute(_TYPE_OIDS, [captured.relid]).fetchall()
+    oids, numbers = {name: oid for name, oid, _ in known}, {name: number for name, _, number in known}
     if missing := [column.name for column in logged if column.name not in oids]:
         raise GdqError(f"capture of table {table} has not followed the DDL of column {missing[0]} yet", hint="gdq tick")
     if any(column.name == WEIGHT_COLUMN for column in logged):
@@ -147,7 +189,7 @@ def describe_table(
     described = [(column.name, oids[column.name], column.type) for column in logged]
     cure = f"Capture the table without the column: gdq alter-table {queue} {table} --exclude ..."
     columns = (replace(column, of=f"table {table}", cure=cure) for column in lake_columns(described, kind))
-    return MirrorTable(captured, logged, tuple(columns), history)
+    return MirrorTable(captured, logged, tuple(columns), tuple(numbers[column.name] for column in logged), history)
 
 
 def history_of(plan: str) -> History | None:

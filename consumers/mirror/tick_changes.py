@@ -22,8 +22,6 @@ from gdq.plan.table import WEIGHT_COLUMN
 OP, VERSION, TIME, EVENT = "_op", "_commit_version", "_commit_timestamp", "ev_id"
 _TXID = "_txid"
 
-_HINT = "Begin a new history: with another --target and --name."
-
 
 def _header(name: str, pg_type: str, oid: int, log_column: str) -> tuple[LakeColumn, LogColumn]:
     logged = LogColumn(name, pg_type, pg_type, False, False, log_column, None, None, None)
@@ -70,23 +68,6 @@ def tick_changes(
         parts.append(gone)
         before, start = None, event
     return pa.concat_tables(part.cast(parts[0].schema) for part in parts)
-
-
-def widened(batch: pa.RecordBatch, schema: pa.Schema, table: str, own: Collection[str]) -> pa.RecordBatch:
-    """Rows of a history with the columns of a schema, NULL where they lack one; GdqError if they lose one.
-
-    `own`: columns of the history that the schema may lack.
-    """
-    ours = {field.name: field.type for field in schema}
-    theirs = {field.name: field.type for field in batch.schema if field.name in ours or field.name not in own}
-    if lost := sorted(column for column, kind in theirs.items() if ours.get(column) != kind):
-        message = f'the history of table {table} has the column "{lost[0]}", which is gone, or of another type'
-        raise GdqError(message, hint=_HINT)
-    columns = [
-        batch.column(field.name) if field.name in batch.schema.names else pa.nulls(batch.num_rows, field.type)
-        for field in schema
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _versions(txids: pa.ChunkedArray, ticks: Sequence[Tick]) -> pa.Array:

@@ -1,4 +1,4 @@
-"""Whether a replica is paused: `gdq pause QUEUE REPLICA` pauses its consumer, which gets no batches then."""
+"""Whether a replica or a mirror is paused: `gdq pause QUEUE NAME` pauses its consumer, which gets no batches then."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ _WAIT_SECONDS = 0.2
 
 
 class PauseWatch:
-    """Looks every two seconds whether a replica's consumer is paused, and tells when that changes."""
+    """Looks every two seconds whether a consumer is paused, and tells when that changes; `of`: what it belongs to."""
 
-    def __init__(self, source: Connection[Any], queue: str, replica: str, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, source: Connection[Any], queue: str, name: str, tell: Callable[[str], None], of: str = "replica"
+    ) -> None:
         self._source = source
         self._queue = queue
-        self._replica = replica
+        self._name = name
+        self._of = of
         self._tell = tell
         self._paused = False
         self._look_at = 0.0
@@ -29,7 +32,7 @@ class PauseWatch:
     def refuse(self) -> None:
         """GdqError if the consumer is paused: nobody waits for a run that has an end."""
         if self._is_paused():
-            raise GdqError(f'replica "{self._replica}" is paused', hint=self._hint)
+            raise GdqError(f'{self._of} "{self._name}" is paused', hint=self._hint)
 
     def wait(self, stop: Callable[[], bool]) -> bool:
         """Wait until the consumer is not paused; False if `stop` ended that."""
@@ -53,15 +56,15 @@ class PauseWatch:
         if time.monotonic() >= self._look_at:
             paused = self._is_paused()
             if paused != self._paused:
-                self._tell(f"replica {self._replica} is {f'paused: {self._hint}' if paused else 'resumed'}")
+                self._tell(f"{self._of} {self._name} is {f'paused: {self._hint}' if paused else 'resumed'}")
             self._paused = paused
             self._look_at = time.monotonic() + _LOOK_SECONDS
         return self._paused
 
     def _is_paused(self) -> bool:
         query = "select paused from gdq.consumer_info(%s) where consumer_name = %s"
-        return bool(scalar(self._source, query, self._queue, self._replica))
+        return bool(scalar(self._source, query, self._queue, self._name))
 
     @property
     def _hint(self) -> str:
-        return f"gdq resume {self._queue} {self._replica}"
+        return f"gdq resume {self._queue} {self._name}"

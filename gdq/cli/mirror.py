@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from gdq.lock_waits import told_waits
 
 if TYPE_CHECKING:
     from gdq.consumers.mirror.mirror import Mirror, MirroredBatch
-    from gdq.consumers.mirror.table import History
+    from gdq.consumers.mirror.state import History
 
 _BATCH_COLUMNS = ("mirror_name", "tick", "tables", "rows", "seconds")
 _MIRROR_COLUMNS = (
@@ -51,6 +52,21 @@ _MIRROR_COLUMNS = (
     help="Keep what has been. feed: a table in the lake is the change feed of its table, to which rows are only added; "
     "scd2: it has every version of each row, with the ticks from which and up to which it held.",
 )
+@click.option(
+    "--on-column",
+    "columns",
+    multiple=True,
+    metavar="KIND=WORD",
+    help="What becomes of columns that change: added=add|stop, widened=widen|stop, renamed=rename|keep|stop, "
+    "dropped=drop|keep|stop, retyped=copy|stop (of a history keep|stop). Default: as the table has them; a history "
+    "keeps columns that are dropped, and stops at another type.",
+)
+@click.option(
+    "--keep",
+    type=base.Seconds(),
+    metavar="SECONDS",
+    help="Remove versions of the lake tables that are older. Default: an hour for Parquet, a week for others.",
+)
 @click.option("--follow", is_flag=True, help="Go on with every change, until SIGTERM or Ctrl-C.")
 @listing_options
 @base.dsn_option
@@ -61,6 +77,8 @@ def mirror_command(
     target: str,
     name: str | None,
     history: History | None,
+    columns: tuple[str, ...],
+    keep: float | None,
     follow: bool,
     shape: Shape,
     dsn: str | None,
@@ -80,7 +98,8 @@ def mirror_command(
 
     def start() -> Mirror:
         with stop.nothing_at_hand():
-            return Mirror(dsn, queue, called, target, tables, history=history, tell=tell)
+            age = None if keep is None else timedelta(seconds=keep)
+            return Mirror(dsn, queue, called, target, tables, history=history, columns=columns, keep=age, tell=tell)
 
     with told_waits(tell):
         if follow:

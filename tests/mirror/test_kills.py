@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from gdq.consumers.mirror.mirror import Mirror
-from gdq.consumers.mirror.table import History
+from gdq.consumers.mirror.state import History
 from tests.mirror.conftest import Lake
 from tests.mirror.test_history import Replay
 
@@ -35,7 +35,7 @@ _CHANGES = (
     "update parts set id = id + 1000, n = n + 1 where id = {0} and {0} + 1000 not in (select id from parts)",
 )
 _RARE = ("truncate bare", "truncate keyed", "alter table keyed add column if not exists c{0} int default {0}")
-_FORKS = multiprocessing.get_context("forkserver")
+FORKS = multiprocessing.get_context("forkserver")
 
 
 def follow(dsn: str, target: str, history: History | None) -> None:
@@ -68,7 +68,7 @@ def kill_often(lake: Lake, choice: random.Random, history: History | None, check
         writer.start()
         try:
             for _ in range(4):
-                process = _FORKS.Process(target=follow, args=(lake.source.dsn, lake.target, history))
+                process = FORKS.Process(target=follow, args=(lake.source.dsn, lake.target, history))
                 process.start()
                 process.join(choice.uniform(0.3, 2.5))
                 assert process.exitcode is None
@@ -77,7 +77,6 @@ def kill_often(lake: Lake, choice: random.Random, history: History | None, check
         finally:
             over.set()
             writer.join()
-        lake.run("select gdq.maintain()")  # a killed session may have left capture to be put right
         lake.mirror(*words)
         check()
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -237,6 +240,74 @@ def test_dropped_and_made_anew(lake: Lake) -> None:
     lake.run("insert into item values (2)")
     lake.mirror("public.item")
     lake.same("public.item")
+
+
+def test_a_mirror_is_paused_and_resumed(lake: Lake) -> None:
+    """It says so and waits, amid batches too; its lag is in the status and in the metrics meanwhile."""
+    lake.run("create table item (id int primary key)")
+    lake.capture("item")
+    follower = start_gdq("mirror", "shop", "public.item", "--target", lake.target, "--follow", dsn=lake.source.dsn)
+    try:
+        until((lake.folder / "public.item" / "_delta_log").is_dir, "the copy")
+        assert gdq("pause", "shop", "copy", dsn=lake.source.dsn).returncode == 0
+        _said(follower, "mirror copy is paused: gdq resume shop copy")
+        lake.run("insert into item values (1)", "select gdq.force_tick('shop')")
+        (consumer,) = json.loads(gdq("status", "--json", dsn=lake.source.dsn).stdout)["consumers"]
+        assert (consumer["consumer_name"], consumer["unread_events"]) == ("copy", 1)
+        assert consumer["lag_seconds"] > 0
+        (listed,) = json.loads(gdq("mirrors", "--json", dsn=lake.source.dsn).stdout)
+        assert (listed["state"], listed["unread_events"]) == ("paused", 1)
+        metrics = gdq("metrics", "--once", dsn=lake.source.dsn).stdout
+        assert re.search(r'^gdq_consumer_lag_seconds\{.*"copy".*\} [0-9.e-]+$', metrics, re.MULTILINE), metrics
+        assert lake.read("public.item").num_rows == 0
+        assert gdq("resume", "shop", "copy", dsn=lake.source.dsn).returncode == 0
+        until(lambda: lake.read("public.item").num_rows == 1, "the row")
+        _said(follower, "mirror copy is resumed")
+    finally:
+        follower.terminate()
+        follower.communicate()
+
+
+def _said(follower: subprocess.Popen[str], line: str) -> None:
+    """Wait until a program says something."""
+    assert follower.stderr is not None
+    said = ""
+    while line not in said:
+        more = follower.stderr.readline()
+        assert more, said
+        said += more
+
+
+def test_old_versions_are_removed(each: Lake) -> None:
+    """Files that no version within the time has, and what killed mirrors left; the position stays, so do the rows."""
+    each.run(
+        "create table item (id int primary key, n int)", "insert into item select i, 0 from generate_series(1, 9) i"
+    )
+    each.capture("item")
+    each.mirror("public.item")
+
+    def files() -> set[Path]:
+        return {path for path in each.folder.rglob("part-*.parquet") if "current" not in path.parts}
+
+    first = files()
+    place = next(iter(first)).parent
+    left = place / "part-left.parquet" if each.kind != "parquet" else place.parent / "v00000099" / "part-left.parquet"
+    left.parent.mkdir(exist_ok=True)
+    left.write_bytes(b"left")
+    for number in range(3):
+        each.run(f"update item set n = {number} + 1")
+        each.mirror("public.item")
+    assert files() >= first
+    each.run("update item set n = 9")
+    assert "copied" not in each.mirror("public.item", "--keep", "0")
+    each.same("public.item")
+    # those of the present version; a Parquet folder has them once, the version before among them
+    assert not files() & first
+    assert not left.exists()
+    assert len(files()) == 1
+    each.run("delete from item where id = 1")
+    assert "copied" not in each.mirror("public.item")
+    each.same("public.item")
 
 
 def test_what_cannot_be_mirrored_is_refused(lake: Lake) -> None:
