@@ -109,7 +109,7 @@ begin
   if gdq_most > {FEW} then
     -- the planner sees how many changes there are
     perform pg_catalog.set_config('plan_cache_mode', 'force_custom_plan', true);
-    gdq_rows_max := {2**62};
+    gdq_rows_max := gdq_most * {ROWS_MAX // FEW};
   end if;
   if gdq_changed = 0 then
     gdq_many := false;{branches}

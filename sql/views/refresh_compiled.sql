@@ -24,8 +24,9 @@ begin
     delta_rows := 0;
     return;
   end if;
-  -- up to a thousand changes by a plan that the session keeps, else by a plan for so many
-  foreach most in array case when load then array[1000, 100000] else array[1000] end loop
+  -- up to a thousand changes by a plan that the session keeps, else by a plan for so many; what has no load has a
+  -- refresh that finds statistics first
+  foreach most in array array[1000, case when load then 100000 else 10000 end] loop
     exit when since.segments is null or compiled.changes is null or delta_rows is not null;
     begin
       reason := null;
@@ -49,6 +50,7 @@ begin
     action := 'full';
     kind := 'full';
   else
+    kind := null;
     return;
   end if;
   perform gdq.move_target(view, compiled, place,
