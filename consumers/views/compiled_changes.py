@@ -11,22 +11,24 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import md5
 from itertools import combinations
 from typing import Any
 
 import psycopg
 from psycopg import Connection
 
-from gdq.consumers.views.change_source import LogColumn, LoggedRows, log_columns_of
+from gdq.consumers.views.change_source import LoggedRows, log_columns_of
+from gdq.consumers.views.compiled_delta import CompiledDelta
 from gdq.consumers.views.computation import KEYS_BYTES_MAX, KEYS_MAX
-from gdq.consumers.views.few_statement import FEW, FEW_BYTES, ROWS_MAX, FewStatement, Netted
-from gdq.consumers.views.netting import as_part, netted_images_sql, old_rows_sql, with_parts
+from gdq.consumers.views.few_statement import FEW, ROWS_MAX, FewStatement, Netted
+from gdq.consumers.views.netting import as_part, old_rows_sql, with_parts
 from gdq.consumers.views.target_rows import TargetRows
 from gdq.errors import PlanError
 from gdq.owner_sql import OwnerSql
+from gdq.plan.extreme import extreme_after, net_values_sql
 from gdq.plan.postgres import ChangePlan, PostgresPlan
-from gdq.plan.steps import PlanStep, RecomputeOutcome, ReplaceOutcome
-from gdq.plan.table import WEIGHT_COLUMN, UsedTable
+from gdq.plan.steps import PlannedValue, PlanStep, RecomputeOutcome, ReplaceOutcome
 from gdq.qualified_sql import qualified
 from gdq.sql_text import is_not_null, is_null, literal, quote
 from gdq.view.table_schema import apply_view_settings, describe_query
@@ -35,17 +37,18 @@ from gdq.view.view import ViewInfo
 # A branch for each set of changed tables, the small sets first, up to so many; and one for all tables.
 _SETS_MAX = 40
 
-_KEYS, _TOKEN = re.compile(r"\bgdq_keys_\d+\b"), re.compile(r"\bgdq_(keys|null)_\d+\b")
+_KEYS, _VARIABLE = re.compile(r"\bgdq_keys_\d+\b"), re.compile(r"\bgdq_(?:keys|null|value)_\d+(?:_old)?\b")
 
 _LATER = "select rows_sql, segments::bigint[] from gdq.later_rows_sql(%s, %s::regclass)"
 
-# The array type's own name, since format_type's character[] reads as arrays of char(1). None for keys that are arrays.
-_ARRAY_OF = qualified("""
-select format('%%I.%%I', n.nspname, a.typname)
-  from pg_catalog.pg_type t
-  join pg_catalog.pg_type a on a.oid = t.typarray
-  join pg_catalog.pg_namespace n on n.oid = a.typnamespace
- where t.oid = %s and t.typcategory <> 'A' and t.typcategory <> 'P'""")
+# Names of types, since format_type's character reads as char(1).
+_TYPE = qualified("""
+select format('%%I.%%I', n.nspname, t.typname),
+       coalesce((select format('%%I.%%I', m.nspname, a.typname)
+                   from pg_catalog.pg_type a join pg_catalog.pg_namespace m on m.oid = a.typnamespace
+                  where a.oid = t.typarray and t.typcategory <> 'A' and t.typcategory <> 'P'), '')
+  from pg_catalog.pg_type t join pg_catalog.pg_namespace n on n.oid = t.typnamespace
+ where t.oid = %s""")
 
 
 class _NotCompiledError(Exception):
@@ -77,16 +80,19 @@ class CompiledChanges:
         sets = [chosen for size in range(1, len(some) + 1) for chosen in combinations(some, size)]
         if len(sets) > _SETS_MAX:
             sets = [*sets[: _SETS_MAX - 1], tuple(some)]
-        branches = [(_mask(some, chosen), self._branch(chosen)) for chosen in sets]
-        if not any(branch.applies for _, branch in branches):
+        branches = [self._branch(chosen) for chosen in sets]
+        if not any(branch.applies for branch in branches):
             return ""
-        written = "".join(f"\n  elsif gdq_changed = {mask} then{branch.text}" for mask, branch in branches)
+        values = {key: value for branch in branches for key, value in branch.values.items()}
+        texts = [branch.forgotten(values) + branch.text for branch in branches]
+        masks = [_mask(some, chosen) for chosen in sets]
+        written = "".join(f"\n  elsif gdq_changed = {mask} then{text}" for mask, text in zip(masks, texts, strict=True))
         if len(sets) < 2 ** len(some) - 1:
             # the branch for changes of all tables serves any of them
-            written += f"\n  else{branches[-1][1].text}"
+            written += f"\n  else{texts[-1]}"
         return self._body(read, deltas, written)
 
-    def _body(self, read: str, deltas: Sequence[_Delta], branches: str) -> str:
+    def _body(self, read: str, deltas: Sequence[CompiledDelta], branches: str) -> str:
         declared = "".join(f"\n  {name} {kind}[];" for delta in deltas for name, kind in delta.variables)
         return f"""
 #variable_conflict use_column
@@ -104,6 +110,7 @@ declare
   gdq_rows_max bigint := {ROWS_MAX};{declared}
 begin
   gdq_kind := 'none';
+  gdq_kept := coalesce(gdq_kept, '{{}}');
   gdq_read := - ({read});{"".join(delta.netting(1 << bit) for bit, delta in enumerate(deltas))}
   perform pg_catalog.set_config('enable_seqscan', 'on', true);
   if gdq_most > {FEW} then
@@ -129,13 +136,14 @@ end"""
 
     def _branch(self, chosen: Sequence[Netted]) -> _Branch:
         """The branch for changes of these tables; one that raises the reason if they take a full load."""
+        changed = frozenset(one.table.name for one in chosen)
         try:
-            changes = self.plan.plan_changes([one.table.name for one in chosen])
-            return _Branch(_Steps(self, chosen, changes).text(), applies=True)
+            steps = _Steps(self, chosen, self.plan.plan_changes(changed, local=True))
+            return _Branch(changed, steps.text(), steps.values)
         except (PlanError, _NotCompiledError) as error:
-            return _Branch(f"\n    {_raise(str(error))}", applies=False)
+            return _Branch(changed, f"\n    {_raise(str(error))}", {}, applies=False)
 
-    def _delta(self, number: int) -> _Delta:
+    def _delta(self, number: int) -> CompiledDelta:
         """The changes of the table with this number in the plan."""
         table, view = self.plan.tables[number - 1], self.view
         names = [schema.qualified for schema in self.plan.schemas]
@@ -143,15 +151,25 @@ end"""
         select, segments = self.connection.execute(_LATER, [view.queue_name, name]).fetchone() or ("", [])
         found = log_columns_of(self.connection, view.queue_name, [name])[name]
         logged = tuple(column for column in found if column.name in table.logged)
-        return _Delta(number, table, LoggedRows(str(select), logged), segments)
+        return CompiledDelta(number, table, LoggedRows(str(select), logged), segments)
 
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """The statements for one set of changed tables. `applies`: they follow the changes, and do not only refuse them."""
+    """The statements for one set of changed tables. `values`: what they keep, by the hash of its text.
 
+    `applies`: they follow the changes, and do not only refuse them.
+    """
+
+    changed: frozenset[str]
     text: str
-    applies: bool
+    values: Mapping[str, PlannedValue]
+    applies: bool = True
+
+    def forgotten(self, known: Mapping[str, PlannedValue]) -> str:
+        """The statement that forgets those of the known values that the changes may have changed."""
+        lost = [key for key, value in known.items() if value.tables & self.changed and key not in self.values]
+        return f"\n    gdq_kept := gdq_kept - '{{{','.join(lost)}}}'::text[];" if lost else ""
 
 
 @dataclass(slots=True)
@@ -162,7 +180,8 @@ class _Steps:
     chosen: Sequence[Netted]
     changes: ChangePlan
     _parts: dict[str, str] = field(default_factory=dict, init=False)
-    _keys: dict[str, str] = field(default_factory=dict, init=False)
+    _variables: dict[str, str] = field(default_factory=dict, init=False)
+    values: dict[str, PlannedValue] = field(default_factory=dict, init=False)
 
     def text(self) -> str:
         self._parts = {one.name: one.select(one.arrays) for one in self.chosen}
@@ -174,21 +193,54 @@ class _Steps:
                 by_key = True
                 self._parts |= dict(zip(names, old_rows_sql(one.table, one.name), strict=True))
         for step in self.changes.steps:
-            if step.kind == "delta":
-                self._parts[as_part(step.name)] = as_part(step.sql)
-            elif step.kind == "check":
-                statements += f"\n      if ({self._read(step.sql)}) then\n        {_raise(step.reason)}\n      end if;"
-            else:
-                statements += self._collected(step)
+            statements += self._taken(step)
         statements += self._applied()
         outcome = self.changes.outcome
         if outcome is not None and not isinstance(outcome, RecomputeOutcome):
             by_key = by_key or isinstance(outcome, ReplaceOutcome)
             statements += f"\n      gdq_kind := '{'by-key' if by_key else 'incremental'}';"
-        variables = [*self._keys.items(), *((name.replace("keys", "null"), "boolean") for name in self._keys)]
-        declared = "".join(f"\n      {name} {kind};" for name, kind in variables)
+        declared = "".join(f"\n      {name} {kind};" for name, kind in self._variables.items())
         head = f"\n    declare{declared}" if declared else ""
         return f"{head}\n    begin{statements}\n    end;"
+
+    def _taken(self, step: PlanStep) -> str:
+        """The statements of a step. A relation is a part of the statements that read it."""
+        if step.kind == "keys":
+            return self._collected(step)
+        if step.kind == "check":
+            if step.value is not None:
+                return ""  # the step of the value has compared it
+            return f"\n      if ({self._read(step.sql)}) then\n        {_raise(step.reason)}\n      end if;"
+        self._parts[as_part(step.name)] = as_part(step.sql)
+        return "" if step.value is None else self._valued(step, step.value)
+
+    def _valued(self, step: PlanStep, value: PlannedValue) -> str:
+        """Statements that take a value from those that are kept, or compute it, and keep it."""
+        name = as_part(step.name).replace("rows", "value")
+        key, kind = md5(value.new.encode(), usedforsecurity=False).hexdigest(), self._type(f"select ({value.new})")[0]
+        self.values[key] = value
+        self._variables[name] = kind
+        kept = f"(gdq_kept ->> '{key}')::{kind}"
+        if not value.old:
+            taken, anew = f"{name} := {kept};", f"{self._read(f'select ({value.new})')} into {name};"
+            compared = ""
+        else:
+            before = f"{name}_old"
+            self._variables[before] = kind
+            net = {"gdq_net": net_values_sql(as_part(value.rows), "c1")}
+            after = f"select {extreme_after(value.extreme, before, 'gdq_net', value.new)}"
+            taken = f"{before} := {kept};\n        {with_parts(as_part(after), self._parts | net)} into {name};"
+            anew = f"{self._read(f'select ({value.new}), ({value.old})')} into {name}, {before};"
+            reason = _raise("the value of a subquery changed [subquery-value]")
+            compared = f"\n      if {name}::text is distinct from {before}::text then\n        {reason}\n      end if;"
+        self._parts[as_part(step.name)] = f"select {name} as c1, 1 as w"
+        return f"""
+      if gdq_kept ? '{key}' then
+        {taken}
+      else
+        {anew}
+      end if;{compared}
+      gdq_kept := gdq_kept || pg_catalog.jsonb_build_object('{key}', {name}::text);"""
 
     def _read(self, select: str) -> str:
         """A SELECT of the plan with the parts that it reads."""
@@ -197,7 +249,10 @@ class _Steps:
     def _collected(self, step: PlanStep) -> str:
         """Statements that collect a step's keys. Many of them are seen by the planner."""
         name = step.name
-        self._keys[name] = self._array_type(step.sql)
+        kind = self._type(step.sql)[1]
+        if not kind:
+            raise _NotCompiledError("a key is an array")
+        self._variables |= {name: kind, name.replace("keys", "null"): "boolean"}
         collected = self._into(name, step.sql)
         if step.instead:
             # the first looks up each key that was collected before, the other reads all
@@ -254,86 +309,22 @@ class _Steps:
         """A SELECT of the plan for a session that has no variables; the planner knows as little of their values."""
         parts = {one.name: one.select(["null"] * len(one.arrays)) for one in self.chosen}
         found = with_parts(as_part(select), self._parts | parts)
-        return _TOKEN.sub(lambda token: self._unknown(token[0]), found)
+        return _VARIABLE.sub(
+            lambda name: f"((select null::{self._variables[name[0]]})::{self._variables[name[0]]})", found
+        )
 
-    def _unknown(self, token: str) -> str:
-        kind = self._keys.get(token, "boolean")
-        return f"((select null::{kind})::{kind})"
-
-    def _array_type(self, keys: str) -> str:
-        connection, view = self.of.connection, self.of.view
-        ((_, oid, _),) = describe_query(connection, self._described(keys), view.settings)
-        row = connection.execute(_ARRAY_OF, [oid]).fetchone()
-        if row is None:
-            raise _NotCompiledError("a key is an array")
-        return str(row[0])
+    def _type(self, select: str) -> tuple[str, str]:
+        """The type of the one column of a SELECT, and that of arrays of it; the last is empty if it is one itself."""
+        connection = self.of.connection
+        ((_, oid, _),) = describe_query(connection, self._described(select), self.of.view.settings)
+        kind, array = connection.execute(_TYPE, [oid]).fetchone() or ("", "")
+        return kind, array
 
     def _cost(self, keys: str) -> float:
         connection = self.of.connection
         with connection.transaction(force_rollback=True):
             apply_view_settings(connection, self.of.view.settings)
             return OwnerSql(connection, None).cost(self._described(keys))
-
-
-@dataclass(frozen=True, slots=True)
-class _Delta:
-    """The changes of one table: the log rows of all `segments`, and the variables that get their netted columns."""
-
-    number: int
-    table: UsedTable
-    rows: LoggedRows
-    segments: Sequence[int]
-
-    @property
-    def _logged(self) -> Mapping[str, LogColumn]:
-        return {column.name: column for column in self.rows.columns}
-
-    @property
-    def is_logged(self) -> bool:
-        """True if the log has all columns of the delta."""
-        return {*self.table.logged} == {*self._logged}
-
-    @property
-    def variables(self) -> list[tuple[str, str]]:
-        """Name and type of the elements of each array: a column's values, and at the end the weights."""
-        kinds = [*(self._logged[name].element for name in self.table.logged), "bigint"]
-        return [(f"gdq_{self.number}_{place}", kind) for place, kind in enumerate(kinds)]
-
-    @property
-    def netted(self) -> Netted:
-        """The changes as FewStatement takes them."""
-        logged = tuple(self._logged[name] for name in self.table.logged)
-        return Netted(self.number, self.table, logged, 0, tuple(name for name, _ in self.variables))
-
-    def netting(self, bit: int) -> str:
-        """Statements that fill the variables and set this bit of gdq_changed; many changes end the function."""
-        values = [f"d.{quote(name)}" for name in (*self.table.logged, WEIGHT_COLUMN)]
-        size = " + ".join(f"coalesce(pg_catalog.pg_column_size({value}), 0)" for value in values[:-1]) or "0"
-        names = [name for name, _ in self.variables]
-        arrays = ", ".join(
-            f"pg_catalog.array_agg({value}::{kind}) as {name}"
-            for value, (name, kind) in zip(values, self.variables, strict=True)
-        )
-        select = self.rows.select.replace("$1", "gdq_xmax").replace("$2", "gdq_running")
-        rows = LoggedRows(select, self.rows.columns)
-        net = netted_images_sql(self.table, rows.images, exact=rows.is_exact(self.table.logged))
-        listed = "{" + ",".join(map(str, self.segments)) + "}"
-        return f"""
-  if gdq_segments && '{listed}'::oid[] then
-    with gdq_s as materialized (select count(*) as n from (select from ({select}) as r limit gdq_most + 1) as r),
-         gdq_n as materialized (select * from ({net}) as d where (select n from gdq_s) <= gdq_most),
-         gdq_z as (select count(*) as n, coalesce(sum({size}), 0) <= gdq_most * {FEW_BYTES // FEW} as small
-                     from gdq_n as d),
-         gdq_a as (select {arrays} from gdq_n as d where (select small from gdq_z))
-    select (select n from gdq_s), gdq_z.n, gdq_z.small, gdq_a.*
-      from gdq_z, gdq_a into gdq_seen, gdq_net, gdq_small, {", ".join(names)};
-    if gdq_seen > gdq_most or not gdq_small then
-      return;
-    elsif gdq_net > 0 then
-      gdq_changed := gdq_changed + {bit};
-      gdq_netted := gdq_netted + gdq_net;
-    end if;
-  end if;"""
 
 
 def _among(column: str, keys: str) -> str:

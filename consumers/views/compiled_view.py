@@ -1,7 +1,7 @@
 """Functions of a view that refresh it in the server, without Python: CALL gdq.refresh() runs them.
 
-    gdq_target.refresh_0123456789ab(xmax, running, segments, most)    adds the changes after a snapshot
-    gdq_target.load_0123456789ab()                                    loads the target in full
+    gdq_target.refresh_0123456789ab(xmax, running, segments, most, kept)    adds the changes after a snapshot
+    gdq_target.load_0123456789ab()                                          loads the target in full
 
 What Python has found out about a view is in their text, so a session plans each statement once. Their owner is the
 view's. They are good for one view_stamp(), which the server compares before it runs them.
@@ -47,7 +47,7 @@ select pg_catalog.string_agg(c.counter, ' + ')
       from pg_catalog.pg_index i where i.indrelid = t.oid) c"""
 
 _STORE = """
-select gdq.compile_view(%s, row(0, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)::gdq.compiled_view)"""
+select gdq.compile_view(%s, row(0, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, null, null)::gdq.compiled_view)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ end"""
 
     def _made_changes(self, connection: Connection[Any], read: str) -> str | None:
         """Make the function that adds changes; None for a view that is loaded in full after any change."""
-        arguments = "gdq_xmax bigint, gdq_running bigint[], gdq_segments oid[], gdq_most bigint"
+        arguments = "gdq_xmax bigint, gdq_running bigint[], gdq_segments oid[], gdq_most bigint, inout gdq_kept jsonb"
         results = "out gdq_delta bigint, out gdq_rows bigint, out gdq_read bigint, out gdq_kind text"
         try:
             with connection.transaction():

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gdq.consumers.views.kept_state import KeptSums, KeptTop, same_group
+from gdq.plan.extreme import net_values_sql
 
 
 def numbered(width: int) -> list[str]:
@@ -89,7 +90,7 @@ def _extreme_parts(kept: KeptSums, state: str, rows: str) -> dict[str, str]:
         "gdq_sums": kept.sums(rows),
         "gdq_before": f"select {', '.join([*numbers, *columns])} from {state} as s",
     }
-    parts |= {f"gdq_net_{extreme.column}": extreme.net(rows, value) for extreme, value in valued}
+    parts |= {f"gdq_net_{extreme.column}": net_values_sql(rows, value) for extreme, value in valued}
     after = [f"(s.{name} + d.{name})::{_kind(name)} as {name}" for name in numbers]
     after += [
         f"{extreme.after(f's.{extreme.column}', f'gdq_net_{extreme.column}', plan.source)} as {extreme.column}"

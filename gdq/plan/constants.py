@@ -10,7 +10,8 @@ from sqlglot import exp
 from gdq.errors import PlanError
 from gdq.plan.delta import DeltaPlanner
 from gdq.plan.leaf import is_correlated, output_names
-from gdq.plan.steps import PlanStep
+from gdq.plan.query import value_of
+from gdq.plan.steps import PlannedValue, PlanStep
 from gdq.plan.whole import require_limit_order
 
 SubqueryKind = Literal["scalar", "exists", "set"]
@@ -21,8 +22,11 @@ CONSTANT_LEVELS: tuple[tuple[SubqueryKind, ...], ...] = ((), ("scalar", "exists"
 _REASON = "the value of a subquery changed [subquery-value]"
 
 
-def fix_changed_subqueries(planner: DeltaPlanner, kinds: Collection[SubqueryKind]) -> bool:
-    """Replace subqueries of these kinds whose tables changed by values, each with a check; False if there are none."""
+def fix_changed_subqueries(planner: DeltaPlanner, kinds: Collection[SubqueryKind], *, held: bool) -> bool:
+    """Replace subqueries of these kinds whose tables changed by values, each with a check; False if there are none.
+
+    `held`: the value of an extreme is computed once for all steps.
+    """
     found = False
     for kind, query, place in _uncorrelated(planner.query.root, planner.relations.is_changed):
         if kind not in kinds:
@@ -38,9 +42,11 @@ def fix_changed_subqueries(planner: DeltaPlanner, kinds: Collection[SubqueryKind
             sql = _is_other(kind, query, None, new, old)
         else:
             sql = _is_other(kind, query, rows, new, old) if rows is not None else ""
+        value = _extreme(planner, query, new, old) if held and kind == "scalar" and sql else None
+        node = _value_node(kind, new) if value is None else _held_node(planner, value)
         if sql:
-            planner.steps.append(PlanStep("check", "check value", sql, _REASON))
-        place.replace(_value_node(kind, new))
+            planner.steps.append(PlanStep("check", "check value", sql, _REASON, value=value))
+        place.replace(node)
         found = True
     return found
 
@@ -54,8 +60,34 @@ def fix_unchanged_subqueries(planner: DeltaPlanner) -> None:
             and query.tables(nested)
             and isinstance(place.find_ancestor(exp.Select, exp.Where), exp.Where)
         ):
-            value = planner.step(f"select ({relations.at(nested)}) as c1, 1 as w")
-            place.replace(exp.Var(this=f"(select c1 from {value})"))
+            place.replace(_held_node(planner, PlannedValue(relations.at(nested), frozenset(query.tables(nested)))))
+
+
+def _extreme(planner: DeltaPlanner, query: exp.Query, new: str, old: str) -> PlannedValue | None:
+    """The value of a subquery that is the MIN or MAX of an expression over its rows; None for another."""
+    if not isinstance(query, exp.Select) or len(query.expressions) != 1:
+        return None
+    call = value_of(query.expressions[0])
+    clauses = ("group", "having", "distinct", "order", "limit", "offset", "windows")
+    if any(query.args.get(clause) for clause in clauses) or not isinstance(call, exp.Min | exp.Max):
+        return None
+    if call.expressions or isinstance(call.this, exp.Distinct | exp.Order):
+        return None
+    planned = len(planner.steps)
+    try:
+        rows = planner.core(query, [call.this])
+    except PlanError:
+        rows = None
+    if rows is None:
+        del planner.steps[planned:]
+        return None
+    tables = frozenset(planner.query.tables(query))
+    return PlannedValue(new, tables, old, "min" if isinstance(call, exp.Min) else "max", rows)
+
+
+def _held_node(planner: DeltaPlanner, value: PlannedValue) -> exp.Var:
+    """The node that replaces a subquery by a value that a step computes once."""
+    return exp.Var(this=f"(select c1 from {planner.step(f'select ({value.new}) as c1, 1 as w', value)})")
 
 
 def _uncorrelated(

@@ -32,7 +32,7 @@ from gdq.plan.recompute import OrderedRows, recomputed_sql, values_sql
 from gdq.plan.relation_sql import RelationSql, RelationState, among_keys
 from gdq.plan.separate import separated
 from gdq.plan.shape import dividing_expressions
-from gdq.plan.steps import PlanStep, RecomputeOutcome, ReplaceOutcome, SignedOutcome
+from gdq.plan.steps import PlannedValue, PlanStep, RecomputeOutcome, ReplaceOutcome, SignedOutcome
 from gdq.plan.table import WEIGHT_COLUMN
 from gdq.plan.whole import parts_after_where, require_limit_order, whole_inputs, whole_reason
 from gdq.plan.window_order import WindowOrder, window_order
@@ -372,10 +372,10 @@ class DeltaPlanner:
             f"select {columns}1 as w from ({new}) as {names} union all select {columns}-1 from ({old}) as {names}"
         )
 
-    def step(self, sql: str) -> str:
-        """Add a step that makes a relation; returns the relation's name."""
+    def step(self, sql: str, value: PlannedValue | None = None) -> str:
+        """Add a step that makes a relation, perhaps of one value; returns the relation's name."""
         name = f"pg_temp.gdq_rows_{next(self._numbers)}"
-        self.steps.append(PlanStep("delta", name, sql))
+        self.steps.append(PlanStep("delta", name, sql, value=value))
         return name
 
     def _keys(self, sql: str, instead: str = "") -> str:

@@ -16,6 +16,7 @@ from sqlglot import exp
 
 from gdq.errors import PlanError
 from gdq.plan.dialect import render_sql
+from gdq.plan.extreme import StateExtreme
 from gdq.plan.leaf import output_names
 from gdq.plan.number import Number, column_number, number_of
 from gdq.plan.query import Query, leaves_of, subqueries_of, value_of
@@ -37,43 +38,6 @@ class StateArgument:
     expression: exp.Expr
     number: Number | None
     summed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StateExtreme:
-    """A min or max over all rows; `column` is its column in the state."""
-
-    kind: Literal["min", "max"]
-    expression: exp.Expr
-    column: str
-
-    def follow(self, state: str, rows: str, value: str, source: str) -> str:
-        """The statement that updates the state's value from signed rows with the column `value`."""
-        return (
-            f"with net as materialized ({self.net(rows, value)}) "
-            f"update {state} as s set {self.column} = {self.after(f's.{self.column}', 'net', source)} "
-            f"where exists (select from net)"
-        )
-
-    def net(self, rows: str, value: str) -> str:
-        """SELECT of the values x that came or went, with their weights w."""
-        return (
-            f"select r.{value} as x, sum(r.w) as w from {rows} as r "
-            f"where {is_not_null(f'r.{value}')} group by r.{value}, r.{value}::text having sum(r.w) <> 0"
-        )
-
-    def after(self, held: str, net: str, source: str) -> str:
-        """The extreme value after the changes of the relation `net`, from the value before.
-
-        If the extreme value itself was deleted, the new one is looked up in `source`, the query's FROM and WHERE: by
-        an index if there is one, else by reading all rows.
-        """
-        compare, better = ("<=", "least") if self.kind == "min" else (">=", "greatest")
-        return (
-            f"case when exists (select from {net} where w < 0 and x {compare} {held}) "
-            f"then (select {self.kind}({render_sql(self.expression)}) {source}) "
-            f"else {better}({held}, (select {self.kind}(x) from {net} where w > 0)) end"
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,16 +79,17 @@ class PostgresPlan:
         """The strategy: state, incremental or full."""
         return "full" if self.full else "state" if self.state or self.top else "incremental"
 
-    def plan_changes(self, changed: Collection[str], *, replace: bool = True) -> ChangePlan:
+    def plan_changes(self, changed: Collection[str], *, replace: bool = True, local: bool = False) -> ChangePlan:
         """The refresh after changes of these tables (quoted, qualified); PlanError if it takes a full load.
 
-        `replace`: rows may be deleted by their keys; else they are always signed.
+        `replace`: rows may be deleted by their keys; else they are always signed. `local`: the session of the steps
+        selects the rows that replace others. Spark's tasks select them in sessions that lack the steps' relations.
         """
         names = tuple(table.name for table in self.tables)
         how: _How = "replace" if replace else "signed"
         if self.state is not None or self.top is not None:
             how = "top" if self.state is None else "state"
-        return _plan_changes(self.query, self.schemas, names, frozenset(changed), how)
+        return _plan_changes(self.query, self.schemas, names, frozenset(changed), how, local=local)
 
     def reaches(self, table: str) -> bool:
         """True if a check can show whether a table's changes reach the rows of a view that is loaded in full."""
@@ -219,20 +220,21 @@ def _plan_changes(
     names: tuple[str, ...],
     changed: frozenset[str],
     how: _How,
+    *,
+    local: bool,
 ) -> ChangePlan:
     first: PlanError | None = None
     for kinds, held in [(kinds, held) for kinds in CONSTANT_LEVELS for held in (True, False)]:
         query = parse_grouped(canonical, tables)
         planner = DeltaPlanner(query, {name: n for n, name in enumerate(names, 1)}, changed)
         try:
-            if kinds and not fix_changed_subqueries(planner, kinds):
+            if kinds and not fix_changed_subqueries(planner, kinds, held=held):
                 continue
             if held:
                 fix_unchanged_subqueries(planner)
             planner.steps += empty_checks(query, planner.relations)
             outcome = _outcome(planner, how)
-            # Spark's tasks select the rows of a ReplaceOutcome in other sessions, which lack the temporary relations
-            if not isinstance(outcome, ReplaceOutcome) or "pg_temp." not in outcome.sql:
+            if local or not isinstance(outcome, ReplaceOutcome) or "pg_temp." not in outcome.sql:
                 return ChangePlan(tuple(planner.steps), outcome)
         except PlanError as error:
             first = first or error

@@ -7,11 +7,27 @@ from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedValue:
+    """The value of a subquery over `tables`, which can be kept until the next refresh: `new` is its SELECT.
+
+    `old`: the SELECT at the old state, if tables changed; then the value is the extreme of the kind `extreme`, and the
+    relation `rows` has the signed rows c1, w of what it is over.
+    """
+
+    new: str
+    tables: frozenset[str]
+    old: str = ""
+    extreme: Literal["min", "max", ""] = ""
+    rows: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class PlanStep:
     """One statement. kind delta: makes the relation `name`; keys: collects the array `name`; check: tests a condition.
 
     `reason`: why the view is loaded in full if the check is true. `instead`: SQL of the same keys, which is run if the
-    server estimates that it costs less.
+    server estimates that it costs less. `value`: of a delta, the value that is its one row; of a check, the value that
+    it tests for a change.
     """
 
     kind: Literal["delta", "keys", "check"]
@@ -19,6 +35,7 @@ class PlanStep:
     sql: str
     reason: str = ""
     instead: str = ""
+    value: PlannedValue | None = None
 
 
 @dataclass(frozen=True, slots=True)

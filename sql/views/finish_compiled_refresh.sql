@@ -1,14 +1,15 @@
--- finish_compiled_refresh(view, position, group_name, started, kind, reason, rows_changed, delta_rows, rows_read):
+-- finish_compiled_refresh(view, position, group_name, started, kind, reason, rows_changed, delta_rows, rows_read, kept):
 -- ends the refresh that begin_compiled_refresh() has begun in this transaction: the consumer moves to the
 -- transaction's snapshot, and the view has one more run in its history.
 --   position: the target's before. group_name: the group that is refreshed. started: when. kind: as view_history() has
 --   it. reason: why it was loaded in full. rows_changed: deleted plus inserted. delta_rows: netted changes. rows_read:
---   of the tables.
+--   of the tables. kept: values of subqueries at the transaction's snapshot; NULL or empty for none.
 -- Result: the position of the transaction's snapshot, which the target gets in the same transaction. Writes: tick,
--- position, view_run, view, subscription_resync. Errors: 25001; 42704; 42501; 40001 and GDQ01 when another refresh has
--- moved the consumer; 55000 when the server has lost transactions.
+-- position, view_run, view, subscription_resync, compiled_view. Errors: 25001; 42704; 42501; 40001 and GDQ01 when
+-- another refresh has moved the consumer; 55000 when the server has lost transactions.
 create or replace function gdq.finish_compiled_refresh(view text, "position" text, group_name text,
-  started timestamptz, kind text, reason text, rows_changed bigint, delta_rows bigint, rows_read bigint) returns text
+  started timestamptz, kind text, reason text, rows_changed bigint, delta_rows bigint, rows_read bigint,
+  kept jsonb) returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_variable
@@ -21,6 +22,7 @@ declare
   action text := case when kind = 'full' then 'full' else 'delta' end;
   seconds double precision := extract(epoch from clock_timestamp() - started);
   made gdq.tick;
+  moved text;
 begin
   perform gdq.require_repeatable_read();
   if kind <> 'full' and gdq.position_text(v.queue_id, pos.tick_id, pos.snapshot) is distinct from "position" then
@@ -53,8 +55,12 @@ begin
   if random() < 0.02 then
     perform gdq.trim_view_runs(v.view_id);
   end if;
-  return gdq.position_text(v.queue_id, made.tick_id, seen);
+  moved := gdq.position_text(v.queue_id, made.tick_id, seen);
+  if kept <> '{}' then
+    update gdq.compiled_view c set kept = finish_compiled_refresh.kept, kept_at = moved where c.view_id = v.view_id;
+  end if;
+  return moved;
 end
 $$;
-comment on function gdq.finish_compiled_refresh(text, text, text, timestamptz, text, text, bigint, bigint, bigint) is
+comment on function gdq.finish_compiled_refresh(text, text, text, timestamptz, text, text, bigint, bigint, bigint, jsonb) is
   'Ends the refresh that begin_compiled_refresh() has begun; the position of the transaction''s snapshot.';

@@ -13,6 +13,7 @@ declare
   since record;
   rows_read bigint;
   most bigint;
+  kept jsonb;
 begin
   place := gdq.target_position(view, compiled);
   select b.* into since
@@ -24,14 +25,16 @@ begin
     delta_rows := 0;
     return;
   end if;
+  kept := case when compiled.kept_at = place then compiled.kept end;
   -- up to a thousand changes by a plan that the session keeps, else by a plan for so many; what has no load has a
   -- refresh that finds statistics first
   foreach most in array array[1000, case when load then 100000 else 10000 end] loop
     exit when since.segments is null or compiled.changes is null or delta_rows is not null;
     begin
       reason := null;
-      execute 'select c.* from ' || compiled.changes || '($1, $2, $3, $4) c'
-        into delta_rows, rows_changed, rows_read, kind using since.xmax, since.running, since.segments, most;
+      execute 'select c.* from ' || compiled.changes || '($1, $2, $3, $4, $5) c'
+        into kept, delta_rows, rows_changed, rows_read, kind
+        using since.xmax, since.running, since.segments, most, kept;
     exception when data_exception or syntax_error_or_access_rule_violation or feature_not_supported
                 or integrity_constraint_violation or program_limit_exceeded or raise_exception then
       delta_rows := null;
@@ -49,12 +52,14 @@ begin
     execute 'select l.* from ' || compiled.load || '() l' into rows_changed, rows_read;
     action := 'full';
     kind := 'full';
+    kept := null;
   else
     kind := null;
     return;
   end if;
   perform gdq.move_target(view, compiled, place,
-    gdq.finish_compiled_refresh(view, place, group_name, started, kind, reason, rows_changed, delta_rows, rows_read));
+    gdq.finish_compiled_refresh(view, place, group_name, started, kind, reason, rows_changed, delta_rows, rows_read,
+                                kept));
 end
 $$;
 comment on function gdq.refresh_compiled(text, gdq.compiled_view, boolean, text) is

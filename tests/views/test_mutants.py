@@ -11,10 +11,10 @@ import psycopg
 import pytest
 
 from gdq.consumers.refresh.refresher import Refresher
-from gdq.consumers.views import compiled_changes, computation, few_statement, netting, state_parts
+from gdq.consumers.views import compiled_changes, compiled_delta, computation, few_statement, netting, state_parts
 from gdq.plan import delta as plan_incremental
+from gdq.plan import extreme as plan_extreme
 from gdq.plan import filter as plan_filter
-from gdq.plan import kept_state as plan_state
 from gdq.plan import postgres as plan_postgres
 from gdq.plan import query as plan_query
 from gdq.plan import relation_sql as plan_relations
@@ -53,7 +53,11 @@ Mutation = Callable[[pytest.MonkeyPatch], None]
 def without_sign(patch: pytest.MonkeyPatch) -> None:
     """The join of two deltas is added instead of taken off."""
     healthy = plan_incremental.DeltaPlanner.step
-    patch.setattr(plan_incremental.DeltaPlanner, "step", lambda self, sql: healthy(self, sql.replace('-("t', '("t')))
+    patch.setattr(
+        plan_incremental.DeltaPlanner,
+        "step",
+        lambda self, sql, *value: healthy(self, sql.replace('-("t', '("t'), *value),
+    )
 
 
 def without_null(patch: pytest.MonkeyPatch) -> None:
@@ -70,7 +74,7 @@ def without_netting(patch: pytest.MonkeyPatch) -> None:
         net = healthy(table, images, exact=exact)
         return re.sub(r'sum\("__gdq_weight"\)( over \(partition by __image\))?', 'max("__gdq_weight")\\1', net)
 
-    for module in (computation, compiled_changes, few_statement):
+    for module in (computation, compiled_delta, few_statement):
         patch.setattr(module, "netted_images_sql", netted_once)
 
 
@@ -88,10 +92,8 @@ def with_padded_rows_left_out(patch: pytest.MonkeyPatch) -> None:
 
 def with_extremes_that_stay(patch: pytest.MonkeyPatch) -> None:
     """A least value that went is not looked up anew."""
-    healthy = plan_state.StateExtreme.after
-    patch.setattr(
-        plan_state.StateExtreme, "after", lambda self, *names: healthy(self, *names).replace("w < 0", "false")
-    )
+    healthy = plan_extreme.extreme_after
+    patch.setattr(plan_extreme, "extreme_after", lambda *names: healthy(*names).replace("w < 0", "false"))
 
 
 def with_groups_that_stay(patch: pytest.MonkeyPatch) -> None:

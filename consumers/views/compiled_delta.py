@@ -1,0 +1,73 @@
+"""The changes of one table in a function that adds changes: one array for each column, netted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gdq.consumers.views.change_source import LogColumn, LoggedRows
+from gdq.consumers.views.few_statement import FEW, FEW_BYTES, Netted
+from gdq.consumers.views.netting import netted_images_sql
+from gdq.plan.table import WEIGHT_COLUMN, UsedTable
+from gdq.sql_text import quote
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledDelta:
+    """The changes of one table: the log rows of all `segments`, and the variables that get their netted columns."""
+
+    number: int
+    table: UsedTable
+    rows: LoggedRows
+    segments: Sequence[int]
+
+    @property
+    def _logged(self) -> Mapping[str, LogColumn]:
+        return {column.name: column for column in self.rows.columns}
+
+    @property
+    def is_logged(self) -> bool:
+        """True if the log has all columns of the delta."""
+        return {*self.table.logged} == {*self._logged}
+
+    @property
+    def variables(self) -> list[tuple[str, str]]:
+        """Name and type of the elements of each array: a column's values, and at the end the weights."""
+        kinds = [*(self._logged[name].element for name in self.table.logged), "bigint"]
+        return [(f"gdq_{self.number}_{place}", kind) for place, kind in enumerate(kinds)]
+
+    @property
+    def netted(self) -> Netted:
+        """The changes as FewStatement takes them."""
+        logged = tuple(self._logged[name] for name in self.table.logged)
+        return Netted(self.number, self.table, logged, 0, tuple(name for name, _ in self.variables))
+
+    def netting(self, bit: int) -> str:
+        """Statements that fill the variables and set this bit of gdq_changed; many changes end the function."""
+        values = [f"d.{quote(name)}" for name in (*self.table.logged, WEIGHT_COLUMN)]
+        size = " + ".join(f"coalesce(pg_catalog.pg_column_size({value}), 0)" for value in values[:-1]) or "0"
+        names = [name for name, _ in self.variables]
+        arrays = ", ".join(
+            f"pg_catalog.array_agg({value}::{kind}) as {name}"
+            for value, (name, kind) in zip(values, self.variables, strict=True)
+        )
+        select = self.rows.select.replace("$1", "gdq_xmax").replace("$2", "gdq_running")
+        rows = LoggedRows(select, self.rows.columns)
+        net = netted_images_sql(self.table, rows.images, exact=rows.is_exact(self.table.logged))
+        listed = "{" + ",".join(map(str, self.segments)) + "}"
+        return f"""
+  if gdq_segments && '{listed}'::oid[] then
+    with gdq_s as materialized (select count(*) as n from (select from ({select}) as r limit gdq_most + 1) as r),
+         gdq_n as materialized (select * from ({net}) as d where (select n from gdq_s) <= gdq_most),
+         gdq_z as (select count(*) as n, coalesce(sum({size}), 0) <= gdq_most * {FEW_BYTES // FEW} as small
+                     from gdq_n as d),
+         gdq_a as (select {arrays} from gdq_n as d where (select small from gdq_z))
+    select (select n from gdq_s), gdq_z.n, gdq_z.small, gdq_a.*
+      from gdq_z, gdq_a into gdq_seen, gdq_net, gdq_small, {", ".join(names)};
+    if gdq_seen > gdq_most or not gdq_small then
+      return;
+    elsif gdq_net > 0 then
+      gdq_changed := gdq_changed + {bit};
+      gdq_netted := gdq_netted + gdq_net;
+    end if;
+  end if;"""
