@@ -69,6 +69,8 @@ class CompiledChanges:
 
         `read`: expression of the rows that the session has read.
         """
+        if self.plan.full and not self.plan.checked:
+            return ""
         try:
             with self.connection.transaction():
                 deltas = [self._delta(number) for number in range(1, len(self.plan.tables) + 1)]

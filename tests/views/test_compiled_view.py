@@ -222,6 +222,19 @@ def test_keys_extremes_and_first_rows_follow_by_calls(shop: Shop) -> None:
             assert texts(shop, f"select * from {name}") == texts(shop, query), name
 
 
+def test_what_the_planner_cannot_read_is_loaded_in_full(shop: Shop) -> None:
+    shop.execute("create aggregate all_of (int) (sfunc = array_append, stype = int[], initcond = '{}')")
+    query = "select k, cardinality(all_of(id)) as n from sale group by k"
+    write(shop, random.Random(2), 20)
+    shop.view("v_all", query, engine="postgres")
+    with Refresher(shop.db.dsn) as refresher:
+        refresher.refresh("v_all")
+        write(shop, random.Random(3))
+        action, reason, *_ = call(shop, "v_all")
+    assert (action, reason) == ("full", "changes of this view are not compiled")
+    assert texts(shop, "select * from v_all") == texts(shop, query)
+
+
 @pytest.mark.long
 def test_calls_beside_each_other_and_beside_processes(loaded: tuple[Shop, Refresher]) -> None:
     """A call fails only while another refresh of its view is at work, and no failure leaves anything."""
