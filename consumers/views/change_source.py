@@ -30,6 +30,13 @@ _EXACT = re.compile(
     r"|timestamp(\(\d\))? with(out)? time zone"
 )
 
+# Types of which arrays can be made, which have the same values again when they are read from text.
+_FLAT = re.compile(
+    r'smallint|integer|bigint|oid|real|double precision|boolean|uuid|date|text|name|"char"|bytea|json|jsonb|inet|cidr'
+    r"|character varying(\(\d+\))?|character\(\d+\)|numeric(\(\d+,-?\d+\))?|interval"
+    r"|time(stamp)?(\(\d\))? with(out)? time zone"
+)
+
 # The first event that log rows do not show, or for each table the SELECT of its log rows. Plans take columns that
 # updates may leave out for columns that the log does not have.
 _CHANGED = qualified("""
@@ -124,9 +131,14 @@ class LogColumn:
         return self.collation is None and _EXACT.fullmatch(self.type) is not None
 
     @property
+    def is_flat(self) -> bool:
+        """True if values of the column can be elements of arrays: arrays cannot, whatever their type is called."""
+        return _FLAT.fullmatch(self.type) is not None
+
+    @property
     def element(self) -> str:
-        """The type of the column's values in an array of them. An array cannot hold arrays of several lengths."""
-        return "text" if self.type.endswith("]") else self.type
+        """The type of the column's values in an array of them."""
+        return self.type if self.is_flat else "text"
 
     def image(self, new: bool) -> str | None:
         """The log column with the old or new value (for a key column of mode pk the key); None if there is none."""

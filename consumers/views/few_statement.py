@@ -32,13 +32,6 @@ from gdq.sql_text import literal, quote
 # rows of the view that they may change.
 FEW, FEW_BYTES, _SENT_BYTES, ROWS_MAX = 1000, 2**20, 2**23, 4000
 
-# Types whose arrays have the same values again when they are read from text.
-_SENT = re.compile(
-    r'smallint|integer|bigint|oid|real|double precision|boolean|uuid|date|text|name|"char"|bytea|json|jsonb|inet|cidr'
-    r"|character varying(\(\d+\))?|character\(\d+\)|numeric(\(\d+,-?\d+\))?|interval"
-    r"|time(stamp)?(\(\d\))? with(out)? time zone"
-)
-
 # What a plan with more than one statement reads.
 _NO_PART = re.compile(r"\bpg_temp\b|\bgdq_(?:keys|null|old|any)_\d+\b")
 
@@ -125,7 +118,7 @@ class FewStatement:
 
     def is_suited(self, logged: Iterable[LoggedRows]) -> bool:
         """True if all values can be sent as arrays."""
-        if any(_SENT.fullmatch(column.type) is None for rows in logged for column in rows.columns):
+        if not all(column.is_flat for rows in logged for column in rows.columns):
             return False
         return "pg_temp" not in self.plan.query
 

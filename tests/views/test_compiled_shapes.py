@@ -114,3 +114,31 @@ def test_changes_of_any_tables_of_a_wide_join(scene: Scene) -> None:
         assert scene.differences(query, target) == ([], []), size
         actions.append(action)
     assert actions[:3] == ["delta"] * 3
+
+
+def test_values_of_any_type(scene: Scene) -> None:
+    """Some types are arrays by another name."""
+    for statement in (
+        "create domain several as int[]",
+        "create type pair as (a int[], b text)",
+        """create table of_types (id int, o oidvector, i int2vector, d several, c pair, r int4range, m int4multirange,
+                                  b box, f float8, j json, t text[], n name, e mood, v bit varying)""",
+    ):
+        scene.run([statement])
+    scene.shop.capture("of_types")
+    values = """'1 2 3', '4 5', '{1,2}', '("{1,2}","a,b")', '[1,5)', '{[1,2),[5,6)}', '(1,1),(0,0)', 0.1, '{"a":  1}',
+                '{x,NULL}', 'name', 'sad', '101'"""
+    query = "select * from of_types where id > 0"
+    target = scene.view("typed", query)
+    set_view_audit(scene.shop.connection, "typed", 0)
+    for change in (
+        f"insert into of_types values (1, {values}), (2, {values}), (2, {values}), (0, {values})",
+        "insert into of_types (id) values (3), (3)",
+        "update of_types set o = '7', d = '{}', c = null, f = '-0' where id = 2",
+        "delete from of_types where id = 3",
+    ):
+        scene.run([change])
+        ((action, reason, *_),) = scene.shop.execute("call gdq.refresh('typed')")
+        assert action == "delta", reason
+        rows = (scene.shop.execute(f"select q::text from ({text}) q order by 1") for text in (query, f"table {target}"))
+        assert len({str(row) for row in rows}) == 1, change
