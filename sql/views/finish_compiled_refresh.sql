@@ -1,5 +1,5 @@
--- finish_compiled_refresh(view, position, group_name, started, kind, reason, rows_changed, delta_rows, rows_read, kept):
--- ends the refresh that begin_compiled_refresh() has begun in this transaction: the consumer moves to the
+-- finish_compiled_refresh(view, position, group_name, started, kind, reason, rows_changed, delta_rows, rows_read,
+-- kept): ends the refresh that begin_compiled_refresh() has begun in this transaction: the consumer moves to the
 -- transaction's snapshot, and the view has one more run in its history.
 --   position: the target's before. group_name: the group that is refreshed. started: when. kind: as view_history() has
 --   it. reason: why it was loaded in full. rows_changed: deleted plus inserted. delta_rows: netted changes. rows_read:
@@ -62,5 +62,6 @@ begin
   return moved;
 end
 $$;
-comment on function gdq.finish_compiled_refresh(text, text, text, timestamptz, text, text, bigint, bigint, bigint, jsonb) is
+comment on function
+  gdq.finish_compiled_refresh(text, text, text, timestamptz, text, text, bigint, bigint, bigint, jsonb) is
   'Ends the refresh that begin_compiled_refresh() has begun; the position of the transaction''s snapshot.';
