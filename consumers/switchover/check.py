@@ -20,16 +20,18 @@ from gdq.consumers.replica.writing_side import read_state
 from gdq.consumers.switchover.definitions import SEQUENCES, differing_definitions
 from gdq.consumers.switchover.obstacle import Obstacle, error, left, warning
 from gdq.consumers.switchover.pair import Pair, named_rows
+from gdq.consumers.views.target import Target
 from gdq.errors import GdqError, InstallError
 from gdq.installer.version import check_version, installed_mark
 from gdq.queue import TableInfo, queue_info, table_info
 from gdq.sequence import sequence_info
+from gdq.view.view import view_info
 
 MAX_LAG = timedelta(seconds=60)
 
 _APPLICATIONS = "'^(pg_.*|information_schema|gdq|gdq_log|gdq_target)$'"
 
-# Partitions belong to their roots. Temporary tables are their session's.
+# Partitions belong to their roots, temporary tables to their session, and others to views of gdq.
 _TABLES = f"""
 select c.oid::regclass::text as name, c.relpersistence = 'u' as unlogged
   from pg_class c join pg_namespace n on n.oid = c.relnamespace
@@ -37,6 +39,7 @@ select c.oid::regclass::text as name, c.relpersistence = 'u' as unlogged
    and n.nspname !~ {_APPLICATIONS}
    and not exists (select from pg_depend e
                     where e.classid = 'pg_class'::regclass and e.objid = c.oid and e.deptype = 'e')
+   and not exists (select from unnest(%s::text[]) t(name) where to_regclass(t.name) = c.oid)
  order by 1"""
 
 _COLUMNS = """
@@ -76,11 +79,13 @@ _RUNNING = """
 select array_agg(a.pid order by a.pid) from pg_stat_activity a
  where a.datname = current_database() and a.application_name = %s"""
 
-# The tables whose partition root or inheritance parent is not among them.
+# The tables below a partitioned table or inheritance parent, at any height, that is not among them.
 _ROOTS = """
-select t.name, i.inhparent::regclass::text
-  from unnest(%s::text[]) t(name) join pg_inherits i on i.inhrelid = t.name::regclass
- where i.inhparent::regclass::text <> all (%s::text[]) order by 1, 2"""
+with recursive above(name, relid) as (
+  select t.name, i.inhparent from unnest(%s::text[]) t(name) join pg_inherits i on i.inhrelid = t.name::regclass
+   union
+  select a.name, i.inhparent from above a join pg_inherits i on i.inhrelid = a.relid)
+select name, relid::regclass::text from above where relid::regclass::text <> all (%s::text[]) order by 1, 2"""
 
 
 def find_obstacles(pair: Pair, *, accepted: Collection[str] = (), max_lag: timedelta = MAX_LAG) -> list[Obstacle]:
@@ -161,7 +166,9 @@ def _taken(pair: Pair, tables: Sequence[str]) -> Iterator[Obstacle]:
 
 def _tables(pair: Pair, tables: Sequence[str], captured: dict[str, TableInfo]) -> Iterator[Obstacle]:
     """Of tables that the replica does not take, or not whole."""
-    for name, unlogged in pair.source.execute(_TABLES).fetchall():
+    views = [Target(info.view_name, info.source, info.target) for info in view_info(pair.source)]
+    of_views = [name for target in views for name in (target.table, target.state)]
+    for name, unlogged in pair.source.execute(_TABLES, [of_views]).fetchall():
         if name in tables:
             continue
         if unlogged:

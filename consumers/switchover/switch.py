@@ -201,7 +201,8 @@ def _hold_writers(holder: Connection[Any], tables: Sequence[str], options: Switc
 
     The server ends the session, and so the locks, if nothing comes from it for longer than writers may wait.
     """
-    limit = round(options.max_pause_seconds * 1000)
+    # the server's timeouts end at 24 days
+    limit = min(round(options.max_pause_seconds * 1000), 2**31 - 1)
 
     def locked() -> float:
         started = time.monotonic()

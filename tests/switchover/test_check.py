@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.support.programs import gdq
@@ -127,12 +129,25 @@ def test_a_partition_without_its_root(pair: Pair) -> None:
         pair.run(
             place,
             "create table log (id int primary key) partition by range (id)",
-            "create table log_1 partition of log for values from (0) to (100)",
+            "create table log_1 partition of log for values from (0) to (100) partition by range (id)",
+            "create table log_1_1 partition of log_1 for values from (0) to (10)",
         )
-    pair.run(pair.old, "select gdq.add_table('shop', 'log_1')")
-    (found,) = [one for one in pair.obstacles() if one["code"] == "root_not_taken"]
-    assert found["object"] == "public.log_1"
-    assert found["cure"] == "gdq add-table shop public.log"
+    pair.run(pair.old, "select gdq.add_table('shop', 'log_1_1')")
+    found = [one for one in pair.obstacles() if one["code"] == "root_not_taken"]
+    assert {one["object"] for one in found} == {"public.log_1_1"}
+    assert [one["cure"] for one in found] == ["gdq add-table shop public.log", "gdq add-table shop public.log_1"]
+
+
+def test_tables_of_a_view_are_no_tables_to_take(pair: Pair, tmp_path: Path) -> None:
+    pair.open_shop()
+    taken = {code for code in pair.codes() if code[0] == "table_not_taken"}
+    query = tmp_path / "halves.sql"
+    query.write_text("select id % 2 as half, count(*) as n from public.orders group by 1")
+    made = ("create-view", "halves", "--queue", "shop", "--sql", str(query), "--target", "public.halves")
+    for command in ((*made, "--engine", "postgres"), ("refresh", "halves")):
+        done = gdq(*command, dsn=pair.old.su_dsn)
+        assert done.returncode == 0, done.stderr
+    assert {code for code in pair.codes() if code[0] == "table_not_taken"} == taken
 
 
 def test_a_replica_without_tables(pair: Pair) -> None:

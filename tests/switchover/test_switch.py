@@ -89,7 +89,7 @@ def test_a_sequence_with_a_percent_sign(pair: Pair) -> None:
         pair.run(place, 'create sequence "disc%_s"')
     pair.run(pair.old, "select gdq.add_sequence('shop', '\"disc%_s\"')", "select nextval('\"disc%_s\"')")
     pair.done("switchover", "--prepare")
-    switch(pair)
+    switch(pair, "--max-pause", "3000000")  # longer than the server's timeouts
     assert pair.rows(pair.new, "select nextval('\"disc%_s\"')") == [(2,)]
 
 
