@@ -28,6 +28,7 @@ class PauseWatch:
         self._tell = tell
         self._paused = False
         self._look_at = 0.0
+        self._told = ""
 
     def refuse(self) -> None:
         """GdqError if the consumer is paused: nobody waits for a run that has an end."""
@@ -41,6 +42,15 @@ class PauseWatch:
                 return False
             time.sleep(_WAIT_SECONDS)
         return True
+
+    def held(self, why: GdqError, stop: Callable[[], bool]) -> bool:
+        """Wait a moment for what keeps the loop from going on, and tell of it once; False if `stop` ended that."""
+        told = f"{self._of} {self._name} waits: {why}" + (f" {why.hint}" if why.hint else "")
+        if told != self._told:
+            self._tell(told)
+        self._told = told
+        time.sleep(_WAIT_SECONDS)
+        return not stop()
 
     def watched(self, stop: Callable[[], bool]) -> Callable[[], bool]:
         """`stop` of a loop that calls it between batches and while waiting; then the pause is looked at too."""

@@ -51,8 +51,6 @@ from gdq.source import Position
 from gdq.table_copy import resynced
 from gdq.typed.batch_rows import may_read_logs
 
-_PAUSE_SECONDS = 1.0
-
 
 @dataclass(frozen=True, slots=True)
 class AppliedBatch:
@@ -274,12 +272,11 @@ class Replica:
                 if source_tables(self.source, self.queue, self.name) == taken:
                     raise
                 self.state.load()  # other tables may have been copied meanwhile
-            except CaptureOffError:
+            except CaptureOffError as error:
                 if once:
                     raise
-                if stop():
+                if not pause.held(error, stop):
                     return None
-                time.sleep(_PAUSE_SECONDS)
 
     def _copy_missing(self, stop: Callable[[], bool]) -> bool:
         """Copy the tables that have no copy, or whose copy misses changes; True if there were any.

@@ -269,6 +269,7 @@ def test_capture_that_is_off(pair: Pair) -> None:
         follower.terminate()
         _, told = follower.communicate()
     assert (follower.returncode, told.count("copied public.orders")) == (0, 1), told
+    assert told.count("replica mirror waits: capture of table public.orders is off") == 1, told
 
 
 def test_a_unique_key_is_swapped_beside_columns_of_the_target(fed: Pair) -> None:
