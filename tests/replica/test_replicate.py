@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 
@@ -260,16 +261,20 @@ def test_capture_that_is_off(pair: Pair) -> None:
     assert failed.stderr.startswith("Error: capture of table public.orders is off, so that no copy can follow its")
     assert "public.orders is unlogged" in failed.stderr.splitlines()[0]
     to = ("--to", pair.target.su_dsn)
-    follower = start_gdq("replicate", "shop", "mirror", *to, "--follow", dsn=pair.source.dsn)
-    try:
-        until(lambda: "resync" in gdq("consumers", "shop", "--json", dsn=pair.source.dsn).stdout, "the gap")
-        pair.run("alter table orders set logged", "select gdq.maintain()", "insert into orders values (2)")
-        until(lambda: len(pair.rows(pair.target, "orders")) == 2, "the copy and the row after it")
-    finally:
-        follower.terminate()
-        _, told = follower.communicate()
-    assert (follower.returncode, told.count("copied public.orders")) == (0, 1), told
-    assert told.count("replica mirror waits: capture of table public.orders is off") == 1, told
+    told: list[str] = []
+    waits = "replica mirror waits: capture of table public.orders is off"
+    with start_gdq("replicate", "shop", "mirror", *to, "--follow", dsn=pair.source.dsn) as follower:
+        reader = threading.Thread(target=lambda: told.extend(follower.stderr or ()))
+        reader.start()
+        try:
+            until(lambda: waits in "".join(told), "what it waits for")
+            pair.run("alter table orders set logged", "select gdq.maintain()", "insert into orders values (2)")
+            until(lambda: len(pair.rows(pair.target, "orders")) == 2, "the copy and the row after it")
+        finally:
+            follower.terminate()
+            reader.join()
+    text = "".join(told)
+    assert (follower.returncode, text.count("copied public.orders"), text.count(waits)) == (0, 1, 1), text
 
 
 def test_a_unique_key_is_swapped_beside_columns_of_the_target(fed: Pair) -> None:
