@@ -45,7 +45,7 @@ bench: .venv/ready ## the same in a quarter of an hour
 bench-long: .venv/ready ## the same in under two hours; goes on where it was stopped
 	@$(py) -m bench --long $(BENCH)
 
-bench-all: bench ## also messages, latency, a held snapshot, many tables, monitoring, an idle queue, keys of views, views of TPC-H on both engines, replicas, spools, a huge transaction
+bench-all: bench ## also messages, latency, a held snapshot, many tables, monitoring, an idle queue, keys of views, views of TPC-H on both engines, replicas, spools, mirrors, relays, a huge transaction
 	@$(py) -m bench.messages
 	@$(py) -m bench.latency
 	@$(py) -m bench.long_snapshot
@@ -56,6 +56,8 @@ bench-all: bench ## also messages, latency, a held snapshot, many tables, monito
 	@$(py) -m bench.views --fresh
 	@$(py) -m bench.replica
 	@$(py) -m bench.spool
+	@$(py) -m bench.mirror
+	@$(py) -m bench.relay
 	@$(py) -m bench.large_transaction
 
 test: lint ## lint, all tests but the long ones on PostgreSQL 18, the server tests on 15

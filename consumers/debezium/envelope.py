@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any
 
 from psycopg import Connection
@@ -172,6 +173,7 @@ def _times(nanoseconds: int) -> dict[str, int]:
     return {"ts_ms": nanoseconds // 1_000_000, "ts_us": nanoseconds // 1000, "ts_ns": nanoseconds}
 
 
+@lru_cache(maxsize=1024)
 def table_parts(table: str | None) -> tuple[str, str]:
     """Schema and name of `%I.%I`, without quotes."""
     parts, text = [], table or ""

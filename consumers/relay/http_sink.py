@@ -93,7 +93,7 @@ class HttpSink:
         """Send one record; returns why it was refused. SinkUnavailable if the hook as a whole is."""
         from urllib3 import exceptions  # noqa: PLC0415 (of an extra)
 
-        url = record.place(self._url, lambda text: quote(text, safe=""))
+        url = record.place(self._url, _quoted)
         headers = self._headers | dict(record.headers) | {ID_HEADER: record.id, "Content-Type": record.content_type}
         if record.key is not None:
             headers["Gdq-Key"] = quote(record.key, safe=" !#$&'()*+,/:;=?@[]{}\"")
@@ -166,3 +166,8 @@ def _send_lanes(
     yield from results
     if failures:
         raise failures[0]
+
+
+def _quoted(text: str) -> str:
+    """A text as a part of an address."""
+    return quote(text, safe="")

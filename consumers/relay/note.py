@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Self
 
 from gdq.batch import Batch
@@ -45,13 +46,19 @@ class Note:
             return (event.id, event.op, event.retries) in self.brought
         if not self.is_ahead(batch):
             return False
-        sees = PgSnapshot.parse(self.position.snapshot).sees(event.xid)
+        sees = _snapshot(self.position.snapshot).sees(event.xid)
         return sees and (event.id, event.op) not in self.unsent
 
 
 def is_new(batch: Batch, event: Event) -> bool:
     """Whether an event comes for the first time, as far as the consumer's position tells."""
-    return not PgSnapshot.parse(batch.snapshot_from).sees(event.xid)
+    return not _snapshot(batch.snapshot_from).sees(event.xid)
+
+
+@lru_cache(maxsize=4)
+def _snapshot(text: str) -> PgSnapshot:
+    """The snapshot of a batch, which is asked for with each of its events."""
+    return PgSnapshot.parse(text)
 
 
 def note_of(batch: Batch, sent: Iterable[Event], unsent: Iterable[Event]) -> Note:

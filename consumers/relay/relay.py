@@ -139,6 +139,7 @@ class _Sending:
 
     def add(self, event: Event) -> None:
         """Take an event up, or put it aside if an earlier one of its key waits."""
+        event = event.in_json()  # once: its place and its form both ask for JSON's values
         place = self._keys.place(event)
         alone = len(place.keys) != 1
         if alone:

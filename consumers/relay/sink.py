@@ -6,6 +6,7 @@ import importlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib.metadata import entry_points
 from typing import Protocol, runtime_checkable
 
@@ -51,9 +52,15 @@ class Record:
         """
         schema, table = table_parts(self.event.table)
         kind = (self.event.new or {}).get("type") if self.event.op == "message" else None
-        values = (self.queue, schema, table, self.event.op, self.key or "", kind or "")
-        filled = dict(zip(_PLACES, values, strict=True))
-        return _PLACE.sub(lambda found: quote(filled[found[1]]), template)
+        key = (self.key or "") if "{key}" in template else ""
+        return _filled(template, (self.queue, schema, table, self.event.op, key, kind or ""), quote)
+
+
+@lru_cache(maxsize=4096)
+def _filled(template: str, values: tuple[str, ...], quote: Callable[[str], str]) -> str:
+    """A template with the values of _PLACES; most records of a table have the same."""
+    filled = dict(zip(_PLACES, values, strict=True))
+    return _PLACE.sub(lambda found: quote(filled[found[1]]), template)
 
 
 class Sink(Protocol):
