@@ -54,6 +54,7 @@ class PauseWatch:
 
     def watched(self, stop: Callable[[], bool]) -> Callable[[], bool]:
         """`stop` of a loop that calls it between batches and while waiting; then the pause is looked at too."""
+        self._told = ""
 
         def stopped() -> bool:
             self._look()
