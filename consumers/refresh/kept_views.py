@@ -44,7 +44,8 @@ select gdq.refresh_unchanged(%(views)s::text[], POSITIONS::text[], %(stamps)s::t
 
 _CALL, _CALL_GROUP = "call gdq.refresh(%s, false)", "call gdq.refresh_group(%s, false)"
 
-# After a refresh that took longer, a whole one chooses by the history whether to go on from changes.
+# After two calls that took longer, a whole refresh chooses by the history whether to go on from changes. The first call
+# finds the values of subqueries, which the second one has.
 _SECONDS_MAX = 1.0
 
 
@@ -52,13 +53,14 @@ _SECONDS_MAX = 1.0
 class _Kept:
     """What the last refresh of a view has found out. `comment`: the target's, None for a lake table.
 
-    `compiled`: whether the view has functions that refresh it.
+    `compiled`: whether the view has functions that refresh it. `slow`: whether the last of these calls was.
     """
 
     view: ViewInfo
     planned: PlannedView
     comment: str | None
     compiled: bool = False
+    slow: bool = False
 
     @property
     def target(self) -> dict[str, str | None]:
@@ -165,9 +167,12 @@ class KeptViews:
             for one in results or ():
                 told = (one[name] for name in ("action", "kind", "rows_changed", "delta_rows"))
                 done[one["view_name"]] = CalledResult(*told)
-        if time.monotonic() - started > _SECONDS_MAX:
-            for name in names:
+        slow = time.monotonic() - started > _SECONDS_MAX
+        for name in names:
+            if slow and self._kept[name].slow:
                 self._kept.pop(name)
+            else:
+                self._kept[name].slow = slow
         if any(one.action != "none" for one in done.values()):
             self.at("committed")
             self.at("done")
