@@ -1,9 +1,11 @@
 """The body of the function that adds the changes after a snapshot to a view's target.
 
-netting      the log rows of each table, if there are few, become one array for each column
-a branch     for each set of changed tables: the steps of its plan, with the keys in variables, then one statement
-             that applies the signed rows, or replaces the rows of the keys
-the result   or an error, whose message is the reason for a full load
+    netting      the log rows of each table, if there are few, become one array for each column
+    a branch     for each set of changed tables: the steps of its plan, with the keys in variables, then one statement
+                 that applies the signed rows, or replaces the rows of the keys
+    gdq_kept     the values of subqueries by a hash of their text, as they were kept and as they are now
+
+It ends with the numbers of rows, or with an error whose message is the reason for a full load.
 """
 
 from __future__ import annotations
