@@ -171,7 +171,10 @@ def store(connection: Connection[Any], copy: str, before: Sequence[Progress], af
     """
     for state in before:
         if _loaded(connection, copy, state.table, state.number) != [state]:
-            raise RefreshConflict(f'another session has moved copy "{copy}" of table {state.table} meanwhile')
+            raise RefreshConflict(
+                f'another session has moved copy "{copy}" of table {state.table} meanwhile',
+                hint="Let one program at a time copy. Run this one again when the other has ended: it goes on.",
+            )
     kept = {state.number for state in after}
     for state in before:
         if state.begun and not any(one.begun for one in after):

@@ -94,12 +94,13 @@ class ChunkTarget:
     def check(self, table: ChunkTable, target: str) -> None:
         """GdqError unless the target has all columns, finds rows by the key if there is one, and is empty."""
         own = {name for (name,) in self.connection.execute(_COLUMNS, [target])}
-        missing = [name for name, _ in table.columns if name not in own]
+        missing = {name: kind for name, kind in table.columns if name not in own}
         if missing:
+            added = ", ".join(f"add column {quote(name)} {kind}" for name, kind in missing.items())
             raise GdqError(
                 f"target table {target} lacks column{'s' if len(missing) > 1 else ''} {', '.join(missing)} "
                 f"of table {table.name}",
-                hint="Add what is missing, and run the copy again: it goes on.",
+                hint=f"Say there: alter table {target} {added}; then run the copy again: it goes on.",
             )
         if table.key and not scalar(self.connection, _KEYED, target, list(table.key)):
             raise GdqError(

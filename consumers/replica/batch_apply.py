@@ -31,7 +31,8 @@ from gdq.consumers.replica.source_tables import SourceTable, source_tables
 from gdq.consumers.replica.staging_ahead import READING, StagingAhead, Wanted
 from gdq.consumers.replica.state import ReplicaState
 from gdq.consumers.replica.table import Fires, ReplicaTable, describe_table
-from gdq.consumers.replica.table_ddl import OnDrop, leave_table, rename_table
+from gdq.consumers.replica.table_ddl import OnDrop, leave_table
+from gdq.consumers.replica.table_names import follow_names, require_name
 from gdq.consumers.replica.version_rows import version_rows
 from gdq.errors import GdqError, mapped_errors
 
@@ -215,18 +216,21 @@ class BatchApplier:
         """Look at the tables anew when they are needed next."""
         self._described.clear()
         self._captured.clear()
+        self._letters.look_anew()
 
     def _move(self, move: Move) -> None:
-        """Give a table of the target its new name, or leave it."""
+        """Give the tables of the target their new names, or leave one."""
         name = self._state.names.get(move.relid)
         if name is None:
             return
-        if move.name is None:
-            leave_table(self._state, name, dropped=move.dropped, on_drop=self._on_drop, tell=self._tell)
-        elif move.name != name:
-            rename_table(self._state, name, move.name)
-            self._letters.rename_table(name, move.name)
-        self._described.pop(name, None)
+        if move.what == "renamed":
+            taken = source_tables(self._source, self._state.queue, self._state.name)
+            follow_names(self._state, taken)
+            require_name(self._state, move.relid, taken)
+        else:
+            dropped = move.what == "dropped"
+            leave_table(self._state, name, dropped=dropped, on_drop=self._on_drop, tell=self._tell)
+        self.forget_tables()
 
     def _empty(self, names: Sequence[str]) -> None:
         """Delete all rows of tables that were truncated in the source."""

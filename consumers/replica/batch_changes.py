@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from psycopg import Connection
 from psycopg.rows import namedtuple_row
@@ -45,11 +45,10 @@ class CopyAgain(Exception):  # noqa: N818 (a signal)
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A table that gets another name at the end of a batch; `name` None: that the source has no longer."""
+    """A table that has got another name, or gone: it was dropped, or removed from capture."""
 
     relid: int
-    name: str | None
-    dropped: bool = False
+    what: Literal["renamed", "dropped", "removed"]
 
 
 @dataclass(slots=True)
@@ -148,7 +147,7 @@ def _events(
         if event.kind == "truncate" and "partition" not in data:
             found.setdefault(event.name, TableChanges()).truncated = event.ev_id
         elif event.kind == "ddl" and "dropped" in data:
-            moves.append(Move(event.relid, None, dropped=data["tag"] != "remove_table"))
+            moves.append(Move(event.relid, "removed" if data["tag"] == "remove_table" else "dropped"))
         elif event.kind != "ddl" or "options" in data:
             stale.add(event.name)
         else:
@@ -156,7 +155,7 @@ def _events(
             if "new_version" in data:
                 found.setdefault(event.name, TableChanges()).made.append(data["new_version"])
             if "old_table" in data:
-                moves.append(Move(event.relid, data["table"]))
+                moves.append(Move(event.relid, "renamed"))
     return found, moves, stale
 
 

@@ -11,14 +11,14 @@ from psycopg import Connection
 from gdq.consumers.copy.chunk_table import describe_table
 from gdq.consumers.copy.pieces import copy_columns
 from gdq.consumers.replica.column_changes import source_columns
-from gdq.consumers.replica.copy_sizes import TableSize, expected_rows, shown_names, table_sizes
+from gdq.consumers.replica.copy_sizes import TableSize, expected_rows, grouped, shown_names, table_sizes
 from gdq.consumers.replica.copy_workers import CopyRun, CopyWorker, open_reader, open_writer
 from gdq.consumers.replica.large_copy import LargeCopy
 from gdq.consumers.replica.source_tables import SourceTable
 from gdq.consumers.replica.state import ReplicaState
 from gdq.consumers.replica.table_copy import CopyOptions, Describe, name_before
 from gdq.consumers.replica.table_ddl import create_schemas, is_missing
-from gdq.consumers.replica.whole_copy import copy_whole, whole_groups
+from gdq.consumers.replica.whole_copy import copy_whole
 from gdq.errors import GdqError
 
 
@@ -51,7 +51,7 @@ def copy_tables(
     sizes = table_sizes(source, [table.relid for table in tables])
     large = [table for table in tables if _is_large(source, state, table, options, sizes[table.relid])]
     whole = [table for table in tables if table not in large]
-    groups = whole_groups(state, whole, sizes)
+    groups = grouped(whole, lambda table: sizes[table.relid])
     with ExitStack() as stack:
         workers = [
             CopyWorker(open_reader(stack, source, state), open_writer(stack, state))

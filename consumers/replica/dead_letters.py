@@ -139,12 +139,9 @@ class DeadLetters:
         if table in self._known_tables():
             forget_dead_letters(self.target, self._replica, table)
 
-    def rename_table(self, table: str, name: str) -> None:
-        """Have a table's dead letters follow it to another name."""
-        if table in self._known_tables():
-            query = "update gdq_target.replica_dead_letter set table_name = %s where (replica, table_name) = (%s, %s)"
-            self.target.execute(query, [name, self._replica, table])
-            self._known_tables().add(name)
+    def look_anew(self) -> None:
+        """Look which tables have dead letters when that is needed next: names have changed."""
+        self._tables = None
 
     def rename_columns(self, table: str, old: SourceColumns, new: SourceColumns) -> None:
         """Have a table's dead letters follow ALTER TABLE; a column that was added is NULL in its older rows."""
@@ -197,6 +194,12 @@ def forget_dead_letters(target: Connection[Any], replica: str, table: str | None
         ),
         [replica, table],
     )
+
+
+def rename_dead_letters(target: Connection[Any], replica: str, table: str, name: str) -> None:
+    """Have the dead letters of a replica's table follow it to another name, in the open transaction."""
+    query = "update gdq_target.replica_dead_letter set table_name = %s where (replica, table_name) = (%s, %s)"
+    target.execute(qualified(query), [name, replica, table])
 
 
 def _old_rows_sql(table: ReplicaTable, letters: str) -> str:

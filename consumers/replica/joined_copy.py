@@ -21,7 +21,7 @@ from gdq.consumers.replica.column_changes import source_columns
 from gdq.consumers.replica.foreign_keys import ForeignKey, foreign_keys, joined_tables, parents_first
 from gdq.consumers.replica.sessions import apply_settings
 from gdq.consumers.replica.skip import later_snapshot
-from gdq.consumers.replica.source_tables import SourceTable, source_tables
+from gdq.consumers.replica.source_tables import SourceTable, require_oids, source_tables
 from gdq.consumers.replica.state import ReplicaState
 from gdq.consumers.replica.table import ReplicaTable
 from gdq.consumers.replica.table_apply import TableApplier
@@ -73,6 +73,7 @@ class JoinedCopy:
             apply_settings(reader)
             captured = self._captured(relids)
             with hold_snapshot(reader, state.queue, [table.table_name for table in captured]) as holder:
+                require_oids(holder.connection, {table.table_name: table.relid for table in captured})
                 copies, moved = self._divide(self._captured(relids), wanted, holder.snapshot)
                 with target.transaction():
                     self._prepare(copies, holder.snapshot, overwrite=overwrite)

@@ -24,10 +24,9 @@ from gdq.consumers.copy.snapshot import CopyProgress
 from gdq.consumers.replica.changes import empty_table
 from gdq.consumers.replica.column_changes import source_columns
 from gdq.consumers.replica.copy_workers import CopyWorker, take_alone
-from gdq.consumers.replica.source_tables import SourceTable, require_capture, source_tables
+from gdq.consumers.replica.source_tables import SourceTable, require_capture, require_oids, source_tables
 from gdq.consumers.replica.state import ReplicaState
 from gdq.consumers.replica.table_copy import CopyOptions, Describe, make_ready
-from gdq.consumers.replica.table_ddl import rename_table
 from gdq.consumers.views.snapshot_holder import SnapshotHolder
 from gdq.era import check_position
 from gdq.errors import GdqError, TruncatedPosition
@@ -69,6 +68,7 @@ class _Steps(ChunkSteps):
 
     def prepare(self, holder: SnapshotHolder, table: str) -> None:
         """Have the target's table take the copy, and store that it has begun."""
+        self._require_same(holder, table)
         large, captured = self.large, self.large.captured(table)
         columns, _ = make_ready(large.source, holder, self.state, captured, options=large.options, tell=large.tell)
         large.check(captured, self.state.connection)
@@ -76,6 +76,7 @@ class _Steps(ChunkSteps):
 
     def describe(self, holder: SnapshotHolder, table: str) -> ChunkTable:
         """The table with the columns that are captured, and that the target does not compute."""
+        self._require_same(holder, table)
         whole = ChunkSteps.describe(self, holder, table)
         names = self.large.copied_names(whole, self.state.connection)
         return replace(whole, columns=tuple(column for column in whole.columns if column[0] in names))
@@ -93,6 +94,10 @@ class _Steps(ChunkSteps):
         columns = source_columns(self.large.source, self.queue, captured.relid, captured.version)
         self.state.copied(joined.table, captured.relid, holder.snapshot, columns)
         self.large.finished[joined.table] = joined.rows
+
+    def _require_same(self, holder: SnapshotHolder, table: str) -> None:
+        """UndefinedTable if another table has got the name, which the holder's lock keeps as it is."""
+        require_oids(holder.connection, {table: self.large.relid(table)})
 
 
 @dataclass(slots=True)
@@ -124,7 +129,6 @@ class LargeCopy:
 
         `anew`: tables whose copy starts again.
         """
-        self._follow_names()
         steps = [_Steps(self, worker) for worker in workers]
         lead = steps[0]
         pairs = [(table.table_name, table.table_name) for table in self.tables]
@@ -154,8 +158,12 @@ class LargeCopy:
 
     def captured(self, table: str) -> SourceTable:
         """A table as the source has it now; by its oid, as it may have got another name."""
+        return source_tables(self.source, self.state.queue, self.state.name)[self.relid(table)]
+
+    def relid(self, table: str) -> int:
+        """The oid of the source's table whose copy has begun under a name."""
         [relid] = [one.relid for one in self.tables if one.table_name == table]
-        return source_tables(self.source, self.state.queue, self.state.name)[relid]
+        return relid
 
     def copied_names(self, table: ChunkTable, target: Connection[Any]) -> set[str]:
         """The columns that are copied, of a table that has these columns in the source."""
@@ -166,25 +174,6 @@ class LargeCopy:
             computed = {column.name for column in copy_columns(target, table.name) if column.generated}
             self._names[described] = {name for name, _ in columns.columns.values()} - computed
         return self._names[described]
-
-    def _follow_names(self) -> None:
-        """Rename the target's tables that have got other names amid their copies."""
-        begun = self.state.begun_names
-        renamed = [
-            (begun[table.relid], table.table_name)
-            for table in self.tables
-            if begun.get(table.relid, table.table_name) != table.table_name
-        ]
-        with self.state.connection.transaction():
-            # names that change hands: by way of names that no other table has
-            between = [f'{self._schema_of(before)}."!gdq_renamed_{place}"' for place, (before, _) in enumerate(renamed)]
-            for (before, _), name in zip(renamed, between, strict=True):
-                rename_table(self.state, before, name)
-            for (_, after), name in zip(renamed, between, strict=True):
-                rename_table(self.state, name, after)
-
-    def _schema_of(self, table: str) -> str:
-        return str(scalar(self.state.connection, "select quote_ident((parse_ident(%s))[1])", table))
 
     def _check_positions(self, tables: Sequence[Sequence[Progress]]) -> None:
         """Error if the source has lost the state that an earlier run has copied."""

@@ -37,13 +37,14 @@ from gdq.consumers.replica.origin import (
 )
 from gdq.consumers.replica.pause import PauseWatch
 from gdq.consumers.replica.policy import OnError, Policies
-from gdq.consumers.replica.sessions import check_databases, open_sessions
+from gdq.consumers.replica.sessions import check_databases, open_sessions, require_usage
 from gdq.consumers.replica.skip import SkipInfo, skip_changes
 from gdq.consumers.replica.source_tables import CaptureOffError, NewTableWatch, require_capture, source_tables
 from gdq.consumers.replica.state import SLOT, ReplicaState, check_replica
 from gdq.consumers.replica.table import OnTriggers, suppress_triggers
 from gdq.consumers.replica.table_copy import CHUNK_ROWS, CopyOptions, refuse_copies
 from gdq.consumers.replica.table_ddl import OnDrop, leave_table
+from gdq.consumers.replica.table_names import follow_names
 from gdq.consumers.replica.writing_side import refuse_source
 from gdq.errors import GdqError, ResyncRequired, TruncatedPosition
 from gdq.queue import check_tables
@@ -306,6 +307,8 @@ class Replica:
         if not missing:
             return False
         require_capture(self.source, self.queue, [table.table_name for table in missing])
+        require_usage(self.source, self.state.connection, there)
+        follow_names(self.state, taken)
         copied_before = [self.state.names[table.relid] for table in missing if table.relid in self.state.names]
         refuse_copies(self.state, [table for table in copied_before if table not in self._asked])
         self._applier.forget_tables()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import ExitStack
 from typing import Any
 
@@ -10,11 +11,18 @@ from psycopg import Connection
 from gdq.conninfo import connect, is_pooled
 from gdq.consumers.replica.origin import BearingConnection
 from gdq.errors import GdqError
+from gdq.sql_text import quote
 from gdq.typed.pgtypes import READ_SETTINGS
 
 _DATABASE = """
 select c.system_identifier::text, (select d.oid from pg_database d where d.datname = current_database())
   from pg_control_system() c"""
+
+# Schemas of tables that exist, and that the session's role may not look into.
+_CLOSED = """
+select current_user::text, string_agg(distinct quote_ident(n.nspname), ', ' order by quote_ident(n.nspname))
+  from unnest(%s::text[]) t join pg_namespace n on n.nspname = (parse_ident(t))[1]
+ where not has_schema_privilege(n.oid, 'usage')"""
 
 _DURABLE = """
 select pg_catalog.set_config('synchronous_commit', 'local', false)
@@ -57,3 +65,14 @@ def check_databases(source: Connection[Any], target: Connection[Any]) -> None:
     """GdqError if both sessions are in one database."""
     if database_identity(source) == database_identity(target):
         raise GdqError("source and target are the same database", hint="--to names the target.")
+
+
+def require_usage(source: Connection[Any], target: Connection[Any], tables: Collection[str]) -> None:
+    """GdqError for tables whose schemas a session's role may not use."""
+    for side, connection in (("source", source), ("target", target)):
+        row = connection.execute(_CLOSED, [list(tables)]).fetchone()
+        if row is not None and row[1] is not None:
+            raise GdqError(
+                f"role {row[0]} may not use schema {row[1]} of the {side}",
+                hint=f"Say there: grant usage on schema {row[1]} to {quote(row[0])}",
+            )

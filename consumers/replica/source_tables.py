@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import psycopg
 from psycopg import Connection
 
 from gdq.call import rows
@@ -19,6 +20,10 @@ _TABLES = """
 select tbl::oid::bigint as relid, table_name, is_there, version, mode, key, operations, "where" as filter, always,
        origin
   from gdq.consumer_tables(%s, %s)"""
+
+_OTHER = """
+select name from unnest(%s::text[], %s::bigint[]) t(name, relid)
+ where to_regclass(name)::oid::bigint is distinct from relid limit 1"""
 
 # Tables whose capture is off: the changes that they have now will never come.
 _CAPTURE_OFF = """
@@ -53,6 +58,13 @@ class SourceTable:
 def source_tables(source: Connection[Any], queue: str, name: str) -> dict[int, SourceTable]:
     """The captured tables that a replica's consumer takes, by their oids."""
     return {table.relid: table for table in rows(source, SourceTable, _TABLES, queue, name)}
+
+
+def require_oids(source: Connection[Any], tables: Mapping[str, int]) -> None:
+    """UndefinedTable, as for a name that is gone, if one of these names is not that of the table with this oid."""
+    other = source.execute(_OTHER, [list(tables.keys()), list(tables.values())]).fetchone()
+    if other is not None:
+        raise psycopg.errors.UndefinedTable(f"table {other[0]} has got another name meanwhile")
 
 
 def require_capture(source: Connection[Any], queue: str, tables: Sequence[str]) -> None:

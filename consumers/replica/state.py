@@ -14,7 +14,7 @@ from psycopg import Connection
 from gdq.call import scalar
 from gdq.consumers.copy.chunk_progress import forget_progress, rename_progress
 from gdq.consumers.replica.column_changes import SourceColumns
-from gdq.consumers.replica.dead_letters import forget_dead_letters
+from gdq.consumers.replica.dead_letters import forget_dead_letters, rename_dead_letters
 from gdq.consumers.replica.own_tables import CREATE_TABLES, REPLICA_TABLES
 from gdq.consumers.replica.staging_ahead import drop_stages
 from gdq.consumers.views.own_objects import check_own_tables
@@ -189,6 +189,7 @@ class ReplicaState:
         here = self._home(table)
         here[name] = replace(here.pop(table), table_name=name)
         rename_progress(self.connection, self.copy_name, table, name)
+        rename_dead_letters(self.connection, self.name, table, name)
 
     def left(self, table: str) -> None:
         """Store in the open transaction that the source has the table no longer; its rows stay."""

@@ -120,7 +120,7 @@ def take_name(state: ReplicaState, table: SourceTable) -> None:
     """Give the target's table the source's name, in the open transaction."""
     name, before = table.table_name, name_before(state, table)
     if before is not None and before != name:
-        if state.known(name) is not None:  # the other one's new name comes with a later batch: it will be copied, too
+        if state.known(name) is not None:  # the source has dropped that one: its rows make room
             state.left(before)
         else:
             rename_table(state, before, name)

@@ -103,9 +103,12 @@ def _set_default(target: Connection[Any], table: str, default: Any, tell: Callab
 def rename_table(state: ReplicaState, table: str, name: str) -> None:
     """Give a table of the target the name that it has in the source by now, in the open transaction.
 
-    GdqError if the target refuses.
+    One that others have renamed so is left as it is. GdqError if the target refuses.
     """
     target = state.connection
+    if is_missing(target, table) and not is_missing(target, name):
+        state.renamed(table, name)
+        return
     row = target.execute("select parse_ident(%s), parse_ident(%s)", [table, name]).fetchone()
     assert row is not None
     (schema, _), (new_schema, new_relation) = ([quote(part) for part in parts] for parts in row)

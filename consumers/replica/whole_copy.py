@@ -6,7 +6,7 @@ stored beside each table, and the changes after it are applied later.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -14,11 +14,10 @@ from typing import Any
 
 from psycopg import Connection
 
-from gdq.consumers.replica.copy_sizes import TableSize, grouped
 from gdq.consumers.replica.copy_workers import CopyRun, CopyWorker, HeldTable, copy_groups
-from gdq.consumers.replica.source_tables import SourceTable, source_tables
+from gdq.consumers.replica.source_tables import SourceTable, require_oids, source_tables
 from gdq.consumers.replica.state import ReplicaState
-from gdq.consumers.replica.table_copy import CopyOptions, Describe, copy_table, make_ready, name_before
+from gdq.consumers.replica.table_copy import CopyOptions, Describe, copy_table, make_ready
 from gdq.consumers.views.snapshot_holder import SnapshotHolder, hold_snapshot
 
 
@@ -35,23 +34,6 @@ def copy_whole(
     return copy_groups(workers, groups, _Copies(source, describe, options, run).hold, run)
 
 
-def whole_groups(
-    state: ReplicaState, tables: Sequence[SourceTable], sizes: Mapping[int, TableSize]
-) -> list[list[SourceTable]]:
-    """The tables in groups, the largest first. Those that get another table's name are one, in their order."""
-    moved = [table for table in tables if _is_moved(state, table)]
-    groups = grouped([table for table in tables if table not in moved], lambda table: sizes[table.relid])
-    return [moved, *groups] if moved else groups
-
-
-def _is_moved(state: ReplicaState, table: SourceTable) -> bool:
-    """True if the table, or another one of its name, has another name in the target."""
-    known = state.known(table.table_name)
-    return (name_before(state, table) or table.table_name) != table.table_name or (
-        known is not None and known.relid != table.relid
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class _Copies:
     """What the workers of one run do; `source` answers questions of all of them about the present catalog."""
@@ -66,6 +48,7 @@ class _Copies:
         """Lock tables in a worker's session, and take a snapshot, until the block ends."""
         state = worker.state
         with hold_snapshot(worker.reader, state.queue, [table.table_name for table in group]) as holder:
+            require_oids(holder.connection, {table.table_name: table.relid for table in group})
             locked = source_tables(self.source, state.queue, state.name)
             tables = [locked[table.relid] for table in group]
             yield [HeldTable(table.table_name, partial(self._copy, holder, state, table)) for table in tables]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
+import psycopg
 import pytest
 
 from gdq import check_position, connect
@@ -85,6 +87,41 @@ def test_options_of_snapshot_in_chunks(places: Places, options: list[str], messa
     command = ["snapshot", "shop.t", "--to", places.target.su_dsn, "-q", "q", "--chunked"]
     done = gdq(*command, *options, dsn=places.tap.db.dsn)
     assert (done.returncode, message in done.stderr) == (2, True), done.stderr
+
+
+def _begun(su: psycopg.Connection[Any]) -> bool:
+    """True if a part of the copy is in the target."""
+    if su.execute("select to_regclass('gdq_target.chunked_copy')").fetchone() == (None,):
+        return False
+    return su.execute("select from gdq_target.chunked_copy where row_count > 0").rowcount > 0
+
+
+def test_a_column_that_comes_while_a_copy_is_interrupted(places: Places) -> None:
+    """The copy starts again, and the error has the statement that the target's table lacks."""
+    places.tap.write("insert into shop.t select i, 'k', 0, 0 from generate_series(2000, 90000) i", "analyze shop.t")
+    with places.target.connect("su") as su:
+        su.execute("drop schema shop cascade")
+    command = ["snapshot", *TABLES, "--to", places.target.su_dsn, "--create", "-q", "q", "--register", "mirror"]
+    running = start_gdq(*command, "--chunked", dsn=places.tap.db.dsn)
+    with places.target.connect("su") as su:
+        until(lambda: running.poll() is not None or _begun(su), "a chunk")
+        running.kill()
+        running.communicate()
+        places.tap.write('alter table shop.t add column "More" int default 5')
+        told = ""
+
+        def again() -> bool:
+            nonlocal told
+            told = gdq(*command, "--chunked", dsn=places.tap.db.dsn).stderr
+            return "another session is at work" not in told  # the server notices the end of the killed one
+
+        until(again, "the end of the killed one")
+        assert "Error: target table shop.t lacks column More of table shop.t" in told
+        added = 'alter table shop.t add column "More" integer'
+        assert f"Hint: Say there: {added}; then run the copy again: it goes on." in told
+        su.execute(added.encode())
+    assert gdq(*command, "--chunked", dsn=places.tap.db.dsn).returncode == 0
+    places.check()
 
 
 def test_backfill_options(places: Places) -> None:

@@ -36,6 +36,34 @@ def test_tables_are_copied_side_by_side(pair: Pair) -> None:
     pair.same("one", "two")
 
 
+@pytest.mark.parametrize("drop", ["drop table two", "alter table two rename to three"])
+def test_a_table_that_goes_before_its_copy_begins(pair: Pair, drop: str) -> None:
+    """Somebody has locked the table before it in the target; it is of another group, which shares no snapshot."""
+    pair.make("create table one (id int primary key, v text); alter table one alter v set storage external")
+    pair.run(
+        "insert into one select i, repeat('x', 100000) from generate_series(1, 170) i",
+        "create table two (id int primary key)",
+        "insert into two values (1)",
+    )
+    pair.capture("one", "two")
+    command = ("replicate", "shop", "mirror", "--create", "--workers", "1", "--to", pair.target.su_dsn)
+    with pair.target.connect("su") as holder, pair.target.connect("su") as there:
+        with holder.transaction():
+            holder.execute("lock table one")
+            replica = start_gdq(*command, dsn=pair.source.dsn)
+            waits = "select count(*) from pg_locks where relation = 'one'::regclass and not granted"
+            until(lambda: count(there, waits), "the copy of the table before")
+            pair.run(drop)
+        _, told = replica.communicate()
+    assert replica.returncode == 0, told
+    assert "copied public.one: 170 rows" in told
+    pair.same("one")
+    if "three" in drop:
+        pair.same("three")
+    with pair.target.connect("su") as there:
+        assert count(there, "select to_regclass('two') is null")
+
+
 LARGE = ("replicate", "shop", "mirror", "--chunk-rows", "1000")
 ROWS = 20_000
 _SESSIONS = """

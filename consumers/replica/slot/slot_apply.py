@@ -126,14 +126,10 @@ class SlotApplier:
         """GdqError if an answer to conflicts names a table that the replica does not take."""
         self.tables.policies.check_tables(tables)
 
-    def rename_table(self, table: str, name: str) -> None:
-        """Have what is kept of a table follow it to another name, in the open transaction of the target."""
-        self._letters.rename_table(table, name)
-        self._described.clear()
-
     def forget_tables(self) -> None:
         """Look at the tables anew when they are needed next."""
         self._described.clear()
+        self._letters.look_anew()
 
     @contextmanager
     def _changes(self, batch: SlotBatch, published: dict[str, PublishedTable]) -> Iterator[dict[str, _TableChanges]]:

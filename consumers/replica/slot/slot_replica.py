@@ -24,7 +24,7 @@ from gdq.consumers.replica.foreign_keys import foreign_keys, joined_tables
 from gdq.consumers.replica.origin import PassedOrigins, TakenOrigin, bear_origin, kept_tables, origin_of
 from gdq.consumers.replica.policy import OnError, Policies
 from gdq.consumers.replica.replica import AppliedBatch
-from gdq.consumers.replica.sessions import check_databases, open_sessions
+from gdq.consumers.replica.sessions import check_databases, open_sessions, require_usage
 from gdq.consumers.replica.slot.published import PublishedTable, current_snapshot, published_tables
 from gdq.consumers.replica.slot.slot_apply import SlotApplier
 from gdq.consumers.replica.slot.slot_copies import SlotCopies, written_lsn
@@ -219,6 +219,7 @@ class SlotReplica:
         self.state.two_ways = self._target_origin in kept_tables(self.source).sources
         refuse_copies(self.state, [name for name in missing if name in self.state.tables and name not in self._asked])
         self._applier.forget_tables()
+        require_usage(self.source, self.state.connection, published)
         if missing and not self._settled(max(published[name].published for name in missing), stop):
             return False
         self._definitions.drop_gone()
@@ -264,7 +265,7 @@ class SlotReplica:
             return False
         with self.state.connection.transaction():
             rename_table(self.state, name, found[0])
-            self._applier.rename_table(name, found[0])
+        self._applier.forget_tables()
         if name in self.state.ends:
             self.state.ends[found[0]] = self.state.ends.pop(name)
         return True
