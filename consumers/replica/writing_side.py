@@ -47,6 +47,13 @@ class SwitchoverState:
     other: str
     changed_at: datetime
 
+    @property
+    def since(self) -> str:
+        """Since when the application writes where it does, for people."""
+        if self.turns == 0:
+            return "its switchover is prepared, and no switch was made"
+        return f"since the switch of {self.changed_at:%Y-%m-%d %H:%M}"
+
 
 def read_state(connection: Connection[Any]) -> SwitchoverState | None:
     """What a database knows of its switchover; None if it is prepared for none."""
@@ -72,7 +79,9 @@ def store_state(connection: Connection[Any], queue: str, replica: str, *, side: 
     connection.execute(
         """insert into gdq_target.switchover (replica, queue, side, turns, other) values (%s, %s, %s, %s, %s)
            on conflict (replica) do update set queue = excluded.queue, side = excluded.side, turns = excluded.turns,
-             other = excluded.other, changed_at = pg_catalog.now()""",
+             other = excluded.other,
+             changed_at = case when switchover.turns operator(pg_catalog.=) excluded.turns then switchover.changed_at
+                               else pg_catalog.now() end""",
         [replica, queue, side, turns, other],
     )
 
@@ -83,11 +92,10 @@ def forget_state(connection: Connection[Any]) -> bool:
 
 
 def refuse_source(target: Connection[Any], queue: str, replica: str) -> None:
-    """GdqError for a replica's target that takes the application's writes since a switchover."""
+    """GdqError for a replica's target that takes the application's writes, by what it knows of a switchover."""
     state = read_state(target)
     if state is not None and (state.replica, state.side) == (replica, "source"):
         raise GdqError(
-            f"the application writes to this target since the switchover of {state.changed_at:%Y-%m-%d %H:%M}: "
-            "it is no replica",
+            f"the application writes to this target ({state.since}): it is no replica",
             hint=f"Replicate the other way: gdq replicate {queue} {replica} -d (this target) --to (the other database)",
         )

@@ -15,11 +15,12 @@ from gdq.consumer import ConsumerInfo, consumer_info
 from gdq.consumers.replica.conflicts import conflict_info
 from gdq.consumers.replica.held_replicas import replica_tables
 from gdq.consumers.replica.replay import replica_dead_letters
+from gdq.consumers.replica.sessions import require_usage
 from gdq.consumers.replica.skip import skip_info
 from gdq.consumers.replica.writing_side import read_state
 from gdq.consumers.switchover.definitions import SEQUENCES, differing_definitions
 from gdq.consumers.switchover.obstacle import Obstacle, error, left, warning
-from gdq.consumers.switchover.pair import Pair, named_rows
+from gdq.consumers.switchover.pair import Pair, named_rows, place
 from gdq.consumers.views.target import Target
 from gdq.errors import GdqError, InstallError
 from gdq.installer.version import check_version, installed_mark
@@ -91,10 +92,12 @@ select name, relid::regclass::text from above where relid::regclass::text <> all
 def find_obstacles(pair: Pair, *, accepted: Collection[str] = (), max_lag: timedelta = MAX_LAG) -> list[Obstacle]:
     """What stands in the way of a switchover, errors first; `accepted`: left out, as CODE or CODE:OBJECT.
 
-    GdqError if there is no such replica.
+    GdqError if there is no such replica, or if the switch was made.
     """
+    _refuse_made(pair)
     consumer = pair.consumer()
     tables = pair.tables()
+    require_usage(pair.source, pair.target, tables)
     captured = {info.table_name: info for info in table_info(pair.source, pair.queue)}
     present = dict(pair.target.execute(_PRESENT, [tables]).fetchall())
     there = [table for table in tables if table in present]
@@ -112,6 +115,34 @@ def find_obstacles(pair: Pair, *, accepted: Collection[str] = (), max_lag: timed
             *differing_definitions(pair, there),
         ],
         accepted,
+    )
+
+
+def not_made(pair: Pair) -> GdqError:
+    """The error of a switch back before there was one."""
+    return GdqError(
+        f"there is nothing to switch back: no switch was made, the application writes to {place(pair.target)}",
+        hint=f"gdq switchover {pair.queue} {pair.replica} --to ... makes one, without --back.",
+    )
+
+
+def half_done() -> GdqError:
+    """The error of a command that is not for the time within a switch."""
+    return GdqError("a switch is half done: no database takes writes", hint="Run it again: it goes on where it is.")
+
+
+def _refuse_made(pair: Pair) -> None:
+    """GdqError if the source takes no writes of the application, as it is the target of a switch."""
+    here, there = read_state(pair.source), read_state(pair.target)
+    if here is None or (here.queue, here.replica, here.side) != (pair.queue, pair.replica, "target"):
+        return
+    if there is not None and there.side == "target" and here.turns != there.turns:
+        raise half_done()
+    if here.turns == 0:
+        raise not_made(pair)
+    raise GdqError(
+        f"the switch was made: the application writes to {place(pair.target)} {here.since}",
+        hint="The same command with --back, or without it, says what stands in the way of the other direction.",
     )
 
 

@@ -23,7 +23,7 @@ from gdq.consumers.replica.writing_side import (
     refuse_source,
     store_state,
 )
-from gdq.consumers.switchover.check import has_event_triggers
+from gdq.consumers.switchover.check import half_done, has_event_triggers
 from gdq.consumers.switchover.fence import lower_fence, place_fence, raise_fence, remove_fence
 from gdq.consumers.switchover.pair import Pair, named_rows, place
 from gdq.errors import GdqError
@@ -39,6 +39,12 @@ from gdq.queue import (
     table_info,
 )
 from gdq.sequence import add_sequence, sequence_info
+
+# What to do where the other database is gone.
+END_ALONE = (
+    "If that database is gone for good, end the switchover in the other one alone: "
+    "drop function gdq_target.fence() cascade; drop table gdq_target.switchover"
+)
 
 _QUEUE_SETTINGS = (
     *("ticker_max_count", "ticker_max_lag", "ticker_idle_period", "rotation_period", "rotation_bytes", "retention"),
@@ -63,7 +69,7 @@ def prepare(pair: Pair, *, fence: bool = True, tell: Callable[[str], None] = lam
     refuse_source(pair.target, pair.queue, pair.replica)
     here = read_state(pair.source)
     if here is not None and here.side == "target":
-        raise _half_done()
+        raise half_done()
     tables = pair.tables()
     copied = replica_tables(pair.target, pair.queue, pair.replica)
     if waiting := sorted(set(tables) - set(copied)):
@@ -101,16 +107,21 @@ def end_switchover(pair: Pair) -> bool:
     for state in states:
         _refuse_other(pair, state)
     if all(state is not None and state.side == "target" for state in states):
-        raise _half_done()
+        raise half_done()
     known = False
+    ended = list[str]()
     for connection, state in zip((pair.target, pair.source), states, strict=True):
-        remove_fence(connection)
-        known |= state is not None and forget_state(connection)
+        try:
+            remove_fence(connection)
+            known |= state is not None and forget_state(connection)
+        except psycopg.Error as error:
+            done = f"ended in {ended[0]}" if ended else "ended nowhere"
+            raise GdqError(
+                f"the switchover has {done}, and not in {place(connection)}: {str(error).strip().splitlines()[0]}",
+                hint=f"Run it again. {END_ALONE}",
+            ) from error
+        ended.append(place(connection))
     return known
-
-
-def _half_done() -> GdqError:
-    return GdqError("a switch is half done: no database takes writes", hint="Run it again: it goes on where it is.")
 
 
 def _refuse_other(pair: Pair, state: SwitchoverState | None) -> None:
@@ -173,11 +184,12 @@ def _store(pair: Pair, *, fence: bool) -> None:
         (pair.target, pair.source, "target"),
         (pair.source, pair.target, "source"),
     )
+    # as many on both, also where one side has lost its state
+    known = [state for state in (read_state(pair.source), read_state(pair.target)) if state is not None]
+    turns = max((state.turns for state in known), default=0)
     for connection, other, side in sides:
         with connection.transaction():
             make_state(connection)
-            before = read_state(connection)
-            turns = 0 if before is None else before.turns
             store_state(connection, pair.queue, pair.replica, side=side, turns=turns, other=place(other))
             if side == "target" and fence:
                 raise_fence(connection, place(other))

@@ -26,7 +26,7 @@ from gdq.consumers.replica.replica import Replica
 from gdq.consumers.replica.source_tables import source_tables
 from gdq.consumers.replica.state import ReplicaState
 from gdq.consumers.replica.writing_side import SwitchoverState, read_state, store_state
-from gdq.consumers.switchover.check import MAX_LAG, find_obstacles, running_replica
+from gdq.consumers.switchover.check import MAX_LAG, find_obstacles, not_made, running_replica
 from gdq.consumers.switchover.fence import lower_fence, place_fence, raise_fence
 from gdq.consumers.switchover.obstacle import ObstaclesFound
 from gdq.consumers.switchover.pair import Pair, open_pair, place
@@ -98,14 +98,19 @@ def switch_steps(
     """Switch the application's writes from a replica's source to its target; yields each step once it is done.
 
     A generator that is not run to its end leaves nothing behind before the step `switched`; after it, the next run goes
-    on. ObstaclesFound or another GdqError if the switch cannot be made: nothing was changed then.
+    on. A switch that was made before is the step `already switched`. ObstaclesFound or another GdqError if the switch
+    cannot be made: nothing was changed then.
     """
     with open_pair(source, target, queue, replica) as pair:
         here, there = _states(pair)
-        if here.side == there.side == "target":
-            yield from _finish(pair, here)
-        elif here.side == "source":
+        if here.side == "source":
             return (yield from _switch(pair, here, options))
+        if there.side == "target":
+            yield from _finish(pair, here)
+        elif here.turns == 0:
+            raise not_made(pair)
+        else:
+            yield "already switched"
         unregister_consumer(pair.source, queue, replica)
         return Switched(queue, replica, place(pair.target), None, None, None, None)
 
@@ -143,6 +148,7 @@ def _switch(pair: Pair, here: SwitchoverState, options: SwitchOptions) -> Genera
     with (
         Replica(source, target, pair.queue, pair.replica) as forward,
         connect(source, application_name="gdq:switchover", autocommit=True) as holder,
+        pair.loss_named(holder, forward.source, forward.state.connection),
     ):
         pin_session(holder)
         _catch_up(forward)
@@ -281,7 +287,7 @@ def _commit(
         if not holder.broken:
             raise
         raise GdqError(
-            f"the session that kept writers waiting is gone: {str(error).splitlines()[0]}",
+            f"the session that kept writers waiting is gone: {_why(pair, error)}",
             hint="Run the same command again: it says whether the switch was made.",
         ) from error
     found = read_state(pair.source)
@@ -303,7 +309,13 @@ def _finish(pair: Pair, here: SwitchoverState) -> Generator[str, None, None]:
             lower_fence(pair.target)
     except psycopg.Error as error:
         raise GdqError(
-            f"the source takes no writes any more, and the target none yet: {str(error).splitlines()[0]}",
+            f"the source takes no writes any more, and the target none yet: {_why(pair, error)}",
             hint="Run the same command again: it goes on where this one ended.",
         ) from error
     yield "opened"
+
+
+def _why(pair: Pair, error: psycopg.Error) -> str:
+    """What an error says, in one line, and which side was lost, if one was."""
+    line, lost = str(error).strip().splitlines()[0], pair.lost()
+    return line if lost is None else f"{line}; {lost} was lost"

@@ -13,7 +13,7 @@ from gdq.cli.queue_command import queue_command
 from gdq.consumers.switchover.check import find_obstacles
 from gdq.consumers.switchover.obstacle import Obstacle, ObstaclesFound
 from gdq.consumers.switchover.pair import open_pair
-from gdq.consumers.switchover.prepare import end_switchover, prepare
+from gdq.consumers.switchover.prepare import END_ALONE, end_switchover, prepare
 from gdq.consumers.switchover.switch import Switched, SwitchOptions, switch_steps
 
 _OBSTACLE_COLUMNS = ("severity", "code", "object", "problem", "cure")
@@ -91,7 +91,7 @@ def switchover_command(
             raise _standing(found) from found
         print_rows([done], Switched, _SWITCHED_COLUMNS, shape)
         return
-    with open_pair(source, there, queue, replica) as pair:
+    with open_pair(source, there, queue, replica, unreached=END_ALONE if task == "end" else None) as pair:
         if task == "prepare":
             prepare(pair, fence=not no_fence, tell=base.talk)
             return

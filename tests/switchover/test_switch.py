@@ -63,7 +63,7 @@ def test_there_and_back(pair: Pair) -> None:
         assert f"{pair.new.name}" in str(refused(pair, pair.old, statement))
     assert pair.rows(pair.new, "insert into orders (n) values (1) returning id") == [(151,)]
     pair.run(pair.new, "delete from lines", "alter table lines add flag boolean")
-    assert pair.gdq("replicate").stderr.startswith("Error: the application writes to this target since the switchover")
+    assert pair.gdq("replicate").stderr.startswith("Error: the application writes to this target (since the switch of")
     captured = pair.rows(pair.old, echo)
     pair.done("replicate", back=True)
     equal(pair)
