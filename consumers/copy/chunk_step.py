@@ -32,13 +32,16 @@ from gdq.sql_text import raw
 COLLISIONS = (UniqueViolation, ExclusionViolation, DeadlockDetected)
 
 _CHUNK_ROWS_MIN = 1_000
-# A chunk that takes longer halves the next ones, one that takes a tenth of it doubles them, up to the size asked for.
-_CHUNK_SECONDS = 10.0
+# A chunk takes about so long, up to the size asked for: what a step does beside its rows is little then, and its
+# snapshot is not old. A size is at most doubled or halved at once.
+_CHUNK_SECONDS = 5.0
 
 _EVENT = qualified("""
 select e.kind, e.data->>'kind' from gdq.delta_events(%s, %s::pg_snapshot, %s::pg_snapshot,
                                                      array[%s::pg_catalog.regclass]) e
  where e.kind <> 'message' limit 1""")
+
+_SUMMARISE = qualified("select gdq.summarise_logs(array(select gdq.log_segments(%s, %s::text[]::regclass[])))")
 
 _POSITION = qualified("select gdq.tick_position(%s, tick_id) from gdq.add_tick(%s, %s::pg_snapshot)")
 
@@ -180,6 +183,8 @@ class ChunkSteps:
     @contextmanager
     def _step(self, tables: Sequence[str]) -> Iterator[SnapshotHolder]:
         """A snapshot of the source, and a transaction of the target; values have one text on both sides."""
+        # each step reads the changes since the last one: where no ticker runs, all of the log after a bulk load
+        self.reader.execute(_SUMMARISE, [self.queue, list(tables)])
         held = hold_snapshot(self.reader, self.queue, tables, stopped=lambda: self.stopped)
         with held as holder, self.target.writing():
             holder.connection.execute(raw(COPY_SETTINGS))
@@ -281,7 +286,5 @@ class ChunkSteps:
         return held.placed(replace(state, upto=upto, whole=upto == state.until, rows=state.rows + rows))
 
     def _fit_size(self, seconds: float) -> None:
-        if seconds > _CHUNK_SECONDS:
-            self._size = max(self._size // 2, min(_CHUNK_ROWS_MIN, self.chunk_rows))
-        elif seconds < _CHUNK_SECONDS / 10:
-            self._size = min(self._size * 2, self.chunk_rows)
+        fitting = int(self._size * min(max(_CHUNK_SECONDS / max(seconds, 0.001), 0.5), 2))
+        self._size = min(max(fitting, _CHUNK_ROWS_MIN), self.chunk_rows)

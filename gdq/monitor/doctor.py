@@ -83,8 +83,9 @@ def fix(connection: Connection[Any], findings: list[Finding]) -> Iterator[Repair
         yield from _drop_triggers(connection)
     for table in sorted({finding.object for finding in fixable if finding.code in _TABLE_CODES | {"trigger_renamed"}}):
         yield from _repair_table(connection, table)
-    if "index_behind" in codes:
-        connection.execute("select gdq.summarise_logs()")
+    behind = [finding.object for finding in fixable if finding.code == "index_behind"]
+    if behind:
+        connection.execute("select gdq.summarise_logs(%s::text[]::regclass[])", [behind])
         yield Repair("logs", True, "brought the indexes of the logs up to date")
 
 

@@ -290,6 +290,16 @@ def test_consumer_takes_a_table_later(places: Places) -> None:
     assert sorted(tables) == ["shop.t", "shop.u"]
 
 
+def test_log_that_no_ticker_looks_after(places: Places) -> None:
+    """A step reads the changes since the last one, not all that a bulk load has left in the log."""
+    places.tap.write("insert into shop.u (d, x) select now(), repeat('x', 200) from generate_series(1, 12000)")
+    behind = """select sum(gdq.unsummarised_pages(s.segment))
+                  from gdq.log_segment s where pg_relation_size(s.segment) > 1048576"""
+    assert places.tap.owner.execute(behind).fetchone() > (0,)
+    places.copy(tables=["shop.u"], chunk_rows=5000)
+    assert places.tap.owner.execute(behind).fetchone() == (0,)
+
+
 def test_finished_copy_is_left_alone(places: Places) -> None:
     first = places.copy()
     places.write()

@@ -307,7 +307,9 @@ def test_spans_of_time(shop: Tap, span: str | None, text: str | None) -> None:
     assert shop.owner.execute("select gdq.span_text(%s::interval)", [span]).fetchone() == (text,)
 
 
-def test_index_that_is_behind(shop: Tap) -> None:
+@pytest.mark.parametrize("activity", ["busy", "quiet"])
+def test_index_that_is_behind(shop: Tap, activity: str) -> None:
+    shop.owner.execute("select gdq.set_activity(table_id, %s) from gdq.captured_table", [activity])
     shop.owner.execute(
         "insert into gdq_log.t1_v1_s0 (ev_id, ev_txid, row_name)"
         " select 0, 3, repeat(md5(g::text), 50) from generate_series(1, 25000) g"
