@@ -76,12 +76,13 @@ def open_reader(stack: ExitStack, source: Connection[Any], state: ReplicaState) 
     return reader
 
 
-def open_writer(stack: ExitStack, state: ReplicaState) -> ReplicaState:
+def open_writer(stack: ExitStack, state: ReplicaState, what: str = "copy") -> ReplicaState:
     """The replica's state in a session of its own, which writes as the replica's does and ends with `stack`.
 
-    What it stores is in the target alone until the replica's state is loaded again.
+    `what`: what the session is for, as the server lists it. What it stores is in the target alone until the replica's
+    state is loaded again.
     """
-    name = f"gdq:{state.queue}/{state.name}/copy"
+    name = f"gdq:{state.queue}/{state.name}/{what}"
     conninfo = conninfo_of(state.connection)
     writer = stack.enter_context(connect(conninfo, application_name=name, autocommit=True, kind=BearingConnection))
     apply_settings(writer)

@@ -77,7 +77,7 @@ class JoinedCopy:
                 copies, moved = self._divide(self._captured(relids), wanted, holder.snapshot)
                 with target.transaction():
                     self._prepare(copies, holder.snapshot, overwrite=overwrite)
-                    described = [self.applier.describe(table) for table in copies]
+                    described = [self.applier.reading.describe(table) for table in copies]
                     keys = foreign_keys(target, [table.table_name for table in (*copies, *moved)])
                     rows = AllRows(holder.connection, self.applier.tables, described, keys, state.tick).bring(
                         partial(self._stage_moved, holder, moved)

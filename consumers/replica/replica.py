@@ -86,9 +86,9 @@ class Replica:
     whose copy is to be replaced. `on_drop`: what becomes of a table that the source drops. `on_conflict`: answers
     to conflicts, as Policies.parse() reads them; `on_error`: what is done about rows that the target refuses;
     `on_ddl`: what becomes of indexes, constraints, defaults and NOT NULL that change in the source. `triggers`: what is
-    done about triggers that this role cannot keep from firing. `workers`: tables, or parts of large ones, that are
-    copied at once; `chunk_rows`: the rows of such a part in one transaction. `tell` gets a line for each copy, and what
-    `show` opens the rows so far.
+    done about those that this role cannot keep from firing. `workers`: tables, or parts of large ones, copied at once;
+    `chunk_rows`: the rows of such a part. `apply_workers`: tables whose changes are applied at once, each in a
+    transaction. `tell` gets a line for each copy, and what `show` opens the rows so far.
     """
 
     def __init__(
@@ -111,6 +111,7 @@ class Replica:
         triggers: OnTriggers = "refuse",
         workers: int = WORKERS,
         chunk_rows: int = CHUNK_ROWS,
+        apply_workers: int = 1,
         tell: Callable[[str], None] = lambda _: None,
         show: ShowProgress = no_progress,
     ) -> None:
@@ -139,10 +140,11 @@ class Replica:
                 PassedOrigins(self._target_origin, origin),
                 fires=suppress_triggers(there, triggers),
                 on_drop=on_drop,
+                apply_workers=apply_workers,
                 tell=tell,
             )
             feed = QueueDefinitions(self.source, self.state)
-            self._definitions = DefinitionFollower(feed, on_ddl, tell, self._applier.forget_tables)
+            self._definitions = DefinitionFollower(feed, on_ddl, tell, self._applier.reading.forget_tables)
             stack.callback(self._applier.close)
             self._stack = stack.pop_all()
 
@@ -297,9 +299,8 @@ class Replica:
         resync = set(consumer.resync or [])
         gone = [str(table.relid) for table in taken.values() if table.table_name in resync - there.keys()]
         for lost in [*gone, *([None] if "messages" in resync else [])]:
-            resynced(
-                self.source, self.queue, self.name, lost, scalar(self.source, "select pg_current_snapshot()::text")
-            )
+            now = scalar(self.source, "select pg_current_snapshot()::text")
+            resynced(self.source, self.queue, self.name, lost, now)
         if unknown := sorted(self._wanted - there.keys()):
             raise GdqError(f"the replica has no table {', '.join(unknown)}", hint="Write schema.table.")
         asked = resync | self._wanted | {name for name, table in there.items() if table.relid in self._missed}
@@ -311,13 +312,13 @@ class Replica:
         follow_names(self.state, taken)
         copied_before = [self.state.names[table.relid] for table in missing if table.relid in self.state.names]
         refuse_copies(self.state, [table for table in copied_before if table not in self._asked])
-        self._applier.forget_tables()
+        self._applier.reading.forget_tables()
         self._definitions.drop_gone()
         options = replace(self._copies, copy=not (self._no_copy and self._registered_now))
         if options.copy and self._applier.tables.jointly:
             joined = JoinedCopy(self.source, self.state, self._applier, self._tell)
             missing = joined.copy(there.values(), missing, overwrite=options.overwrite)
-        describe = self._applier.describe
+        describe = self._applier.reading.describe
         if not copy_tables(
             self.source, self.state, missing, describe, options, anew=self._asked, tell=self._tell, stop=stop
         ):

@@ -28,9 +28,6 @@ from gdq.consumers.replica.table import ReplicaTable
 from gdq.sql_text import raw
 from gdq.typed.pgtypes import READ_SETTINGS
 
-# SELECTs that are read side by side, each by a thread.
-SIDE_BY_SIDE = 2
-
 # How a batch's rows are read. The planner overestimates what lies in a BRIN range. Images are sorted in memory: 200,000
 # changes of rows of 150 bytes take 81 MB, and a sixth more processor time on the disk.
 READING = {"enable_seqscan": "off", "max_parallel_workers_per_gather": "0", "work_mem": "128MB"}
@@ -63,13 +60,18 @@ class Wanted:
 
 @dataclass(slots=True)
 class StagingAhead:
-    """The threads of one replica, and their staging tables. `source`, `target`: the sessions that apply its batches."""
+    """The threads of one replica, and their staging tables. `source`, `target`: the sessions that apply its batches.
+
+    `threads`: how many there are at most.
+    """
 
     source: Connection[Any]
     target: Connection[Any]
+    threads: int = 2
     _workers: list[_Worker] = field(default_factory=list, init=False)
     _free: dict[str, list[str]] = field(default_factory=dict, init=False)
     _lent: list[tuple[str, str]] = field(default_factory=list, init=False)
+    _promised: list[tuple[str, str, Future[Staged | None]]] = field(default_factory=list, init=False)
     _there: set[str] = field(default_factory=set, init=False)
     _named: int = field(default=0, init=False)
     _impossible: bool = field(default=False, init=False)
@@ -107,8 +109,22 @@ class StagingAhead:
         self._lent.append((worker.shape, staged.name))
         return staged
 
+    def promised(self, query: str) -> Future[Staged | None] | None:
+        """As taken(), for another thread, which waits itself."""
+        worker = next((worker for worker in self._workers if worker.query == query), None)
+        if worker is None or worker.work is None:
+            return None
+        worker.query = None
+        self._promised.append((worker.shape, worker.stage, worker.work))
+        return worker.work
+
     def give_back(self) -> None:
-        """Have the staging tables that were taken used again; the transaction that has read them has ended."""
+        """Have the staging tables that were taken used again; the transactions that have read them have ended."""
+        for shape, name, work in self._promised:
+            if work.result() is not None:
+                self._there.add(name)
+            self._free[shape].append(name)
+        self._promised.clear()
         for shape, name in self._lent:
             self._free[shape].append(name)
         self._lent.clear()
@@ -124,8 +140,11 @@ class StagingAhead:
 
     def _idle(self) -> _Worker | None:
         """A worker without a SELECT, a new one if need be; None if all are at work, or the target takes none."""
+        for failed in [worker for worker in self._workers if worker.has_failed]:
+            failed.close()  # it may be anywhere in the rows
+            self._workers.remove(failed)
         idle = next((worker for worker in self._workers if worker.query is None), None)
-        if idle is None and len(self._workers) < SIDE_BY_SIDE and not self._impossible:
+        if idle is None and len(self._workers) < self.threads and not self._impossible:
             try:
                 if not self._named:
                     drop_stages(self.target)
@@ -160,7 +179,8 @@ def drop_stages(target: Connection[Any]) -> None:
 class _Worker:
     """A thread, with a session in the source and one in the target. `query`: what it stages, or has staged in `stage`.
 
-    `shape`: what the columns of the staging table are like. `is_refused`: the role may not make staging tables.
+    `shape`: what the columns of the staging table are like. `work`: the staging itself. `is_refused`: the role may not
+    make staging tables.
     """
 
     source: Connection[Any]
@@ -169,7 +189,7 @@ class _Worker:
     query: str | None = None
     shape: str = ""
     stage: str = ""
-    _work: Future[Staged | None] | None = None
+    work: Future[Staged | None] | None = None
     _unwanted: bool = False
     is_refused: bool = False
 
@@ -183,25 +203,35 @@ class _Worker:
             stack.pop_all()
             return cls(reads, writes, ThreadPoolExecutor(1, thread_name_prefix="gdq-ahead"))
 
+    @property
+    def is_idle(self) -> bool:
+        """True if it has nothing staged that is wanted, and stages nothing."""
+        return self.query is None and (self.work is None or self.work.done())
+
+    @property
+    def has_failed(self) -> bool:
+        """True if another thread was promised what could not be staged."""
+        return self.is_idle and self.work is not None and self.work.result() is None
+
     def begin(self, wanted: Wanted, shape: str, stage: str, *, is_new: bool) -> None:
         """Have the thread fill a staging table, which is made if it `is_new`; `shape`: what its columns are like."""
         self.query, self.shape, self.stage = wanted.query, shape, stage
-        self._work = self.threads.submit(self._stage, wanted, stage, is_new=is_new)
+        self.work = self.threads.submit(self._stage, wanted, stage, is_new=is_new)
 
     def staged(self) -> Staged | None:
         """What is staged, when it is; None if the thread has failed, or was ended."""
-        return None if self._work is None else self._work.result()
+        return None if self.work is None else self.work.result()
 
     def close(self) -> None:
         """End the work and the sessions."""
         self._unwanted = True
-        while self._work is not None and not self._work.done():
+        while self.work is not None and not self.work.done():
             # the statement may begin after the first attempt
             for one in (self.source, self.target):
                 with suppress(psycopg.Error):
                     one.cancel_safe(timeout=1.0)
             with suppress(TimeoutError):
-                self._work.result(timeout=0.1)
+                self.work.result(timeout=0.1)
         self.threads.shutdown()
         self.source.close()
         self.target.close()

@@ -183,6 +183,14 @@ class ReplicaState:
         self._set(table, "snapshot = %s, handed_over = false", snapshot)
         self.tables[table] = replace(self.tables[table], snapshot=snapshot, handed_over=False)
 
+    def brought(self, table: str, snapshot: str) -> None:
+        """Note that another session has committed moved(), and store in the open transaction what makes it as before.
+
+        The position that this transaction stores is the same snapshot.
+        """
+        self.tables[table] = replace(self.tables[table], snapshot=snapshot)
+        self.handed_over(table)
+
     def renamed(self, table: str, name: str) -> None:
         """Store in the open transaction that a table has another name in the target."""
         self._set(table, "table_name = %s", name)

@@ -157,6 +157,13 @@ def triggers_option(command: CommandFunction) -> CommandFunction:
     show_default=True,
     help="Tables with more rows are copied so many rows at a time.",
 )
+@click.option(
+    "--apply-workers",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="Tables whose changes are applied at once. With more than 1 each commits by itself, one just after the other.",
+)
 @click.option("--follow", is_flag=True, help="Go on with every change, until SIGTERM or Ctrl-C.")
 @listing_options
 @base.dsn_option
@@ -180,6 +187,7 @@ def replicate_command(
     triggers: OnTriggers,
     workers: int,
     chunk_rows: int,
+    apply_workers: int,
     follow: bool,
     shape: Shape,
     dsn: str | None,
@@ -192,7 +200,9 @@ def replicate_command(
     tell = base.talk_of_threads()
     show = partial(shown_progress, as_json=shape == "json", what="copy of")
     start = partial(
-        _by_slot(slot_wait, on_drop) if source == "slot" else partial(Replica, on_drop=on_drop),
+        _by_slot(slot_wait, on_drop, apply_workers)
+        if source == "slot"
+        else partial(Replica, on_drop=on_drop, apply_workers=apply_workers),
         dsn,
         target,
         queue,
@@ -227,8 +237,10 @@ def replicate_command(
     print_rows(applied, AppliedBatch, _BATCH_COLUMNS, shape)
 
 
-def _by_slot(slot_wait: float, on_drop: OnDrop) -> Callable[..., SlotReplica]:
+def _by_slot(slot_wait: float, on_drop: OnDrop, apply_workers: int) -> Callable[..., SlotReplica]:
     """Makes a replica that a slot feeds; UsageError for what only a queue has."""
+    if apply_workers > 1:
+        raise click.UsageError("--apply-workers needs the queue: leave --source slot out.")
     if on_drop != "keep":
         raise click.UsageError("--on-drop drop needs the queue, which has an event of it: leave --source slot out.")
     return partial(SlotReplica, slot_wait=slot_wait)

@@ -295,7 +295,7 @@ def test_log_that_no_ticker_looks_after(places: Places) -> None:
     places.tap.write("insert into shop.u (d, x) select now(), repeat('x', 200) from generate_series(1, 12000)")
     behind = """select sum(gdq.unsummarised_pages(s.segment))
                   from gdq.log_segment s where pg_relation_size(s.segment) > 1048576"""
-    assert places.tap.owner.execute(behind).fetchone() > (0,)
+    assert places.tap.owner.execute(behind).fetchone() != (0,)
     places.copy(tables=["shop.u"], chunk_rows=5000)
     assert places.tap.owner.execute(behind).fetchone() == (0,)
 

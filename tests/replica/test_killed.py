@@ -28,8 +28,12 @@ select pg_terminate_backend(pid) from pg_stat_activity
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("fed", "seed"), [("queue", 1), ("queue", 2), ("slot", 3)], indirect=["fed"])
-def test_killed_at_random(fed: Pair, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("fed", "seed", "options"),
+    [("queue", 1, ()), ("queue", 2, ()), ("slot", 3, ()), ("queue", 4, ("--apply-workers", "2"))],
+    indirect=["fed"],
+)
+def test_killed_at_random(fed: Pair, seed: int, options: tuple[str, ...]) -> None:
     pair, chance = fed, random.Random(seed)
     pair.make("create table item (id int primary key, place int, n int)")
     pair.make("create table detail (id int primary key, n int)")
@@ -55,7 +59,7 @@ def test_killed_at_random(fed: Pair, seed: int) -> None:
     try:
         for _ in range(3):
             given = ("replicate", "shop", "mirror", "--to", pair.target.su_dsn, "--source", pair.fed_by, "--follow")
-            follower = start_gdq(*given, dsn=pair.reader_dsn)
+            follower = start_gdq(*given, *options, dsn=pair.reader_dsn)
             try:
                 for victim in chance.choices([pair.source, pair.target], k=4):
                     stood = _position(pair)
