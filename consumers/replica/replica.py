@@ -123,9 +123,8 @@ class Replica:
         )
         self._no_copy = no_copy
         self._registered_now = False
-        self._asked = set(copy_again)
         self._on_drop = on_drop
-        self._wanted, self._missed = set(copy_again), set[int]()
+        self._asked, self._wanted, self._missed = set(copy_again), set(copy_again), set[int]()
         self._tell = tell
         policies = Policies.parse(on_conflict, on_error)
         with ExitStack() as stack:
