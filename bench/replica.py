@@ -29,7 +29,7 @@ import psycopg
 from bench.__main__ import machine
 from bench.packages import BenchError
 from bench.replica_report import COPY, DUMP, GDQ_TICKER, LAG, PART, WORK, Kind, page
-from bench.replica_sides import COPY_QUEUE, EACH, QUEUE, BuiltIn, Gdq, Side, session
+from bench.replica_sides import COPY_QUEUE, EACH, GDQ_WORKERS, QUEUE, BuiltIn, Gdq, Side, session
 from bench.replica_stage import (
     BIG,
     ITEMS,
@@ -102,7 +102,9 @@ def _catch_up(stage: Stage, size: Size, number: int, results: Results, tell: Tel
 
 def _copies(stage: Stage, size: Size, number: int, results: Results, tell: Tell) -> None:
     """Each side copies the same tables into empty ones."""
-    ways: list[tuple[str, Side | str]] = [(side.name, side) for side in stage.sides if side.name != EACH]
+    ways: list[tuple[str, Side | str]] = [
+        (side.name, side) for side in stage.sides if side.name not in (EACH, GDQ_WORKERS)
+    ]
     ways.append((DUMP, stage.dumped))
     first = number % len(ways)
     for name, way in (*ways[first:], *ways[:first]):

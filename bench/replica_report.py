@@ -6,7 +6,7 @@ from statistics import median
 from typing import Literal
 
 from bench.figures import Goal, Ratio, ratio
-from bench.replica_sides import BINARY, BUILT_IN, EACH, GDQ
+from bench.replica_sides import BINARY, BUILT_IN, EACH, GDQ, GDQ_WORKERS
 from bench.report import table
 from bench.results import Results
 
@@ -40,6 +40,7 @@ brackets. Times measured on a shared machine mean little elsewhere; their ratios
 - built-in, binary: with `binary = true` as well.
 - {each}: two publications and subscriptions, so that two workers apply.
   The target is no state of the source then, until both have caught up.
+- {workers}: with `--apply-workers 2`. Each table is at a tick then, two of them for a moment at different ones.
 """
 
 _CATCH_UP = """\
@@ -67,7 +68,7 @@ def page(results: Results) -> str:
     if loads := [values["load"] for values in results.samples.values() if "load" in values]:
         known["load while measuring"] = f"{median(loads):.0f} (median), {max(loads):.0f} (most)"
     about = "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in known.items())])
-    parts = [_HEAD.format(about=about, each=EACH), "## Goals", "", *_goals(results), ""]
+    parts = [_HEAD.format(about=about, each=EACH, workers=GDQ_WORKERS), "## Goals", "", *_goals(results), ""]
     if any(case in WORK for case in results.names(PART, 1)):
         parts += ["## Catching up", "", _CATCH_UP, ""]
         for case in WORK:
@@ -98,7 +99,7 @@ def _goals(results: Results) -> list[str]:
 def _times(results: Results, case: str) -> list[str]:
     rows = []
     base = results.rounds(PART, case, BUILT_IN, "rate")
-    for who in (GDQ, BUILT_IN, BINARY, EACH, DUMP):
+    for who in (GDQ, GDQ_WORKERS, BUILT_IN, BINARY, EACH, DUMP):
         seconds, rates, cpu = (results.rounds(PART, case, who, name) for name in ("seconds", "rate", "cpu"))
         if seconds:
             beside: Ratio | str = ratio(rates, base) or ""

@@ -28,7 +28,7 @@ QUEUE, COPY_QUEUE = "bench", "copy"
 # Subscriptions' options. Streaming in parallel, and no wait for the target's disk, are PostgreSQL 18's defaults.
 BUILT_IN, BINARY, EACH = "built-in", "built-in, binary", "built-in, binary, a subscription a table"
 _OPTIONS = {BUILT_IN: "", BINARY: ", binary = true", EACH: ", binary = true"}
-GDQ = "gdq"
+GDQ, GDQ_WORKERS = "gdq", "gdq, two apply workers"
 
 _OWN = "select pid from pg_stat_activity where application_name like 'gdq:%' and datname = current_database()"
 _WORKERS = "select pid from pg_stat_activity where backend_type like 'logical replication %worker'"
@@ -37,17 +37,19 @@ _SENDERS = "select pid from pg_stat_replication"
 
 @dataclass(slots=True)
 class Gdq:
-    """`gdq replicate` with its defaults."""
+    """`gdq replicate` with its defaults, or with some options where it applies changes; `replica`: its name there."""
 
     source: str
     target: str
     name: str = GDQ
+    replica: str = "mirror"
+    options: tuple[str, ...] = ()
     _program: subprocess.Popen[bytes] | None = None
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
         """Changes are applied from the begin of the block on, until all that were there are in the target."""
-        with self.replicate(QUEUE):
+        with self.replicate(QUEUE, *self.options):
             yield
 
     @contextmanager
@@ -79,7 +81,7 @@ class Gdq:
         subprocess.run(self._command("drop-replica", queue), env=environment, check=True, capture_output=True)
 
     def _command(self, name: str, queue: str, *options: str) -> list[str]:
-        return [sys.executable, "-m", "gdq", name, queue, f"mirror_{queue}", "--to", self.target, *options]
+        return [sys.executable, "-m", "gdq", name, queue, f"{self.replica}_{queue}", "--to", self.target, *options]
 
     def processes(self) -> dict[str, list[int]]:
         """The processes at work now, by what they are."""

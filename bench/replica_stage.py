@@ -13,7 +13,7 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 
 from bench.packages import BenchError
-from bench.replica_sides import BINARY, BUILT_IN, COPY_QUEUE, EACH, QUEUE, BuiltIn, Gdq, Side, session
+from bench.replica_sides import BINARY, BUILT_IN, COPY_QUEUE, EACH, GDQ_WORKERS, QUEUE, BuiltIn, Gdq, Side, session
 from bench.slot_reader import cpu_seconds, wait_for
 from bench.steady import one, ticker
 from gdq.embedded.files import find_binaries
@@ -117,13 +117,14 @@ class Stage:
     """The contenders of one run, on servers of its own. `dumped`: a database for what pg_dump gives."""
 
     gdq: Gdq
+    workers: Gdq
     built_in: tuple[BuiltIn, ...]
     dumped: str
     programs: EmbeddedServer
 
     @property
     def sides(self) -> tuple[Side, ...]:
-        return (self.gdq, *self.built_in)
+        return (self.gdq, self.workers, *self.built_in)
 
     @property
     def sources(self) -> tuple[str, str]:
@@ -137,10 +138,11 @@ class Stage:
             stack.enter_context(EmbeddedServer(binaries=find_binaries(18), settings=SETTINGS)) for _ in range(3)
         )
         sources = [_database(server, "source") for server in (own, peers)]
-        names = {"replica": "", "subscriber_1": BUILT_IN, "subscriber_2": BINARY, "subscriber_3": EACH}
+        names = {"replica": "", "workers": "", "subscriber_1": BUILT_IN, "subscriber_2": BINARY, "subscriber_3": EACH}
         targets = {name: _database(there, name) for name in names}
         stage = cls(
             Gdq(sources[0], targets["replica"]),
+            Gdq(sources[0], targets["workers"], GDQ_WORKERS, "workers", ("--apply-workers", "2")),
             tuple(BuiltIn(sources[1], targets[name], side) for name, side in names.items() if side),
             _database(there, "dumped"),
             peers,
@@ -158,8 +160,9 @@ class Stage:
                 connection.execute("select gdq.create_queue(%s)", [queue])
                 for table in tables:
                     connection.execute("select gdq.add_table(%s, %s)", [queue, table])
-        with stage.gdq.replicate(QUEUE, "--overwrite"):
-            pass
+        for own_side in (stage.gdq, stage.workers):
+            with own_side.replicate(QUEUE, "--overwrite"):
+                pass
         for side in stage.built_in:
             each = [(ITEMS[0], MARKS[0], PING), (ITEMS[1], MARKS[1])]
             side.subscribe(each if side.name == EACH else [WRITTEN], "follow")
