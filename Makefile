@@ -4,7 +4,7 @@
 PYTHON ?= python3
 # a shell that forbids bytecode has every process compile gdq and its tests again
 unexport PYTHONDONTWRITEBYTECODE
-EXTRAS := arrow,views,spark,lake,metrics,http,nats,kafka,embedded,demo,dev
+EXTRAS := arrow,views,spark,lake,metrics,http,nats,kafka,avro,embedded,demo,dev
 # a server and its databases for each worker; three keep two cores busy, as tests wait; those of one file stay together, in the
 # order of tests/conftest.py
 PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder

@@ -17,6 +17,7 @@ _EXTRAS = {
     "urllib3": "http",
     "nats": "nats",
     "confluent_kafka": "kafka",
+    "fastavro": "avro",
 }
 
 

@@ -6,10 +6,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
+from gdq.consumers.relay.http_client import HttpClient, shown_answer
 from gdq.consumers.relay.sink import Record, Settings, check_template
-from gdq.errors import GdqError, SinkUnavailable
+from gdq.errors import SinkUnavailable
 from gdq.extra import extra_named
 from gdq.retry import DeadLetter, Retry, RetryOutcome
 
@@ -22,8 +23,6 @@ ID_HEADER = "Idempotency-Key"
 _DEAD = frozenset({400, 410, 413, 414, 415, 422, 431})
 # Answers that do not concern the one request: nobody is let in, or the hook wants a pause.
 _ALL = frozenset({401, 403, 407, 429, 503})
-# Characters of an answer's body that are kept as the reason.
-_REASON_CHARACTERS = 200
 # Seconds that a hook may have the relay wait.
 _WAIT_MAX = 3600.0
 
@@ -48,36 +47,11 @@ class HttpSink:
     """
 
     def __init__(self, address: str, given: Mapping[str, str]) -> None:
-        import urllib3  # noqa: PLC0415 (of an extra)
-        from urllib3.util import make_headers, parse_url  # noqa: PLC0415
-
         settings = Settings("http", given)
-        timeout = settings.number("timeout", 30, least=0.001)
         self._concurrency = int(settings.number("concurrency", 8, least=1))
         self._method = settings.text("method", "POST")
-        ca = settings.text("ca", "") or None
-        self._headers = {"User-Agent": "gdq"} | settings.prefixed("header.")
-        settings.done()
-        try:
-            url = parse_url(address.replace("{", "").replace("}", ""))
-        except urllib3.exceptions.LocationParseError as error:
-            raise GdqError(f"{address!r} is no URL") from error
-        if not url.host:
-            raise GdqError(f"{address!r} is no URL: it names no host")
-        scheme, _, rest = address.partition("://")
-        authority, slash, path = rest.partition("/")
-        if "{" in authority:
-            raise GdqError("a URL may have places after its host only")
-        if url.auth:
-            self._headers |= make_headers(basic_auth=unquote(url.auth))
-        self._url = f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}"
-        check_template(self._url)
-        self._pool = urllib3.PoolManager(
-            maxsize=self._concurrency,
-            timeout=urllib3.Timeout(timeout),
-            retries=False,
-            ca_certs=ca,
-        )
+        self._client = HttpClient(address, settings, connections=self._concurrency)
+        check_template(self._client.url)
         self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="gdq relay")
 
     def send(self, lanes: Sequence[Sequence[Record]]) -> Iterator[_Result]:
@@ -87,20 +61,18 @@ class HttpSink:
     def close(self) -> None:
         """Close the connections."""
         self._threads.shutdown(cancel_futures=True)
-        self._pool.clear()
+        self._client.close()
 
     def _send(self, record: Record) -> RetryOutcome | None:
         """Send one record; returns why it was refused. SinkUnavailable if the hook as a whole is."""
         from urllib3 import exceptions  # noqa: PLC0415 (of an extra)
 
-        url = record.place(self._url, _quoted)
-        headers = self._headers | dict(record.headers) | {ID_HEADER: record.id, "Content-Type": record.content_type}
+        url = record.place(self._client.url, _quoted)
+        headers = {**record.headers, ID_HEADER: record.id, "Content-Type": record.content_type}
         if record.key is not None:
             headers["Gdq-Key"] = quote(record.key, safe=" !#$&'()*+,/:;=?@[]{}\"")
         try:
-            answer = self._pool.request(
-                self._method, url, body=record.value or b"", headers=headers, redirect=False, preload_content=True
-            )
+            answer = self._client.request(self._method, url, record.value or b"", headers)
         except exceptions.ReadTimeoutError:
             return _TimedOut("no answer in time")
         except exceptions.ProtocolError as error:
@@ -113,8 +85,7 @@ class HttpSink:
         status = answer.status
         if 200 <= status < 300:
             return None
-        text = " ".join(answer.data[: 4 * _REASON_CHARACTERS].decode("utf-8", "replace").split())
-        reason = f"HTTP {status}{f': {text[:_REASON_CHARACTERS]}' if text else ''}"
+        reason = shown_answer(answer)
         if status in _ALL:
             raise SinkUnavailable(f"web hook takes nothing: {reason}", wait_seconds=_wait(answer.headers))
         return DeadLetter(reason) if status in _DEAD else Retry(reason)

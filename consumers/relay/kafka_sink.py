@@ -57,6 +57,10 @@ class KafkaSink:
         self._relay = ""
         self._noted: str | None = None
 
+    def topic(self, record: Record) -> str:
+        """The topic to which a record is sent."""
+        return record.place(self._topic, _name)
+
     def begin(self, relay: str) -> str | None:
         """Begin a transaction; returns what the last committed one has noted."""
         import confluent_kafka  # noqa: PLC0415 (of an extra)
@@ -114,7 +118,7 @@ class KafkaSink:
         if record.id in self._refused:
             return DeadLetter(self._refused[record.id])
         headers = [("gdq-id", record.id), ("content-type", record.content_type), *record.headers.items()]
-        key = None if record.key is None else record.key.encode()
+        key = record.encoded_key or (None if record.key is None else record.key.encode())
 
         def told(error: KafkaError | None, _message: object) -> None:
             if error is None:
@@ -127,7 +131,7 @@ class KafkaSink:
 
         # without a key all are in one partition, for their order
         partition = 0 if key is None else -1
-        topic = record.place(self._topic, _name)
+        topic = self.topic(record)
         failed = self._unless_refused(topic, record.value, key, partition=partition, headers=headers, on_delivery=told)
         if failed is None:
             return None

@@ -18,23 +18,26 @@ class Note:
     """The events that a sink has: those up to a position but some, and some that were brought again.
 
     `unsent`: number and op of events before the position that the sink does not have. `brought`: number, op and retries
-    of events that the batch brought again and that the sink has.
+    of events that the batch brought again and that the sink has. `copied`: the last record of a copy that it has, if
+    the transaction was a part of a copy.
     """
 
     position: Position
-    unsent: frozenset[tuple[int, str]]
-    brought: frozenset[tuple[int, str, int]]
+    unsent: frozenset[tuple[int, str]] = frozenset()
+    brought: frozenset[tuple[int, str, int]] = frozenset()
+    copied: str | None = None
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """The note that str() wrote."""
         found = json.loads(text)
         unsent, brought = (frozenset(tuple(one) for one in found[name]) for name in ("unsent", "brought"))
-        return cls(Position.parse(found["position"]), unsent, brought)
+        return cls(Position.parse(found["position"]), unsent, brought, found.get("copied"))
 
     def __str__(self) -> str:
         unsent, brought = sorted(self.unsent), sorted(self.brought)
-        return json.dumps({"position": str(self.position), "unsent": unsent, "brought": brought})
+        copied = {} if self.copied is None else {"copied": self.copied}
+        return json.dumps({"position": str(self.position), "unsent": unsent, "brought": brought} | copied)
 
     def is_ahead(self, batch: Batch) -> bool:
         """Whether the sink is ahead of the consumer."""

@@ -40,6 +40,10 @@ class Keys:
     def __init__(self, columns: Mapping[str, Sequence[str]]) -> None:
         self._columns = columns
 
+    def chosen(self, table: str) -> Sequence[str] | None:
+        """The columns that were chosen for a table's key."""
+        return self._columns.get(table)
+
     def place(self, event: Event) -> Place:
         """The place of an event; GdqError if it lacks a chosen column."""
         event = event.in_json()

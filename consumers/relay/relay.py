@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
 from psycopg import Connection
 
 from gdq.batch import Batch
-from gdq.consumers.relay.form import Form, FormName, form_named
+from gdq.consumers.relay.avro import AvroForm, avro_topic
+from gdq.consumers.relay.copy import CopySending
+from gdq.consumers.relay.form import Form, FormName, json_form
 from gdq.consumers.relay.note import Note, is_new, note_of
 from gdq.consumers.relay.order import Keys, Place, Waiting
+from gdq.consumers.relay.registry import Registry
 from gdq.consumers.relay.sink import Record, Sink, TransactionalSink
+from gdq.copy_batch import CopyBatch
 from gdq.era import check_position, position
 from gdq.errors import GdqError
 from gdq.retry import DeadLetter, Retry, RetryOutcome
@@ -31,9 +35,10 @@ _EVENTS = 500
 class Relay:
     """Sends the events of one consumer to a sink, those of each key in their order.
 
-    `form`: json, cloudevents or debezium. `keys`: for tables, as `schema.table`, the columns of the key in place of the
-    primary key. `retry_delay`: the pause before the first retry of an event; each later one is twice as long, up to an
-    hour. `tombstones`: with the form debezium a record without a value after each delete.
+    `form`: json, cloudevents, debezium or avro. `keys`: for tables, as `schema.table`, the columns of the key in place
+    of the primary key. `retry_delay`: the pause before the first retry of an event; each later one is twice as long, up
+    to an hour. `tombstones`: with the form debezium a record without a value after each delete. With the form avro,
+    `registry`: where its schemas are registered; `as_text`: columns to send as text.
     """
 
     def __init__(
@@ -46,7 +51,11 @@ class Relay:
         keys: Mapping[str, Sequence[str]] | None = None,
         retry_delay: timedelta = RETRY_DELAY,
         tombstones: bool = False,
+        registry: Registry | None = None,
+        as_text: Collection[str] = (),
     ) -> None:
+        if form == "avro":
+            avro_topic(sink)  # an error now, not at the first record
         self._sink = sink
         self._queue = queue
         self._consumer = consumer
@@ -54,9 +63,12 @@ class Relay:
         self._keys = Keys(keys or {})
         self._retry_delay = retry_delay
         self._tombstones = tombstones
+        self._registry = registry
+        self._as_text = as_text
         self._made: tuple[Connection[Any], Form] | None = None
         # Records that the sink has taken of a batch that was rolled back: they are not sent a second time.
         self._sent: set[str] = set()
+        self._copying: CopySending | None = None
 
     def send(self, batch: Batch) -> None:
         """Send the events of a batch, and finish it.
@@ -72,6 +84,21 @@ class Relay:
             self._send_events(batch, None)
         batch.commit()
         self._sent.clear()
+
+    def send_copy(self, copy: CopyBatch, *, stop: Callable[[], bool] = lambda: False) -> bool:
+        """Send the rows of a copy, and commit it; False if `stop` said so before the end: roll the copy back then.
+
+        Nothing is put aside. SinkUnavailable if the sink takes nothing, or not one of the rows for now: call again with
+        the same copy, which goes on from there. GdqError if the sink will never take a row.
+        """
+        if self._copying is None or self._copying.copy is not copy:
+            form = self._form(copy.connection)
+            self._copying = CopySending(self._sink, copy, form, self._keys, self._consumer)
+        if not self._copying.send(stop):
+            return False
+        self._copying = None
+        copy.commit()
+        return True
 
     def _send_in_transaction(self, sink: TransactionalSink, batch: Batch) -> bool:
         """Send a batch in a transaction of the sink, with a note of what it has; False if it has to be sent again.
@@ -112,9 +139,18 @@ class Relay:
     def _form(self, connection: Connection[Any]) -> Form:
         if self._made is None or self._made[0] is not connection:
             era = Position.parse(position(connection, self._queue, self._consumer)).era
-            form = form_named(self._form_name, connection, self._queue, era, tombstones=self._tombstones)
-            self._made = connection, form
+            self._made = connection, self._new_form(connection, era)
         return self._made[1]
+
+    def _new_form(self, connection: Connection[Any], era: str) -> Form:
+        if self._form_name != "avro":
+            return json_form(self._form_name, connection, self._queue, era, tombstones=self._tombstones)
+        if self._registry is None:
+            raise GdqError("the form avro needs a schema registry")
+        return AvroForm(
+            connection, self._queue, era,
+            topic=avro_topic(self._sink), registry=self._registry, keys=self._keys, as_text=self._as_text,
+        )  # fmt: skip
 
 
 class _Sending:
@@ -139,7 +175,8 @@ class _Sending:
 
     def add(self, event: Event) -> None:
         """Take an event up, or put it aside if an earlier one of its key waits."""
-        event = event.in_json()  # once: its place and its form both ask for JSON's values
+        if self._form.takes_json:
+            event = event.in_json()  # once: its place and its form both ask for JSON's values
         place = self._keys.place(event)
         alone = len(place.keys) != 1
         if alone:
@@ -164,7 +201,8 @@ class _Sending:
 
     def _send(self, lanes: list[list[tuple[Event, Place]]]) -> list[list[tuple[Event, Place]]]:
         """Send lanes; returns what is left of those from which an event was given up."""
-        made = [[record for event, place in lane for record in self._form(event, place.text)] for lane in lanes]
+        formed = [self._formed(lane) for lane in lanes]
+        lanes, made = [lane for lane, _ in formed], [records for _, records in formed]
         wanted = [[record for record in lane if record.id not in self._sent] for lane in made]
         refused: dict[int, tuple[Record, RetryOutcome]] = {}
         lane_of = {record.id: number for number, lane in enumerate(wanted) for record in lane}
@@ -186,6 +224,19 @@ class _Sending:
             self._put_aside(*lane[at], outcome)
             left.append([(event, place) for event, place in rest if not self._waits(event, place)])
         return left
+
+    def _formed(self, lane: list[tuple[Event, Place]]) -> tuple[list[tuple[Event, Place]], list[Record]]:
+        """A lane without the events that the form cannot hold, which are given up, and its records."""
+        kept: list[tuple[Event, Place]] = []
+        made: list[Record] = []
+        for event, place in lane:
+            try:
+                made += self._form(event, place.text, str(event.id))
+            except DeadLetter as outcome:
+                self._aside.append(DeadLetter(_reason(outcome), event=event))
+            else:
+                kept.append((event, place))
+        return kept, made
 
     def _check_told(self, lanes: list[list[Record]], refused: set[str]) -> None:
         """GdqError if the sink has said nothing of a record: whether it was sent is not known."""

@@ -35,6 +35,7 @@ class Record:
 
     `id`: the same at each attempt, different from that of any other record, also after a restore. `key`: None if the
     event has none. `value`: None for a tombstone. `headers`: what the form adds. `event`: the event itself.
+    `encoded_key`: the key in the form's own encoding, if that is not the text.
     """
 
     id: str
@@ -44,6 +45,7 @@ class Record:
     content_type: str
     event: Event
     headers: Mapping[str, str] = field(default_factory=dict)
+    encoded_key: bytes | None = None
 
     def place(self, template: str, quote: Callable[[str], str]) -> str:
         """The template with {queue}, {schema}, {table}, {op}, {key} and {type} filled in, each passed through `quote`.

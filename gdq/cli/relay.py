@@ -17,6 +17,7 @@ import gdq.ticker
 from gdq.cli import base
 from gdq.cli.consumer import register_from_now
 from gdq.cli.queue_command import queue_command
+from gdq.consumers.relay.registry import Registry
 from gdq.consumers.relay.relay import RETRY_DELAY, Relay
 from gdq.consumers.relay.sink import open_sink
 from gdq.errors import SinkUnavailable
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 
 # Seconds between two tries while the receiver takes nothing.
 _PAUSE_MIN, _PAUSE_MAX = 1.0, 60.0
+# The begin of the names of the registry's settings.
+_REGISTRY = "registry."
 
 
 @queue_command("relay")
@@ -34,13 +37,18 @@ _PAUSE_MIN, _PAUSE_MAX = 1.0, 60.0
 @click.option("--once", is_flag=True, help="Send everything committed so far, then exit (forces a tick).")
 @click.option("--register", is_flag=True, help="Register the consumer first, unless it is: it gets changes from now.")
 @click.option(
+    "--copy", is_flag=True, help="First send the rows of tables that the consumer must copy; all, with --register."
+)
+@click.option(
     "--form",
-    type=click.Choice(["json", "cloudevents", "debezium"]),
+    type=click.Choice(["json", "cloudevents", "debezium", "avro"]),
     default="json",
     show_default=True,
     help="The form of what is sent.",
 )
 @click.option("--tombstones", is_flag=True, help="With --form debezium: a record without a value after each delete.")
+@click.option("--registry", metavar="URL", help="With --form avro: the schema registry.")
+@click.option("--as-text", metavar="C1,C2", help="With --form avro: columns to send as text.")
 @click.option(
     "--key",
     "keys",
@@ -78,8 +86,11 @@ def relay_command(
     *,
     once: bool,
     register: bool,
+    copy: bool,
     form: Any,
     tombstones: bool,
+    registry: str | None,
+    as_text: str | None,
     keys: tuple[str, ...],
     given: tuple[str, ...],
     settings: Path | None,
@@ -95,11 +106,12 @@ def relay_command(
     Events of one key arrive in their order. One that is refused is tried again later, and only its key waits. While the
     receiver takes nothing at all the command waits, too; with --once it fails.
 
+    With --copy a table comes first as a truncate and a read for each row; so after a resync.
+
     \b
     Example: gdq relay shop hooks 'https://hooks.example/{table}' --form cloudevents --settings hooks.txt
     """
-    if tombstones and form != "debezium":
-        raise click.UsageError("--tombstones needs --form debezium")
+    _check_form(form, registry, as_text, tombstones=tombstones)
     columns = {table: base.split_names(names) or [] for table, names in _pairs(keys, "--key").items()}
     options = (_file_settings(settings) if settings else {}) | _pairs(given, "--set")
     stop = base.StopSignals()
@@ -107,15 +119,16 @@ def relay_command(
     def work(connection: Connection[Any]) -> None:
         nonlocal register
         if register:
-            register_from_now(connection, queue, consumer, None)
+            register_from_now(connection, queue, consumer, None, copy=copy)
             register = False  # made anew after somebody unregistered it, the consumer would miss changes silently
         with gdq.Consumer(connection, queue, consumer, max_events=max_events) as reader:
-            _send_batches(reader, relay, once=once, stop=stop)
+            _send_all(reader, relay, _Pauses(stop, once=once), copy=copy)
 
+    known = _open_registry(registry, options)
     with contextlib.closing(open_sink(address, options)) as sink:
         relay = Relay(
-            sink, queue, consumer, form=form, keys=columns, tombstones=tombstones,
-            retry_delay=timedelta(seconds=retry_delay),
+            sink, queue, consumer, form=form, keys=columns, tombstones=tombstones, registry=known,
+            as_text=base.split_names(as_text) or [], retry_delay=timedelta(seconds=retry_delay),
         )  # fmt: skip
         name = gdq.batch_loop.application_name(queue, consumer)
         try:
@@ -124,25 +137,88 @@ def relay_command(
             raise base.Interrupted("interrupted: the batch at hand was rolled back") from None
 
 
-def _send_batches(reader: gdq.Consumer, relay: Relay, *, once: bool, stop: base.StopSignals) -> None:
-    """Send all batches; while the receiver takes nothing, wait outside of a transaction."""
-    pause = _PAUSE_MIN
+def _check_form(form: str, registry: str | None, as_text: str | None, *, tombstones: bool) -> None:
+    """UsageError for options that do not go with the form, or one that it lacks."""
+    if tombstones and form != "debezium":
+        raise click.UsageError("--tombstones needs --form debezium")
+    if form != "avro" and (registry or as_text):
+        raise click.UsageError("--registry and --as-text need --form avro")
+    if form == "avro" and not registry:
+        raise click.UsageError("--form avro needs --registry URL")
+
+
+def _open_registry(url: str | None, options: dict[str, str]) -> Registry | None:
+    """The schema registry; takes its settings, registry.NAME, out of the options."""
+    if url is None:
+        return None
+    names = [name for name in options if name.startswith(_REGISTRY)]
+    return Registry(url, {name.removeprefix(_REGISTRY): options.pop(name) for name in names})
+
+
+class _Pauses:
+    """The pauses of a relay while the receiver takes nothing. `once`: it fails instead."""
+
+    def __init__(self, stop: base.StopSignals, *, once: bool) -> None:
+        self.stop = stop
+        self.once = once
+        self._next = _PAUSE_MIN
+
+    def over(self) -> None:
+        """The receiver takes something."""
+        self._next = _PAUSE_MIN
+
+    def wait(self, error: SinkUnavailable) -> bool:
+        """Wait until the next try; False if the command is to end."""
+        if self.once:
+            raise error
+        seconds = self._next if error.wait_seconds is None else error.wait_seconds
+        log.warning("%s: trying again in %g s", error, seconds)
+        self._next = min(self._next * 2, _PAUSE_MAX)
+        return not self.stop.sleep(seconds)
+
+
+def _send_all(reader: gdq.Consumer, relay: Relay, pauses: _Pauses, *, copy: bool) -> None:
+    """Send all batches; `copy`: before, and when a table needs a resync, the tables that the consumer must copy."""
+    if copy:
+        _send_copies(reader, relay, pauses)
     while True:
         try:
-            with contextlib.closing(reader.batches(once=once, stop=stop)) as batches:
-                for batch in batches:
-                    relay.send(batch)
-                    pause = _PAUSE_MIN
+            _send_batches(reader, relay, pauses)
         except SinkUnavailable as error:
-            if once:
-                raise
-            seconds = pause if error.wait_seconds is None else error.wait_seconds
-            log.warning("%s: trying again in %g s", error, seconds)
-            pause = min(pause * 2, _PAUSE_MAX)
-            if stop.sleep(seconds):
+            if not pauses.wait(error):
                 return
+        except gdq.ResyncRequired as error:
+            if not copy or not (_send_copies(reader, relay, pauses) or pauses.stop()):
+                raise
+            log.warning("copied again: %s", error)
         else:
             return
+
+
+def _send_batches(reader: gdq.Consumer, relay: Relay, pauses: _Pauses) -> None:
+    """Send all batches; after an error none is open."""
+    with contextlib.closing(reader.batches(once=pauses.once, stop=pauses.stop)) as batches:
+        for batch in batches:
+            relay.send(batch)
+            pauses.over()
+
+
+def _send_copies(reader: gdq.Consumer, relay: Relay, pauses: _Pauses) -> int:
+    """Send the tables that the consumer must copy; returns their number. A pause keeps the copy and its snapshot."""
+    copied = 0
+    with contextlib.closing(reader.copies(stop=pauses.stop)) as copies:
+        for copy in copies:
+            log.info("copying table %s at snapshot %s", copy.table, copy.snapshot)
+            while not copy.finished:
+                try:
+                    if not relay.send_copy(copy, stop=pauses.stop):
+                        return copied
+                    pauses.over()
+                except SinkUnavailable as error:
+                    if not pauses.wait(error):
+                        return copied
+            copied += 1
+    return copied
 
 
 def _pairs(given: tuple[str, ...], option: str) -> dict[str, str]:

@@ -51,7 +51,7 @@ def test_help_of_refresh_loads_no_engine(command: str) -> None:
 
 def test_public_names_need_no_extra() -> None:
     program = "import sys; sys.modules |= dict.fromkeys(sys.argv[1:]); from gdq import *"
-    arrow, relays = ["pyarrow", "adbc_driver_manager"], ["urllib3", "nats", "confluent_kafka"]
+    arrow, relays = ["pyarrow", "adbc_driver_manager"], ["urllib3", "nats", "confluent_kafka", "fastavro"]
     extras = [*arrow, *relays, "sqlglot", "pyspark", "deltalake", "pyiceberg", "prometheus_client"]
     done = subprocess.run([sys.executable, "-c", program, *extras], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -66,6 +66,7 @@ def test_public_names_need_no_extra() -> None:
         ("urllib3", "http", ["relay", "q", "c", "http://127.0.0.1:1/", "--once"]),
         ("nats", "nats", ["relay", "q", "c", "nats://127.0.0.1:1/q", "--once"]),
         ("confluent_kafka", "kafka", ["relay", "q", "c", "kafka://127.0.0.1:1/q", "--once"]),
+        ("fastavro", "avro", ["relay", "q", "c", "kafka://127.0.0.1:1/q", "--form", "avro", "--registry", "http://h"]),
     ],
 )
 def test_a_missing_extra_is_told_in_one_line(db: Database, package: str, extra: str, arguments: list[str]) -> None:

@@ -224,8 +224,10 @@ def test_relay(empty_db: Database, tmp_path: Path) -> None:
             printed = run_page("docs/relay.md", empty_db, tmp_path, PROGRAMS, edit=lambda t: t.replace("8080", port))
         finally:
             hook.kill()
-    _, changes, messages = printed
+    _, changes, copied, messages = printed
     assert re.findall(r"/orders +\| (\w+) +\| ([\d.]+)", changes) == [("insert", "1.00"), ("update", "2.00")]
+    rows = re.findall(r"(?m)^ (truncate|read) +\| *(\d*)$", copied)
+    assert sorted(rows) == [("read", "1"), ("read", "21"), ("truncate", ""), ("truncate", "")]
     assert re.findall(r"order.paid +\| order-21 +\| (.*)", messages) == ['{"order": 21}']
 
 
@@ -236,8 +238,11 @@ def _listens(port: int) -> bool:
 
 def test_spool(empty_db: Database, tmp_path: Path) -> None:
     _open_shop(empty_db)
-    *_, read, _, _ = run_page("docs/spool.md", empty_db, tmp_path, PROGRAMS)
-    assert "public.orders 2" in read
+    printed = run_page("docs/spool.md", empty_db, tmp_path, PROGRAMS)
+    assert "public.orders 2" in printed[1]
+    rows, position = printed[2].splitlines()
+    assert (rows, position.split("/")[0]) == ("[(20, Decimal('6.00'))]", "queue")
+    assert "new_amount" in printed[3]
 
 
 @pytest.mark.long

@@ -9,21 +9,24 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 import gdq as library
+from tests.support.kafka import KafkaBroker, kafka_classpath
 from tests.support.nats import NatsServer, nats_program, nats_server
 from tests.support.page import blocks
 from tests.support.programs import client_program, environment, gdq, start_gdq
 from tests.support.server import Database
 
-__all__ = ["nats_program"]
+__all__ = ["kafka_classpath", "nats_program"]
 
 
 def always(status: int) -> Callable[[Any], int]:
@@ -132,6 +135,39 @@ def due(shop: Database) -> None:
     write(shop, "update gdq.retry_event set due_at = clock_timestamp() - interval '1 second'")
 
 
+class KafkaTopic:
+    """A topic of one test, and the address and settings with which a relay sends to it."""
+
+    def __init__(self, broker: KafkaBroker, **config: str) -> None:
+        self.broker = broker
+        self.name = f"t{uuid4().hex}"
+        broker.make_topic(f"{self.name}.orders", **config)
+        self.to = (f"kafka://{broker.servers}/{self.name}.{{table}}", "--set", f"positions={self.name}.positions")
+
+    def count(self) -> int:
+        """How long its partitions are."""
+        return self.broker.count(f"{self.name}.orders")
+
+    def changes(self) -> dict[int, list[str | None]]:
+        """What the topic has of each key, in order; a key is in one partition."""
+        found, partitions = defaultdict(list), defaultdict(set)
+        for record in self.broker.records(f"{self.name}.orders"):
+            body = json.loads(record.value() or b"")
+            found[body["key"]["id"]].append(body["new"]["note"])
+            partitions[record.key()].add(record.partition())
+        assert {len(some) for some in partitions.values()} <= {1}
+        return dict(found)
+
+    def events(self) -> list[dict[str, Any]]:
+        """The bodies of the records, those of each key in order; `number` is that of the identity."""
+        found = []
+        for record in self.broker.records(f"{self.name}.orders"):
+            identity = dict(record.headers() or [])["gdq-id"]
+            assert isinstance(identity, bytes)
+            found.append(json.loads(record.value() or b"") | {"number": identity.decode().split("/")[2]})
+        return found
+
+
 @contextmanager
 def relaying(shop: Database, address: str, *options: str) -> Iterator[subprocess.Popen[str]]:
     """The command at work; it ends well."""
@@ -144,13 +180,41 @@ def relaying(shop: Database, address: str, *options: str) -> Iterator[subprocess
     assert process.returncode == 0, errors
 
 
+def table_of(events: Iterable[Any]) -> dict[int, Any]:
+    """The rows of a table after its events, each of which goes on from the one before it of its key."""
+    rows: dict[int, Any] = {}
+    for event in events:
+        if event["op"] == "truncate":
+            rows.clear()
+            continue
+        key = event["key"]["id"]
+        assert event["old"] == (None if event["op"] == "read" else rows.get(key)), event
+        if event["new"] is None:
+            del rows[key]
+        else:
+            rows[key] = event["new"]
+    return rows
+
+
+def table_now(shop: Database) -> dict[int, Any]:
+    """The rows that the table has, as table_of() gives them."""
+    with shop.connect() as connection:
+        return dict(connection.execute("select id, to_jsonb(o) from orders o").fetchall())
+
+
+def wait_for_line(process: subprocess.Popen[str], text: str) -> None:
+    """Wait until a command says this in a line of its standard error."""
+    assert process.stderr
+    assert any(text in line for line in process.stderr), f"the command has ended without {text}"
+
+
 def sent_all(shop: Database) -> bool:
     with shop.connect() as connection:
         return library.consumer_info(connection, "q")[0].unread_events == 0
 
 
-def run_shown(db: Database, test: str, port: tuple[str, str]) -> None:
-    """Run the blocks of docs/relay.md that a test runs, with another port in place of that of the page."""
+def run_shown(db: Database, test: str, *edits: tuple[str, str]) -> None:
+    """Run the blocks of docs/relay.md that a test runs, with other ports in place of those of the page."""
     with db.connect() as connection:
         connection.execute("create table orders (id int primary key, customer text, amount numeric(10, 2))")
         connection.execute("select gdq.create_queue('shop')")
@@ -160,7 +224,9 @@ def run_shown(db: Database, test: str, port: tuple[str, str]) -> None:
     for block in blocks("docs/relay.md"):
         if block.test != test:
             continue
-        text = re.sub("(?m)^gdq ", f"{sys.executable} -m gdq ", block.text.replace(*port))
+        text = re.sub("(?m)^gdq ", f"{sys.executable} -m gdq ", block.text)
+        for old, new in edits:
+            text = text.replace(old, new)
         command = [sys.executable, "-c"] if block.language == "python" else ["bash", "-e", "-u", "-c"]
         done = subprocess.run([*command, text], env=env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr

@@ -331,3 +331,19 @@ def test_a_sink_of_another_package(shop: Database, tmp_path: Path) -> None:
     done = gdq(*arguments, "--set", "forget=1", dsn=shop.dsn, env=env)
     assert done.returncode == 1
     assert done.stderr.startswith("Error: the sink has not told what became of record q/")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--form", "avro", "--registry", "http://h"], "Error: the form avro needs a receiver with topics\n"),
+        (["--form", "avro"], "Error: --form avro needs --registry URL\n"),
+        (["--registry", "http://h"], "Error: --registry and --as-text need --form avro\n"),
+        (["--form", "avro", "--registry", "h:1"], "Error: 'h:1' is no address of a schema registry\n"),
+    ],
+)
+def test_what_is_wrong_with_a_form_is_said_in_a_line(shop: Database, arguments: list[str], line: str) -> None:
+    done = gdq("relay", "q", "c", "http://127.0.0.1:1/", *arguments, dsn=shop.dsn)
+    assert done.returncode in (1, 2)
+    assert line in done.stderr
+    assert "Traceback" not in done.stderr

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import json
 import signal
-from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 
 import gdq as library
 from gdq.consumers.relay.kafka_sink import KafkaSink
-from tests.relay.conftest import relay, relaying, retries, run_shown, sent_all, write
-from tests.support.kafka import KafkaBroker, kafka_broker, kafka_classpath
+from tests.relay.conftest import KafkaTopic, relay, relaying, retries, run_shown, sent_all, table_now, table_of, write
+from tests.support.kafka import KafkaBroker, kafka_broker
 from tests.support.programs import gdq, start_gdq
 from tests.support.server import Database
 from tests.support.waiting import until
-
-__all__ = ["kafka_classpath"]
 
 pytestmark = [pytest.mark.server, pytest.mark.long]
 
@@ -31,32 +27,12 @@ def broker(kafka_classpath: str, tmp_path_factory: pytest.TempPathFactory) -> It
         yield running
 
 
-class Topic:
-    """A topic of one test, and the address and settings with which a relay sends to it."""
-
-    def __init__(self, broker: KafkaBroker, **config: str) -> None:
-        self.broker = broker
-        self.name = f"t{uuid4().hex}"
-        broker.make_topic(f"{self.name}.orders", **config)
-        self.to = (f"kafka://{broker.servers}/{self.name}.{{table}}", "--set", f"positions={self.name}.positions")
-
-    def changes(self) -> dict[int, list[str | None]]:
-        """What the topic has of each key, in order; a key is in one partition."""
-        found, partitions = defaultdict(list), defaultdict(set)
-        for record in self.broker.records(f"{self.name}.orders"):
-            body = json.loads(record.value() or b"")
-            found[body["key"]["id"]].append(body["new"]["note"])
-            partitions[record.key()].add(record.partition())
-        assert {len(some) for some in partitions.values()} <= {1}
-        return dict(found)
-
-
 @pytest.fixture
-def topic(broker: KafkaBroker) -> Topic:
-    return Topic(broker)
+def topic(broker: KafkaBroker) -> KafkaTopic:
+    return KafkaTopic(broker)
 
 
-def test_each_event_is_a_record(shop: Database, topic: Topic) -> None:
+def test_each_event_is_a_record(shop: Database, topic: KafkaTopic) -> None:
     write(shop, "insert into orders values (1, 7, 'a')", "update orders set note = 'b'", "delete from orders")
     relay(shop, *topic.to, "--form", "debezium", "--tombstones")
     records = topic.broker.records(f"{topic.name}.orders")
@@ -67,7 +43,7 @@ def test_each_event_is_a_record(shop: Database, topic: Topic) -> None:
     assert len(topic.broker.records(f"{topic.name}.orders")) == 4
 
 
-def test_keys_go_to_all_partitions(shop: Database, topic: Topic) -> None:
+def test_keys_go_to_all_partitions(shop: Database, topic: KafkaTopic) -> None:
     write(shop, "insert into orders select g, 0, 'a' from generate_series(1, 100) g", "update orders set note = 'b'")
     relay(shop, *topic.to)
     assert topic.changes() == {key: ["a", "b"] for key in range(1, 101)}
@@ -76,7 +52,7 @@ def test_keys_go_to_all_partitions(shop: Database, topic: Topic) -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_relay_that_ends_at_its_commit(
-    shop: Database, topic: Topic, monkeypatch: pytest.MonkeyPatch, when: str
+    shop: Database, topic: KafkaTopic, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     """Before Kafka's COMMIT, or between it and that of the queue: the next relay sends what is missing, and no more."""
     write(shop, "insert into orders values (1, 7, 'a'), (2, 7, 'a')")
@@ -100,7 +76,7 @@ def test_a_relay_that_ends_at_its_commit(
     assert topic.changes() == {1: ["a", "b"], 2: ["a", "b"]}
 
 
-def test_a_relay_that_is_killed_at_any_time(shop: Database, topic: Topic) -> None:
+def test_a_relay_that_is_killed_at_any_time(shop: Database, topic: KafkaTopic) -> None:
     write(shop, "insert into orders select g, 0, '0' from generate_series(1, 200) g")
     for number in range(1, 6):
         write(shop, f"update orders set note = '{number}'")
@@ -114,7 +90,7 @@ def test_a_relay_that_is_killed_at_any_time(shop: Database, topic: Topic) -> Non
     assert topic.changes() == {key: ["0", "1", "2", "3", "4", "5"] for key in range(1, 201)}
 
 
-def test_a_broker_that_is_killed(shop: Database, topic: Topic) -> None:
+def test_a_broker_that_is_killed(shop: Database, topic: KafkaTopic) -> None:
     """Amid the sending: each change is there once, and nothing is put aside."""
     write(shop, "insert into orders select g, 0, '0' from generate_series(1, 300) g")
     relay(shop, *topic.to)
@@ -129,7 +105,78 @@ def test_a_broker_that_is_killed(shop: Database, topic: Topic) -> None:
     assert topic.changes() == {key: ["0", "1", "2"] for key in range(1, 301)}
 
 
-def test_a_broker_that_stands_still(shop: Database, topic: Topic) -> None:
+def test_a_copy_of_which_relay_and_broker_are_killed(shop: Database, topic: KafkaTopic) -> None:
+    """Each copy that was begun is whole or ends where it was killed; all changes after it are there once."""
+    write(shop, "insert into orders select g, 0, '0' from generate_series(1, 10000) g")
+    write(shop, "select gdq.require_copy('q', 'c')")
+    for number in range(1, 4):
+        process = start_gdq("relay", "q", "c", *topic.to, "--copy", dsn=shop.dsn)
+        count = topic.count()
+        until(lambda: topic.count() > count + 600 * number, "some rows")  # noqa: B023
+        process.kill()
+        process.communicate()
+        write(shop, f"update orders set note = '{number}' where id % 3 = 0", f"delete from orders where id = {number}")
+    with relaying(shop, *topic.to, "--copy", "--set", "timeout=10"):
+        count = topic.count()
+        until(lambda: topic.count() > count + 500, "some rows")
+        topic.broker.kill()
+        write(shop, "update orders set note = 'b' where id % 5 = 0")
+        topic.broker.start()
+        until(lambda: sent_all(shop), "the end")
+    events = topic.events()
+    copies = {event["number"].rpartition("-")[0] for event in events if event["op"] == "read"}
+    assert len(copies) == 4
+    last = next(event["number"] for event in reversed(events) if event["op"] == "read").rpartition("-")[0]
+    after = [event for event in events if event["op"] != "read" or event["number"].startswith(last)]
+    assert sum(event["op"] == "read" for event in after) == 10000 - 3
+    assert table_of(event for event in after if event["op"] != "truncate") == table_now(shop)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_copy_whose_commit_is_not_known(
+    shop: Database, topic: KafkaTopic, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """The sink says that it takes nothing, whether Kafka has committed or not: each row is there once."""
+    write(shop, "insert into orders select g, 0, '0' from generate_series(1, 1200) g")
+    write(shop, "select gdq.require_copy('q', 'c')")
+    commit = KafkaSink.commit
+    calls = iter(range(100))
+
+    def unknown(sink: KafkaSink, note: str) -> bool:
+        if next(calls) % 2 == 0:
+            if when == "after":
+                commit(sink, note)
+            raise library.SinkUnavailable("Kafka takes nothing: the end is not known")
+        return commit(sink, note)
+
+    monkeypatch.setattr(KafkaSink, "commit", unknown)
+    address, _, setting = topic.to
+    sending = library.Relay(KafkaSink(address, dict([setting.split("=")])), "q", "c")
+    with library.Consumer(shop.dsn, "q", "c") as consumer:
+        for copy in consumer.copies():
+            while not copy.finished:
+                with suppress(library.SinkUnavailable):
+                    sending.send_copy(copy)
+    monkeypatch.undo()
+    write(shop, "update orders set note = '1'")
+    relay(shop, *topic.to)
+    events = [event for event in topic.events() if event["op"] != "truncate"]
+    assert table_of(events) == table_now(shop)
+    assert len(events) == 2400
+
+
+def test_a_copy_to_a_compacted_topic(shop: Database, broker: KafkaBroker) -> None:
+    """It takes no record without a key, and so no truncate."""
+    topic = KafkaTopic(broker, cleanup_policy="compact")
+    write(shop, "insert into orders select g, 0, '0' from generate_series(1, 10) g")
+    write(shop, "select gdq.require_copy('q', 'c')")
+    done = gdq("relay", "q", "c", *topic.to, "--copy", "--once", dsn=shop.dsn)
+    assert done.returncode == 0, done.stderr
+    assert "the receiver takes no truncate of table public.orders: Kafka: " in done.stderr
+    assert table_of(topic.events()) == table_now(shop)
+
+
+def test_a_broker_that_stands_still(shop: Database, topic: KafkaTopic) -> None:
     write(shop, "insert into orders values (1, 7, 'a')")
     topic.broker.signal(signal.SIGSTOP)
     try:
@@ -145,7 +192,7 @@ def test_a_broker_that_stands_still(shop: Database, topic: Topic) -> None:
 
 def test_a_record_that_is_too_large(shop: Database, broker: KafkaBroker) -> None:
     """Larger than the topic takes, or than the client does: a dead letter, and all others are there once."""
-    topic = Topic(broker, max_message_bytes="5000")
+    topic = KafkaTopic(broker, max_message_bytes="5000")
     write(shop, "insert into orders values (1, 7, 'a'), (2, 7, repeat('x', 20000)), (3, 7, repeat('y', 2000000))")
     write(shop, "insert into orders values (4, 7, 'a')")
     relay(shop, *topic.to)
@@ -156,7 +203,7 @@ def test_a_record_that_is_too_large(shop: Database, broker: KafkaBroker) -> None
     assert all((one.reason or "").startswith("Kafka: ") for one in letters)
 
 
-def test_a_topic_that_is_missing(shop: Database, topic: Topic) -> None:
+def test_a_topic_that_is_missing(shop: Database, topic: KafkaTopic) -> None:
     write(shop, "insert into orders values (1)")
     address, *settings = topic.to
     done = gdq("relay", "q", "c", f"{address}.no", *settings, "--once", "--set", "timeout=5", dsn=shop.dsn)
@@ -180,7 +227,7 @@ def test_what_is_wrong_is_said_in_a_line(shop: Database, arguments: list[str], l
     assert done.stderr.startswith(line)
 
 
-def test_settings_of_a_file(shop: Database, topic: Topic, tmp_path: Path) -> None:
+def test_settings_of_a_file(shop: Database, topic: KafkaTopic, tmp_path: Path) -> None:
     (tmp_path / "kafka.txt").write_text("compression.type=gzip\nlinger.ms=1\n")
     write(shop, "insert into orders values (1, 7, 'a')")
     relay(shop, *topic.to, "--settings", str(tmp_path / "kafka.txt"))

@@ -9,9 +9,9 @@ from collections import defaultdict
 import pytest
 
 import gdq as library
-from tests.relay.conftest import due, relay, relaying, retries, run_shown, sent_all, write
+from tests.relay.conftest import due, relay, relaying, retries, run_shown, sent_all, table_now, table_of, write
 from tests.support.nats import NatsServer
-from tests.support.programs import gdq
+from tests.support.programs import gdq, start_gdq
 from tests.support.server import Database
 from tests.support.waiting import until
 
@@ -72,6 +72,32 @@ def test_a_server_that_is_killed(shop: Database, nats: NatsServer) -> None:
         until(lambda: sent_all(shop), "the end")
     assert retries(shop) == []
     assert changes(nats) == {key: ["0", "1", "2", "3"] for key in range(1, 301)}
+
+
+def test_a_copy_of_which_relay_and_server_are_killed(shop: Database, nats: NatsServer) -> None:
+    """The copy begins again with the relay, not with the server; rows that the stream has are in it once."""
+    nats.make_stream()
+    write(shop, "insert into orders select g, 0, '0' from generate_series(1, 8000) g")
+    write(shop, "select gdq.require_copy('q', 'c')")
+    for number in range(1, 4):
+        process = start_gdq("relay", "q", "c", f"{nats.url}/{PLACE}", "--copy", dsn=shop.dsn)
+        count = nats.count()
+        until(lambda: nats.count() > count + 300 * number, "some rows")  # noqa: B023
+        process.kill()
+        process.communicate()
+        write(shop, f"update orders set note = '{number}' where id % 3 = 0", f"delete from orders where id = {number}")
+    with relaying(shop, f"{nats.url}/{PLACE}", "--copy"):
+        count = nats.count()
+        until(lambda: nats.count() > count + 300, "some rows")
+        nats.kill()
+        write(shop, "update orders set note = 'b' where id % 5 = 0")
+        nats.start()
+        until(lambda: sent_all(shop), "the end")
+    events = [json.loads(message.data) for message in nats.messages()]
+    assert table_of(events) == table_now(shop)
+    begun = [number for number, event in enumerate(events) if event["op"] == "truncate"]
+    assert len(begun) == 4
+    assert sum(event["op"] == "read" for event in events[begun[-1] :]) == 8000 - 3
 
 
 def test_a_server_that_stands_still(shop: Database, nats: NatsServer) -> None:

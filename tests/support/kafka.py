@@ -33,7 +33,7 @@ node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller}
 listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
 controller.listener.names=CONTROLLER
-log.dirs={folder}/logs
+log.dirs={logs}
 num.partitions=3
 auto.create.topics.enable=false
 offsets.topic.replication.factor=1
@@ -61,16 +61,16 @@ def kafka_classpath(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 class KafkaBroker:
-    """A broker at one port, whose topics survive its end."""
+    """A broker at one port, whose topics survive its end. `logs`: where it keeps them, if not in its folder."""
 
-    def __init__(self, classpath: str, folder: Path) -> None:
+    def __init__(self, classpath: str, folder: Path, logs: Path | None = None) -> None:
         self._java = ["java", "-Xmx512m", "-cp", classpath]
         self._folder = folder
         folder.mkdir()
         with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
             self.port, controller = int(one.getsockname()[1]), int(other.getsockname()[1])
         self._config = folder / "server.properties"
-        self._config.write_text(CONFIG.format(port=self.port, controller=controller, folder=folder))
+        self._config.write_text(CONFIG.format(port=self.port, controller=controller, logs=logs or folder / "logs"))
         cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         command = [*self._java, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", os.fspath(self._config)]
         subprocess.run(command, capture_output=True, check=True)
@@ -101,6 +101,15 @@ class KafkaBroker:
         admin = AdminClient({"bootstrap.servers": self.servers})
         given = {option.replace("_", "."): value for option, value in config.items()}
         admin.create_topics([NewTopic(name, 3, config=given)])[name].result(60)
+
+    def count(self, topic: str) -> int:
+        """How long the partitions of a topic are, with the marks of transactions."""
+        reader = confluent_kafka.Consumer({"bootstrap.servers": self.servers, "group.id": "test"})
+        try:
+            places = [confluent_kafka.TopicPartition(topic, number) for number in range(3)]
+            return sum(reader.get_watermark_offsets(place, 60)[1] for place in places)
+        finally:
+            reader.close()
 
     def records(self, topic: str) -> list[confluent_kafka.Message]:
         """All committed records of a topic, each partition in order."""
@@ -134,9 +143,9 @@ class KafkaBroker:
 
 
 @contextmanager
-def kafka_broker(classpath: str, folder: Path) -> Iterator[KafkaBroker]:
+def kafka_broker(classpath: str, folder: Path, logs: Path | None = None) -> Iterator[KafkaBroker]:
     """A running broker, killed in the end."""
-    broker = KafkaBroker(classpath, folder)
+    broker = KafkaBroker(classpath, folder, logs)
     broker.start()
     try:
         yield broker

@@ -95,6 +95,14 @@ class NatsServer:
 
         self.run(make)
 
+    def count(self) -> int:
+        """The number of messages in the stream."""
+
+        async def read(streams: JetStreamContext) -> int:
+            return (await streams.stream_info("shop")).state.messages
+
+        return self.run(read)
+
     def messages(self) -> list[Msg]:
         """All messages of the stream, in order."""
 
