@@ -96,7 +96,7 @@ class KafkaSink:
             failed = self._unless_refused(self._positions, note.encode(), self._relay.encode(), partition=0)
             producer.flush(self._timeout)
             if self._again:
-                producer.abort_transaction(self._timeout)
+                self._give_up()  # what an abort purges may be records that are added after it
                 return False
             if failed is not None:
                 raise failed
