@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 import warnings
@@ -190,7 +191,7 @@ class KafkaSink:
         producer, self._producer = self._producer, None
         if producer is not None:
             producer.purge()
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), contextlib.suppress(_kafka_exception()):
                 # it has no transaction, or cannot end it: its successor does
                 warnings.simplefilter("ignore", RuntimeWarning)
                 producer.close()
