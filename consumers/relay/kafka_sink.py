@@ -257,11 +257,28 @@ def _read_note(config: Mapping[str, Any], topic: str, relay: str, timeout: float
     consumer = confluent_kafka.Consumer(own | settings | {"isolation.level": "read_committed"})
     try:
         place = confluent_kafka.TopicPartition(topic, 0, 0)
-        _, last = consumer.get_watermark_offsets(place, timeout)
+        last = _end_of(consumer, place, timeout)
         consumer.assign([place])
         return _last_note(consumer, relay, last, timeout)
     finally:
         consumer.close()
+
+
+def _end_of(consumer: Any, place: Any, timeout: float) -> int:
+    """The offset after a partition's last message. A topic that was just made may not be known to a broker yet."""
+    import confluent_kafka  # noqa: PLC0415 (of an extra)
+
+    kind, end = confluent_kafka.KafkaError, time.monotonic() + timeout
+    while True:
+        try:
+            _, last = consumer.get_watermark_offsets(place, timeout)
+        except confluent_kafka.KafkaException as error:
+            early = kind._UNKNOWN_PARTITION, kind.UNKNOWN_TOPIC_OR_PART, kind.LEADER_NOT_AVAILABLE  # noqa: SLF001
+            if error.args[0].code() not in early or time.monotonic() > end:
+                raise
+            time.sleep(_POLL_SECONDS)
+        else:
+            return int(last)
 
 
 def _last_note(consumer: Any, relay: str, last: int, timeout: float) -> str | None:
