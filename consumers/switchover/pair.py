@@ -97,7 +97,7 @@ def _connected(stack: ExitStack, side: str, conninfo: str | None, unreached: str
         connection = connect(conninfo, application_name="gdq:switchover", autocommit=True)
     except psycopg.OperationalError as error:
         why = str(error).strip().splitlines()[0]
-        raise GdqError(f"the {side} cannot be reached, nothing was changed: {why}", hint=unreached) from error
+        raise GdqError(f"{why} (the {side}; nothing was changed)", hint=unreached) from error
     stack.enter_context(connection)
     if is_pooled(connection):
         raise GdqError("a switchover needs sessions of its own", hint="Connect past the pooler.")
