@@ -273,7 +273,7 @@ def _end_of(consumer: Any, place: Any, timeout: float) -> int:
         try:
             _, last = consumer.get_watermark_offsets(place, timeout)
         except confluent_kafka.KafkaException as error:
-            early = kind._UNKNOWN_PARTITION, kind.UNKNOWN_TOPIC_OR_PART, kind.LEADER_NOT_AVAILABLE  # noqa: SLF001
+            early = kind._UNKNOWN_PARTITION, kind.UNKNOWN_TOPIC_OR_PART, kind.LEADER_NOT_AVAILABLE
             if error.args[0].code() not in early or time.monotonic() > end:
                 raise
             time.sleep(_POLL_SECONDS)
