@@ -52,12 +52,13 @@ class CompiledDelta:
             for value, (name, kind) in zip(values, self.variables, strict=True)
         )
         select = self.rows.select.replace("$1", "gdq_xmax").replace("$2", "gdq_running")
-        rows = LoggedRows(select, self.rows.columns)
+        rows = LoggedRows("select * from gdq_r", self.rows.columns)
         net = netted_images_sql(self.table, rows.images, exact=rows.is_exact(self.table.logged))
         listed = "{" + ",".join(map(str, self.segments)) + "}"
         return f"""
   if gdq_segments && '{listed}'::oid[] then
-    with gdq_s as materialized (select count(*) as n from (select from ({select}) as r limit gdq_most + 1) as r),
+    with gdq_r as materialized ({select} limit gdq_most + 1),
+         gdq_s as materialized (select count(*) as n from gdq_r),
          gdq_n as materialized (select * from ({net}) as d where (select n from gdq_s) <= gdq_most),
          gdq_z as (select count(*) as n, coalesce(sum({size}), 0) <= gdq_most * {FEW_BYTES // FEW} as small
                      from gdq_n as d),

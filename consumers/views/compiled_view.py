@@ -2,6 +2,7 @@
 
     gdq_target.refresh_0123456789ab(xmax, running, segments, most, kept)    adds the changes after a snapshot
     gdq_target.load_0123456789ab()                                          loads the target in full
+    gdq_target.look_0123456789ab(since)                                     finds the logs with changes
 
 What Python has found out about a view is in their text, so a session plans each statement once. Their owner is the
 view's. They are good for one view_stamp(), which the server compares before it runs them.
@@ -47,7 +48,7 @@ select pg_catalog.string_agg(c.counter, ' + ')
       from pg_catalog.pg_index i where i.indrelid = t.oid) c"""
 
 _STORE = """
-select gdq.compile_view(%s, row(0, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, null, null)::gdq.compiled_view)"""
+select gdq.compile_view(%s, row(0, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, null, null, %s)::gdq.compiled_view)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class CompiledView:
         changes = self._made_changes(connection, read)
         connection.execute(raw(self._load_sql(read)))
         locks = self._locks(log_segments(connection, self.view.queue_name, self.view.tables))
-        names = changes, self.load_name
+        names = changes, self.load_name, self._made_look(connection)
         found = [stamp, definitions, auditable, self.plan.fingerprint(), target.table, target.state, target.comment]
         scalar(connection, _STORE, self.view.view_name, *found, locks, *names)
         return bool(changes)
@@ -120,6 +121,14 @@ begin
   gdq_read := gdq_read + ({read});
 end"""
         return _function(f"{self.load_name}(out gdq_rows bigint, out gdq_read bigint)", self._settings, body)
+
+    def _made_look(self, connection: Connection[Any]) -> str:
+        """Make the function that finds the logs with changes; its name."""
+        name = self.rows.target.function("look")
+        body = str(scalar(connection, "select gdq.look_body(%s)", self.view.view_name))
+        head = f"{name}(since pg_catalog.pg_snapshot) returns pg_catalog.oid[]"
+        connection.execute(raw(_function(head, _SETTINGS | {"search_path": "pg_catalog, pg_temp"}, body)))
+        return name
 
     def _made_changes(self, connection: Connection[Any], read: str) -> str | None:
         """Make the function that adds changes; None for a view that is loaded in full after any change."""

@@ -156,6 +156,11 @@ class Target:
         """Name of the function of the view for this task, which CALL gdq.refresh() runs."""
         return f"gdq_target.{quote(f'{task}_{self._mark}')}"
 
+    @property
+    def functions(self) -> list[str]:
+        """The names of all functions of the view."""
+        return [self.function(task) for task in ("refresh", "load", "look")]
+
     def stage(self, attempt: str) -> str:
         """Name of one refresh's staging table; it contains the view's mark."""
         return f"gdq_target.{quote(f'stage_{self._mark}_{attempt}')}"
@@ -365,8 +370,8 @@ class Target:
             if self.exists(connection):
                 self.sql(connection).run(f"drop table {self.table}")
         self.sql(connection).run(f"drop table if exists {self.state}")
-        for task in ("refresh", "load"):
-            self.sql(connection).run(f"drop function if exists {self.function(task)}")
+        for function in self.functions:
+            self.sql(connection).run(f"drop function if exists {function}")
         self.sweep(connection)
         if scalar(connection, "select pg_catalog.to_regclass('gdq_target.position')") is not None:
             check_own_tables(connection, "position", in_source=self.in_source)

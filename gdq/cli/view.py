@@ -219,8 +219,7 @@ def _functions(connection: Connection[Any], info: ViewInfo) -> list[str]:
     target = Target(info.view_name, info.source, info.target, in_source=not info.elsewhere)
     query = """select pg_catalog.pg_get_functiondef(p.oid) from pg_catalog.unnest(%s::pg_catalog.text[]) n
                  join pg_catalog.pg_proc p on p.oid operator(pg_catalog.=) pg_catalog.to_regproc(n)::pg_catalog.oid"""
-    names = [target.function(task) for task in ("refresh", "load")]
-    texts = [text.rstrip() for (text,) in connection.execute(query, [names]).fetchall()]
+    texts = [text.rstrip() for (text,) in connection.execute(query, [target.functions]).fetchall()]
     if not texts:
         raise GdqError(
             f"view {info.view_name} has no functions that refresh it",

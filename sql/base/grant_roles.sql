@@ -84,7 +84,7 @@ as $$
               row_fits,row_is_whole,row_has_all,segment_is,table_name,
               create_view,drop_view,set_view_owner,set_view_audit,note_audit,lock_view,view_changed,view_stamp,
               check_group,create_group,alter_group,drop_group,
-              begin_refresh,refresh_unchanged,later_rows_sql,is_compiled,compile_view,
+              begin_refresh,refresh_unchanged,later_rows_sql,look_body,is_compiled,compile_view,
               refresh,refresh_group,compiled_views,refresh_compiled,
               target_position,move_target,begin_compiled_refresh,begin_compiled_load,finish_compiled_refresh,
               add_tick,set_position,start_view_run,finish_view_run}')) g(roles, names)

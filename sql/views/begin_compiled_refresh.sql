@@ -1,38 +1,39 @@
--- begin_compiled_refresh(view, position, audited, group_name): begins the refresh of a view in a transaction of
--- REPEATABLE READ; finish_compiled_refresh() ends it. Locked are the view's tables and log_segments(), in ACCESS SHARE
--- mode.
---   position: the target's; NULL for a target that is to be looked at. audited: whether audits can compare the view
---   after this refresh. group_name: the group that is refreshed; NULL for none.
+-- begin_compiled_refresh(view, compiled, position, audited, group_name, looked): begins the refresh of a view in a
+-- transaction of REPEATABLE READ; finish_compiled_refresh() ends it. Locked are the view's tables and log_segments(),
+-- in ACCESS SHARE mode.
+--   compiled: as compiled_views() gave it. position: the target's; NULL for a target that is to be looked at. audited:
+--   whether audits can compare the view after this refresh. group_name: the group that is refreshed; NULL for none.
+--   looked: as for view_changes().
 -- Result: one row. segments: those of change logs with changes after the position; none where nothing has changed,
 -- which is noted as a refresh; NULL where their changes are not enough, or a whole refresh is to look. xmax, running:
 -- the position's snapshot, with the transactions that were open in it.
 -- Writes: locks the subscription; view_run. Errors: 25001 in another isolation; 40001.
-create or replace function gdq.begin_compiled_refresh(view text, "position" text, audited boolean, group_name text)
+create or replace function gdq.begin_compiled_refresh(view text, compiled gdq.compiled_view, "position" text,
+  audited boolean, group_name text, looked oid[])
   returns table (xmax bigint, running bigint[], segments oid[])
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
-  v gdq.view := (select v from gdq.view v where v.view_name = begin_compiled_refresh.view);
-  compiled gdq.compiled_view := (select c from gdq.compiled_view c where c.view_id = v.view_id);
   since pg_snapshot := split_part("position", '/', 5)::pg_snapshot;
+  queue_of integer;
   changed regclass[];
 begin
   perform gdq.require_repeatable_read();
-  -- before the row, for which another refresh may wait that has the view
-  if not pg_try_advisory_xact_lock(gdq.lock_key('view', v.view_id::oid)) then
-    return next;
-    return;
-  end if;
-  perform from gdq.subscription s
-    where s.queue_id = v.queue_id
-      and s.consumer_id = (select c.consumer_id from gdq.consumer c where c.consumer_name = v.consumer_name)
-      for no key update;
-  changed := gdq.view_changes(view, "position", compiled.stamp, compiled.definitions, audited, false);
+  changed := gdq.view_changes(view, "position", compiled.stamp, compiled.definitions, audited, false,
+                              looked::regclass[]);
   if changed = '{}' then
     perform gdq.note_unchanged(array[view], array["position"], group_name, now());
-  elsif changed && array(select gdq.event_segments(v.queue_id)) then
-    changed := null;  -- events of the event log, as TRUNCATE, are not rows to be added up
+  elsif changed is not null or pg_try_advisory_xact_lock(gdq.lock_key('view', compiled.view_id::oid)) then
+    -- after the lock, as another refresh that has the view may wait for the row
+    select s.queue_id into queue_of
+      from gdq.view v
+      join gdq.consumer c on c.consumer_name = v.consumer_name
+      join gdq.subscription s on s.queue_id = v.queue_id and s.consumer_id = c.consumer_id
+     where v.view_name = view for no key update of s;
+    if changed && array(select gdq.event_segments(queue_of)) then
+      changed := null;  -- events of the event log, as TRUNCATE, are not rows to be added up
+    end if;
   end if;
   xmax := pg_snapshot_xmax(since)::text::bigint;
   running := array(select x::text::bigint from pg_snapshot_xip(since) x);
@@ -40,7 +41,7 @@ begin
   return next;
 end
 $$;
-comment on function gdq.begin_compiled_refresh(text, text, boolean, text) is
+comment on function gdq.begin_compiled_refresh(text, gdq.compiled_view, text, boolean, text, oid[]) is
   'Begins the refresh of a view in one transaction; NULL segments where changes are not enough.';
 
 -- require_repeatable_read(): error in another isolation. Writes: nothing. Errors: 25001.

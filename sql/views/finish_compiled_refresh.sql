@@ -14,50 +14,66 @@ language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_variable
 declare
-  v gdq.view := (select vv from gdq.view vv where vv.view_name = view);
-  queue_name text := (select q.queue_name from gdq.queue q where q.queue_id = v.queue_id);
-  id integer := gdq.own_subscription(queue_name, v.consumer_name);
-  pos gdq.position := gdq.position_of(id);
+  at record;
   seen pg_snapshot := pg_current_snapshot();
   action text := case when kind = 'full' then 'full' else 'delta' end;
   seconds double precision := extract(epoch from clock_timestamp() - started);
-  made gdq.tick;
+  made record;
   moved text;
 begin
   perform gdq.require_repeatable_read();
-  if kind <> 'full' and gdq.position_text(v.queue_id, pos.tick_id, pos.snapshot) is distinct from "position" then
+  select vv.view_id, vv.queue_id, vv.consumer_name, q.queue_name, s.subscription_id, s.owner_role,
+         p.batch_no, p.snapshot, gdq.position_text(vv.queue_id, p.tick_id, p.snapshot) as place into at
+    from gdq.view vv
+    join gdq.queue q using (queue_id)
+    join gdq.consumer c on c.consumer_name = vv.consumer_name
+    join gdq.subscription s on s.queue_id = vv.queue_id and s.consumer_id = c.consumer_id
+    cross join lateral (select * from gdq.position pp where pp.subscription_id = s.subscription_id
+                         order by pp.batch_no desc limit 1) p
+   where vv.view_name = view;
+  if at.owner_role is distinct from gdq.invoker() then
+    perform gdq.own_subscription(at.queue_name, at.consumer_name);
+  end if;
+  if kind <> 'full' and at.place is distinct from "position" then
     raise exception 'view "%" is not at position %', view, "position"
       using errcode = 'GDQ01', hint = 'Another refresh has moved it.';
-  elsif not gdq.snapshot_le(pos.snapshot, seen) then
-    raise exception 'position % is later than the server', pos.snapshot
+  elsif not gdq.snapshot_le(at.snapshot, seen) then
+    raise exception 'position % is later than the server', at.snapshot
       using errcode = 'object_not_in_prerequisite_state',
             hint = 'The server has lost transactions that it had. gdq rebase starts a new era.';
   end if;
-  insert into gdq.tick as t (queue_id, snapshot, event_seq, refresh)
-    values (v.queue_id, seen, gdq.last_event(v.queue_id), true) returning t.* into made;
-  insert into gdq.position (subscription_id, batch_no, tick_id, snapshot, event_seq)
-    values (id, pos.batch_no + 1, made.tick_id, seen, made.event_seq) on conflict do nothing;
-  if not found then
+  perform gdq.require_era(at.queue_id);
+  with t as (
+    insert into gdq.tick (queue_id, snapshot, event_seq, refresh)
+      values (at.queue_id, seen, gdq.last_event(at.queue_id), true) returning tick_id, event_seq
+  ), p as (
+    insert into gdq.position (subscription_id, batch_no, tick_id, snapshot, event_seq)
+      select at.subscription_id, at.batch_no + 1, t.tick_id, seen, t.event_seq from t on conflict do nothing
+      returning 1
+  ), r as (
+    insert into gdq.view_run (view_id, group_name, started_at, finished_at, action, reason, kind, rows_changed,
+                              delta_rows, rows_read, work_seconds, snapshot_from, snapshot_to)
+      values (at.view_id, group_name, started, clock_timestamp(), action, case when action = 'full' then reason end,
+              kind, rows_changed, delta_rows, rows_read, seconds,
+              case when action = 'delta' then at.snapshot end, seen)
+  )
+  select t.tick_id, exists (select from p) as first into made from t;
+  if not made.first then
     raise exception 'another refresh of view "%" has just ended', view
       using errcode = 'serialization_failure', hint = 'Call again.';
   end if;
-  insert into gdq.view_run (view_id, group_name, started_at, finished_at, action, reason, kind, rows_changed,
-                            delta_rows, rows_read, work_seconds, snapshot_from, snapshot_to)
-    values (v.view_id, group_name, started, clock_timestamp(), action, case when action = 'full' then reason end,
-            kind, rows_changed, delta_rows, rows_read, seconds,
-            case when action = 'delta' then pos.snapshot end, seen);
   if action = 'full' then
     insert into gdq.subscription_resync (subscription_id, relid, kind, snapshot)
-      select id, c.relid, 'copied', seen from gdq.cut_tables(id) c;
-    update gdq.view vv set diverged = null where vv.view_id = v.view_id and vv.diverged is not null;
+      select at.subscription_id, c.relid, 'copied', seen from gdq.cut_tables(at.subscription_id) c;
+    update gdq.view vv set diverged = null where vv.view_id = at.view_id and vv.diverged is not null;
   end if;
-  perform gdq.note_work(v.view_id, seconds);
+  perform gdq.note_work(at.view_id, seconds);
   if random() < 0.02 then
-    perform gdq.trim_view_runs(v.view_id);
+    perform gdq.trim_view_runs(at.view_id);
   end if;
-  moved := gdq.position_text(v.queue_id, made.tick_id, seen);
+  moved := gdq.position_text(at.queue_id, made.tick_id, seen);
   if kept <> '{}' then
-    update gdq.compiled_view c set kept = finish_compiled_refresh.kept, kept_at = moved where c.view_id = v.view_id;
+    update gdq.compiled_view c set kept = finish_compiled_refresh.kept, kept_at = moved where c.view_id = at.view_id;
   end if;
   return moved;
 end

@@ -12,7 +12,8 @@ begin
      where v.view_name = view
        and (c.stamp, c.plan) = (is_compiled.stamp, is_compiled.plan)
        and c.definitions is not distinct from is_compiled.definitions
-       and to_regproc(c.load) is not null and (c.changes is null or to_regproc(c.changes) is not null));
+       and to_regproc(c.load) is not null and to_regproc(c.look) is not null
+       and (c.changes is null or to_regproc(c.changes) is not null));
 end
 $$;
 comment on function gdq.is_compiled(text, text, text, text) is

@@ -6,18 +6,27 @@ create or replace function gdq.refresh_compiled(view text, compiled gdq.compiled
   group_name text default null, out action text, out reason text, out rows_changed bigint, out delta_rows bigint,
   out kind text)
 language plpgsql volatile set search_path = pg_catalog, pg_temp set row_security = off
+  set plan_cache_mode = force_generic_plan
 as $$
 declare
   started timestamptz := clock_timestamp();
   place text;
+  looked oid[];
   since record;
   rows_read bigint;
   most bigint;
   kept jsonb;
 begin
   place := gdq.target_position(view, compiled);
+  if place is not null then
+    begin
+      execute 'select ' || compiled.look || '($1)' into looked using split_part(place, '/', 5)::pg_snapshot;
+    exception when undefined_table then
+      null;  -- a log is gone, which another look tells
+    end;
+  end if;
   select b.* into since
-    from gdq.begin_compiled_refresh(view, place, compiled.auditable and not load, group_name) b;
+    from gdq.begin_compiled_refresh(view, compiled, place, compiled.auditable and not load, group_name, looked) b;
   if since.segments = '{}' then
     action := 'none';
     kind := 'none';

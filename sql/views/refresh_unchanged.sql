@@ -9,6 +9,7 @@
 create or replace function gdq.refresh_unchanged(views text[], positions text[], stamps text[], definitions text[],
   audited boolean[], group_name text default null) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+  set plan_cache_mode = force_generic_plan
 as $$
 declare
   started timestamptz := clock_timestamp();

@@ -10,7 +10,7 @@ begin
     (select string_agg(concat(p.oid, ' ', p.xmin), ',' order by p.oid)
        from pg_proc p join pg_namespace n on n.oid = p.pronamespace
       where p.oid >= 16384 and n.nspname !~ '^pg_temp_'
-        and not (n.nspname = 'gdq_target' and p.proname ~ '^(refresh|load)_[0-9a-f]{12}$')), '/',
+        and not (n.nspname = 'gdq_target' and p.proname ~ '^(refresh|load|look)_[0-9a-f]{12}$')), '/',
     (select string_agg(concat(o.oid, ' ', o.xmin), ',' order by o.oid) from pg_operator o where o.oid >= 16384), '/',
     (select string_agg(concat(c.oid, ' ', c.xmin), ',' order by c.oid) from pg_cast c where c.oid >= 16384), '/',
     (select string_agg(concat(e.oid, ' ', e.xmin), ',' order by e.oid) from pg_enum e))));

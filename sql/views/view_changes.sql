@@ -19,10 +19,7 @@ comment on function gdq.changed_since(integer, pg_snapshot) is
 create or replace function gdq.changed_logs(subscription_id integer, since pg_snapshot) returns regclass[]
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
 as $$
-#variable_conflict use_variable
 declare
-  queue_of integer := (select s.queue_id from gdq.subscription s where s.subscription_id = subscription_id);
-  relids oid[] := array(select t.relid::oid from gdq.subscribed_tables(subscription_id) t);
   running bigint[] := array(select x::text::bigint from pg_snapshot_xip(since) x);
   looks text;
   found_rows regclass[];
@@ -31,86 +28,137 @@ begin
                            || case when running <> '{}' then
                                 ' or exists (select from %1$s where ev_txid = any ($2)%2$s)' else '' end
                            || ' then %3$s::regclass end',
-                           log, condition, log::oid), ', ')
+                           l.log, l.condition, l.log::oid), ', ')
     into looks
-    from (select g.segment as log, '' as condition
-            from gdq.captured_table ct
-            join gdq.table_version tv using (table_id)
-            join gdq.log_segment g using (version_id)
-           where ct.queue_id = queue_of and ct.relid = any (relids)
-           union all
-          -- the rows that queue_events_sql() takes
-          select e, ' and ev_id is not null and ev_kind <> ''message'' and (ev_table is null or ev_table = any ($3))'
-            from gdq.event_segments(queue_of) e) logs
-   where pg_relation_size(log) > 0;
+    from gdq.view_logs(subscription_id) l
+   where pg_relation_size(l.log) > 0;
   if looks is not null then
     execute format('select array_remove(array[%s], null)', looks)
-      into found_rows using pg_snapshot_xmax(since)::text::bigint, running, relids;
+      into found_rows using pg_snapshot_xmax(since)::text::bigint, running;
   end if;
   -- after the look: what is cut is noted before it is truncated
-  if exists (select from gdq.cut_tables(subscription_id))
-     or exists (select from gdq.log_loss l
-                 where l.queue_id = queue_of and not pg_visible_in_snapshot(l.txid::text::xid8, since)) then
-    return null;
-  end if;
-  return coalesce(found_rows, '{}');
+  return case when not gdq.lacks_changes(subscription_id, since) then coalesce(found_rows, '{}') end;
 end
 $$;
 comment on function gdq.changed_logs(integer, pg_snapshot) is
   'The segments of logs with changes of a subscription''s tables that are later than a snapshot.';
 
+-- view_logs(subscription_id): the segments of all logs that a view reads, with a condition (and ...) on their rows,
+-- empty for none. Writes: nothing.
+create or replace function gdq.view_logs(subscription_id integer) returns table (log regclass, condition text)
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  queue_of integer := (select s.queue_id from gdq.subscription s where s.subscription_id = view_logs.subscription_id);
+  relids oid[] := array(select t.relid::oid from gdq.subscribed_tables(view_logs.subscription_id) t);
+begin
+  return query
+    select g.segment, ''
+      from gdq.captured_table ct
+      join gdq.table_version tv using (table_id)
+      join gdq.log_segment g using (version_id)
+     where ct.queue_id = queue_of and ct.relid = any (relids)
+     union all
+    -- the rows that queue_events_sql() takes
+    select e, format(' and ev_id is not null and ev_kind <> ''message'' and (ev_table is null or ev_table = any (%L))',
+                     relids)
+      from gdq.event_segments(queue_of) e;
+end
+$$;
+comment on function gdq.view_logs(integer) is 'The segments of all logs that a view reads.';
+
+-- lacks_changes(subscription_id, since): whether the logs lack changes of a subscription's tables that are not visible
+-- in the snapshot since. Writes: nothing.
+create or replace function gdq.lacks_changes(subscription_id integer, since pg_snapshot) returns boolean
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+  return case when exists (select from gdq.subscription_resync r
+                            where r.subscription_id = lacks_changes.subscription_id and r.kind = 'cut')
+              then exists (select from gdq.cut_tables(lacks_changes.subscription_id)) else false end
+      or exists (select from gdq.log_loss l join gdq.subscription s using (queue_id)
+                  where s.subscription_id = lacks_changes.subscription_id
+                    and not pg_visible_in_snapshot(l.txid::text::xid8, since));
+end
+$$;
+comment on function gdq.lacks_changes(integer, pg_snapshot) is
+  'Whether the logs lack changes of a subscription that are later than a snapshot.';
+
 -- view_changes(view, position, stamp, definitions, audited, until_changed): the segments of logs with changes of a
 -- view, empty if there are none by now; NULL where a whole refresh is to look: also while another refresh is at work,
 -- and when an audit is due. The view stays locked until the transaction ends.
 --   position, stamp, definitions, audited: as for refresh_unchanged(). until_changed: whether to look no further when
---   there are changes.
+--   there are changes. looked: the segments that the function of look_body() has found; NULL: changed_logs() looks.
 -- Writes: nothing.
 create or replace function gdq.view_changes(view text, "position" text, stamp text, definitions text, audited boolean,
-  until_changed boolean) returns regclass[]
+  until_changed boolean, looked regclass[] default null) returns regclass[]
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   v record;
   who name;
-  id integer;
-  pos gdq.position;
+  since pg_snapshot := split_part("position", '/', 5)::pg_snapshot;
   changed regclass[];
 begin
-  select vv.*, q.queue_name into v from gdq.view vv join gdq.queue q using (queue_id) where vv.view_name = view;
-  if "position" is null or v.view_id is null or v.diverged is not null
-     or (audited and coalesce(v.audit_share > 0, v.audit_credit >= v.audit_need))
-     or not pg_try_advisory_xact_lock(gdq.lock_key('view', v.view_id::oid)) then
+  if "position" is null then
+    return null;
+  end if;
+  select vv.view_id, vv.queue_id, vv.consumer_name, q.queue_name, s.subscription_id, s.owner_role, s.all_tables into v
+    from gdq.view vv
+    join gdq.queue q using (queue_id)
+    join gdq.consumer c on c.consumer_name = vv.consumer_name
+    join gdq.subscription s on s.queue_id = vv.queue_id and s.consumer_id = c.consumer_id
+   where vv.view_name = view and vv.diverged is null and not q.paused
+     and not (audited and coalesce(vv.audit_share > 0, vv.audit_credit >= vv.audit_need))
+     and pg_try_advisory_xact_lock(gdq.lock_key('view', vv.view_id::oid));
+  if not found then
     return null;
   end if;
   who := gdq.invoker();
-  id := gdq.own_subscription(v.queue_name, v.consumer_name);
-  perform gdq.require_member(id, null);
-  if gdq.queue_paused(v.queue_id) then
-    return null;
+  if who <> v.owner_role then
+    perform gdq.own_subscription(v.queue_name, v.consumer_name);
   end if;
   -- the logs before the position, so that nothing later can have been dropped; and early, as they change most often
-  changed := gdq.changed_logs(id, split_part("position", '/', 5)::pg_snapshot);
+  changed := coalesce(looked, gdq.changed_logs(v.subscription_id, since));
   if changed is null or (changed <> '{}' and until_changed) then
     return changed;
-  elsif gdq.view_stamp(view) is distinct from stamp then
-    return null;
-  elsif definitions is not null and gdq.user_definitions() <> definitions then
-    return null;
-  elsif exists (select from gdq.subscribed_tables(id) t left join pg_class c on c.oid = t.relid
-                 where c.relrowsecurity is not false
-                    or not has_table_privilege(who, t.relid, 'select')
-                    or gdq.capture_state(t.queue_id, t.relid) in ('disarmed', 'dropped')) then
-    return null;
   end if;
-  pos := gdq.position_of(id);
-  return case when "position" = gdq.position_text(v.queue_id, pos.tick_id, pos.snapshot)
-               and (changed <> '{}'
-                    or exists (select from gdq.tick t
-                                where t.tick_id = pos.tick_id
-                                  and t.created_at > clock_timestamp() - interval '1 minute')) then changed end;
+  -- all else in one query; the position has the era
+  return (
+    select case when changed <> '{}' or t.created_at > clock_timestamp() - interval '1 minute' then changed end
+      from (select * from gdq.position pp where pp.subscription_id = v.subscription_id
+             order by pp.batch_no desc limit 1) p
+      join gdq.tick t on t.tick_id = p.tick_id
+     -- position_text() in the same query
+     where "position" = format('queue/%s/%s/%s/%s',
+             (select e.era from (select ee.era, ee.written_by = ee.xmin and ee.written_in = 'gdq.era'::regclass as own
+                                   from gdq.era ee where ee.queue_id = v.queue_id order by ee.era_no desc limit 1) e
+               where own), t.tick_id, t.nonce, p.snapshot)
+       and gdq.view_stamp(view) = stamp
+       and (definitions is null or gdq.user_definitions() = definitions)
+       and (looked is null
+            or not exists (select from gdq.subscription_resync r
+                            where r.subscription_id = v.subscription_id and r.kind = 'cut')
+               and not exists (select from gdq.log_loss l where l.queue_id = v.queue_id)
+            or not gdq.lacks_changes(v.subscription_id, since))
+       and not exists (select from gdq.member m where m.subscription_id = v.subscription_id)
+       -- subscribed_tables() and capture_state() in the same query
+       and not exists (select from gdq.captured_table ct left join pg_class c on c.oid = ct.relid
+                        where ct.queue_id = v.queue_id
+                          and (v.all_tables
+                               or exists (select from gdq.subscription_table st
+                                           where st.subscription_id = v.subscription_id and st.table_id = ct.table_id))
+                          and (c.relrowsecurity is not false
+                               or not has_schema_privilege(who, c.relnamespace, 'usage')
+                               or not has_table_privilege(who, ct.relid, 'select')
+                               or (select r.kind from gdq.resync r
+                                    where r.queue_id = ct.queue_id and r.relid = ct.relid and r.kind <> 'gap'
+                                    order by r.resync_id desc limit 1) in ('disarmed', 'dropped'))));
 exception when others then
   return null;  -- a whole refresh tells
 end
 $$;
-comment on function gdq.view_changes(text, text, text, text, boolean, boolean) is
+comment on function gdq.view_changes(text, text, text, text, boolean, boolean, regclass[]) is
   'The segments of logs with changes of a view; NULL where a whole refresh is to look.';

@@ -6,17 +6,21 @@ create or replace function gdq.view_of_owner(view text) returns gdq.view
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
-  found_view gdq.view := (select v from gdq.view v where v.view_name = view);
-  owner name := (select s.owner_role from gdq.subscription s join gdq.consumer c using (consumer_id)
-                  where s.queue_id = found_view.queue_id and c.consumer_name = found_view.consumer_name);
+  found_view record;
 begin
-  if found_view.view_id is null then
+  select v as row, s.owner_role as owner into found_view
+    from gdq.view v
+    left join gdq.consumer c on c.consumer_name = v.consumer_name
+    left join gdq.subscription s on s.queue_id = v.queue_id and s.consumer_id = c.consumer_id
+   where v.view_name = view;
+  if found_view.row is null then
     raise exception 'view "%" does not exist', view using errcode = 'undefined_object', hint = 'gdq views lists them.';
-  elsif owner <> gdq.invoker() then
-    raise exception 'view "%" is refreshed with the rights of %, this session acts as %', view, owner, gdq.invoker()
-      using errcode = 'insufficient_privilege', hint = format('SET ROLE %I first.', owner);
+  elsif found_view.owner <> gdq.invoker() then
+    raise exception 'view "%" is refreshed with the rights of %, this session acts as %',
+      view, found_view.owner, gdq.invoker()
+      using errcode = 'insufficient_privilege', hint = format('SET ROLE %I first.', found_view.owner);
   end if;
-  return found_view;
+  return found_view.row;
 end
 $$;
 comment on function gdq.view_of_owner(text) is

@@ -15,16 +15,27 @@ begin
   return (
     select md5(concat_ws('/', v.view_id, v.queue_id, v.group_id, v.consumer_name, v.definition, v.target, v.options,
              s.subscription_id, s.owner_role,
-             (select string_agg(gdq.table_stamp(t), '/' order by t.table_id)
-                from gdq.subscribed_tables(s.subscription_id) t),
-             case when v.options ? 'written' then (
-               select string_agg(concat_ws(' ', c.oid, c.xmin, r.xmin, n.nspname,
-                        (select string_agg(a.xmin::text, ' ' order by a.attnum)
-                           from pg_attribute a where a.attrelid = c.oid)), ',' order by c.oid)
-                 from pg_class c
-                 join pg_namespace n on n.oid = c.relnamespace
-                 join pg_rewrite r on r.ev_class = c.oid
-                where c.oid >= 16384 and c.relkind = 'v' and c.relpersistence <> 't') end))
+             -- subscribed_tables() in the same query
+             array(
+               select concat_ws(' ', t::text,
+                        -- not the row itself, which TRUNCATE writes anew
+                        (select concat_ws(' ', k.oid, k.relname, k.relnamespace::regnamespace, k.relowner, k.relkind,
+                                  k.relpersistence, k.relispartition, k.reltype, k.relrowsecurity, k.relhasrules,
+                                  k.relhastriggers, k.relchecks,
+                                  k.relkind <> 'p' and exists (select from pg_inherits h where h.inhparent = k.oid))
+                           from pg_class k where k.oid = t.relid),
+                        array(select concat_ws(' ', a.attnum, a.xmin, format_type(a.atttypid, a.atttypmod))
+                                from pg_attribute a where a.attrelid = t.relid and a.attnum > 0 order by a.attnum),
+                        array(select concat_ws(' ', tv.version_id, tv.xmin, g.segment::oid)
+                                from gdq.table_version tv left join gdq.log_segment g using (version_id)
+                               where tv.table_id = t.table_id order by tv.version_id, g.slot, g.segment))
+                 from gdq.captured_table t
+                where t.queue_id = s.queue_id
+                  and (s.all_tables
+                       or exists (select from gdq.subscription_table st
+                                   where st.subscription_id = s.subscription_id and st.table_id = t.table_id))
+                order by t.table_id),
+             case when v.options ? 'written' then gdq.ordinary_views_stamp() end))
       from gdq.view v
       left join gdq.consumer c on c.consumer_name = v.consumer_name
       left join gdq.subscription s on s.queue_id = v.queue_id and s.consumer_id = c.consumer_id
@@ -34,25 +45,20 @@ $$;
 comment on function gdq.view_stamp(text, bigint, uuid) is
   'Changes with everything that decides how a view is refreshed, beside what users define.';
 
--- table_stamp(t): what the catalogs and gdq hold of a captured table, as far as it decides how a view of it is
--- refreshed. Writes: nothing.
-create or replace function gdq.table_stamp(t gdq.captured_table) returns text
+-- ordinary_views_stamp(): changes with every definition of an ordinary view of this database. A function of its own, as
+-- few views need it, and a statement that holds it would begin by opening all that it reads. Writes: nothing.
+create or replace function gdq.ordinary_views_stamp() returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
-  return concat_ws(' ', t::text,
-    -- not the row itself, which TRUNCATE writes anew
-    (select concat_ws(' ', c.oid, c.relname, n.nspname, c.relowner, c.relkind, c.relpersistence, c.relispartition,
-              c.reltype, c.relrowsecurity, c.relhasrules, c.relhastriggers, c.relchecks,
-              c.relkind <> 'p' and exists (select from pg_inherits h where h.inhparent = c.oid))
-       from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = t.relid),
-    (select string_agg(concat_ws(' ', a.attnum, a.xmin, format_type(a.atttypid, a.atttypmod)), ',' order by a.attnum)
-       from pg_attribute a where a.attrelid = t.relid and a.attnum > 0),
-    (select string_agg(concat_ws(' ', v.version_id, v.xmin), ',' order by v.version_id)
-       from gdq.table_version v where v.table_id = t.table_id),
-    (select string_agg(s.segment::oid::text, ',' order by s.version_id, s.slot)
-       from gdq.table_version v join gdq.log_segment s using (version_id) where v.table_id = t.table_id));
+  return (
+    select string_agg(concat_ws(' ', c.oid, c.xmin, r.xmin, n.nspname,
+             (select string_agg(a.xmin::text, ' ' order by a.attnum)
+                from pg_attribute a where a.attrelid = c.oid)), ',' order by c.oid)
+      from pg_class c
+      join pg_namespace n on n.oid = c.relnamespace
+      join pg_rewrite r on r.ev_class = c.oid
+     where c.oid >= 16384 and c.relkind = 'v' and c.relpersistence <> 't');
 end
 $$;
-comment on function gdq.table_stamp(gdq.captured_table) is
-  'What decides how a view of a captured table is refreshed, of the catalogs and of gdq.';
+comment on function gdq.ordinary_views_stamp() is 'Changes with every definition of an ordinary view.';

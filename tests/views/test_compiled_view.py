@@ -313,6 +313,16 @@ def test_a_call_acts_as_the_owner_alone(viewed: Shop) -> None:
             with pytest.raises(psycopg.errors.InsufficientPrivilege, match="is refreshed with the rights of"):
                 su.execute("call gdq.refresh('v_t')")
             su.execute("reset role")
+            functions = su.execute(
+                "select oid::regprocedure::text, proowner::regrole::text from pg_proc"
+                " where pronamespace = 'gdq_target'::regnamespace"
+            ).fetchall()
+            assert len(functions) == 3
+            for function, owner in functions:
+                su.execute(f"alter function {function} owner to {role}")
+                with pytest.raises(psycopg.errors.InsufficientPrivilege, match="of caller"):
+                    call(viewed, view)
+                su.execute(f"alter function {function} owner to {owner}")
             # another's table in the target's place would run his triggers with the owner's rights
             su.execute(f"alter table v_t owner to {role}; grant all on v_t to public")
             with pytest.raises(psycopg.errors.InsufficientPrivilege, match="v_t of caller"):
@@ -332,10 +342,10 @@ def test_the_functions_are_shown(viewed: Shop) -> None:
         refresher.refresh(view)
     shown = CliRunner().invoke(main, explain)
     assert shown.exit_code == 0
-    assert shown.stdout.count("CREATE OR REPLACE FUNCTION gdq_target.") == 2
+    assert shown.stdout.count("CREATE OR REPLACE FUNCTION gdq_target.") == 3
     with viewed.connection.transaction(force_rollback=True):
         viewed.execute(shown.stdout.replace("%", "%%"))
-    assert len(json.loads(CliRunner().invoke(main, (*explain, "--json")).stdout)["functions"]) == 2
+    assert len(json.loads(CliRunner().invoke(main, (*explain, "--json")).stdout)["functions"]) == 3
 
 
 def test_a_dropped_view_leaves_no_function(viewed: Shop) -> None:
@@ -343,7 +353,7 @@ def test_a_dropped_view_leaves_no_function(viewed: Shop) -> None:
     with Refresher(viewed.db.dsn) as refresher:
         refresher.refresh(view)
     named = "select count(*) from pg_proc where pronamespace = 'gdq_target'::regnamespace"
-    assert viewed.execute(named) == [(2,)]
+    assert viewed.execute(named) == [(3,)]
     (info,) = view_info(viewed.connection, view)
     Target(view, info.source, info.target).drop(viewed.connection)
     assert viewed.execute(named) == [(0,)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import psycopg
 import pytest
@@ -77,14 +78,15 @@ CASES = {
 }
 
 
-def prepare(shop: Shop, name: str, case: Case) -> str:
+def prepare(shop: Shop, name: str, case: Case, engine: Literal["auto", "postgres"] = "auto") -> str:
     """Make the table of a case, its ordinary view and function; returns the view's name."""
     shop.execute(f"create table {name} (id int primary key, n int)")
     shop.execute(f"insert into {name} select i, i from generate_series(1, 5) i")
     shop.execute(f"create view o_{name} as select id, n from {name}")
     shop.execute(f"create function f_{name}(int) returns int immutable language sql as 'select $1'")
     shop.capture(name)
-    create_view(shop.connection, f"v_{name}", QUEUE, case.query.replace("NAME", name), f"public.v_{name}")
+    query = case.query.replace("NAME", name)
+    create_view(shop.connection, f"v_{name}", QUEUE, query, f"public.v_{name}", engine=engine)
     set_view_audit(shop.connection, f"v_{name}", 0)
     return f"v_{name}"
 
@@ -124,6 +126,59 @@ def test_what_a_whole_refresh_sees_is_not_overlooked(viewed: Shop) -> None:
                     assert refreshed(viewed, new, view) == found
             elif name != "off":
                 assert refreshed(viewed, refresher, view) == "at once", name
+
+
+def called(shop: Shop, view: str) -> str | None:
+    """The action of a CALL that loads nothing; None where it leaves the view to a whole refresh, or refuses it."""
+    try:
+        ((action, *_),) = shop.execute("call gdq.refresh(%s, false)", view)
+    except psycopg.Error:
+        return None
+    return None if action is None else str(action)
+
+
+def test_a_call_overlooks_nothing(viewed: Shop) -> None:
+    viewed.execute("create table other (id int)")
+    viewed.capture("other")
+    expected = {"delta None": "delta", "at once": "none"}
+    with Refresher(viewed.db.dsn) as refresher:
+        for name, case in CASES.items():
+            view = prepare(viewed, f"t_{name}", case, "postgres")
+            refresher.refresh(view)
+            assert called(viewed, view) == "none", name
+            viewed.execute(case.statement.replace("NAME", f"t_{name}"))
+            assert called(viewed, view) == expected.get(case.says), name
+
+
+def test_a_call_asks_for_more_than_the_logs(viewed: Shop) -> None:
+    view = prepare(viewed, "t", Case("", ""), "postgres")
+    with Refresher(viewed.db.dsn) as refresher:
+        refresher.refresh(view)
+    assert called(viewed, view) == "none"
+    later = "update gdq.tick set created_at = created_at {} interval '1 minute'"
+    cut = """insert into gdq.subscription_resync (subscription_id, relid, kind, reason, snapshot)
+             select subscription_id, 't'::regclass, '{}', 'max_bytes', pg_current_snapshot() from gdq.subscription
+               join gdq.consumer using (consumer_id) where consumer_name = 'view:v_t'"""
+    for change, back in (
+        (later.format("-"), later.format("+")),
+        (cut.format("cut"), cut.format("copied")),
+        ("select gdq.pause('q')", "select gdq.resume('q')"),
+        ("revoke select on t from current_user", "grant select on t to current_user"),
+        ("update gdq.view set audit_share = 1", "update gdq.view set audit_share = 0"),
+        ("update gdq.era set written_by = '3'", "update gdq.era set written_by = pg_current_xact_id()::xid"),
+        (
+            "insert into gdq.member (subscription_id, member_name) select subscription_id, 'm' from gdq.subscription",
+            "delete from gdq.member",
+        ),
+    ):
+        viewed.execute(change)
+        assert called(viewed, view) is None, change
+        viewed.execute(back)
+    # DDL that failed to be recorded is looked for before a call looks at the logs
+    viewed.execute("select nextval('gdq.alarm')")
+    called(viewed, view)
+    settled = "select settled = last_value from gdq.alarm_check, gdq.alarm order by check_id desc limit 1"
+    assert viewed.execute(settled) == [(True,)]
 
 
 @pytest.mark.long
