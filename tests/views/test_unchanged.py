@@ -150,6 +150,23 @@ def test_a_call_overlooks_nothing(viewed: Shop) -> None:
             assert called(viewed, view) == expected.get(case.says), name
 
 
+def test_a_call_runs_no_function_of_another(viewed: Shop) -> None:
+    view = prepare(viewed, "t", Case("", ""), "postgres")
+    with Refresher(viewed.db.dsn) as refresher:
+        refresher.refresh(view)
+    functions = viewed.execute(
+        "select oid::regprocedure::text, proowner::regrole::text from pg_proc"
+        " where pronamespace = 'gdq_target'::regnamespace"
+    )
+    assert len(functions) == 3
+    with role_named(viewed.db, "other", "", "t") as role, viewed.db.connect("su") as su:
+        for function, owner in functions:
+            su.execute(f'alter function {function} owner to "{role}"')
+            assert called(viewed, view) is None, function
+            su.execute(f"alter function {function} owner to {owner}")
+            assert called(viewed, view) == "none"
+
+
 def test_a_call_asks_for_more_than_the_logs(viewed: Shop) -> None:
     view = prepare(viewed, "t", Case("", ""), "postgres")
     with Refresher(viewed.db.dsn) as refresher:
