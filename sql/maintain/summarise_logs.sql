@@ -1,5 +1,5 @@
--- summarise_logs(segments): brings the BRIN indexes of log segments of 1 MB and more up to date, since autovacuum is off
--- for logs. A locked segment is left for the next call.
+-- summarise_logs(segments): brings the BRIN indexes of log segments of 1 MB and more up to date, since autovacuum is
+-- off for logs. A locked segment is left for the next call.
 --   segments: these, whatever else is among them; NULL: those of all logs that are not quiet.
 -- Sizes are taken of segments only: pg_relation_size() of another table would wait for that table's DDL. Writes: BRIN
 -- summaries.
