@@ -29,6 +29,7 @@ from gdq.consumers.replica.refusal import RowsLackingError
 from gdq.consumers.replica.state import ReplicaState
 from gdq.consumers.replica.table import ReplicaTable
 from gdq.consumers.replica.table_apply import apply_staged
+from gdq.errors import GdqError
 from gdq.qualified_sql import qualified
 
 # How a worker's changes are written. It waits for no lock that the program's session may hold.
@@ -74,20 +75,28 @@ class ApplyWorkers:
         worker.begin(_Task(table, staged, snapshot))
         return True
 
+    def left(self) -> Sequence[str]:
+        """The tables that workers could not apply, by name, when all have tried; the program has to."""
+        failed = [worker for worker in self._workers if worker.task is not None and not worker.task.is_applied()]
+        names = [worker.task.table.name for worker in failed if worker.task is not None]
+        for worker in failed:
+            worker.end(commit=False)
+        return names
+
     def commit(self) -> tuple[Applied, Sequence[str]]:
-        """Commit what was applied: the rows, and the tables that the program has to apply itself, by name."""
-        applied, left = Applied(), list[str]()
+        """Commit what was applied: the rows, and the tables that were given up meanwhile, by name."""
+        applied, given_up = Applied(), list[str]()
         for worker in self._workers:
             if worker.task is None:
                 continue
             table, snapshot = worker.task.table.name, worker.task.snapshot
             done = worker.end(commit=True)
             if done is None:
-                left.append(table)
+                given_up.append(table)
             else:
                 applied += done
                 self.state.brought(table, snapshot)
-        return applied, left
+        return applied, given_up
 
     def give_up(self) -> None:
         """Roll back what the workers have, and wait until they have."""
@@ -118,14 +127,25 @@ class ApplyWorkers:
 
 @dataclass(slots=True)
 class _Task:
-    """A table's changes, and the program's word about them. `applied`: the rows; None if the worker has given up."""
+    """A table's changes, and the program's word about them. `applied`: the rows; None if the worker has given up.
+
+    `waits`: the rows are changed, and wait for the word.
+    """
 
     table: ReplicaTable
     staged: Future[Staged | None]
     snapshot: str
+    waits: threading.Event = field(default_factory=threading.Event)
     said: threading.Event = field(default_factory=threading.Event)
     commit: bool = False
     applied: Future[Applied | None] | None = None
+
+    def is_applied(self) -> bool:
+        """True if the rows are changed, when the worker has tried."""
+        assert self.applied is not None
+        self.applied.add_done_callback(lambda _: self.waits.set())
+        self.waits.wait()
+        return not self.applied.done()
 
 
 class _GivenUpError(Exception):
@@ -146,6 +166,7 @@ class _Worker:
 
     @classmethod
     def of(cls, stack: ExitStack, state: ReplicaState) -> _Worker:
+        """A worker whose session ends with `stack`."""
         own = open_writer(stack, state, "apply")
         return cls(own, state.connection.info.backend_pid, ThreadPoolExecutor(1, thread_name_prefix="gdq-apply"))
 
@@ -160,10 +181,12 @@ class _Worker:
         assert task.applied is not None
         task.commit = commit
         task.said.set()
-        if not commit:
-            with suppress(psycopg.Error):
-                self.state.connection.cancel_safe(timeout=1.0)
-        return task.applied.result()
+        if commit:
+            return task.applied.result()
+        with suppress(psycopg.Error):
+            self.state.connection.cancel_safe(timeout=1.0)
+        task.applied.exception()  # waits for the end
+        return None
 
     def _apply(self, task: _Task) -> Applied | None:
         staged = self._staged(task)
@@ -177,7 +200,7 @@ class _Worker:
                 self.state.moved(task.table.name, task.snapshot)
                 self._wait(task)
                 committing = True
-        except (psycopg.Error, RowsLackingError, _GivenUpError):
+        except (psycopg.Error, GdqError, RowsLackingError, _GivenUpError):
             if committing:
                 raise  # whether it has committed is for the next start to find
             return None
@@ -195,6 +218,7 @@ class _Worker:
 
     def _wait(self, task: _Task) -> None:
         """Wait for the program's word; _GivenUpError if it is no, or if this transaction is in its way."""
+        task.waits.set()
         while not task.said.wait(_LOOK_SECONDS):
             if scalar(self.state.connection, _IN_THE_WAY, self.program):
                 raise _GivenUpError

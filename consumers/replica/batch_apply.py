@@ -105,11 +105,10 @@ class BatchApplier:
         try:
             with self._target.transaction():
                 applied = self._apply_all(batch, changes, following)
-                # another session commits what it has of the batch: nothing but this commit comes after
-                beside, left = self._beside.commit()
-                for name in left:
-                    with _placed(batch):
-                        applied += self._apply_table(batch, name, changes.tables[name])
+                applied += self._apply_tables(batch, self._beside.left(), changes)
+                # other sessions commit what they have of the batch: hardly anything but this commit comes after
+                beside, given_up = self._beside.commit()
+                applied += self._apply_tables(batch, given_up, changes)
         except BaseException:
             self._beside.give_up()
             raise
@@ -141,6 +140,15 @@ class BatchApplier:
             self._move(move)
         set_sequences(self._target, self._state.queue, changes.sequences)
         self._state.move(changes.position)
+        return applied
+
+    def _apply_tables(self, batch: Batch, names: Sequence[str], changes: BatchChanges) -> Applied:
+        """Apply the changes of tables that workers have not applied, and have no worker begin with them again."""
+        self._begin_ahead = lambda: None
+        applied = Applied()
+        for name in names:
+            with _placed(batch):
+                applied += self._apply_table(batch, name, changes.tables[name])
         return applied
 
     def _apply_beside(self, batch: Batch, names: Sequence[str], changes: BatchChanges) -> None:

@@ -98,19 +98,26 @@ def test_application_in_between(filled: Pair) -> None:
         application.execute("rollback")
         assert applied.result() == [(400, 3000, 100)]
     filled.same("one", "two")
+    filled.run(*_CHANGES[:2])
+    assert run(filled, 2) == [(0, 3400, 0)]
+    filled.same("one", "two")
 
 
 @pytest.mark.parametrize("on_error", ["stop", "dead-letter"])
 def test_refused_rows(filled: Pair, on_error: str) -> None:
-    """What a worker's table refuses is told and kept as ever."""
+    """What a worker's table refuses is told and kept as ever, and no other table is ahead then."""
+    filled.make("create table zero (id int primary key, n int)")
+    filled.capture("zero")
+    filled.apply()
     filled.there("alter table two add constraint small check (n < 3400)")
-    filled.run(*_CHANGES)
-    done = filled.replicate("--apply-workers", "2", "--on-error", on_error)
+    filled.run(*_CHANGES, "insert into zero select i, i from generate_series(1, 1500) i")
+    done = filled.replicate("--apply-workers", "3", "--on-error", on_error)
     with filled.target.connect("su") as su:
         if on_error == "stop":
             assert done.returncode == 1
             assert 'violates check constraint "small"' in done.stderr
             assert count(su, "select count(*) from one where n = id + 1") == 0
+            assert count(su, "select count(*) from zero") == 0
         else:
             assert done.returncode == 0, done.stderr
             assert count(su, "select count(*) from gdq_target.replica_dead_letter") == 1
