@@ -27,10 +27,11 @@ begin
   elsif changed is not null or pg_try_advisory_xact_lock(gdq.lock_key('view', compiled.view_id::oid)) then
     -- after the lock, as another refresh that has the view may wait for the row
     select s.queue_id into queue_of
-      from gdq.view v
-      join gdq.consumer c on c.consumer_name = v.consumer_name
-      join gdq.subscription s on s.queue_id = v.queue_id and s.consumer_id = c.consumer_id
-     where v.view_name = view for no key update of s;
+      from gdq.subscription s
+     where (s.queue_id, s.consumer_id) = (select v.queue_id, c.consumer_id
+                                            from gdq.view v
+                                            join gdq.consumer c on c.consumer_name = v.consumer_name
+                                           where v.view_name = view) for no key update;
     if changed && array(select gdq.event_segments(queue_of)) then
       changed := null;  -- events of the event log, as TRUNCATE, are not rows to be added up
     end if;
