@@ -32,8 +32,9 @@ from gdq.consumers.replica.table_apply import apply_staged
 from gdq.errors import GdqError
 from gdq.qualified_sql import qualified
 
-# How a worker's changes are written. It waits for no lock that the program's session may hold.
+# How a batch is written. What is staged is sorted in memory; a small sample of it tells enough.
 WRITING = "set local default_statistics_target = 10; set local work_mem = '64MB'"
+# A worker waits for no lock that the program's session may hold.
 _OWN = f"{WRITING}; set local lock_timeout = '1s'"
 
 _LOOK_SECONDS = 1.0
