@@ -14,6 +14,10 @@ FOREIGN_PG ?= 18
 SECONDS ?= 720
 SEED ?= 1
 PG ?= 18
+# What `make test` runs on 15: what works within the server or reads its WAL is where versions differ (triggers, event
+# triggers, replica identities, output plugins), and one file asks the version. Programs send plain SQL, which
+# `make test-all` runs there.
+ON_15 := $(addprefix tests/,batch capture compare ddl install slot views/test_owner_sql.py)
 # where `make docs` writes
 SITE ?= build
 # Debian's PostgreSQL 15 comes with the program that runs isolation specs
@@ -60,9 +64,9 @@ bench-all: bench ## also messages, latency, a held snapshot, many tables, monito
 	@$(py) -m bench.relay
 	@$(py) -m bench.large_transaction
 
-test: lint ## lint, all tests but the long ones on PostgreSQL 18, the server tests on 15
+test: lint ## lint, all tests but the long ones on PostgreSQL 18, on 15 those of what works within the server
 	@$(call pytest,18,-m 'not long')
-	@$(call pytest,15,-m 'server and not long')
+	@$(call pytest,15,-m 'server and not long' $(ON_15))
 
 test-all: lint .venv-spark43/ready ## lint, all tests on the newest and the oldest PostgreSQL, server tests between, Spark's on the newest Spark
 	@$(tree); failed=; export GDQ_TEST_CLUSTER=1; \
