@@ -65,7 +65,7 @@ bench-all: bench ## also messages, latency, a held snapshot, many tables, monito
 	@$(py) -m bench.large_transaction
 
 test: lint ## lint, all tests but the long ones on PostgreSQL 18, on 15 those of what works within the server
-	@$(call pytest,18,-m 'not long')
+	@$(call pytest,18,-m 'not long' --one-spark)
 	@$(call pytest,15,-m 'server and not long' $(ON_15))
 
 test-all: lint .venv-spark43/ready ## lint, all tests on the newest and the oldest PostgreSQL, server tests between, Spark's on the newest Spark

@@ -7,11 +7,14 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from gdq.embedded.files import MAJORS
 
 # What a test that is marked long or spark takes beside one that is not, roughly.
 _SLOW_SECONDS = 10
+_SPARK = "tests/spark/"
 
 pytest.register_assert_rewrite("tests.support.guarded")
 pytest_plugins = [
@@ -55,6 +58,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help=f"PostgreSQL to test with: {MAJORS[0]} to {MAJORS[-1]} (default %(default)s);"
         " GDQ_TEST_BIN=FOLDER names the programs of another one",
     )
+    parser.addoption(
+        "--one-spark",
+        action="store_true",
+        help="keep the tests of Spark on one worker: a session takes half a minute of processor before its first rows",
+    )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
+    return _SparkTogether(config, log) if config.getoption("--one-spark") else None
+
+
+class _SparkTogether(LoadFileScheduling):  # type: ignore[misc]
+    """Files one by one to the workers, but those of Spark to one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return _SPARK if nodeid.startswith(_SPARK) else super()._split_scope(nodeid)
 
 
 @pytest.hookimpl(trylast=True)
