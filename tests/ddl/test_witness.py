@@ -239,7 +239,7 @@ CHANGES = (
 )
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 6))])
 def test_random_changes_are_found(witnessed: Tap, seed: int) -> None:
     """Every table of which the catalogs hold something else than before is in resync; no other is."""
     draw = random.Random(seed)

@@ -41,7 +41,10 @@ def test_ended_at_any_point(shop: Shop, driver_bytes: int) -> None:
     assert failed == [(len(get_args(RefreshPoint)),)]
 
 
-@pytest.mark.parametrize("point", ["exported", "staged", "applied"])
+@pytest.mark.parametrize(
+    "point",
+    [pytest.param("exported", marks=pytest.mark.long), pytest.param("staged", marks=pytest.mark.long), "applied"],
+)
 def test_connections_cut_off(shop: Shop, point: RefreshPoint) -> None:
     shop.capture("orders")
     shop.view("sums", SUMS)

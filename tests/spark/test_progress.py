@@ -15,7 +15,13 @@ QUERIES = {
 }
 
 
-@pytest.mark.parametrize("query", QUERIES.values(), ids=QUERIES)
+@pytest.mark.parametrize(
+    "query",
+    [
+        pytest.param(QUERIES["joined"], id="joined"),
+        pytest.param(QUERIES["windowed"], id="windowed", marks=pytest.mark.long),
+    ],
+)
 def test_rows_of_a_full_load(shop: Shop, query: str) -> None:
     shop.capture("orders")
     shop.execute("analyze orders")
