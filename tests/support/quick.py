@@ -8,14 +8,14 @@ import pytest
 
 from gdq.embedded.files import MAJORS
 
-_CASES = 3
+_CASES = 2
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a parametrized test that needs a server three cases are not long, spread evenly; one on old PostgreSQLs.
+    """Of a parametrized test that needs a server two cases are not long, first and last; one on old PostgreSQLs.
 
-    They are the same three in every run, whatever the order that the tests run in.
+    They are the same two in every run, whatever the order that the tests run in.
     """
     cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
