@@ -199,6 +199,7 @@ def test_few_wide_rows(loaded: tuple[Shop, Refresher]) -> None:
         check(shop, refresher)
 
 
+@pytest.mark.long  # four million rows of v_self
 def test_few_changes_run_no_ddl(loaded: tuple[Shop, Refresher]) -> None:
     """Temporary tables would fill the catalogs of a database whose views follow every second."""
     shop, refresher = loaded
