@@ -57,6 +57,8 @@ class Gdq:
         """`gdq replicate` at work, up to its end unless it follows."""
         command = self._command("replicate", queue, *options)
         environment = os.environ | {"GDQ_DSN": self.source}
+        # as installed: a shell that forbids bytecode has the program compile all its modules first
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
         self._program = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         try:
             yield

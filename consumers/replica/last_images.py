@@ -18,7 +18,6 @@ from psycopg import Connection
 
 from gdq.consumers.replica.changes import tells_pairs
 from gdq.consumers.replica.table import ReplicaTable
-from gdq.consumers.views.change_source import NEW_OPS, OLD_OPS
 from gdq.sql_text import quote
 
 # True if numbers tell the order of each key's changes since a snapshot: the key is that of a unique index that no two
@@ -54,20 +53,8 @@ def last_images_sql(table: ReplicaTable, log_rows: str, after: int | None) -> st
     `after`: the number of the last TRUNCATE among them; earlier changes are part of what it emptied.
     """
     numbered = list(enumerate(table.columns, 1))
-    keys = [(place, column) for place, column in numbered if column.is_key]
-    other = " or ".join(f"d.{quote(c.old)} is distinct from d.{quote(c.new)}" for _, c in keys)
-    values = ", ".join(
-        c.logged(
-            f"(case when s.w < 0 or d.ev_op not in {NEW_OPS} then d.{quote(c.old)} else d.{quote(c.new)} end)"
-            if c.is_key
-            else f"d.{quote(c.new)}"
-        )
-        + f" as c{place}"
-        for place, c in numbered
-    )
-    key = ", ".join(f"c{place}" for place, _ in keys)
+    key = ", ".join(f"c{place}" for place, column in numbered if column.is_key)
     listed = ", ".join(f"c{place}" for place, _ in numbered)
-    later = "" if after is None else f" and d.ev_id > {after}"
     # a row whose columns are all of the key is no other one if it was there before
     change = "came or was" if any(c.settable for _, c in numbered) else "came is distinct from was"
     return f"""select case when doubt then null else came end, {listed}, came and was
@@ -75,9 +62,33 @@ def last_images_sql(table: ReplicaTable, log_rows: str, after: int | None) -> st
                    (ev_txid = lag(ev_txid) over w
                      and not (lag(came) over w and went and came is distinct from lag(went) over w)
                     or ev_txid = lag(ev_txid, 2) over w) is true as doubt
-              from (select d.ev_id, d.ev_txid, {values}, s.w > 0 and d.ev_op in {NEW_OPS} as came,
-                           d.ev_op in {OLD_OPS} and (s.w < 0 or d.ev_op not in {NEW_OPS} or not ({other})) as went
-                      from ({log_rows}) as d, (values (-1), (1)) as s(w)
-                     where (s.w > 0 or d.ev_op in {OLD_OPS} and d.ev_op in {NEW_OPS} and ({other})){later}) as change
+              from ({_key_changes_sql(table, log_rows, after)}) as change
             window w as (partition by {key} order by ev_id)) as placed
      where doubt or last and ({change})"""
+
+
+def _key_changes_sql(table: ReplicaTable, log_rows: str, after: int | None) -> str:
+    """SELECT of what happened to each key: one row for a log row, or two where an update moved a row to another key.
+
+    It has ev_id, ev_txid, the columns, came (a row with the key is there since), went (one was there before). The log
+    rows are read a second time for the updates that moved a row: few columns decide, and it costs less than a join.
+    """
+    numbered = list(enumerate(table.columns, 1))
+    keys = [column for column in table.columns if column.is_key]
+    # no image has a key that is NULL: this is cheaper to ask than what was done
+    new, old = f"d.{quote(keys[0].new)} is not null", f"d.{quote(keys[0].old)} is not null"
+    moved = " or ".join(f"d.{quote(c.old)} is distinct from d.{quote(c.new)}" for c in keys)
+    later = "true" if after is None else f"d.ev_id > {after}"
+    values, left = [], []
+    for place, column in numbered:
+        last = f"d.{quote(column.new)}"
+        if column.is_key:
+            last = f"(case when {new} then {last} else d.{quote(column.old)} end)"
+        values.append(f"{column.logged(last)} as c{place}")
+        left.append(f"{column.logged(f'd.{quote(column.old)}')} as c{place}" if column.is_key else f"null as c{place}")
+    return f"""select d.ev_id, d.ev_txid, {", ".join(values)}, {new} as came,
+                      {old} and not ({new} and ({moved})) as went
+                 from ({log_rows}) as d where {later}
+                union all
+               select d.ev_id, d.ev_txid, {", ".join(left)}, false, true
+                 from ({log_rows}) as d where {new} and {old} and ({moved}) and {later}"""
