@@ -39,8 +39,9 @@ comment on function gdq.ticker(text, interval, interval) is
 
 -- tick_due(queue_id, ahead, lag): whether the queue's settings, or a caller who asks for a shorter lag, want a tick
 -- now. Event numbers show new events. A long transaction that commits moves no number, so after the lag the logs are
--- read too. A last tick in the future was made before the server's clock was set back, and nothing can be counted from
--- it: a tick is due. Writes: nothing.
+-- read too. The transaction of a new number may be open: a shorter lag than ticker_max_lag has the logs read before a
+-- tick, or every second one would show nothing to the caller who waits. A last tick in the future was made before the
+-- server's clock was set back, and nothing can be counted from it: a tick is due. Writes: nothing.
 create or replace function gdq.tick_due(queue_id integer, ahead interval, lag interval) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -56,7 +57,11 @@ begin
   elsif age < interval '0' then
     return true;
   elsif fresh > 0 then
-    return fresh >= q.ticker_max_count or age >= gdq.lag_for_tick(q, ahead, lag);
+    return fresh >= q.ticker_max_count
+        or (age >= gdq.lag_for_tick(q, ahead, lag)
+            and (coalesce(lag >= q.ticker_max_lag, true)
+                 or age >= q.ticker_max_lag
+                 or gdq.has_changes(queue_id, last.snapshot)));
   end if;
   return age >= q.ticker_idle_period
       or (age >= least(q.ticker_max_lag, lag)

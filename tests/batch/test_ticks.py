@@ -69,7 +69,7 @@ def test_due_by_a_lag_of_the_caller(stage: Stage) -> None:
     late = stage.session()
     late.execute("begin")
     stage.insert(late)
-    assert stage.value(soon) == 1
+    stage.tick()
     assert stage.value(soon) == 0
     late.execute("commit")
     assert ticker(stage) == 0
@@ -81,6 +81,24 @@ def test_one_tick_for_a_caller_who_waits_for_changes(stage: Stage) -> None:
     """The next one is due at once, as under a writer that is faster than ticks are taken."""
     stage.owner.execute("update gdq.queue set ticker_idle_period = '1 us'")
     assert Housekeeping("q", lag=0.001).step(stage.owner) == 1
+
+
+def test_a_lag_of_the_caller_waits_for_what_can_be_seen(stage: Stage) -> None:
+    """A tick that only counts a transaction that is still open would be a batch without changes."""
+    soon = "select gdq.ticker('q', lag => '0')"
+    writer = stage.session()
+    writer.execute("begin")
+    stage.insert(writer)
+    assert stage.value(soon) == 0
+    stage.insert()
+    assert stage.value(soon) == 1, "another transaction's change is there"
+    writer.execute("commit")
+    assert stage.value(soon) == 1
+    writer.execute("begin")
+    stage.insert(writer)
+    assert stage.value(soon) == 0
+    stage.owner.execute("update gdq.queue set ticker_max_lag = '1 ms'")
+    until(lambda: stage.value(soon) == 1, "a tick after ticker_max_lag, whatever is open")
 
 
 def test_no_tick_by_lag_without_changes(stage: Stage) -> None:
