@@ -13,6 +13,7 @@ _EXTRAS = {
     "pyspark": "spark",
     "deltalake": "lake",
     "pyiceberg": "lake",
+    "obstore": "lake",
     "prometheus_client": "metrics",
     "urllib3": "http",
     "nats": "nats",

@@ -31,6 +31,7 @@ pytest_plugins = [
     "tests.support.lake",
     "tests.support.quick",
     "tests.support.slot",
+    "tests.support.object_store",
 ]
 
 

@@ -33,10 +33,12 @@ from gdq.consumers.lake.files import (
     remove_data_files,
     rewrite_data_files,
 )
+from gdq.consumers.lake.object_store import require_conditional_put
 from gdq.consumers.lake.table import OwnedLakeTable
 from gdq.consumers.views.signals import Diverged
 from gdq.consumers.views.target import StoredPosition, TargetState
 from gdq.errors import GdqError
+from gdq.object_store import find_system, plain_http
 
 # The key of the view's mark in a commit.
 DELTA_STATE_KEY = "gdq"
@@ -84,7 +86,7 @@ class DeltaLake(OwnedLakeTable):
             try:
                 return self._load(found, change, new) if change.kind == "full" else self._change(found, change, new)
             except CommitFailedError as error:
-                if found.table is None or DeltaTable(self.name.place).version() != found.table.version():
+                if found.table is None or self._table().version() != found.table.version():
                     raise
                 # nobody came first: the table refuses the commit, as one that may only grow does
                 text = str(error).strip().splitlines()[0]
@@ -135,7 +137,7 @@ class DeltaLake(OwnedLakeTable):
         return found.table
 
     def _read(self, files: Sequence[DataFile], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        system, _ = self._system()
+        system, _ = find_system(self.name.place)
         for file in files:
             with pq.ParquetFile(file.path, filesystem=system) as parquet:
                 there = stored_names(parquet, schema)
@@ -158,13 +160,20 @@ class DeltaLake(OwnedLakeTable):
 
     def drop(self) -> None:
         if self.find().table is not None:
-            system, folder = self._system()
+            system, folder = find_system(self.name.place)
             system.delete_dir(folder)
+
+    @property
+    def _options(self) -> dict[str, str] | None:
+        return {"allow_http": "true"} if plain_http(self.name.place) else None
+
+    def _table(self) -> DeltaTable:
+        return DeltaTable(self.name.place, storage_options=self._options)
 
     def find(self) -> FoundDelta:
         """The table as it is now; GdqError if it is not this view's."""
         try:
-            table = DeltaTable(self.name.place)
+            table = self._table()
         except TableNotFoundError:
             return FoundDelta(None, 0, TargetState(None))
         number = table.transaction_version(self.application)
@@ -211,6 +220,8 @@ class DeltaLake(OwnedLakeTable):
         )
 
     def _load(self, found: FoundDelta, change: ArrowDifference, new: StoredPosition) -> int:
+        if found.table is None and "://" in self.name.place:
+            require_conditional_put(self.name.place)
         rows = _Counted(change)
         before = 0 if found.table is None else self.rows(found.table)
         try:
@@ -222,12 +233,13 @@ class DeltaLake(OwnedLakeTable):
                 partition_by=[],  # without it the table keeps partitions that another has given it
                 description=f"gdq: target of {self.owner}, {self.source}",
                 target_file_size=FILE_BYTES,
+                storage_options=self._options,
                 commit_properties=self._properties(found.number + 1, new),
             )
         except DeltaError as error:
             if rows.error is not None:
                 raise rows.error from None
-            if found.table is None and DeltaTable.is_deltatable(self.name.place):
+            if found.table is None and DeltaTable.is_deltatable(self.name.place, self._options):
                 raise CommitFailedError(str(error)) from error
             raise
         return before + rows.count
@@ -239,7 +251,7 @@ class DeltaLake(OwnedLakeTable):
         change = change.arranged(schema.names)
         if schema.remove_metadata() != change.schema:
             raise Diverged(f"the columns of {self.name} are others")
-        system, folder = self._system()
+        system, folder = find_system(self.name.place)
         done = rewrite_data_files(system, folder, self._files(table), change)
         now = int(time.time() * 1000)
         added = [
@@ -257,7 +269,9 @@ class DeltaLake(OwnedLakeTable):
                 commit_properties=self._properties(found.number + 1, new),
             )
         except CommitFailedError:
-            remove_data_files(system, done.added)
+            # a store may have made the commit all the same, if its first answer was lost: VACUUM knows
+            if "://" not in self.name.place:
+                remove_data_files(system, done.added)
             raise
         return done.deleted + done.inserted
 
@@ -273,19 +287,13 @@ class DeltaLake(OwnedLakeTable):
             raise GdqError(f"{self.name} has {what}, which gdq does not write", hint=hint)
 
     def _files(self, table: DeltaTable) -> list[DataFile]:
-        _, folder = self._system()
+        _, folder = find_system(self.name.place)
         actions = pa.table(table.get_add_actions(flatten=True)).select(["path", "size_bytes", "num_records"])
         files = []
         for action in actions.to_pylist():
             path = unquote(action["path"])
             files.append(DataFile(f"{folder}/{path}", action["size_bytes"], action["num_records"] or 0))
         return files
-
-    def _system(self) -> tuple[fs.FileSystem, str]:
-        if "://" in self.name.place:
-            system, folder = fs.FileSystem.from_uri(self.name.place)
-            return system, str(folder)
-        return fs.LocalFileSystem(), self.name.place
 
 
 def _columns(table: DeltaTable) -> pa.Schema:

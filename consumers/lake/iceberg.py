@@ -44,6 +44,7 @@ from gdq.consumers.lake.table import OwnedLakeTable
 from gdq.consumers.views.signals import Diverged
 from gdq.consumers.views.target import StoredPosition, TargetState
 from gdq.errors import RefreshConflict
+from gdq.object_store import s3_environment
 
 ICEBERG_STATE_KEY = "gdq.position"
 _OWNER = "gdq.source"
@@ -146,7 +147,7 @@ class IcebergLake(OwnedLakeTable):
             yield None, None
             return
         if folder is None:
-            catalog = load_catalog(where)
+            catalog = _named_catalog(where)
         else:
             folder.mkdir(parents=True, exist_ok=True)
             catalog = load_catalog(
@@ -263,6 +264,16 @@ class IcebergLake(OwnedLakeTable):
             _, path = _system(table, file.file_path)
             found[DataFile(path, file.file_size_in_bytes, file.record_count)] = file
         return found
+
+
+def _named_catalog(name: str) -> Catalog:
+    """The catalog that pyiceberg's configuration names, with what the environment says of S3 unless it says so too."""
+    catalog = load_catalog(name)
+    lacking = {key: value for key, value in s3_environment().items() if f"s3.{key}" not in catalog.properties}
+    if not lacking:
+        return catalog
+    catalog.close()
+    return load_catalog(name, **{f"s3.{key}": value for key, value in lacking.items()})
 
 
 def _numbered(schema: Schema) -> list[tuple[int, str, str, bool]]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from gdq.consumers.lake.table import LakeTable
 from gdq.consumers.views.target import StoredPosition, TargetState
 from gdq.errors import GdqError
+from gdq.object_store import error_line, store_hint
 from gdq.view.lake_name import LakeName
 
 if TYPE_CHECKING:
@@ -81,8 +82,7 @@ class _OneLineErrors:
         try:
             yield
         except known as error:
-            text = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise GdqError(f"{self.name}: {text}") from error
+            raise GdqError(f"{self.name}: {error_line(error)}", hint=store_hint(self.name.place)) from error
 
 
 def _open(name: LakeName, owner: str, source: str) -> LakeTable:
@@ -92,6 +92,10 @@ def _open(name: LakeName, owner: str, source: str) -> LakeTable:
                 from gdq.consumers.lake.delta import DeltaLake  # noqa: PLC0415
 
                 return DeltaLake(name, owner, source)
+            case "parquet" if "://" in name.place:
+                from gdq.consumers.lake.parquet_objects import ParquetObjects  # noqa: PLC0415
+
+                return ParquetObjects(name, owner, source)
             case "parquet":
                 from gdq.consumers.lake.parquet import ParquetLake  # noqa: PLC0415
 

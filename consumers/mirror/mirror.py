@@ -45,6 +45,7 @@ from gdq.consumers.slot.snapshot import PgSnapshot
 from gdq.consumers.views.signals import Diverged
 from gdq.consumers.views.target import StoredPosition, TargetState
 from gdq.errors import DivergedPosition, EraEnded, GdqError, ResyncRequired, TruncatedPosition
+from gdq.queue import table_info
 from gdq.source import Position
 from gdq.table_copy import copy_table, resynced
 from gdq.typed.batch_rows import may_read_logs
@@ -86,7 +87,8 @@ class Mirror:
     """Keeps the captured tables of a queue that `words` choose as lake tables of `target`; close it by `with`.
 
     `source`: the connection string of the database with gdq. `name`: of the mirror and its consumer. `target`:
-    "delta:/folder", "iceberg:/folder", "iceberg:CATALOG" or "parquet:/folder"; each table is schema.table in it.
+    "delta:/folder", "iceberg:/folder", "iceberg:CATALOG" or "parquet:/folder", for Delta and Parquet also a URI as
+    s3://bucket/folder; each table is schema.table in it.
     `words`: tables, `schema.table`, and schemas, whose later tables are mirrored too. `history`:
     what each lake table is, instead of the table as it is: "feed", its change feed, or "scd2", the
     versions of its rows. `columns`: the policy for columns that change, as words like "dropped=keep".
@@ -190,6 +192,8 @@ class Mirror:
         if known and self._state.history != self._form.history:
             kept = f"history {self._state.history}" if self._state.history else "the tables as they are"
             raise GdqError(f'mirror "{self.name}" keeps {kept}', hint="Give another --target and --name.")
+        if not known:
+            self._reach_target()
         with self.source.transaction():
             if register_consumer(self.source, self.queue, self.name, tables=self._choice.consumed):
                 self._state.begin(self.target, self._form.history)
@@ -200,6 +204,16 @@ class Mirror:
                 hint="Give the mirror another --name.",
             )
         set_tables(self.source, self.queue, self.name, self._choice.consumed)
+
+    def _reach_target(self) -> None:
+        """GdqError if the target cannot be reached: then no consumer holds the log for a mirror that was mistyped."""
+        for table in table_info(self.source, self.queue):
+            if self._choice.has(table.table_name):
+                self._lake(table.table_name).state()
+                return
+
+    def _lake(self, table: str) -> LakeTable:
+        return open_lake(table_lake_name(self.target, table), f"mirror {self.name}", self._mark)
 
     def _consumer(self) -> ConsumerInfo:
         return next(info for info in consumer_info(self.source, self.queue) if info.consumer_name == self.name)
@@ -236,7 +250,7 @@ class Mirror:
         """A table with its lake table, which is copied unless it can go on from where it stands."""
         name = captured.table_name
         place = table_lake_name(self.target, name)
-        lake = open_lake(place, f"mirror {self.name}", self._mark)
+        lake = self._lake(name)
         state = lake.state()
         table, stored = self._described(captured), state.stored
         if stored is not None and stored.plan and table.history != history_of(stored.plan):

@@ -24,6 +24,7 @@ from urllib.parse import quote
 from gdq.errors import GdqError
 from gdq.extra import extra_named
 from gdq.json_text import json_text
+from gdq.object_store import error_line, find_system, require_bucket, store_hint
 
 _OWN = "_gdq_spool"
 _MARK, _BATCHES, _STAGED = f"{_OWN}/spool.json", f"{_OWN}/batches", f"{_OWN}/staged"
@@ -101,10 +102,7 @@ class SpoolStore:
         self.folder = folder
         self._fs, self._errors = fs, (OSError, pa.ArrowException)
         with self.told():
-            if "://" in folder:
-                self._system, self._root = fs.FileSystem.from_uri(folder)
-            else:
-                self._system, self._root = fs.LocalFileSystem(), str(Path(folder).resolve())
+            self._system, self._root = find_system(folder if "://" in folder else str(Path(folder).resolve()))
         self._local = isinstance(self._system, fs.LocalFileSystem)
 
     @contextlib.contextmanager
@@ -115,7 +113,7 @@ class SpoolStore:
         except FileNotFoundError:
             raise
         except self._errors as error:
-            raise GdqError(f"spool {self.folder}: {str(error).splitlines()[0]}") from error
+            raise GdqError(f"spool {self.folder}: {error_line(error)}", hint=store_hint(self.folder)) from error
 
     def mark(self) -> dict[str, str] | None:
         """Whose spool the folder is; None if there is no spool."""
@@ -134,6 +132,8 @@ class SpoolStore:
         if found is not None and found != mark:
             raise GdqError(f"{self.folder} is the spool of {found}, not of {mark}")
         with self.told():
+            if not self._local:
+                require_bucket(self.folder)
             if found is None and any(Path(info.path).name != _OWN for info in self._list("")):
                 raise GdqError(f"{self.folder} has files and is no spool", hint="Name an empty folder.")
         return found is None

@@ -123,10 +123,11 @@ def _begin(connection: Connection[Any], queue: str, consumer: str, store: SpoolS
     """Make a new folder the consumer's spool, and register the consumer unless it is; an old one needs its consumer."""
     mark = {"queue": queue, "consumer": consumer}
     is_new = store.is_new(mark)
-    if is_new or not store.names():
-        register_consumer(connection, queue, consumer)
-    if is_new:
-        store.take(mark)
+    with connection.transaction():
+        if is_new or not store.names():
+            register_consumer(connection, queue, consumer)
+        if is_new:  # where nothing can be written no consumer holds the log
+            store.take(mark)
 
 
 def _go_on(connection: Connection[Any], queue: str, consumer: str, store: SpoolStore) -> Manifest | None:

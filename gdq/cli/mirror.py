@@ -43,7 +43,8 @@ _MIRROR_COLUMNS = (
     "--target",
     required=True,
     metavar="KIND:FOLDER",
-    help="delta:/folder, iceberg:/folder, iceberg:CATALOG or parquet:/folder; a table is schema.table in it.",
+    help="delta:/folder, iceberg:/folder, iceberg:CATALOG or parquet:/folder, for Delta and Parquet also a URI such as "
+    "s3://bucket/folder; a table is schema.table in it.",
 )
 @click.option("--name", metavar="NAME", help="Of the mirror and its consumer. Default: the last part of the target.")
 @click.option(

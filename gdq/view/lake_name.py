@@ -25,7 +25,7 @@ LakeKind = Literal["delta", "parquet", "iceberg"]
 
 @dataclass(frozen=True, slots=True)
 class LakeName:
-    """A lake table. `place`: an absolute path, or a URI (Delta).
+    """A lake table. `place`: an absolute path, or a URI (Delta, Parquet).
 
     An Iceberg table is FOLDER/NAMESPACE.TABLE, in the SQLite catalog of that folder, or CATALOG/NAMESPACE.TABLE.
     """
@@ -95,5 +95,8 @@ def _check_uri(kind: str, place: str) -> None:
             "the target's URI holds credentials or options, which would be stored with the view",
             hint="Leave them to the environment of the refresh, or to the profile of the cloud.",
         )
-    if kind != "delta":
-        raise GdqError(f"a {kind} target is a folder, not a URI", hint=f"Write {kind}:/folder.")
+    if kind == "iceberg":
+        raise GdqError(
+            "an iceberg target is a folder or a catalog, not a URI",
+            hint="Write iceberg:CATALOG, a catalog of pyiceberg's configuration whose warehouse is the URI.",
+        )

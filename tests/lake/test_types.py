@@ -135,7 +135,7 @@ def test_value_that_does_not_fit(lakes: Lakes, odd: str) -> None:
         "delta:",
         "delta:s3://key:secret@bucket/x",
         "delta:abfss://c@a/x?sig=1",
-        "parquet:s3://b/x",
+        "iceberg:s3://b/ns.x",
         "iceberg:/w/x",
         "iceberg:x",
     ],
@@ -147,6 +147,7 @@ def test_bad_target(target: str) -> None:
 
 def test_good_target() -> None:
     assert str(lake_name("delta:s3://bucket/x/")) == "delta:s3://bucket/x"
+    assert str(lake_name("parquet:s3://bucket/x")) == "parquet:s3://bucket/x"
     assert str(lake_name("parquet:x")) == f"parquet:{Path.cwd()}/x"
     assert str(lake_name("iceberg:prod/ns.t")) == "iceberg:prod/ns.t"
     assert lake_name("public.x") is None

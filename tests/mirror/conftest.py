@@ -35,6 +35,11 @@ class Lake:
     def target(self) -> str:
         return f"{self.kind}:{self.folder}"
 
+    @property
+    def env(self) -> dict[str, str]:
+        """What a mirror needs in its environment."""
+        return {}
+
     def run(self, *statements: str) -> None:
         """Run statements in the source, each a transaction."""
         with self.source.connect() as connection:
@@ -51,7 +56,7 @@ class Lake:
 
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run `gdq mirror` up to now."""
-        return gdq("mirror", "shop", *words, "--target", self.target, dsn=self.source.dsn)
+        return gdq("mirror", "shop", *words, "--target", self.target, dsn=self.source.dsn, env=self.env or None)
 
     def mirror(self, *words: str) -> str:
         """As command(), which must succeed; returns what it says."""

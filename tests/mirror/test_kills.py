@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import random
 import threading
 import time
@@ -38,8 +39,9 @@ _RARE = ("truncate bare", "truncate keyed", "alter table keyed add column if not
 FORKS = multiprocessing.get_context("forkserver")
 
 
-def follow(dsn: str, target: str, history: History | None) -> None:
+def follow(dsn: str, target: str, history: History | None, env: dict[str, str]) -> None:
     """Be a mirror, in a process of its own, until it is killed."""
+    os.environ.update(env)
     with Mirror(dsn, "shop", "copy", target, ["public"], history=history) as mirror:
         for _ in mirror.run(once=False):
             pass
@@ -56,19 +58,21 @@ def write(connection: psycopg.Connection[tuple[object, ...]], choice: random.Ran
             time.sleep(0.002)
 
 
-def kill_often(lake: Lake, choice: random.Random, history: History | None, check: Callable[[], None]) -> None:
+def kill_often(
+    lake: Lake, choice: random.Random, history: History | None, check: Callable[[], None], rounds: int = 5
+) -> None:
     """Kill mirrors while the source is written to; `check` after each few, when all changes are there."""
     words = ["public", *(["--history", history] if history else [])]
     lake.run(*_SCHEMA)
     lake.capture(*TABLES)
     lake.mirror(*words)
-    for _ in range(5):
+    for _ in range(rounds):
         over = threading.Event()
         writer = threading.Thread(target=write, args=(lake.source.connect(), choice, over))
         writer.start()
         try:
             for _ in range(4):
-                process = FORKS.Process(target=follow, args=(lake.source.dsn, lake.target, history))
+                process = FORKS.Process(target=follow, args=(lake.source.dsn, lake.target, history, lake.env))
                 process.start()
                 process.join(choice.uniform(0.3, 2.5))
                 assert process.exitcode is None

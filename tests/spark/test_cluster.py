@@ -1,6 +1,6 @@
-"""A refresh by spark-submit on a standalone cluster: a master and two workers, each a process of its own.
+"""Refreshes and reads by spark-submit on a standalone cluster: a master and workers, each a process of its own.
 
-It takes most of a minute, so it runs only where GDQ_TEST_CLUSTER is set, as `make test-all` does.
+Each takes most of a minute, so they run only where GDQ_TEST_CLUSTER is set, as `make test-all` does.
 """
 
 from __future__ import annotations
@@ -17,13 +17,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
+import pyarrow.parquet as pq
 import pyspark
 import pytest
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from gdq.embedded.java import java_home
+from tests.published import build_wheel
+from tests.support.page import ROOT
 from tests.support.spark import Shop
 from tests.support.waiting import SECONDS, until
 
@@ -60,6 +64,43 @@ with Refresher(driver_bytes=0) as refresher:
     shown = {page: urllib.request.urlopen(f"{base}/{page}").read().decode() for page in pages}
     asked = refresher.spark_run.worker_dsn
 json.dump({"actions": [r.action for r in results], "shown": shown, "asked": asked}, open(sys.argv[1], "w"))
+"""
+
+
+# Two tables at one snapshot each, in parts of 256 kB; then what changed after it, by parts of the log.
+COPY_JOB = """
+import json, os, sys
+from contextlib import ExitStack
+import gdq, psycopg
+from pyspark.sql import SparkSession
+
+spark, dsn, folder = SparkSession.builder.getOrCreate(), os.environ["GDQ_DSN"], sys.argv[1]
+tables, starts, parts = ("orders", "lines"), {}, []
+for name in tables:
+    with gdq.copy_table(dsn, f"public.{name}") as copy:
+        reader = spark.read.format("gdq").options(queue="q", table=copy.table, snapshot=copy.exported)
+        rows = reader.option("partition_bytes", str(2**18)).load()
+        parts.append(rows.rdd.getNumPartitions())
+        rows.write.parquet(f"{folder}/first/{name}")
+        starts[name] = copy.snapshot
+with psycopg.connect(dsn, autocommit=True) as connection:
+    for name in tables:
+        connection.execute(f"update {name} set note = repeat('m', 150) || id where id % 2 = 0")
+        connection.execute(f"update {name} set id = -id where id % 11 = 0")
+        connection.execute(f"delete from {name} where id % 7 = 0")
+    (now,) = connection.execute("select pg_current_snapshot()::text").fetchone()
+for name, start in starts.items():
+    options = {"queue": "q", "table": f"public.{name}", "from": start, "to": now}
+    changes = spark.read.format("gdq").options(partition_bytes=str(2**18), **options).load()
+    parts.append(changes.rdd.getNumPartitions())
+    changes.write.parquet(f"{folder}/changes/{name}")
+
+def place(_):
+    import gdq
+    return [gdq.__file__.rpartition("/gdq/")[0]]
+
+found = spark.sparkContext.parallelize(range(8), 8).mapPartitions(place).collect()
+json.dump({"parts": parts, "gdq": found}, open(f"{folder}/told.json", "w"))
 """
 
 
@@ -138,10 +179,10 @@ def environment(shop: Shop, password: str, tmp_path: Path) -> dict[str, str]:
     }
 
 
-@pytest.fixture
-def master(environment: dict[str, str], tmp_path: Path) -> Iterator[str]:
-    """The address of a cluster of two workers with a core each."""
-    logs, port = tmp_path / "logs", free_port()
+@contextmanager
+def cluster(environment: Mapping[str, str], folder: Path, workers: int) -> Iterator[str]:
+    """The address of a cluster of workers with a core each."""
+    logs, port = folder / "logs", free_port()
     logs.mkdir()
     url = f"spark://127.0.0.1:{port}"
     daemon = [str(HOME / "bin" / "spark-class")]
@@ -149,61 +190,70 @@ def master(environment: dict[str, str], tmp_path: Path) -> Iterator[str]:
     with ExitStack() as stack:
         command = [*daemon, "org.apache.spark.deploy.master.Master", *common, "--port", str(port)]
         stack.enter_context(process(command, logs / "master", environment))
-        for number in range(2):
-            own = ["--cores", "1", "--memory", "600m", "--work-dir", str(tmp_path / f"work{number}"), url]
+        told = [logs / f"worker{number}" for number in range(workers)]
+        for number, log in enumerate(told):
+            own = ["--cores", "1", "--memory", "600m", "--work-dir", str(folder / f"work{number}"), url]
             command = [*daemon, "org.apache.spark.deploy.worker.Worker", *common, *own]
-            stack.enter_context(process(command, logs / f"worker{number}", environment))
-        workers = [logs / f"worker{number}" for number in range(2)]
-        until(lambda: all("Successfully registered" in log.read_text() for log in workers), "the workers")
+            stack.enter_context(process(command, log, environment))
+        until(lambda: all("Successfully registered" in log.read_text() for log in told), "the workers")
         yield url
 
 
-def test_refresh_on_a_cluster(
-    shop: Shop, environment: dict[str, str], master: str, password: str, tmp_path: Path
-) -> None:
+def submit(master: str, environment: Mapping[str, str], folder: Path, *job: str, **settings: str) -> None:
+    """Run a job on a cluster to its end, with what Spark logs of it in the folder `events`."""
+    (folder / "events").mkdir()
+    known = {
+        "spark.eventLog.compress": "false",
+        "spark.eventLog.dir": (folder / "events").as_uri(),
+        "spark.eventLog.enabled": "true",
+        "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+        "spark.executor.memory": "512m",
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+    }
+    options = [part for name, value in (known | settings).items() for part in ("--conf", f"{name}={value}")]
+    command = [str(HOME / "bin" / "spark-submit"), "--master", master, *options, *job]
+    with process(command, folder / "logs" / "driver", environment) as submitted:
+        code = submitted.wait(SECONDS)
+    assert code == 0, (folder / "logs" / "driver").read_text()[-3000:]
+
+
+def executors_by_stage(folder: Path) -> list[set[str]]:
+    """The executors that took part in each stage of the job."""
+    log = "".join(path.read_text() for path in (folder / "events").rglob("*") if path.is_file())
+    ended = [json.loads(line) for line in log.splitlines() if '"SparkListenerTaskEnd"' in line]
+    stages: dict[int, set[str]] = {}
+    for task in ended:
+        stages.setdefault(task["Stage ID"], set()).add(task["Task Info"]["Executor ID"])
+    return [*stages.values()]
+
+
+def test_refresh_on_a_cluster(shop: Shop, environment: dict[str, str], password: str, tmp_path: Path) -> None:
     shop.execute(
         "insert into orders (id, status, amount, note) select i, 's', i, repeat('n', 90)"
         " from generate_series(1001, 15000) i"
     )
     shop.capture("orders")
     shop.view("copy", QUERY, engine="spark")
-    job, told, events = tmp_path / "job.py", tmp_path / "told", tmp_path / "events"
+    job, told = tmp_path / "job.py", tmp_path / "told"
     job.write_text(JOB)
-    events.mkdir()
-    settings = {
-        "spark.cores.max": "2",
-        "spark.driver.maxResultSize": "256k",  # the table is twenty times as large
-        "spark.eventLog.compress": "false",
-        "spark.eventLog.dir": events.as_uri(),
-        "spark.eventLog.enabled": "true",
-        "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1",
-        "spark.executor.memory": "512m",
-        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
-        "spark.ui.enabled": "true",
-        "spark.ui.port": "0",
-    }
-    options = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
-    command = [str(HOME / "bin" / "spark-submit"), "--master", master, *options, str(job), str(told)]
+    # the table is twenty times as large as what the driver takes
+    settings = {"spark.cores.max": "2", "spark.driver.maxResultSize": "256k"}
+    settings |= {"spark.ui.enabled": "true", "spark.ui.port": "0"}
     watch = Arguments(password)
-    watch.start()
-    try:
-        with process(command, tmp_path / "logs" / "driver", environment) as submitted:
-            code = submitted.wait(SECONDS)
-    finally:
-        watch.over.set()
-        watch.join()
-    assert code == 0, (tmp_path / "logs" / "driver").read_text()[-3000:]
+    with cluster(environment, tmp_path, 2) as master:
+        watch.start()
+        try:
+            submit(master, environment, tmp_path, str(job), str(told), **settings)
+        finally:
+            watch.over.set()
+            watch.join()
     report = json.loads(told.read_text())
     assert report["actions"] == ["full", "delta"]
     assert shop.differences("copy", QUERY) == (0, 0)
     assert not {"password", "passfile"} & conninfo_to_dict(report["asked"]).keys()
     # both machines took part in reading the table and in reading its changes
-    log = "".join(path.read_text() for path in events.rglob("*") if path.is_file())
-    ended = [json.loads(line) for line in log.splitlines() if '"SparkListenerTaskEnd"' in line]
-    stages: dict[int, set[str]] = {}
-    for task in ended:
-        stages.setdefault(task["Stage ID"], set()).add(task["Task Info"]["Executor ID"])
-    assert sum(executors == {"0", "1"} for executors in stages.values()) >= 2, stages
+    stages = executors_by_stage(tmp_path)
+    assert stages.count({"0", "1"}) >= 2, stages
     # nobody was told the password
     assert watch.looks > 3
     assert not watch.found
@@ -213,3 +263,41 @@ def test_refresh_on_a_cluster(
     texts |= {page: text.encode() for page, text in report["shown"].items()}
     assert b"gdq" in texts["sql?details=true&length=999"]
     assert [name for name, text in texts.items() if password.encode() in text] == []
+
+
+@pytest.mark.parametrize("executors", [1, 2, 4])
+def test_a_copy_and_its_changes_by_executors(
+    shop: Shop, environment: dict[str, str], executors: int, tmp_path: Path
+) -> None:
+    """Tables in chunks at one snapshot, then changes by table and range of blocks, with gdq from its wheel alone."""
+    shop.execute("create table lines (id int primary key, note text)")
+    shop.execute("insert into lines select i, repeat('l', 200) from generate_series(1, 20000) i")
+    shop.execute("insert into orders (id, note) select i, repeat('n', 200) from generate_series(1001, 20000) i")
+    shop.capture("orders")
+    shop.capture("lines")
+    # the tests are not there, nor is this checkout: its packages are, and gdq in a wheel
+    installed = tmp_path / "installed"
+    with ZipFile(build_wheel(tmp_path)) as wheel:
+        wheel.extractall(installed)
+    places = [place for place in sys.path if place and not Path(place).resolve().is_relative_to(ROOT)]
+    environment["PYTHONPATH"] = os.pathsep.join([str(installed), *places])
+    job = tmp_path / "job.py"
+    job.write_text(COPY_JOB)
+    with cluster(environment, tmp_path, executors) as master:
+        submit(master, environment, tmp_path, str(job), str(tmp_path), **{"spark.cores.max": str(executors)})
+    told = json.loads((tmp_path / "told.json").read_text())
+    assert set(told["gdq"]) == {str(installed)}
+    assert min(told["parts"]) >= 8, told
+    everyone = {str(number) for number in range(executors)}
+    assert executors_by_stage(tmp_path).count(everyone) >= 4
+    for table in ("orders", "lines"):
+        rows = {row["id"]: row["note"] for row in pq.read_table(tmp_path / "first" / table).to_pylist()}
+        changes = pq.read_table(tmp_path / "changes" / table).to_pylist()
+        numbers = [(row["ev_id"], row["_change_type"]) for row in changes]
+        assert len(numbers) == len(set(numbers)) > 10000
+        for row in sorted(changes, key=lambda row: (row["ev_id"], row["_change_type"] != "update_preimage")):
+            if row["_change_type"] in ("delete", "update_preimage"):
+                del rows[row["id"]]
+            else:
+                rows[row["id"]] = row["note"]
+        assert rows == dict(shop.execute(f"select id, note from {table}"))
