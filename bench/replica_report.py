@@ -52,7 +52,8 @@ seconds. Those of gdq include 0.4 s in which its program starts. They are looked
 little is missed at the end."""
 _COPY = """\
 Seconds until two tables were copied into empty ones with their primary keys: by gdq and by built-in
-replication with two workers, by pg_dump and psql as one stream."""
+replication with two workers, by pg_dump and psql as one stream. Before that a ticker has looked after gdq's log, as
+vacuum has after the tables."""
 _LAG = """\
 Milliseconds from a commit until another session sees its rows in the target. Transactions of 20 rows are committed at
 random moments, 50 a second if the machine can. The replica takes ticks itself, as soon as there are changes; beside a

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Thread
@@ -212,11 +212,17 @@ def _fill(conninfo: str, tables: Sequence[str], rows: int) -> None:
 
 
 def fill_big(stage: Stage, rows: int) -> None:
-    """Have both sources' tables that are copied hold so many rows together."""
+    """Have both sources' tables that are copied hold so many rows together.
+
+    A ticker looks after the log, as it does wherever a table is captured.
+    """
     for source in stage.sources:
         with session(source) as connection:
             if one(connection, f"select exists (select from {BIG[0]})") == (False,):
-                _fill(source, BIG, rows // len(BIG))
+                with ticker(source) if source == stage.gdq.source else nullcontext():
+                    _fill(source, BIG, rows // len(BIG))
+    with session(stage.gdq.source) as connection:
+        maintain_all(connection)
 
 
 def mark(connection: psycopg.Connection[Any]) -> None:
