@@ -30,6 +30,12 @@ _EXACT = re.compile(
     r"|timestamp(\(\d\))? with(out)? time zone"
 )
 
+# Types whose values take a few bytes.
+_SHORT = re.compile(
+    r"smallint|integer|bigint|oid|real|double precision|boolean|uuid|date|interval|numeric\(\d\d?,\d\d?\)"
+    r"|time(stamp)?(\(\d\))? with(out)? time zone"
+)
+
 # Types of which arrays can be made, which have the same values again when they are read from text.
 _FLAT = re.compile(
     r'smallint|integer|bigint|oid|real|double precision|boolean|uuid|date|text|name|"char"|bytea|json|jsonb|inet|cidr'
@@ -129,6 +135,11 @@ class LogColumn:
     def is_exact(self) -> bool:
         """True if equal values of the column are identical to the bit."""
         return self.collation is None and _EXACT.fullmatch(self.type) is not None
+
+    @property
+    def is_short(self) -> bool:
+        """True if no value of the column takes more than a few bytes."""
+        return _SHORT.fullmatch(self.type) is not None
 
     @property
     def is_flat(self) -> bool:

@@ -36,6 +36,9 @@ from gdq.sql_text import is_not_null, is_null, literal, quote
 from gdq.view.table_schema import apply_view_settings, describe_query
 from gdq.view.view import ViewInfo
 
+# As many changes as the plans for thousands serve; more are planned for how many they are.
+_MANY = 10_000
+
 # A branch for each set of changed tables, the small sets first, up to so many; and one for all tables.
 _SETS_MAX = 40
 
@@ -96,12 +99,18 @@ class CompiledChanges:
             written += f"\n  else{texts[-1]}"
         return self._body(read, deltas, written)
 
-    def _body(self, read: str, deltas: Sequence[CompiledDelta], branches: str) -> str:
+    def _body(self, read: str, deltas: Sequence[CompiledDelta], few: str) -> str:
+        """The body with these branches, and once more with plans for thousands of changes."""
+        many = few
+        for one in (delta.netted for delta in deltas):
+            many = many.replace(one.select(one.arrays), one.select(one.arrays, many=True))
         declared = "".join(f"\n  {name} {kind}[];" for delta in deltas for name, kind in delta.variables)
         return f"""
 #variable_conflict use_column
 declare
   gdq_seen bigint;
+  gdq_all bigint := 0;
+  gdq_one bigint := 1;
   gdq_net bigint;
   gdq_small boolean;
   gdq_changed bigint := 0;
@@ -117,17 +126,26 @@ begin
   gdq_kept := coalesce(gdq_kept, '{{}}');
   gdq_read := - ({read});{"".join(delta.netting(1 << bit) for bit, delta in enumerate(deltas))}
   perform pg_catalog.set_config('enable_seqscan', 'on', true);
-  if gdq_most > {FEW} then
-    -- the planner sees how many changes there are
-    perform pg_catalog.set_config('plan_cache_mode', 'force_custom_plan', true);
+  if gdq_all > gdq_few then
     gdq_rows_max := gdq_most * {ROWS_MAX // FEW};
   end if;
   if gdq_changed = 0 then
-    gdq_many := false;{branches}
+    gdq_many := false;
+  elsif gdq_all between gdq_few + 1 and {_MANY} and gdq_few > 0 then
+    if false then{many}
+    end if;
+  else
+    if gdq_all > gdq_few then
+      -- the planner sees how many changes there are
+      perform pg_catalog.set_config('plan_cache_mode', 'force_custom_plan', true);
+    end if;
+    if false then{few}
+    end if;
   end if;
   -- NULL: no branch has followed the changes
   if gdq_many is distinct from false then
-    raise exception 'the changes take more than one statement';
+    raise exception 'the changes take more than one statement'
+      using errcode = case when gdq_all > gdq_few then 'raise_exception' else 'program_limit_exceeded' end;
   elsif gdq_refused then
     raise exception 'NaN or infinity came into or went from a sum';
   elsif gdq_deleted <> gdq_expected then

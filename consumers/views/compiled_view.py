@@ -1,8 +1,8 @@
 """Functions of a view that refresh it in the server, without Python: CALL gdq.refresh() runs them.
 
-    gdq_target.refresh_0123456789ab(xmax, running, segments, most, kept)    adds the changes after a snapshot
-    gdq_target.load_0123456789ab()                                          loads the target in full
-    gdq_target.look_0123456789ab(since)                                     finds the logs with changes
+    gdq_target.refresh_0123456789ab(xmax, running, ...)    adds the changes after a snapshot
+    gdq_target.load_0123456789ab()                         loads the target in full
+    gdq_target.look_0123456789ab(since)                    finds the logs with changes
 
 What Python has found out about a view is in their text, so a session plans each statement once. Their owner is the
 view's. They are good for one view_stamp(), which the server compares before it runs them.
@@ -47,6 +47,13 @@ select pg_catalog.string_agg(c.counter, ' + ')
     select pg_catalog.format('pg_catalog.pg_stat_get_xact_tuples_fetched(%%s)', i.indexrelid)
       from pg_catalog.pg_index i where i.indrelid = t.oid) c"""
 
+# With any arguments: those of an older gdq are others.
+_MADE = """
+select p.oid::pg_catalog.regprocedure::text
+  from pg_catalog.pg_proc p
+ where p.pronamespace = 'gdq_target'::pg_catalog.regnamespace
+   and pg_catalog.format('gdq_target."%%s"', p.proname) = any (%s)"""
+
 _STORE = """
 select gdq.compile_view(%s, row(0, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, null, null, %s)::gdq.compiled_view)"""
 
@@ -76,6 +83,8 @@ class CompiledView:
         function for them.
         """
         target = self.rows.target
+        for (made,) in connection.execute(_MADE, [target.functions]).fetchall():
+            connection.execute(raw(f"drop function {made}"))
         read = self._rows_read(connection)
         changes = self._made_changes(connection, read)
         connection.execute(raw(self._load_sql(read)))
@@ -132,7 +141,10 @@ end"""
 
     def _made_changes(self, connection: Connection[Any], read: str) -> str | None:
         """Make the function that adds changes; None for a view that is loaded in full after any change."""
-        arguments = "gdq_xmax bigint, gdq_running bigint[], gdq_segments oid[], gdq_most bigint, inout gdq_kept jsonb"
+        arguments = (
+            "gdq_xmax bigint, gdq_running bigint[], gdq_segments oid[], "
+            "gdq_most bigint, gdq_few bigint, inout gdq_kept jsonb"
+        )
         results = "out gdq_delta bigint, out gdq_rows bigint, out gdq_read bigint, out gdq_kind text"
         try:
             with connection.transaction():
@@ -161,4 +173,4 @@ def _function(head: str, settings: Mapping[str, str], body: str) -> str:
     # a list of schemas is no string
     values = {name: value if name == "search_path" else literal(value) for name, value in settings.items()}
     clauses = "".join(f" set {name} = {value}" for name, value in values.items())
-    return f"create or replace function {head} language plpgsql volatile{clauses} as {literal(body)}"
+    return f"create function {head} language plpgsql volatile{clauses} as {literal(body)}"

@@ -35,6 +35,9 @@ FEW, FEW_BYTES, _SENT_BYTES, ROWS_MAX = 1000, 2**20, 2**23, 4000
 # What a plan with more than one statement reads.
 _NO_PART = re.compile(r"\bpg_temp\b|\bgdq_(?:keys|null|old|any)_\d+\b")
 
+# One row, of which PostgreSQL expects 300, as it does not know the variable.
+_MANY = ", (select from generate_series(1, gdq_one) limit 300) as gdq_thousands"
+
 RESULT = "expected bigint, deleted bigint, inserted bigint, refused boolean, many boolean"
 
 # Statements by what they are made of.
@@ -70,10 +73,11 @@ class Netted:
     def name(self) -> str:
         return f"gdq_delta_{self.number}"
 
-    def select(self, arrays: Sequence[str]) -> str:
+    def select(self, arrays: Sequence[str], *, many: bool = False) -> str:
         """SELECT of the changes from these arrays in SQL.
 
-        It has the text of whole rows where a table without a key is to be found by it.
+        It has the text of whole rows where a table without a key is to be found by it. `many`: a plan that is kept
+        expects thousands of changes, in place of the ten elements that PostgreSQL expects of an array.
         """
         types = [*(column.element for column in self.columns), "bigint"]
         typed = ", ".join(f"{array}::{kind}[]" for array, kind in zip(arrays, types, strict=True))
@@ -84,7 +88,7 @@ class Netted:
             for c in self.columns
         ]
         shown = [f"d.{name}{cast} as {name}" for name, cast in zip(names, [*casts, ""], strict=True)]
-        select = f"select {', '.join(shown)} from unnest({typed}) as d({', '.join(names)})"
+        select = f"select {', '.join(shown)} from unnest({typed}) as d({', '.join(names)}){_MANY if many else ''}"
         if self.table.key:
             return select
         return f"select *, {row_image_sql(self.table.logged)} as __image from ({select}) as d"
@@ -160,7 +164,7 @@ class FewStatement:
             shown = f"select {', '.join([*numbered(width), 'w'])} from {rows} as r"
         else:
             parts = {**parts, **state_parts(kept, self.rows.target.state, rows)}
-            shown = shown_rows(kept, width)
+            shown = shown_rows(kept, self.rows.target.state, self.rows.target.table, self.rows.columns, width)
         parts = {**parts, **self._target_parts(shown, rows_max)}
         written = ", ".join(f"{name} as {part_hint(name)}({part})" for name, part in parts.items())
         # after a function was replaced the text is another, as a session's plan may hold a value of the old one

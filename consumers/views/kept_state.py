@@ -52,6 +52,10 @@ class KeptSums:
         return self.plan.numbers
 
     @property
+    def ranked(self) -> Sequence[str]:
+        return () if self.loose else self.plan.ranked
+
+    @property
     def groups(self) -> Sequence[str]:
         # with LIMIT, a change of one group may add or remove another group's row
         return () if self.plan.order or self.plan.extremes else self.plan.group_columns
@@ -70,6 +74,20 @@ class KeptSums:
             state, touched = self._merged(state, touched), ""
         where = f" where {self.plan.having}" if self.plan.having else ""
         return f"select {', '.join(self.plan.visible)} from {state} as s{touched}{where}{self.plan.order}"
+
+    def first(self, state: str, sums: str, after: str) -> str:
+        """SELECT of the rows of a view with LIMIT: of the groups of `sums` from `after`, of others from `state`.
+
+        Of the others no more are read than the view has rows, if the state's index has their order.
+        """
+        names = ", ".join([*self.keys, *self.numbers])
+        where = f"not exists (select from {sums} as d where {same_group(self.keys)})"
+        end = ""
+        if not self.loose:
+            where += f" and ({self.plan.having})" if self.plan.having else ""
+            end = self.plan.order
+        others = f"select {names} from (select s.* from {state} as s where {where}{end}) as s"
+        return self.shown(f"({others} union all select {names} from {after})", "")
 
     def loaded(self, state: str) -> str:
         """SELECT of all rows of the view: an empty state stands for no rows, over which a query may have some."""
@@ -98,6 +116,7 @@ class KeptValues:
     loose: Sequence[str] = ()
 
     carried: ClassVar[Sequence[str]] = ()
+    ranked: ClassVar[Sequence[str]] = ()
 
     @property
     def keys(self) -> Sequence[str]:
@@ -154,6 +173,7 @@ class KeptTop:
     keys: ClassVar[Sequence[str]] = ("image",)
     numbers: ClassVar[Sequence[str]] = ("n",)
     groups: ClassVar[Sequence[str]] = ()
+    ranked: ClassVar[Sequence[str]] = ()
 
     @property
     def carried(self) -> Sequence[str]:
@@ -219,9 +239,9 @@ class KeptTop:
 
 
 # What a state keeps: columns `keys` and `numbers`, columns `carried` that follow from the keys, and the keys `groups`
-# that identify a view's row. sums(rows) is the
-# SELECT of the additions to the state from signed rows (c1, c2, ..., w). shown(state, touched) is the SELECT of the
-# view's rows from the table `state` as s; `touched` is a join with the changed groups or "".
+# that identify a view's row; `ranked` are the items of an index in the order of the view. sums(rows) is the SELECT of
+# the additions to the state from signed rows (c1, c2, ..., w). shown(state, touched) is the SELECT of the view's rows
+# from the table `state` as s; `touched` is a join with the changed groups or "".
 KeptContents = KeptSums | KeptValues | KeptTop
 
 
@@ -251,6 +271,8 @@ class KeptState:
         if columns:
             listed = ", ".join(f"(array[{column}])" for column in columns)
             try_target_index(self.rows.sql, f"create unique index on {table} ({listed})")
+        if self.kept.ranked:
+            try_target_index(self.rows.sql, f"create index on {table} ({', '.join(self.kept.ranked)})")
         self.rows.sql.run(f"analyze {table}")
         return Difference("full", self.kept.loaded(table), match=tuple(self.match))
 

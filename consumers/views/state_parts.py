@@ -9,6 +9,7 @@ gdq_summed, gdq_begun, gdq_emptied   the changes of the state's table
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeGuard
 
 from gdq.consumers.views.kept_state import KeptSums, KeptTop, same_group
 from gdq.plan.extreme import net_values_sql
@@ -26,14 +27,25 @@ def state_parts(kept: KeptSums | KeptTop, state: str, rows: str) -> dict[str, st
     return _extreme_parts(kept, state, rows) if kept.plan.extremes else _sum_parts(kept, state, rows)
 
 
-def shown_rows(kept: KeptSums | KeptTop, width: int) -> str:
-    """SELECT of the view's rows that the changes can reach: as they are with weight 1, as they were with -1."""
+def shown_rows(kept: KeptSums | KeptTop, state: str, target: str, columns: str, width: int) -> str:
+    """SELECT of the view's rows that the changes can reach: as they are with weight 1, as they were with -1.
+
+    `state`: its table. `target`, `columns`: the view's table and columns, which are `width`.
+    """
     names = ", ".join(numbered(width))
-    after, before = kept.shown("gdq_after", ""), kept.shown("gdq_before", "")
+    if _is_limited(kept):
+        # any group may come up, so all rows of the view are compared, of which there are few
+        after, before = kept.first(state, "gdq_sums", "gdq_after"), f"select {columns} from {target}"
+    else:
+        after, before = kept.shown("gdq_after", ""), kept.shown("gdq_before", "")
     return (
         f"select {names}, 1 as w from ({after}) as a({names}) "
         f"union all select {names}, -1 as w from ({before}) as b({names})"
     )
+
+
+def _is_limited(kept: KeptSums | KeptTop) -> TypeGuard[KeptSums]:
+    return isinstance(kept, KeptSums) and bool(kept.plan.order and kept.keys)
 
 
 def refused_sql(kept: KeptSums | KeptTop | None) -> str:
@@ -60,7 +72,9 @@ def _sum_parts(kept: KeptSums, state: str, rows: str) -> dict[str, str]:
     added = ", ".join(f"{name} = s.{name} + d.{name}" for name in numbers)
     values = ", ".join(f"d.{name}" for name in [*keys, *numbers])
     touched, grouped = "", ""
-    if kept.groups:
+    if _is_limited(kept):
+        touched = f" join gdq_sums as d on {same}"
+    elif kept.groups:
         touched = f" join (select distinct {', '.join(kept.groups)} from gdq_sums) as d on {same_group(kept.groups)}"
     if keys:
         grouped = f" group by {', '.join(keys)} having sum(n) <> 0"

@@ -381,10 +381,19 @@ class Target:
 
 
 def try_target_index(owned: OwnerSql, statement: str) -> bool:
-    """Create an optional index; False if a value is too long for it (a third of a page), or it has over 32 columns."""
+    """Create an optional index; False if the server refuses it.
+
+    A value may be too long for it (a third of a page), it may have over 32 columns, or a function or type that no index
+    can have.
+    """
     try:
         with owned.connection.transaction():
             owned.run(statement)
-    except (psycopg.errors.ProgramLimitExceeded, psycopg.errors.TooManyColumns):
+    except (
+        psycopg.errors.ProgramLimitExceeded,
+        psycopg.errors.TooManyColumns,
+        psycopg.errors.InvalidObjectDefinition,
+        psycopg.errors.UndefinedObject,
+    ):
         return False
     return True

@@ -48,7 +48,7 @@ class StatePlan:
     expressions over the state s; `having` and `order` (with LIMIT) likewise, or empty. `keys`: the view's columns that
     are groups, each with the group's number. `loose`: the state's group columns whose equal values may have different
     texts (1.0 and 1.00), as far as the planner knows. `empty`: the view's SQL if it has rows even over no rows at all,
-    that is for a grouping set without expressions.
+    that is for a grouping set without expressions. `ranked`: the items of `order` as an index on the state has them.
     """
 
     select: exp.Select
@@ -61,6 +61,7 @@ class StatePlan:
     keys: tuple[tuple[str, int], ...]
     loose: tuple[str, ...] = ()
     empty: str = ""
+    ranked: tuple[str, ...] = ()
 
     @property
     def items(self) -> list[exp.Expr]:
@@ -161,7 +162,7 @@ def plan_state(query: Query) -> StatePlan | None:
     try:
         visible = tuple(builder.shown(output) for output in outputs)
         condition = builder.shown(having.this) if having is not None else ""
-        order = _order(root, builder)
+        order, ranked = _order(root, builder)
     except PlanError:
         return None
     names = output_names(root)
@@ -177,22 +178,26 @@ def plan_state(query: Query) -> StatePlan | None:
         keys,
         tuple(f"c{n}" for n, group in enumerate(groups, 1) if not _has_one_text(query, group)),
         next(filter(None, (query.sets.get(leaf.alias) for leaf in leaves_of(query.tree(root)))), ""),
+        ranked,
     )
 
 
-def _order(select: exp.Select, builder: _Sums) -> str:
+def _order(select: exp.Select, builder: _Sums) -> tuple[str, tuple[str, ...]]:
+    """ORDER BY and LIMIT over the state s, and the items of ORDER BY for an index on it; empty without LIMIT."""
     limit = select.args.get("limit")
     if limit is None:
-        return ""
+        return "", ()
     order = select.args.get("order")
-    parts = []
+    parts, ranked = [], []
     for item in order.expressions if order is not None else ():
         words = " desc" if item.args.get("desc") else ""
         nulls = item.args.get("nulls_first")
         words += "" if nulls is None else " nulls first" if nulls else " nulls last"
         parts.append(builder.shown(item.this) + words)
+        ranked.append(f"({builder.shown(item.this, of='')}){words}")
     listed = f" order by {', '.join(parts)}" if parts else ""
-    return f"{listed} limit {render_sql(limit.expression if isinstance(limit, exp.Limit) else limit.args['count'])}"
+    count = render_sql(limit.expression if isinstance(limit, exp.Limit) else limit.args["count"])
+    return f"{listed} limit {count}", tuple(ranked)
 
 
 class GroupRewriter:
@@ -201,10 +206,12 @@ class GroupRewriter:
     def __init__(self, groups: Sequence[exp.Expr]) -> None:
         self._groups = tuple(groups)
 
-    def shown(self, expression: exp.Expr) -> str:
-        """An expression over the state s. PlanError for an aggregate that no state keeps."""
+    def shown(self, expression: exp.Expr, of: str = "s.") -> str:
+        """An expression over the state, with `of` before its columns; PlanError for an aggregate no state keeps."""
         holder = exp.Paren(this=expression.copy())
         self._replace(holder.this)
+        for column in holder.find_all(exp.Var):
+            column.set("this", column.name.replace("s.", of))
         if holder.find(exp.Column):
             raise PlanError("column-not-grouped", f"{render_sql(expression)} is not in GROUP BY")
         return render_sql(holder.this)

@@ -14,7 +14,9 @@ declare
   looked oid[];
   since record;
   rows_read bigint;
-  most bigint;
+  -- what has no load has a refresh that finds statistics first
+  most bigint := case when load then 100000 else 10000 end;
+  few bigint;
   kept jsonb;
 begin
   place := gdq.target_position(view, compiled);
@@ -35,19 +37,23 @@ begin
     return;
   end if;
   kept := case when compiled.kept_at = place then compiled.kept end;
-  -- up to a thousand changes by a plan that the session keeps, else by a plan for so many; what has no load has a
-  -- refresh that finds statistics first
-  foreach most in array array[1000, case when load then 100000 else 10000 end] loop
-    exit when since.segments is null or compiled.changes is null or delta_rows is not null;
+  -- up to a thousand changes by a plan that the session keeps, unless they bring too many rows; more by a plan for so
+  -- many
+  foreach few in array array[1000, 0] loop
+    exit when since.segments is null or compiled.changes is null;
     begin
       reason := null;
-      execute 'select c.* from ' || compiled.changes || '($1, $2, $3, $4, $5) c'
+      execute 'select c.* from ' || compiled.changes || '($1, $2, $3, $4, $5, $6) c'
         into kept, delta_rows, rows_changed, rows_read, kind
-        using since.xmax, since.running, since.segments, most, kept;
-    exception when data_exception or syntax_error_or_access_rule_violation or feature_not_supported
-                or integrity_constraint_violation or program_limit_exceeded or raise_exception then
-      delta_rows := null;
-      reason := sqlerrm;
+        using since.xmax, since.running, since.segments, most, few, kept;
+      exit;
+    exception
+      when program_limit_exceeded then
+        reason := sqlerrm;
+      when data_exception or syntax_error_or_access_rule_violation or feature_not_supported
+           or integrity_constraint_violation or raise_exception then
+        reason := sqlerrm;
+        exit;
     end;
   end loop;
   if delta_rows is not null then
