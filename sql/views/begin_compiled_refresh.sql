@@ -4,13 +4,14 @@
 --   compiled: as compiled_views() gave it. position: the target's; NULL for a target that is to be looked at. audited:
 --   whether audits can compare the view after this refresh. group_name: the group that is refreshed; NULL for none.
 --   looked: as for view_changes().
--- Result: one row. segments: those of change logs with changes after the position; none where nothing has changed,
--- which is noted as a refresh; NULL where their changes are not enough, or a whole refresh is to look. xmax, running:
--- the position's snapshot, with the transactions that were open in it.
+-- Result: one row. segments: those of change logs with changes after the position; none where nothing has changed; NULL
+-- where their changes are not enough, or a whole refresh is to look. stays: whether the position stays where it is
+-- without changes, which is noted as a refresh. xmax, running: the position's snapshot, with the transactions that were
+-- open in it.
 -- Writes: locks the subscription; view_run. Errors: 25001 in another isolation; 40001.
 create or replace function gdq.begin_compiled_refresh(view text, compiled gdq.compiled_view, "position" text,
   audited boolean, group_name text, looked oid[])
-  returns table (xmax bigint, running bigint[], segments oid[])
+  returns table (xmax bigint, running bigint[], segments oid[], stays boolean)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
@@ -20,9 +21,9 @@ declare
   changed regclass[];
 begin
   perform gdq.require_repeatable_read();
-  changed := gdq.view_changes(view, "position", compiled.stamp, compiled.definitions, audited, false,
-                              looked::regclass[]);
-  if changed = '{}' then
+  select c.changed, c.stays into changed, stays
+    from gdq.view_changes(view, "position", compiled.stamp, compiled.definitions, audited, false, looked::regclass[]) c;
+  if changed = '{}' and stays then
     perform gdq.note_unchanged(array[view], array["position"], group_name, now());
   elsif changed is not null or pg_try_advisory_xact_lock(gdq.lock_key('view', compiled.view_id::oid)) then
     -- after the lock, as another refresh that has the view may wait for the row

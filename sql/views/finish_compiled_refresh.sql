@@ -3,7 +3,8 @@
 -- transaction's snapshot, and the view has one more run in its history.
 --   position: the target's before. group_name: the group that is refreshed. started: when. kind: as view_history() has
 --   it. reason: why it was loaded in full. rows_changed: deleted plus inserted. delta_rows: netted changes. rows_read:
---   of the tables. kept: values of subqueries at the transaction's snapshot; NULL or empty for none.
+--   of the tables; NULL where nothing has changed. kept: values of subqueries at the transaction's snapshot; NULL or
+--   empty for none.
 -- Result: the position of the transaction's snapshot, which the target gets in the same transaction. Writes: tick,
 -- position, view_run, view, subscription_resync, compiled_view. Errors: 25001; 42704; 42501; 40001 and GDQ01 when
 -- another refresh has moved the consumer; 55000 when the server has lost transactions.
@@ -16,7 +17,7 @@ as $$
 declare
   at record;
   seen pg_snapshot := pg_current_snapshot();
-  action text := case when kind = 'full' then 'full' else 'delta' end;
+  action text := case when kind = 'full' then 'full' when rows_read is null then 'none' else 'delta' end;
   seconds double precision := extract(epoch from clock_timestamp() - started);
   made record;
   moved text;
@@ -55,7 +56,7 @@ begin
                               delta_rows, rows_read, work_seconds, snapshot_from, snapshot_to)
       values (at.view_id, group_name, started, clock_timestamp(), action, case when action = 'full' then reason end,
               kind, rows_changed, delta_rows, rows_read, seconds,
-              case when action = 'delta' then at.snapshot end, seen)
+              case when action <> 'full' then at.snapshot end, seen)
   )
   select t.tick_id, exists (select from p) as first into made from t;
   if not made.first then

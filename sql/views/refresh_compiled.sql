@@ -34,13 +34,15 @@ begin
     kind := 'none';
     rows_changed := 0;
     delta_rows := 0;
-    return;
+    if since.stays then
+      return;
+    end if;
   end if;
   kept := case when compiled.kept_at = place then compiled.kept end;
   -- up to a thousand changes by a plan that the session keeps, unless they bring too many rows; more by a plan for so
   -- many
   foreach few in array array[1000, 0] loop
-    exit when since.segments is null or compiled.changes is null;
+    exit when since.segments is null or compiled.changes is null or action = 'none';
     begin
       reason := null;
       execute 'select c.* from ' || compiled.changes || '($1, $2, $3, $4, $5, $6) c'
@@ -57,7 +59,7 @@ begin
     end;
   end loop;
   if delta_rows is not null then
-    action := 'delta';
+    action := coalesce(action, 'delta');
   elsif load then
     perform gdq.begin_compiled_load(view);
     reason := coalesce(reason, case when place is null then 'the target is not as the last refresh left it'

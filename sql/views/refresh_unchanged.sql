@@ -16,8 +16,9 @@ declare
 begin
   for number in 1 .. cardinality(views) loop
     if not gdq.is_intact(views[number])
-       or gdq.view_changes(views[number], positions[number], stamps[number], definitions[number], audited[number], true)
-          is distinct from '{}' then
+       or (select (c.changed = '{}' and c.stays) is not true
+             from gdq.view_changes(views[number], positions[number], stamps[number], definitions[number],
+                                   audited[number], true) c) then
       return false;
     end if;
   end loop;

@@ -86,24 +86,25 @@ $$;
 comment on function gdq.lacks_changes(integer, pg_snapshot) is
   'Whether the logs lack changes of a subscription that are later than a snapshot.';
 
--- view_changes(view, position, stamp, definitions, audited, until_changed): the segments of logs with changes of a
--- view, empty if there are none by now; NULL where a whole refresh is to look: also while another refresh is at work,
--- and when an audit is due. The view stays locked until the transaction ends.
+-- view_changes(view, position, stamp, definitions, audited, until_changed, looked): the logs with changes of a view,
+-- which stays locked until the transaction ends.
 --   position, stamp, definitions, audited: as for refresh_unchanged(). until_changed: whether to look no further when
 --   there are changes. looked: the segments that the function of look_body() has found; NULL: changed_logs() looks.
--- Writes: nothing.
+-- Result: changed: the segments, empty if there are none by now; NULL where a whole refresh is to look: also while
+-- another refresh is at work, and when an audit is due. stays: whether the position may stay where it is without
+-- changes; one of a minute is to move, as it keeps logs from being dropped. Writes: nothing.
 create or replace function gdq.view_changes(view text, "position" text, stamp text, definitions text, audited boolean,
-  until_changed boolean, looked regclass[] default null) returns regclass[]
+  until_changed boolean, looked regclass[] default null, out changed regclass[], out stays boolean)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   v record;
   who name;
   since pg_snapshot := split_part("position", '/', 5)::pg_snapshot;
-  changed regclass[];
+  found_rows regclass[];
 begin
   if "position" is null then
-    return null;
+    return;
   end if;
   select vv.view_id, vv.queue_id, vv.consumer_name, q.queue_name, s.subscription_id, s.owner_role, s.all_tables into v
     from gdq.view vv
@@ -114,50 +115,51 @@ begin
      and not (audited and coalesce(vv.audit_share > 0, vv.audit_credit >= vv.audit_need))
      and pg_try_advisory_xact_lock(gdq.lock_key('view', vv.view_id::oid));
   if not found then
-    return null;
+    return;
   end if;
   who := gdq.invoker();
   if who <> v.owner_role then
     perform gdq.own_subscription(v.queue_name, v.consumer_name);
   end if;
   -- the logs before the position, so that nothing later can have been dropped; and early, as they change most often
-  changed := coalesce(looked, gdq.changed_logs(v.subscription_id, since));
-  if changed is null or (changed <> '{}' and until_changed) then
-    return changed;
+  found_rows := coalesce(looked, gdq.changed_logs(v.subscription_id, since));
+  if found_rows is null or (found_rows <> '{}' and until_changed) then
+    changed := found_rows;
+    return;
   end if;
   -- all else in one query; the position has the era
-  return (
-    select case when changed <> '{}' or t.created_at > clock_timestamp() - interval '1 minute' then changed end
-      from (select * from gdq.position pp where pp.subscription_id = v.subscription_id
-             order by pp.batch_no desc limit 1) p
-      join gdq.tick t on t.tick_id = p.tick_id
-     -- position_text() in the same query
-     where "position" = format('queue/%s/%s/%s/%s',
-             (select e.era from (select ee.era, ee.written_by = ee.xmin and ee.written_in = 'gdq.era'::regclass as own
-                                   from gdq.era ee where ee.queue_id = v.queue_id order by ee.era_no desc limit 1) e
-               where own), t.tick_id, t.nonce, p.snapshot)
-       and gdq.view_stamp(view) = stamp
-       and (definitions is null or gdq.user_definitions() = definitions)
-       and (looked is null
-            or not exists (select from gdq.subscription_resync r
-                            where r.subscription_id = v.subscription_id and r.kind = 'cut')
-               and not exists (select from gdq.log_loss l where l.queue_id = v.queue_id)
-            or not gdq.lacks_changes(v.subscription_id, since))
-       and not exists (select from gdq.member m where m.subscription_id = v.subscription_id)
-       -- subscribed_tables() and capture_state() in the same query
-       and not exists (select from gdq.captured_table ct left join pg_class c on c.oid = ct.relid
-                        where ct.queue_id = v.queue_id
-                          and (v.all_tables
-                               or exists (select from gdq.subscription_table st
-                                           where st.subscription_id = v.subscription_id and st.table_id = ct.table_id))
-                          and (c.relrowsecurity is not false
-                               or not has_schema_privilege(who, c.relnamespace, 'usage')
-                               or not has_table_privilege(who, ct.relid, 'select')
-                               or (select r.kind from gdq.resync r
-                                    where r.queue_id = ct.queue_id and r.relid = ct.relid and r.kind <> 'gap'
-                                    order by r.resync_id desc limit 1) in ('disarmed', 'dropped'))));
+  select found_rows, t.created_at > clock_timestamp() - interval '1 minute'
+    into changed, stays
+    from (select * from gdq.position pp where pp.subscription_id = v.subscription_id
+           order by pp.batch_no desc limit 1) p
+    join gdq.tick t on t.tick_id = p.tick_id
+   -- position_text() in the same query
+   where "position" = format('queue/%s/%s/%s/%s',
+           (select e.era from (select ee.era, ee.written_by = ee.xmin and ee.written_in = 'gdq.era'::regclass as own
+                                 from gdq.era ee where ee.queue_id = v.queue_id order by ee.era_no desc limit 1) e
+             where own), t.tick_id, t.nonce, p.snapshot)
+     and gdq.view_stamp(view) = stamp
+     and (definitions is null or gdq.user_definitions() = definitions)
+     and (looked is null
+          or not exists (select from gdq.subscription_resync r
+                          where r.subscription_id = v.subscription_id and r.kind = 'cut')
+             and not exists (select from gdq.log_loss l where l.queue_id = v.queue_id)
+          or not gdq.lacks_changes(v.subscription_id, since))
+     and not exists (select from gdq.member m where m.subscription_id = v.subscription_id)
+     -- subscribed_tables() and capture_state() in the same query
+     and not exists (select from gdq.captured_table ct left join pg_class c on c.oid = ct.relid
+                      where ct.queue_id = v.queue_id
+                        and (v.all_tables
+                             or exists (select from gdq.subscription_table st
+                                         where st.subscription_id = v.subscription_id and st.table_id = ct.table_id))
+                        and (c.relrowsecurity is not false
+                             or not has_schema_privilege(who, c.relnamespace, 'usage')
+                             or not has_table_privilege(who, ct.relid, 'select')
+                             or (select r.kind from gdq.resync r
+                                  where r.queue_id = ct.queue_id and r.relid = ct.relid and r.kind <> 'gap'
+                                  order by r.resync_id desc limit 1) in ('disarmed', 'dropped')));
 exception when others then
-  return null;  -- a whole refresh tells
+  changed := null;  -- a whole refresh tells
 end
 $$;
 comment on function gdq.view_changes(text, text, text, text, boolean, boolean, regclass[]) is

@@ -172,12 +172,10 @@ def test_a_call_asks_for_more_than_the_logs(viewed: Shop) -> None:
     with Refresher(viewed.db.dsn) as refresher:
         refresher.refresh(view)
     assert called(viewed, view) == "none"
-    later = "update gdq.tick set created_at = created_at {} interval '1 minute'"
     cut = """insert into gdq.subscription_resync (subscription_id, relid, kind, reason, snapshot)
              select subscription_id, 't'::regclass, '{}', 'max_bytes', pg_current_snapshot() from gdq.subscription
                join gdq.consumer using (consumer_id) where consumer_name = 'view:v_t'"""
     for change, back in (
-        (later.format("-"), later.format("+")),
         (cut.format("cut"), cut.format("copied")),
         ("select gdq.pause('q')", "select gdq.resume('q')"),
         ("revoke select on t from current_user", "grant select on t to current_user"),
@@ -259,6 +257,27 @@ def test_positions_move_so_that_logs_are_dropped(viewed: Shop) -> None:
         assert refreshed(viewed, refresher, view) == "at once"
         viewed.execute("insert into t values (101, 1)")
         assert refreshed(viewed, refresher, view) == "delta None"
+
+
+def test_calls_move_positions_so_that_logs_are_dropped(viewed: Shop) -> None:
+    """A call does it itself: it neither loads an unchanged view in full nor leaves it to a whole refresh."""
+    view = prepare(viewed, "t", Case("", ""), "postgres")
+    with Refresher(viewed.db.dsn) as refresher:
+        refresher.refresh(view)
+    assert called(viewed, view) == "none"
+    before = call(viewed.connection, "position", QUEUE, f"view:{view}")
+    for load in (True, False):
+        viewed.execute("update gdq.tick set created_at = created_at - interval '1 minute'")
+        assert viewed.execute(f"call gdq.refresh(%s, {load})", view) == [("none", None, 0, 0, "none")]
+        after = call(viewed.connection, "position", QUEUE, f"view:{view}")
+        assert after != before
+        assert viewed.execute("select position from gdq_target.position where view = %s", view) == [(after,)]
+        before = after
+    assert [run.action for run in view_history(viewed.connection, view)] == ["none", "none", "none", "full"]
+    viewed.keep_house()
+    assert called(viewed, view) == "none"
+    viewed.execute("insert into t values (101, 1)")
+    assert (called(viewed, view), viewed.differences(view, "select id, n from t")) == ("delta", (0, 0))
 
 
 def test_changes_that_were_dropped(viewed: Shop) -> None:
