@@ -232,6 +232,13 @@ def kept_beside(plan: PostgresPlan, state: str) -> KeptSums | KeptTop | None:
     return KeptTop(plan.top, state) if plan.top is not None else None
 
 
+def made_state(kept: KeptContents, table: str, sums: str) -> tuple[list[str], str]:
+    """The statements that create a state from a SELECT of its columns, and that of its optional index, or ""."""
+    listed = ", ".join(f"(array[{column}])" for column in kept.keys)
+    checked = f"alter table {table} add check (n {'>' if kept.keys else '>='} 0)"
+    return [f"create table {table} as {sums}", checked], f"create unique index on {table} ({listed})" if listed else ""
+
+
 @dataclass(frozen=True, slots=True)
 class KeptState:
     """The state of one view, changed in the transaction of `rows`; `make` creates temporary tables there."""
@@ -243,14 +250,14 @@ class KeptState:
 
     def load(self, sums: str) -> Difference:
         """Recreate the state from a SELECT of its columns; returns all rows of the view."""
-        table, columns = self.rows.target.state, self.kept.keys
+        table = self.rows.target.state
         self.rows.target.hold(self.rows.output)
         self.rows.sql.run(f"drop table if exists {table}")
-        self.rows.sql.run(f"create table {table} as {sums}")
-        self.rows.sql.run(f"alter table {table} add check (n {'>' if columns else '>='} 0)")
-        if columns:
-            listed = ", ".join(f"(array[{column}])" for column in columns)
-            try_target_index(self.rows.sql, f"create unique index on {table} ({listed})")
+        create, index = made_state(self.kept, table, sums)
+        for statement in create:
+            self.rows.sql.run(statement)
+        if index:
+            try_target_index(self.rows.sql, index)
         self.rows.sql.run(f"analyze {table}")
         return Difference("full", self.kept.loaded(table), match=tuple(self.match))
 

@@ -17,6 +17,7 @@ from gdq.cli.queue_command import only_queue
 from gdq.cli.terminal import printable
 from gdq.conninfo import connect, target_conninfo
 from gdq.consumers.lake.open import open_lake
+from gdq.consumers.refresh.new_view import create_view
 from gdq.consumers.slot.slot import slot_of_view
 from gdq.consumers.views.target import Target
 from gdq.errors import ForeignTarget, GdqError, PlanError
@@ -106,7 +107,7 @@ def create_view_command(
     with base.command_session(dsn, autocommit=True) as connection:
         queue = queue or only_queue(connection)
         check_tables(connection, queue)
-        plan = view.create_view(
+        plan = create_view(
             connection,
             name,
             queue,
