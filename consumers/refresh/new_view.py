@@ -26,6 +26,7 @@ from gdq.view.table_schema import describe_query
 from gdq.view.view import EngineChoice, ViewInfo, load_plan, view_info
 
 if TYPE_CHECKING:
+    from gdq.consumers.views.compiled_view import CompiledView
     from gdq.view.view import Plan
 
 log = logging.getLogger(__name__)
@@ -102,17 +103,26 @@ def _compiled(connection: Connection[Any], view: ViewInfo) -> bool:
 
 
 def _compile(connection: Connection[Any], view: ViewInfo) -> None:
+    # before the plan, so that what changes meanwhile tells
+    stamp, definitions = call(connection, "view_stamp", view.view_name), call(connection, "user_definitions")
+    _, compiled = plan_functions(connection, view)
+    check_own_tables(connection, "position", in_source=True)
+    compiled.rows.target.prepare(connection)
+    plan = compiled.plan
+    compiled.store(connection, stamp, None if plan.is_own else definitions, auditable=is_auditable(plan))
+
+
+def plan_functions(connection: Connection[Any], view: ViewInfo) -> tuple[ViewInfo, CompiledView]:
+    """A view with its query as it is now, and its functions, of which none is made; in a transaction that is pinned.
+
+    PlanError if the view can no longer be planned.
+    """
     from gdq.consumers.views.compiled_view import CompiledView  # noqa: PLC0415 (loads sqlglot, an extra)
     from gdq.plan.postgres import PostgresPlan  # noqa: PLC0415
 
-    # before the plan, so that what changes meanwhile tells
-    stamp, definitions = call(connection, "view_stamp", view.view_name), call(connection, "user_definitions")
     view = with_canonical_sql(connection, view)
     plan = load_plan(connection, view)
     assert isinstance(plan, PostgresPlan)
     types = target_types(describe_query(connection, plan.query, view.settings), same_database=True)
     target = Target(view.view_name, view.source, view.target)
-    check_own_tables(connection, "position", in_source=True)
-    target.prepare(connection)
-    compiled = CompiledView(view, plan, TargetRows(connection, target, types, Progress()))
-    compiled.store(connection, stamp, None if plan.is_own else definitions, auditable=is_auditable(plan))
+    return view, CompiledView(view, plan, TargetRows(connection, target, types, Progress()))

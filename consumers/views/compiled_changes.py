@@ -41,6 +41,8 @@ _SETS_MAX = 40
 
 _KEYS, _VARIABLE = re.compile(r"\bgdq_keys_\d+\b"), re.compile(r"\bgdq_(?:keys|null|value)_\d+(?:_old)?\b")
 
+_ARGUMENTS = {"gdq_xmax": "bigint", "gdq_running": "bigint[]", "gdq_most": "bigint", "gdq_rows_max": "bigint"}
+
 _LATER = "select rows_sql, segments::bigint[] from gdq.later_rows_sql(%s, %s::regclass)"
 
 # Names of types, since format_type's character reads as char(1).
@@ -58,6 +60,16 @@ class _NotCompiledError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class ChangeStatement:
+    """One statement that follows changes of a table: what it does, its text, and the types of variables in it."""
+
+    table: str
+    task: str
+    sql: str
+    variables: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class CompiledChanges:
     """The changes of a view as a function. `connection`: a session that describes queries, and writes nothing."""
 
@@ -71,15 +83,7 @@ class CompiledChanges:
 
         `read`: expression of the rows that the session has read.
         """
-        if self.plan.full and not self.plan.checked:
-            return ""
-        try:
-            with self.connection.transaction():
-                deltas = [self._delta(number) for number in range(1, len(self.plan.tables) + 1)]
-        except psycopg.errors.ObjectNotInPrerequisiteState:
-            return ""  # the log still has rows of a version with other types
-        if "pg_temp" in self.plan.query or not all(delta.is_logged for delta in deltas):
-            return ""
+        deltas = self._deltas()
         some = [delta.netted for delta in deltas]
         sets = [chosen for size in range(1, len(some) + 1) for chosen in combinations(some, size)]
         if len(sets) > _SETS_MAX:
@@ -95,6 +99,28 @@ class CompiledChanges:
             # the branch for changes of all tables serves any of them
             written += f"\n  else{texts[-1]}"
         return self._body(read, deltas, written)
+
+    def statements(self) -> list[ChangeStatement]:
+        """The statements that follow changes of one table, for each of them, as the function runs them."""
+        listed = []
+        for delta in self._deltas():
+            branch = self._branch([delta.netted])
+            known = {**_ARGUMENTS, **{name: f"{kind}[]" for name, kind in delta.variables}, **branch.variables}
+            steps = [("net the changes", delta.select), *branch.statements]
+            listed += [ChangeStatement(delta.table.name, task, sql, known) for task, sql in steps if branch.applies]
+        return listed
+
+    def _deltas(self) -> list[CompiledDelta]:
+        """The changes of all tables; none for a view that is loaded in full after any change."""
+        if self.plan.full and not self.plan.checked:
+            return []
+        try:
+            with self.connection.transaction():
+                deltas = [self._delta(number) for number in range(1, len(self.plan.tables) + 1)]
+        except psycopg.errors.ObjectNotInPrerequisiteState:
+            return []  # the log still has rows of a version with other types
+        logged = "pg_temp" not in self.plan.query and all(delta.is_logged for delta in deltas)
+        return deltas if logged else []
 
     def _body(self, read: str, deltas: Sequence[CompiledDelta], branches: str) -> str:
         declared = "".join(f"\n  {name} {kind}[];" for delta in deltas for name, kind in delta.variables)
@@ -143,9 +169,9 @@ end"""
         changed = frozenset(one.table.name for one in chosen)
         try:
             steps = _Steps(self, chosen, self.plan.plan_changes(changed, local=True))
-            return _Branch(changed, steps.text(), steps.values)
+            return _Branch(changed, steps.text(), steps.values, steps.statements, steps.variables)
         except (PlanError, _NotCompiledError) as error:
-            return _Branch(changed, f"\n    {_raise(str(error))}", {}, applies=False)
+            return _Branch(changed, f"\n    {_raise(str(error))}", {}, [], {}, applies=False)
 
     def _delta(self, number: int) -> CompiledDelta:
         """The changes of the table with this number in the plan."""
@@ -162,12 +188,15 @@ end"""
 class _Branch:
     """The statements for one set of changed tables. `values`: what they keep, by the hash of its text.
 
-    `applies`: they follow the changes, and do not only refuse them.
+    `statements`: the same with what each does; `variables`: the types of what they read. `applies`: they follow the
+    changes, and do not only refuse them.
     """
 
     changed: frozenset[str]
     text: str
     values: Mapping[str, PlannedValue]
+    statements: Sequence[tuple[str, str]]
+    variables: Mapping[str, str]
     applies: bool = True
 
     def forgotten(self, known: Mapping[str, PlannedValue]) -> str:
@@ -184,7 +213,8 @@ class _Steps:
     chosen: Sequence[Netted]
     changes: ChangePlan
     _parts: dict[str, str] = field(default_factory=dict, init=False)
-    _variables: dict[str, str] = field(default_factory=dict, init=False)
+    variables: dict[str, str] = field(default_factory=dict, init=False)
+    statements: list[tuple[str, str]] = field(default_factory=list, init=False)
     values: dict[str, PlannedValue] = field(default_factory=dict, init=False)
 
     def text(self) -> str:
@@ -203,7 +233,7 @@ class _Steps:
         if outcome is not None and not isinstance(outcome, RecomputeOutcome):
             by_key = by_key or isinstance(outcome, ReplaceOutcome)
             statements += f"\n      gdq_kind := '{'by-key' if by_key else 'incremental'}';"
-        declared = "".join(f"\n      {name} {kind};" for name, kind in self._variables.items())
+        declared = "".join(f"\n      {name} {kind};" for name, kind in self.variables.items())
         head = f"\n    declare{declared}" if declared else ""
         return f"{head}\n    begin{statements}\n    end;"
 
@@ -214,7 +244,7 @@ class _Steps:
         if step.kind == "check":
             if step.value is not None:
                 return ""  # the step of the value has compared it
-            return f"\n      if ({self._read(step.sql)}) then\n        {_raise(step.reason)}\n      end if;"
+            return _raise_if(self._noted("check", self._read(step.sql)), step.reason)
         self._parts[as_part(step.name)] = as_part(step.sql)
         return "" if step.value is None else self._valued(step, step.value)
 
@@ -223,18 +253,21 @@ class _Steps:
         name = as_part(step.name).replace("rows", "value")
         key, kind = md5(value.new.encode(), usedforsecurity=False).hexdigest(), self._type(f"select ({value.new})")[0]
         self.values[key] = value
-        self._variables[name] = kind
+        self.variables[name] = kind
         kept = f"(gdq_kept ->> '{key}')::{kind}"
         if not value.old:
-            taken, anew = f"{name} := {kept};", f"{self._read(f'select ({value.new})')} into {name};"
+            read = self._noted("find a value", self._read(f"select ({value.new})"))
+            taken, anew = f"{name} := {kept};", f"{read} into {name};"
             compared = ""
         else:
             before = f"{name}_old"
-            self._variables[before] = kind
+            self.variables[before] = kind
             net = {"gdq_net": net_values_sql(as_part(value.rows), "c1")}
             after = f"select {extreme_after(value.extreme, before, 'gdq_net', value.new)}"
-            taken = f"{before} := {kept};\n        {with_parts(as_part(after), self._parts | net)} into {name};"
-            anew = f"{self._read(f'select ({value.new}), ({value.old})')} into {name}, {before};"
+            followed = self._noted("follow a value", with_parts(as_part(after), self._parts | net))
+            read = self._noted("find a value", self._read(f"select ({value.new}), ({value.old})"))
+            taken = f"{before} := {kept};\n        {followed} into {name};"
+            anew = f"{read} into {name}, {before};"
             reason = _raise("the value of a subquery changed [subquery-value]")
             compared = f"\n      if {name}::text is distinct from {before}::text then\n        {reason}\n      end if;"
         self._parts[as_part(step.name)] = f"select {name} as c1, 1 as w"
@@ -246,6 +279,10 @@ class _Steps:
       end if;{compared}
       gdq_kept := gdq_kept || pg_catalog.jsonb_build_object('{key}', {name}::text);"""
 
+    def _noted(self, task: str, statement: str) -> str:
+        self.statements.append((task, statement))
+        return statement
+
     def _read(self, select: str) -> str:
         """A SELECT of the plan with the parts that it reads."""
         return with_parts(as_part(select), self._parts)
@@ -256,7 +293,7 @@ class _Steps:
         kind = self._type(step.sql)[1]
         if not kind:
             raise _NotCompiledError("a key is an array")
-        self._variables |= {name: kind, name.replace("keys", "null"): "boolean"}
+        self.variables |= {name: kind, name.replace("keys", "null"): "boolean"}
         collected = self._into(name, step.sql)
         if step.instead:
             # the first looks up each key that was collected before, the other reads all
@@ -278,7 +315,8 @@ class _Steps:
             f"select {listed}, coalesce(pg_catalog.bool_or({is_null('k')}), false) "
             f"from (select distinct k from ({keys}) as q(k) limit {KEYS_MAX + 1}) as q"
         )
-        return f"\n      {self._read(select)} into {name}, {name.replace('keys', 'null')};"
+        read = self._noted("collect keys", self._read(select))
+        return f"\n      {read} into {name}, {name.replace('keys', 'null')};"
 
     def _worth(self, step: PlanStep) -> int:
         """The most keys that are looked up.
@@ -293,23 +331,24 @@ class _Steps:
         if outcome is None:
             return "\n      gdq_many := false;"
         if isinstance(outcome, RecomputeOutcome):
-            rows = self._read(f"select exists (select from {outcome.rows})")
-            refused = f"\n      if ({rows}) then\n        {_raise(outcome.reason)}\n      end if;"
-            return f"{refused}\n      gdq_many := false;"
+            rows = self._noted("check", self._read(f"select exists (select from {outcome.rows})"))
+            return f"{_raise_if(rows, outcome.reason)}\n      gdq_many := false;"
         if isinstance(outcome, ReplaceOutcome):
             table, names = of.rows.target.table, ", ".join(quote(column.name) for column in of.rows.types)
             where = " and ".join(_among(quote(column), name) for column, name in outcome.keys)
             rows = self._read(f"select * from ({outcome.sql}) as r({names})")
+            delete = self._noted("delete the rows of the keys", f"delete from {table} where {where}")
+            insert = self._noted("insert the rows of the keys", f"insert into {table} ({of.rows.columns}) {rows}")
             return f"""
-      delete from {table} where {where};
+      {delete};
       get diagnostics gdq_deleted = row_count;
       gdq_expected := gdq_deleted;
       gdq_many := false;
-      insert into {table} ({of.rows.columns}) {rows};
+      {insert};
       get diagnostics gdq_inserted = row_count;"""
         statement = FewStatement(of.plan, of.rows)
-        written = statement.applied(self._parts, outcome, "gdq_rows_max")
-        cut = f"\n      {statement.cut};" if statement.cut else ""
+        written = self._noted("change the target", statement.applied(self._parts, outcome, "gdq_rows_max"))
+        cut = f"\n      {self._noted('cut the state', statement.cut)};" if statement.cut else ""
         return f"\n      {written}\n        into gdq_expected, gdq_deleted, gdq_inserted, gdq_refused, gdq_many;{cut}"
 
     def _described(self, select: str) -> str:
@@ -317,7 +356,7 @@ class _Steps:
         parts = {one.name: one.select(["null"] * len(one.arrays)) for one in self.chosen}
         found = with_parts(as_part(select), self._parts | parts)
         return _VARIABLE.sub(
-            lambda name: f"((select null::{self._variables[name[0]]})::{self._variables[name[0]]})", found
+            lambda name: f"((select null::{self.variables[name[0]]})::{self.variables[name[0]]})", found
         )
 
     def _type(self, select: str) -> tuple[str, str]:
@@ -341,6 +380,10 @@ def _among(column: str, keys: str) -> str:
 
 def _raise(reason: str) -> str:
     return f"raise exception using message = {literal(reason)};"
+
+
+def _raise_if(condition: str, reason: str) -> str:
+    return f"\n      if ({condition}) then\n        {_raise(reason)}\n      end if;"
 
 
 def _mask(all_of: Sequence[Netted], chosen: Sequence[Netted]) -> int:

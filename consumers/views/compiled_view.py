@@ -19,7 +19,7 @@ import psycopg
 from psycopg import Connection
 
 from gdq.call import scalar
-from gdq.consumers.views.compiled_changes import CompiledChanges
+from gdq.consumers.views.compiled_changes import ChangeStatement, CompiledChanges
 from gdq.consumers.views.kept_state import KeptSums, KeptTop, kept_beside, made_state
 from gdq.consumers.views.snapshot_holder import log_segments
 from gdq.consumers.views.target_rows import TargetRows
@@ -68,6 +68,15 @@ class CompiledView:
     def load_name(self) -> str:
         """The function that loads the target in full."""
         return self.rows.target.function("load")
+
+    def statements(self, connection: Connection[Any]) -> list[ChangeStatement]:
+        """The statements by which the functions follow changes, and those of a full load, whose table is empty."""
+        target, kept = self.rows.target, self._kept
+        rows = f"select * from ({self.plan.query}) as r" if kept is None else kept.loaded(target.state)
+        loads = [] if kept is None else [("fill the state", f"insert into {target.state} {kept.whole()}")]
+        loads.append(("fill the target", f"insert into {target.table} ({self.rows.columns}) {rows}"))
+        changes = CompiledChanges(self.view, self.plan, self.rows, connection).statements()
+        return [*changes, *(ChangeStatement("", task, sql, {}) for task, sql in loads)]
 
     def store(self, connection: Connection[Any], stamp: str, definitions: str | None, *, auditable: bool) -> bool:
         """Make the functions in schema gdq_target, and note them for the view; in a transaction of the caller.
