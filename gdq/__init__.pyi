@@ -22,6 +22,9 @@ from gdq.consumers.copy.pieces import CopyChoice as CopyChoice
 from gdq.consumers.copy.snapshot import CopiedTable as CopiedTable
 from gdq.consumers.copy.snapshot import SnapshotCopy as SnapshotCopy
 from gdq.consumers.copy.snapshot import copy_tables as copy_tables
+from gdq.consumers.refresh.new_view import compile_view as compile_view
+from gdq.consumers.refresh.new_view import compile_views as compile_views
+from gdq.consumers.refresh.new_view import create_view as create_view
 from gdq.consumers.refresh.refresher import Refresher as Refresher
 from gdq.consumers.refresh.refresher import RefreshResult as RefreshResult
 from gdq.consumers.refresh.verify import VerifyResult as VerifyResult
@@ -130,7 +133,6 @@ from gdq.view.group import drop_group as drop_group
 from gdq.view.group import group_info as group_info
 from gdq.view.view import ViewInfo as ViewInfo
 from gdq.view.view import ViewRun as ViewRun
-from gdq.view.view import create_view as create_view
 from gdq.view.view import drop_view as drop_view
 from gdq.view.view import explain_view as explain_view
 from gdq.view.view import set_view_audit as set_view_audit

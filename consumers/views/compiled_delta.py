@@ -42,16 +42,16 @@ class CompiledDelta:
         logged = tuple(self._logged[name] for name in self.table.logged)
         return Netted(self.number, self.table, logged, 0, tuple(name for name, _ in self.variables))
 
-    def netting(self, bit: int) -> str:
-        """Statements that fill the variables and set this bit of gdq_changed; many changes end the function."""
+    @property
+    def select(self) -> str:
+        """SELECT of one row: the changes in the log, the netted ones, are these small, and values for the variables."""
         values = [f"d.{quote(name)}" for name in (*self.table.logged, WEIGHT_COLUMN)]
         long = [f"d.{quote(name)}" for name in self.table.logged if not self._logged[name].is_short]
         size = " + ".join(f"coalesce(pg_catalog.pg_column_size({value}), 0)" for value in long)
         small = f"coalesce(sum({size}), 0) <= gdq_most * {FEW_BYTES // FEW}" if long else "true"
-        names = [name for name, _ in self.variables]
         arrays = ", ".join(
-            f"pg_catalog.array_agg({value}::{kind}) as {name}"
-            for value, (name, kind) in zip(values, self.variables, strict=True)
+            f"pg_catalog.array_agg({value}::{kind}) as a{place}"
+            for place, (value, (_, kind)) in enumerate(zip(values, self.variables, strict=True))
         )
         select = self.rows.select.replace("$1", "gdq_xmax").replace("$2", "gdq_running")
         # what a wide log row has besides is not read
@@ -59,16 +59,20 @@ class CompiledDelta:
         read = ", ".join(["ev_op", *dict.fromkeys(quote(name) for name in images if name)])
         rows = LoggedRows("select * from gdq_r", self.rows.columns)
         net = netted_images_sql(self.table, rows.images, exact=rows.is_exact(self.table.logged))
-        listed = "{" + ",".join(map(str, self.segments)) + "}"
-        return f"""
-  if gdq_segments && '{listed}'::oid[] then
-    with gdq_r as materialized (select {read} from ({select}) as r limit gdq_most + 1),
+        return f"""with gdq_r as materialized (select {read} from ({select}) as r limit gdq_most + 1),
          gdq_s as materialized (select count(*) as n from gdq_r),
          gdq_n as materialized (select * from ({net}) as d where (select n from gdq_s) <= gdq_most),
          gdq_z as (select count(*) as n, {small} as small from gdq_n as d),
          gdq_a as (select {arrays} from gdq_n as d where (select small from gdq_z))
     select (select n from gdq_s), gdq_z.n, gdq_z.small, gdq_a.*
-      from gdq_z, gdq_a into gdq_seen, gdq_net, gdq_small, {", ".join(names)};
+      from gdq_z, gdq_a"""
+
+    def netting(self, bit: int) -> str:
+        """Statements that fill the variables and set this bit of gdq_changed; many changes end the function."""
+        names, listed = [name for name, _ in self.variables], "{" + ",".join(map(str, self.segments)) + "}"
+        return f"""
+  if gdq_segments && '{listed}'::oid[] then
+    {self.select} into gdq_seen, gdq_net, gdq_small, {", ".join(names)};
     gdq_all := gdq_all + gdq_seen;
     if gdq_seen > gdq_most or not gdq_small then
       return;

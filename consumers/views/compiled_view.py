@@ -19,12 +19,12 @@ import psycopg
 from psycopg import Connection
 
 from gdq.call import scalar
-from gdq.consumers.views.compiled_changes import CompiledChanges
-from gdq.consumers.views.kept_state import KeptSums, KeptTop, kept_beside
+from gdq.consumers.views.compiled_changes import ChangeStatement, CompiledChanges
+from gdq.consumers.views.kept_state import KeptSums, KeptTop, kept_beside, made_state
 from gdq.consumers.views.snapshot_holder import log_segments
 from gdq.consumers.views.target_rows import TargetRows
 from gdq.plan.postgres import PostgresPlan
-from gdq.sql_text import literal, raw
+from gdq.sql_text import literal, quote, raw
 from gdq.typed.pgtypes import READ_SETTINGS
 from gdq.view.view import ViewInfo
 
@@ -51,7 +51,7 @@ select pg_catalog.string_agg(c.counter, ' + ')
 _MADE = """
 select p.oid::pg_catalog.regprocedure::text
   from pg_catalog.pg_proc p
- where p.pronamespace = 'gdq_target'::pg_catalog.regnamespace
+ where p.pronamespace = pg_catalog.to_regnamespace('gdq_target')
    and pg_catalog.format('gdq_target."%%s"', p.proname) = any (%s)"""
 
 _STORE = """
@@ -76,6 +76,15 @@ class CompiledView:
         """The function that loads the target in full."""
         return self.rows.target.function("load")
 
+    def statements(self, connection: Connection[Any]) -> list[ChangeStatement]:
+        """The statements by which the functions follow changes, and those of a full load, whose table is empty."""
+        target, kept = self.rows.target, self._kept
+        rows = f"select * from ({self.plan.query}) as r" if kept is None else kept.loaded(target.state)
+        loads = [] if kept is None else [("fill the state", f"insert into {target.state} {kept.whole()}")]
+        loads.append(("fill the target", f"insert into {target.table} ({self.rows.columns}) {rows}"))
+        changes = CompiledChanges(self.view, self.plan, self.rows, connection).statements()
+        return [*changes, *(ChangeStatement("", task, sql, {}) for task, sql in loads)]
+
     def store(self, connection: Connection[Any], stamp: str, definitions: str | None, *, auditable: bool) -> bool:
         """Make the functions in schema gdq_target, and note them for the view; in a transaction of the caller.
 
@@ -95,12 +104,7 @@ class CompiledView:
         return bool(changes)
 
     def _locks(self, segments: Sequence[str]) -> str:
-        target = self.rows.target
-        written = [target.table] if self._kept is None else [target.table, target.state]
-        return (
-            f"lock table {', '.join([*self.view.tables, *segments])} in access share mode; "
-            f"lock table only {', only '.join(written)} in row exclusive mode"
-        )
+        return f"lock table {', '.join([*self.view.tables, *segments])} in access share mode"
 
     @property
     def _kept(self) -> KeptSums | KeptTop | None:
@@ -108,28 +112,45 @@ class CompiledView:
 
     def _load_sql(self, read: str) -> str:
         """CREATE FUNCTION of the full load. `read`: expression of the rows that the session has read."""
-        target, kept, rows = self.rows.target, self._kept, f"select * from ({self.plan.query}) as r"
-        filled = ""
-        if kept is not None:
-            filled = f"""
-  delete from {target.state};
-  insert into {target.state} {kept.whole()};
-  analyze {target.state};"""
-            rows = kept.loaded(target.state)
+        target, rows = self.rows.target, f"select * from ({self.plan.query}) as r"
+        filled, index = "", target.made_index(", ".join(map(quote, self.plan.match))) if self.plan.match else []
+        if self._kept is not None:
+            filled, rows = self._filled(self._kept), self._kept.loaded(target.state)
+        held = ", ".join(map(literal, (self.view.view_name, target.source, target.table, target.state, target.comment)))
         body = f"""
 declare
-  gdq_deleted bigint;
+  gdq_deleted bigint := 0;
+  gdq_there text[] := gdq.hold_target({held});
 begin
   gdq_read := - ({read});{filled}
-  delete from {target.table};
-  get diagnostics gdq_deleted = row_count;
+  if {literal(target.table)} = any (gdq_there) then
+    delete from {target.table};
+    get diagnostics gdq_deleted = row_count;
+  else
+    {_each(target.made(self.rows.types))}
+  end if;
   insert into {target.table} ({self.rows.columns}) {rows};
   get diagnostics gdq_rows = row_count;
+  if not {literal(target.table)} = any (gdq_there) then{_tried(index)}
+  end if;
   analyze {target.table};
   gdq_rows := gdq_rows + gdq_deleted;
   gdq_read := gdq_read + ({read});
 end"""
         return _function(f"{self.load_name}(out gdq_rows bigint, out gdq_read bigint)", self._settings, body)
+
+    def _filled(self, kept: KeptSums | KeptTop) -> str:
+        """Statements that fill the state."""
+        state, whole = self.rows.target.state, kept.whole()
+        create, indexes = made_state(kept, state, whole)
+        return f"""
+  if {literal(state)} = any (gdq_there) then
+    delete from {state};
+    insert into {state} {whole};
+  else
+    {_each(create)}{"".join(_tried([index]) for index in indexes)}
+  end if;
+  analyze {state};"""
 
     def _made_look(self, connection: Connection[Any]) -> str:
         """Make the function that finds the logs with changes; its name."""
@@ -166,6 +187,22 @@ end"""
     @property
     def _settings(self) -> dict[str, str]:
         return {**READ_SETTINGS, **self.view.settings}
+
+
+def _each(statements: Sequence[str]) -> str:
+    return "\n    ".join(f"{statement};" for statement in statements)
+
+
+def _tried(index: Sequence[str]) -> str:
+    """Statements that create an optional index, as try_index() does."""
+    if not index:
+        return ""
+    return f"""
+    begin
+      {_each(index)}
+    exception when program_limit_exceeded or too_many_columns or invalid_object_definition or undefined_object then
+      null;
+    end;"""
 
 
 def _function(head: str, settings: Mapping[str, str], body: str) -> str:

@@ -13,8 +13,8 @@ import psycopg
 
 from gdq.consumers.views.difference import Difference, row_image_sql
 from gdq.consumers.views.netting import MakeTable, net_signed_rows
+from gdq.consumers.views.optional_index import try_index
 from gdq.consumers.views.signals import Diverged, NeedsFull
-from gdq.consumers.views.target import try_target_index
 from gdq.consumers.views.target_rows import TargetRows
 from gdq.plan.kept_state import StatePlan
 from gdq.plan.postgres import PostgresPlan
@@ -252,6 +252,18 @@ def kept_beside(plan: PostgresPlan, state: str) -> KeptSums | KeptTop | None:
     return KeptTop(plan.top, state) if plan.top is not None else None
 
 
+def made_state(kept: KeptContents, table: str, sums: str) -> tuple[list[str], list[str]]:
+    """The statements that create a state from a SELECT of its columns, and those of its optional indexes."""
+    create = [f"create table {table} as {sums}", f"alter table {table} add check (n {'>' if kept.keys else '>='} 0)"]
+    indexes = []
+    if kept.keys:
+        listed = ", ".join(f"(array[{column}])" for column in kept.keys)
+        indexes.append(f"create unique index on {table} ({listed})")
+    if kept.ranked:
+        indexes.append(f"create index on {table} ({', '.join(kept.ranked)})")
+    return create, indexes
+
+
 @dataclass(frozen=True, slots=True)
 class KeptState:
     """The state of one view, changed in the transaction of `rows`; `make` creates temporary tables there."""
@@ -263,16 +275,14 @@ class KeptState:
 
     def load(self, sums: str) -> Difference:
         """Recreate the state from a SELECT of its columns; returns all rows of the view."""
-        table, columns = self.rows.target.state, self.kept.keys
+        table = self.rows.target.state
         self.rows.target.hold(self.rows.output)
         self.rows.sql.run(f"drop table if exists {table}")
-        self.rows.sql.run(f"create table {table} as {sums}")
-        self.rows.sql.run(f"alter table {table} add check (n {'>' if columns else '>='} 0)")
-        if columns:
-            listed = ", ".join(f"(array[{column}])" for column in columns)
-            try_target_index(self.rows.sql, f"create unique index on {table} ({listed})")
-        if self.kept.ranked:
-            try_target_index(self.rows.sql, f"create index on {table} ({', '.join(self.kept.ranked)})")
+        create, indexes = made_state(self.kept, table, sums)
+        for statement in create:
+            self.rows.sql.run(statement)
+        for index in indexes:
+            try_index(self.rows.sql, index)
         self.rows.sql.run(f"analyze {table}")
         return Difference("full", self.kept.loaded(table), match=tuple(self.match))
 

@@ -13,14 +13,15 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 import psycopg
-from psycopg import Connection, sql
+from psycopg import Connection
 
 from gdq.call import rows, scalar
+from gdq.consumers.views.optional_index import try_index
 from gdq.consumers.views.own_objects import check_own_tables, check_tables_of_session
 from gdq.errors import ForeignTarget, GdqError, RefreshConflict
 from gdq.owner_sql import OwnerSql
 from gdq.qualified_sql import qualified
-from gdq.sql_text import pin_transaction, quote, raw
+from gdq.sql_text import literal, pin_transaction, quote, raw
 from gdq.typed.pgtypes import FIRST_USER_OID
 
 _CREATE_POSITION = """
@@ -285,11 +286,23 @@ class Target:
             if self._columns(connection) == [(column.name, column.type) for column in types]:
                 return self.sql(connection).run(f"delete from {self.table}")
             self.sql(connection).run(f"drop table {self.table}")
-        columns = ", ".join(f"{quote(column.name)} {column.type}" for column in types)
-        self.sql(connection).run(f"create table {self.table} ({columns})")
-        comment = sql.Literal(self.comment).as_string(connection)
-        self.sql(connection).run(f"comment on table {self.table} is {comment}")
+        for statement in self.made(types):
+            self.sql(connection).run(statement)
         return 0
+
+    def made(self, types: Sequence[TargetColumn]) -> list[str]:
+        """The statements that create the target."""
+        columns = ", ".join(f"{quote(column.name)} {column.type}" for column in types)
+        comment = f"comment on table {self.table} is {literal(self.comment)}"
+        return [f"create table {self.table} ({columns})", comment]
+
+    def made_index(self, columns: str) -> list[str]:
+        """The statements that create the index on `columns`, a list in SQL."""
+        name, made = self.key_index.partition('".')[2], f"({columns})"
+        return [
+            f"create index {name} on {self.table} {made}",
+            f"comment on index {self.key_index} is {literal(made)}",
+        ]
 
     def _columns(self, connection: Connection[Any]) -> list[tuple[str, str]]:
         query = qualified("""select a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod)
@@ -311,11 +324,9 @@ class Target:
             return
         self.sql(connection).run(f"drop index if exists {self.key_index}")
         if columns:
-            name = self.key_index.partition('".')[2]
-            if try_target_index(self.sql(connection), f"create index {name} on {self.table} {made}"):
-                self.sql(connection).run(
-                    f"comment on index {self.key_index} is {sql.Literal(made).as_string(connection)}"
-                )
+            create, comment = self.made_index(columns)
+            if try_index(self.sql(connection), create):
+                self.sql(connection).run(comment)
 
     def fill(self, connection: Connection[Any], insert: Callable[[], int]) -> int:
         """Insert all rows of a full load; if a key is too long for the index, drop the index and insert again."""
@@ -378,22 +389,3 @@ class Target:
             connection.execute(
                 qualified("delete from gdq_target.position where view = %s and source = %s"), [self.view, self.source]
             )
-
-
-def try_target_index(owned: OwnerSql, statement: str) -> bool:
-    """Create an optional index; False if the server refuses it.
-
-    A value may be too long for it (a third of a page), it may have over 32 columns, or a function or type that no index
-    can have.
-    """
-    try:
-        with owned.connection.transaction():
-            owned.run(statement)
-    except (
-        psycopg.errors.ProgramLimitExceeded,
-        psycopg.errors.TooManyColumns,
-        psycopg.errors.InvalidObjectDefinition,
-        psycopg.errors.UndefinedObject,
-    ):
-        return False
-    return True

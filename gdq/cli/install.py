@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from gdq.cli.base import command_session, dsn_option, retry_locked, sql_option, talk
+from gdq.consumers.refresh.new_view import compile_views
 from gdq.consumers.slot.slot import slot_info
 from gdq.installer import install as installer
 
@@ -18,6 +19,9 @@ def install_command(dsn: str | None, as_sql: bool) -> None:
         click.echo(installer.install_script(), nl=False)
         return
     result = installer.install(dsn)
+    if result.changed:
+        with command_session(dsn, autocommit=True) as connection:
+            compile_views(connection)
     for notice in result.notices:
         talk(notice)
     talk(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import IO, Any
 
 import click
@@ -17,6 +17,7 @@ from gdq.cli.queue_command import only_queue
 from gdq.cli.terminal import printable
 from gdq.conninfo import connect, target_conninfo
 from gdq.consumers.lake.open import open_lake
+from gdq.consumers.refresh.new_view import create_view
 from gdq.consumers.slot.slot import slot_of_view
 from gdq.consumers.views.target import Target
 from gdq.errors import ForeignTarget, GdqError, PlanError
@@ -106,7 +107,7 @@ def create_view_command(
     with base.command_session(dsn, autocommit=True) as connection:
         queue = queue or only_queue(connection)
         check_tables(connection, queue)
-        plan = view.create_view(
+        plan = create_view(
             connection,
             name,
             queue,
@@ -214,8 +215,9 @@ def _drop_target(info: ViewInfo, dsn: str | None) -> None:
         Target(info.view_name, info.source, info.target, in_source=not info.elsewhere).drop(connection)
 
 
-def _functions(connection: Connection[Any], info: ViewInfo) -> list[str]:
-    """The CREATE FUNCTION statements of what CALL gdq.refresh() runs for a view."""
+def _show_functions(connection: Connection[Any], name: str, *, as_json: bool) -> None:
+    """Print the CREATE FUNCTION statements of what CALL gdq.refresh() runs for a view."""
+    (info,) = view.view_info(connection, name)
     target = Target(info.view_name, info.source, info.target, in_source=not info.elsewhere)
     query = """select pg_catalog.pg_get_functiondef(p.oid) from pg_catalog.unnest(%s::pg_catalog.text[]) n
                  join pg_catalog.pg_proc p on p.oid operator(pg_catalog.=) pg_catalog.to_regproc(n)::pg_catalog.oid"""
@@ -225,7 +227,18 @@ def _functions(connection: Connection[Any], info: ViewInfo) -> list[str]:
             f"view {info.view_name} has no functions that refresh it",
             hint=f"gdq refresh {info.view_name} makes them, if it has engine postgres and its target in this database.",
         )
-    return texts
+    click.echo(json.dumps({"functions": texts}) if as_json else printable(";\n\n".join(texts), lines=True))
+
+
+def _show_plans(connection: Connection[Any], name: str, *, as_json: bool) -> None:
+    """Print the server's plans for the statements of these functions."""
+    from gdq.consumers.refresh.statement_plans import statement_plans  # noqa: PLC0415 (loads sqlglot, an extra)
+
+    found = statement_plans(connection, name)
+    if as_json:
+        click.echo(json.dumps({"plans": [asdict(one) for one in found]}, indent=1))
+    else:
+        click.echo(printable("\n\n".join(map(str, found)), lines=True))
 
 
 @click.command("explain-view")
@@ -238,6 +251,7 @@ def _functions(connection: Connection[Any], info: ViewInfo) -> list[str]:
     help="With --sql: for a target in another database; for a lake table with --engine postgres.",
 )
 @click.option("--functions", is_flag=True, help="Show the functions that CALL gdq.refresh() runs instead.")
+@click.option("--plans", is_flag=True, help="Show the server's plans for the statements of these functions instead.")
 @_engine_option
 @base.dsn_option
 @base.json_object_option
@@ -249,6 +263,7 @@ def explain_view_command(
     elsewhere: bool,
     engine: EngineChoice,
     functions: bool,
+    plans: bool,
     dsn: str | None,
     as_json: bool,
 ) -> None:
@@ -257,13 +272,12 @@ def explain_view_command(
         raise click.UsageError("give the NAME of a view, or --sql and --queue")
     if elsewhere and file is None:
         raise click.UsageError("--elsewhere needs --sql")
-    if functions and name is None:
-        raise click.UsageError("--functions needs the NAME of a view")
+    if (functions or plans) and (name is None or functions == plans):
+        raise click.UsageError("give --functions or --plans, with the NAME of a view")
     with base.command_session(dsn) as connection:
-        if functions:
-            (info,) = view.view_info(connection, name)
-            texts = _functions(connection, info)
-            click.echo(json.dumps({"functions": texts}) if as_json else printable(";\n\n".join(texts), lines=True))
+        if functions or plans:
+            show = _show_functions if functions else _show_plans
+            show(connection, str(name), as_json=as_json)
             return
         try:
             if file is not None:

@@ -1,6 +1,6 @@
 -- compiled_views(view, group_name, waits): the functions that CALL gdq.refresh() may run: of a view that is in no group
 -- or, if view is NULL, of the views of a group, by name. waits: whether to wait two seconds for another refresh to end.
--- Result: one row (view_name, compiled, locks) for each view; locks: the LOCK TABLE statements that come first.
+-- Result: one row (view_name, compiled, locks) for each view; locks: the LOCK TABLE statement for its tables and logs.
 -- Writes: what note_losses() and check_before_tick() write. Errors: 42704; 42501; 55000; 55P03.
 create or replace function gdq.compiled_views(view text, group_name text, waits boolean)
   returns table (view_name text, compiled gdq.compiled_view, locks text)

@@ -1,5 +1,5 @@
 -- drop_view(view): removes a view, its history and its consumer, and takes it out of its group; the target is not
--- touched.
+-- touched. The functions that refresh it go too, if the owner of gdq may drop them.
 -- Result: true; false when there was none. Writes: deletes from view and view_run, and what unregister_consumer()
 -- deletes. Errors: 42501 for the consumer of another role.
 create or replace function gdq.drop_view(view text) returns boolean
@@ -8,6 +8,7 @@ as $$
 declare
   old gdq.view;
 begin
+  perform gdq.drop_functions(view);
   delete from gdq.view v where v.view_name = view returning * into old;
   if old.view_id is null then
     return false;
@@ -22,3 +23,28 @@ begin
 end
 $$;
 comment on function gdq.drop_view(text) is 'Removes a view and its consumer; false when there was none.';
+
+-- drop_functions(view): drops the functions of schema gdq_target that refresh a view, if the owner of gdq may. Writes:
+-- nothing else.
+create or replace function gdq.drop_functions(view text) returns void
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+  made regprocedure;
+begin
+  for made in
+    select p.oid
+      from gdq.compiled_view c
+      join gdq.view v using (view_id)
+      join pg_proc p on p.oid in (to_regproc(c.changes), to_regproc(c.load), to_regproc(c.look))
+     where v.view_name = view
+       and p.pronamespace = to_regnamespace('gdq_target') and p.proname ~ '^(refresh|load|look)_[0-9a-f]{12}$'
+  loop
+    execute format('drop function %s', made);
+  end loop;
+exception when insufficient_privilege then
+  null;
+end
+$$;
+comment on function gdq.drop_functions(text) is
+  'Drops the functions that refresh a view, if the owner of gdq may.';

@@ -1,5 +1,5 @@
 -- CALL gdq.refresh(view, load): refreshes a view of engine postgres whose target is in the same database, by functions
--- that gdq refresh has made for it. Any client may call it, also pg_cron, as the view's owner and outside a
+-- that gdq has made for it when it was created. Any client may call it, also pg_cron, as the view's owner and outside a
 -- transaction: it commits, and then does all its work in one transaction of REPEATABLE READ.
 --   load: whether to load the target in full where its changes cannot be followed; else action is NULL then.
 -- Result: action (full, delta, or none where nothing has changed), reason (why the target was loaded in full),
@@ -18,7 +18,9 @@ as $$
 declare
   found_view record;
 begin
-  select c.compiled, c.locks into found_view from gdq.compiled_views(view, null, load) c;
+  select c.compiled,
+         c.locks operator(pg_catalog.||) gdq.target_locks((c.compiled).target, (c.compiled).state) as locks
+    into found_view from gdq.compiled_views(view, null, load) c;
   commit;
   -- the snapshot comes after the locks: nothing before may need one
   set transaction isolation level repeatable read;
@@ -29,4 +31,4 @@ begin
 end
 $$;
 comment on procedure gdq.refresh(text, boolean, text, text, bigint, bigint, text) is
-  'Refreshes a view by the functions that gdq refresh has made for it.';
+  'Refreshes a view by the functions that gdq has made for it.';

@@ -62,7 +62,7 @@ begin
     action := coalesce(action, 'delta');
   elsif load then
     perform gdq.begin_compiled_load(view);
-    reason := coalesce(reason, case when place is null then 'the target is not as the last refresh left it'
+    reason := coalesce(reason, case when place is null then gdq.why_load(view, compiled)
                                     when since.segments is null then 'the log rows do not show every change'
                                     when compiled.changes is null then 'changes of this view are not compiled'
                                     else 'many changes' end);

@@ -12,7 +12,9 @@ declare
   locks pg_catalog.text;
   done record;
 begin
-  select pg_catalog.array_agg(c.view_name), pg_catalog.array_agg(c.compiled), pg_catalog.string_agg(c.locks, '; ')
+  select pg_catalog.array_agg(c.view_name), pg_catalog.array_agg(c.compiled),
+         pg_catalog.string_agg(c.locks operator(pg_catalog.||)
+                               gdq.target_locks((c.compiled).target, (c.compiled).state), '; ')
     into names, compiled, locks from gdq.compiled_views(null, group_name, load) c;
   commit;
   set transaction isolation level repeatable read;
@@ -35,4 +37,4 @@ begin
 end
 $$;
 comment on procedure gdq.refresh_group(text, boolean, bigint, jsonb) is
-  'Refreshes the views of a stored group together by the functions that gdq refresh has made for them.';
+  'Refreshes the views of a stored group together by the functions that gdq has made for them.';

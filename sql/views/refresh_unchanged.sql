@@ -3,7 +3,8 @@
 -- there for a minute is left to a whole refresh, as its position keeps logs from being dropped.
 --   positions: those of the targets; NULL for a target that is to be looked at. stamps: view_stamp() before the last
 --   refresh was planned. definitions: user_definitions() then; NULL where the query names nothing that users define.
---   audited: whether audits can compare the view. group_name: as for start_view_run().
+--   audited: whether audits can compare the view. group_name: as for start_view_run(); a view in another
+--   group is left to a whole refresh.
 -- Result: true; false when a whole refresh is to look, which also says what is wrong: also while another refresh is at
 -- work, and when an audit is due. Writes: view_run; what note_losses() and check_before_tick() write.
 create or replace function gdq.refresh_unchanged(views text[], positions text[], stamps text[], definitions text[],
@@ -15,7 +16,10 @@ declare
   started timestamptz := clock_timestamp();
 begin
   for number in 1 .. cardinality(views) loop
-    if not gdq.is_intact(views[number])
+    if not exists (select from gdq.view v left join gdq.view_group g using (group_id)
+                    where v.view_name = views[number]
+                      and g.group_name is not distinct from refresh_unchanged.group_name)
+       or not gdq.is_intact(views[number])
        or (select (c.changed = '{}' and c.stays) is not true
              from gdq.view_changes(views[number], positions[number], stamps[number], definitions[number],
                                    audited[number], true) c) then

@@ -12,7 +12,6 @@ declare
                            to_regproc(compiled.look)::oid];
   place text;
   own boolean;
-  foreigner text;
 begin
   select (select p.position
             from gdq_target.position p
@@ -26,28 +25,8 @@ begin
                           where c.oid = any (tables) and (c.relowner <> me or c.relkind <> 'r'))
          and not exists (select from pg_proc p where p.oid = any (functions) and p.proowner <> me)
     into place, own;
-  if own then
-    return place;
-  end if;
-  select format('%s of %s', f.name, f.owner::regrole) into foreigner
-    from (select 'schema gdq_target', n.nspowner, true from pg_namespace n where n.nspname = 'gdq_target'
-           union all
-          select c.oid::regclass::text, c.relowner, c.relkind = 'r' from pg_class c where c.oid = any (tables)
-           union all
-          select p.oid::regproc::text, p.proowner, true from pg_proc p where p.oid = any (functions)
-         ) f(name, owner, plain)
-   where not f.plain
-      or (f.owner <> me
-          and not exists (select from pg_roles r
-                           where r.oid = f.owner
-                             and (r.rolsuper
-                                  or r.oid = (select n.nspowner from pg_namespace n where n.nspname = 'gdq')
-                                  or (not current_setting('is_superuser')::boolean
-                                      and pg_has_role(me, r.oid, 'member')))))
-   limit 1;
-  if foreigner is not null then
-    raise exception 'view "%" would use %, which is not the view''s owner''s', view, foreigner
-      using errcode = 'insufficient_privilege';
+  if not own then
+    perform gdq.refuse_foreign(view, tables, functions);
   end if;
   return place;
 end

@@ -13,7 +13,7 @@ begin
     perform gdq.open_batch(batch_id, token);
   end if;
   return (
-    select md5(concat_ws('/', v.view_id, v.queue_id, v.group_id, v.consumer_name, v.definition, v.target, v.options,
+    select md5(concat_ws('/', v.view_id, v.queue_id, v.consumer_name, v.definition, v.target, v.options,
              s.subscription_id, s.owner_role,
              -- subscribed_tables() in the same query
              array(

@@ -38,6 +38,10 @@ INVOKER = {
     "gdq.refresh_group",
     "gdq.refresh_compiled",
     "gdq.target_position",
+    "gdq.refuse_foreign",
+    "gdq.target_locks",
+    "gdq.hold_target",
+    "gdq.why_load",
     "gdq.move_target",
 }
 

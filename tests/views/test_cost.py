@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gdq.consumers.refresh.refresher import Refresher
-from gdq.consumers.views import compiled_changes, computation
+from gdq.consumers.views import compiled_steps, computation
 from gdq.view.cost import BY_COST, choose_by_cost
 from gdq.view.view import ViewRun, create_view, view_history
 from tests.support.server import Database
@@ -165,7 +165,7 @@ def test_what_is_expected_to_cost_more_is_not_done(db: Database) -> None:
 
 
 def test_more_keys_than_statements_take_are_not_followed(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (computation, compiled_changes):
+    for module in (computation, compiled_steps):
         monkeypatch.setattr(module, "KEYS_MAX", 10)
         monkeypatch.setattr(module, "KEYS_BYTES_MAX", 150)
     table = "create table item (id int primary key, k text)"

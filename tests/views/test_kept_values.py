@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from gdq.consumers.refresh.refresher import Refresher
-from gdq.consumers.views import compiled_changes
+from gdq.consumers.views import compiled_steps
 from gdq.view.view import set_view_audit, view_history
 from tests.support.server import Database
 from tests.support.spark import Shop, make_shop
@@ -111,7 +111,7 @@ def test_values_under_random_changes(shop: Shop) -> None:
 
 
 def test_an_extreme_that_is_not_followed_is_caught(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled_changes, "extreme_after", lambda _kind, held, *_: held)
+    monkeypatch.setattr(compiled_steps, "extreme_after", lambda _kind, held, *_: held)
     with Refresher(shop.db.dsn) as refresher:
         # DDL makes the view's functions anew
         shop.execute("alter table account add column more int")

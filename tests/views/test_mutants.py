@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from gdq.consumers.refresh.refresher import Refresher
-from gdq.consumers.views import compiled_changes, compiled_delta, computation, few_statement, netting, state_parts
+from gdq.consumers.views import compiled_delta, compiled_steps, computation, few_statement, netting, state_parts
 from gdq.plan import delta as plan_incremental
 from gdq.plan import extreme as plan_extreme
 from gdq.plan import filter as plan_filter
@@ -118,7 +118,7 @@ def with_one_of_each(patch: pytest.MonkeyPatch) -> None:
 
 def with_null_keys_that_stay(patch: pytest.MonkeyPatch) -> None:
     """Rows of the key NULL are not replaced."""
-    patch.setattr(compiled_changes, "_among", lambda column, keys: f"{column} = any ({keys})")
+    patch.setattr(compiled_steps, "_among", lambda column, keys: f"{column} = any ({keys})")
 
 
 def with_few_first_rows(patch: pytest.MonkeyPatch) -> None:

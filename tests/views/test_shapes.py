@@ -22,6 +22,7 @@ import pytest
 from click.testing import CliRunner
 
 from gdq.cli import main
+from gdq.consumers.refresh.new_view import create_view as create_called_view
 from gdq.consumers.refresh.refresher import Refresher, RefreshResult
 from gdq.consumers.refresh.verify import verify_with
 from gdq.consumers.views.target import Target
@@ -57,12 +58,15 @@ class Scene:
         self.history += statements
         self.shop.execute("; ".join(statements))
 
-    def view(self, name: str, query: str) -> str:
-        """Make the view and load it; returns the name of its target."""
-        target = f"public.t_{name}"
-        plan = create_view(self.shop.connection, name, QUEUE, query, target, engine="postgres", audit_share=1.0)
+    def view(self, name: str, query: str, *, called: bool = False) -> str:
+        """Make the view and load it; returns the name of its target. `called`: by CALL."""
+        target, made = f"public.t_{name}", create_called_view if called else create_view
+        plan = made(self.shop.connection, name, QUEUE, query, target, engine="postgres", audit_share=1.0)
         assert plan is not None
-        assert self.refresher.refresh(name).action == "full"
+        if called:
+            assert self.shop.execute("call gdq.refresh(%s)", name)[0][:2] == ("full", "first load")
+        else:
+            assert self.refresher.refresh(name).action == "full"
         return target
 
     def drop(self, name: str) -> None:
