@@ -22,6 +22,8 @@ from gdq.errors import GdqError, RefreshConflict
 from gdq.plan.table import WEIGHT_COLUMN
 from gdq.view.lake_name import lake_name
 from tests.mirror.conftest import KINDS, Lake, plain_strings
+from tests.mirror.test_chunked_load import TABLES as LARGE_TABLES
+from tests.mirror.test_chunked_load import load, make, patch_sizes
 from tests.mirror.test_kills import TABLES, kill_often
 from tests.support.loose_store import loose_store
 from tests.support.object_store import OPEN_BUCKET, ObjectStore
@@ -107,6 +109,27 @@ def test_changes(stored: StoredLake) -> None:
         stored.run(*statements)
         stored.mirror("public")
         stored.same("public.orders", "public.bare")
+
+
+def test_a_load_in_chunks(stored: StoredLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large tables: the load is stopped and goes on, and leaves nothing behind."""
+    patch_sizes(monkeypatch.setattr)
+    make(stored)
+    calls: list[None] = []
+
+    def stops() -> bool:
+        calls.append(None)
+        return len(calls) > 5
+
+    load(stored, stops)
+    stored.run("update keyed set n = 77 where b < 100", "delete from keyed where b = 3")
+    said = load(stored, lambda: False)
+    assert stored.kind == "iceberg" or any("its load goes on after" in line for line in said)
+    stored.bring_up(*LARGE_TABLES)
+    stored.same(*LARGE_TABLES)
+    system, path = fs.FileSystem.from_uri(f"s3://{stored.bucket}")
+    found = system.get_file_info(fs.FileSelector(path, recursive=True))
+    assert not [info.path for info in found if info.is_file and "_gdq_load" in info.path]
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(5, marks=pytest.mark.long)])
