@@ -40,7 +40,7 @@ from gdq.sql_text import raw
 from gdq.view.lake_name import LakeName
 
 # A table of fewer bytes is copied at one snapshot: that takes less than half a minute on a slow machine.
-LARGE_BYTES = 128 * 2**20
+LARGE_BYTES = 512 * 2**20
 # Rows of the first chunk. A chunk takes about so long: its size is at most doubled or halved at once.
 FIRST_ROWS = 100_000
 _ROWS_MIN = 1_000
