@@ -46,6 +46,14 @@ _SUMMARISE = qualified("select gdq.summarise_logs(array(select gdq.log_segments(
 _POSITION = qualified("select gdq.tick_position(%s, tick_id) from gdq.add_tick(%s, %s::pg_snapshot)")
 
 
+def summarise_log(connection: Connection[Any], queue: str, tables: Sequence[str]) -> None:
+    """Have the tables' logs summarised, so that a short part of them is found without reading the rest.
+
+    Each step reads the changes since the last one: where no ticker runs, all of the log after a bulk load.
+    """
+    connection.execute(_SUMMARISE, [queue, list(tables)])
+
+
 def record_tick(connection: Connection[Any], queue: str, snapshot: str) -> str:
     """Record a snapshot as a tick, whose nonce tells a server that has lost it from one that has it; its position."""
     with mapped_errors():
@@ -183,8 +191,7 @@ class ChunkSteps:
     @contextmanager
     def _step(self, tables: Sequence[str]) -> Iterator[SnapshotHolder]:
         """A snapshot of the source, and a transaction of the target; values have one text on both sides."""
-        # each step reads the changes since the last one: where no ticker runs, all of the log after a bulk load
-        self.reader.execute(_SUMMARISE, [self.queue, list(tables)])
+        summarise_log(self.reader, self.queue, tables)
         held = hold_snapshot(self.reader, self.queue, tables, stopped=lambda: self.stopped)
         with held as holder, self.target.writing():
             holder.connection.execute(raw(COPY_SETTINGS))

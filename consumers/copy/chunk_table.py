@@ -98,7 +98,7 @@ class ChunkTable:
         """The end of a chunk of `size` rows after a bound (None: from the start); `until` if the range ends before."""
         places = ", ".join(place for place, _ in self._places)
         texts = ", ".join(f"{place}::text" for place, _ in self._places)
-        where = self._where(after, until)
+        where = self.within(after, until)
         query = f"select {texts} from {self._from} {where} order by {places} limit 1 offset {size - 1}"
         row = connection.execute(raw(query)).fetchone()
         return until if row is None else tuple(row)
@@ -127,7 +127,7 @@ class ChunkTable:
 
     def rows(self, after: Bound | None, upto: Bound | None) -> str:
         """SELECT of the rows whose key is after a bound and not after another; None: without that limit."""
-        return f"select {self.listed} from {self._from} {self._where(after, upto)}"
+        return f"select {self.listed} from {self._from} {self.within(after, upto)}"
 
     def changed_rows(self, holder: SnapshotHolder, since: str, after: Bound | None, upto: Bound | None) -> str | None:
         """SELECT of what changed between `since` and the held snapshot; None if nothing did.
@@ -150,7 +150,7 @@ class ChunkTable:
         rows = ", ".join(f"t.{quote(name)}" for name, _ in self.columns)
         came = f"case when t.{quote(self.key[0])} is null then -1 else 1 end"
         return (
-            f"with k as materialized (select distinct {keys} from {images} as t {self._where(after, upto)}) "
+            f"with k as materialized (select distinct {keys} from {images} as t {self.within(after, upto)}) "
             f"select {shown}, {came}, {rows} from k left join {self._from} on {same}"
         )
 
@@ -221,7 +221,8 @@ class ChunkTable:
         types = dict(self.columns)
         return [(f"t.{quote(name)}", types[name]) for name in self.key]
 
-    def _where(self, after: Bound | None, upto: Bound | None) -> str:
+    def within(self, after: Bound | None, upto: Bound | None) -> str:
+        """The WHERE of rows t whose key is after a bound and not after another; None: without that limit."""
         key = ", ".join(place for place, _ in self._places)
 
         def row(bound: Bound) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow import fs
 from pyiceberg import exceptions
-from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog import Catalog, MetastoreCatalog, load_catalog
 from pyiceberg.exceptions import (
     CommitFailedException,
     NamespaceAlreadyExistsError,
@@ -43,8 +43,8 @@ from gdq.consumers.lake.iceberg_expiry import expire_snapshots, remove_unused_fi
 from gdq.consumers.lake.table import OwnedLakeTable
 from gdq.consumers.views.signals import Diverged
 from gdq.consumers.views.target import StoredPosition, TargetState
-from gdq.errors import RefreshConflict
-from gdq.object_store import s3_environment
+from gdq.errors import GdqError, RefreshConflict
+from gdq.object_store import error_line, s3_environment, store_hint
 
 ICEBERG_STATE_KEY = "gdq.position"
 _OWNER = "gdq.source"
@@ -66,7 +66,9 @@ class IcebergLake(OwnedLakeTable):
         return (*listed, SQLAlchemyError, pa.ArrowException)
 
     def state(self) -> TargetState:
-        with self.opened() as (_, table):
+        with self.opened() as (catalog, table):
+            if table is None and isinstance(catalog, MetastoreCatalog):
+                _reach_warehouse(catalog)  # others have a server that gives the right to the store with a table
             return self.state_of(table)
 
     def commit(self, change: ArrowDifference, stored: StoredPosition | None, new: StoredPosition) -> int:
@@ -274,6 +276,20 @@ def _named_catalog(name: str) -> Catalog:
         return catalog
     catalog.close()
     return load_catalog(name, **{f"s3.{key}": value for key, value in lacking.items()})
+
+
+def _reach_warehouse(catalog: Catalog) -> None:
+    """GdqError if a catalog has its tables in an object store that cannot be reached: no table of it says so yet."""
+    warehouse = catalog.properties.get("warehouse", "")
+    scheme, host, _ = PyArrowFileIO.parse_location(warehouse)
+    if not host or scheme in ("file", "hdfs", "viewfs"):
+        return
+    try:
+        found = PyArrowFileIO(catalog.properties).fs_by_scheme(scheme, host).get_file_info(host)
+    except OSError as error:
+        raise GdqError(f"{warehouse}: {error_line(error)}", hint=store_hint(warehouse)) from error
+    if found.type == fs.FileType.NotFound:
+        raise GdqError(f"{warehouse}: there is no bucket {host}", hint=store_hint(warehouse))
 
 
 def _numbered(schema: Schema) -> list[tuple[int, str, str, bool]]:

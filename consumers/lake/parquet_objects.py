@@ -158,6 +158,9 @@ class ParquetObjects(OwnedLakeTable):
                 raise self.foreign_error() from None
             require_bucket(self.name.place)
             return False
+        except OSError:
+            self._list("")  # which the store refuses in its own words, as it does not the question for one object
+            raise
         if owner.decode() != self.source:
             raise self.foreign_error()
         return True

@@ -12,7 +12,7 @@ from gdq.consumers.lake.files import ArrowDifference
 from gdq.consumers.lake.table import LakeTable
 from gdq.consumers.mirror.batch_changes import TableLog
 from gdq.consumers.mirror.state import History
-from gdq.consumers.mirror.table import CopyTarget, MirrorTable, net_images, repeated_rows
+from gdq.consumers.mirror.table import CopiedRows, CopyTarget, MirrorTable, net_images, repeated_rows
 
 # So many changes of a table are held in memory to be added up; a batch with more has the table copied again.
 MAX_CHANGES = 5_000_000
@@ -29,9 +29,9 @@ class CurrentRows:
     def check(self, table: MirrorTable) -> None:
         """Nothing: a lake table has the columns of its table."""
 
-    def copied(self, table: MirrorTable, _target: CopyTarget, reader: Connection[Any]) -> ArrowDifference:
-        """All rows, as the reader's transaction sees them."""
-        return table.difference("full", table.schema, lambda: table.rows(reader))
+    def copied(self, table: MirrorTable, _target: CopyTarget, rows: CopiedRows) -> ArrowDifference:
+        """All rows of the copy."""
+        return table.difference("full", table.schema, rows)
 
     def changed(
         self, table: MirrorTable, _lake: LakeTable, source: Connection[Any], log: TableLog

@@ -19,7 +19,7 @@ from gdq.consumers.lake.files import ArrowDifference
 from gdq.consumers.lake.table import LakeTable
 from gdq.consumers.mirror.batch_changes import TableLog
 from gdq.consumers.mirror.state import History
-from gdq.consumers.mirror.table import CopyTarget, MirrorTable, net_images, repeated_rows, with_weight
+from gdq.consumers.mirror.table import CopiedRows, CopyTarget, MirrorTable, net_images, repeated_rows, with_weight
 from gdq.consumers.mirror.tick_changes import EVENT, OP, TIME, VERSION, check_names, tick_changes
 from gdq.plan.table import WEIGHT_COLUMN
 from gdq.source import Position
@@ -57,23 +57,21 @@ class ChangeFeed:
         """GdqError if the table has a column that the feed needs itself."""
         check_names(table, self.own)
 
-    def copied(self, table: MirrorTable, target: CopyTarget, reader: Connection[Any]) -> ArrowDifference:
+    def copied(self, table: MirrorTable, target: CopyTarget, rows: CopiedRows) -> ArrowDifference:
         """All rows as inserts; of a feed that is there already, what has changed since as deletes and inserts."""
         stamp = _Stamp(Position.parse(target.position).tick, datetime.now(UTC))
         schema = _feed_schema(table)
         if target.stored is None:
-            return table.difference(
-                "full", schema, lambda: (_stamped(rows, "insert", stamp) for rows in table.rows(reader))
-            )
-        came = pa.Table.from_batches(table.rows(reader), table.schema)
+            return table.difference("full", schema, lambda: (_stamped(batch, "insert", stamp) for batch in rows()))
+        came = pa.Table.from_batches(rows(), table.schema)
         weight = pa.repeat(pa.scalar(1, pa.int64()), came.num_rows)
         change = net_images(
             pa.concat_tables([came.append_column(WEIGHT_COLUMN, weight), _negated(_live(table, target.lake))])
         )
         gone, new = repeated_rows(change, -1), repeated_rows(change, 1)
-        rows = [_stamped(batch, "delete", stamp) for batch in gone.to_batches()]
-        rows += [_stamped(batch, "insert", stamp) for batch in new.to_batches()]
-        return _appended(table, pa.Table.from_batches(rows, schema))
+        stamped = [_stamped(batch, "delete", stamp) for batch in gone.to_batches()]
+        stamped += [_stamped(batch, "insert", stamp) for batch in new.to_batches()]
+        return _appended(table, pa.Table.from_batches(stamped, schema))
 
     def changed(
         self, table: MirrorTable, lake: LakeTable, source: Connection[Any], log: TableLog

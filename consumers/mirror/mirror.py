@@ -25,6 +25,8 @@ from gdq.consumers.lake.open import open_lake
 from gdq.consumers.lake.table import LakeTable
 from gdq.consumers.mirror.batch_changes import CopyAgain, TableEvents, TableLog, log_rows, table_events
 from gdq.consumers.mirror.choice import TableChoice, mirror_target, table_lake_name
+from gdq.consumers.mirror.chunked_load import Stopped, load_folder, remove_load
+from gdq.consumers.mirror.copies import Copies
 from gdq.consumers.mirror.current import CurrentRows
 from gdq.consumers.mirror.evolution import ColumnPolicy, bring_in_line, make_ready
 from gdq.consumers.mirror.feed import ChangeFeed
@@ -47,7 +49,7 @@ from gdq.consumers.views.target import StoredPosition, TargetState
 from gdq.errors import DivergedPosition, EraEnded, GdqError, ResyncRequired, TruncatedPosition
 from gdq.queue import table_info
 from gdq.source import Position
-from gdq.table_copy import copy_table, resynced
+from gdq.table_copy import resynced
 from gdq.typed.batch_rows import may_read_logs
 
 # A commit costs the lake a file for each table: a batch joins the changes of many ticks.
@@ -235,7 +237,10 @@ class Mirror:
             kept = self._kept.get(table.relid)
             if kept is not None and kept.table.captured == table and table.table_name not in self._again:
                 continue
-            self._kept[table.relid] = self._opened(table)
+            try:
+                self._kept[table.relid] = self._opened(table, stop)
+            except Stopped:
+                return False
             self._again.discard(table.table_name)
         return True
 
@@ -246,7 +251,7 @@ class Mirror:
             now = scalar(self.source, "select pg_catalog.pg_current_snapshot()::text")
             resynced(self.source, self.queue, self.name, lost, now)
 
-    def _opened(self, captured: SourceTable) -> _Kept:
+    def _opened(self, captured: SourceTable, stop: Callable[[], bool]) -> _Kept:
         """A table with its lake table, which is copied unless it can go on from where it stands."""
         name = captured.table_name
         place = table_lake_name(self.target, name)
@@ -266,8 +271,10 @@ class Mirror:
             if ready is not None:
                 if ready[1] != stored:
                     self._tell(f"{name}: has other columns, which its lake table has got")
+                if (left := load_folder(place, self._mark)) is not None:
+                    remove_load(left)
                 return _Kept(ready[0], lake, ready[1])
-        return self._copied(captured, lake, state)
+        return self._copied(captured, lake, state, stop)
 
     def _described(self, captured: SourceTable) -> MirrorTable:
         kind = table_lake_name(self.target, captured.table_name).kind
@@ -275,27 +282,23 @@ class Mirror:
         self._form.check(table)
         return table
 
-    def _copied(self, captured: SourceTable, lake: LakeTable, state: TargetState) -> _Kept:
-        """Copy a table as one snapshot has it, and have the consumer go on from there."""
+    def _copied(self, captured: SourceTable, lake: LakeTable, state: TargetState, stop: Callable[[], bool]) -> _Kept:
+        """Copy a table as one snapshot has it, and have the consumer go on from there; Stopped if `stop` comes."""
         started, name = time.monotonic(), captured.table_name
         require_capture(self.source, self.queue, [name])
-        with copy_table(self.source, name) as copy:
-            apply_settings(copy.connection)
-            # the lock of the copy keeps DDL out from here on
-            captured = source_tables(self.source, self.queue, self.name).get(captured.relid, captured)
-            place = table_lake_name(self.target, name)
-            table, stored = make_ready(self._described(captured), lake, state, self._form.own, self._policy)
-            ticked = self.source.execute(
-                "select tick_id from gdq.add_tick(%s, %s::pg_catalog.pg_snapshot)", [self.queue, copy.snapshot]
-            ).fetchone()
-            assert ticked is not None
-            position = call(self.source, "tick_position", self.queue, ticked[0])
-            new = StoredPosition(self._mark, str(place), table.plan, position)
-            change = self._form.copied(table, CopyTarget(lake, position, stored), copy.connection)
+        place = table_lake_name(self.target, name)
+        copies = Copies(self.source, self.queue, self.name, self._described, load_folder(place, self._mark), self._tell)
+        with copies.rows(captured, stop) as copy:
+            table, stored = make_ready(copy.table, lake, state, self._form.own, self._policy)
+            new = StoredPosition(self._mark, str(place), table.plan, copy.position)
+            change = self._form.copied(table, CopyTarget(lake, copy.position, stored), copy.rows)
             lake.commit(change, stored, new)
         try:
             resynced(self.source, self.queue, self.name, str(captured.relid), copy.snapshot)
-        except ResyncRequired:  # capture missed changes after the copy
+        except (
+            ResyncRequired,
+            TruncatedPosition,
+        ):  # capture missed changes after the copy, or somebody moved the consumer
             raise CopyAgain(name) from None
         self._tell(f"{name}: copied in {time.monotonic() - started:.1f} s")
         return _Kept(table, lake, new)

@@ -18,7 +18,7 @@ from gdq.consumers.lake.files import ArrowDifference, float_bits, whole_array
 from gdq.consumers.lake.table import LakeTable
 from gdq.consumers.mirror.batch_changes import TableLog
 from gdq.consumers.mirror.state import History
-from gdq.consumers.mirror.table import CopyTarget, MirrorTable, net_images, with_weight
+from gdq.consumers.mirror.table import CopiedRows, CopyTarget, MirrorTable, net_images, with_weight
 from gdq.consumers.mirror.tick_changes import VERSION, check_names, tick_changes
 from gdq.consumers.views.signals import Diverged
 from gdq.plan.table import WEIGHT_COLUMN
@@ -40,13 +40,13 @@ class RowVersions:
         """GdqError if the table has a column that the history needs itself."""
         check_names(table, self.own)
 
-    def copied(self, table: MirrorTable, target: CopyTarget, reader: Connection[Any]) -> ArrowDifference:
+    def copied(self, table: MirrorTable, target: CopyTarget, rows: CopiedRows) -> ArrowDifference:
         """All rows, from the copy's tick on; of a history that is there already, those that are others since."""
         tick = Position.parse(target.position).tick
         if target.stored is None:
             schema = pa.schema([*table.schema, *_FIELDS])
-            return table.difference("full", schema, lambda: (_open_rows(rows, tick) for rows in table.rows(reader)))
-        came = _weighted(pa.Table.from_batches(table.rows(reader), table.schema), 1)
+            return table.difference("full", schema, lambda: (_open_rows(batch, tick) for batch in rows()))
+        came = _weighted(pa.Table.from_batches(rows(), table.schema), 1)
         held = _held(table, target.lake)
         went = _weighted(held.select(table.schema.names), -1)
         change = _with_version(net_images(pa.concat_tables([came, went])), tick)

@@ -33,6 +33,9 @@ select a.attname::text, a.atttypid::bigint, a.attnum from pg_catalog.pg_attribut
  where a.attrelid = %s::oid and a.attnum > 0 and not a.attisdropped""")
 
 
+# Gives the rows of a copy, each time that it is called.
+CopiedRows = Callable[[], Iterator[pa.RecordBatch]]
+
 # A column of the log in the lake and in the log.
 HeaderColumn = tuple[LakeColumn, LogColumn]
 
@@ -93,11 +96,13 @@ class MirrorTable:
     def schema(self) -> pa.Schema:
         return lake_schema(self.columns)
 
-    def rows(self, reader: Connection[Any]) -> Iterator[pa.RecordBatch]:
-        """The table's rows, streamed, as the reader's transaction sees them."""
+    def rows(self, reader: Connection[Any], within: str = "") -> Iterator[pa.RecordBatch]:
+        """The table's rows, streamed, as the reader's transaction sees them; `within`: a WHERE of the rows t."""
         query = qualified("select relkind = 'p' from pg_catalog.pg_class where oid = %s::oid")
         only = "" if scalar(reader, query, self.captured.relid) else "only "
-        yield from read_lake_rows(OwnerSql(reader, None), f"select {self._listed} from {only}{self.name}", self.columns)
+        listed = ", ".join(f"t.{quote(column.name)}" for column in self.columns)
+        select = f"select {listed} from {only}{self.name} as t {within}"
+        yield from read_lake_rows(OwnerSql(reader, None), select, self.columns)
 
     def images(
         self,
@@ -106,16 +111,17 @@ class MirrorTable:
         *,
         header: Sequence[HeaderColumn] = (),
         most: int | None = None,
+        within: str = "",
     ) -> pa.Table:
         """The images that log rows have, old ones with the weight -1, new ones with 1.
 
-        `log_rows`: their SELECT. `header`: columns of the log that follow those of the table. TooManyChanges if there
-        are more than `most`.
+        `log_rows`: their SELECT. `header`: columns of the log that follow those of the table. `within`: a WHERE of
+        the images t. TooManyChanges if there are more than `most`.
         """
         columns = [*self.columns, *(column for column, _ in header)]
         logged = [*self.logged, *(column for _, column in header)]
         listed = ", ".join(quote(column.name) for column in columns)
-        images = f"select {listed}, {quote(WEIGHT_COLUMN)} from {weighted_log_rows(log_rows, logged)} w"
+        images = f"select {listed}, {quote(WEIGHT_COLUMN)} from {weighted_log_rows(log_rows, logged)} t {within}"
         batches, read = [], 0
         for batch in read_lake_rows(OwnerSql(source, None), images, columns, WEIGHT_COLUMN):
             batches.append(batch)
@@ -149,10 +155,6 @@ class MirrorTable:
 
         wide = pa.schema([*schema, *lacking])
         return ArrowDifference(kind, wide, whole, match=match, ignored=frozenset(field.name for field in lacking))
-
-    @property
-    def _listed(self) -> str:
-        return ", ".join(quote(column.name) for column in self.columns)
 
 
 @dataclass(frozen=True, slots=True)

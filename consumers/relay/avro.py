@@ -160,7 +160,21 @@ class _Table:
         image = event.key if self._chosen is None else event.old if event.op == "delete" else event.new
         if not image:
             return None
-        names = tuple(image if self._chosen is None else self._chosen)
+        return self._key(image, tuple(image if self._chosen is None else self._chosen))
+
+    def gone_key(self, event: Event) -> tuple[_Schema, dict[str, Any]] | None:
+        """As key(), of the row that an event took away, or gave another key; None for keys that are not its own."""
+        own, old = event.key, event.old
+        if not own or self._chosen is not None:
+            return None
+        if event.op == "delete":
+            return self.key(event)
+        if event.op != "update" or not old or not own.keys() <= old.keys():
+            return None
+        before = {name: old[name] for name in own}
+        return None if before == own else self._key(before, tuple(own))
+
+    def _key(self, image: Mapping[str, Any], names: tuple[str, ...]) -> tuple[_Schema, dict[str, Any]]:
         columns = [column for column in self._columns if column.name in names]
         if names not in self._keys:
             fields = [
@@ -187,7 +201,8 @@ class _Table:
 class AvroForm:
     """Makes records in Avro's form. `topic`: that of a record. `as_text`: columns that are sent as text.
 
-    DDL has no record: what follows it has other schemas.
+    `tombstones`: a record without a value for each key that a row had and has no longer. DDL has no record: what
+    follows it has other schemas.
     """
 
     takes_json = False
@@ -202,6 +217,7 @@ class AvroForm:
         registry: Registry,
         keys: Keys,
         as_text: Collection[str],
+        tombstones: bool = False,
     ) -> None:
         self._connection = connection
         self._queue = queue
@@ -210,6 +226,7 @@ class AvroForm:
         self._registry = registry
         self._chosen_keys = keys
         self._as_text = frozenset(as_text)
+        self._tombstones = tombstones
         self._message = _Schema(_MESSAGE)
         self._text_key = _Schema("string")
         self._catalog: dict[str, dict[str, tuple[str, str]]] = {}
@@ -225,6 +242,7 @@ class AvroForm:
         record = Record(id_, self._queue, key, None, "application/avro", event)
         topic = self._topic(record)
         made_key: tuple[_Schema, Any] | None
+        gone = None
         if event.op == "message":
             value = self._encoded(topic, "value", self._message, _message_value(event))
             made_key = None if key is None else (self._text_key, key)
@@ -232,8 +250,11 @@ class AvroForm:
             table = self._table(event)
             value = self._encoded(topic, "value", table.schema, table.value(event))
             made_key = table.key(event)
+            gone = table.gone_key(event) if self._tombstones else None
         encoded_key = None if made_key is None else self._encoded(topic, "key", *made_key)
         yield replace(record, value=value, encoded_key=encoded_key)
+        if gone is not None:
+            yield replace(record, id=f"{id_}/tombstone", encoded_key=self._encoded(topic, "key", *gone))
 
     def _encoded(self, topic: str, part: str, schema: _Schema, value: Any) -> bytes:
         return schema.encoded(self._registry.number(f"{topic}-{part}", schema.text), value)

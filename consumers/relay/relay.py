@@ -37,8 +37,8 @@ class Relay:
 
     `form`: json, cloudevents, debezium or avro. `keys`: for tables, as `schema.table`, the columns of the key in place
     of the primary key. `retry_delay`: the pause before the first retry of an event; each later one is twice as long, up
-    to an hour. `tombstones`: with the form debezium a record without a value after each delete. With the form avro,
-    `registry`: where its schemas are registered; `as_text`: columns to send as text.
+    to an hour. `tombstones`: with the forms debezium and avro a record without a value after each delete. With the form
+    avro, `registry`: where its schemas are registered; `as_text`: columns to send as text.
     """
 
     def __init__(
@@ -150,6 +150,7 @@ class Relay:
         return AvroForm(
             connection, self._queue, era,
             topic=avro_topic(self._sink), registry=self._registry, keys=self._keys, as_text=self._as_text,
+            tombstones=self._tombstones,
         )  # fmt: skip
 
 

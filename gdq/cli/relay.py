@@ -46,8 +46,15 @@ _REGISTRY = "registry."
     show_default=True,
     help="The form of what is sent.",
 )
-@click.option("--tombstones", is_flag=True, help="With --form debezium: a record without a value after each delete.")
+@click.option(
+    "--tombstones", is_flag=True, help="With --form debezium or avro: a record without a value after each delete."
+)
 @click.option("--registry", metavar="URL", help="With --form avro: the schema registry.")
+@click.option(
+    "--registry-read-only",
+    is_flag=True,
+    help="Look schemas up, and register none: others do so. The relay waits for it.",
+)
 @click.option("--as-text", metavar="C1,C2", help="With --form avro: columns to send as text.")
 @click.option(
     "--key",
@@ -90,6 +97,7 @@ def relay_command(
     form: Any,
     tombstones: bool,
     registry: str | None,
+    registry_read_only: bool,
     as_text: str | None,
     keys: tuple[str, ...],
     given: tuple[str, ...],
@@ -124,7 +132,7 @@ def relay_command(
         with gdq.Consumer(connection, queue, consumer, max_events=max_events) as reader:
             _send_all(reader, relay, _Pauses(stop, once=once), copy=copy)
 
-    known = _open_registry(registry, options)
+    known = _open_registry(registry, options, read_only=registry_read_only)
     with contextlib.closing(open_sink(address, options)) as sink:
         relay = Relay(
             sink, queue, consumer, form=form, keys=columns, tombstones=tombstones, registry=known,
@@ -139,20 +147,23 @@ def relay_command(
 
 def _check_form(form: str, registry: str | None, as_text: str | None, *, tombstones: bool) -> None:
     """UsageError for options that do not go with the form, or one that it lacks."""
-    if tombstones and form != "debezium":
-        raise click.UsageError("--tombstones needs --form debezium")
+    if tombstones and form not in ("debezium", "avro"):
+        raise click.UsageError("--tombstones needs --form debezium or avro")
     if form != "avro" and (registry or as_text):
         raise click.UsageError("--registry and --as-text need --form avro")
     if form == "avro" and not registry:
         raise click.UsageError("--form avro needs --registry URL")
 
 
-def _open_registry(url: str | None, options: dict[str, str]) -> Registry | None:
-    """The schema registry; takes its settings, registry.NAME, out of the options."""
+def _open_registry(url: str | None, options: dict[str, str], *, read_only: bool) -> Registry | None:
+    """The schema registry; takes its settings, registry.NAME, out of the options. UsageError if it is missing."""
     if url is None:
+        if read_only:
+            raise click.UsageError("--registry-read-only needs --registry URL")
         return None
     names = [name for name in options if name.startswith(_REGISTRY)]
-    return Registry(url, {name.removeprefix(_REGISTRY): options.pop(name) for name in names})
+    given = {name.removeprefix(_REGISTRY): options.pop(name) for name in names}
+    return Registry(url, given, read_only=read_only)
 
 
 class _Pauses:

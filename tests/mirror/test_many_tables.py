@@ -265,7 +265,7 @@ def test_many_tables_killed_anywhere(lake: Lake, kind: str, history: History | N
     for number in range(kills):
         started = time.monotonic()
         with writers.at_work():
-            process = FORKS.Process(target=follow, args=(lake.source.dsn, lake.target, history))
+            process = FORKS.Process(target=follow, args=(lake.source.dsn, lake.target, history, lake.env))
             process.start()
             until = time.monotonic() + choice.uniform(0.2, longest)
             while (left := until - time.monotonic()) > 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
@@ -185,6 +186,33 @@ def test_keys_of_other_columns(shop: Database, topic: Topic) -> None:
     write(shop, "insert into orders values (1, 7, 'a'), (2, null, 'b')")
     relay(shop, *topic.to, "--key", "public.orders=customer")
     assert [key for key, _ in topic.records()] == [{"customer": 7}, {"customer": None}]
+
+
+def test_tombstones(shop: Database, broker: KafkaBroker, registry: SchemaRegistry, topic: Topic) -> None:
+    """For each key that a row had: deleted, or given to another row."""
+    write(shop, "insert into orders values (1, 7, 'a'), (2, 7, 'b')", "update orders set note = 'c' where id = 1")
+    write(shop, "update orders set id = 3 where id = 1", "delete from orders where id = 2", "truncate orders")
+    relay(shop, *topic.to, "--tombstones")
+    found = [(registry.decoded(record.key()), record) for record in broker.records(topic.name)]
+    last = {key["id"]: registry.decoded(record.value()) for key, record in found if key is not None}
+    assert (last[1], last[2], last[3]["new"]["note"]) == (None, None, "c")
+    assert len([key for key, record in found if record.value() is None]) == 2
+    assert len({dict(record.headers() or [])["gdq-id"] for _, record in found}) == len(found) == 8
+
+
+def test_a_registry_that_is_only_read(shop: Database, registry: SchemaRegistry, topic: Topic) -> None:
+    """The relay says which schema is missing, and sends when others have registered it."""
+    write(shop, "insert into orders values (1, 7, 'a')")
+    for _ in range(2):
+        done = gdq("relay", "q", "c", *topic.to, "--registry-read-only", "--once", dsn=shop.dsn)
+        assert done.returncode == 1
+        (line,) = done.stderr.splitlines()
+        found = re.fullmatch(r"Error: the schema registry lacks a schema of (\S+); have it registered: (.*)", line)
+        assert found is not None, line
+        assert found[1] not in registry.call("GET", "subjects")
+        registry.call("POST", f"subjects/{found[1]}/versions", {"schema": found[2]})
+    relay(shop, *topic.to, "--registry-read-only")
+    assert len(topic.records()) == 1
 
 
 def test_messages(shop: Database, topic: Topic) -> None:

@@ -57,12 +57,13 @@ def jars(*kinds: str) -> list[Path]:
     """The jars of some formats, fetched by Maven where they are not there yet; the test is skipped without them."""
     if not pyspark.__version__.startswith("4.1."):
         pytest.skip(f"the jars are those for Spark 4.1, this is {pyspark.__version__}")
-    return [_jar(artifact) for kind in kinds for artifact in JARS[kind]]
+    return [jar(artifact) for kind in kinds for artifact in JARS[kind]]
 
 
-def _jar(artifact: str) -> Path:
-    group, name, version = artifact.split(":")
-    path = _REPOSITORY.joinpath(*group.split("."), name, version, f"{name}-{version}.jar")
+def jar(artifact: str) -> Path:
+    """One jar, `group:name:version` or `group:name:version:jar:classifier`, fetched by Maven; else a skip."""
+    group, name, version, *classifier = artifact.split(":")
+    path = _REPOSITORY.joinpath(*group.split("."), name, version, f"{'-'.join([name, version, *classifier[1:]])}.jar")
     if path.exists():
         return path
     if shutil.which("mvn") is None:
